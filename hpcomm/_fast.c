@@ -76,7 +76,8 @@ static uint64_t as_uint64(PyObject *value) {
     return n;
 }
 
-/* What put and put_signal have in common: lane, window, peer, src, offset. src: C-contiguous, or None for no data. */
+/* The arguments that put and put_signal have in common: lane, window, peer, src, offset. src: C-contiguous, or None for
+ * no data. */
 typedef struct put_args {
     hpc_lane *lane;
     hpc_window *window;
@@ -167,8 +168,8 @@ static PyObject *wait_signal(PyObject *module, PyObject *const *args, Py_ssize_t
  * says that the whole exchange is short, so that even this may be done with the GIL held.
  */
 
-/* What a call on one key takes: exchange, key, flags, src, nbytes, keep, timeout. src: nbytes of float32, C-contiguous,
- * or None when the gradient is in place. */
+/* The arguments of a call on one key: exchange, key, flags, src, nbytes, keep, timeout. src: nbytes of float32,
+ * C-contiguous, or None when the gradient is in place. */
 typedef struct key_args {
     hpc_exchange *exchange;
     int key, flags, keep;
@@ -368,7 +369,7 @@ static void close_sources(step_args *s) {
     free(s->sources);
 }
 
-/* Of those that have not started; every one is held and measured before the first goes out. */
+/* Opens the sources of the keys that have not started. Each source is held and measured before the first goes out. */
 static int open_sources(step_args *s, PyObject *list, const uint64_t *sizes) {
     if (list == Py_None) return 1;
     if (PyList_Size(list) != (Py_ssize_t)s->n) {

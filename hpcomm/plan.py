@@ -1,4 +1,4 @@
-"""Plans: who folds, applies and sends which piece of an update (PHub, sections 3.2.3, 3.2.4 and 4.5)."""
+"""Plans: who folds, applies and sends which chunk of an update (PHub, sections 3.2.3, 3.2.4 and 4.5)."""
 
 import json
 import operator

@@ -169,8 +169,8 @@ static int add_by_bits(const piece_intake *in, float *acc) {
     return 0;
 }
 
-/* What is about to be added to, into the second cache at least: more of it can be on its way there than to the first.
- */
+/* Prefetches the elements that a piece is about to add to, into the second cache: more loads can be under way there
+ * than to the first. */
 static void fetch(const float *acc, const uint32_t *positions, size_t count) {
     for (size_t i = 0; i < count; i++) __builtin_prefetch(acc + positions[i], 0, 2);
 }

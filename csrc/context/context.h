@@ -1,5 +1,5 @@
-/* What a context does; what it is made of, transports see too (transport/objects.h). Each of these files calls only
- * files that come before it in this list:
+/* The functions of a context. Its structs are in transport/objects.h, as transports see them too. Each of these files
+ * calls only files that come before it in this list:
  *
  *   context.c  the handle
  *   nics.c     NICs between its ranks

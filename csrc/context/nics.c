@@ -1,5 +1,5 @@
-/* Which ranks of a context reach each other by NICs, and by how many. Every rank sees all pairs alike, its own or not:
- * by what they say of themselves in their addresses. */
+/* The NICs between pairs of ranks: whether they reach each other by NICs, and by how many. Addresses tell the NICs of
+ * each rank, so every rank finds the same for all pairs, also for those of other ranks. */
 #include "context/context.h"
 
 /* How many rails two ranks have; 0 if no NIC carries what they say to each other. */

@@ -95,7 +95,7 @@ static void *owner_page(void) {
     return p;
 }
 
-/* Which transport a lane's connection is for is known by its rank. */
+/* Hands a lane's connection to the transport that this rank and the caller use. */
 static int accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd) {
     hpc_context *c = arg;
     const hpc_transport *t = c->transports[rank];

@@ -10,12 +10,13 @@
 #include "base/overdue.h"
 #include "control/mesh.h"
 
-struct gathering {
+/* A collective whose replies this rank waits for. */
+struct collective {
     hpc_control *control;
     uint64_t sequence;
 };
 
-static int has_reply(struct gathering *g, int rank) {
+static int has_reply(struct collective *g, int rank) {
     hpc_control *c = g->control;
     if (rank == c->group->rank) return 1;
     for (const hpc_message *m = c->links[rank].inbox; m != NULL && m->sequence <= g->sequence; m = m->next)
@@ -24,7 +25,7 @@ static int has_reply(struct gathering *g, int rank) {
 }
 
 static int who_is_missing(void *arg, int *ranks) {
-    struct gathering *g = arg;
+    struct collective *g = arg;
     int n = 0;
     pthread_mutex_lock(&g->control->lock);
     for (int r = 0; r < g->control->group->size; r++)
@@ -34,7 +35,7 @@ static int who_is_missing(void *arg, int *ranks) {
 }
 
 static int all_replied(void *arg) {
-    struct gathering *g = arg;
+    struct collective *g = arg;
     int all = 1;
     pthread_mutex_lock(&g->control->lock);
     for (int r = 0; r < g->control->group->size && all; r++) all = has_reply(g, r);
@@ -99,9 +100,9 @@ static int take_turn(hpc_control *c, const char *op, double deadline) {
 int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, hpc_sizes sizes,
                          hpc_reply *replies, double deadline) {
     hpc_group *g = c->group;
-    struct gathering gathering = {c, 0};
+    struct collective collective = {c, 0};
     HPC_SPAN(g->timeline, op, NULL);
-    const hpc_wait wait = {op, all_replied, who_is_missing, &gathering};
+    const hpc_wait wait = {op, all_replied, who_is_missing, &collective};
     char(*ops)[HPC_OP_BYTES] = calloc((size_t)g->size, sizeof *ops);
     int status = ops == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op) : take_turn(c, op, deadline);
     for (int r = 0; r < g->size; r++) replies[r] = (hpc_reply){.fd = -1};
@@ -122,7 +123,7 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
         goto out;
     }
     double start = hpc_now();
-    gathering.sequence = ++c->sequence;
+    collective.sequence = ++c->sequence;
     int blocked = send_to_all(c, op, data, nbytes, fd, deadline);
     status = hpc_wait_for(g, &wait, hpc_left(deadline));
     if (status == HPC_OK && blocked >= 0) /* it has not all of this rank's part, so it will not go on */

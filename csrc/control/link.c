@@ -230,7 +230,7 @@ static int is_far_ahead(hpc_control *c, hpc_message *const *inbox) {
     return waiting > MOST_WAITING;
 }
 
-/* A message of one frame may come between two pieces of another one. */
+/* A message of one frame may come between two frames of another message. */
 static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
     if (f->offset != 0 || f->total != f->nbytes) return garbled;
     hpc_message *m = malloc(sizeof *m);

@@ -3,7 +3,7 @@
  *
  *   link.c        moves frames
  *   mesh.c        connects to the other ranks
- *   collective.c  gathers
+ *   collective.c  makes collectives
  *   jobs.c        shows what this rank does, and asks others for it
  *   inquiry.c     follows waits to the ranks at their end
  *   survivors.c   goes on without the ranks that departed
@@ -17,9 +17,9 @@
  * state (HPC_PEER_ALIVE) comes after that. It is closed by stop alone, which has ended the service thread, and under
  * send_lock.
  *
- * Of a link's send_lock: one message at a time goes out; also cut, told and told_left. Of lock: inboxes, ballots,
- * remembered endpoints, the TCP listener's descriptor, and the heir. Of collective_lock: one collective at a time;
- * sequence, broken. Of round_lock: one round at a time; round, ballot, cast.
+ * Locks: a link's send_lock lets one message at a time go out, and guards cut, told and told_left. lock guards inboxes,
+ * ballots, remembered endpoints, the TCP listener's descriptor, and the heir. collective_lock lets one collective at a
+ * time run, and guards sequence and broken. round_lock lets one round at a time run, and guards round, ballot and cast.
  * The service thread alone reads sockets and answers: incoming, arriving, head, got, word, heard, quiet, ended, asks,
  * looked, and the strangers. It writes news and news_at under lock; those who put an inquiry read them so.
  * key, address and allowed are written by connect before the TCP listener is watched and before the first call;

@@ -27,9 +27,9 @@ int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS]
 /* Whether the local end of a connected socket is one of the endpoints, or loopback. */
 int hpc_net_is_local(int fd, const hpc_endpoint endpoints[HPC_ENDPOINTS]);
 
-/* Which endpoints of a peer to try from this host, in this order; returns how many: with same_host loopback at the port
- * of the peer's first endpoint; then those in a network of one of own; then those of an interface with a name of one of
- * own; then the rest. */
+/* Finds the endpoints of a peer to try from this host, in this order; returns how many: with same_host loopback at the
+ * port of the peer's first endpoint; then those in a network of one of own; then those of an interface with a name of
+ * one of own; then the rest. */
 int hpc_net_candidates(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint peer[HPC_ENDPOINTS], int same_host,
                        hpc_endpoint candidates[HPC_ENDPOINTS + 2]);
 

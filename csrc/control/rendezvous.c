@@ -358,8 +358,8 @@ static int turn(hpc_rendezvous *rv, double deadline) {
     return status;
 }
 
-/* Until the part of every rank is here. */
-static int gather(hpc_rendezvous *rv, double deadline) {
+/* Receives the part of every rank. */
+static int receive_all(hpc_rendezvous *rv, double deadline) {
     int *ranks = malloc((size_t)rv->size * sizeof *ranks), n, status = HPC_OK;
     if (ranks == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "rank 0: init: no memory for %d ranks", rv->size);
     rv->expired = -1;
@@ -424,7 +424,7 @@ static int open_doors(hpc_rendezvous *rv) {
 
 static int host(hpc_rendezvous *rv, double deadline) {
     int status = open_doors(rv);
-    if (status == HPC_OK) status = gather(rv, deadline);
+    if (status == HPC_OK) status = receive_all(rv, deadline);
     if (status != HPC_OK) return status;
     /* Before any rank knows that all have come: it may come again at once, for another context. */
     while (rv->n_listeners > 0) close(rv->listeners[--rv->n_listeners]);
@@ -432,14 +432,14 @@ static int host(hpc_rendezvous *rv, double deadline) {
     return spread(rv, NULL, 0, deadline);
 }
 
-static int gather_and_spread(hpc_rendezvous *rv, const void *send, void *recv, size_t nbytes, double deadline) {
+static int receive_and_spread(hpc_rendezvous *rv, const void *send, void *recv, size_t nbytes, double deadline) {
     char *parts = recv;
     for (int r = 1; r < rv->size; r++) {
         if (rv->members[r].gone) return end_by_peer(rv, r, "it hung up: its process died or left");
         hpc_letters_expect(&rv->members[r].in, rv->round, parts + (size_t)r * nbytes, nbytes);
     }
     if (nbytes > 0) memmove(parts, send, nbytes);
-    int status = gather(rv, deadline);
+    int status = receive_all(rv, deadline);
     return status == HPC_OK ? spread(rv, recv, nbytes, deadline) : status;
 }
 
@@ -597,7 +597,7 @@ int hpc_rendezvous_allgather(hpc_rendezvous *rv, const void *send, void *recv, s
         return hpc_fail(HPC_ERR_INVALID, "init",
                         "rank %d: init: %zu bytes from each of %d ranks are too many: a rendezvous carries %d in all",
                         rv->rank, nbytes, rv->size, HPC_GATHER_BYTES);
-    if (rv->rank == 0) return gather_and_spread(rv, send, recv, nbytes, deadline);
+    if (rv->rank == 0) return receive_and_spread(rv, send, recv, nbytes, deadline);
     return give_and_await(rv, send, recv, nbytes, deadline);
 }
 

@@ -12,15 +12,15 @@
  * round, one that has not votes in it, and each sees by the other's ballot that not all have decided; both then vote.
  * So whatever goes wrong, also after this file's part, leads to the next round, where all meet again.
  *
- * What one rank knows and another does not: a rank that dies while it sends reaches some and not others. Those that
- * have its ballot may decide with it among the living, those that have not vote again without it. No round can prevent
+ * A rank that dies while it sends reaches some ranks and not others. Ranks that have its ballot may count it among the
+ * living and decide; ranks that lack it vote again without it. No round can prevent
  * this: the last ballot may always be the one that is lost. It does no harm, because a decision is only a proposal.
- * What counts is the new context, which every member must join, and a barrier in it. A dead member joins nothing, and
- * one that votes again has left the proposal: hpc_survivors_look tells whoever is connecting, who gives it up and votes
- * again. The barrier has the same gap: a rank may die in it when it has told some and not others. Those that passed go
- * on in a context in which a member is dead and others have aborted; their next call says so, and they shrink that
- * context, which makes them vote in the round in which the others wait for them already. Nobody computes meanwhile: a
- * collective or an exchange needs every member.
+ * Only the new context counts, which every member must join, and a barrier in it. A dead member joins nothing, and one
+ * that votes again has left the proposal: hpc_survivors_look tells this to ranks that are connecting, and they give the
+ * proposal up and vote again. The barrier has the same gap: a rank may die in it when it has told some and not others.
+ * Ranks that passed it go on in a context in which a member is dead and others have aborted; their next call says so,
+ * and they shrink that context, which makes them vote in the round in which the others wait for them already. Nobody
+ * computes meanwhile: a collective or an exchange needs every member.
  *
  * This is why rounds run on the first context's links, which stay until the last of its heirs is closed, and why a
  * context made by a shrink is shrunk by the links and ranks of the first one.

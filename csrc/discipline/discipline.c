@@ -1,6 +1,6 @@
 #include "discipline/discipline.h"
 
-/* The first member that suits is taken, so a quorum comes before the discipline that waits for all. */
+/* The first discipline that suits is taken, so a quorum comes before the discipline that waits for all. */
 static const hpc_discipline *const disciplines[] = {
     // clang-format off
     &hpc_discipline_quorum,

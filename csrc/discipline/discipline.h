@@ -15,7 +15,7 @@ static inline int hpc_config_is_bsp(const hpc_exchange_config *config) {
            (config->consistency == HPC_SSP && config->staleness == 0 && config->graph == NULL);
 }
 
-/* Returns the first member of the array that suits a configuration, or NULL. */
+/* Returns the first discipline of the array that suits a configuration, or NULL. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);
 
 #endif

@@ -125,7 +125,7 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     return 0;
 }
 
-/* Where too few neighbours are left, the quorum is one of those who are. */
+/* Advances a share by a step. The quorum shrinks to the neighbours that are left where these are fewer. */
 static int step(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     uint64_t version = next_version(en, share);

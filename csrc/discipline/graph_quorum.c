@@ -169,8 +169,8 @@ static void give_up(hpc_engine *en, int key, uint64_t n, int all) {
     }
 }
 
-/* Waits until a push has been folded here, and then for neighbours that have not taken it, as long as they are given.
- * That may be longer than this call has. */
+/* Waits until a push has been folded here, and then for neighbours that have not taken it, until their time is over,
+ * which may come later than this call's deadline. */
 static int wait_taken(hpc_engine *en, int key, uint64_t ticket, hpc_limit *l, const char *op) {
     hpc_key_versions *of = hpc_versions_of(en, key);
     int status = hpc_outlet_send_all(en);

@@ -9,16 +9,16 @@
  * c - s of them; until then it is *parked*, and the update that raises the minimum sends it. So parameters come with
  * the answer to a push, never to a pull of their own.
  *
- * Who writes, who reads, and what orders the two: a group's next update comes after all its ranks had the reply to the
- * last one, as each of them waits for that before it pushes. So
+ * Writers, readers and order: a group's next update comes after all its ranks had the reply to the last one, as each of
+ * them waits for that reply before it pushes. So
  *   its slots, forwarding accumulators and relays   are as under BSP (stages.c): each rank of the group feeds them, and
  *                      gets what comes of them
- *   what the reply is sent from   is a copy for each receiver (rows.c), which the next reply to that group writes
+ *   the source of a reply         is a copy for each receiver (rows.c), which the next reply to that group writes
  *   masters            are written and read by the core alone
  *   applied            is written by the core; a wait reads it (relaxed) to name the slowest groups
  *   base               is written at publish, when nothing is under way, and with the core paused
  *
- * What a group is grouping.h says. When one of its ranks has closed it brings no more whole updates, and counts in no
+ * grouping.h defines a group. A group with a rank that has closed brings no more whole updates, and counts in no
  * minimum.
  *
  * Nobody waits in a circle: inside a group all wait for the same folds, as under BSP, and a group that is parked has
@@ -241,8 +241,8 @@ static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
     return is_mate(en, key, rank) ? n : 0;
 }
 
-/* Of a share of this rank's in which this rank's own reply is parked, so never under ASYNC: the ranks by which the
- * updates of the slowest groups come. */
+/* Adds the ranks that bring the updates of the slowest groups, for a share of this rank in which its own reply is
+ * parked. Under ASYNC no reply is parked. */
 static int slowest(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
     const hpc_work *w = hpc_first_work(en, share);
     const int own = group_at(en, share->key, en->context->group.rank);
@@ -260,8 +260,7 @@ static int is_of_mates(const hpc_engine *en, const hpc_share *share) {
            group_at(en, share->key, en->context->group.rank);
 }
 
-/* Of a share of this rank's that has not applied push number pushes of this rank's group: the ranks by which it comes.
- */
+/* Adds the ranks that bring push number pushes of this rank's group to a share of this rank that has not applied it. */
 static int bringers(const hpc_engine *en, const hpc_share *share, uint64_t pushes, int *ranks, int n) {
     const group_clocks *c = share->own;
     const int own = group_at(en, share->key, en->context->group.rank);

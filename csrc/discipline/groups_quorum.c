@@ -7,16 +7,16 @@
  * or straight, before it goes on; and what an owner answers to a group it says to all ranks of it. So when they choose
  * the version after the newest that was told, of all keys, they choose the same.
  *
- * What an update says to the owner beside its bytes is its version, and what the owner says to the group is which
- * version was folded last and whether the update was used. Who writes, who reads, and what orders the two:
+ * An update tells the owner its version. The owner tells the group which version was folded last, and whether the
+ * update was used. Writers, readers and order:
  *
  * The version is put into the owner's part by the rank whose input it is: by a worker that pushes straight to the row,
  * before its push, by the same lane; by a forwarding rank's core, by the lane of its forwards, when that rank's own
  * push comes. That push is an input of the forward, so the forward comes later. The owner reads it with the event of
- * each row, and the next one is put with the group's next push. What is put is the worker's number of the slot, which
- * the worker writes before the push by which its core hears of it, and again when the slot is free.
+ * each row, and the next one is put with the group's next push. The put reads the version from the place that the
+ * worker has for the slot. The worker writes that place before its push, and again when the slot is free.
  *
- * What became of an update is put into the part of each relay, one place a row, before the parameters, which bring the
+ * The outcome of an update is put into the part of each relay, one place a row, before the parameters, which bring the
  * event; and from one relay to the next in the same way. A relay's share adds up what its rows have brought (the newest
  * version; left out if some row says so). When its last row has come it puts the sum to the ranks that it answers, and
  * then answers. The owner puts from one place for each group, and a relay's share from one place: both are written for
@@ -247,7 +247,7 @@ static int missing(const hpc_engine *en, const hpc_share *share, int *ranks, int
     return n;
 }
 
-/* Of a share of this rank's own in which no update of its group waits: the ranks by which that comes. */
+/* Adds the ranks that bring the update of this rank's group to a share of this rank in which none waits. */
 static int bringers(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
     const int own = hpc_sender_of(en, hpc_me(en));
     for (int i = 0; i < share->n_rows && hpc_version_from(share, own) == 0; i++) {

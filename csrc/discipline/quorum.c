@@ -94,7 +94,7 @@ static int open_all(hpc_engine *en, const char *op) {
 
 /* ---- the worker ---- */
 
-/* What came back is heard before the next update is encoded over it. */
+/* Hears of the last update, which may go back into the residual, before the next one is encoded over it. */
 static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     int status = hpc_outlet_send_all(en);
     if (status == HPC_OK) status = hpc_push_wait_slot(en, key, l, op);

@@ -1,5 +1,5 @@
-/* Steps that all quorums share: the state of both sides, versions, and pushes that end; and the refusals and the order
- * of pushes of those on servers, of ranks and of groups. */
+/* Steps that all quorums share: they open and free the state of owners and workers, choose versions, and end pushes.
+ * The quorums on servers, of ranks and of groups, also share refusals and the order of pushes. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,7 +7,7 @@
 #include "discipline/quorum_intake.h"
 #include "engine/answer.h"
 
-static const double FIRST = 1; /* second of grace, before enough has been measured (RFC 6298, section 2.1) */
+static const double FIRST = 1; /* seconds of grace until enough folds have been measured (RFC 6298, section 2.1) */
 
 /* ---- what is asked for ---- */
 
@@ -152,14 +152,14 @@ void hpc_quorum_choose_version(hpc_engine *en, int key, uint64_t (*next)(const h
 
 /* ---- pushes that end ---- */
 
-/* HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
+/* Returns HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
 int hpc_quorum_ended(hpc_engine *en, int key, const char *op) {
     uint64_t number = hpc_versions_of(en, key)->number;
     if (number <= en->discipline->facts->version(en, key)) return HPC_OK;
     int *closed = malloc((size_t)en->context->group.size * sizeof *closed), n = 0;
     for (int r = 0; r < en->context->group.size && closed != NULL; r++)
         if (en->layout.places[r].worker && hpc_closed_signal(en, r) != 0) closed[n++] = r;
-    char who[96] = "too many workers have closed the exchange, as its owner says"; /* their own word is still to come */
+    char who[96] = "too many workers have closed the exchange, as its owner says"; /* if none has told this rank yet */
     if (n > 0) snprintf(who, sizeof who, "%d workers have closed the exchange, rank %d among them", n, closed[0]);
     int status = hpc_group_fail_closed(&en->context->group, op, closed, n,
                                        "version %llu of key %s finds no quorum of %d any more: %s",

@@ -1,4 +1,5 @@
-/* The worker's side of a quorum: what it has sent to the owners of shares and what became of it (see quorum.c). */
+/* The worker's side of a quorum: the updates that it has sent to the owners of shares, and their outcome (quorum.c says
+ * how a quorum works, and quorum.h what an outlet counts). */
 #include "discipline/quorum_outlet.h"
 
 #include <stdio.h>
@@ -9,7 +10,7 @@
 #include "engine/pieces.h"
 #include "engine/stages.h"
 
-/* ---- the worker: what became of pushes ---- */
+/* ---- the outcome of pushes ---- */
 
 static const hpc_told *answer_at(const hpc_engine *en, int s) {
     return (const void *)(hpc_own_part(en) + hpc_told_at(en, hpc_me(en), s));
@@ -25,8 +26,8 @@ static const hpc_told *news_of(const hpc_engine *en, int s, uint64_t *answered) 
     return *answered == hpc_outlet_of(&en->layout.shares[s])->answered ? NULL : answer_at(en, s);
 }
 
-/* The version that the owner of a share has told last: in an answer, or in a publish. It writes neither while an update
- * is on its way. */
+/* The version that the owner of a share has told last, in an answer or in a publish. While an update is on its way the
+ * owner may be writing that word, so the last one that was heard counts. */
 static uint64_t told_by(const hpc_engine *en, int s) {
     const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
     return answers_of(en, s) == out->sent ? answer_at(en, s)->folded : out->told;
@@ -34,10 +35,11 @@ static uint64_t told_by(const hpc_engine *en, int s) {
 
 /* The newest push to a share that was left out, given that its owner left out the one on its way. */
 static uint64_t lost_with(const hpc_outlet *out) {
-    return out->under_way > out->lost ? out->under_way : out->lost; /* later ones may have been given up before */
+    return out->under_way > out->lost ? out->under_way : out->lost; /* a later push may have been given up already */
 }
 
-/* One update at most is on its way, so there is one answer at most, and it counts at most one as used. */
+/* Fails the exchange by an impossible answer: as at most one update is on its way, at most one is answered, and at most
+ * one used. */
 static int refuse_answer(hpc_engine *en, int s, uint64_t answered, uint64_t used) {
     const hpc_share *share = &en->layout.shares[s];
     char why[HPC_FAILURE_BYTES];
@@ -51,8 +53,8 @@ static int refuse_answer(hpc_engine *en, int s, uint64_t answered, uint64_t used
     return hpc_engine_check(en, "push");
 }
 
-/* Whether the parameters of a row answer an update that was left out, given that this is so for some row of its share.
- * Of relays each row has its own word, which is written with the next reply. */
+/* Whether the parameters of a row answer an update that was left out, given that some row of its share was left out. A
+ * row that relays has a word of its own for this, which the next reply writes. */
 static int was_left_out(const hpc_engine *en, int index) {
     const hpc_row *row = &en->plan->rows[index];
     if (row->action != HPC_RELAY) return 1;
@@ -60,8 +62,10 @@ static int was_left_out(const hpc_engine *en, int index) {
            !((const hpc_told *)(const void *)(hpc_own_part(en) + hpc_passed_at(en, index)))->used;
 }
 
-/* Puts back what this rank has encoded for push number n, of the elements of row index, which answers this rank. The
- * piece is the rank's own push, or the fold of its group. Rows of the same elements lie side by side in the plan. */
+/* Puts the piece of push number n back into the residual, for the elements of row index, which answers this rank. The
+ * piece is of this rank's own push, or of the fold of its group. Rows of the same elements lie side by side in the
+ * plan.
+ */
 static void take_row_back(hpc_engine *en, int index, uint64_t n) {
     const hpc_plan *plan = en->plan;
     const hpc_row *answers = &plan->rows[index];
@@ -76,8 +80,8 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
     }
 }
 
-/* Push number n was left out, or is not sent at all: the pieces that this rank has made for it go back into the
- * residual. They are as they were sent: a push waits until the last one was heard of (hpc_outlet_hear). */
+/* Puts all pieces of push number n back, which was left out or is not sent at all. Their bytes are still as they were
+ * sent: the next push waits until this one was heard of (hpc_outlet_hear). */
 static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++)
         if (was_left_out(en, share->rows[i])) take_row_back(en, share->rows[i], n);
@@ -110,7 +114,8 @@ int hpc_outlet_hear(hpc_engine *en, int key) {
     return status;
 }
 
-/* How many shares of this rank's updates rank has left out, and the newest version that any of them met; -1: all. */
+/* How many shares of this rank's updates rank has left out (-1: all ranks), and the newest version that had been folded
+ * when one was left out. */
 static uint64_t dropped_by(const hpc_engine *en, int rank, uint64_t *at) {
     uint64_t dropped = 0, answered;
     *at = 0;
@@ -155,7 +160,7 @@ int hpc_outlet_late(const hpc_engine *en, int key) {
     return n;
 }
 
-/* ---- the worker: sends ---- */
+/* ---- sends ---- */
 
 /* A malformed answer fails the exchange; the next check reports it. */
 void hpc_outlet_begin(hpc_engine *en, int key) {
@@ -168,8 +173,8 @@ void hpc_outlet_begin(hpc_engine *en, int key) {
     }
 }
 
-/* Where owners leave ignore HPC_ERR_PEER: every wait reports a dead neighbour, and one that has left folds nothing
- * more. */
+/* Ignores HPC_ERR_PEER where owners may leave: every wait reports a dead neighbour, and a neighbour that has left folds
+ * nothing more. */
 static int unless_gone(hpc_engine *en, int status) {
     if (status != HPC_ERR_PEER || !en->owners_leave) return status;
     hpc_blame_settle(&en->context->group.blame, NULL, 0);
@@ -222,7 +227,7 @@ static void note_pending(hpc_engine *en, const hpc_share *share) {
     out->pending = pending;
 }
 
-/* Pushes that may still be in time, oldest first. */
+/* Sends the pushes that may still be in time, oldest first, and drops the others. */
 static int send_pending(hpc_engine *en, int s) {
     hpc_share *share = &en->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);

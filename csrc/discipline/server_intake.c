@@ -129,7 +129,7 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     return 0;
 }
 
-/* Where too few workers are left for a quorum, all that waits is dropped. */
+/* Advances a share by a step. All waiting updates are dropped where too few workers are left for a quorum. */
 static int step(hpc_core *core, hpc_share *share) {
     uint64_t version = atomic_load_explicit(&hpc_intake_of(share)->folded, memory_order_acquire) + 1;
     int n = hpc_intake_drop_before(core, share, version, version - 1, drop), quorum = core->engine->asked.quorum;

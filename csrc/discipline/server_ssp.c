@@ -15,15 +15,15 @@
  * rules it sees that with the next pull that asks. A pull without a push before it asks always: this is how a trainer
  * gets the newest parameters.
  *
- * Who writes, who reads, and what orders the two:
+ * Writers, readers and order:
  *   the worker's parameters  written by the owners that answer a pull, between its event and its signal; and by the
  *                            worker itself, in a pull that does not ask. While an earlier pull is under way every pull
  *                            asks, so the two never meet, and nobody writes while the worker computes.
  *   the minimum in a worker's part   written by one owner before the signal (release); read by the worker after it
  *                            (acquire), and not again once it has asked anew. The owner answers a worker's next pull
  *                            only after that worker has asked.
- *   what puts read (the row's copy, the minimum)   written by the core when it answers a pull; holds_up keeps the next
- *                            pull of that worker back until those puts are over, or the worker has seen the answer.
+ *   the row's copy and the minimum, as sources of puts   written by the core when it answers a pull; holds_up keeps the
+ *                            worker's next pull back until those puts are over, or the worker has seen the answer.
  *   a gradient's slot        as under ASYNC: free when the push is answered. A pull may end before, so a push waits for
  *                            its slot, and a trainer asks for `gradient` again before it writes. The core applies an
  *                            update as soon as it has come, so a depth of 1 or 2 is enough for every s: s updates wait

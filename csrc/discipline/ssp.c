@@ -16,7 +16,7 @@ static int suits(const hpc_exchange_config *f) {
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     const int moves = f->in_place && hpc_plan_takes_float32(f->plan);
-    const int more = 2 + moves; /* a slot is folded, one comes, and one is the model */
+    const int more = 2 + moves; /* slots: one is folded, one comes, and with in_place one is the model */
     int status = hpc_graph_check_constant(f, "SSP", "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, "SSP", "exchange");
     if (status != HPC_OK) return status;
@@ -57,6 +57,7 @@ static int open_all(hpc_engine *en, const char *op) {
 
 /* ---- the core ---- */
 
+/* Whether the next fold of a share has all that it waits for. */
 static int is_time(const hpc_engine *en, const hpc_share *share) {
     const hpc_clocks *c = share->own;
     const hpc_work *w = hpc_first_work(en, share);
@@ -67,7 +68,7 @@ static int is_time(const hpc_engine *en, const hpc_share *share) {
     return 1;
 }
 
-/* Of each neighbour the newest update, or every one that has not counted. */
+/* Chooses the updates of an input: the newest one, or every one that has not counted yet. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_clocks *c = w->share->own;
     (void)core;
@@ -77,7 +78,8 @@ static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input
     return newest == 0 ? (hpc_taken){0, 0} : (hpc_taken){(int)(newest - first + 1), first - 1};
 }
 
-/* Counts each neighbour's input, and answers updates that are no longer needed. */
+/* Counts each neighbour's input, and answers updates that are no longer needed. Under average the newest update is kept
+ * for the next fold, so its answer waits. */
 static void end_fold(hpc_core *core, hpc_share *share) {
     hpc_engine *en = core->engine;
     hpc_clocks *c = share->own;

@@ -10,12 +10,12 @@
  *
  * A step at clock c begins when the worker's receiver has applied version c - s. After each push the worker tells its
  * receiver, which is a row of its own rank. The receiver then applies the versions that are there, and answers when it
- * has c - s. It applies nothing while the worker computes. All rows of a share have one version when it answers (but
- * where a closing has let several versions close at once).
+ * has c - s. It applies nothing while the worker computes. All rows of a share have the same version when it answers,
+ * except after a closing that has let several versions close at once.
  *
- * What is known of a version travels in a *note*, by a put before the version: its number, how many updates are in it
- * (what the rule is told), and the rule's arguments. Those are the arguments of push t of the workers, which must be
- * equal. So they go to the rows that forward, by the same lane as the push, and no receiver needs a place for them.
+ * A *note* travels with each version, by a put before it: the version's number, the count of its updates (which the
+ * rule gets), and the rule's arguments. Those are the arguments of push t of the workers, which must be equal. So they
+ * go to the rows that forward, by the same lane as the push, and no receiver needs a place for them.
  *
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
  * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
@@ -27,14 +27,15 @@
  * its receiver has applied version t - 1 - s. Versions are sent in order, one number or more apart. So when version t
  * is closed, at most s + 1 versions have been sent that some open worker's receiver has not applied, t included. Hence
  *   a receive slot, and its note    written for the version d after the one that it had, which is applied
- *   a sum, and what puts read       written for the version after t, so it had version t + 1 - d or an earlier one,
+ *   a sum, and the source of puts   written for the version after t, so it had version t + 1 - d or an earlier one,
  *                                   which is applied and so has left
- *   a gradient's slot, and the arguments beside it   written for push p + d after the answer to push p + d - 1, so
- * after version p + 1 was closed, which read them Receivers of workers that have closed, and those that only keep a
- * master, push nothing. They tell the rows that forward what they have applied (a signal), and a version stays open
- * until the slots that it needs are free.
+ *   a gradient's slot, its arguments   written for push p + d after the answer to push p + d - 1, so after the close of
+ *                                   version p + 1, which read them
  *
- * Who writes, who reads, and what orders the two:
+ * Receivers of workers that have closed, and those that only keep a master, push nothing. They signal the version that
+ * they have applied to the rows that forward. A version stays open until the slots that it needs are free.
+ *
+ * Writers, readers and order:
  *   a worker's parameters     written by its own core between the event of its question and the answer (a signal); in
  *                             settle, publish and close between two pauses of the core
  *   notes, receive slots      written by the sender, before the event of the forward; read by the core after it
@@ -75,7 +76,7 @@ static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     return 0;
 }
 
-/* first: the key's first row that forwards. */
+/* Checks a row that forwards. first: the key's first row that does. */
 static int check_sum(const hpc_plan *plan, int i, const hpc_row *first) {
     const hpc_row *row = &plan->rows[i];
     if (row->quorum != row->n_in) return refuse_row(i, "has a quorum");
@@ -266,7 +267,7 @@ static int may_push(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
-/* Rows that forward get the update; the receiver of this rank is told that there was one. */
+/* Sends the update to rows that forward, and tells the receiver of this rank that there was one. */
 static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     if (hpc_share_forwards(en, share)) return hpc_push_share(en, s, slot, l);
@@ -313,8 +314,8 @@ static int is_missing_here(const hpc_engine *en, int key, int rank, uint64_t nee
     return 0;
 }
 
-/* Open workers that have not pushed need times; where that cannot be seen: whose updates are missing here, or who left
- * without a word. */
+/* Adds the open workers that have pushed fewer than need times. A worker whose count cannot be read is added if its
+ * updates are missing here, or if it left without a word. */
 static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks, int n) {
     for (int r = 0; r < en->context->group.size; r++) {
         if (r == en->context->group.rank || !hpc_pushes_key(en, r, key) || hpc_closed_signal(en, r) != 0) continue;
@@ -426,7 +427,7 @@ static int await_versions(versions v, double timeout, const char *op) {
     return status == HPC_OK ? hpc_engine_check(v.en, op) : status;
 }
 
-/* Until this rank's last push is in a version that it has applied. No later version can come meanwhile. */
+/* Waits until this rank has applied a version with its last push. No later version can come meanwhile. */
 static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     let_key_run(en, key, 1);
     const int status =
@@ -435,7 +436,7 @@ static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Inline one pause holds all cores. */
+/* Pauses all cores of this rank, or resumes them; inline, one pause holds all. */
 static void pause_all(hpc_engine *en, int on) {
     for (int c = 0; c < (en->inline_progress && en->n_own_cores > 0 ? 1 : en->n_own_cores); c++) {
         if (on)
@@ -532,7 +533,7 @@ static int outstanding(const hpc_engine *en, int *ranks) {
 
 /* ---- facts ---- */
 
-/* In full or in part: the rows of a share may have taken different numbers. */
+/* The most pushes of rank that any row of a share has taken: others of its rows may have taken fewer. */
 static uint64_t folded_of(const hpc_share *share, int rank) {
     const hpc_engine *en = ((const hpc_receiver *)share->own)->engine;
     uint64_t most = 0;

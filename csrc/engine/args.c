@@ -55,13 +55,14 @@ const double *hpc_args_of(const hpc_engine *en, const hpc_share *share, int rank
     return place_of(en, share, rank, slot);
 }
 
-/* The number of the first argument that differs between a and b; 0: all are equal. */
+/* The number of the first argument that differs between a and b, from 1 on; 0: all are equal. */
 static int first_other(const double *a, const double *b) {
     for (int i = 1; i < HPC_RULE_ARGS; i++)
         if (a[i] != b[i]) return i;
     return 0;
 }
 
+/* Whether pushes of rank are in input number only of a row; -1: in any of its inputs. */
 static int is_in(const hpc_engine *en, const hpc_work *w, int only, int rank) {
     if (only < 0) return hpc_row_is_fed_by(en, w->index, rank);
     const hpc_input *in = &w->inputs[only];
@@ -124,7 +125,8 @@ static int who_sees(void *arg, int *ranks) {
     return 1;
 }
 
-/* Relays open nothing, and only a user's own fold has use for arguments. Where forwards sum they send them on. */
+/* Whether a share takes arguments from this rank. Relays use none, and forwards use them for a user's own fold alone.
+ * Where the discipline's forwards sum, they alone take arguments, and send them on with the sums. */
 static int takes_args(const hpc_engine *en, const hpc_share *share) {
     const int action = en->plan->rows[share->rows[0]].action;
     if (en->discipline->sums) return action == HPC_FORWARD && hpc_feeds_share(en, share, en->context->group.rank);
@@ -132,7 +134,7 @@ static int takes_args(const hpc_engine *en, const hpc_share *share) {
     return hpc_feeds_share(en, share, en->context->group.rank);
 }
 
-/* The check is not for owners that answer all workers: the place of old arguments is free by then. */
+/* Where owners answer all workers, every answer tells that the place of the old arguments is free. */
 int hpc_args_check_change(const hpc_engine *en, int key, const char *op) {
     const hpc_pushed *k = &en->keys[key];
     int me = en->context->group.rank;
@@ -142,7 +144,7 @@ int hpc_args_check_change(const hpc_engine *en, int key, const char *op) {
         for (int r = 0; r < share->n_rows && takes_args(en, share); r++) {
             int row = share->rows[r];
             if (!hpc_row_is_fed_by(en, row, me) || hpc_row_reaches(en, row, me)) continue;
-            if (hpc_row_has_input(&en->plan->rows[row], me)) continue; /* it answers */
+            if (hpc_row_has_input(&en->plan->rows[row], me)) continue; /* it answers this rank */
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                             "%s: row %d of key %s applies the updates of rank %d, which gets nothing of it, so new "
                             "arguments need a plan of depth 2; this one has 1",
@@ -156,7 +158,7 @@ static int core_of(const hpc_engine *en, const hpc_share *share) {
     return en->layout.places[share->owner].first_core + share->core;
 }
 
-/* To the owner of one share. */
+/* Sends the arguments for a push in slot to the owner of one share. */
 static int send_args(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     int me = en->context->group.rank;
@@ -166,7 +168,8 @@ static int send_args(hpc_engine *en, int s, int slot, hpc_limit *l) {
     return status;
 }
 
-/* An update that passes other rows could come to the owner before its arguments. */
+/* Waits until the owner has seen the arguments, if this rank's updates come to it by other rows: an update could come
+ * first. */
 static int await_args(hpc_engine *en, int s, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     if (!hpc_feeds_share_by_stages(en, share, en->context->group.rank)) return HPC_OK;
@@ -178,7 +181,7 @@ static int await_args(hpc_engine *en, int s, hpc_limit *l) {
     return status == HPC_OK ? hpc_engine_check(en, "push") : status;
 }
 
-/* First to all owners, then waits for them: so all together take one round trip. */
+/* Sends to all owners before it waits for one, so that all together take one round trip. */
 int hpc_args_bring(hpc_engine *en, int key, int slot, hpc_limit *l) {
     hpc_pushed *k = &en->keys[key];
     const int n = en->own_args ? 0 : k->n_shares;

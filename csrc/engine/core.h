@@ -5,7 +5,7 @@
 #include "engine/engine.h"
 
 void hpc_cores_start(hpc_engine *en, int threads);
-/* Of all engines of the exchange, for good. */
+/* Stops the cores of all engines of the exchange, for good. */
 void hpc_cores_stop(hpc_engine *en);
 /* Waits until no forward of this rank waits for a ring to have room: what others get of it has left, and is counted. */
 int hpc_cores_send_kept(hpc_engine *en, const char *op, double timeout);

@@ -26,7 +26,7 @@ typedef struct hpc_row_room {
 
 struct hpc_row_kind {
     const char *name;
-    /* Whether a row of this rank is of this kind. The first member of the array that says yes is taken. */
+    /* Whether a row of this rank is of this kind. The first kind of the array that says yes is taken. */
     int (*suits)(const hpc_engine *en, const hpc_row *row);
     hpc_row_room (*room)(const hpc_engine *en, const hpc_row *row);
 

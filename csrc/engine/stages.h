@@ -1,6 +1,5 @@
-/* What follows from the edges between rows: which ranks feed a row, whom it reaches, and which answers a push waits
- * for.
- */
+/* Facts that follow from the edges between rows: the ranks that feed a row, the ranks that it reaches, and the answers
+ * that a push waits for. */
 #ifndef HPC_STAGES_H
 #define HPC_STAGES_H
 

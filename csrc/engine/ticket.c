@@ -147,8 +147,8 @@ static void measure(look *l) {
     l->en->peers.n_awaited = awaited(l, l->en->peers.awaited);
 }
 
-/* Of all engines of the exchange: others may wait for any of them. A failure ends the exchange, and with it the wait,
- * which may be for another engine: the context is closed at once. */
+/* Works for all engines of the exchange, as other ranks may wait for any of them. A failure ends the exchange, and with
+ * it the wait, which may be for another engine: the context is closed at once. */
 static void make_progress(hpc_engine *own) {
     hpc_engine *en = own;
     do {

@@ -1,5 +1,5 @@
-/* What a row sends to its workers: blocks are written into mapped memory as they are made, and what is not mapped is
- * put when the whole row is there. */
+/* Parameters go from a row to its workers: each block is written into mapped memory as it is made; workers that are not
+ * mapped get a put when the whole row is there. */
 #ifndef HPC_WRITE_H
 #define HPC_WRITE_H
 

@@ -17,7 +17,7 @@
 #include "engine/layout.h"
 #include "engine/ticket.h"
 
-/* Where a key of an exchange is: its engine, and its number there. */
+/* The place of a key: its engine, and its number there. */
 typedef struct hpc_key_at {
     hpc_engine *engine;
     int key;

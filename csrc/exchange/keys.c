@@ -1,4 +1,4 @@
-/* Where a key or a row of an exchange is. */
+/* The look-up of keys and rows: from a number in the exchange to an engine and the number there. */
 #include "exchange/exchange.h"
 
 int hpc_fail_key(const hpc_exchange *ex, int key, const char *op) {

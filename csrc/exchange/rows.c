@@ -5,8 +5,9 @@
 
 #include "engine/params.h"
 
-/* When a rank has died what is under way never ends, and its rows stay as they are: they can be saved for the exchange
- * of those who are left. The same after a revoke, also while who left has closed the exchange but not its context. */
+/* Whether a rank is lost, so that pushes that are under way never end; then this rank's cores stop. Rows stay as they
+ * are from here on, and can be saved for an exchange of the ranks that are left. The same holds after a revoke, also
+ * where a rank that left has closed the exchange but not its context. */
 static int is_over(hpc_engine *en) {
     const hpc_group *g = &en->context->group;
     int lost = atomic_load(&g->revoked);
@@ -30,7 +31,9 @@ static hpc_work *find_work(hpc_engine *en, int row, const char *op) {
     return NULL;
 }
 
-/* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). */
+/* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). out: to the
+ * caller.
+ */
 static void copy_state(const hpc_work *w, float *to, const float *from, int out) {
     size_t count = (size_t)w->row->count, slots = (size_t)w->rule->rule.slots;
     for (size_t b = 0; b < count; b += HPC_BLOCK) {
@@ -76,7 +79,7 @@ int hpc_engine_folded(hpc_engine *en, int rank, uint64_t *pushes) {
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         en->context->group.size);
     const hpc_facts *facts = en->discipline->facts;
-    is_over(en);
+    is_over(en); /* no core counts on if a rank is lost */
     for (int s = 0; s < en->layout.n_shares && facts != NULL && facts->folded_of != NULL; s++) {
         const hpc_share *share = &en->layout.shares[s];
         if (share->owner != en->context->group.rank) continue;

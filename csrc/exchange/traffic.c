@@ -1,5 +1,4 @@
-/* Counts of what this rank has sent: pushes are counted by the thread that pushes, all else by the core that sends it.
- */
+/* Counts of bytes that this rank has sent: the thread that pushes counts pushes, and each core counts what it sends. */
 #include "engine/engine.h"
 #include "exchange/exchange.h"
 
@@ -17,7 +16,7 @@ uint64_t hpc_sent_to_rows(const hpc_engine *en, int rank) {
            hpc_sent_to(en, rank, HPC_TRAFFIC_RELAY);
 }
 
-/* While no core is at work. */
+/* Sets the counts to 0 while no core is at work. */
 void hpc_forget_traffic(hpc_engine *en) {
     for (int r = 0; r < en->context->group.size; r++) {
         atomic_store_explicit(&en->peers.received[r], 0, memory_order_relaxed);

@@ -5,9 +5,9 @@
  * believed: every frame is checked, and the sink says whether and where its payload may be written.
  *
  * A link has up to HPC_TCP_STREAMS streams. Stream 0 carries everything that has an order; large puts are cut into
- * pieces over all of them. A frame of stream 0 that must not be seen before pieces of the other streams carries, in as
- * many fences, how many pieces the sender had put on each of these streams; the reader holds stream 0 until they have
- * landed. */
+ * stripes over all of them. A frame of stream 0 that must not be seen before stripes of the other streams carries, in
+ * as many fences, how many stripes the sender had put on each of these streams; the reader holds stream 0 until they
+ * have landed. */
 #ifndef HPC_FRAME_H
 #define HPC_FRAME_H
 
@@ -76,10 +76,10 @@ void hpc_reader_free(hpc_reader *reader);
  * staging is full. A part is never empty. */
 int hpc_reader_want(hpc_reader *reader, struct iovec parts[2]);
 
-/* nbytes came into the parts of the last want (0: nothing came, but a fence may be met now). landed: pieces in place by
- * stream (of streams entries, [0] unused), looked at again for each frame. Works off whole frames in order. HPC_OK: go
- * on reading; HPC_IN_PROGRESS: a fence holds it; negative: a violation, why gets a few words, or the sink's status, and
- * the reader can only be freed. */
+/* nbytes came into the parts of the last want (0: nothing came, but a fence may be met now). landed: stripes in place
+ * by stream (of streams entries, [0] unused), looked at again for each frame. Works off whole frames in order. HPC_OK:
+ * go on reading; HPC_IN_PROGRESS: a fence holds it; negative: a violation, why gets a few words, or the sink's status,
+ * and the reader can only be freed. */
 int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, const hpc_sink *sink, const char **why);
 
 /* Whether a fence that is not met holds the stream. */

@@ -1,10 +1,11 @@
 /* loop: ranks that are threads of one process. The reference of the contract, and its test: with a seed it delays,
  * splits and reorders all that the contract allows, and reads src at the last moment it allows.
  *
- * What is held back lies in the receiver's inbox, a list in the order of the calls, under one lock. A step delivers one
- * operation, or half of a put, chosen by the seed among those that may go: a put always, a signal or an event only when
- * no earlier operation of its lane is left. Steps are made by the receiver's own waits and by a sender's flush; the
- * lock orders every step before the next, and a signal's release store orders what was delivered before it. */
+ * Operations that are held back lie in the receiver's inbox, a list in the order of the calls, under one lock. A step
+ * delivers one operation, or half of a put, chosen by the seed among those that may go: a put always, a signal or an
+ * event only when no earlier operation of its lane is left. Steps are made by the receiver's own waits and by a
+ * sender's flush; the lock orders every step before the next, and a signal's release store orders what was delivered
+ * before it. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -81,8 +81,8 @@ static int is_called(hpc_reactor *r) {
     return atomic_load(&r->broken) == NEWS || atomic_load(&r->owed);
 }
 
-/* By the sleeper in the set, or while there is none. What came for another one meanwhile may have been taken with it:
- * then it is raised again. */
+/* Takes the alarm: the caller is the sleeper in the set, or there is none. An alarm that was meant for another thread
+ * may have been taken with it, and is raised again. */
 static void take_alarm(hpc_reactor *r, int is_sleeper) {
     if (is_called(r)) return;
     clear(r->alarm_fd);

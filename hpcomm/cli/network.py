@@ -135,10 +135,10 @@ def _gather(group: Group, value: Any, timeout: float) -> list[Any]:
 
     data = zlib.compress(json.dumps(value).encode())
     longest = max(int.from_bytes(part, "big") for part in allgather(len(data).to_bytes(8, "big")))
-    piece = max(8, _TOGETHER // group.size)
+    room = max(8, _TOGETHER // group.size)
     parts = [bytearray() for _ in range(group.size)]
-    for start in range(0, longest, piece):
-        for rank, came in enumerate(allgather(data[start : start + piece].ljust(piece, b"\0"))):
+    for start in range(0, longest, room):
+        for rank, came in enumerate(allgather(data[start : start + room].ljust(room, b"\0"))):
             parts[rank] += came
     return [json.loads(zlib.decompressobj().decompress(part)) for part in parts]
 

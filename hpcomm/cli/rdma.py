@@ -129,7 +129,7 @@ def examine(here: Here, ranks: int) -> list[Check]:
     ports = [port for nic in found for port in nic.ports]
     usable = [port for port in ports if (port.device, port.number) in known and known[port.device, port.number].usable]
     troubles = {nic.name: trouble for nic in found if (trouble := _trouble(here.root, nic)) is not None}
-    # Of a device that libibverbs cannot open it says nothing but that.
+    # libibverbs says only that it cannot open a device, and nothing else about it.
     opened = {device.name for device in here.devices if device.mtu}
     unheard = [device for device in here.devices if device.name not in opened and device.name not in troubles]
     return [

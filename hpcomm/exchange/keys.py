@@ -12,7 +12,7 @@ from ..stage import nearest
 from ..window import as_source
 
 _SMALL = 4096  # bytes of a source that a key may keep alive only to know it again
-# Gradients of float32 from here on are Inf on the wire: halfway between the largest number and the next that would be.
+# The least magnitude of a float32 that a codec rounds to Inf: halfway from its largest number to the next power of 2.
 _TOO_LARGE = {"float32": math.inf, "float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}
 _TOO_LARGE["uint16"] = _TOO_LARGE["bfloat16"]
 
@@ -41,13 +41,13 @@ class KeyState:
         self.params: Any = None
         self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
         self.gathered: Any = None  # the array that gathers write
-        self.ready = -1  # the step in which that slot was found free
+        self.ready = -1  # the last step in which the slot of gradient was found free
         self.flags = 0  # of its last start
         self.slots: dict[int, NDArray[Any]] = {}  # by address
-        self.checked: Any = None  # the last small array that was pushed: a loop pushes the same one over and over
+        self.checked: Any = None  # the last small array that was pushed: a loop that pushes it again skips the checks
 
     def source(self, grad: Any) -> Any:
-        """grad as the buffer that C copies from; None when it is the key's gradient, seen through another array."""
+        """The array that C copies grad from; None where grad is the memory of the key's gradient itself."""
         try:
             source = np.asarray(as_source(grad))
         except InvalidArgument as wrong:
@@ -69,7 +69,7 @@ class KeyState:
         return source
 
     def check_finite(self, gradient: NDArray[Any], rank: int) -> None:
-        """Refuses NaN, Inf, and values that would be Inf on the wire. C checks each push again."""
+        """Refuses NaN, Inf, and values that the codec would round to Inf. C checks each push again."""
         if gradient.dtype == np.uint16:  # bfloat16 without its dtype
             gradient = (gradient.astype(np.uint32) << 16).view(np.float32)
         if gradient.dtype == np.float32 and self.dtype != np.float32:

@@ -30,8 +30,8 @@ class PlanOptions:
             neighbour that has not folded them; at least staleness + 2, and with in_place at most 31.
         codec: what gradients are on the wire: "float32", "float16", "bfloat16", a value of hpcomm.codec such as
             TopK(0.01), or "auto", which measures whether that one is faster; or a mapping from names of keys to these,
-            and keys that it does not name are float32. Sums are float32. wire is its older name; both at once are
-            refused. With a Plan it gives what the plan lacks of codecs of pieces.
+            and keys that it does not name are float32. Sums are float32. With a Plan it gives
+            the arguments of codecs of pieces, which a plan does not hold.
         codec_out: what parameters are on their way from servers to workers, given likewise. With "float16" or
             "bfloat16" params stay float32 arrays (float16's largest number is 65504), of rounded values, the same bits
             on every worker; each server keeps a master in float32, to which updates are added, and which checkpoints

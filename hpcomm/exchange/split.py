@@ -105,8 +105,9 @@ class SplitCalls(Calls):
         self.skip_nb(name, timeout).wait(timeout)
 
     def set_unit(self, name: str, unit: float) -> None:
-        """The updates of a key are in these units from its present fold on; 1 at first. A trainer that scales its loss
-        says so before it applies, so that what codecs have kept of older updates counts as it should.
+        """Tells the factor by which updates of a key are scaled, from its present fold on; 1 at first. A trainer that
+        scales its loss calls it before it applies, so that residuals of older updates, which had another factor, count
+        as much as they should.
 
         Raises:
             InvalidArgument: unit is not positive and finite.
@@ -136,7 +137,7 @@ class SplitCalls(Calls):
         return self.squares_nb(name, timeout).wait(timeout)
 
     def _use(self, key: KeyState, call: Any, timeout: float | None) -> int:
-        """The ticket of call(handle, key, seconds)."""
+        """The ticket of call(handle, key, seconds), which is made again until it has sent all."""
         key.ready = -1  # its slot may be read or written now
         ticket: int = call(self._handle, key.index, self._first(timeout))
         if ticket >= 0:

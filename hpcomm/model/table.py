@@ -59,7 +59,7 @@ def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
     return first[number.reshape(-1)].astype(np.int64)
 
 
-# By number of a codec: bytes of an element, and whether it writes pieces, which count as float32.
+# Bytes of an element by the number of its codec, and whether the codec writes pieces; pieces count as float32.
 WIDTH = np.full(max(_core.WIRES.values()) + 1, ELEMENT, np.int64)
 PIECES = np.zeros(len(WIDTH), bool)
 for _name, _number in _core.WIRES.items():

@@ -86,7 +86,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
         ConfigError: no worker is left, only ranks that serve.
         NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; or each host has a
-            model of its own (hosts_first).
+            model of its own (hosts_first); or keys have schemes of their own.
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.

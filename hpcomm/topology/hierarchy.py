@@ -39,7 +39,8 @@ class Hierarchy(Topology):
     Attributes:
         hosts: the ranks of each host; None: as the context knows them (Context.hosts).
         racks: of each rack its ranks, or its hosts, each as a list of ranks, which are then the hosts too. None: by
-            SLURM's topology, where each rank was told it (Context.racks), else there are none. () means none anyway.
+            SLURM's topology, where each rank was told it (Context.racks), else there are none. (): no racks, whatever
+            SLURM tells.
         leaders: ranks that may own chunks and fold for others, one at least of each host. None: all, so that all cores
             and NICs of a host work.
         top: how the outermost groups are joined: "sharded" (each sends to the owner of a chunk) or "ring" (the fold
@@ -227,7 +228,7 @@ class Hierarchy(Topology):
 
 
 def by_name(names: Sequence[Any]) -> Groups:
-    """The ranks that have one name, in the order of their lowest ranks."""
+    """The ranks of each name; groups are in the order of their lowest ranks."""
     groups: dict[Any, list[int]] = {}
     for rank, name in enumerate(names):
         groups.setdefault(name, []).append(rank)

@@ -502,7 +502,7 @@ void hand_hosts(hand_plan *h, const job *j, int size, int per_host, bool chain, 
 
 /* ---- a tree ---- */
 
-/* Of a piece, the row of rank who is its number; leaves have none. */
+/* Row base + who of a chunk belongs to rank who. Leaves have no rows. */
 void hand_tree(hand_plan *h, const job *j, int size, int arity, uint64_t most) {
     int inner = (size - 2) / arity + 1;
     hand_start(h, j);

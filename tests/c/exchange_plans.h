@@ -49,7 +49,7 @@ bool job_serves(const job *j, int who);
 
 hpc_exchange *job_open(const rank *r, const job *j);
 int job_create(const rank *r, const job *j, double timeout, hpc_exchange **exchange);
-/* What hpc_exchange_create takes, with all that it points to. config: all but plan, rule and values. */
+/* The configuration for hpc_exchange_create, with all that it points to. config: all but plan, rule and values. */
 typedef struct job_config {
     hpc_exchange_config config;
     hpc_rule rule;

@@ -5,7 +5,7 @@
 #include "control/mesh.h"
 #include "ranks.h"
 
-/* Which links a job has. MIXED: ranks of equal parity share a "host". */
+/* The links of a job. MIXED: ranks of equal parity share a "host". */
 typedef enum kinds { ALL_TCP, ALL_UNIX, MIXED } kinds;
 
 typedef struct node {

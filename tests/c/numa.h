@@ -15,7 +15,7 @@ void numa_look(void);
 /* Skips the case where nobody tells where memory lies. */
 void numa_needed(void);
 
-/* Of the page at this address, which must be present; -errno. */
+/* The node of the page at this address, which must be present; -errno. */
 int numa_node_of(const void *page);
 
 /* Pages that this thread touches first come from another node, if there is one, unless they are told otherwise. */

@@ -75,7 +75,7 @@ uint64_t play_start(const play *p, const rank *r, int step, int key, int flags, 
 /* Adds factor times the residuals of this rank's encoders, or what its rows have applied: the rule is sgd. */
 void play_add_residuals(const play *p, const rank *r, double factor, double *to);
 void play_add_applied(const play *p, const rank *r, double factor, double *to);
-/* What a worker's encoder keeps of a key, to be freed. */
+/* The residual of a worker's encoder of a key, to be freed. */
 float *play_residual(const play *p, int key, uint64_t *made);
 
 /* Nothing is lost: sum, over all ranks, is what was computed less what encoders hold back and rows have applied. */

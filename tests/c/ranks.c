@@ -384,7 +384,7 @@ static double seconds_of(struct timeval t) {
     return (double)t.tv_sec + 1e-6 * (double)t.tv_usec;
 }
 
-/* What a failed case ended with, in a word; it is red unless a check failed that a busy machine may have upset. */
+/* The end of a failed case, in a word; it is red unless a check failed that a busy machine may have upset. */
 static const char *verdict(bool ended, int status, int *result) {
     *result = CHECK_RED;
     if (!ended) return "no end in time";

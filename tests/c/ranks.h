@@ -55,7 +55,7 @@ typedef struct ranks_mode {
 
 typedef struct ranks_shared ranks_shared;
 
-/* What a rank's function gets. board is zeroed memory that all ranks share outside hpcomm. */
+/* The argument of a rank's function. board is zeroed memory that all ranks share outside hpcomm. */
 typedef struct rank {
     hpc_context *context;
     int rank, size;
@@ -68,7 +68,7 @@ typedef struct rank {
     uint64_t exchanged, met;
 } rank;
 
-/* Where a case can run. */
+/* The places where a case can run. */
 enum {
     RANKS_ANY = 0,
     RANKS_PROCESSES = 1,

@@ -62,7 +62,7 @@ static void ends_of_every_kind(void) {
     }
 }
 
-/* What a rank on the way has found out counts, and it is not followed any further. */
+/* A chain ends at a rank that has found its own culprits: these count. */
 static void culprits_that_others_name(void) {
     hpc_shown_rank *told = waits(1, 2, 4.8);
     told->n_culprits = 1;

@@ -37,7 +37,7 @@ static void round_trip(const hpc_codec *c, int64_t n) {
     free(piece);
 }
 
-/* Where a piece may be cut, its two parts are what one would be. */
+/* The two parts of a piece that is cut where it may be have the same sum as the whole. */
 static void cut(const hpc_codec *c) {
     float x[64], whole[64] = {0}, parts[64] = {0};
     char piece[64 * sizeof(float)];

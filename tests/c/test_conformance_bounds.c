@@ -1,4 +1,4 @@
-/* What is out of range is refused with its value, and nothing is written; what is empty is fine. */
+/* Arguments out of range are refused with their value, and nothing is written; empty ranges are fine. */
 #include <limits.h>
 #include <stdio.h>
 

@@ -157,7 +157,8 @@ static void one_is_missing(rank *r) {
     rank_meet(r);
 }
 
-/* What a library that gave up may not free: the exchange may still write there. Kept findable for the leak checker. */
+/* Memory that a library that gave up may not free: the exchange may still write there. Kept findable for the leak
+ * checker. */
 static struct broken {
     int fails; /* 0: never ready; else this status from test */
     int freed;

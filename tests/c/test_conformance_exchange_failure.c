@@ -9,7 +9,7 @@
 
 enum { VICTIM = 1, SECONDS = 10, BOTH = HPC_PUSH | HPC_PULL };
 
-/* What the survivors (0 and 2) do. Each needs rank 1 to go on. */
+/* The calls of the survivors (0 and 2). Each needs rank 1 to go on. */
 typedef enum wait_kind {
     WAIT,      /* for the victim's push */
     PUSH_PULL, /* the same in one call */

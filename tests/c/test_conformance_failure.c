@@ -7,7 +7,7 @@
 
 enum { VICTIM = 1, SECONDS = 10 };
 
-/* What the survivors (0 and 2) do when rank 1 dies. Each needs rank 1 to go on. */
+/* The calls of the survivors (0 and 2) when rank 1 dies. Each needs rank 1 to go on. */
 typedef enum wait_kind {
     WAIT_SIGNAL,
     WAIT_SIGNAL_OF_ANYBODY,
@@ -204,7 +204,7 @@ static void peer_stops_collectives(rank *r) {
     tear_down(f);
 }
 
-/* What a rank wrote before it died is there: a signal that came is no failure. */
+/* A signal that a rank wrote before it died is there: to wait for it is no failure. */
 static void last_words(rank *r) {
     hpc_window *w;
     CHECK_OK(hpc_window_create(r->context, 4096, 1, NULL, -1, &w));

@@ -45,7 +45,7 @@ static void seeds_are_late(rank *r) {
     hpc_window_free(w);
 }
 
-/* Where the peer's memory can be mapped, the view is that memory, in both directions and without a copy. */
+/* A view of a peer whose memory can be mapped is that memory, in both directions and without a copy. */
 static void peer_view(rank *r) {
     hpc_window *w;
     CHECK_OK(hpc_window_create(r->context, NBYTES, r->size, NULL, -1, &w));

@@ -100,7 +100,7 @@ static void held_while_streaming(rank *r) {
     hpc_queue_free(q);
 }
 
-/* What is held stays: the sender's next update waits, names whom it waits for, and goes when the oldest is
+/* Updates that are held stay: the sender's next update waits, names whom it waits for, and goes when the oldest is
  * acknowledged. */
 static void sender_waits_for_ack(rank *r) {
     int depth = r->arg % 16, buffers = r->arg / 16, peer = 1 - r->rank;

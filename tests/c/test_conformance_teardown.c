@@ -108,7 +108,7 @@ static void every_order(rank *r) {
     }
 }
 
-/* Who has come out of a barrier may leave at once: the others come out of it all the same. */
+/* A rank that has come out of a barrier may leave at once: the others come out of it all the same. */
 static void leave_after_barrier(rank *r) {
     int rounds = ranks_rounds(60);
     for (int round = 0; round < rounds; round++) {
@@ -209,7 +209,7 @@ static void close_ends_waits(rank *r) {
     }
 }
 
-/* What a forked child may do with its parent's context: nothing, and no harm. */
+/* A forked child can do nothing with its parent's context, and no harm to it. */
 static int child(hpc_context *ctx, hpc_window *w, hpc_queue *q, int peer) {
     char byte = 1;
     const void *update;

@@ -185,7 +185,7 @@ static void wrong_addresses(rank *r) {
     node_leave(n, NULL);
 }
 
-/* Of two networks one is dead: rank 2 finds out with rank 0, and does not try it again with rank 1. */
+/* One of two networks is dead: rank 2 finds out with rank 0, and does not try it again with rank 1. */
 static void dead_network(rank *r) {
     enum { FILL = 4, SECONDS = 9 };
     node *n = node_open(r, r->size, 20, NULL);

@@ -1,4 +1,4 @@
-/* Who is alive on the control channel: dead, frozen, thawed and busy ranks; and what their last words are. */
+/* Liveness on the control channel: dead, frozen, thawed and busy ranks; and what their last words are. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-/* What may come to the control channel by TCP: strangers, and bytes of a peer that is proven but is not this code. */
+/* Callers of the control channel by TCP: strangers, and bytes of a peer that is proven but is not this code. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <poll.h>
@@ -52,7 +52,7 @@ static void say_bye(int fd) {
     close(fd);
 }
 
-/* What follows is cut anywhere. */
+/* A message may be cut anywhere. */
 static void dribble(rank *r) {
     enum { BYTES = 100000 };
     char *data = malloc(BYTES), *stream = malloc(2 * BYTES);

@@ -1,4 +1,5 @@
-/* Which RDMA ports a rank takes, and how two ranks' ports are matched: made-up ones, and those of this machine. */
+/* The choice of RDMA ports: those that a rank takes, and how two ranks' ports are matched, with made-up ports and those
+ * of this machine. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "context/context.h"
@@ -363,7 +364,7 @@ static void test_build(void) {
 
 static char library[PATH_MAX];
 
-/* Where it is, asked of a process that then ends: this one must not have loaded it yet. */
+/* Finds the library by a process that then ends: this process must not have loaded it yet. */
 static void find_library(void) {
     int ends[2];
     ssize_t got;

@@ -107,7 +107,7 @@ static void trains(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* What no member suits is refused on every rank, and so is what a member's check refuses. */
+/* Every rank refuses a configuration that no discipline suits, or that its discipline's check refuses. */
 static void refuses(rank *r) {
     job j;
     hpc_exchange_config config;

@@ -6,8 +6,8 @@
 
 enum { MOST_MEMBERS = 4, BOTH = HPC_PUSH | HPC_PULL };
 
-/* What a member of the exchange is. LATER: its parameters are known when all have met; they are the sum of all updates,
- * in any order. */
+/* Kinds of configurations. From ASYNC on the parameters are known only when all ranks have met; they are the sum of all
+ * updates, in any order. */
 typedef enum kind { HUB, SPLIT, GRAPH, ASYNC, SSP, KINDS } kind;
 
 typedef struct member {
@@ -130,7 +130,7 @@ static void one_step(mix *x, rank *r, int step, uint64_t *random) {
     for (int i = 0; i < x->n_keys; i++) finish(x, r, order[i], tickets[order[i]]);
 }
 
-/* What is left of the members whose owners apply each update by itself. */
+/* Checks the configurations whose owners apply each update by itself. */
 static void check_later(mix *x, rank *r) {
     CHECK_OK(hpc_exchange_settle(x->e, -1));
     CHECK_OK(hpc_barrier(r->context, -1));

@@ -1,5 +1,5 @@
-/* By which rail the lanes of an exchange go: a chunk's updates and its parameters by the same, that of the chunk's core
- * or that of the pair of ranks. What comes of a step is the same either way. */
+/* The rails of an exchange's lanes: a chunk's updates and its parameters take the same one, that of the chunk's core or
+ * that of the pair of ranks. The results of a step are the same either way. */
 #include "exchange_plans.h"
 
 #include "engine/layout.h"

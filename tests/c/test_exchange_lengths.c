@@ -8,7 +8,7 @@
 
 enum { LIAR, VICTIM };
 
-/* What the liar sends. */
+/* The lies that the liar sends. */
 typedef enum lie {
     SHORT,   /* a part of each row, or of the version where there is a quorum */
     LONG,    /* more than a row */

@@ -8,7 +8,7 @@
 
 enum { STEPS = 6, DELTA = 5 };
 
-/* What a case is made of, in its arg. */
+/* Flags of a case, in its arg. */
 enum {
     RECEIVERS = 1,
     THREADS = 2,
@@ -129,7 +129,7 @@ static int sends_pieces(int number) {
     return number >= HPC_THRESHOLD;
 }
 
-/* What a row folds in this step; a forward's own filter is in it. */
+/* The fold of a row in this step; a forward's own filter is in it. */
 static const double *row_value(model *m, int index, double *const *sent, int step) {
     const hpc_row *row = &m->j->plan->rows[index];
     if (m->value[index] != NULL) return m->value[index];
@@ -177,7 +177,7 @@ static void model_step(model *m, reference *ref, int key) {
     free(sum);
 }
 
-/* What this rank's encoders hold back. */
+/* Checks the residuals of this rank's encoders. */
 static void check_encoders(const rank *r, const model *m, hpc_exchange *e, uint64_t made) {
     const job *j = m->j;
     float *values = malloc(100000 * sizeof *values);
@@ -225,7 +225,8 @@ static void train(const rank *r, const job *j, hpc_exchange *e, model *m, refere
     }
 }
 
-/* What ranks have received of each other is what these have sent: pieces count once, however often they are added. */
+/* Each rank has received as many bytes as the others have sent to it: pieces count once, however often they are added.
+ */
 static void check_received(const rank *r, hpc_exchange *e) {
     uint64_t own[2 * RANKS_MAX] = {0}, all[RANKS_MAX * 2 * RANKS_MAX];
     hpc_exchange_peer peer;

@@ -1,5 +1,5 @@
-/* What a core of an exchange works on lies on its node, and its thread stays on its CPU. Meaningful where there are two
- * nodes: tests/numa runs this in a guest that has them. */
+/* The memory that a core of an exchange works on lies on its node, and its thread stays on its CPU. Meaningful where
+ * there are two nodes: tests/numa runs this in a guest that has them. */
 #define _GNU_SOURCE
 #include "numa.h"
 

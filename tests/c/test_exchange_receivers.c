@@ -4,7 +4,7 @@
 
 enum { STEPS = 6 };
 
-/* What a case is made of, in its arg. */
+/* Flags of a case, in its arg. */
 enum {
     BOTH = 1,
     THREADS = 2,

@@ -1,5 +1,5 @@
-/* What an exchange refuses, with one clear sentence, before anything is sent: ranks that disagree, bad arguments,
- * numbers that are none, rules that fail. The group, or the exchange, goes on afterwards. */
+/* Refusals of an exchange, with one clear sentence, before anything is sent: ranks that disagree, bad arguments,
+ * numbers that are none, rules that fail. The ranks, or the exchange, go on afterwards. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <sched.h>
@@ -82,8 +82,8 @@ static void describe(rank *r, const void *said, size_t nbytes, hpc_reply replies
     CHECK_OK(hpc_control_exchange(r->context->control, "exchange", said, nbytes, -1, HPC_OWN_SIZES, replies, deadline));
 }
 
-/* What rank 1 says of its exchange is too short; then it is what rank 0 has said, but with the name of the rule, or of
- * the last key, that does not end, nor does what is behind it. Such a text is cut, and nothing behind it is read. */
+/* Rank 1 describes its exchange too briefly; then as rank 0 does, but the name of the rule, or of the last key, does
+ * not end, nor do the bytes behind it. Such a text is cut, and nothing behind it is read. */
 static void endless_texts(rank *r) {
     enum { TOO_SHORT, RULE, KEY, TEXT = 64, BEHIND = 56 };
     static const char *const told[] = {"that cannot be read (1 bytes)", "rule xxx", "key 0 is xxx"};
@@ -208,7 +208,7 @@ static void accepted(rank *r) {
     good_exchange(r);
 }
 
-/* What create is given by hand, on one rank. */
+/* Arguments of create that are wrong, by hand, on one rank. */
 static void bad_create(rank *r) {
     job j;
     hand_plan h;

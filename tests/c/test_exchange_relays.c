@@ -6,7 +6,7 @@
 
 enum { STEPS = 6 };
 
-/* What a case is made of, in its arg. */
+/* Flags of a case, in its arg. */
 enum { CHAIN = 1, THREADS = 2, HALF_IN = 4, HALF_OUT = 8, DEEP = 16, HOSTS_OF = 32 };
 
 static void by_hosts(job *j, hand_plan *h, const rank *r, int arg) {
@@ -173,7 +173,7 @@ static void counted(rank *r) {
 
 /* ---- trees ---- */
 
-/* What rank 0 pushes comes to all, and no step overtakes another: a rank may be slow, and is waited for. */
+/* The pushes of rank 0 come to all, and no step overtakes another: a rank may be slow, and is waited for. */
 static void broadcasts(rank *r) {
     job j;
     hand_plan *h = hand_new();

@@ -72,7 +72,7 @@ static hpc_plan *plan_of(const job *j) {
     return plan;
 }
 
-/* What the owners write in so many steps: two bytes an element to workers whose memory they do not map. */
+/* Checks the bytes that owners write in so many steps: two bytes an element to workers whose memory they do not map. */
 static void check_written(const rank *r, hpc_exchange *e, const hpc_plan *plan, uint64_t steps) {
     hpc_exchange_stats stats;
     uint64_t expected = 0;
@@ -204,7 +204,7 @@ static void whole_versions(rank *r) {
     free(ones);
 }
 
-/* What was pushed or pulled and never waited for is in params once the exchange has closed. arg: each. */
+/* Parameters of a push or pull that nobody has waited for are there once the exchange has closed. arg: each. */
 static void closing(rank *r) {
     job j;
     reference ref;

@@ -4,7 +4,7 @@
 
 enum { STEPS = 12 };
 
-/* What a case is made of, in its arg. */
+/* Flags of a case, in its arg. */
 enum { CHAIN = 1, THREADS = 2, HALF_IN = 4, EAGER = 8, DEEP = 16, RING = 32, RACKS = 64, SPLIT = 128, APART = 256 };
 
 static void shared_job(job *j, const rank *r) {

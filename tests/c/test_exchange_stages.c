@@ -29,8 +29,8 @@ static void train(const rank *r, const job *j, int steps) {
 
 /* ---- traffic ---- */
 
-/* What each rank sends is counted where it sends it: a push to the rows that it feeds itself, a forward by the core
- * that forwards. arg: progress + 8 times the plan. */
+/* Bytes are counted by the rank and thread that sends them: a push to the rows that it feeds itself, a forward by the
+ * core that forwards. arg: progress + 8 times the plan. */
 static void traffic(rank *r) {
     enum { RACKS, RELAY, RING };
     static const uint64_t of_racks[4][4] = {{0, 0, 0, 4004}, {2002, 0, 0, 0}, {0, 0, 0, 4004}, {0, 0, 2002, 0}};

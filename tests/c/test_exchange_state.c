@@ -1,4 +1,4 @@
-/* What an exchange remembers: args of the rule, rows taken out and put back bit for bit, and the same bits for any
+/* The state of an exchange: args of the rule, rows taken out and put back bit for bit, and the same bits for any
  * chunk size, number of cores, instruction set, progress and order of arrival. */
 #include <math.h>
 #include <sched.h>
@@ -52,7 +52,8 @@ static void free_params(const job *j, float **params) {
 
 /* ---- the same bits ---------------------------------------------------------------------------------------------- */
 
-/* By hand: the sum in the workers' order, then the rule. states gets slots times count values a key, slot by slot. */
+/* Computes by hand: the sum in the workers' order, then the rule. states gets slots times count values a key, slot by
+ * slot. */
 static void by_hand(const job *j, int steps, float **params, float **states) {
     hpc_rule rule;
     CHECK_OK(hpc_rule_find(j->rule, HPC_ISA_GENERIC, &rule));

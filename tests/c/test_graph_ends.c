@@ -445,7 +445,8 @@ static void refusals(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Where tcp is used, which only takes what keeps its order by one stream. The case brings up a context by itself. */
+/* Over tcp BARRIER and ASYNC refuse two streams, as they need the order of a single one. The case brings up a context
+ * by itself. */
 static void two_streams(rank *r) {
     graph_job g;
     int refuses = strcmp(r->mode->transports, "tcp") == 0;

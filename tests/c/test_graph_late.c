@@ -55,7 +55,7 @@ static int decode(const rank *r, const graph_job *g, hpc_exchange *e, int key, i
     return present;
 }
 
-/* What became of every input; folds of which n were new, and received bytes, say the same. */
+/* Checks the counts: of inputs, of folds by how many of their inputs were new, and of received bytes. */
 static void check_counts(const rank *r, const graph_job *g, hpc_exchange *e, int reduces) {
     hpc_exchange_stats stats;
     uint64_t inputs[RANKS_MAX] = {0}, n = 0, whole = 0, received = 0, sent = 0, most = 0;

@@ -50,8 +50,8 @@ static int push(const rank *r, const graph_job *g, hpc_exchange *e, int key, int
     return status;
 }
 
-/* Which push of each rank the parameters from that element on are folded of, 0 for none; all of the unit are of those,
- * by the scaled weights. */
+/* Finds the push of each rank that is in the parameters from that element on, 0 for none. All elements of the unit must
+ * have these pushes, by the scaled weights. */
 static void decode(const rank *r, const graph_job *g, hpc_exchange *e, int key, uint64_t from, int *numbers) {
     float params[MOST];
     for (uint64_t i = 0; i < unit(g); i++) params[i] = hpc_exchange_params(e, key)[from + i] - before[from + i];
@@ -336,7 +336,7 @@ static void frozen(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Who has closed is waited for by nobody, and the last one goes on alone. Each rank closes two steps after the one
+/* Nobody waits for a rank that has closed, and the last one goes on alone. Each rank closes two steps after the one
  * before. */
 static void closes(rank *r) {
     graph_job g;

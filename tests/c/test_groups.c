@@ -7,7 +7,7 @@
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-/* What a case is made of, in its arg: s (0: ASYNC), flags, and how many ranks a host has. */
+/* Parts of a case's arg: s (0: ASYNC), flags, and how many ranks a host has. */
 enum { THREADS = 64, ROUNDED = 128, DEEP = 256, RACKS = 512, STATE = 1024, HOSTS_OF = 2048 };
 
 static int per_host(const rank *r) {

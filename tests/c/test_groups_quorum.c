@@ -9,7 +9,7 @@
 
 enum { BOTH = HPC_PUSH | HPC_PULL, LAST = 2, WORD = 1000 };
 
-/* What a case is made of, in its arg: the quorum, flags, and how many ranks a host has (0: two, then one each). */
+/* Parts of a case's arg: the quorum, flags, and how many ranks a host has (0: two, then one each). */
 enum { THREADS = 16, ROUNDED = 32, DEEP = 64, RACKS = 128, SUM = 256, HAND = 512, HOSTS_OF = 1024 };
 
 static int host_of(const rank *r, int who) {
@@ -376,8 +376,8 @@ static void names_slow(rank *r) {
     end(e, plan);
 }
 
-/* Who has closed is not waited for, and neither is its group, however long the grace; when too few groups are left a
- * push fails. One rank of the last group closes, and the other one does not push. */
+/* A rank that has closed is not waited for, and neither is its group, however long the grace; when too few groups are
+ * left a push fails. One rank of the last group closes, and the other one does not push. */
 static void closed(rank *r) {
     job j;
     reference ref;
@@ -439,7 +439,7 @@ static bool has_note(const rank *r, const char *text) {
     return false;
 }
 
-/* Of pushes that find no quorum any more close tells those that nobody has waited for, on all ranks of the group. */
+/* Pushes that find no quorum any more, and that nobody has waited for, are told by close on all ranks of the group. */
 static void lost(rank *r) {
     job j;
     hpc_plan *plan = by_hosts(&j, r, 1);
@@ -451,7 +451,7 @@ static void lost(rank *r) {
     end(e, plan);
 }
 
-/* What is published goes to the straggling group too, which is in no fold, and goes on from the newest version. */
+/* A publish goes to the straggling group too, which is in no fold, and goes on from the newest version. */
 static void published(rank *r) {
     job j;
     reference ref;

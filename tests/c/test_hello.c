@@ -152,7 +152,7 @@ static void test_flipped_bits(void) {
         for (size_t bit = 0; bit < 8 * sizes[message]; bit++) test_flipped_bit(message, bit);
 }
 
-/* What a false called side may try on a caller: an answer of an earlier connection, the caller's kind of proof, its own
+/* Attempts of a false called side on a caller: an answer of an earlier connection, the caller's kind of proof, its own
  * hello back; and a caller never proves itself to it. */
 static void test_false_called(int tcp) {
     unsigned char answer[ANSWER] = {0}, earlier[ANSWER], byte;

@@ -1,4 +1,4 @@
-/* What the host gives: the real one within its bounds, and made-up /proc and /sys trees with known answers. */
+/* Facts about the host: the real one within its bounds, and made-up /proc and /sys trees with known answers. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "base/host.h"

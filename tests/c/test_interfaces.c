@@ -1,5 +1,5 @@
-/* What NICs decide before a byte moves: how many interfaces a server has, and on which node its threads and its windows
- * are. Ranks and NICs are made up; none is opened. */
+/* Facts that NICs decide before a byte moves: how many interfaces a server has, and on which node its threads and its
+ * windows are. Ranks and NICs are made up; none is opened. */
 #include "check.h"
 #include "engine/layout.h"
 
@@ -36,7 +36,7 @@ static void make_context(hpc_context *c, hpc_address *addresses, const int *n_po
     c->connected = 1;
 }
 
-/* What a build without verbs makes of it is one. */
+/* Returns n, or 1 in a build without verbs. */
 static int if_verbs(const hpc_context *c, int n) {
     const char *why;
     return hpc_transport_verbs.reaches(&c->addresses[0], &c->addresses[1], &why) ? n : 1;

@@ -1,4 +1,5 @@
-/* What other processes see of a rank (hpc_jobs): whom it waits for and in which operation, its step, its silence. */
+/* The view of a rank from other processes (hpc_jobs): whom it waits for and in which operation, its step, its silence.
+ */
 #define _GNU_SOURCE
 #include <math.h>
 #include <poll.h>
@@ -320,7 +321,7 @@ static void asked_all_the_time(rank *r) {
     CHECK_OK(hpc_barrier(r->context, -1));
 }
 
-/* What comes as an answer is bounded and printable, or none. */
+/* An answer that is too long or not printable is refused. */
 static void answers_are_not_believed(rank *r) {
     (void)r;
     hpc_job_answer a, good = {.version = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH,

@@ -15,7 +15,7 @@ enum { VICTIM = 3, WARNED = 8, GO_ON = 9, ENOUGH = 3 };
 
 enum { ANSWERS = 32 };
 
-/* What looks find, one after the other; the last one again and again. */
+/* Findings of looks, one after the other; the last one again and again. */
 typedef struct script {
     hpc_group group;
     _Atomic int states[2];

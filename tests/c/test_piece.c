@@ -522,7 +522,8 @@ static int64_t every_third(const float *from, float *rest, int64_t n, float delt
     return kept;
 }
 
-/* Of 998 elements it keeps 2. Of others it says so too, and has a bit more, or one behind the last. */
+/* Keeps 2 of 998 elements. For other numbers of elements it returns 2 as well, but sets another bit, or one behind the
+ * last element. */
 static int64_t one_bit_too_many(const float *from, float *rest, int64_t n, float delta, void *values, uint8_t *bits) {
     (void)from, (void)rest, (void)delta;
     memset(bits, 0, (size_t)(n + 7) / 8);

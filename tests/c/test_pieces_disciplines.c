@@ -87,7 +87,7 @@ static void check_graph(const play *p, const rank *r, const double *sent) {
     free(own);
 }
 
-/* What was left out has gone back, piece by piece, on both sides of the exchange. */
+/* Checks the bytes that were left out and went back into residuals: without a quorum there are none. */
 static void check_returned(const play *p, const rank *r) {
     hpc_exchange_stats stats;
     uint64_t returned = 0;

@@ -161,7 +161,7 @@ static double weigh_all(int key, uint64_t offset, uint64_t count, const float *v
     return sum;
 }
 
-/* What this rank has computed. */
+/* Trains, and returns the sum of the updates that this rank has computed. */
 static double train(const pair *p, const rank *r, hpc_exchange *e) {
     static _Thread_local float gradient[8192];
     uint64_t state = 77 + (uint64_t)r->rank, tickets[KEYS];

@@ -1,5 +1,5 @@
-/* What encoders of pieces keep: an exchange that is made again from what it knew goes on with the same bits; what is
- * refused leaves no trace; skips, folds of nothing and publishes lose nothing. */
+/* The state of encoders of pieces: an exchange that is made again from a saved state goes on with the same bits; a
+ * refused update leaves no trace; skips, folds of nothing and publishes lose nothing. */
 #include <math.h>
 
 #include "piece_jobs.h"
@@ -132,7 +132,7 @@ static void goes_on(rank *r) {
     play_free(p);
 }
 
-/* What is not refused is sent, and does not stay: after it the residuals have numbers alone. */
+/* A NaN or Inf that is not refused is sent, and does not stay: after it the residuals have numbers alone. */
 static void wild_is_sent(rank *r) {
     const codec_kind kinds[2][3] = {{LARGE, HALF, TOP}, {BITS, PAPER, ZLIB}};
     for (int turn = 0; turn < 2; turn++) {

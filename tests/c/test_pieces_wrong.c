@@ -36,7 +36,7 @@ static int apply_none(float *param, const float *acc, int64_t count, float *stat
 
 typedef enum place { HUB, GRAPH, HOSTS } place;
 
-/* What is asked for; rank 1 may ask for something else. */
+/* The arguments that ranks ask for; rank 1 may ask for others. */
 typedef struct asked {
     hpc_codec_config codec, other;
     int wire, differs, no_codecs, consistency, staleness, quorum, place, in_place, own_fold;
@@ -337,7 +337,7 @@ static void corrupt(char *piece, lie what) {
     memcpy(piece, &head, sizeof head);
 }
 
-/* What start does, with a piece of the liar's between encoding and sending. */
+/* Does as start, but puts the liar's piece in place between encoding and sending. */
 static void push_lie(hpc_exchange *e, const float *src, lie what) {
     const int in_place = hpc_reads_in_place(inside(e), VICTIM, LIAR);
     char *slot = hpc_push_slot(inside(e), KEY);

@@ -1,5 +1,5 @@
-/* Where pages lie and where threads run, as the kernel tells. On a host with one node every page is on it, whatever was
- * asked for; tests/numa runs this in a guest that has two. */
+/* The nodes of pages and the CPUs of threads, as the kernel tells. On a host with one node every page is on it,
+ * whatever was asked for; tests/numa runs this in a guest that has two. */
 #define _GNU_SOURCE
 #include "numa.h"
 

@@ -1,4 +1,4 @@
-/* What a plan with relays must keep. */
+/* The rules for plans with relays. */
 #include "check.h"
 #include "plan/plan.h"
 

@@ -11,7 +11,7 @@ static hpc_tree tree_of(const int *parents, int ranks) {
     return t;
 }
 
-/* Of each chunk every rank gets the parameters from its parent, or is the root; and the root alone takes bytes. */
+/* Every rank gets the parameters of each chunk from its parent, or is the root; and the root alone takes bytes. */
 static void check_plan(const int *parents, int ranks) {
     const hpc_tree t = tree_of(parents, ranks);
     hpc_plan *plan = NULL;

@@ -70,7 +70,7 @@ static void check_balance(const uint64_t load[BINS], int bins, uint64_t largest)
     for (int b = 0; b < bins; b++) CHECK(load[b] <= total / (uint64_t)bins + 1 + largest);
 }
 
-/* Of a key, the equal chunks of a bin lie together. */
+/* The equal chunks of a key in one bin lie together. */
 static void check_gathered(const hpc_plan *plan, int cores) {
     for (int from = 0, to; from < plan->n_rows; from = to) {
         int last = -1, runs = 0;

@@ -12,7 +12,7 @@ static void one_key(job *j, uint64_t count) {
     j->keys[0].count = count;
 }
 
-/* Of all cores that have rows of a key. */
+/* The number of shares of a key: cores that have rows of it. */
 static int shares_of(const job *j, int key) {
     int chunks = (int)((j->keys[key].count * sizeof(float) + j->chunk - 1) / j->chunk);
     int places = j->n_servers * j->cores;

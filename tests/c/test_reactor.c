@@ -88,7 +88,7 @@ static void end(source *s) {
     atomic_fetch_sub(&s->inside, 1);
 }
 
-/* What a plain source leaves is made an event again. */
+/* Data that a plain source leaves is made an event again. */
 static int handle(void *arg, uint64_t tag, uint32_t events, size_t budget) {
     source *s = arg;
     queue *q = &s->queues[tag];
@@ -352,7 +352,7 @@ static void after_a_wait(void) {
     close_job(&j);
 }
 
-/* What is no event is looked for, also when a wait slept in the set as it began. */
+/* A source that makes no event is looked at, also when a wait slept in the set as the data began to come. */
 static void awaited(int slept_in) {
     static job j;
     pthread_t thread;

@@ -28,7 +28,7 @@ typedef struct caller {
     size_t extra;    /* more bytes than the others give */
 } caller;
 
-/* What it saw; in memory that the test shares with all ranks. */
+/* The end of a rank's calls; in memory that the test shares with all ranks. */
 typedef struct outcome {
     _Atomic int calling, ended;
     int status, n_ranks, n_waiting;
@@ -190,7 +190,7 @@ static int call_rank_0(int port, int from, int size, const char *secret) {
     return fd;
 }
 
-/* What rank 0 tells a rank that called so. */
+/* The notice that rank 0 gives to such a caller. */
 static hpc_notice told_by_rank_0(int fd, int size) {
     static unsigned char bytes[HPC_NOTICE_BYTES];
     hpc_notice notice;
@@ -226,7 +226,7 @@ static void sizes(void) {
     }
 }
 
-/* What the others find first is another server, which hangs up on them, then nobody. */
+/* The others find first another server, which hangs up on them, then nobody. */
 static void rank_0_comes_last(void) {
     enum { N = 4 };
     int port = free_port(), listener = listen_there(port);

@@ -408,7 +408,8 @@ static void levels(rank *r) {
     end(e);
 }
 
-/* What is under way keeps publish away, and settle waits for it. A row counts updates, and an owner knows whose. */
+/* A push that is under way makes publish refuse, and settle waits for it. A row counts updates, and an owner knows
+ * whose. */
 static void rows(rank *r) {
     job j;
     job_init(&j, r);

@@ -216,7 +216,7 @@ static void invalid(rank *r) {
     CHECK_STATUS(hpc_context_shrink(r->context, NULL, 1, NULL), HPC_ERR_INVALID);
     CHECK_STATUS(hpc_context_first_rank(r->context, r->size), HPC_ERR_INVALID);
     CHECK_EQ(hpc_context_first_rank(r->context, 1), 1);
-    /* What one rank cannot do every rank is told. */
+    /* Every rank is told why one of them cannot shrink. */
     if (r->rank == 1) wrong.timeout = -1;
     CHECK_STATUS(hpc_context_shrink(r->context, &wrong, SECONDS, &fresh), HPC_ERR_CONFIG);
     CHECK(fresh == NULL);
@@ -328,7 +328,7 @@ static void aborts_what_shrinks(rank *r) {
     hpc_context_free(c);
 }
 
-/* What a rank gives the others, as shrink.c writes it. */
+/* The message of a rank to the others, as shrink.c writes it. */
 typedef struct letter {
     int32_t status;
     char why[256];
@@ -643,8 +643,8 @@ static void dropped_by_one(rank *r) {
 
 /* ---- votes ---- */
 
-/* What each of three ranks says at first, by rank, and who is out then. The last one is of two that accuse each other.
- */
+/* The first words of each of three ranks, by rank, and the ranks that are out then. In the last case two ranks accuse
+ * each other. */
 static const struct {
     unsigned said[3], out;
 } ballots[] = {
@@ -661,7 +661,7 @@ static void votes(rank *r) {
     } else {
         CHECK_OK(status);
         for (int i = 0; i < 3; i++) CHECK_EQ(gone[i], ballots[r->arg].out >> i & 1);
-        /* What is given comes from everybody who is left. */
+        /* Every rank that is left gives something. */
         hpc_reply replies[3];
         int mine = 10 + r->rank;
         CHECK_OK(hpc_control_give(r->context->control, &s, &mine, sizeof mine, replies));

@@ -1,4 +1,4 @@
-/* What only tcp has: stripes and fences, credits, who reads for a rank that makes no call, and how one wakes. */
+/* Features of tcp alone: stripes and fences, credits, who reads for a rank that makes no call, and how one wakes. */
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -170,7 +170,7 @@ static void two_windows(rank *r) {
     hpc_window_free(other);
 }
 
-/* What lies behind a fence fills the socket for longer than silence, because another stream is slow: nobody died. */
+/* Bytes behind a fence fill the socket for longer than silence, because another stream is slow: nobody died. */
 static void held_by_fence(rank *r) {
     enum { BYTES = 48 << 20 };
     hpc_window *w;

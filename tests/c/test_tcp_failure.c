@@ -1,4 +1,4 @@
-/* What goes wrong on a lane's TCP connections: bytes that no rank sends, connections that break under living peers. */
+/* Failures of a lane's TCP connections: bytes that no rank sends, connections that break under living peers. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -364,7 +364,7 @@ static void end_told_to_another(rank *r) {
     hpc_lane_free(lane);
 }
 
-/* What is put on a connection that has broken is lost, and flush says so. */
+/* A put on a connection that has broken is lost, and flush says so. */
 static void lost_put(rank *r) {
     uint64_t x = 1;
     double start = ranks_now();

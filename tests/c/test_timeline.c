@@ -18,7 +18,7 @@ typedef struct span {
     char name[64], cat[16], op[24]; /* op: of a wait */
 } span;
 
-/* Of the file that this rank read last; ranks may be threads. */
+/* Spans of the file that this rank read last; ranks may be threads. */
 static _Thread_local span *spans;
 static _Thread_local int n_spans;
 static _Thread_local bool ended;
@@ -46,7 +46,7 @@ static void text_field(const char *line, const char *name, char *to, size_t cap)
     to[n] = 0;
 }
 
-/* Of one rank's file; every line must be an event, or a bracket. */
+/* Reads one rank's file; every line must be an event, or a bracket. */
 static void read_file(const char *path, int rank) {
     char line[4096];
     FILE *file = fopen(path, "re");

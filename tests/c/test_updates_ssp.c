@@ -7,7 +7,7 @@
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-/* What a case is made of, in its arg: s and flags. */
+/* Parts of a case's arg: s and flags. */
 enum {
     THREADS = 32,
     KEEPS = 64,

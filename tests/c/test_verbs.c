@@ -1,4 +1,4 @@
-/* What only verbs has: values, numbers and sizes that no immediate can say, sends and receives that run out, and
+/* Features of verbs alone: values, numbers and sizes that no immediate can say, sends and receives that run out, and
  * windows that are registered. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -97,7 +97,7 @@ static void jumps(rank *r) {
     hpc_window_free(w);
 }
 
-/* What comes next is the same for both ranks: a small step or a large one. */
+/* The next value, the same on both ranks: by a small step or a large one. */
 static uint64_t next_value(uint64_t value, uint64_t *seed) {
     static const uint64_t most[] = {1, 511, 1023, 1024, 1025, 1ull << 33};
     return value + 1 + ranks_random(seed) % most[ranks_random(seed) % 6];
@@ -155,7 +155,7 @@ static void two_lanes(rank *r) {
     hpc_window_free(w);
 }
 
-/* What one lane put is taken long after what the other one put later. */
+/* Signals of one lane are taken long after later ones of the other lane. */
 static void overtaken(rank *r) {
     static const uint64_t early[] = {100, 800, 5000, 5001}, late[] = {700, 1900, 5000 + 511, 1ull << 33};
     hpc_lane *lane;

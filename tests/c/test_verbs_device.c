@@ -1,4 +1,5 @@
-/* Which ports of made-up RDMA devices are opened, how they are shown and closed: also those that few machines have. */
+/* Ports of made-up RDMA devices: those that are opened, and how they are shown and closed; also kinds that few machines
+ * have. */
 #include "check.h"
 #include "sysfs.h"
 #include "transport/verbs/device.h"
@@ -21,7 +22,7 @@ int main(void) {
 
 static fake_verbs *fakes;
 
-/* By its name it is libibverbs.so.1: who asks for that gets it. */
+/* Loads the fake, whose name is libibverbs.so.1: later loads of that name get it. */
 static void load_fake(void) {
     void *library = dlopen(FAKE_IBVERBS, RTLD_NOW);
     if (library == NULL) fprintf(stderr, "%s\n", dlerror());

@@ -1,4 +1,4 @@
-/* What goes wrong on a queue pair: killed peers, keys that are no more, a port that goes away, too little locked
+/* Failures of a queue pair: killed peers, keys that are no more, a port that goes away, too little locked
  * memory, and how each of them is told. */
 #define _GNU_SOURCE
 #include <ctype.h>

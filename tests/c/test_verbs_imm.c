@@ -25,7 +25,7 @@ static void near_values(void) {
     }
 }
 
-/* What is further, or older, is taken for another value: these are sent whole. */
+/* Values that are further away, or older, would be taken for others: these are sent whole. */
 static void far_values(void) {
     for (size_t i = 0; i < sizeof nows / sizeof *nows; i++) {
         uint64_t now = nows[i];

@@ -1,4 +1,4 @@
-/* Where a put may read from: windows, and any other memory, which is staged or registered for it. */
+/* Sources of a put: windows, and any other memory, which is staged or registered for it. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -74,7 +74,7 @@ static void sources(rank *r) {
 
 enum { MANY = VERBS_IMM_WINDOWS + 16 };
 
-/* What lies in a window, whatever its number, needs no registration; what ends beyond it does. */
+/* A source in a window, whatever the window's number, needs no registration; one that ends beyond it does. */
 static void regions(rank *r) {
     hpc_window *w[MANY];
     hpc_verbs *v = r->context->verbs;

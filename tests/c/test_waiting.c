@@ -100,7 +100,7 @@ static int who_is_not_taken(void *arg, int *ranks) {
     return n;
 }
 
-/* What a rank sent before it left is taken before it counts as missing. */
+/* Data that a rank sent before it left is taken before the rank counts as missing. */
 static void taken_after_departure(rank *r) {
     static leaving l;
     const hpc_wait wait = {"test", all_taken, who_is_not_taken, &l};

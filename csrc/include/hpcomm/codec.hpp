@@ -100,7 +100,7 @@ class CodecsByKey {
     const hpc_codec_config *const *data() const noexcept {
         return by_key_.data();
     }
-    // What is wrong with them; nullptr: nothing is.
+    // The reason to refuse them; nullptr: there is none.
     const char *refusal() const noexcept {
         return refusal_.empty() ? nullptr : refusal_.c_str();
     }

@@ -33,8 +33,8 @@ struct Rule : hpc_rule {
 
 // plan, rule and values are arguments of Exchange, where it has one configuration.
 struct ExchangeConfig : hpc_exchange_config {
-    // Where the plan has codecs of variable length: one for each key, CodecConfig() for keys that have none; or a
-    // single one, of all keys that have it by the plan. Needed until the exchange has been made.
+    // Codecs of variable length, if the plan has some: one for each key, CodecConfig() for keys that have none; or a
+    // single one, for all keys that have it by the plan. Needed until the exchange has been made.
     std::vector<CodecConfig> codecs;
 
     ExchangeConfig() : hpc_exchange_config() {
@@ -77,7 +77,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
               return create(context, &config, 1, timeout, out);
           }) {}
 
-    // Of several configurations, whose keys follow one another: each has its plan, rule, values and, on a graph, graph.
+    // Several configurations, whose keys follow one another: each has its plan, rule, values and, on a graph, graph.
     Exchange(Context &context, const std::vector<ExchangeConfig> &configs, double timeout = default_timeout,
              Report report = {})
         : Handle(report,

@@ -14,8 +14,8 @@ extern "C" {
 
 /* cffi: begin */
 
-/* Which of several NICs carries a chunk between a worker and its owner, there and back (PHub, sections 3.2.4 and 4.5).
- * Where a transport has no NICs of its own (shm, tcp) both are the same. */
+/* The choice of the NIC, of several, that carries a chunk between a worker and its owner, there and back (PHub,
+ * sections 3.2.4 and 4.5). The values make no difference on shm and tcp, which choose no NIC. */
 typedef enum hpc_affinity {
     HPC_KEY_BY_CORE = 0,        /* the NIC of the chunk's core, for every worker: core c uses NIC c mod their number */
     HPC_WORKER_BY_INTERFACE = 1 /* the NIC of the pair of ranks, for every chunk */
@@ -140,7 +140,8 @@ typedef struct hpc_hosts {
 } hpc_hosts;
 
 HPC_API void hpc_hosts_init(hpc_hosts *hosts);
-/* Where no group has more than one worker, or one group has all, this is the plan of a hub whose servers lead. */
+/* Makes the plan of a hierarchy. It is that of a hub whose servers lead where no group has more than one worker, or one
+ * group has all. */
 HPC_API int hpc_plan_hosts(const hpc_hosts *hosts, hpc_plan **plan);
 
 /* A broadcast over a tree (Parameter Flow, section 3.4): what the root pushes becomes every rank's parameters, by rule

@@ -1,8 +1,8 @@
 /* One lane's connections to one peer.
  *
  * Sending: a frame goes to the socket at once; what does not fit becomes an order, and is sent when the socket has room
- * by whoever finds that out. Nothing waits here. Striped, a large put is cut into a piece for each stream; whatever has
- * an order (signals, events, FLUSH) goes by stream 0, with fences where pieces went before it.
+ * by whoever finds that out. Nothing waits here. Striped, a large put is cut into a stripe for each stream; whatever
+ * has an order (signals, events, FLUSH) goes by stream 0, with fences where stripes went before it.
  *
  * A link that breaks falls silent, without a word to the callers: the control channel says what became of the peer, and
  * if it says nothing the service thread reports it after a grace. What the peer had sent is read to its end. */
@@ -149,7 +149,7 @@ static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fen
     return error != 0 ? error : send_orders(s);
 }
 
-/* A frame of stream 0 that comes after all pieces so far. */
+/* A frame of stream 0 that comes after all stripes so far. */
 static int send_ordered(tcp_link *l, hpc_frame frame, const void *src) {
     uint64_t fences[HPC_TCP_STREAMS - 1];
     frame.magic = HPC_FRAME_MAGIC;
@@ -165,18 +165,18 @@ static int is_striped(const tcp_link *l, uint64_t nbytes) {
     return l->n_streams > 1 && nbytes >= STRIPE_MIN;
 }
 
-/* Bytes of every stream's piece of a large put but the last one's, which is the rest. */
-static size_t piece_of(const tcp_link *l, uint64_t nbytes) {
+/* The bytes of a large put's stripe on every stream but the last, which takes the rest. */
+static size_t stripe_of(const tcp_link *l, uint64_t nbytes) {
     return (size_t)((nbytes / (uint64_t)l->n_streams + LINE - 1) / LINE * LINE);
 }
 
-/* All but the first piece of a large put; the frame is left with that one. */
+/* Sends all but the first stripe of a large put; the frame is left with the first. */
 static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
-    size_t nbytes = (size_t)frame->nbytes, n = (size_t)l->n_streams, piece = piece_of(l, nbytes);
-    frame->nbytes = piece;
+    size_t nbytes = (size_t)frame->nbytes, n = (size_t)l->n_streams, stripe = stripe_of(l, nbytes);
+    frame->nbytes = stripe;
     l->fenced = 0;
     for (size_t k = 1; k < n; k++) {
-        size_t from = k * piece, to = k + 1 == n ? nbytes : from + piece;
+        size_t from = k * stripe, to = k + 1 == n ? nbytes : from + stripe;
         const hpc_frame rest = {.magic = HPC_FRAME_MAGIC,
                                 .type = HPC_FRAME_PUT,
                                 .window = frame->window,
@@ -271,7 +271,7 @@ void tcp_link_close(tcp_link *l) {
 
 /* Whether the frame of an event has the bytes that it tells of, or its share of them and fences for the rest. */
 static int is_whole_event(const tcp_link *l, const hpc_frame *f) {
-    if (is_striped(l, f->value)) return f->nbytes == piece_of(l, f->value) && f->fences > 0;
+    if (is_striped(l, f->value)) return f->nbytes == stripe_of(l, f->value) && f->fences > 0;
     return f->nbytes == f->value;
 }
 

@@ -1,4 +1,4 @@
-/* Which links there are, by slot. A link lives until its slot, its lane and every visitor have let go. */
+/* The table of links, by slot. A link lives until its slot, its lane and every visitor have let go. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>

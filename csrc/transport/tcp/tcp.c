@@ -189,7 +189,7 @@ static int settle(hpc_context *c) {
     return left;
 }
 
-/* Payload is read into the window as it comes, and pieces of a large put come by all streams. */
+/* Payload is read into the window as it comes, and stripes of a large put come by all streams. */
 static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
     snprintf(why, HPC_ORDER_BYTES, "tcp_streams is %d, make it 1", c->tcp_streams);
     return c->tcp_streams == 1;

@@ -9,14 +9,15 @@
  *
  * A *link* joins a lane of this rank with the peer's lane of the same making, by one or more *streams* (connections).
  *
- * Who may touch what. Everything that is sent on a link, and the orders that wait for room in a socket, is under
- * `sending`, a mutex: puts come from the lane's thread, answers (FLUSHED, CREDIT) from whoever reads. Everything that
- * is read is done by the one thread that holds `reading`, a flag: who finds it taken says `again` and goes on, and the
- * holder looks once more after it let go, so no news is lost. `reading` may be held when `sending` is taken, never the
- * other way. The table of links and windows is under the transport's lock, held for look-ups, and while settle sends.
+ * Locks. `sending`, a mutex, guards everything that is sent on a link, and the orders that wait for room in a socket:
+ * puts come from the lane's thread, answers (FLUSHED, CREDIT) from the thread that reads. The one thread that holds
+ * `reading`, a flag, does all reading. A thread that finds the flag taken sets `again` and goes on, and the holder
+ * looks once more after it let go, so no news is lost. `reading` may be held when `sending` is taken, never the other
+ * way. The table of links and windows is under the transport's lock, held for look-ups, and while settle sends.
  *
- * What orders the data: payload is read into the window by the holder of `reading`, then the signal is stored (release)
- * or the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload whoever read it.
+ * Order of the data: payload is read into the window by the holder of `reading`, then the signal is stored (release)
+ * or the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload, whichever thread
+ * has read it.
  */
 #ifndef HPC_TCP_H
 #define HPC_TCP_H
@@ -42,7 +43,7 @@ typedef struct tcp_stream {
     int low_water;     /* bytes that must have come before an event tells of them; likewise */
     tcp_order *first, **last;
     tcp_order *answer; /* the last FLUSHED among them */
-    uint64_t pieces;   /* put on it, other than stream 0 */
+    uint64_t pieces;   /* stripes that were put on it; not on stream 0 */
 } tcp_stream;
 
 typedef struct tcp_link {
@@ -57,7 +58,7 @@ typedef struct tcp_link {
 
     _Atomic int reading, again;
     _Atomic int hung_up;              /* bit k: the peer's end of stream k */
-    uint64_t landed[HPC_TCP_STREAMS]; /* pieces, by stream */
+    uint64_t landed[HPC_TCP_STREAMS]; /* stripes, by stream */
     size_t signals_offset;            /* of the window of the frame at hand, if it has a signal */
     uint64_t flush_asked;             /* by the peer, to be answered after what was read */
     int answer_flush, rings, ended_streams;
@@ -66,7 +67,7 @@ typedef struct tcp_link {
     uint64_t events;          /* sent */
     _Atomic uint64_t credit;  /* events that the peer has taken */
     int wanting;              /* it was asked for credit */
-    int fenced;               /* no piece since the last frame with fences */
+    int fenced;               /* no stripe went out since the last frame with fences */
     uint64_t issued, asked;   /* puts; up to which a FLUSH was sent */
     _Atomic uint64_t flushed; /* up to which they are in place */
     _Atomic uint64_t credited;

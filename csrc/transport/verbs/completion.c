@@ -181,7 +181,8 @@ static void go_on(verbs_iface *f) {
         if (f->links[i] != NULL) verbs_link_go_on(f->links[i]);
 }
 
-/* By the holder of reading: links that both ends have closed. How many references to the iface went with them. */
+/* Removes the links that both ends have closed; the caller holds reading. Returns how many references to the iface went
+ * with them. */
 static int remove_closed(verbs_iface *f) {
     int gone = 0;
     atomic_store(&f->closing, 0);

@@ -33,8 +33,8 @@ static struct {
 } loaded;
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
-/* What the header's inline function does: the symbol is of the time of a smaller struct and fills in no more than that;
- * the device's own function, where it has one, knows all of it. */
+/* Does the same as the header's inline function. The library's symbol dates from a smaller struct, and fills in only
+ * that; a device's own function, if there is one, fills in the whole struct. */
 static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attributes) {
     struct verbs_context *v = verbs_get_ctx_op(context, query_port);
     memset(attributes, 0, sizeof *attributes);

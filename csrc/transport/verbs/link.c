@@ -300,17 +300,17 @@ static int broken(const verbs_link *l, const char *op, int otherwise) {
 
 static void add_write(verbs_link *l, chain *c, verbs_order *o) {
     size_t most = verbs_link_most(l);
-    size_t piece = o->nbytes - o->sent < most ? o->nbytes - o->sent : most;
-    int last = o->sent + piece == o->nbytes, with_imm = last && o->with_imm;
+    size_t n = o->nbytes - o->sent < most ? o->nbytes - o->sent : most;
+    int last = o->sent + n == o->nbytes, with_imm = last && o->with_imm;
     struct ibv_send_wr *s = add_send(l, c, with_imm ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE, o->src + o->sent,
-                                     piece, o->local_key, last && verbs_source_asks(l, o->loan));
+                                     n, o->local_key, last && verbs_source_asks(l, o->loan));
     s->wr.rdma.remote_addr = o->to + o->sent;
     s->wr.rdma.rkey = o->remote_key;
     if (with_imm) {
         s->imm_data = htonl(o->imm);
         l->used++;
     }
-    o->sent += piece;
+    o->sent += n;
     o->written = last;
     if (last) verbs_source_is_posted(l, o);
 }

@@ -29,7 +29,7 @@ static int reaches(const hpc_address *self, const hpc_address *peer, const char 
 
 _Static_assert(sizeof(verbs_greeting) <= HPC_BLOB_BYTES, "a blob holds it");
 
-/* Which of the pair's rails the lane takes: its own number's, or that of the pair. */
+/* The rail of a lane, of those of the pair of ranks: by the lane's own number, or by the pair. */
 static const hpc_rail *rail_of(const hpc_verbs *v, const hpc_lane *lane, int peer) {
     const verbs_peer *p = &v->peers[peer];
     int n = lane->rail == HPC_RAIL_BY_WORKER ? v->context->group.rank + peer : lane->rail;

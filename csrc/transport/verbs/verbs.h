@@ -14,21 +14,22 @@
  * A *link* joins a lane of this rank with the peer's lane of the same making by one reliable-connected queue pair, on
  * the lane's rail. The links of a lane at one NIC share an *iface*: a completion queue and a shared receive queue.
  *
- * What travels. A put is an RDMA write. An event is an RDMA write with immediate, which is the caller's. A signal is
- * one, too: its immediate begins with 111 and says the window, the signal and the low bits of the value; whoever polls
- * the receiver's completion queue stores the word. What does not fit into an immediate (such an immediate of an event,
- * a value far from the last one, more than one message) is said by a verbs_message, sent behind the write.
+ * Messages. A put is an RDMA write. An event is an RDMA write with immediate, which is the caller's. A signal is
+ * one, too: its immediate begins with 111 and says the window, the signal and the low bits of the value; the thread
+ * that polls the receiver's completion queue stores the word. Anything that does not fit into an immediate (such an
+ * immediate of an event, a value far from the last one, more than one message) is said by a verbs_message, sent behind
+ * the write.
  *
  * Credits. What takes a receive at the peer needs one of its credits; the peer writes how many it has granted into the
  * link's credit words, beside how many events its lane has taken. Those writes take no receive and are answered by the
  * peer's NIC, so there is always a way on: no queue ever waits for the one that it feeds.
  *
- * Who may touch what. Everything that is posted on a link, and the orders that wait for room or credit, is under
- * `sending`, a mutex. A completion queue is polled by the one thread that holds `reading`, a flag; who finds it taken
- * leaves it to the holder. `reading` may be held when `sending` is taken, never the other way. The tables of ifaces and
+ * Locks. `sending`, a mutex, guards everything that is posted on a link, and the orders that wait for room or credit.
+ * The one thread that holds `reading`, a flag, polls a completion queue; a thread that finds the flag taken leaves the
+ * queue to the holder. `reading` may be held when `sending` is taken, never the other way. The tables of ifaces and
  * windows are under the transport's lock; `sending` may be taken under it, never the other way.
  *
- * What orders the data: the NIC has written the payload before the completion of its immediate (the writes of a queue
+ * Order of the data: the NIC has written the payload before the completion of its immediate (the writes of a queue
  * pair are placed in order, and a completion comes after the data); the poller stores the signal (release) or pushes
  * the event (release), then rings the bell. */
 #ifndef HPC_VERBS_H
@@ -161,11 +162,11 @@ typedef struct verbs_order {
     uint32_t local_key, remote_key;
     size_t nbytes, sent;
     int written;  /* the write is posted in full, or there is none */
-    int with_imm; /* the last piece has one */
+    int with_imm; /* the last write has one */
     uint32_t imm;
     verbs_message message; /* kind VERBS_NONE: none */
     int finished;          /* the message was posted */
-    verbs_loan *loan;      /* until the last piece is posted */
+    verbs_loan *loan;      /* until the last write is posted */
 } verbs_order;
 
 typedef struct verbs_link {
@@ -381,7 +382,7 @@ int verbs_source_is_small(size_t nbytes); /* it may be staged */
 int verbs_source_lend(verbs_link *link, verbs_order *order, const char *op);
 int verbs_source_stage(verbs_link *link, verbs_order *order);      /* copies it; 0: there is no room */
 int verbs_source_asks(verbs_link *link, const verbs_loan *loan);   /* whether its write needs a completion */
-void verbs_source_is_posted(verbs_link *link, verbs_order *order); /* the last piece: gives back when it is done */
+void verbs_source_is_posted(verbs_link *link, verbs_order *order); /* in full: gives back when it is done */
 void verbs_source_give_back(verbs_link *link, verbs_loan *loan);   /* of an order that will not be posted */
 void verbs_source_reclaim(verbs_link *link, uint64_t done);        /* of sends that are done */
 void verbs_source_close(verbs_link *link);
