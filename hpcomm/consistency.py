@@ -113,7 +113,7 @@ _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIE
 
 
 def with_servers(consistency: Consistency) -> Consistency:
-    """What a consistency means with servers: there SSP(0), which on graphs is NOTIFY_ACK, is BSP."""
+    """A consistency as servers have it: there SSP(0) is BSP, while on graphs it is NOTIFY_ACK."""
     return BSP if consistency == SSP(0) else consistency
 
 

@@ -41,15 +41,15 @@ class Event(NamedTuple):
 
 
 class Closes(Protocol):
-    """What a context closes before itself."""
+    """An object that a context closes before itself."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What is known of a rank. state: joining, alive, left or failed. transport: "self" for oneself. path: how it is
-    reached, e.g. "10.0.0.2:40001 by eth0" over tcp; else ""."""
+    """A rank as this one knows it. state: joining, alive, left or failed. transport: "self" for oneself. path: how it
+    is reached, e.g. "10.0.0.2:40001 by eth0" over tcp; else ""."""
 
     rank: int
     transport: str
@@ -159,7 +159,7 @@ class Context:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """What is known of every rank now, this one included."""
+        """All ranks as this one knows them now, this one included."""
         found = []
         for rank in range(self.size):
             state, transport, host, pid, path = _core.context_peer(self._handle, rank)
@@ -168,12 +168,12 @@ class Context:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """By rank: the lowest rank that shares its host. A container with a network of its own is a host."""
+        """The lowest rank on the host of each rank. A container with a network of its own is a host."""
         return tuple(_core.context_host(self._handle, rank) for rank in range(self.size))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was degraded or odd until now, a sentence each."""
+        """Events that were odd, and features that were degraded, until now, a sentence each."""
         return tuple(note for note, _ in _core.context_notes(self._handle))
 
     # ---- collectives -----------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class Context:
         _core.barrier(self._handle, seconds(timeout, self.config.timeout))
 
     def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
-        """What every rank gave, in rank order; the same number of bytes on each. Collective, for small things."""
+        """The bytes that every rank gives, in rank order; the same number on each. Collective, for small things."""
         return _core.allgather(self._handle, bytes(data), self.size, seconds(timeout, self.config.timeout))
 
     # ---- the timeline ----------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Context:
                 self._tell(note)
 
     def _tell_news(self) -> None:
-        """Who was refused and what was lost, also before the start was over; of other notes those that came after it,
+        """Notes to log: of ranks that were refused and of data that was lost, always; other notes only after the start,
         if HPCOMM_DEBUG asks for them, and all if the start failed."""
         notes = _core.context_notes(self._handle)
         plain = [note for note, odd in notes if not odd]

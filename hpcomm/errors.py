@@ -124,7 +124,7 @@ class CheckpointError(HpcommError, OSError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What C recorded about the last failure of a thread (hpc_error in hpcomm.h)."""
+    """The record in C of the last failure of a thread (hpc_error in hpcomm.h)."""
 
     status: int
     message: str

@@ -11,7 +11,7 @@ Lists = tuple[list[Edges], list[int], list[int]]  # of Rows.lists
 
 
 def feeders(lists: Lists) -> list[int]:
-    """Of each row the ranks whose pushes go into it, through any stages: a bit for each. A relay has those of the row
+    """The ranks whose pushes go into each row, through any stages: a bit for each rank. A relay has those of the row
     whose parameters it passes on.
 
     Rows are taken once all that send to them were; a plan has no circle."""
@@ -19,7 +19,7 @@ def feeders(lists: Lists) -> list[int]:
 
 
 def receivers(lists: Lists) -> list[int]:
-    """Of each row the ranks that its result comes to in the end: a bit for each."""
+    """The ranks that get the result of each row in the end: a bit for each rank."""
     return _followed(lists[0], lists[2], lists[1])
 
 
@@ -41,7 +41,7 @@ def _followed(edges: Sequence[Edges], ends: Sequence[int], others: Sequence[int]
 
 
 class Flow(NamedTuple):
-    """What the rows of a plan of several stages say.
+    """Facts about the rows of a plan of several stages.
 
     Attributes:
         lists: of the edges.

@@ -1,4 +1,4 @@
-"""Which ranks there are and how their addresses travel before hpcomm's own channel is up: the only reader of the
+"""The ranks of a job, and how their addresses travel before hpcomm's own channel is up: the only reader of the
 environment.
 
     comm given              an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]
@@ -34,8 +34,8 @@ _warned: set[str] = set()
 
 @runtime_checkable
 class Communicator(Protocol):
-    """What init needs of a group that is not MPI. allgather is called by every rank in the same order, with bytes of
-    the same length on all of them, and returns what each gave, in rank order."""
+    """The members of an object that init takes in the place of an MPI communicator. allgather is called by every rank
+    in the same order, with bytes of the same length on all of them, and returns what each gave, in rank order."""
 
     @property
     def rank(self) -> int: ...
@@ -69,7 +69,7 @@ def configuration(arguments: Mapping[str, object]) -> Config:
 
 @dataclass(frozen=True)
 class Launch:
-    """What an MPI launcher says in the environment of its processes."""
+    """An MPI launcher, as the environment of its processes tells."""
 
     launcher: str
     size: int | None  # None: it does not say
@@ -77,7 +77,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the ranks of a launcher without MPI meet: rank 0 listens there."""
+    """The place where the ranks of a launcher without MPI meet: rank 0 listens there."""
 
     rank: int
     size: int
@@ -103,7 +103,7 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def meeting(environ: Mapping[str, str], port: int = 0) -> Meeting | None:
-    """Where this process is to meet the others by torchrun's variables, else by SLURM's; None when neither has started
+    """The place to meet the other ranks by torchrun's variables, else by SLURM's; None when neither has started
     several. port: instead of what the variables say, if not 0.
 
     Raises:

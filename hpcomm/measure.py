@@ -68,7 +68,7 @@ def measure_rates(ctx: Context, timeout: float | None = None) -> Rates:
 
 
 def hosts_of(ctx: Context, timeout: float | None = None) -> list[int]:
-    """By rank: the lowest of the ranks that map its memory, itself among them. Collective."""
+    """The lowest of the ranks that map each rank's memory, itself among them. Collective."""
     mine = bytes(peer.transport in _MAPPED for peer in ctx.peers)
     return [part.index(1) for part in ctx.allgather(mine, timeout)]
 
@@ -160,8 +160,8 @@ def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
 def measure_bandwidths(
     ctx: Context, topology: Hierarchy = _DEFAULT, nbytes: int = 16 << 20, timeout: float | None = None
 ) -> Bandwidths:
-    """What a host's link and the links between racks carry now, for Hierarchy(bandwidths=...). Collective; all ranks
-    get the same numbers.
+    """Bytes a second of a host's link and of the links between racks, for Hierarchy(bandwidths=...). Collective; all
+    ranks get the same numbers.
 
     For the host a rank writes to another host of its rack; for the core all hosts of the first rack write to hosts of
     the second one at once. Each is the best of three rounds.

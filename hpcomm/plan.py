@@ -85,7 +85,7 @@ class Rows(Sequence[Row]):
         return found
 
     def in_edges(self, i: int) -> tuple[Edge, ...]:
-        """Of row i, without the rest of it."""
+        """The in-edges of row i; no Row is made for them."""
         return self.edges(int(self._columns["in"][i]), int(self._columns["n_in"][i]))
 
     def column(self, name: str) -> Any:
@@ -93,16 +93,16 @@ class Rows(Sequence[Row]):
         return self._columns[name].copy()
 
     def pushes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of all in-edges that are pushes: the row, in rising order, and the rank."""
+        """All in-edges that are pushes: their rows, in rising order, and ranks."""
         row, rank, source = self.inputs()
         return row[source < 0], rank[source < 0]
 
     def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Of all in-edges: the row, in rising order, the rank, and the row that it comes from; -1: a push."""
+        """All in-edges: their rows, in rising order, ranks, and the rows that they come from; -1: a push."""
         return self.ends("in")[:3]
 
     def ends(self, way: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Of all in-edges ("in") or out-edges ("out"): the row, in rising order; rank, row and weight of the edge."""
+        """All in-edges ("in") or out-edges ("out"): their rows, in rising order; rank, row and weight of each edge."""
         starts, n = self._columns[way], self._columns[f"n_{way}"].astype(np.int64)
         row = np.repeat(np.arange(len(n)), n)
         if len(row) == 0:
@@ -143,7 +143,7 @@ _AFFINITY = {value: name for name, value in _core.AFFINITIES.items()}
 
 
 class Plan:
-    """Which core of which rank does what with which chunk of which key: a value that never changes.
+    """A table of stages: the rank and core that work each one, its chunk of a key, and its edges. It never changes.
 
     Plan.hub makes that of a parameter server; any other topology is given row by row. All of it is checked before a
     plan exists: ranks, numbers and edges that have both their ends, no circle of forwards, and for every rank that is
@@ -720,7 +720,7 @@ def c_keys(keys: Iterable[Key]) -> list[_core.PlanKey]:
 
 
 def _numbers(codecs: Sequence[WireFormat]) -> list[int]:
-    """What C calls them."""
+    """The numbers of codecs in C."""
     return [_core.WIRES[codec.name] for codec in codecs]
 
 

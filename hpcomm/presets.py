@@ -95,7 +95,7 @@ def broadcast(
     consistency: Consistencies = BSP,
     **options: "Unpack[More]",
 ) -> Exchange:
-    """What one rank pushes comes to all, from rank to rank by a tree (Parameter Flow, section 3.4).
+    """A broadcast: the pushes of one rank come to all, from rank to rank by a tree (Parameter Flow, section 3.4).
 
         ex = hpcomm.broadcast(ctx, {"w": w0}, hpcomm.Tree(arity=1))
         w = ex.push_pull("w", new) if ctx.rank == 0 else ex.push_pull("w")

@@ -17,7 +17,7 @@ from .window import as_source, size_of
 
 @dataclass(frozen=True)
 class QueueStats:
-    """What a queue has done so far on this rank: updates, their bytes (read in place or not), seconds spent waiting."""
+    """Counts of a queue on this rank: updates, their bytes (read in place or not), seconds spent waiting."""
 
     sent: int
     received: int

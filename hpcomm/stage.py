@@ -1,4 +1,4 @@
-"""What a plan is made of: keys, edges and rows, each a value that never changes (PHub, section 3.2.3)."""
+"""The parts of a plan: keys, edges and rows, each a value that never changes (PHub, section 3.2.3)."""
 
 import difflib
 import operator
@@ -75,7 +75,7 @@ def as_keys(keys: Mapping[str, Any] | Iterable[Key]) -> tuple[Key, ...]:
 
 @dataclass(frozen=True)
 class Edge:
-    """Where an input comes from, or where an output goes.
+    """The source of an input, or the target of an output.
 
     Attributes:
         rank: the peer.

@@ -23,7 +23,7 @@ _HELD_PUTS = 1024  # sources held for a transport that reads them after put has 
 
 
 class Sources:
-    """What puts still have to read, by lane: kept alive until a flush of the lane, or until the last handle is
+    """Sources that puts still have to read, by lane: kept alive until a flush of the lane, or until the last handle is
     freed."""
 
     __slots__ = ("deferred", "lanes")
@@ -344,7 +344,8 @@ class Window:
         return src
 
     def _explained(self, wrong: Exception, src: object, **arguments: object) -> Exception:
-        """What a refused conversion meant: the argument that no C integer holds, or the source that gave no buffer."""
+        """The error for a refused conversion: the argument that no C integer holds, or the source that gave no
+        buffer."""
         if isinstance(wrong, InvalidArgument):
             return wrong
         limits = {

@@ -330,8 +330,9 @@ def test_a_rule_that_folds_is_refused() -> None:
         return 0
 
     def body(ctx: hpcomm.Context) -> None:
-        with pytest.raises(hpcomm.InvalidArgument, match="'largest' has a fold of its own, by which receivers would"):
-            Exchange(ctx, params(), ParameterServer(apply_at="receivers"), rule=rule)
+        for consistency in (hpcomm.BSP, hpcomm.SSP(2)):
+            with pytest.raises(hpcomm.ConfigError, match="rule largest has a fold of its own, by which"):
+                Exchange(ctx, params(), ParameterServer(apply_at="receivers"), consistency, rule)
 
     run_threads(2, body)
 

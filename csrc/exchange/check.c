@@ -53,6 +53,21 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
                     i);
 }
 
+/* Receivers apply what one row has folded of all updates (hpc_apply_at). Under SSP its discipline refuses. */
+static int check_receivers(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows && f->consistency == HPC_BSP; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (row->action != HPC_APPLY || row->n_in != 1 || row->in[0].row < 0) continue;
+        const hpc_rule *rule = hpc_config_rule(f, row->key);
+        if (rule->fold != NULL)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: rule %s has a fold of its own, by which row %d would fold a sum again: let "
+                            "owners apply it (apply_at), or give a rule of the weighted sum",
+                            rule->name, i);
+    }
+    return HPC_OK;
+}
+
 /* A user's fold must read elements of the wire's size: else it would read and write past a block. */
 static int check_fold(const hpc_exchange_config *f) {
     char names[NAME_BYTES];
@@ -215,6 +230,7 @@ int hpc_engine_check_config(const hpc_context *c, const hpc_exchange_config *f) 
                 ? hpc_rule_check(hpc_config_rule(f, k), op_create)
                 : hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the rule of key %s is NULL", f->plan->keys[k].name);
     if (status == HPC_OK) status = check_fold(f);
+    if (status == HPC_OK) status = check_receivers(f);
     if (status == HPC_OK) status = check_empty(f);
     if (status == HPC_OK) status = check_encoded(f);
     if (status == HPC_OK) status = hpc_codecs_check(f);

@@ -87,7 +87,7 @@ def context_rank(context: Any) -> int:
 
 
 def context_first_ranks(context: Any) -> tuple[int, ...]:
-    """By rank: what it was called in the first context."""
+    """The number of each rank in the first context."""
     return tuple(lib.hpc_context_first_rank(context, rank) for rank in range(lib.hpc_context_size(context)))
 
 
@@ -118,7 +118,7 @@ def context_span(context: Any, name: str, start: float) -> None:
 
 
 def context_notes(context: Any) -> tuple[tuple[str, bool], ...]:
-    """What the notes say, and whether something was refused or lost, not just degraded."""
+    """Each note, and whether something was refused or lost, not just degraded."""
     told = texts(lambda i: lib.hpc_context_note(context, i))
     return tuple((note, lib.hpc_context_note_kind(context, i) != lib.HPC_NOTE_DEGRADED) for i, note in enumerate(told))
 

@@ -188,13 +188,13 @@ def exchange_squares(exchange: Any, key: int, seconds: float) -> int:
 
 
 def exchange_gathered(exchange: Any, rank: int, key: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Where gathers of a key put its mean."""
+    """The array into which a gather of a key puts the mean."""
     address = address_of(lib.hpc_exchange_gathered(exchange, key))
     return mapped([memory_of(lib.hpc_exchange_memory(exchange, key, rank))], address, shape, np.dtype(np.float32), True)
 
 
 def exchange_get_squares(exchange: Any, key: int) -> float:
-    """What the last squares that has ended has brought."""
+    """The result of the last squares that has ended."""
     sum_of = ffi.new("double *")
     check(lib.hpc_exchange_get_squares(exchange, key, sum_of))
     return float(sum_of[0])

@@ -57,7 +57,7 @@ def owned(pointer: Any, free: Callable[[Any], None], keep: object) -> Any:
 def collected(
     create: Callable[[float, Any], int], kind: str, timeout: float, free: Callable[[Any], None], keep: object = None
 ) -> Any:
-    """What a collective creates: a handle that frees itself."""
+    """The handle that a collective creates; it frees itself."""
     made: list[Any] = []
 
     def call(seconds: float) -> int:

@@ -100,7 +100,7 @@ def _device(c: Any) -> Device:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a thread of a rank waits for: the operation, for so many seconds, and the ranks that are missing (of more
+    """A wait of a thread of a rank: the operation, for so many seconds, and the ranks that are missing (of more
     than 16 the first 16, n of them in all)."""
 
     op: str
@@ -153,7 +153,7 @@ class Jobs:
 
 
 def jobs(timeout: float) -> Jobs:
-    """What there is now. timeout: seconds to answer for the ranks of here, and then for the others.
+    """The ranks that there are now. timeout: seconds to answer for the ranks of here, and then for the others.
 
     Raises:
         NotSupported: /proc/net/unix cannot be read.

@@ -34,7 +34,7 @@ def memory_of(memory: Any) -> Any:
 
 
 def address_of(pointer: Any) -> int:
-    """Of a handle, whose owner must outlive the address."""
+    """The address of a handle, whose owner must outlive it."""
     return int(ffi.cast("uintptr_t", pointer))
 
 

@@ -39,7 +39,7 @@ def queue_create(
 
 
 def queue_memory(queue: Any, rank: int) -> Any:
-    """What keeps the memory of rank's part of the queue mapped; None where it cannot be mapped."""
+    """A reference that keeps rank's part of the queue mapped; None where it cannot be mapped."""
     return memory_of(lib.hpc_queue_memory(queue, rank))
 
 

@@ -54,7 +54,7 @@ _END = 2**63  # what the first worker tells instead of a step when it saves no m
 
 @dataclass(frozen=True)
 class CheckpointStats:
-    """What a Checkpointer has done so far on this rank.
+    """Counts of a Checkpointer on this rank.
 
     Attributes:
         saved: checkpoints of which this rank has written its file.
@@ -258,7 +258,7 @@ class Checkpointer:
         self._ex.serve(max(0.0, end - time.monotonic()))
 
     def stats(self) -> CheckpointStats:
-        """What it has done so far on this rank."""
+        """Counts of this checkpointer on this rank so far."""
         return CheckpointStats(self._saved, self._nbytes, self._pause, self._longest, self._waited, self._wrote)
 
     def close(self) -> None:
@@ -300,7 +300,8 @@ class Checkpointer:
     # ---- the copy ---------------------------------------------------------------------------------------------------
 
     def _let_servers_copy(self, step: int) -> None:
-        """By the first worker, whose next push their rows need."""
+        """Tells the ranks that only serve to copy their rows at this step, and waits until they have. The first worker
+        does so, as their rows cannot change before its next push."""
         if self._rank != self._workers[0]:
             return
         for server in self._serving:

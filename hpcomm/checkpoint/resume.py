@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from, and how all ranks come to agree on it."""
+"""The choice of the checkpoint to go on from, on which all ranks agree."""
 
 import hashlib
 import json
@@ -24,8 +24,8 @@ Which = tuple[int, str]  # a checkpoint: its step and its run
 
 @dataclass(frozen=True)
 class Restored:
-    """What restore found: the step after which the checkpoint was taken, and the extra values that the trainer of this
-    rank had given; for a rank that was not there, those of rank 0's."""
+    """A checkpoint that restore has found: the step after which the checkpoint was taken, and the extra values that the
+    trainer of this rank had given; for a rank that was not there, those of rank 0's."""
 
     step: int
     extra: dict[str, Any]
@@ -166,7 +166,7 @@ def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Whic
 
 
 def common(has: Sequence[Iterable[Sequence[Any]]]) -> set[Which]:
-    """What every rank has."""
+    """The checkpoints that every rank has."""
     return set.intersection(*({(int(step), str(run)) for step, run in own} for own in has))
 
 
@@ -187,7 +187,7 @@ def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[st
 
 
 def digest(plan: Plan) -> str:
-    """Of who owns what: under plans of the same digest a rank's own shard is all it needs."""
+    """A digest of who owns which elements: under plans of the same digest a rank needs its own shard alone."""
     hashed = hashlib.sha256(repr([(key.name, key.shape) for key in plan.keys]).encode())
     for column in ("owner", "key", "offset", "count", "action"):
         hashed.update(np.ascontiguousarray(plan.rows.column(column)).tobytes())
@@ -195,7 +195,7 @@ def digest(plan: Plan) -> str:
 
 
 def gather(ctx: Context, told: Any, timeout: float) -> list[Any]:
-    """What every rank tells, as JSON has it. Collective."""
+    """The value that each rank gives, sent as JSON. Collective."""
     data = json.dumps(told).encode()
     sizes = ctx.allgather(len(data).to_bytes(8, "little"), timeout)
     longest = max(int.from_bytes(size, "little") for size in sizes)

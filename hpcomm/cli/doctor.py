@@ -153,7 +153,7 @@ def huge_pages(ranks: int) -> Check:
 
 
 def addresses(ranks: int) -> Check:
-    """Where other hosts reach this one."""
+    """Checks the addresses at which other hosts reach this one."""
     try:
         asked = launch.configuration({}).socket_ifname
         found = interfaces.addresses(asked)
@@ -188,7 +188,7 @@ def loopback(ranks: int) -> Check:
 
 
 def socket_buffers(ranks: int) -> Check:
-    """What one connection may have under way."""
+    """Checks how many bytes one connection may have under way."""
     numbers = {}
     for name in ("tcp_rmem", "tcp_wmem"):
         try:
@@ -329,7 +329,8 @@ def command(ranks: int, between: bool | None, wait: float, as_json: bool) -> Non
 
 
 def examine(group: launch.Group, config: Config, wrong: str, wait: float, as_json: bool) -> bool:
-    """Of all hosts, by all ranks; whether all hosts can work together. wrong: why this rank cannot take part."""
+    """Tests all hosts, by all ranks; returns whether all hosts can work together. wrong: why this rank cannot take
+    part."""
     try:
         return network.main(group, network.me(config, wrong), config.timeout, wait, as_json)
     except HpcommError as error:

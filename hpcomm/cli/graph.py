@@ -116,8 +116,8 @@ def name_of(graph: Graphs) -> str:
 
 
 def facts(graph: Graphs, nbytes: int, rates: Rates | None = None, compute: float = 0.0) -> dict[str, Any]:
-    """What a graph is like; None for what it has not: a diameter of phases, or of what falls apart. With rates also the
-    predicted seconds of a step."""
+    """The measures of a graph; None for those that it lacks, as phases and a graph that falls apart have no diameter.
+    With rates also the predicted seconds of a step."""
     phases = as_phases(graph)
     sigma = topology.second_singular(graph)
     diameter = topology.diameter(phases[0]) if len(phases) == 1 else math.inf

@@ -30,7 +30,7 @@ def loaded_library() -> str:
 
 
 def folders() -> dict[str, str]:
-    """What a C or C++ project needs to find the library."""
+    """The paths that a C or C++ project needs to find the library."""
     return {
         "cmake_dir": str(PACKAGE / "lib" / "cmake" / "hpcomm"),
         "include_dir": str(PACKAGE / "include"),

@@ -1,4 +1,4 @@
-"""Which addresses this host has, asked of the kernel by netlink, and which of them hpcomm may use."""
+"""The addresses of this host, asked of the kernel by netlink, and those of them that hpcomm may use."""
 
 import fcntl
 import ipaddress
@@ -51,7 +51,7 @@ def addresses(asked: str = "") -> tuple[Address, ...]:
 
 
 def choose(found: list[tuple[str, int, str, int]], asked: str) -> tuple[Address, ...]:
-    """Which of these (address, bits of its network, interface, MTU) hpcomm uses; best first."""
+    """Those of these (address, bits of its network, interface, MTU) that hpcomm uses; best first."""
 
     def allowed(ip: str, name: str) -> bool:
         if asked:

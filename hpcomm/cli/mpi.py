@@ -1,4 +1,4 @@
-"""Which MPI is there: the launcher on PATH and the library that mpi4py loads, looked at from outside."""
+"""The MPI that is there: the launcher on PATH and the library that mpi4py loads, looked at from outside."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ print(MPI.Get_library_version().replace(chr(0), ' ').splitlines()[0].strip())
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts ranks: on PATH, or beside this Python."""
+    """A launcher of ranks, on PATH or beside this Python."""
 
     path: str
     version: str  # its own first line
@@ -35,7 +35,7 @@ class Mpi4py:
 
 
 def output(*command: str) -> str:
-    """What a command says within some seconds; "" if it cannot run."""
+    """The output of a command within some seconds; "" if it cannot run."""
     try:
         done = subprocess.run(
             command,

@@ -127,7 +127,7 @@ def examine(
 
 
 def _gather(group: Group, value: Any, timeout: float) -> list[Any]:
-    """What every rank gave, of any length, by small messages: they pass where large ones are swallowed."""
+    """The values of all ranks, of any length, by small messages: they pass where large ones are swallowed."""
     end = time.monotonic() + timeout
 
     def allgather(data: bytes) -> list[bytes]:
@@ -185,7 +185,7 @@ def _tried(host: Host) -> list[Address]:
 
 
 def _targets(mine: int, hosts: Sequence[Host], doors: Sequence[dict[str, Any]]) -> list[Target]:
-    """Of all other hosts, the next one first: no host is called by all at once."""
+    """The targets at all other hosts, the next host first, so that no host is called by all at once."""
     found = []
     for step in range(1, len(hosts)):
         number = (mine + step) % len(hosts)

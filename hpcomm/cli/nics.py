@@ -83,7 +83,7 @@ def _port(path: Path) -> Port:
 
 
 def _netdev(device: Path) -> str:
-    """Of a port that has no GID: the software device's NIC, or the only one of the same hardware."""
+    """The NIC of a port that has no GID: that of the software device, or the only one of the same hardware."""
     others = [path.name for path in _entries(device / "device/net")]
     return read(device / "parent") or (others[0] if len(others) == 1 else "")
 
@@ -120,7 +120,7 @@ def number(text: str, otherwise: int) -> int:
 
 
 def node_of(root: Path, cpu: int) -> int | None:
-    """Of a CPU, whose folder has a link named after it."""
+    """The NUMA node of a CPU, whose folder has a link named after the node."""
     for path in _entries(root / f"sys/devices/system/cpu/cpu{cpu}"):
         if path.name.startswith("node") and path.name[4:].isdigit():
             return int(path.name[4:])

@@ -84,7 +84,7 @@ def library_missing() -> str:
 
 
 def address(device: Device) -> str:
-    """Of a port, IPv4 in its own notation: "10.0.0.1", "fe80::a288:c203:15:8e42, LID 7"."""
+    """The address of a port, IPv4 in its own notation: "10.0.0.1", "fe80::a288:c203:15:8e42, LID 7"."""
     gid = device.gid.removeprefix("::ffff:") if "." in device.gid else device.gid
     return f"{gid}, LID {device.lid}" if device.lid else gid
 
@@ -121,7 +121,7 @@ def none_usable(root: Path = Path("/")) -> str:
 
 
 def examine(here: Here, ranks: int) -> list[Check]:
-    """What there is to say of RDMA for so many ranks on this host."""
+    """Checks of RDMA for so many ranks on this host."""
     found = nics.find(here.root)
     if not found:
         return [_none(here)]
@@ -159,7 +159,7 @@ def _none(here: Here) -> Check:
 
 
 def _no_list(name: str, here: Here) -> Check | None:
-    """What init refuses."""
+    """A failed check if HPCOMM_DEVICES is no list of devices, which init refuses."""
     if not here.asked or nics.is_list(here.asked):
         return None
     fix = f"{VARIABLE}=mlx5_0,mlx5_1:1 or ^mlx5_2 or =mlx5_1, or leave it unset"
@@ -191,7 +191,7 @@ def _access(found: Sequence[Nic], troubles: Sequence[tuple[str, str]]) -> Check:
 
 
 def _trouble(root: Path, nic: Nic) -> tuple[str, str] | None:
-    """What keeps a process from opening a device, and the fix."""
+    """The reason why a process cannot open a device, and the fix."""
     if not nic.uverbs:
         return f"the kernel knows {nic.name}, but ib_uverbs is not loaded for it", "modprobe ib_uverbs"
     path = f"/dev/infiniband/{nic.uverbs}"
@@ -261,7 +261,7 @@ def _seen(port: Port, device: Device | None) -> str:
 
 
 def _hint(port: Port, device: Device | None, root: Path) -> str:
-    """What would make a port that works better."""
+    """A hint by which a port that works would work better; "" if there is none."""
     if port.link_layer == "InfiniBand":
         return ""
     if port.routable[0].is_link_local:
@@ -335,7 +335,7 @@ def _listed(nodes: Iterable[int]) -> str:
 
 
 def _choice(here: Here, ports: Sequence[Port], usable: Sequence[Port]) -> list[Check]:
-    """What HPCOMM_DEVICES and HPCOMM_TRANSPORT leave."""
+    """Checks of the ports and transports that HPCOMM_DEVICES and HPCOMM_TRANSPORT leave."""
     name, transport = "RDMA choice", variable("transport")
     if (wrong := _no_list(name, here)) is not None:
         return [wrong]

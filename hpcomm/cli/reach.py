@@ -59,7 +59,7 @@ _NO_ROUTE = {
 
 @dataclass(frozen=True)
 class Target:
-    """Where a host should answer, and what it should say."""
+    """An address at which a host should answer, and the word that it should say."""
 
     host: int
     ip: str
@@ -72,7 +72,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one target, seen from one host."""
+    """The result for one target, seen from one host."""
 
     caller: int
     called: int

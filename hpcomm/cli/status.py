@@ -45,7 +45,7 @@ def told_ranks(waiting: Waiting) -> str:
 
 
 def told(rank: ShownRank) -> str:
-    """What a rank is at, in a few words."""
+    """The state of a rank, in a few words."""
     if rank.state == "gone":
         return f"gone: {rank.gone}"
     if rank.state == "foreign":
@@ -133,7 +133,7 @@ def _console() -> Console:
     help="How long the ranks of this host may take to answer, and then those of other hosts.",
 )
 def command(json_: bool, watch: float | None, wait: float) -> None:
-    """What jobs are at that have ranks on this host: each rank's process, step, and whom it waits for, since when.
+    """The state of the jobs that have ranks on this host: each rank's process, step, and whom it waits for, since when.
 
     It asks the ranks themselves, which answer whatever their trainer does; one that is stopped does not, and is shown
     with its process. Ranks of other hosts are asked by one of this host, and shown with the age of their news, or since

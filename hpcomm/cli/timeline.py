@@ -31,7 +31,7 @@ class Trace:
 
     @property
     def began(self) -> float:
-        """By the wall clock, in microseconds."""
+        """The start by the wall clock, in microseconds."""
         return float(self.clock["realtime_us"])
 
     @property

@@ -1,4 +1,4 @@
-"""What findings mean: which pairs of hosts can work together, what is wrong with the others, and the fix."""
+"""The meaning of findings: pairs of hosts that can work together, the faults of the others, and the fixes."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -53,8 +53,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Pair:
-    """What is between two hosts. seconds and rate are of the best address, in the worse direction that works; 0: none
-    does."""
+    """The connection between two hosts. seconds and rate are of the best address, in the worse direction that works; 0:
+    none does."""
 
     hosts: tuple[int, int]
     result: str
@@ -79,7 +79,7 @@ def judge(hosts: Sequence[Host], findings: Iterable[Finding]) -> list[Pair]:
 
 
 def notes(hosts: Sequence[Host], pairs: Sequence[Pair]) -> list[Problem]:
-    """What is wrong with no pair in particular."""
+    """Faults that concern no pair of hosts in particular."""
     found = [_absent(host) for host in hosts if host.wrong and not pairs]
     by_rule: dict[str, list[str]] = {}
     for host in hosts:
@@ -248,7 +248,7 @@ class _Way:
         )
 
     def _doubt(self, finding: Finding) -> Problem | None:
-        """What is odd where all came through."""
+        """A doubt about a connection by which all bytes came through; None: there is none."""
         a, b = self._caller.name, self._called.name
         device, other = self._caller.holder(finding.local), self._called.holder(finding.ip)
         direct = device is not None and device.shares_network(finding.ip)  # no router that could tell what fits

@@ -1,4 +1,4 @@
-"""What the bytes of an update are, and those of the parameters that come back, as values: the codecs of an exchange.
+"""The codecs of an exchange, as values: they say what the bytes of updates, and of parameters that come back, are.
 
 ex = hpcomm.parameter_hub(ctx, params, codec="float16")
 ex = hpcomm.parameter_hub(ctx, params, codec=hpcomm.codec.FLOAT16)    # the same

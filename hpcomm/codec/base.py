@@ -1,4 +1,4 @@
-"""What plans and exchanges ask of every codec."""
+"""The base class of codecs, with the members that plans and exchanges use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class WireFormat(ABC):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the array that a trainer writes a gradient into."""
+        """The dtype of the array into which a trainer writes a gradient."""
         return np.dtype(np.float32)
 
     @property

@@ -16,7 +16,7 @@ KERNELS = ("auto", "numba", "c")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class _Sparse(WireFormat):
-    """What codecs of some elements have in common."""
+    """The fields of codecs that send some elements."""
 
     values: str = "float32"
     form: str = "bytes"
@@ -42,7 +42,7 @@ class _Sparse(WireFormat):
             )
 
     def __repr__(self) -> str:
-        """Of the fields that have a default those that are otherwise."""
+        """Shows the fields without a default, and those that differ from their defaults."""
         told = [repr(getattr(self, one.name)) for one in fields(self) if not one.kw_only]
         mine = [one for one in fields(self) if one.kw_only and getattr(self, one.name) != one.default]
         return f"{type(self).__name__}({', '.join(told + [f'{one.name}={getattr(self, one.name)!r}' for one in mine])})"

@@ -117,7 +117,7 @@ def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.floa
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:
-    """What was given as codec or codec_out, of some keys."""
+    """A value of codec or codec_out, for these keys alone."""
     return {name: codecs[name] for name in names if name in codecs} if isinstance(codecs, Mapping) else codecs
 
 

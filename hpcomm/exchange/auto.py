@@ -1,4 +1,4 @@
-"""Which keys a codec makes faster: decided when an exchange is made, for codec="auto", by hpcomm.model."""
+"""The choice of the keys that a codec makes faster, when an exchange with codec="auto" is made, by hpcomm.model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _SHORT = 4096  # elements of a key that is float32 in any case
 
 @dataclass(frozen=True)
 class Decided:
-    """What was decided of the keys.
+    """The decision for the keys of an exchange.
 
     Attributes:
         codecs: of every key.

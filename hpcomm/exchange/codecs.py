@@ -27,8 +27,8 @@ class KeyCodecs:
 
 
 def codecs_of(plan: Plan, codec: Codecs | None) -> KeyCodecs:
-    """What the keys of a plan are encoded in. codec: what the user gave; of a plan that was made earlier only its
-    codecs of pieces count, which a plan does not hold.
+    """The codecs of a plan's keys. codec: as the user gave it. A plan that was made earlier has codecs already, and
+    takes only the arguments of codecs of pieces from it.
 
     Raises:
         InvalidArgument: the plan has a codec of pieces for a key, and codec another one.

@@ -1,4 +1,4 @@
-"""What encoders keep between two encodings, in checkpoints: the residual of each worker and key, and of each row that
+"""The state of encoders, in checkpoints: the residual of each worker and key, and of each row that
 forwards pieces.
 
 A worker's residual belongs to its number among the workers. Where a job goes on with other workers, that of worker q
@@ -119,7 +119,7 @@ def encoders_of(exchange: Any, plan: Plan, codecs: Mapping[str, WireFormat], ran
 
 
 def _weight(plan: Plan, forwards: NDArray[np.bool_], row: int) -> float:
-    """Of a row's fold in what a rule applies in the end."""
+    """The weight of a row's fold in the value that a rule applies in the end."""
     weight = 1.0
     while forwards[row]:
         onward = next((edge.row for edge in plan.rows[row].out_edges if edge.row >= 0), -1)
@@ -154,7 +154,7 @@ def save(exchange: Any, encoders: Encoders, shard: dict[str, Any]) -> None:
 
 
 def whose(encoders: Encoders) -> dict[str, int]:
-    """What tells in a shard whose encoders it has."""
+    """The entries by which a shard tells whose encoders it has."""
     return {
         "encoder_worker": encoders.worker,
         "encoder_workers": encoders.workers,
@@ -189,7 +189,7 @@ Encoding = tuple[Place, int, NDArray[np.float32]]  # how many were made, and the
 
 
 def found(encoders: Encoders, shards: Iterable[Shard], kind: Kind) -> list[Encoding]:
-    """What each encoder of this rank is to keep. Zeros where the shards have nothing for it, as older ones.
+    """The state that each encoder of this rank gets: zeros where the shards, such as older ones, have nothing for it.
 
     Raises:
         InvalidArgument: a shard is malformed.
@@ -287,7 +287,7 @@ def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
 
 
 def _added(place: Place, more: Iterable[_Held], values: NDArray[np.float32], made: int) -> Encoding:
-    """What is kept, and the residuals of others where they have elements of the place."""
+    """Its own residual, plus the residuals of others where they have elements of the place."""
     total: NDArray[np.float64] | None = None
     for one in more if place.n_values > _NOTHING_KEPT else ():
         low, high = max(place.offset, one.offset), min(place.offset + place.count, one.offset + one.count)

@@ -502,7 +502,8 @@ class Exchange(SplitCalls):
         return self._ahead[self._rank] + _core.exchange_version(self._handle)
 
     def _folded(self) -> list[int]:
-        """By rank: how many of its steps the rows here have folded, in full or in part, after a rank has died."""
+        """The number of steps of each rank that the rows here have folded, in full or in part, after a rank has
+        died."""
         if not self._counts_updates:
             return [self.clock] * self.context.size
         return [ahead + _core.exchange_folded(self._handle, rank) for rank, ahead in enumerate(self._ahead)]

@@ -1,4 +1,4 @@
-"""What checkpoint and recovery need of an exchange beside its public methods: how it was made, and what it keeps."""
+"""Functions for checkpoint and recovery beside the public methods of an exchange: its arguments, and its state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .schemes import Made
 
 @dataclass(frozen=True)
 class Kept:
-    """What this rank keeps of an exchange, also after a rank has died.
+    """The state of an exchange on this rank, also after a rank has died.
 
     Attributes:
         shard: its rows, as Exchange.state_dict gives them.

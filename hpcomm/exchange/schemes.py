@@ -23,7 +23,7 @@ OWN_MODELS = ("neighbours", "hosts")  # Topology.updates_of where ranks or hosts
 
 @dataclass(frozen=True)
 class Scheme:
-    """What some keys of an exchange have in common.
+    """Keys of an exchange with one consistency, all with servers or all on one graph.
 
     Attributes:
         names: of the keys, in the order of the exchange's keys.

@@ -1,4 +1,4 @@
-"""What an exchange has done so far on one rank."""
+"""Counts of an exchange on one rank."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PeerStats:
-    """What an exchange sent to one other rank, got from it, and waited for it.
+    """Counts of one other rank: bytes sent to it, bytes from it, and waits for it.
 
     Attributes:
         bytes_sent: to rows that it owns: pushed, whether it reads them in place or not, forwarded and relayed.
@@ -26,7 +26,7 @@ class PeerStats:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What this rank has sent to one other rank in one stage.
+    """Bytes that this rank has sent to one other rank in one stage.
 
     Bytes count as they are on the way: 2 an element in 16 bits. On a host whose ranks map each other's memory nothing
     moves by itself: an update counts when its owner may read it in place, and parameters count 4 bytes an element, as
@@ -51,7 +51,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class CodecStats:
-    """What this rank has encoded of a key, as worker and as owner, and what its rows have decoded of it.
+    """Counts of a key's codec on this rank: encodings, as worker and as owner, and decodings of its rows.
 
     Attributes:
         codec: as hpcomm.codec writes it.
@@ -91,7 +91,7 @@ class CodecStats:
 
 @dataclass(frozen=True)
 class ExchangeStats:
-    """What an exchange has done so far on this rank.
+    """Counts of an exchange on this rank.
 
     Attributes:
         pushes, pulls: of keys, by this rank.

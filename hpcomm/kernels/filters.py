@@ -57,8 +57,8 @@ def filter_each(x: Any, residual: Any, start: Any, n: Any, delta: Any, values: A
 
 
 def with_lanes(x: Any, residual: Any, n: Any, delta: Any, values: Any, bits: Any) -> Any:
-    """By AVX-512, four vectors at a time. At most as many elements are kept as lie before a vector, so that all its
-    lanes have room where its packed ones begin."""
+    """Filters by AVX-512, four vectors at a time. At most as many elements are kept as lie before a vector, so that all
+    its lanes have room where its packed ones begin."""
     kept = 0
     whole = n - n % WORD
     for i in range(0, whole, WORD):

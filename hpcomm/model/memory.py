@@ -40,7 +40,7 @@ class Memory:
 
     @property
     def window(self) -> Counts:
-        """What lies in a rank's part of the exchange's window. The counters there and the ends of pages come on top:
+        """Bytes of a rank's part of the exchange's window. The counters there and the ends of pages come on top:
         some pages, and 8 bytes for each rank and key."""
         return self.parameters + self.gradients + self.masters + self.receive + self.encoded
 
@@ -86,7 +86,7 @@ def memory_of(
 
 
 def _has_master(plan: Plan, table: Table) -> NDArray[np.bool_]:
-    """By row: whether it keeps parameters, and not in the copy that its owner reads. That copy changes only between the
+    """Whether each row keeps parameters, and not in the copy that its owner reads. That copy changes only between the
     owner's push and its pull, so it is the master where the owner's push is in the fold."""
     fed, owners = feeders(plan.rows.lists()), table.owner.tolist()
     is_fed = np.array([bool(mask >> owner & 1) for mask, owner in zip(fed, owners, strict=True)], bool)
@@ -108,7 +108,7 @@ def _encoded(table: Table, hosts: Counts, counts: Counts) -> Counts:
 
 
 def _are(table: Table, *ranks: Counts) -> Counts:
-    """By rank: 1 if it is one of these, else 0."""
+    """1 for each rank that is one of these, else 0."""
     found = np.zeros(table.size, np.int64)
     found[np.concatenate(ranks)] = 1
     return found

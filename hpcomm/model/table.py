@@ -38,7 +38,7 @@ class Table:
         self.size, self.keys = plan.size, len(plan.keys)
 
     def has(self, *actions: str) -> NDArray[np.bool_]:
-        """By row: whether its action is one of these."""
+        """Whether the action of each row is one of these."""
         return np.isin(self.action, [_core.ACTIONS[action] for action in actions])
 
     def input_codec(self, inputs: Ends) -> Counts:
@@ -49,7 +49,8 @@ class Table:
 
 
 def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
-    """By rank the lowest rank on its host. hosts: by rank a number of its host; None: each rank is one of its own."""
+    """The lowest rank on the host of each rank. hosts: by rank a number of its host; None: each rank is one of its
+    own."""
     if hosts is None:
         return np.arange(plan.size)
     given = np.asarray(hosts)

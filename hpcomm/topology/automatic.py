@@ -50,8 +50,8 @@ class Automatic(Topology):
 
 
 def automatic(hosts: Sequence[int], racks: Sequence[str]) -> Topology:
-    """What topology="auto" takes: a hierarchy where hosts, or racks that are told, make several groups and one of them
-    has several members; else all ranks are servers. Args are those of Hierarchy.settled."""
+    """The topology of "auto": a hierarchy where hosts, or racks that are told, make several groups and one of them has
+    several ranks; else all ranks are servers. Args are those of Hierarchy.settled."""
     found = Hierarchy().settled(hosts, racks)
     levels = [level for level in (found.hosts, found.racks) if level]
     several = [level for level in levels if 1 < len(level) < len(hosts)]

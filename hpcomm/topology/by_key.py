@@ -37,7 +37,7 @@ class ByKey(Topology):
 
     @property
     def updates_of(self) -> Literal["all", "root", "neighbours", "hosts"]:
-        """What all topologies say; else one that is not "all"."""
+        """The answer of all topologies; where they differ, one that is not "all"."""
         return min((one.updates_of for _, one in self._each()), key=["hosts", "neighbours", "root", "all"].index)
 
     def _each(self) -> Iterator[tuple[str, Topology]]:
@@ -62,8 +62,8 @@ class ByKey(Topology):
         return workers, tuple(sorted({rank for _, one in self._each() for rank in one.roles(size)[1]}))
 
     def refuses(self, job: Job) -> str | None:
-        """What a topology refuses, with its key. Under SSP(s) either all keys are applied at receivers or none is, as
-        their versions are counted differently."""
+        """The sentence of a topology that refuses the job, with its key. Under SSP(s) either all keys are applied at
+        receivers or none is, as their versions are counted differently."""
         for name, one in self._each():
             if (refused := one.refuses(job)) is not None:
                 return f"{name}: {refused}"

@@ -1,4 +1,4 @@
-"""Which graph is the fastest, by what a step costs and how many it takes."""
+"""The choice of the fastest graph, by the cost of a step and the number of steps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _MOST_BYTES = 1 << 48
 
 @dataclass(frozen=True)
 class Choice:
-    """What to expect of a graph.
+    """The predicted cost of a graph.
 
     Attributes:
         graph: it; or several, one for each step of a round.

@@ -11,7 +11,7 @@ from .spectrum import column_sums
 
 
 def check(graph: Graph | Sequence[Graph]) -> list[str]:
-    """What keeps averaging over a graph from converging to the mean of all ranks, a sentence each; empty: nothing.
+    """Reasons why averaging over a graph does not converge to the mean of all ranks, a sentence each; empty: it does.
 
     Each sentence names a rank that breaks one of these (ASAP, appendix A, network requirement):
 

@@ -14,7 +14,7 @@ TOLERANCE = 1e-9  # by which sums of weights may miss 1
 
 
 class Graph:
-    """Which rank sends its update to which, and the weights with which updates are averaged.
+    """Edges from the ranks that send updates to those that take them, and the weights by which updates are averaged.
 
     In a step rank i takes the updates of its in-neighbours j and its own: x_i becomes the sum of P_ij x_j. P is the
     matrix of dense(); each row sums to 1. By default the weights of a row are all the same, 1/(in-degree + 1): P is the

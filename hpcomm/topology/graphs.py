@@ -296,7 +296,7 @@ def _regular(n: int, degree: int, random: np.random.Generator) -> tuple[Ints, In
 
 
 def _no_edges(ends: Ints, n: int) -> Ints:
-    """Which of these pairs are no edges: a rank with itself, and what is there already."""
+    """The indices of pairs that make no edge: a rank with itself, and a pair that is there already."""
     names = ends.min(axis=1) * n + ends.max(axis=1)
     first = np.zeros(len(ends), bool)
     first[np.unique(names, return_index=True)[1]] = True

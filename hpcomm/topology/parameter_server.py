@@ -167,11 +167,6 @@ def refused_at_receivers(apply_at: str, job: Job) -> str | None:
             f"consistency is {job.consistency}: with apply_at={apply_at!r} receivers apply one fold of all updates a "
             "step, which needs BSP or SSP(s), without a quorum"
         )
-    if job.own_fold is not None:
-        return (
-            f"rule {job.own_fold!r} has a fold of its own, by which receivers would fold the sum again: leave "
-            f"apply_at={apply_at!r} out"
-        )
     return None
 
 

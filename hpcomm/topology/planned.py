@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planned(Topology):
-    """What Exchange(plan=Plan) trains by: the plan says all, and the options of a plan have no meaning.
+    """The topology of Exchange(plan=Plan): the plan says all, and the options of a plan have no meaning.
 
     Attributes:
         plan: for the keys and the number of ranks of the job.

@@ -1,4 +1,4 @@
-"""What an exchange asks of a topology: the one interface that all topologies have, a stranger's as well."""
+"""The questions of an exchange to a topology: one interface for all topologies, a user's own included."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Roles = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Job:
-    """What a topology may know of the exchange that it is asked for.
+    """Facts about the exchange for which a topology is asked.
 
     Attributes:
         size: ranks of the job.
@@ -43,8 +43,8 @@ class Job:
 
 @runtime_checkable
 class Topology(Protocol):
-    """Who sends to whom, for one key or all. A class that inherits from it writes roles and compile, and what differs
-    from the defaults below; a class that does not inherit writes all members.
+    """A value that says who sends to whom, for one key or all. A class that inherits from it writes roles and compile,
+    and members that differ from the defaults below; a class that does not inherit writes all members.
 
     An exchange asks in this order, on every rank and with the same answers: refuses, resolved, and of the resolved
     topology roles, then compile. It never asks which class a topology is. All values are immutable; two that are equal

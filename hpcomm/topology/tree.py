@@ -50,7 +50,7 @@ class Tree(Topology):
             put(self, "parents", tuple(whole("parents", parent, -1) for parent in self.parents))
 
     def above(self, size: int) -> tuple[int, ...]:
-        """By rank the rank that sends to it, -1 for the root, for a job of size ranks.
+        """The rank that sends to each rank, -1 for the root, for a job of size ranks.
 
         Raises:
             InvalidArgument: there is no such root, or parents is for another number of ranks.

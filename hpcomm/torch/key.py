@@ -25,7 +25,7 @@ Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
 
 
 class Sender(Protocol):
-    """What the hook of a parameter needs to know: mode.py."""
+    """The state that the hook of a parameter needs: mode.py."""
 
     quiet: bool
     unguarded: bool
@@ -36,7 +36,7 @@ class Sender(Protocol):
 
 
 class Layer(Protocol):
-    """What is known of the layer of a parameter: syncer.py."""
+    """Facts about the layer of a parameter: syncer.py."""
 
     calls: int
     plain: bool

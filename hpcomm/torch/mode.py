@@ -27,7 +27,7 @@ _ROUNDED = 0.5  # by which the mean of equal digits may be off; of others it is 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a GradScaler has set before a step.
+    """The state of a GradScaler before a step.
 
     Attributes:
         scale: by which the gradients are too large; None: they have been unscaled.
@@ -155,7 +155,7 @@ class Differs(Exception):
 
 
 class Roll:
-    """Which ranks have which gradients, for exchanges in which a push cannot say that there is nothing. A key of its
+    """The ranks that have each gradient, for exchanges in which a push cannot say that there is nothing. A key of its
     own, whose parameters are the mean of ones and zeros. Behind them stands the digest of a value that must be the same
     on all ranks, if there is one: equal digests have each rank's own as their mean."""
 
@@ -207,7 +207,7 @@ def push_zeros(exchange: Exchange, key: ParamKey) -> Handle:
 
 
 def scale_of(squares: float, scaling: Scaling | None, clip_norm: float | None) -> float | None:
-    """What a mean gradient is multiplied by, as torch's clip_grad_norm_ and GradScaler have it; None: the step is
+    """The factor of a mean gradient, as torch's clip_grad_norm_ and GradScaler have it; None: the step is
     skipped. squares: the sum of the squares of the mean gradient."""
     scale = 1.0
     if scaling is not None:

@@ -436,7 +436,7 @@ class DistributedOptimizer(Optimizer):
         self._move()
 
     def _torch_side(self) -> dict[str, Any]:
-        """What a checkpoint of the exchange lacks."""
+        """State that a checkpoint of the exchange lacks."""
         found = {"optimizer": self._wrapped.state_dict(), "buffers": dict(self._model.named_buffers())}
         if isinstance(self._mode, Averaged):
             found["params"] = {key.name: key.param.data for key in self._mode.keys}

@@ -1,5 +1,5 @@
-"""What lies in torch and not in the exchange, as an entry of a checkpoint's extra: param_groups, buffers, and the state
-of an optimizer that steps on every rank."""
+"""State that lies in torch and not in the exchange, as an entry of a checkpoint's extra: param_groups, buffers, and the
+state of an optimizer that steps on every rank."""
 
 import io
 from collections.abc import Mapping

@@ -98,7 +98,7 @@ class Split(Mode):
                 key.sent, key.held = True, None
 
     def _squares(self) -> float:
-        """Of the mean gradient: the same bits on all ranks, as the keys have one order."""
+        """The sum of squares of the mean gradient: the same bits on all ranks, as the keys have one order."""
         self._wait_folds()
         found = 0.0
         for handle in [self.exchange.squares_nb(key.name) for key in self.keys]:
@@ -151,7 +151,7 @@ class Split(Mode):
         self._end()
 
     def _end(self) -> None:
-        """Of a step, be it that its gradients do not count."""
+        """Forgets the gradients of a step, also of one that does not count."""
         self._looked = False
         self._zero.clear()
         super().forget()

@@ -106,7 +106,7 @@ def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:
 
 
 class Offer(NamedTuple):
-    """What a rank starts with.
+    """The values that a rank starts with.
 
     Attributes:
         buffers: the argument.

@@ -48,7 +48,8 @@ class Owned(NamedTuple):
 
 
 def gather(exchange: Exchange) -> list[Owned]:
-    """What the owners keep of each key, on every rank. Collective; it takes a window of that size for a moment."""
+    """The state that owners keep of each key, on every rank. Collective; it takes a window of that size for a
+    moment."""
     ctx, shard = exchange.context, exchange.state_dict()
     counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
     starts = np.cumsum([0, *(4 * n * (1 + s) for n, s in zip(counts, slots, strict=True))]).tolist()
@@ -96,7 +97,7 @@ def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) 
 
 
 class Loaded(NamedTuple):
-    """What is loaded of a key, as Owned. params: None where torch's state has no master."""
+    """The state of a key to load, as Owned. params: None where torch's state has no master."""
 
     steps: int
     params: NDArray[np.float32] | None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stats:
-    """What a DistributedOptimizer has done so far on this rank.
+    """Counts of a DistributedOptimizer on this rank.
 
     Attributes:
         steps: that were applied.

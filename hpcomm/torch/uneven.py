@@ -1,4 +1,4 @@
-"""What ranks tell each other in a join block."""
+"""The messages of ranks in a join block."""
 
 from collections.abc import Callable
 from typing import Any

@@ -182,6 +182,33 @@ static void names_missing(rank *r) {
     hpc_plan_free(plan);
 }
 
+static int apply_nothing(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
+    (void)param, (void)acc, (void)count, (void)state, (void)args, (void)n;
+    return 0;
+}
+
+static int fold_nothing(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args) {
+    (void)acc, (void)n, (void)in, (void)nbytes, (void)weight, (void)args;
+    return 0;
+}
+
+/* A user's fold would be made of the fold once more, by each receiver. */
+static void refuses_own_folds(rank *r) {
+    job j;
+    hpc_exchange_config config;
+    job_config with;
+    hpc_plan *plan = receiving(&j, r, r->arg);
+    const hpc_rule own = {.name = "own", .apply = apply_nothing, .fold = fold_nothing};
+    job_settings(&config, &j);
+    job_config_init(&with, r, &j, &config);
+    with.config.rule = &own;
+    hpc_exchange *e = NULL;
+    CHECK_STATUS(hpc_exchange_create(r->context, &with.config, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("rule own has a fold of its own, by which row");
+    job_config_free(&with);
+    hpc_plan_free(plan);
+}
+
 /* A plan by hand of one slot: the arguments of the next step would lie where a receiver still reads those of this one.
  */
 static void needs_two_slots(rank *r) {
@@ -248,6 +275,8 @@ int main(int argc, char **argv) {
          .arg = HOSTS(2, THREADS),
          .where = RANKS_UNSEEDED},
         {.name = "needs_two_slots", .size = 3, .run = needs_two_slots},
+        {.name = "refuses_own_folds", .size = 3, .run = refuses_own_folds},
+        {.name = "refuses_own_folds_hosts", .size = 4, .run = refuses_own_folds, .arg = 2 * HOSTS_OF},
         {.name = "refused", .size = 2, .run = refused},
         {0},
     };
