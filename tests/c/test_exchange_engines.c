@@ -1,5 +1,8 @@
 /* Several configurations in one exchange: each key is folded as its own one says, whatever the others do meanwhile. */
+#include <fcntl.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "graph_jobs.h"
 #include "inside.h"
@@ -443,6 +446,28 @@ static void refuse(rank *r) {
     }
 }
 
+/* Rank 1 runs out of files while the exchange is made, in either engine: all ranks hear of it, and what was open before
+ * is free again: with enough files the next exchange is made. */
+static void runs_out_of_files(rank *r) {
+    int made = 0, failed = 0;
+    for (int more = 0; more < 40 && made < 2; more++) {
+        struct rlimit before, few;
+        mix x;
+        two(&x, r, HUB, GRAPH, r->arg);
+        CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+        few = before, few.rlim_cur = (rlim_t)open("/dev/null", O_RDONLY);
+        close((int)few.rlim_cur);
+        few.rlim_cur += (rlim_t)more;
+        if (r->rank == 1) CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+        int status = mix_create(&x, r);
+        CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+        if (status != HPC_OK) CHECK(x.e == NULL && strstr(hpc_last_error()->message, "on rank 1"));
+        made += status == HPC_OK, failed += status != HPC_OK;
+        hpc_exchange_free(x.e);
+    }
+    CHECK(made == 2 && failed > 0);
+}
+
 /* The ranks that are left are told by any key, and can read their rows. */
 static void dies(rank *r) {
     uint64_t step, random = 1;
@@ -489,6 +514,11 @@ int main(int argc, char **argv) {
         {.name = "leaves_early_inline", .size = 3, .run = leaves_early, .arg = HPC_PROGRESS_INLINE, .apart = true},
         {.name = "leaves_early_thread", .size = 3, .run = leaves_early, .arg = HPC_PROGRESS_THREAD, .apart = true},
         {.name = "refuse", .size = 2, .run = refuse},
+        {.name = "runs_out_of_files",
+         .size = 3,
+         .run = runs_out_of_files,
+         .arg = HPC_PROGRESS_THREAD,
+         .where = RANKS_PROCESSES | RANKS_SHM},
         {.name = "dies_inline", .size = 3, .run = dies, .arg = HPC_PROGRESS_INLINE, .victims = 2},
         {.name = "dies_thread", .size = 3, .run = dies, .arg = HPC_PROGRESS_THREAD, .victims = 2},
         {0},
