@@ -216,16 +216,22 @@ static void waits_send_for_all(rank *r) {
     mix_close(&x);
 }
 
-/* Cores of one number have one thread, which works for all members. */
+/* Cores of one number have one thread, which works for all members. arg: the cores of each, digit by digit. */
 static void share_threads(rank *r) {
     hpc_exchange_stats stats;
     uint64_t random = 1;
+    int most = 0;
     mix x;
     two(&x, r, HUB, GRAPH, HPC_PROGRESS_THREAD);
-    x.members[0].g.j.cores = 3, x.members[1].g.j.cores = 2;
+    x.members[x.n++] = x.members[0];
+    for (int i = 0, left = r->arg; i < x.n; i++, left /= 10) {
+        int *cores = &x.members[i].g.j.cores;
+        *cores = left % 10;
+        most = *cores > most ? *cores : most;
+    }
     mix_open(&x, r);
     CHECK_OK(hpc_exchange_get_stats(x.e, &stats));
-    CHECK_EQ(stats.threads, 3);
+    CHECK_EQ(stats.threads, most);
     for (int step = 0; step < 3; step++) one_step(&x, r, step, &random);
     mix_close(&x);
 }
@@ -501,7 +507,9 @@ int main(int argc, char **argv) {
         {.name = "waits_work_for_all", .size = 2, .run = waits_work_for_all},
         {.name = "waits_send_for_all_inline", .size = 3, .run = waits_send_for_all, .arg = HPC_PROGRESS_INLINE},
         {.name = "waits_send_for_all_thread", .size = 3, .run = waits_send_for_all, .arg = HPC_PROGRESS_THREAD},
-        {.name = "share_threads", .size = 2, .run = share_threads},
+        {.name = "share_threads_falling", .size = 2, .run = share_threads, .arg = 123},
+        {.name = "share_threads_rising", .size = 2, .run = share_threads, .arg = 321},
+        {.name = "share_threads_mixed", .size = 2, .run = share_threads, .arg = 231},
         {.name = "joins_late", .size = 2, .run = joins_late, .sleepy = true},
         {.name = "fails_inline", .size = 2, .run = fails, .arg = HPC_PROGRESS_INLINE, .apart = true},
         {.name = "fails_thread", .size = 2, .run = fails, .arg = HPC_PROGRESS_THREAD, .apart = true},
