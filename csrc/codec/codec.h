@@ -105,8 +105,8 @@ const char *hpc_codec_check(const hpc_codec *codec, const hpc_codec_config *conf
 /* The codec with this number, below HPC_CODEC_NUMBERS, or NULL. */
 enum { HPC_CODEC_NUMBERS = 32, HPC_CODEC_TEXT = 128 };
 const hpc_codec *hpc_codec_of(int number);
-/* For errors (use.c). The names of the codecs whose bit (1u << number) is set, each behind a space: " float32 float16".
- * And codecs with their numbers, those of pieces too or arrays alone: "0 (float32), 2 (float16)". */
+/* Texts for errors (use.c). The names of the codecs whose bit (1u << number) is set, each behind a space: " float32
+ * float16". And codecs with their numbers, those of pieces too or arrays alone: "0 (float32), 2 (float16)". */
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 

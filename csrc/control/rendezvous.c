@@ -427,7 +427,7 @@ static int host(hpc_rendezvous *rv, double deadline) {
     int status = open_doors(rv);
     if (status == HPC_OK) status = receive_all(rv, deadline);
     if (status != HPC_OK) return status;
-    /* Before any rank knows that all have come: it may come again at once, for another context. */
+    /* Closes the doors before any rank knows that all have come: it may come again at once, for another context. */
     while (rv->n_listeners > 0) close(rv->listeners[--rv->n_listeners]);
     for (int i = 0; i < STRANGERS; i++) close_fd(&rv->strangers[i].fd);
     return spread(rv, NULL, 0, deadline);
@@ -455,7 +455,7 @@ static int on_notice(hpc_rendezvous *rv, size_t nbytes) {
     return fail_again(rv);
 }
 
-/* Until all parts have come from rank 0. */
+/* Waits until the data of all ranks has come from rank 0. */
 static int await_all(hpc_rendezvous *rv, int may_ask, double deadline) {
     static const int zero = 0;
     int asked = 0;

@@ -46,7 +46,7 @@ double hpc_edge_mass(const hpc_engine *en, const hpc_edge *edge) {
     return edge->weight * (edge->row < 0 ? 1 : en->layout.stages.masses[edge->row]);
 }
 
-/* On a graph the weights of a step may differ from the plan's. */
+/* Whether an input brings no bytes. On a graph none is empty, as the weights of a step may differ from the plan's. */
 int hpc_input_is_empty(const hpc_engine *en, const hpc_edge *edge) {
     return edge->row < 0 && edge->weight == 0 && en->graph == NULL;
 }
