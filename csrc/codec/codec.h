@@ -55,9 +55,9 @@ typedef struct hpc_codec {
      * nothing is written. */
     int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight);
-    /* Pieces that are not packed only: takes rate times their weighted sum, which begins with 0, from param, in one
-     * pass over the n elements of that. The bits are those of decode_add and the rule sgd. Nonzero when one of them is
-     * no piece, the number of which *wrong gets: then nothing is written. NULL: pieces are added one by one. */
+    /* Subtracts rate times the weighted sum of pieces that are not packed from param, in one pass over its n elements.
+     * The sum begins with 0. The bits are those of decode_add and the rule sgd. Nonzero when an input is no piece:
+     * *wrong gets its number, and nothing is written. NULL: pieces are added one by one. */
     int (*add_all)(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                    double rate, int *wrong);
 
