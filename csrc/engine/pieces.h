@@ -10,7 +10,7 @@
 #include "engine/discipline.h"
 #include "engine/row.h"
 
-/* config.c's part of create: copies the codecs of all keys, before the layout is made. */
+/* Copies the codecs of all keys, when an exchange is created and before its layout is made. */
 int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *config, const char *op);
 void hpc_pieces_free(hpc_engine *en);
 
