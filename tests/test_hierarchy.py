@@ -114,6 +114,23 @@ def test_bandwidths_are_measured_alike_on_all_ranks() -> None:
     assert 1e4 < found[0].core < 1e13
 
 
+def test_every_rank_hears_a_refusal_before_bandwidths_are_measured() -> None:
+    hierarchy = Hierarchy([[0], [1], [2], [3]], [[0, 1], [2, 3]], bandwidths="measured")
+
+    def body(ctx: hpcomm.Context) -> None:
+        params = {"w": np.zeros(1000, np.float32)}
+        wrong: Any = 3 if ctx.rank == 3 else hpcomm.SGD(lr=1)
+        with pytest.raises(InvalidArgument, match="rule is 3"):
+            hpcomm.Exchange(ctx, params, hierarchy, rule=wrong)
+        with hpcomm.Exchange(ctx, params, hierarchy, rule=hpcomm.SGD(lr=1)) as ex:
+            ex.push_pull("w", np.ones(1000, np.float32))
+            assert (ex.params["w"] == -1).all()
+            topology: Any = ex._schemes[0].scheme.topology
+            assert topology == hpcomm.measure.measured(ctx, hierarchy)
+
+    run_threads(4, body)
+
+
 def test_an_exchange_measures_bandwidths_itself() -> None:
     hierarchy = Hierarchy([[0], [1], [2], [3]], [[0, 1], [2, 3]], bandwidths="measured")
     with pytest.raises(InvalidArgument, match="bandwidths is 'measured': an Exchange measures them"):

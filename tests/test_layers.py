@@ -221,6 +221,16 @@ def test_every_folder_begins_with_a_page() -> None:
             assert (folder / name).exists(), (folder.name, name)
 
 
+def test_comments_name_files_that_are_there() -> None:
+    """A name may be that of a file of the repository anywhere, as comments seldom give folders."""
+    there = {path.name for folder in ("csrc", "hpcomm", "tests") for path in (CSRC.parent / folder).rglob("*.*")}
+    wanted = re.compile(r"(?<![<\"/\w])[a-z]\w*\.[ch]\b(?![>\"])")
+    for path in (*CSRC.rglob("*.c"), *CSRC.rglob("*.h")):
+        comments = re.findall(r"/\*.*?\*/|//[^\n]*", path.read_text(encoding="utf-8"), re.DOTALL)
+        gone = {name for comment in comments for name in wanted.findall(comment)} - there
+        assert not gone, f"{path.relative_to(CSRC)} names {sorted(gone)}, which no folder has"
+
+
 def test_public_headers_need_only_those_below() -> None:
     folder, level = CSRC / "include/hpcomm", levels(PUBLIC)
     assert {path.name for path in folder.iterdir()} == set(level)

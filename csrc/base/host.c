@@ -199,7 +199,8 @@ uint64_t hpc_host_memory(const char *root) {
     return available;
 }
 
-/* From sysfs: the C library's answer is the whole package's on CPUs whose cores share it in groups. */
+/* Reads the size of the last-level cache from sysfs: the C library tells that of the whole package also on CPUs where
+ * groups of cores have caches of their own. */
 size_t hpc_host_cache(const char *root) {
     char folder[PATH_BYTES], line[64], unit;
     unsigned long long value;

@@ -229,7 +229,7 @@ static track *take_track(hpc_timeline *t, double start) {
 
 /* ---- recording ---- */
 
-/* As much as fits of a text in UTF-8, without half a character at its end. */
+/* Copies as much of a text in UTF-8 as fits, without half a character at its end. */
 static void copy_label(char *to, const char *from) {
     size_t n = from == NULL ? 0 : strnlen(from, HPC_LABEL_BYTES);
     if (n == HPC_LABEL_BYTES) {

@@ -88,7 +88,7 @@ static inline void hpc_span_end(hpc_span *span) {
     if (__builtin_expect(span->timeline != NULL, 0)) hpc_timeline_record(span, hpc_now());
 }
 
-/* From here to the end of the block, whichever way it is left. */
+/* A span from here to the end of the block, whichever way it is left. */
 #define HPC_SPAN(timeline, name, label)                                                                                \
     __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_begin(timeline, name, label)
 

@@ -282,8 +282,8 @@ int hpc_group_peer_present(hpc_group *group, int rank, const char *op) {
     return hpc_group_has_departed(group, rank) ? fail_peers(group, op, &rank, 1, NULL, 0) : HPC_OK;
 }
 
-/* With all that has come taken, as far as a second is enough: others may send without end. A condition that held is not
- * asked again: it may have taken an event. */
+/* Whether the condition holds once all that has come is taken. It stops after a second, as others may send without end.
+ * A condition that held is not asked again: it may have taken an event. */
 static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
     double until = hpc_now() + 1;
     if (until > deadline) until = deadline;
@@ -367,7 +367,7 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     return status;
 }
 
-/* For what rings no bell. */
+/* Sleeps shortly, for conditions that ring no bell. */
 static void doze(void) {
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }

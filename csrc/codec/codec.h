@@ -55,9 +55,9 @@ typedef struct hpc_codec {
      * nothing is written. */
     int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight);
-    /* Pieces that are not packed only: takes rate times their weighted sum, which begins with 0, from param, in one
-     * pass over the n elements of that. The bits are those of decode_add and the rule sgd. Nonzero when one of them is
-     * no piece, the number of which *wrong gets: then nothing is written. NULL: pieces are added one by one. */
+    /* Subtracts rate times the weighted sum of pieces that are not packed from param, in one pass over its n elements.
+     * The sum begins with 0. The bits are those of decode_add and the rule sgd. Nonzero when an input is no piece:
+     * *wrong gets its number, and nothing is written. NULL: pieces are added one by one. */
     int (*add_all)(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                    double rate, int *wrong);
 
@@ -105,8 +105,8 @@ const char *hpc_codec_check(const hpc_codec *codec, const hpc_codec_config *conf
 /* The codec with this number, below HPC_CODEC_NUMBERS, or NULL. */
 enum { HPC_CODEC_NUMBERS = 32, HPC_CODEC_TEXT = 128 };
 const hpc_codec *hpc_codec_of(int number);
-/* For errors (use.c). The names of the codecs whose bit (1u << number) is set, each behind a space: " float32 float16".
- * And codecs with their numbers, those of pieces too or arrays alone: "0 (float32), 2 (float16)". */
+/* Texts for errors (use.c). The names of the codecs whose bit (1u << number) is set, each behind a space: " float32
+ * float16". And codecs with their numbers, those of pieces too or arrays alone: "0 (float32), 2 (float16)". */
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 

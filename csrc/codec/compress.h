@@ -34,7 +34,7 @@ int64_t hpc_piece_pack(int number, void *piece, size_t cap, void *scratch, size_
 /* Whether a piece of at least a head is packed. */
 int hpc_piece_is_packed(const void *piece);
 
-/* Makes the raw piece of a packed one, of which nbytes came, and returns its bytes: as many as hpc_piece_read takes for
+/* Unpacks a piece of nbytes into a raw one, and returns the raw bytes: as many as hpc_piece_read takes for
  * the elements that its head says. The piece may come from another process, and may change meanwhile: its head is read
  * once, and its compressed bytes are copied to scratch before any are read. Nothing is written outside raw[0..cap) and
  * scratch[0..room), and nothing in raw is of use after a negative HPC_PIECE_*. room: nbytes are enough. The

@@ -61,8 +61,8 @@ const char *hpc_piece_text(int status);
 /* The most bytes of a piece: those of dense values, and the head. values: HPC_F32, HPC_F16 or HPC_BF16. */
 size_t hpc_piece_max_bytes(uint64_t n, int values);
 
-/* Reads the head of a piece of n elements, of which nbytes came, once (its memory may change after that), and holds it
- * against n and nbytes. Returns 0, or the error that says what is wrong with it. in is aligned to 4 bytes. */
+/* Reads the head of a piece of n elements and nbytes once (its memory may change after that), and holds it against n
+ * and nbytes. Returns 0, or the error that says what is wrong with it. in is aligned to 4 bytes. */
 int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t n);
 
 /* hpc_codec's decode_add, for every form. Nothing is written if the piece is refused. If its memory changes meanwhile,
@@ -74,7 +74,7 @@ int hpc_piece_decode_add(const hpc_codec_config *config, float *acc, int64_t n, 
 size_t hpc_piece_most(const hpc_codec_config *config, uint64_t n);
 size_t hpc_piece_most_filtered(const hpc_codec_config *config, uint64_t n);
 
-/* The length that a piece says it has. Its memory may change: whoever needs it twice reads it once. */
+/* The length that a piece says it has. Its memory may change, so a caller reads the length once. */
 static inline size_t hpc_piece_bytes(const void *piece) {
     return atomic_load_explicit((const _Atomic uint32_t *)piece, memory_order_relaxed);
 }

@@ -1,4 +1,4 @@
-/* How a rank leaves a context. */
+/* The end of a context: a rank leaves it. */
 #include <string.h>
 
 #include "context/lane.h"
@@ -11,7 +11,7 @@ int hpc_context_revoke(hpc_context *c) {
     return HPC_OK;
 }
 
-/* After a revoke the others take nothing any more. */
+/* Whether nothing has to be sent any more; after a revoke the others take nothing. */
 static int is_settled(void *arg) {
     hpc_context *c = arg;
     int left = 0;

@@ -173,7 +173,7 @@ static int serves_a_peer(const hpc_context *c, const hpc_transport *transport) {
     return 0;
 }
 
-/* For whoever asks the control channel meanwhile (hpcomm status). */
+/* Shows the transports to processes that ask the control channel meanwhile (hpcomm status). */
 static void show_transports(hpc_context *c) {
     char names[HPC_TRANSPORTS_BYTES] = "";
     size_t n = 0;

@@ -4,7 +4,7 @@
 
 #include "context/window.h"
 
-/* Before and behind every update: equal versions mean a whole one. */
+/* A stamp lies before and behind every update: equal versions mean a whole one. */
 typedef struct hpc_stamp {
     _Alignas(64) _Atomic uint64_t version;
     uint64_t stamp; /* in a slot whose update is read in place: the version of the buffer it is in */

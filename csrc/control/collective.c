@@ -1,4 +1,4 @@
-/* Collectives: each rank sends its part to every other one and waits for theirs. Messages are numbered, so a rank that
+/* Collectives: each rank sends its data to every other one and waits for theirs. Messages are numbered, so a rank that
  * is ahead by one collective fills the inboxes of those that are still at the last. */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -56,7 +56,8 @@ static hpc_message *take_reply(hpc_control *c, int rank, uint64_t sequence) {
     return m;
 }
 
-/* One's own part, or what the message brought; frees it. */
+/* Moves the data of a message into a reply and frees the message; without one the reply gets a copy of this rank's own
+ * data. */
 static int take_data(hpc_reply *reply, hpc_message *m, const void *data, size_t nbytes) {
     reply->nbytes = m != NULL ? m->total : nbytes;
     if (m != NULL) {
@@ -71,7 +72,7 @@ static int take_data(hpc_reply *reply, hpc_message *m, const void *data, size_t 
     return reply->data != NULL;
 }
 
-/* Returns the first rank that did not take its part in time, or -1. */
+/* Returns the first rank that did not read this rank's data in time, or -1. */
 static int send_to_all(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, double deadline) {
     hpc_group *g = c->group;
     int blocked = -1;
@@ -126,7 +127,7 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
     collective.sequence = ++c->sequence;
     int blocked = send_to_all(c, op, data, nbytes, fd, deadline);
     status = hpc_wait_for(g, &wait, hpc_left(deadline));
-    if (status == HPC_OK && blocked >= 0) /* it has not all of this rank's part, so it will not go on */
+    if (status == HPC_OK && blocked >= 0) /* it lacks some of this rank's data, so it will not go on */
         status = hpc_group_fail_timeout(g, op, &blocked, 1, hpc_now() - start,
                                         "rank %d did not read its socket in time", blocked);
     if (status != HPC_OK) {

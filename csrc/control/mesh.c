@@ -118,8 +118,8 @@ void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint
     pthread_mutex_unlock(&c->lock);
 }
 
-/* First the address that led to the peer before, then those in a network that led to another: where there are two
- * networks and one is dead, only the first call pays for it. */
+/* Lists the addresses of a peer to try: first the one that led to it before, then those in a network that led to
+ * another peer. So only the first call pays for a dead network where there are two. */
 static void list_attempts(hpc_control *c, int rank, calls *calls) {
     const hpc_link *l = &c->links[rank];
     hpc_endpoint found[HPC_ENDPOINTS + 2], known, good;

@@ -191,7 +191,7 @@ static int grade(const hpc_endpoint *e) {
     return e->family == 4 ? 0 : 1;
 }
 
-/* Before those that are worse; the last one falls out when there are too many. */
+/* Inserts an endpoint before those that are worse; the last one falls out when there are too many. */
 static void insert(hpc_endpoint endpoints[HPC_ENDPOINTS], const hpc_endpoint *e) {
     int at = 0;
     while (at < HPC_ENDPOINTS && is_present(&endpoints[at]) && grade(&endpoints[at]) <= grade(e)) at++;
@@ -200,7 +200,7 @@ static void insert(hpc_endpoint endpoints[HPC_ENDPOINTS], const hpc_endpoint *e)
     endpoints[at] = *e;
 }
 
-/* How many addresses the choice allows. */
+/* Collects the addresses that the choice allows, and returns their number. */
 static int collect(const struct ifaddrs *interfaces, const interface_choice *c, int with_ipv6, int all,
                    hpc_endpoint endpoints[HPC_ENDPOINTS]) {
     int n = 0;
@@ -214,7 +214,7 @@ static int collect(const struct ifaddrs *interfaces, const interface_choice *c, 
     return n;
 }
 
-/* Each once. */
+/* Lists the names of the interfaces, each once. */
 static void list_names(const struct ifaddrs *interfaces, int with_ipv6, char names[NAMES_BYTES]) {
     const interface_choice known = {.exact = 1, .list = names};
     hpc_endpoint e;

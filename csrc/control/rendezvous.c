@@ -358,7 +358,7 @@ static int turn(hpc_rendezvous *rv, double deadline) {
     return status;
 }
 
-/* Receives the part of every rank. */
+/* Receives the data of every rank. */
 static int receive_all(hpc_rendezvous *rv, double deadline) {
     int *ranks = malloc((size_t)rv->size * sizeof *ranks), n, status = HPC_OK;
     if (ranks == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "rank 0: init: no memory for %d ranks", rv->size);
@@ -375,7 +375,8 @@ static int receive_all(hpc_rendezvous *rv, double deadline) {
     return status;
 }
 
-/* Sends all parts to every rank. One that is gone meanwhile has taken part, and is missed in the next round. */
+/* Sends the data of all ranks to every rank. A rank that is gone meanwhile has given its data, and is missed in the
+ * next round. */
 static int spread(hpc_rendezvous *rv, const void *all, size_t nbytes, double deadline) {
     hpc_letter letter = hpc_letter_make(HPC_LETTER_GATHERED, rv->round, (size_t)rv->size * nbytes);
     const struct iovec parts[] = {{&letter, sizeof letter}, {(void *)(uintptr_t)all, (size_t)rv->size * nbytes}};
@@ -426,7 +427,7 @@ static int host(hpc_rendezvous *rv, double deadline) {
     int status = open_doors(rv);
     if (status == HPC_OK) status = receive_all(rv, deadline);
     if (status != HPC_OK) return status;
-    /* Before any rank knows that all have come: it may come again at once, for another context. */
+    /* Closes the doors before any rank knows that all have come: it may come again at once, for another context. */
     while (rv->n_listeners > 0) close(rv->listeners[--rv->n_listeners]);
     for (int i = 0; i < STRANGERS; i++) close_fd(&rv->strangers[i].fd);
     return spread(rv, NULL, 0, deadline);
@@ -454,7 +455,7 @@ static int on_notice(hpc_rendezvous *rv, size_t nbytes) {
     return fail_again(rv);
 }
 
-/* Until all parts have come from rank 0. */
+/* Waits until the data of all ranks has come from rank 0. */
 static int await_all(hpc_rendezvous *rv, int may_ask, double deadline) {
     static const int zero = 0;
     int asked = 0;

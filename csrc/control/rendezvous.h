@@ -60,7 +60,7 @@ typedef struct hpc_letters {
 
 void hpc_letters_init(hpc_letters *letters, int from_zero, unsigned char *notice);
 
-/* From now on a part of this round, or with from_zero all of them, has nbytes and goes to into. */
+/* Tells where the data of the present round goes, and its bytes: that of one rank, or with from_zero that of all. */
 void hpc_letters_expect(hpc_letters *letters, uint32_t round, void *into, size_t nbytes);
 
 /* The place for the next bytes, and how many may come, never 0. */

@@ -67,7 +67,7 @@ static void on_death(hpc_control *c, int rank) {
 
 /* ---- strangers ---- */
 
-/* With no place left the listeners are mute, and callers wait in their backlogs. */
+/* Turns the listeners on, or off while no place is left: callers then wait in their backlogs. */
 static void listen_again(hpc_control *c, int listen) {
     struct epoll_event unix_event = {.events = listen ? EPOLLIN : 0, .data.u64 = (uint64_t)HPC_WATCH_UNIX << 32};
     struct epoll_event tcp_event = {.events = listen ? EPOLLIN : 0, .data.u64 = (uint64_t)HPC_WATCH_TCP << 32};
@@ -118,7 +118,7 @@ static void take_in(hpc_control *c, int fd, int kind) {
     if (hpc_mesh_watch(c, fd, HPC_WATCH_STRANGER, (int)(s - c->strangers)) != 0) drop(c, s);
 }
 
-/* For whoever waits in connect and wonders. */
+/* Keeps the reason of a refusal, for a rank of this host that waits in connect. */
 static void keep_refusal(hpc_control *c, const char *from, const char *why) {
     pthread_mutex_lock(&c->lock);
     snprintf(c->refusal, sizeof c->refusal, "%s failed: %s", from, why);
@@ -304,7 +304,7 @@ static void tick(hpc_control *c, double now) {
     c->next_tick = now + c->silence / TICKS;
 }
 
-/* Until something is due by the clock; -1 for never. */
+/* Milliseconds until something is due by the clock; -1: nothing is. */
 static int wait_ms(hpc_control *c, double now) {
     double due = c->next_tick > 0 ? c->next_tick : now + 3600, since;
     for (int i = 0; i < HPC_STRANGERS && c->greeting > 0; i++) {

@@ -168,7 +168,7 @@ static hpc_told *passed(const hpc_engine *en, int row) {
     return (hpc_told *)(void *)(hpc_own_part(en) + hpc_passed_at(en, row));
 }
 
-/* Before the parameters go on. */
+/* Passes the outcome of an update on to the next relays, before the parameters go on. */
 static void pass_on(hpc_core *core, const hpc_work *w) {
     hpc_engine *en = core->engine;
     hpc_share *share = w->share;

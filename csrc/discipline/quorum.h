@@ -140,7 +140,8 @@ static inline size_t hpc_number_at(const hpc_engine *en, const hpc_share *share,
            (at * (size_t)en->layout.depth + (size_t)slot) * sizeof(uint64_t);
 }
 
-/* With several stages, at the owner of a row that relays: of what becomes of the update that the parameters answer. */
+/* The same at the owner of a row that relays, with several stages: of the outcome of the update that the parameters
+ * answer. */
 static inline size_t hpc_passed_at(const hpc_engine *en, int row) {
     const int owner = en->plan->rows[row].owner;
     return hpc_told_at(en, owner, en->layout.n_shares) +

@@ -311,7 +311,8 @@ static void look(const hpc_engine *en, int key) {
     if (v->begins) count_begun(en, own_clock(en, key, v->at), v->minimum);
 }
 
-/* With one slot the next update is written over the last one, which a pull that does not ask would add. */
+/* Waits for a free slot. With one slot the next update overwrites the last one, which a pull that does not ask would
+ * still add. */
 static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     int status = hpc_push_wait_slot(en, key, l, op);
     if (status == HPC_OK && en->layout.depth == 1) worker_of(en)->keys[key].handed = en->keys[key].pushes;

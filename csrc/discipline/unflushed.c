@@ -14,7 +14,8 @@
 #include "engine/answer.h"
 #include "engine/stages.h"
 
-/* Before and behind an update that may be overwritten while it is read: equal versions mean a whole one. */
+/* A stamp lies before and behind an update that may be overwritten while it is read: equal versions mean a whole one.
+ */
 typedef struct stamp {
     _Alignas(64) _Atomic uint64_t version;
 } stamp;

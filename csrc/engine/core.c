@@ -298,24 +298,23 @@ static void *run_core(void *arg) {
     return NULL;
 }
 
+/* The core of that number whose thread another engine of the exchange has; NULL: none has one. */
 static hpc_core *threaded(const hpc_engine *en, int index) {
-    return index < en->n_own_cores && en->cores[index].owns_thread ? &en->cores[index] : NULL;
+    for (const hpc_engine *with = en->next; with != en; with = with->next)
+        if (index < with->n_own_cores && with->cores[index].owns_thread) return &with->cores[index];
+    return NULL;
 }
 
-/* Where another engine of the exchange has a thread for each core of a number that this one has, these threads work for
- * the cores of both: two threads of one number would be pinned to one CPU. The threads are woken: an event that has
- * come before has rung for nobody. */
-static int join_threads(hpc_engine *en) {
-    const hpc_engine *with = en->next;
-    while (with != en && threaded(with, en->n_own_cores - 1) == NULL) with = with->next;
-    for (int c = 0; c < en->n_own_cores && with != en; c++) {
-        hpc_core *last = threaded(with, c);
+/* The first n cores work by the threads that other engines have for cores of their numbers: two threads of one number
+ * would be pinned to one CPU. These threads are woken: an event that has come before has rung for nobody. */
+static void join_threads(hpc_engine *en, int n) {
+    for (int c = 0; c < n; c++) {
+        hpc_core *last = threaded(en, c);
         while (beside(last) != NULL) last = beside(last);
         en->cores[c].running = 1;
         atomic_store_explicit(&last->beside, &en->cores[c], memory_order_release);
     }
-    if (with != en) hpc_bell_ring(en->context->group.bell);
-    return with != en;
+    if (n > 0) hpc_bell_ring(en->context->group.bell);
 }
 
 static int start_thread(hpc_core *core) {
@@ -351,8 +350,9 @@ static void stop_threads(hpc_engine *en) {
 }
 
 void hpc_cores_start(hpc_engine *en, int threads) {
-    int n = 0, unpinned = 0;
-    if (threads && en->n_own_cores > 0 && join_threads(en)) return;
+    int joins = 0, n, unpinned = 0;
+    while (threads && joins < en->n_own_cores && threaded(en, joins) != NULL) joins++;
+    n = joins;
     while (threads && n < en->n_own_cores && start_thread(&en->cores[n]))
         unpinned += atomic_load_explicit(&en->cores[n++].started, memory_order_relaxed) == HPC_UNPINNED;
     if (unpinned > 0)
@@ -370,7 +370,8 @@ void hpc_cores_start(hpc_engine *en, int threads) {
         hpc_context_add_task(en->context, &en->task);
         return;
     }
-    en->stats.threads = n;
+    join_threads(en, joins);
+    en->stats.threads = n - joins;
 }
 
 void hpc_cores_stop(hpc_engine *en) {

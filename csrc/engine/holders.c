@@ -1,5 +1,6 @@
-/* Holders: the part of which rank has the parameters that a worker reads. Without shared_params it is the worker's own.
- * With shared_params the workers of a host read the part of the lowest of them, and it is written once for all.
+/* Holders: the holder of a worker is the rank whose part has the parameters that the worker reads. Without
+ * shared_params it is the worker itself. With shared_params the workers of a host read the part of the lowest of them,
+ * and it is written once for all.
  *
  * One copy has one writer for each element, and this must be a rank of the same host: the owner of the row, or a relay.
  * It writes by plain stores before it answers the host's workers, and each answer is a release that its worker
@@ -8,7 +9,7 @@
  * lane.
  *
  * Nobody reads the copy while it is written: its writer acts when all workers of the host have pushed, for each of them
- * gets what comes of the row, and so feeds it (check_outputs of exchange.c). */
+ * gets the row's result, and so feeds the row (check_outputs of create.c). */
 #include "engine/holders.h"
 
 #include <stdlib.h>

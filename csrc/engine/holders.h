@@ -1,4 +1,4 @@
-/* Whose part of the window has the parameters that a worker reads, and who may write them. */
+/* Holders: the ranks in whose part of the window the parameters of workers lie, and the ranks that may write them. */
 #ifndef HPC_HOLDERS_H
 #define HPC_HOLDERS_H
 
@@ -6,7 +6,7 @@
 
 /* Finds the holders, when the workers are known. */
 int hpc_holders_find(hpc_engine *en, const char *op);
-int hpc_holders_check(const hpc_engine *en, const char *op); /* with shared_params: who writes each copy */
+int hpc_holders_check(const hpc_engine *en, const char *op); /* with shared_params: each copy has one writer */
 /* The rank whose part has parameters that the row makes, and that are read on its owner's host; -1: there is none. */
 int hpc_row_home(const hpc_engine *en, const hpc_row *row);
 

@@ -188,7 +188,7 @@ static int send_array(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     return 0;
 }
 
-/* As a piece. Receivers do not apply a fold of no updates. */
+/* Sends the fold as a piece. Receivers do not apply a fold of no updates. */
 static int send_piece(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int n_arrays) {
     hpc_row_begin_step(core->engine, w, inputs->slot);
     const int failed = inputs->n_updates > 0 ? hpc_pieces_encode_row(core, w) : hpc_pieces_encode_nothing(w);

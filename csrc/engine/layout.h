@@ -71,7 +71,7 @@ static inline int hpc_row_keeps_params(const hpc_row *row) {
     return row->action == HPC_APPLY || row->action == HPC_EMIT;
 }
 
-/* In which stage other rows send to a row. */
+/* The stage, for counts of traffic, in which other rows send to a row. */
 static inline hpc_traffic_stage hpc_row_stage(const hpc_row *row) {
     return row->action == HPC_RELAY ? HPC_TRAFFIC_RELAY : HPC_TRAFFIC_FORWARD;
 }

@@ -10,7 +10,7 @@
 #include "engine/discipline.h"
 #include "engine/row.h"
 
-/* config.c's part of create: copies the codecs of all keys, before the layout is made. */
+/* Copies the codecs of all keys, when an exchange is created and before its layout is made. */
 int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *config, const char *op);
 void hpc_pieces_free(hpc_engine *en);
 
@@ -31,14 +31,15 @@ int hpc_pieces_source(hpc_engine *en, int key, const char *op, void **at);
 int hpc_pieces_are_finite(const hpc_engine *en, int key, const void *update);
 /* Encodes an update into the slot of the next push. Nonzero when the exchange has failed. */
 int hpc_pieces_encode(hpc_engine *en, int key, const void *update, char *slot);
-/* The piece of a row in the slot of a push was left out by its owner: what it says goes back into the residual. */
+/* Adds the piece of a row in the slot of a push back to the residual, as its owner has left it out. */
 void hpc_pieces_return(hpc_engine *en, const hpc_row *row, const char *slot);
-/* The last piece that a row of this rank's has forwarded was left out: it goes back before the row writes another one,
- * or its encoder is looked at. The owner has answered, so the row does nothing before this rank's next push. */
+/* Notes that the last piece that a row of this rank has forwarded was left out. It goes back into the residual before
+ * the row writes another piece, or its encoder is looked at. The owner has answered, so the row does nothing before
+ * this rank's next push. */
 void hpc_pieces_leave_out(hpc_work *w);
-/* split: the outcome of a key's last fold, which this rank has pushed. Its encoders forget a fold that was skipped. One
- * that was applied is in units of which an earlier one makes factor; what they have kept from before is brought to
- * them. Encoders of rows do so before they encode again or are looked at. */
+/* split: tells this rank's encoders the outcome of a key's last fold. They forget a fold that was skipped. Where a fold
+ * was applied, residuals from before it are multiplied by factor, the present unit of updates over the earlier one.
+ * Encoders of rows do both before they encode again or are looked at. */
 #define HPC_SKIPPED (-1.0)
 void hpc_pieces_end_fold(hpc_engine *en, int key, double factor);
 /* Bytes of the pieces of a share, in a slot of the update. */
@@ -49,12 +50,12 @@ size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const cha
 /* Adds an input of a row to as many elements. Nonzero when it is no piece of the row: then the exchange has failed, and
  * nothing is written. */
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
-/* The same of a piece, to one more place: it has come, and is folded, once. */
+/* Adds a piece that was added already to one more place, and does not count it again. */
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
 /* Takes rate times the weighted sum of all inputs from param, in one pass (hpc_codec.add_all). Nonzero as above. */
 int hpc_pieces_add_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double rate, float *param);
-/* The last piece of a row was left out, or its fold is over: its encoder does what that means, once. By the row's core,
- * or while it is paused; packing is the caller's. */
+/* Brings the encoder of a row up to date, once: its last piece may have been left out, and its last fold may be over.
+ * The caller is the row's core, or has paused it; packing is the caller's. */
 void hpc_pieces_settle(hpc_engine *en, hpc_work *w, const hpc_packing *packing);
 /* Encodes the fold of a row, which lies in acc, into w->encoded. Nonzero when the exchange has failed. */
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w);

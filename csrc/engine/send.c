@@ -1,5 +1,5 @@
-/* How an update gets from this rank's memory to the owners of its rows: which slot it takes, when that is free, and
- * what goes over the lane. */
+/* The way of an update from this rank's memory to the owners of its rows: the slot that it takes, the wait until that
+ * is free, and the messages over the lane. */
 #include "engine/send.h"
 
 #include "base/overdue.h"

@@ -1,4 +1,4 @@
-/* How an update gets from this rank's memory to the owners of its rows. */
+/* The way of an update from this rank's memory to the owners of its rows. */
 #ifndef HPC_SEND_H
 #define HPC_SEND_H
 

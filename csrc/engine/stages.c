@@ -1,5 +1,5 @@
 /* Stages: a row may send what it makes to other rows, so a push may pass several rows before its owner has it, and
- * parameters several relays before a worker has them. Here is found, from the plan alone, what follows for each row.
+ * parameters several relays before a worker has them. This file finds what follows for each row, from the plan alone.
  *
  * Every share answers the ranks at its own ends only, and a worker waits for those that write its parameters. That
  * proves that its update was read, wherever the rows that read it lead to one of those: then their folds were made of
@@ -9,7 +9,7 @@
  * receivers.
  *
  * A slot that a row sends to is written again with the next fold. That is safe where a rank that feeds the sender gets
- * what comes of the slot: it pushes again only after that. Other plans are refused. */
+ * the result of the slot's fold: it pushes again only after that. Other plans are refused. */
 #include "engine/stages.h"
 
 #include <stdlib.h>
@@ -46,7 +46,7 @@ double hpc_edge_mass(const hpc_engine *en, const hpc_edge *edge) {
     return edge->weight * (edge->row < 0 ? 1 : en->layout.stages.masses[edge->row]);
 }
 
-/* On a graph the weights of a step may differ from the plan's. */
+/* Whether an input brings no bytes. On a graph none is empty, as the weights of a step may differ from the plan's. */
 int hpc_input_is_empty(const hpc_engine *en, const hpc_edge *edge) {
     return edge->row < 0 && edge->weight == 0 && en->graph == NULL;
 }

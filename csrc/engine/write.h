@@ -8,9 +8,11 @@
 /* Sends a row's parameters to one rank, or to all workers. */
 enum { HPC_EVERYBODY = -1 };
 void hpc_row_send(hpc_core *core, hpc_work *w, int rank);
-/* To all, relays included, which take them without an event, in slot 0. A forward has none to send. */
+/* Sends the row's parameters to all outputs, relays included, which take them without an event, in slot 0. A forward
+ * has none to send. */
 void hpc_row_publish(hpc_core *core, hpc_work *w);
-/* To the ranks of one group alone, by relays too, in reply to its update in a slot. group: its lowest rank. */
+/* Sends them to the ranks of one group alone, by relays too, in reply to its update in a slot. group: its lowest rank.
+ */
 void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot);
 
 static inline int hpc_goes_to(hpc_receivers to, const hpc_output *out) {

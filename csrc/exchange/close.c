@@ -48,8 +48,8 @@ static int open_workers(void *arg, int *ranks) {
     return n == 0 ? outstanding(en, ranks) : n;
 }
 
-/* After a revoke the others go on without a rank that closes the exchange, and do not come back to it. One that serves
- * goes on with them. */
+/* Whether this rank has nobody to serve any more. After a revoke the others go on without a rank that closes the
+ * exchange, and do not come back to it; a rank that only serves goes on with them. */
 static int all_closed(void *arg) {
     hpc_engine *en = arg;
     if (en->inline_progress) hpc_context_work(en->context);

@@ -17,8 +17,8 @@
 
 static const char op_create[] = "exchange";
 
-/* A worker's parameters change between its push and its pull only, so whoever gets them must have pushed; where owners
- * go on without some workers, all that a key's rows have must be the same workers. */
+/* Refuses a row that sends parameters to a worker that does not push to it, as a worker's parameters may change between
+ * its push and its pull only. Where owners go on without some workers, all rows of a key must have the same workers. */
 static int check_outputs(const hpc_engine *en) {
     for (int i = 0; i < en->plan->n_rows; i++) {
         const hpc_row *row = &en->plan->rows[i], *before = i > 0 ? row - 1 : NULL;

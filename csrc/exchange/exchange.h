@@ -50,7 +50,7 @@ static inline hpc_engine *hpc_engine_of(const hpc_exchange *ex, int *key, const 
 /* The same for a row. */
 hpc_engine *hpc_engine_of_row(const hpc_exchange *ex, int *row, const char *op);
 
-/* From here on the caller is in op, of a key: for the timeline. */
+/* A span of the timeline: from here on the caller is in op, of a key. */
 #define HPC_IN_CALL(en, key, op)                                                                                       \
     HPC_SPAN((en) == NULL ? NULL : (en)->context->group.timeline, op, (en) == NULL ? NULL : (en)->plan->keys[key].name)
 

@@ -21,7 +21,8 @@ int hpc_engine_under_way(hpc_engine *en) {
     return is_over(en) ? -1 : hpc_worker_under_way(en);
 }
 
-/* Under ASYNC the pushes of others change a row at any time: its core is paused while it is copied. */
+/* The row's work, if this rank owns the row and nothing is under way; else NULL, with an error. Under ASYNC pushes of
+ * other ranks may change a row at any time, so callers pause its core while they copy it. */
 static hpc_work *find_work(hpc_engine *en, int row, const char *op) {
     if (en->work_of[row] < 0)
         hpc_fail(HPC_ERR_INVALID, op, "%s: row %d of key %s is owned by rank %d, not by rank %d", op, row,

@@ -1,4 +1,5 @@
-/* The laws of every plan, whoever made it: the engine relies on all of it and checks none of it again. */
+/* The laws of every plan, from planners and from users alike. The engine relies on all of them and checks none again.
+ */
 #include "codec/codec.h"
 #include "plan/plan.h"
 #include "base/status.h"
@@ -218,7 +219,7 @@ static const hpc_edge *find_row(const hpc_edge *edges, int n, int row) {
     return NULL;
 }
 
-/* The other end of an edge between rows, of which `from` sends to `to`. named is the row that has the edge. */
+/* Checks the other end of an edge by which row `from` sends to row `to`. named is the row that has the edge. */
 static int check_ends(const struct check *c, int from, int to, int rank, int named) {
     const hpc_row *a = &c->plan->rows[from], *b = &c->plan->rows[to];
     int other = named == from ? to : from;

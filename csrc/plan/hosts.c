@@ -142,7 +142,7 @@ static int make_tree(const hpc_hosts *h, struct hpc_group_tree *t) {
     return HPC_OK;
 }
 
-/* ---- who leads ---- */
+/* ---- leaders ---- */
 
 struct place {
     uint64_t size;

@@ -1,4 +1,4 @@
-/* Between the two parts of a hierarchy's plan: who leads (hosts.c), and the rows that follow (hosts_rows.c). */
+/* The two steps of a hierarchy's plan: hosts.c chooses leaders, and hosts_rows.c makes the rows. */
 #ifndef HPC_PLAN_HOSTS_H
 #define HPC_PLAN_HOSTS_H
 

@@ -1,4 +1,4 @@
-/* The rows of a hierarchy's plan, when it is known who leads: once to count them, once to fill them in. */
+/* The rows of a hierarchy's plan, once leaders are chosen: a first pass counts them, a second one fills them in. */
 #include <stdlib.h>
 
 #include "plan/hosts.h"

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import _core
 from ..codec import FLOAT32, Auto, WireFormat, asked
 from ..context import Context
 from ..measure import between_hosts, codec_rates, hosts_of
@@ -40,11 +39,10 @@ def tried(keys: Sequence[str], codec: Any) -> dict[str, WireFormat]:
 
 
 def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], timeout: float) -> Decided:
-    """Collective. plan: that of the codecs tried. make: Exchange, which measures codecs."""
+    """Collective, once all ranks have accepted. plan: that of the codecs tried. make: Exchange, which measures them."""
     keys = [key.name for key in plan.keys]
     codecs, open_ = tried(keys, codec), undecided(keys, codec)
     why: dict[str, str] = {}
-    _core.exchange_accept(ctx._handle, timeout)  # what follows may be kept, and then it tells of no refusal
     hosts = hosts_of(ctx, timeout)
     if len(set(hosts)) == 1:
         mapped = "all ranks map each other's memory, where nothing is sent"

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from ..codec import WireFormat
 from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
+from ..measure import measured
 from ..model import saved_seconds
 from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
@@ -41,7 +43,7 @@ from .options import (
     plan_options,
 )
 from .pieces import SHARED, Kind, RuleKind, Shard
-from .schemes import Made, settled
+from .schemes import Made, settled, unmeasured
 from .split import SplitCalls
 from .stats import CodecStats, ExchangeStats, PeerStats, Traffic
 
@@ -172,13 +174,20 @@ class Exchange(SplitCalls):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
         self._rank, self._default = ctx.rank, ctx.config.timeout
+        asked: list[Any] = []  # hierarchies with bandwidths that are measured once no rank refuses
+
+        def put_off(hierarchy: Any) -> Any:
+            asked.append(hierarchy)
+            return unmeasured(hierarchy)
+
         try:
             limit = seconds(timeout, self._default)
             values = checked_params(params)
             rules = optim.by_key(rule, values)
             own_engine, wanted = engine_options(engine, options), plan_options(plan, options)
             earlier = plan if isinstance(plan, Plan) else None
-            schemes = settled(ctx, topology, consistency, own_engine, rules, earlier)
+            settle = partial(settled, ctx, topology, consistency, own_engine, rules, earlier)
+            schemes = settle(put_off)
             made = Made(schemes, rule, wanted, own_engine, ctx.ranks)
             chooses = earlier is None and auto.undecided(tuple(values), wanted.codec)
             if chooses:
@@ -188,6 +197,11 @@ class Exchange(SplitCalls):
             refuse(ctx, wrong)
             raise
         self._decided = None
+        if asked or chooses:  # what is measured may be kept, and then measuring tells of no refusal
+            _core.exchange_accept(ctx._handle, limit)
+        if asked:
+            made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
+            given = checked(ctx, values, rules, made, self._isa)
         if chooses:
             self._decided = auto.decided(ctx, given.plan, wanted.codec, Exchange, limit)
             made = replace(made, plan=replace(wanted, codec=self._decided.codecs))

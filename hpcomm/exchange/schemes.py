@@ -1,15 +1,13 @@
 """The schemes of an exchange: which keys have which topology and which consistency, of what a user gave for both; and
 all its arguments, for making it again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import InvalidArgument
-from ..measure import measured
 from ..optim import AnyRule, Average, Rule, RuleOrRules
 from ..plan import Plan
 from ..topology.by_key import by_names, check_names, joined
@@ -66,6 +64,11 @@ class Made:
     ranks: tuple[int, ...]
 
 
+def unmeasured(hierarchy: Any) -> Any:
+    """A hierarchy that asks for measured bandwidths, as it is without."""
+    return replace(hierarchy, bandwidths=None)
+
+
 def settled(
     ctx: Context,
     topology: Any,
@@ -73,6 +76,7 @@ def settled(
     engine: EngineOptions,
     rules: Mapping[str, AnyRule],
     plan: Plan | None = None,
+    measure: Callable[[Any], Any] = unmeasured,
 ) -> tuple[Scheme, ...]:
     """The schemes, in the order of their first keys; each key is in one. Keys under one consistency that are with
     servers form one scheme, whatever their topologies; keys on equal graphs under one consistency form another.
@@ -83,6 +87,7 @@ def settled(
         consistency: of all keys; or a mapping from names of keys, and keys that it does not name are BSP.
         rules: by key, of all keys.
         plan: a plan that was made earlier, which stands for the topology.
+        measure: what Job.measured is.
 
     Raises:
         InvalidArgument: one of these is none, a mapping names what is no key, or a topology refuses the job.
@@ -103,7 +108,7 @@ def settled(
         else:
             groups.append((its, model, {name: one}))
     schemes = [Scheme(tuple(group), joined(group), its) for its, _, group in groups]
-    jobs = [_job(ctx, scheme, engine, rules) for scheme in schemes]
+    jobs = [_job(ctx, scheme, engine, rules, measure) for scheme in schemes]
     for scheme, job in zip(schemes, jobs, strict=True):
         refused = scheme.topology.refuses(job)
         if refused is not None:
@@ -137,7 +142,13 @@ def _checked(what: str, consistency: object) -> Consistency:
     return consistency
 
 
-def _job(ctx: Context, scheme: Scheme, engine: EngineOptions, rules: Mapping[str, AnyRule]) -> Job:
+def _job(
+    ctx: Context,
+    scheme: Scheme,
+    engine: EngineOptions,
+    rules: Mapping[str, AnyRule],
+    measure: Callable[[Any], Any],
+) -> Job:
     own = [rules[name] for name in scheme.names]
     return Job(
         ctx.size,
@@ -147,7 +158,7 @@ def _job(ctx: Context, scheme: Scheme, engine: EngineOptions, rules: Mapping[str
         bool(engine.deterministic),
         next((rule.name for rule in own if isinstance(rule, Rule) and rule.fold is not None), None),
         all(isinstance(rule, Average) for rule in own),
-        partial(measured, ctx),
+        measure,
     )
 
 

@@ -1,5 +1,8 @@
 /* Several configurations in one exchange: each key is folded as its own one says, whatever the others do meanwhile. */
+#include <fcntl.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "graph_jobs.h"
 #include "inside.h"
@@ -213,16 +216,22 @@ static void waits_send_for_all(rank *r) {
     mix_close(&x);
 }
 
-/* Cores of one number have one thread, which works for all members. */
+/* Cores of one number have one thread, which works for all members. arg: the cores of each, digit by digit. */
 static void share_threads(rank *r) {
     hpc_exchange_stats stats;
     uint64_t random = 1;
+    int most = 0;
     mix x;
     two(&x, r, HUB, GRAPH, HPC_PROGRESS_THREAD);
-    x.members[0].g.j.cores = 3, x.members[1].g.j.cores = 2;
+    x.members[x.n++] = x.members[0];
+    for (int i = 0, left = r->arg; i < x.n; i++, left /= 10) {
+        int *cores = &x.members[i].g.j.cores;
+        *cores = left % 10;
+        most = *cores > most ? *cores : most;
+    }
     mix_open(&x, r);
     CHECK_OK(hpc_exchange_get_stats(x.e, &stats));
-    CHECK_EQ(stats.threads, 3);
+    CHECK_EQ(stats.threads, most);
     for (int step = 0; step < 3; step++) one_step(&x, r, step, &random);
     mix_close(&x);
 }
@@ -326,6 +335,81 @@ static void rows(rank *r) {
     mix_close(&x);
 }
 
+/* The last rank works for one member and only serves for the other one. Its first close waits for the others in vain,
+ * and the second one goes on. arg: progress. */
+static void serves_in_one(rank *r) {
+    mix x;
+    two(&x, r, HUB, HUB, r->arg);
+    job *served = &x.members[0].g.j;
+    const job *j = &x.members[1].g.j;
+    const int last = r->size - 1;
+    served->n_workers = last, served->servers[0] = last, served->n_servers = 1;
+    mix_open(&x, r);
+    for (int step = 0; step < 3; step++) {
+        job_push_pull(r, j, x.e, 0, step);
+        reference_step(&x.members[1].ref, 0);
+        reference_check(&x.members[1].ref, r, x.e, 0);
+        if (r->rank == last) continue;
+        job_push_pull(r, served, x.e, 0, step);
+        reference_step(&x.members[0].ref, 0);
+        reference_check(&x.members[0].ref, r, x.e, 0);
+    }
+    if (r->rank == last) {
+        CHECK(hpc_exchange_params(x.e, served->first) == NULL);
+        CHECK_EQ(hpc_exchange_push_pull(x.e, served->first, x.members[0].ref.params[0], -1), HPC_ERR_INVALID);
+        CHECK_EQ(hpc_exchange_serve(x.e, 0), HPC_ERR_INVALID);
+        CHECK_EQ(hpc_exchange_close(x.e, 0.05), HPC_ERR_TIMEOUT);
+        CHECK_EQ(hpc_exchange_push_pull(x.e, j->first, x.members[1].ref.params[0], -1), HPC_ERR_INVALID);
+        rank_set(r, 0, 1);
+    } else if (r->arg == HPC_PROGRESS_THREAD || r->rank == 0) {
+        rank_await(r, 0, 1);
+    }
+    mix_close(&x);
+}
+
+/* All are through the barrier before one of them goes. */
+static void meet(rank *r) {
+    CHECK_OK(hpc_barrier(r->context, -1));
+    rank_meet(r);
+}
+
+/* The ranks that are left stay until each of them has seen what it has to: one that leaves is not one that is lost. */
+static void stay(rank *r, int gone) {
+    rank_set(r, r->rank, 1);
+    for (int who = 0; who < r->size; who++)
+        if (who != gone) rank_await(r, who, 1);
+}
+
+/* A revoke ends all waits, of any member, also a close that serves. Then rows can be read. arg: progress. */
+static void revoked(rank *r) {
+    uint64_t step, random = 1;
+    mix x;
+    two(&x, r, ASYNC, GRAPH, r->arg);
+    mix_open(&x, r);
+    one_step(&x, r, 0, &random);
+    meet(r);
+    if (r->rank == 1) {
+        hpc_context_revoke(r->context);
+        hpc_context_close(r->context);
+    } else {
+        const int key = x.members[1].g.j.first;
+        int status = HPC_OK;
+        for (int tries = 0; tries < 4 && status == HPC_OK; tries++)
+            status = hpc_exchange_push_pull(x.e, key, x.members[1].ref.params[0], -1);
+        CHECK_EQ(status, HPC_ERR_PEER);
+        CHECK_EQ(hpc_exchange_under_way(x.e), -1);
+        for (int number = 0, i = 0; i < 2; i++)
+            for (int n = 0; n < x.e->engines[i]->plan->n_rows; n++, number++)
+                if (x.e->engines[i]->plan->rows[n].owner == r->rank)
+                    CHECK_OK(hpc_exchange_get_row(x.e, number, &step, NULL, NULL));
+        stay(r, 1);
+        CHECK_EQ(hpc_exchange_close(x.e, -1), HPC_ERR_PEER);
+        CHECK_OK(hpc_exchange_close(x.e, -1));
+    }
+    for (int i = 0; i < 2; i++) reference_free(&x.members[i].ref);
+    hpc_exchange_free(x.e);
+}
+
 /* A rank leaves while the others go on with a member that can do without it. arg: progress. */
 static void leaves_early(rank *r) {
     mix x;
@@ -368,6 +452,28 @@ static void refuse(rank *r) {
     }
 }
 
+/* Rank 1 runs out of files while the exchange is made, in either engine: all ranks hear of it, and what was open before
+ * is free again: with enough files the next exchange is made. */
+static void runs_out_of_files(rank *r) {
+    int made = 0, failed = 0;
+    for (int more = 0; more < 40 && made < 2; more++) {
+        struct rlimit before, few;
+        mix x;
+        two(&x, r, HUB, GRAPH, r->arg);
+        CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+        few = before, few.rlim_cur = (rlim_t)open("/dev/null", O_RDONLY);
+        close((int)few.rlim_cur);
+        few.rlim_cur += (rlim_t)more;
+        if (r->rank == 1) CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+        int status = mix_create(&x, r);
+        CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+        if (status != HPC_OK) CHECK(x.e == NULL && strstr(hpc_last_error()->message, "on rank 1"));
+        made += status == HPC_OK, failed += status != HPC_OK;
+        hpc_exchange_free(x.e);
+    }
+    CHECK(made == 2 && failed > 0);
+}
+
 /* The ranks that are left are told by any key, and can read their rows. */
 static void dies(rank *r) {
     uint64_t step, random = 1;
@@ -375,7 +481,7 @@ static void dies(rank *r) {
     two(&x, r, HUB, GRAPH, r->arg);
     mix_open(&x, r);
     one_step(&x, r, 0, &random);
-    CHECK_OK(hpc_barrier(r->context, -1));
+    meet(r);
     if (r->rank == 1) rank_die(r);
     for (int i = 0; i < 2 && r->rank != 1; i++) {
         int status = HPC_OK;
@@ -388,6 +494,7 @@ static void dies(rank *r) {
         for (int n = 0; n < x.e->engines[i]->plan->n_rows; n++, number++)
             if (x.e->engines[i]->plan->rows[n].owner == r->rank && r->rank != 1 && !r->mode->threads)
                 CHECK_OK(hpc_exchange_get_row(x.e, number, &step, NULL, NULL));
+    if (r->rank != 1) stay(r, 1);
     for (int i = 0; i < 2; i++) reference_free(&x.members[i].ref);
     hpc_exchange_free(x.e);
 }
@@ -400,15 +507,26 @@ int main(int argc, char **argv) {
         {.name = "waits_work_for_all", .size = 2, .run = waits_work_for_all},
         {.name = "waits_send_for_all_inline", .size = 3, .run = waits_send_for_all, .arg = HPC_PROGRESS_INLINE},
         {.name = "waits_send_for_all_thread", .size = 3, .run = waits_send_for_all, .arg = HPC_PROGRESS_THREAD},
-        {.name = "share_threads", .size = 2, .run = share_threads},
+        {.name = "share_threads_falling", .size = 2, .run = share_threads, .arg = 123},
+        {.name = "share_threads_rising", .size = 2, .run = share_threads, .arg = 321},
+        {.name = "share_threads_mixed", .size = 2, .run = share_threads, .arg = 231},
         {.name = "joins_late", .size = 2, .run = joins_late, .sleepy = true},
         {.name = "fails_inline", .size = 2, .run = fails, .arg = HPC_PROGRESS_INLINE, .apart = true},
         {.name = "fails_thread", .size = 2, .run = fails, .arg = HPC_PROGRESS_THREAD, .apart = true},
         {.name = "rows_inline", .size = 3, .run = rows, .arg = HPC_PROGRESS_INLINE},
         {.name = "rows_thread", .size = 3, .run = rows, .arg = HPC_PROGRESS_THREAD},
+        {.name = "serves_in_one_inline", .size = 3, .run = serves_in_one, .arg = HPC_PROGRESS_INLINE, .apart = true},
+        {.name = "serves_in_one_thread", .size = 3, .run = serves_in_one, .arg = HPC_PROGRESS_THREAD, .apart = true},
+        {.name = "revoked_inline", .size = 3, .run = revoked, .arg = HPC_PROGRESS_INLINE, .victims = 2, .apart = true},
+        {.name = "revoked_thread", .size = 3, .run = revoked, .arg = HPC_PROGRESS_THREAD, .victims = 2, .apart = true},
         {.name = "leaves_early_inline", .size = 3, .run = leaves_early, .arg = HPC_PROGRESS_INLINE, .apart = true},
         {.name = "leaves_early_thread", .size = 3, .run = leaves_early, .arg = HPC_PROGRESS_THREAD, .apart = true},
         {.name = "refuse", .size = 2, .run = refuse},
+        {.name = "runs_out_of_files",
+         .size = 3,
+         .run = runs_out_of_files,
+         .arg = HPC_PROGRESS_THREAD,
+         .where = RANKS_PROCESSES | RANKS_SHM},
         {.name = "dies_inline", .size = 3, .run = dies, .arg = HPC_PROGRESS_INLINE, .victims = 2},
         {.name = "dies_thread", .size = 3, .run = dies, .arg = HPC_PROGRESS_THREAD, .victims = 2},
         {0},

@@ -64,7 +64,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     Exchange(Context &context, const Plan &plan, const hpc_rule &rule, const float *const *values,
              const ExchangeConfig &config = {}, double timeout = default_timeout, Report report = {})
         : Exchange(context, plan.get(), rule, values, config, timeout, report) {}
-    // On a graph; plan was made of it.
+    // An exchange on a graph, of which plan was made.
     Exchange(Context &context, const Plan &plan, const GraphConfig &graph, const hpc_rule &rule,
              const float *const *values, ExchangeConfig config = {}, double timeout = default_timeout,
              Report report = {})
@@ -164,14 +164,14 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return sum;
     }
 
-    // Until the owners have applied all pushes of this rank.
+    // Waits until the owners have applied all pushes of this rank.
     void settle(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_settle(get(), timeout));
     }
     void progress(Report report = {}) {
         report(hpc_exchange_progress(get()));
     }
-    // Until every worker has closed. The default is no deadline: a training takes as long as it takes.
+    // Serves until every worker has closed. The default is no deadline: a training takes as long as it takes.
     void serve(double timeout = 1e9, Report report = {}) {
         report(hpc_exchange_serve(get(), timeout));
     }

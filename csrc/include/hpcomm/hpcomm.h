@@ -564,7 +564,7 @@ typedef struct hpc_plan {
     int affinity; /* hpc_affinity, in plan.h */
 } hpc_plan;
 
-typedef struct hpc_graph hpc_graph; /* plan.h has those who make plans: hubs, graphs and hierarchies of hosts */
+typedef struct hpc_graph hpc_graph; /* plan.h has the planners: hubs, graphs, hierarchies of hosts and trees */
 
 HPC_API void hpc_plan_free(hpc_plan *plan); /* of plan.h's functions; exchanges keep their own copy */
 
@@ -686,7 +686,7 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
 
 /* With config.split HPC_PUSH is a fold: the owners keep the mean of all workers' updates of the key (the plan's
  * weighted sum), and its ticket ends when all updates are there. Then all workers make the same one of these calls,
- * with tickets for test and wait; else the exchange ends in HPC_ERR_CONFIG. Behind squares and gather another one
+ * with tickets for test and wait; else the exchange ends in HPC_ERR_CONFIG. After squares and gather another call
  * follows, or a fold that replaces the mean. The gradient is the exchange's until apply or skip has ended; after a
  * gather it may be written. HPC_PUSH | HPC_PULL is a fold and an apply with scale 1. Cores work for the lowest key
  * first. */
@@ -695,8 +695,9 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
 /* Drops the mean: parameters, state, step, and what codecs keep for later stay as if nothing had been folded. */
 HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
-/* The updates of key are in these units from its present fold on; 1 at first. A trainer that scales its loss says so
- * before it applies, so that what codecs have kept of older updates counts as it should. Waits for nobody. */
+/* Tells the factor by which updates of key are scaled, from its present fold on; 1 at first. A trainer that scales its
+ * loss calls it before it applies, so that residuals of older updates, which had another factor, count as much as they
+ * should. Waits for nobody. */
 HPC_API int hpc_exchange_set_unit(hpc_exchange *exchange, int key, double unit);
 /* Writes the mean, in float32 whatever the codec, to gathered of every worker. Where updates are float32 that is the
  * gradient, and elsewhere it is memory of its own, or the place where gradients that become pieces are written: it is

@@ -1,5 +1,5 @@
-/* plan.h - who makes plans: parameter servers, node communication graphs, hierarchies of hosts, and trees. hpcomm.h
- * includes it.
+/* plan.h - planners, which make plans: parameter servers, node communication graphs, hierarchies of hosts, and trees.
+ * hpcomm.h includes it.
  */
 #ifndef HPCOMM_PLAN_H
 #define HPCOMM_PLAN_H
@@ -167,7 +167,7 @@ typedef struct hpc_tree {
 HPC_API void hpc_tree_init(hpc_tree *tree);
 HPC_API int hpc_plan_tree(const hpc_tree *tree, hpc_plan **plan);
 
-/* The same for any planner by its name, "hub", "graph", "hosts" or "tree", for those who bind this library to another
+/* The same for any planner by its name, "hub", "graph", "hosts" or "tree", for bindings of this library to another
  * language: args is its struct of arguments (hpc_hub for "hub"), of so many bytes. init writes the defaults. */
 HPC_API int hpc_plan_args_init(const char *planner, void *args, size_t size);
 HPC_API int hpc_plan_make(const char *planner, const void *args, hpc_plan **plan);

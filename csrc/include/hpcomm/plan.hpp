@@ -1,4 +1,4 @@
-// plan.hpp - who does what: parameter servers, graphs, and hierarchies of hosts.
+// plan.hpp - plans say which rank does what: parameter servers, graphs, and hierarchies of hosts.
 #ifndef HPCOMM_PLAN_HPP
 #define HPCOMM_PLAN_HPP
 
