@@ -15,7 +15,7 @@ class Auto(WireFormat):
 
     It measures the bytes a second between hosts, and the seconds that the codec takes to encode and to decode. A key
     gets the codec if that takes less time than sending float32. A key of fewer than 4096 elements gets float32: the
-    time of a short message does not depend on its bytes. Where all ranks map each other's memory every key gets
+    time of a short message does not depend on its bytes. So does a key whose rule is Average, which takes models. Where all ranks map each other's memory every key gets
     float32, and nothing is measured. Threshold is measured as TopK(0.01), as nobody knows yet how much it keeps.
     Exchange.codecs tells what was chosen, and Exchange.stats why.
 

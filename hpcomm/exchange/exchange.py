@@ -199,7 +199,7 @@ class Exchange(SplitCalls):
             made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
             given = checked(ctx, values, rules, made, self._isa)
         if chooses:
-            self._decided = auto.decided(ctx, given.plan, wanted.codec, Exchange, limit)
+            self._decided = auto.decided(ctx, given.plan, wanted.codec, rules, Exchange, limit)
             made = replace(made, plan=replace(wanted, codec=self._decided.codecs))
             given = checked(ctx, values, rules, made, self._isa)
         self.codecs: Mapping[str, WireFormat] = {name: given.codecs.values[name] for name in values}
