@@ -127,6 +127,24 @@ def test_auto_leaves_models_in_float32() -> None:
     run_threads(2, body, transport="tcp")
 
 
+@on_both
+def test_a_key_of_one_slot_keeps_it_beside_others() -> None:
+    """The array of gradient(name) may be pushed again and again; "c" has four slots here, of which each push takes the
+    next."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        with Exchange(ctx, params(), {"c": ring}, {"c": SSP(2)}, SGD(lr=1.0), codec="bfloat16") as ex:
+            own = ex.gradient("a")
+            own[:] = ex.gradient("c").dtype.type(1)
+            for _ in range(3):
+                ex.push_pull("a", own)
+                ex.push_pull("c")
+            assert np.array_equal(ex.params["a"], params()["a"] - 3)
+            assert ex.gradient("a") is own
+
+    run_threads(3, body)
+
+
 @dataclass(frozen=True)
 class Aside(Topology):
     """Rank 0 folds what the others push."""
