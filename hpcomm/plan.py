@@ -573,8 +573,10 @@ class Plan:
             f"plan of {self.size} ranks: {len(self.keys)} keys, {int(first.sum())} chunks, {_bytes(total)}; "
             f"fullest over mean: core {imbalance.core:.3f}, server {imbalance.server:.3f}; affinity {self.affinity}"
         )
-        if not first.all():
-            head += f"; receivers apply the rule: ranks {_few(np.unique(owner).tolist())}"
+        chunk = np.cumsum(first)
+        copies = chunk[~first & ~np.isin(np.flatnonzero(ends), self.rows.pushes()[0])]  # on a graph rows have pushes
+        if len(copies) > 0:
+            head += f"; receivers apply the rule: ranks {_few(np.unique(owner[np.isin(chunk, copies)]).tolist())}"
         keys = [("key", "shape", "bytes", "chunks", "servers")]
         for i, own in enumerate(self.keys[:SHOWN]):
             servers = np.unique(owner[key == i]).tolist()

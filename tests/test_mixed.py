@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 import hpcomm
 from hpcomm import ASYNC, BSP, NOTIFY_ACK, SGD, SSP, Adam, Average, Consistency, Exchange, Hierarchy, InvalidArgument
-from hpcomm.codec import TopK
+from hpcomm.codec import FLOAT32, TopK
 from hpcomm.plan import Plan
 from hpcomm.topology import HostGraph, ParameterServer, Topology, ring
 
@@ -108,6 +108,39 @@ def test_a_step_begins_with_the_key_that_was_given_first() -> None:
         with mixed(ctx) as ex:
             names = {key.index: name for name, key in ex._every.items()}
             assert [names[i] for i in ex._in_place.order] == list(SHAPES) != [names[i] for i in range(4)]
+
+    run_threads(3, body)
+
+
+def test_auto_leaves_models_in_float32() -> None:
+    """The core refuses them as pieces, however much faster those are."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        values = {"g": np.zeros(1 << 16, F32), "m": np.zeros(1 << 16, F32)}
+        rules = {"g": SGD(lr=1.0), "m": Average()}
+        with Exchange(ctx, values, {"m": ring}, rule=rules, codec="auto") as ex:
+            assert ex.codecs["m"] == FLOAT32
+            told = ex.stats().codecs
+            assert told["m"].why.startswith("its rule is Average")
+            assert told["g"].why.startswith("TopK(0.01) is to take")
+
+    run_threads(2, body, transport="tcp")
+
+
+@on_both
+def test_a_key_of_one_slot_keeps_it_beside_others() -> None:
+    """The array of gradient(name) may be pushed again and again; "c" has four slots here, of which each push takes the
+    next."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        with Exchange(ctx, params(), {"c": ring}, {"c": SSP(2)}, SGD(lr=1.0), codec="bfloat16") as ex:
+            own = ex.gradient("a")
+            own[:] = ex.gradient("c").dtype.type(1)
+            for _ in range(3):
+                ex.push_pull("a", own)
+                ex.push_pull("c")
+            assert np.array_equal(ex.params["a"], params()["a"] - 3)
+            assert ex.gradient("a") is own
 
     run_threads(3, body)
 

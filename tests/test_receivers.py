@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import SGD, SSP, Adam, Consistency, Exchange, Hierarchy, Momentum, ParameterServer, kernels
 from hpcomm.codec import Threshold, TopK
+from hpcomm.topology import ring
 from hpcomm.topology.by_key import ByKey
+from hpcomm.topology.given import as_topology
 
 F32 = np.float32
 SHAPES = {"conv": (37, 29), "bias": (), "fc": (211, 33)}
@@ -260,6 +262,8 @@ def test_a_plan_says_who_applies() -> None:
     apart = ParameterServer("NCC", apply_at="both").compile({"w": (512,)}, 3)
     assert hpcomm.Plan.from_json(apart.to_json()) == apart
     assert "receivers apply the rule: ranks 0, 1, 2" in str(apart)
+    on_a_graph = as_topology(ring).compile({"w": (512,)}, 3)  # several ranks apply, each a fold of its own
+    assert "receivers" not in str(on_a_graph)
 
 
 @on_both

@@ -14,9 +14,10 @@ class Auto(WireFormat):
     when it is made, for each key, and all ranks decide alike.
 
     It measures the bytes a second between hosts, and the seconds that the codec takes to encode and to decode. A key
-    gets the codec if that takes less time than sending float32. A key of fewer than 4096 elements gets float32: the
-    time of a short message does not depend on its bytes. Where all ranks map each other's memory every key gets
-    float32, and nothing is measured. Threshold is measured as TopK(0.01), as nobody knows yet how much it keeps.
+    gets the codec if that takes less time than sending float32. A key of fewer than 4096 elements gets float32, as the
+    time of a short message does not depend on its bytes, and so does a key whose rule is Average, as models are no
+    updates. Where all ranks map each other's memory every key gets float32, and nothing is measured. Threshold is
+    measured as TopK(0.01), as nobody knows yet how much it keeps.
     Exchange.codecs tells what was chosen, and Exchange.stats why.
 
     Attributes:

@@ -1,6 +1,6 @@
 """The choice of the keys that a codec makes faster, when an exchange with codec="auto" is made, by hpcomm.model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ from ..codec import FLOAT32, Auto, WireFormat, asked
 from ..context import Context
 from ..measure import between_hosts, codec_rates, hosts_of
 from ..model import UPDATES, busiest_link, load_of, update_seconds
+from ..optim import AnyRule, Average
 from ..plan import Plan
 
 _SHORT = 4096  # elements of a key that is float32 in any case
@@ -38,8 +39,11 @@ def tried(keys: Sequence[str], codec: Any) -> dict[str, WireFormat]:
     return {key: one.codec if isinstance(one, Auto) else one for key, one in zip(keys, asked(keys, codec), strict=True)}
 
 
-def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], timeout: float) -> Decided:
-    """Collective, once all ranks have accepted. plan: that of the codecs tried. make: Exchange, which measures them."""
+def decided(
+    ctx: Context, plan: Plan, codec: Any, rules: Mapping[str, AnyRule], make: Callable[..., Any], timeout: float
+) -> Decided:
+    """Collective, once all ranks have accepted. plan: that of the codecs tried. rules: by key. make: Exchange, which
+    measures codecs."""
     keys = [key.name for key in plan.keys]
     codecs, open_ = tried(keys, codec), undecided(keys, codec)
     why: dict[str, str] = {}
@@ -48,10 +52,16 @@ def decided(ctx: Context, plan: Plan, codec: Any, make: Callable[..., Any], time
         mapped = "all ranks map each other's memory, where nothing is sent"
         return Decided({**codecs, **dict.fromkeys(open_, FLOAT32)}, dict.fromkeys(open_, mapped), None)
     for own in plan.keys:
-        if own.name in open_ and own.count < _SHORT:
-            codecs[own.name] = FLOAT32
+        if own.name not in open_:
+            continue
+        if isinstance(rules[own.name], Average):
+            why[own.name] = "its rule is Average: a model is no update of which a part can come later"
+        elif own.count < _SHORT:
             why[own.name] = f"it has {own.count} elements: fewer than {_SHORT} take as long in float32"
-            del open_[own.name]
+        else:
+            continue
+        codecs[own.name] = FLOAT32
+        del open_[own.name]
     if not open_:
         return Decided(codecs, why, None)
     rates = {one: codec_rates(ctx, one, make, timeout) for one in dict.fromkeys(one.codec for one in open_.values())}

@@ -53,10 +53,10 @@ class Calls:
         "_models",
         "_patience",
         "_rank",
-        "_rotates",
         "_settles",
         "_slice",
         "_steps",
+        "_turning",
         "_words",
     )
 
@@ -65,15 +65,14 @@ class Calls:
     _default: float
     _patience: float | None
 
-    def _begin(
-        self, keys: dict[str, KeyState], *, rotates: bool, finite: bool, patience: float | None, settles: bool
-    ) -> None:
+    def _begin(self, keys: dict[str, KeyState], *, finite: bool, patience: float | None, settles: bool) -> None:
         """Needs _handle, _rank and _default (the timeout of calls without one) to be set. settles: a pull may end
         before its push is applied."""
         self._settles = settles
         self._address = address_of(self._handle)
         self._keys = self._every = keys  # _keys is empty while a step is left half done
-        self._rotates, self._finite, self._patience, self._closed = rotates, finite, patience, False
+        self._turning = tuple(key for key in keys.values() if key.rotates)
+        self._finite, self._patience, self._closed = finite, patience, False
         self._slice = min(self._default, SLICE)
         sizes = array("Q", [key.nbytes for key in keys.values()])
         self._keep = sum(sizes) <= _SHORT
@@ -103,7 +102,7 @@ class Calls:
         key.flags = flags
         if flags & PUSH:
             key.ready = -1
-            if self._rotates:
+            if key.rotates:
                 key.gradient = None
         first = self._slice if timeout is None else self._first(timeout)
         try:
@@ -314,9 +313,8 @@ class Calls:
             raise InvalidArgument(f"{told}; nothing of the step was pushed")
         self._words[-2] = self._words[-1] = 0
         self._steps += 1
-        if self._rotates:
-            for key in self._every.values():
-                key.gradient = None
+        for key in self._turning:
+            key.gradient = None
         return step
 
     def _checked_step(self, grads: Any, deadline: float) -> Step:

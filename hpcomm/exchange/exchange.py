@@ -203,7 +203,7 @@ class Exchange(SplitCalls):
             made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
             given = checked(ctx, values, rules, made, self._isa)
         if chooses:
-            self._decided = auto.decided(ctx, given.plan, wanted.codec, Exchange, limit)
+            self._decided = auto.decided(ctx, given.plan, wanted.codec, rules, Exchange, limit)
             made = replace(made, plan=replace(wanted, codec=self._decided.codecs))
             given = checked(ctx, values, rules, made, self._isa)
         self.codecs: Mapping[str, WireFormat] = {name: given.codecs.values[name] for name in values}
@@ -258,13 +258,15 @@ class Exchange(SplitCalls):
         engine, codecs = self._made.engine, given.codecs.values
         shapes = {name: value.shape for name, value in given.values.items()}
         numbers = {name: i for i, name in enumerate(shapes)}
-        keys = {name: KeyState(name, numbers[name], shapes[name], codecs[name].dtype) for name in names}
+        depths = {name: int(one.plan.rows.column("depth").max()) for one in given.schemes for name in one.scheme.names}
+        keys = {
+            name: KeyState(name, numbers[name], shapes[name], codecs[name].dtype, rotates=depths[name] > 1)
+            for name in names
+        }
         self._encoders = encoders.encoders_of(self._handle, self.plan, codecs, self._rank)
         self._nbytes = sum(key.nbytes for key in keys.values())
-        rotates = int(self.plan.rows.column("depth").max()) > 1
         self._begin(
             keys,
-            rotates=rotates,
             finite=bool(engine.check_finite),
             patience=engine.patience,
             settles=any(one.mode == "SSP" and not one.phases for one in given.schemes),

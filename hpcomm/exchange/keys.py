@@ -31,12 +31,14 @@ class KeyState:
         "nbytes",
         "params",
         "ready",
+        "rotates",
         "shape",
         "slots",
     )
 
-    def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, rotates: bool) -> None:
         self.name, self.index, self.shape, self.dtype = name, index, shape, dtype
+        self.rotates = rotates  # its pushes take several slots in turn
         self.nbytes = 4 * math.prod(shape)  # of its parameters
         self.params: Any = None
         self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
