@@ -26,7 +26,7 @@ int hpc_each_check(const hpc_exchange_config *f) {
 
 int hpc_each_apply(hpc_core *core, hpc_work *w, int slot, int input, int *done) {
     const int from = w->inputs[input].lowest;
-    if (atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK) return 0;
+    if (hpc_engine_has_failed(core->engine)) return 0;
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
     inputs.to.whom = HPC_TO_NOBODY;
     if (hpc_row_work(core, w, &inputs) != 0) return 0;

@@ -291,8 +291,7 @@ static int all_answered(void *arg) {
     const hpc_engine *en = arg;
     if (en->inline_progress) hpc_context_work(en->context);
     for (int s = 0; s < en->layout.n_shares; s++)
-        if (hpc_outlet_is_unanswered(en, s))
-            return atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK;
+        if (hpc_outlet_is_unanswered(en, s)) return hpc_engine_has_failed(en);
     return 1;
 }
 

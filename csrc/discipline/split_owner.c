@@ -307,7 +307,7 @@ int hpc_split_work(hpc_core *core) {
 static void input_came(hpc_core *core, hpc_work *w, int input, int how) {
     hpc_split_means *m = w->share->own;
     _Atomic char *came = &w->came[input];
-    if (atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK) return;
+    if (hpc_engine_has_failed(core->engine)) return;
     if (hpc_row_has_too_many(core, w, came, 1, w->inputs[input].rank)) return;
     atomic_store_explicit(came, (char)how, memory_order_relaxed);
     if (++w->arrived[0] < w->row->n_in) return;
@@ -339,7 +339,7 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     hpc_engine *en = core->engine;
     hpc_share *share = w->share;
     hpc_split_means *m = share->own;
-    if (atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK) return;
+    if (hpc_engine_has_failed(en)) return;
     if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
     if (how == CAME) {
@@ -397,7 +397,7 @@ static void fail_use(const hpc_core *core, const hpc_share *share, int first, in
 static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     hpc_split_means *m = share->own;
     const int use = asked & ((1 << HPC_SPLIT_USE_BITS) - 1), folds = asked >> HPC_SPLIT_USE_BITS;
-    if (atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
+    if (hpc_engine_has_failed(core->engine)) return 1;
     if (use < HPC_USE_APPLY || use > HPC_USE_SQUARES || !hpc_share_involves(core->engine, share, rank)) return 0;
     if (hpc_split_action(core->engine, share) != HPC_APPLY) return 0;
     if (atomic_load_explicit(&m->used[rank], memory_order_relaxed)) return 0;

@@ -143,7 +143,7 @@ static int close_version(hpc_core *core, hpc_work *w) {
 }
 
 static int has_failed(const hpc_core *core) {
-    return atomic_load_explicit(&core->engine->fault.failed, memory_order_relaxed) != HPC_OK;
+    return hpc_engine_has_failed(core->engine);
 }
 
 /* Returns 0 if it is not the next one of its rank. */

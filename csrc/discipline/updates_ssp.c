@@ -401,7 +401,7 @@ static int are_level(const hpc_engine *en) {
 static int versions_came(void *arg) {
     const versions *v = arg;
     if (v->en->inline_progress) hpc_context_work(v->en->context);
-    if (atomic_load_explicit(&v->en->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
+    if (hpc_engine_has_failed(v->en)) return 1;
     return v->key < 0 ? are_level(v->en) : version_of_key(v->en, v->key) >= v->need;
 }
 

@@ -116,8 +116,7 @@ static int is_seen(void *arg) {
     const seeing *s = arg;
     if (s->en->inline_progress) hpc_context_work(s->en->context);
     return atomic_load_explicit(hpc_own_signal(s->en->window, s->signal), memory_order_acquire) >= s->asked ||
-           atomic_load_explicit(&s->en->fault.failed, memory_order_relaxed) != HPC_OK ||
-           hpc_closed_signal(s->en, s->owner) == HPC_FREED;
+           hpc_engine_has_failed(s->en) || hpc_closed_signal(s->en, s->owner) == HPC_FREED;
 }
 
 static int who_sees(void *arg, int *ranks) {

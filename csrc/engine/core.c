@@ -184,8 +184,8 @@ static int work_core(hpc_core *core) {
     int n = 0;
     if (core->due <= 0) start = hpc_now(); /* work is left from before */
     if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0) hpc_forward_retry(core);
-    while (atomic_load_explicit(&en->fault.failed, memory_order_relaxed) == HPC_OK &&
-           !atomic_load_explicit(&core->paused, memory_order_relaxed) && next_event(core, &event)) {
+    while (!hpc_engine_has_failed(en) && !atomic_load_explicit(&core->paused, memory_order_relaxed) &&
+           next_event(core, &event)) {
         if (n++ == 0 && start == 0) start = hpc_now();
         if (has_to_wait(core, &event))
             hold(core, &event);
@@ -195,7 +195,7 @@ static int work_core(hpc_core *core) {
             hpc_forward_retry(core); /* rings empty while this goes on */
     }
     const hpc_discipline *d = en->discipline;
-    if (d->work != NULL && atomic_load_explicit(&en->fault.failed, memory_order_relaxed) == HPC_OK &&
+    if (d->work != NULL && !hpc_engine_has_failed(en) &&
         !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all that has come was handled */
         n += d->work(core);
     if (n > 0 && start > 0)

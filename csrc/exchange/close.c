@@ -53,7 +53,7 @@ static int open_workers(void *arg, int *ranks) {
 static int all_closed(void *arg) {
     hpc_engine *en = arg;
     if (en->inline_progress) hpc_context_work(en->context);
-    if (atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK) return 1;
+    if (hpc_engine_has_failed(en)) return 1;
     if (en->life.closed && atomic_load(&en->context->group.revoked)) return 1;
     for (int r = 0; r < en->context->group.size; r++)
         if (is_open(en, r)) return 0;
