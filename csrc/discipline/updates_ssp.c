@@ -400,6 +400,7 @@ static int are_level(const hpc_engine *en) {
 
 static int versions_came(void *arg) {
     const versions *v = arg;
+    hpc_worker_progress(v->en);
     if (v->en->inline_progress) hpc_context_work(v->en->context);
     if (hpc_engine_has_failed(v->en)) return 1;
     return v->key < 0 ? are_level(v->en) : version_of_key(v->en, v->key) >= v->need;

@@ -114,6 +114,7 @@ typedef struct seeing {
 
 static int is_seen(void *arg) {
     const seeing *s = arg;
+    hpc_worker_progress(s->en);
     if (s->en->inline_progress) hpc_context_work(s->en->context);
     return atomic_load_explicit(hpc_own_signal(s->en->window, s->signal), memory_order_acquire) >= s->asked ||
            hpc_engine_has_failed(s->en) || hpc_closed_signal(s->en, s->owner) == HPC_FREED;

@@ -147,9 +147,7 @@ static void measure(look *l) {
     l->en->peers.n_awaited = awaited(l, l->en->peers.awaited);
 }
 
-/* Works for all engines of the exchange, as other ranks may wait for any of them. A failure ends the exchange, and with
- * it the wait, which may be for another engine: the context is closed at once. */
-static void make_progress(hpc_engine *own) {
+void hpc_worker_progress(hpc_engine *own) {
     hpc_engine *en = own;
     do {
         int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
@@ -164,7 +162,7 @@ static void make_progress(hpc_engine *own) {
 static int looks_done(void *arg) {
     look *l = arg;
     hpc_engine *en = l->en;
-    make_progress(en);
+    hpc_worker_progress(en);
     if (holds(l)) return 1;
     if (en->inline_progress && !(hpc_context_work(en->context) & HPC_LEFT) && holds(l)) return 1;
     if (hpc_engine_has_failed(en)) return 1;

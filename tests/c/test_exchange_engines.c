@@ -7,7 +7,7 @@
 #include "graph_jobs.h"
 #include "inside.h"
 
-enum { MOST_MEMBERS = 4, BOTH = HPC_PUSH | HPC_PULL };
+enum { MOST_MEMBERS = 4, BOTH = HPC_PUSH | HPC_PULL, SETTLES = 8 };
 
 /* Kinds of configurations. From ASYNC on the parameters are known only when all ranks have met; they are the sum of all
  * updates, in any order. */
@@ -198,20 +198,24 @@ static void waits_work_for_all(rank *r) {
 }
 
 /* The same for what a worker has kept back for a slow neighbour: rank 0 sends its second update when rank 1 has folded
- * the first one, and waits meanwhile for a key of another member. arg: progress. */
+ * the first one, and waits meanwhile for a key of another member. arg: progress, + SETTLES where it waits for others'
+ * updates to be applied, under SSP at receivers. */
 static void waits_send_for_all(rank *r) {
+    const int settles = r->arg >= SETTLES;
     mix x;
-    two(&x, r, HUB, GRAPH, r->arg);
+    two(&x, r, settles ? SSP : HUB, GRAPH, r->arg % SETTLES);
     graph_job *g = &x.members[1].g;
     graph_job_init(g, r);
     graph_job_edge(g, 0, 1, 0, 1);
     graph_job_edge(g, 0, 1, 2, 1);
-    g->j.progress = r->arg, g->j.depth = 3, g->quorum = 1, g->grace = 0;
+    g->j.progress = r->arg % SETTLES, g->j.depth = 3, g->quorum = 1, g->grace = 0;
+    if (settles) x.members[0].g.j.apply_at = HPC_AT_RECEIVERS, x.members[0].g.j.depth = 5;
     mix_open(&x, r);
     if (r->rank == 1) rank_await(r, 0, 1);
     for (int step = 0; step < 2 && r->rank != 2; step++) job_push_pull(r, &g->j, x.e, 0, step);
     rank_set(r, r->rank, 1);
     job_push_pull(r, &x.members[0].g.j, x.e, 0, 0);
+    if (settles) CHECK_OK(hpc_exchange_settle(x.e, -1));
     CHECK_OK(hpc_barrier(r->context, -1));
     mix_close(&x);
 }
@@ -506,6 +510,7 @@ int main(int argc, char **argv) {
         {.name = "random_5", .size = 5, .run = random_mixes, .arg = 3},
         {.name = "waits_work_for_all", .size = 2, .run = waits_work_for_all},
         {.name = "waits_send_for_all_inline", .size = 3, .run = waits_send_for_all, .arg = HPC_PROGRESS_INLINE},
+        {.name = "settles_send_for_all", .size = 3, .run = waits_send_for_all, .arg = SETTLES + HPC_PROGRESS_INLINE},
         {.name = "waits_send_for_all_thread", .size = 3, .run = waits_send_for_all, .arg = HPC_PROGRESS_THREAD},
         {.name = "share_threads_falling", .size = 2, .run = share_threads, .arg = 123},
         {.name = "share_threads_rising", .size = 2, .run = share_threads, .arg = 321},
