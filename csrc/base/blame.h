@@ -15,7 +15,7 @@
 
 enum { HPC_REASON_BYTES = 160, HPC_BLAMED = 16 };
 
-/* The last words of a rank that goes: a payload of the control channel, without holes. */
+/* The message by which a leaving rank says why it leaves: a payload of the control channel, without holes. */
 typedef struct hpc_last_word {
     uint32_t n_culprits, unused; /* 0: it goes for a reason of its own */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];

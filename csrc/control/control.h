@@ -86,7 +86,7 @@ int hpc_control_exchange(hpc_control *control, const char *op, const void *data,
                          hpc_reply *replies, double deadline);
 void hpc_control_free_replies(hpc_control *control, hpc_reply *replies);
 
-/* The agreement of the ranks that are left (survivors.c). */
+/* The vote by which the surviving ranks agree on who is left (survivors.c). */
 typedef struct hpc_survivors {
     const hpc_group *caller; /* of the context that shrinks: it says who this rank is, and its end ends the waits */
     const int *names;        /* what errors call the ranks, by rank; NULL: by their own numbers */

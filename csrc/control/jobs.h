@@ -33,7 +33,8 @@ int hpc_jobs_check(hpc_job_answer *answer);
 /* The same of what a peer's NEWS say. */
 int hpc_jobs_check_rank(hpc_shown_rank *shown);
 
-/* Records, by any thread, what this rank tells of itself, and what it knows of a rank that is gone. */
+/* Write into shown what this rank says of itself, and what it knows of a rank that is gone. Any thread may call them.
+ */
 void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown);
 void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown);
 

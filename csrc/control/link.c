@@ -78,7 +78,7 @@ static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, d
     }
 }
 
-/* The rest of a frame that was told comes before anything else. It ends where told ends. */
+/* Sends the rest of a frame that was told in part, before any other frame. The rest lies at the end of told. */
 static int finish_told(hpc_control *c, int rank, double deadline) {
     hpc_link *l = &c->links[rank];
     if (l->told_left == 0) return HPC_OK;

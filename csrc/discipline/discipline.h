@@ -15,7 +15,7 @@ static inline int hpc_config_is_bsp(const hpc_exchange_config *config) {
            (config->consistency == HPC_SSP && config->staleness == 0 && config->graph == NULL);
 }
 
-/* Returns the first discipline of the array that suits a configuration, or NULL. */
+/* The first member of the array whose suits accepts a configuration; NULL: none does. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);
 
 #endif

@@ -1,6 +1,6 @@
 /* A fold that goes on without stragglers: it is made when a quorum of the updates is there and the grace for the others
- * is over. On servers this is BSP with a quorum of the workers; graph_quorum.c has NOTIFY-ACK with one of the
- * in-neighbours. With several stages it is one of the groups that fold first (groups_quorum.c).
+ * is over. This file counts the workers of servers. graph_quorum.c counts in-neighbours, and groups_quorum.c the groups
+ * of ranks that fold first in plans of several stages.
  *
  * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
  * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So

@@ -11,7 +11,7 @@ typedef struct hpc_told {
     uint64_t folded, used; /* the version that was folded last; how many of the sender's updates were */
 } hpc_told;
 
-/* The knowledge of an owner about a sender to a share. Only the core uses it, but for the atomic member. */
+/* An owner's notes of one sender to a share. Its core alone uses them, but for the atomic member, which others read. */
 typedef struct hpc_sender {
     _Atomic uint64_t waits; /* the version of the update in its slot; 0: the slot is free */
     int slot;               /* of that update */
@@ -52,7 +52,8 @@ typedef struct hpc_outlet {
     int pending;                  /* decided is behind */
 } hpc_outlet;
 
-/* Arrivals at the relays of a share that this rank owns, for the ranks that it answers. The core's own. */
+/* The outcome of an update as it arrives at the relays of a share of this rank, which passes it on to the ranks that it
+ * answers. Its core alone uses it. */
 typedef struct hpc_passing {
     hpc_told told; /* a put may still read it */
     int left_out;  /* some rows of the reply that is coming say that the update was left out */
@@ -140,8 +141,8 @@ static inline size_t hpc_number_at(const hpc_engine *en, const hpc_share *share,
            (at * (size_t)en->layout.depth + (size_t)slot) * sizeof(uint64_t);
 }
 
-/* The same at the owner of a row that relays, with several stages: of the outcome of the update that the parameters
- * answer. */
+/* The place, at the owner of a row that relays, of the outcome (hpc_passing) that comes beside the parameters. Only
+ * plans of several stages have it. */
 static inline size_t hpc_passed_at(const hpc_engine *en, int row) {
     const int owner = en->plan->rows[row].owner;
     return hpc_told_at(en, owner, en->layout.n_shares) +

@@ -7,7 +7,7 @@
 /* hpc_discipline's slots. */
 int hpc_server_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_server_intake_work(hpc_core *core);
-/* Takes an input of a row that applies, with several stages. */
+/* A group's fold has come to a row that applies. Only plans of several stages have such events. */
 int hpc_server_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 /* hpc_facts.after_publish: tells the senders to this rank's shares which version was folded last. Nothing may be under
  * way anywhere. */

@@ -38,7 +38,7 @@ typedef struct hpc_split_means {
     uint64_t answered;      /* pulls */
 } hpc_split_means;
 
-/* What all rows of a share do with their inputs. */
+/* The action of all rows of a share, which is the same. */
 static inline int hpc_split_action(const hpc_engine *en, const hpc_share *share) {
     return en->plan->rows[share->rows[0]].action;
 }

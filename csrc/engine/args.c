@@ -134,7 +134,7 @@ static int takes_args(const hpc_engine *en, const hpc_share *share) {
     return hpc_feeds_share(en, share, en->context->group.rank);
 }
 
-/* Where owners answer all workers, every answer tells that the place of the old arguments is free. */
+/* Under owners that answer all workers, every answer tells that the place of the old arguments is free. */
 int hpc_args_check_change(const hpc_engine *en, int key, const char *op) {
     const hpc_pushed *k = &en->keys[key];
     int me = en->context->group.rank;

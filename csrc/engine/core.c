@@ -331,20 +331,20 @@ static int start_thread(hpc_core *core) {
     return 1;
 }
 
-/* Those that have joined the thread of another engine's core leave it with that. */
+/* Stops the threads that cores of this engine own. Cores of other engines that had joined such a thread have none then.
+ */
 static void stop_threads(hpc_engine *en) {
     atomic_store_explicit(&en->stopping, 1, memory_order_release);
     for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
         hpc_core *core = &en->cores[c], *next;
-        if (core->owns_thread) {
-            hpc_bell_wake(en->context->group.bell);
-            pthread_join(core->thread, NULL);
-            core->owns_thread = 0;
-            for (; core != NULL; core = next) {
-                next = beside(core);
-                core->running = 0;
-                atomic_store_explicit(&core->beside, NULL, memory_order_relaxed);
-            }
+        if (!core->owns_thread) continue;
+        hpc_bell_wake(en->context->group.bell);
+        pthread_join(core->thread, NULL);
+        core->owns_thread = 0;
+        for (; core != NULL; core = next) {
+            next = beside(core);
+            core->running = 0;
+            atomic_store_explicit(&core->beside, NULL, memory_order_relaxed);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* A discipline says when: when a fold is made and of which inputs, when a push may go, when a pull is done.
  *
  * It is one const struct, in one file of discipline/ and in the array there. The engine and the exchange call these
- * slots and know no discipline by name. Its own state hangs on the exchange, its cores and its shares as `own`. Every
+ * slots and know no discipline by name. Its own state hangs on the engine, its cores and its shares as `own`. Every
  * slot but name, suits, share_came and awaited may be NULL or 0: the comment says what that means.
  *
  * Threads: slots of the core are called by whoever works for the core and never wait; slots of the worker by the thread

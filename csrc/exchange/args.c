@@ -5,7 +5,7 @@
 
 #include "exchange/exchange.h"
 
-/* On a rank that only serves: writes the arguments into its places, from where its folds take them. */
+/* Writes the arguments into the places of a rank that only serves, from which its folds take them. */
 static void write_places(hpc_engine *en, int key, const double *args) {
     for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];

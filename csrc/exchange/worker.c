@@ -113,7 +113,7 @@ static int fill_pieces(hpc_engine *en, int key, const void *src, int checks, con
     return hpc_pieces_encode(en, key, src, hpc_push_slot(en, key)) == 0 ? HPC_OK : hpc_engine_check(en, op);
 }
 
-/* The update into its slot. */
+/* Puts the update into its slot. */
 static int fill(hpc_engine *en, int key, int empty, const void *src, const char *op) {
     const int checks = en->asked.check_finite && en->layout.places[en->context->group.rank].gives;
     int status = HPC_OK;
