@@ -298,7 +298,7 @@ def test_a_mix_is_not_rebuilt_without_a_rank() -> None:
 
         with pytest.raises(hpcomm.PeerFailed):
             go_on()
-        with pytest.raises(hpcomm.NotSupported, match="recover: key 'a' has ByKey under BSP, key 'b' has"):
+        with pytest.raises(hpcomm.NotSupported, match="recover: key 'a' is with servers under BSP, key 'b' is"):
             hpcomm.recover(ex)
         assert set(ex.state_dict()["row_key"].tolist()) >= {0}  # what is here can still be saved
         raise Left

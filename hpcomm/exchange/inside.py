@@ -43,7 +43,8 @@ def check_one_scheme(ex: Exchange, op: str) -> None:
     """Raises NotSupported where keys have several schemes."""
     if len(ex._schemes) > 1:
         each = (
-            f"key {one.scheme.names[0]!r} has {type(one.scheme.topology).__name__} under {one.scheme.consistency}"
+            f"key {one.scheme.names[0]!r} is {'on a graph' if one.phases else 'with servers'} under "
+            f"{one.scheme.consistency}"
             for one in ex._schemes
         )
         raise NotSupported(
