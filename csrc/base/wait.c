@@ -336,8 +336,8 @@ static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) 
     return holds_now(group, wait, deadline) ? HPC_OK : status;
 }
 
-/* Sleeps unless the wait has ended meanwhile; HPC_IN_PROGRESS to go on. */
-static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds, double deadline) {
+/* Sleeps unless the wait has ended meanwhile; HPC_IN_PROGRESS to go on. *next gets where the next look comes from. */
+static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds, double deadline, hpc_looker *next) {
     hpc_bell *bell = group->bell;
     struct timespec t;
     uint32_t rings;
@@ -350,10 +350,10 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
     /* Bytes that a transport holds back are part of the condition: its sender rang before we counted as a sleeper, or
      * will now. */
-    int held = hpc_group_progress(group);
+    int held = hpc_group_look(group, in_bed ? HPC_LOOKS_BESIDE_BED : HPC_LOOKS_ALL);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait, deadline);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
-        group->bed->sleep(group->bed_arg, seconds);
+        if (group->bed->sleep(group->bed_arg, seconds) == 0) *next = HPC_LOOKS_BESIDE_BED;
         group->bed->leave(group->bed_arg);
         return status;
     }
@@ -428,14 +428,33 @@ static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int 
 
 /* ---- the wait ---- */
 
+enum { PROMPT = 8 };
+static const double SOON = 200e-6; /* seconds: of a message and its answer, with a sleep and a wake-up */
+
+/* How many of the last waits of a thread ended soon. What comes over a network is looked for by system calls: where it
+ * keeps waits longer than they spin, spinning only takes time from others. */
+static _Thread_local int prompt_waits = PROMPT;
+
+static void learn_waits(const hpc_group *group, double start) {
+    if (group->bed == NULL) return;
+    if (hpc_now() - start > SOON)
+        prompt_waits = 0;
+    else if (prompt_waits < PROMPT)
+        prompt_waits++;
+}
+
 static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen *seen) {
     enum { SPINS_PER_CLOCK = 64 };
+    const int spins = group->bed == NULL || prompt_waits == PROMPT;
     double start = seen->start, now = start, deadline = start + timeout;
+    double spin_until = start + (spins ? group->spin : 0), yield_until = spin_until + (spins ? group->yield : 0);
+    hpc_looker looker = HPC_LOOKS_ALL;
     int held = 0, status;
 
     for (;;) {
-        held = hpc_group_progress(group);
-        if (now - start < group->spin) {
+        held = hpc_group_look(group, looker);
+        looker = HPC_LOOKS_ALL;
+        if (now < spin_until) {
             for (int i = 0; i < SPINS_PER_CLOCK; i++) {
                 if (wait->ready(wait->arg)) return HPC_OK;
                 if (group->bed != NULL)
@@ -455,8 +474,8 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             if (status != HPC_IN_PROGRESS) return status;
             show(group, wait, seen, now);
         }
-        if (now - start < group->spin) continue;
-        if ((held & HPC_LEFT) || now - start < group->spin + group->yield)
+        if (now < spin_until) continue;
+        if ((held & HPC_LEFT) || now < yield_until)
             sched_yield();
         else if (held != 0)
             doze();
@@ -464,7 +483,8 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             show(group, wait, seen, now); /* it may sleep for long */
             double until = seen->look < deadline ? seen->look : deadline;
             if (until <= now) continue;
-            if ((status = sleep_on_bell(group, wait, until - now, deadline)) != HPC_IN_PROGRESS) return status;
+            status = sleep_on_bell(group, wait, until - now, deadline, &looker);
+            if (status != HPC_IN_PROGRESS) return status;
         }
     }
 }
@@ -483,6 +503,7 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
     timeout = limit_of(group, timeout);
     hpc_overdue_begin();
     int status = wait_on(group, wait, timeout, &seen);
+    learn_waits(group, seen.start);
     end_show(group, wait, &seen, status, timeout);
     return has_waited(group, wait, status);
 }

@@ -29,9 +29,13 @@ enum { HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
  * takes its thread out of the bell's sleepers before it handles what woke it, which would ring for itself otherwise. */
 typedef struct hpc_bed {
     int (*claim)(void *arg);
-    void (*sleep)(void *arg, double seconds);
+    int (*sleep)(void *arg, double seconds); /* nonzero if more is left than it has handled */
     void (*leave)(void *arg);
 } hpc_bed;
+
+/* Where a look for progress comes from. Beside a sleep in the bed, what wakes a sleeper there is left alone: it will,
+ * or just has. */
+typedef enum hpc_looker { HPC_LOOKS_ALL = 0, HPC_LOOKS_BESIDE_BED } hpc_looker;
 
 /* The answer of progress. A wait looks again at once, or in a while; with nothing left it may sleep on its bell. */
 typedef enum hpc_left_over {
@@ -86,8 +90,8 @@ typedef struct hpc_group {
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
-    int (*_Atomic progress)(void *arg); /* moves what transports and engines have to do; hpc_left_over. NULL if none has
-                                         */
+    /* Moves what transports and engines have to do; hpc_left_over. NULL if none has. */
+    int (*_Atomic progress)(void *arg, hpc_looker looker);
     void *progress_arg;
     const hpc_bed *bed; /* NULL: the futex alone */
     void *bed_arg;
@@ -168,9 +172,13 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
 hpc_group *hpc_group_calm(const hpc_group *group);
 
 /* Does what there is to do besides the caller's own; hpc_left_over. */
+static inline int hpc_group_look(hpc_group *group, hpc_looker looker) {
+    int (*progress)(void *, hpc_looker) = atomic_load_explicit(&group->progress, memory_order_acquire);
+    return progress == NULL ? 0 : progress(group->progress_arg, looker);
+}
+
 static inline int hpc_group_progress(hpc_group *group) {
-    int (*progress)(void *) = atomic_load_explicit(&group->progress, memory_order_acquire);
-    return progress == NULL ? 0 : progress(group->progress_arg);
+    return hpc_group_look(group, HPC_LOOKS_ALL);
 }
 
 double hpc_deadline(const hpc_group *group, double timeout);

@@ -52,7 +52,7 @@ void hpc_context_let_tasks(hpc_context *context);
 int hpc_context_work(hpc_context *context);
 
 /* The work that waits of the context do, as hpc_group's progress: its transports' part and hpc_context_work. */
-int hpc_context_progress(void *context);
+int hpc_context_progress(void *context, hpc_looker looker);
 
 /* The lane, or the context's first one for NULL. */
 hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);

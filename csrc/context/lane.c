@@ -159,6 +159,15 @@ int hpc_lane_try_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src
     return w->context->transports[peer]->put_notify(lane, w, peer, src, nbytes, offset, imm);
 }
 
+void hpc_lane_uncork(hpc_lane *lane) {
+    const hpc_context *c = lane->context;
+    int keeps = 0;
+    lane->corked = 0;
+    for (int i = 0; c->used[i] != NULL; i++) keeps |= c->used[i]->uncork != NULL;
+    for (int r = 0; keeps && r < c->group.size; r++)
+        if (c->transports[r]->uncork != NULL) c->transports[r]->uncork(lane, r);
+}
+
 /* ---- flush and poll ---- */
 
 struct flushing {

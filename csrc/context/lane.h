@@ -20,6 +20,13 @@ int hpc_lane_try_flush(hpc_lane *lane, int peer);
 int hpc_lane_try_notify(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                         uint32_t imm);
 
+/* Between the two calls puts of the lane may be kept back, in their order, to be sent together. By the lane's thread,
+ * which waits for nothing in between. */
+static inline void hpc_lane_cork(hpc_lane *lane) {
+    lane->corked = 1;
+}
+void hpc_lane_uncork(hpc_lane *lane);
+
 /* rail: as in hpc_lane. */
 int hpc_lane_open(hpc_context *context, int own, int rail, double deadline, hpc_lane **lane);
 

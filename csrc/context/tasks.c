@@ -38,11 +38,13 @@ int hpc_context_work(hpc_context *c) {
     return left;
 }
 
-int hpc_context_progress(void *context) {
+int hpc_context_progress(void *context, hpc_looker looker) {
     hpc_context *c = context;
     int left = 0;
-    for (int i = 0; c->used[i] != NULL; i++)
-        if (c->used[i]->progress != NULL) left |= c->used[i]->progress(c);
+    for (int i = 0; c->used[i] != NULL; i++) {
+        const hpc_transport *t = c->used[i];
+        if (t->progress != NULL && !(t->wakes_beds && looker == HPC_LOOKS_BESIDE_BED)) left |= t->progress(c);
+    }
     return left | (atomic_load_explicit(&c->leaving, memory_order_relaxed) ? 0 : hpc_context_work(c));
 }
 

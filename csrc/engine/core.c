@@ -183,6 +183,7 @@ static int work_core(hpc_core *core) {
     double start = 0;
     int n = 0;
     if (core->due <= 0) start = hpc_now(); /* work is left from before */
+    hpc_lane_cork(core->out);
     if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0) hpc_forward_retry(core);
     while (!hpc_engine_has_failed(en) && !atomic_load_explicit(&core->paused, memory_order_relaxed) &&
            next_event(core, &event)) {
@@ -198,6 +199,7 @@ static int work_core(hpc_core *core) {
     if (d->work != NULL && !hpc_engine_has_failed(en) &&
         !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all that has come was handled */
         n += d->work(core);
+    hpc_lane_uncork(core->out);
     if (n > 0 && start > 0)
         atomic_store_explicit(&core->tally.busy,
                               atomic_load_explicit(&core->tally.busy, memory_order_relaxed) + hpc_now() - start,

@@ -28,7 +28,7 @@ int hpc_reader_is_held(const hpc_reader *reader) {
 }
 
 uint64_t hpc_reader_left(const hpc_reader *reader) {
-    return reader->state == AT_PAYLOAD ? reader->left : 0;
+    return reader->state == AT_PAYLOAD ? reader->left + (uint64_t)reader->frame.behind * HPC_BEHIND : 0;
 }
 
 /* Payload that goes straight to its place. */
@@ -39,9 +39,10 @@ static uint64_t direct(const hpc_reader *reader) {
 int hpc_reader_want(hpc_reader *reader, struct iovec parts[2]) {
     int n = 0;
     uint64_t payload = direct(reader);
+    size_t room = HPC_STAGING - reader->staged;
     if (payload > 0) parts[n++] = (struct iovec){reader->at, (size_t)payload};
-    if (reader->staged < HPC_STAGING)
-        parts[n++] = (struct iovec){reader->staging + reader->staged, HPC_STAGING - reader->staged};
+    if (payload >= HPC_STAGING && room > HPC_STAGING_BESIDE) room = HPC_STAGING_BESIDE;
+    if (room > 0) parts[n++] = (struct iovec){reader->staging + reader->staged, room};
     return n;
 }
 
@@ -54,7 +55,7 @@ static const char *violation(const hpc_reader *reader) {
     if (f->type != HPC_FRAME_PUT && f->flags != 0) return "flags on a frame other than a put";
     if (f->type != HPC_FRAME_PUT && f->nbytes != 0) return "a payload on a frame other than a put";
     if (reader->stream == 0) {
-        if (f->fences != 0 && f->fences != (uint32_t)reader->streams - 1)
+        if (f->fences != 0 && (int)f->fences != reader->streams - 1)
             return "a frame with a wrong number of fences";
     } else {
         if (f->type != HPC_FRAME_PUT || f->flags != 0) return "a frame of stream 0 on another stream";

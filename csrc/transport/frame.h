@@ -16,7 +16,9 @@
 
 #include "base/memory.h"
 
-enum { HPC_STAGING = 4096 };
+/* Bytes of staging, of which the rest of a large payload is read with few: what follows it may be as large, and bytes in
+ * staging are copied once more. */
+enum { HPC_STAGING = 16384, HPC_STAGING_BESIDE = 2048 };
 
 typedef enum hpc_frame_type {
     HPC_FRAME_PUT = 1,     /* nbytes at offset of window; then, by its flags, a signal or an event */
@@ -37,10 +39,11 @@ typedef struct hpc_frame {
     uint64_t nbytes; /* of the payload, which follows header and fences */
     uint64_t value;  /* of the signal; of an event the bytes of the whole put */
     uint32_t word;   /* the signal's index, or the event's immediate */
-    uint32_t fences; /* uint64_t each, between header and payload; stream 0 only, 0 or streams - 1 */
+    uint16_t fences; /* uint64_t each, between header and payload; stream 0 only, 0 or streams - 1 */
+    uint16_t behind; /* units of HPC_BEHIND bytes that were queued behind it on its stream when it was sent */
 } hpc_frame;
 
-enum { HPC_FRAME_MAGIC = 0x7068 };
+enum { HPC_FRAME_MAGIC = 0x7068, HPC_BEHIND = 4096 };
 _Static_assert(sizeof(hpc_frame) == 40, "a frame's header has no holes");
 
 /* Listeners of a reader. Negative statuses end the connection; why gets a few words (static). */
@@ -85,7 +88,8 @@ int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, co
 /* Whether a fence that is not met holds the stream. */
 int hpc_reader_is_held(const hpc_reader *reader);
 
-/* Bytes of the payload at hand that have not come; 0 between payloads. */
+/* Bytes that are sure to come: the rest of the payload at hand, and what was queued behind its frame; 0 between
+ * payloads. */
 uint64_t hpc_reader_left(const hpc_reader *reader);
 
 /* Whether the stream may end here: between two frames, nothing staged. */

@@ -161,6 +161,7 @@ struct hpc_lane {
     hpc_memory *memory;   /* the rings that peers write events into */
     hpc_lane_peer *peers; /* by rank */
     int next;             /* where poll looks first */
+    int corked;           /* its thread makes several puts in a row, and uncorks soon */
     int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
     uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
     void *verbs;          /* verbs: its queues */

@@ -225,15 +225,17 @@ static int claim(void *arg) {
     return 0;
 }
 
-static void sleep_in_set(void *arg, double seconds) {
+static int sleep_in_set(void *arg, double seconds) {
     struct epoll_event events[EVENTS];
     hpc_reactor *r = arg;
     unsigned spent;
     int n = epoll_wait(r->epoll_fd, events, EVENTS, seconds > 60 ? 60000 : (int)(seconds * 1e3) + 1);
     atomic_fetch_sub(&r->group->bell->sleepers, 1);
     if (has_alarm(events, n)) take_alarm(r, 1);
-    handle(r, events, n, WAIT_BUDGET, &spent);
+    int left = handle(r, events, n, WAIT_BUDGET, &spent);
     if (spent != 0 && atomic_load(&r->listening)) arm_again(r, spent);
+    hpc_reactor_looked(r);
+    return left || n == EVENTS;
 }
 
 /* While this thread goes about its own business somebody has to read for the others that sleep. */

@@ -56,6 +56,9 @@ typedef struct hpc_transport {
                       uint32_t imm);
     /* The next event from peer: HPC_OK, or HPC_IN_PROGRESS when there is none. */
     int (*poll)(hpc_lane *lane, int peer, hpc_event *event);
+    /* Sends to peer what the lane's puts have left to be sent together while it was corked (hpc_lane.corked): a
+     * transport may keep those back, in their order, while they are few. NULL: it sends each at once. */
+    void (*uncork)(hpc_lane *lane, int peer);
     /* HPC_IN_PROGRESS until remote completion. */
     int (*flush)(hpc_lane *lane, int peer);
     /* Whether the peer sees puts of a lane in the order in which they were made. why gets the setting by which it may
@@ -70,6 +73,8 @@ typedef struct hpc_transport {
     /* Moves what is held back for this rank; returns what is left, as of hpc_left_over. NULL if nothing ever is. Any
      * thread. */
     int (*progress)(hpc_context *context);
+    /* All that progress would find is an event of the reactor's set, which wakes whoever sleeps there. */
+    int wakes_beds;
     /* Frees what the transport keeps in the context. NULL if nothing. */
     void (*release)(hpc_context *context);
 

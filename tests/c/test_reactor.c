@@ -155,11 +155,11 @@ static void drop(source *s) {
 /* ---- a rank ---- */
 
 /* As a transport's progress: an armed source is looked at by itself. */
-static int progress(void *arg) {
+static int progress(void *arg, hpc_looker looker) {
     job *j = arg;
     int left = 0;
     hpc_reactor_looked(j->reactor);
-    if (j->polls) left += hpc_reactor_poll(j->reactor, 1 << 20);
+    if (j->polls && looker == HPC_LOOKS_ALL) left += hpc_reactor_poll(j->reactor, 1 << 20);
     return left + (atomic_load(&j->sources[0].gone) ? 0 : take_all(&j->sources[0]));
 }
 
@@ -404,7 +404,7 @@ static void while_calls_loop(void) {
 static void *look_on(void *arg) {
     job *j = arg;
     while (!atomic_load(&j->stop)) {
-        progress(j);
+        progress(j, HPC_LOOKS_ALL);
     }
     return NULL;
 }

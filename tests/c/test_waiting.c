@@ -79,8 +79,9 @@ static void leave_when_listed(rank *r) {
 }
 
 /* Takes what has been sent, as from a completion queue. */
-static int take_all(void *arg) {
+static int take_all(void *arg, hpc_looker looker) {
     leaving *l = arg;
+    (void)looker;
     l->gave = l->sent;
     return 0;
 }
@@ -112,8 +113,9 @@ static void taken_after_departure(rank *r) {
 }
 
 /* Brings an event when it is called for the second time, which is after the departure was seen. */
-static int bring(void *arg) {
+static int bring(void *arg, hpc_looker looker) {
     leaving *l = arg;
+    (void)looker;
     l->events += ++l->calls == 2;
     return l->calls == 2 ? HPC_LEFT : 0;
 }

@@ -20,7 +20,8 @@
 
 #include "transport/tcp/tcp.h"
 
-enum { SMALL = 512, PARTS = 32, STRIPE_MIN = 256 << 10, LINE = 64, BATCH = 256 << 10, MOST_UNSENT = 256 << 10 };
+enum { SMALL = 512, PARTS = 128, STRIPE_MIN = 256 << 10, LINE = 64 };
+enum { BATCH = 64 << 10, MOST_UNSENT = 256 << 10, MOST_CORKED = 64 << 10, BRIEF = 4096 }; /* bytes */
 
 /* ---- life ---- */
 
@@ -89,26 +90,46 @@ static int add_parts(const tcp_order *o, struct iovec *parts) {
     return n;
 }
 
-/* Sends what fits; 0, or the errno that broke it. */
+/* The headers of a call say how much was queued behind their frames. What has no header yet gets it now. */
+static int gather_parts(const tcp_stream *s, struct iovec *parts, size_t *asked) {
+    int n = 0;
+    *asked = 0;
+    for (tcp_order *o = s->first; o != NULL && n + 2 <= PARTS && *asked < MOST_UNSENT; o = o->next) {
+        *asked += o->total - o->sent;
+        size_t behind = (s->queued - *asked) / HPC_BEHIND;
+        uint16_t units = behind < UINT16_MAX ? (uint16_t)behind : UINT16_MAX;
+        if (o->sent == 0) memcpy(o->header + offsetof(hpc_frame, behind), &units, sizeof units);
+        n += add_parts(o, parts + n);
+    }
+    return n;
+}
+
+static void drop_sent(tcp_stream *s, size_t sent) {
+    s->queued -= sent;
+    while (sent > 0) {
+        tcp_order *o = s->first;
+        size_t part = o->total - o->sent < sent ? o->total - o->sent : sent;
+        o->sent += part;
+        sent -= part;
+        if (o->sent < o->total) break;
+        s->first = o->next;
+        if (s->first == NULL) s->last = &s->first;
+        if (s->answer == o) s->answer = NULL;
+        free(o);
+    }
+}
+
+/* Sends what fits; 0, or the errno that broke it. A call that was cut short is the last one until there is room. */
 static int send_orders(tcp_stream *s) {
     int fd = tcp_stream_fd(s);
-    while (s->first != NULL && fd >= 0) {
+    while (s->first != NULL && fd >= 0 && !s->full) {
         struct iovec parts[PARTS];
-        int n = 0;
-        for (const tcp_order *o = s->first; o != NULL && n + 2 <= PARTS; o = o->next) n += add_parts(o, parts + n);
+        size_t asked;
+        int n = gather_parts(s, parts, &asked);
         ssize_t sent = send_parts(fd, parts, n);
-        if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : errno;
-        while (sent > 0) {
-            tcp_order *o = s->first;
-            size_t part = o->total - o->sent < (size_t)sent ? o->total - o->sent : (size_t)sent;
-            o->sent += part;
-            sent -= (ssize_t)part;
-            if (o->sent < o->total) break;
-            s->first = o->next;
-            if (s->first == NULL) s->last = &s->first;
-            if (s->answer == o) s->answer = NULL;
-            free(o);
-        }
+        if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return errno;
+        s->full = sent < (ssize_t)asked;
+        if (sent > 0) drop_sent(s, (size_t)sent);
     }
     return 0;
 }
@@ -116,23 +137,28 @@ static int send_orders(tcp_stream *s) {
 static int hold_back(tcp_stream *s, const void *header, size_t head, const void *src, size_t nbytes, size_t sent) {
     tcp_order *o = malloc(sizeof *o);
     if (o == NULL) return ENOMEM;
-    *o = (tcp_order){.src = src, .head = head, .total = head + nbytes, .sent = sent};
+    o->next = NULL;
+    o->src = src;
+    o->head = head;
+    o->total = head + nbytes;
+    o->sent = sent;
     memcpy(o->header, header, head);
     *s->last = o;
     s->last = &o->next;
+    s->queued += o->total - sent;
     if (o->header[offsetof(hpc_frame, type)] == HPC_FRAME_FLUSHED) s->answer = o;
     return 0;
 }
 
-/* One frame to one stream, behind what waits there. */
-static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src) {
+/* One frame to one stream, behind what waits there. corked: the caller sends the orders. */
+static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src, int corked) {
     unsigned char small[sizeof(tcp_order) + SMALL];
     size_t head = sizeof *frame + frame->fences * sizeof(uint64_t), nbytes = (size_t)frame->nbytes;
     int fd = tcp_stream_fd(s);
     ssize_t sent = 0;
     memcpy(small, frame, sizeof *frame);
     if (frame->fences > 0) memcpy(small + sizeof *frame, fences, frame->fences * sizeof(uint64_t));
-    if (s->first == NULL && fd >= 0) {
+    if (s->first == NULL && fd >= 0 && !corked && !s->full) {
         if (nbytes <= SMALL) {
             if (nbytes > 0) memcpy(small + head, src, nbytes);
             do sent = send(fd, small, head + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -144,21 +170,22 @@ static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fen
         if (sent == (ssize_t)(head + nbytes)) return 0;
         if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return errno;
         if (sent < 0) sent = 0;
+        s->full = 1;
     }
     int error = hold_back(s, small, head, src, nbytes, (size_t)sent);
-    return error != 0 ? error : send_orders(s);
+    return error != 0 || (corked && s->queued < MOST_CORKED) ? error : send_orders(s);
 }
 
 /* A frame of stream 0 that comes after all stripes so far. */
-static int send_ordered(tcp_link *l, hpc_frame frame, const void *src) {
+static int send_ordered(tcp_link *l, hpc_frame frame, const void *src, int corked) {
     uint64_t fences[HPC_TCP_STREAMS - 1];
     frame.magic = HPC_FRAME_MAGIC;
     if (!l->fenced) {
-        frame.fences = (uint32_t)l->n_streams - 1;
+        frame.fences = (uint16_t)(l->n_streams - 1);
         for (int k = 1; k < l->n_streams; k++) fences[k - 1] = l->streams[k].pieces;
         l->fenced = 1;
     }
-    return send_frame(&l->streams[0], &frame, fences, src);
+    return send_frame(&l->streams[0], &frame, fences, src, corked);
 }
 
 static int is_striped(const tcp_link *l, uint64_t nbytes) {
@@ -183,7 +210,7 @@ static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
                                 .offset = frame->offset + from,
                                 .nbytes = to - from};
         l->streams[k].pieces++;
-        int error = send_frame(&l->streams[k], &rest, NULL, src + from);
+        int error = send_frame(&l->streams[k], &rest, NULL, src + from, 0);
         if (error != 0) return error;
     }
     return 0;
@@ -196,7 +223,7 @@ static void unlock_sent(tcp_link *l, int error) {
     pthread_mutex_unlock(&l->sending);
 }
 
-int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src) {
+int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, int corked) {
     hpc_frame frame = *given;
     int error = 0;
     pthread_mutex_lock(&l->sending);
@@ -209,14 +236,24 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src) {
     if (is_striped(l, frame.nbytes)) error = send_pieces(l, &frame, src);
     if (error == 0) {
         if (frame.flags != 0)
-            error = send_ordered(l, frame, src);
+            error = send_ordered(l, frame, src, corked);
         else {
             frame.magic = HPC_FRAME_MAGIC;
-            error = send_frame(&l->streams[0], &frame, NULL, src);
+            error = send_frame(&l->streams[0], &frame, NULL, src, corked);
         }
     }
+    l->corked = corked;
     unlock_sent(l, error);
     return HPC_OK;
+}
+
+void tcp_link_uncork(tcp_link *l) {
+    int error = 0;
+    if (!l->corked) return;
+    pthread_mutex_lock(&l->sending);
+    l->corked = 0;
+    if (!is_silent(l)) error = send_orders(&l->streams[0]);
+    unlock_sent(l, error);
 }
 
 int tcp_link_may_notify(tcp_link *l) {
@@ -229,7 +266,7 @@ int tcp_link_may_notify(tcp_link *l) {
         l->wanting = 0;
     } else if (!l->wanting) {
         l->wanting = 1;
-        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_WANT}, NULL);
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_WANT}, NULL, 0);
     }
     unlock_sent(l, error);
     return may;
@@ -241,7 +278,7 @@ int tcp_link_flush(tcp_link *l) {
     done = atomic_load_explicit(&l->flushed, memory_order_acquire) >= l->issued;
     if (!done && !is_silent(l) && l->asked < l->issued) {
         l->asked = l->issued;
-        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSH, .value = l->issued}, NULL);
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSH, .value = l->issued}, NULL, 0);
     }
     unlock_sent(l, error);
     return done ? HPC_OK : HPC_IN_PROGRESS;
@@ -254,7 +291,7 @@ void tcp_link_give_credit(tcp_link *l) {
     if (taken != atomic_load_explicit(&l->credited, memory_order_relaxed) && !is_silent(l)) {
         atomic_store(&l->wanted, 0);
         atomic_store_explicit(&l->credited, taken, memory_order_relaxed);
-        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CREDIT, .value = taken}, NULL);
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CREDIT, .value = taken}, NULL, 0);
     }
     unlock_sent(l, error);
 }
@@ -263,7 +300,7 @@ void tcp_link_close(tcp_link *l) {
     int error = 0;
     pthread_mutex_lock(&l->sending);
     atomic_store(&l->closed_here, 1);
-    if (!is_silent(l)) error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CLOSE}, NULL);
+    if (!is_silent(l)) error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CLOSE}, NULL, 0);
     unlock_sent(l, error);
 }
 
@@ -358,16 +395,17 @@ static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, c
 static int answer_flush(tcp_link *l) {
     tcp_order *waiting = l->streams[0].answer;
     const hpc_frame answer = {.type = HPC_FRAME_FLUSHED, .value = l->flush_asked};
-    if (waiting == NULL || waiting->sent > 0) return send_ordered(l, answer, NULL);
+    if (waiting == NULL || waiting->sent > 0) return send_ordered(l, answer, NULL, 0);
     memcpy(waiting->header + offsetof(hpc_frame, value), &answer.value, sizeof answer.value);
     return 0;
 }
 
-/* Tells whoever waits, and answers the peer, once for all that came. */
-static void tell(tcp_link *l) {
+/* Tells whoever waits, and answers the peer, once for all that came. Where little comes at a time the next word may
+ * come from there. */
+static void tell(tcp_link *l, size_t got) {
     if (l->rings) {
         l->rings = 0;
-        atomic_store_explicit(&l->tcp->hot, l->slot + 1, memory_order_relaxed);
+        atomic_store_explicit(&l->tcp->hot, got <= BRIEF ? l->slot + 1 : 0, memory_order_relaxed);
         atomic_fetch_add_explicit(&l->tcp->told, 1, memory_order_relaxed);
         hpc_bell_ring(l->tcp->context->group.bell);
     }
@@ -380,8 +418,8 @@ static void tell(tcp_link *l) {
     }
 }
 
-/* While much of a payload is to come, no event tells of less than a batch: each would cost a wake-up. Whether reading
- * must go on: what came before the mark was lowered has had no event. */
+/* While much is sure to come, no event tells of less than a batch: each would cost a wake-up. Whether reading must go
+ * on: what came before the mark was lowered has had no event. */
 static int mark_low_water(tcp_stream *s, int fd) {
     int mark = hpc_reader_left(&s->reader) >= BATCH ? BATCH : 1;
     if (mark == s->low_water) return 0;
@@ -419,11 +457,11 @@ static int read_stream(tcp_link *l, int k, size_t budget) {
         }
         hpc_watch_move(&l->tcp->context->group.watch);
         if (hpc_reader_got(&s->reader, (size_t)got, l->landed, &sink, &why) < 0) {
-            tell(l);
+            tell(l, (size_t)got);
             end_link(l, why);
             return -1;
         }
-        tell(l);
+        tell(l, (size_t)got);
         taken += (size_t)got;
         int goes_on = mark_low_water(s, fd);
         if (!goes_on && (size_t)got < asked && !(atomic_load(&l->hung_up) >> k & 1)) return 0;
@@ -441,7 +479,7 @@ static int read_link(tcp_link *l, int stream, size_t budget) {
             end_link(l, why);
             return -1;
         }
-        tell(l);
+        tell(l, budget);
         if (read_stream(l, 0, budget) == 1) tcp_watch(l->tcp, l, 0, tcp_stream_fd(&l->streams[0]), 1);
     }
     int all = (1 << l->n_streams) - 1;
@@ -454,6 +492,7 @@ static void send_more(tcp_link *l, int stream) {
     tcp_stream *s = &l->streams[stream];
     int error = 0;
     pthread_mutex_lock(&l->sending);
+    s->full = 0;
     if (s->first != NULL && !is_silent(l)) error = send_orders(s);
     unlock_sent(l, error);
 }

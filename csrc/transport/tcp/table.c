@@ -20,6 +20,7 @@ void tcp_drop_orders(tcp_stream *s) {
     }
     s->first = NULL;
     s->last = &s->first;
+    s->queued = 0;
     s->answer = NULL;
 }
 

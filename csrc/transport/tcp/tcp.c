@@ -130,7 +130,7 @@ static void lane_detach(hpc_lane *lane, int peer) {
 static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
     const hpc_frame frame = {
         .type = HPC_FRAME_PUT, .window = w->parts[peer].number, .offset = offset, .nbytes = nbytes};
-    return nbytes == 0 ? HPC_OK : tcp_link_put(lane->peers[peer].out, &frame, src);
+    return nbytes == 0 ? HPC_OK : tcp_link_put(lane->peers[peer].out, &frame, src, lane->corked);
 }
 
 static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
@@ -142,7 +142,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
                              .nbytes = nbytes,
                              .word = (uint32_t)signal,
                              .value = value};
-    return tcp_link_put(lane->peers[peer].out, &frame, src);
+    return tcp_link_put(lane->peers[peer].out, &frame, src, lane->corked);
 }
 
 static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
@@ -155,7 +155,7 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
                              .word = imm,
                              .value = nbytes};
     if (!tcp_link_may_notify(lane->peers[peer].out)) return HPC_IN_PROGRESS;
-    return tcp_link_put(lane->peers[peer].out, &frame, src);
+    return tcp_link_put(lane->peers[peer].out, &frame, src, lane->corked);
 }
 
 /* Half of the ring taken, or the peer waits: it gets credit. Its WANT and this look at wanted are in one order with the
@@ -170,6 +170,10 @@ static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
                     atomic_load_explicit(&link->credited, memory_order_relaxed);
     if (owed >= HPC_NOTIFY_DEPTH / 2 || wanted) tcp_link_give_credit(link);
     return HPC_OK;
+}
+
+static void uncork(hpc_lane *lane, int peer) {
+    tcp_link_uncork(lane->peers[peer].out);
 }
 
 static int flush(hpc_lane *lane, int peer) {
@@ -215,9 +219,11 @@ const hpc_transport hpc_transport_tcp = {
     .put_signal = put_signal,
     .put_notify = put_notify,
     .poll = poll_ring,
+    .uncork = uncork,
     .flush = flush,
     .keeps_order = keeps_order,
     .settle = settle,
     .progress = tcp_progress,
+    .wakes_beds = 1,
     .release = release,
 };

@@ -15,6 +15,9 @@
  * looks once more after it let go, so no news is lost. `reading` may be held when `sending` is taken, never the other
  * way. The table of links and windows is under the transport's lock, held for look-ups, and while settle sends.
  *
+ * A corked lane (transport.h) queues its frames on its links as orders, which uncork sends with few calls; whoever else
+ * sends on the link may do so before.
+ *
  * Order of the data: payload is read into the window by the holder of `reading`, then the signal is stored (release)
  * or the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload, whichever thread
  * has read it.
@@ -42,6 +45,8 @@ typedef struct tcp_stream {
     hpc_reader reader; /* under reading */
     int low_water;     /* bytes that must have come before an event tells of them; likewise */
     tcp_order *first, **last;
+    size_t queued;     /* bytes of them that have not been sent */
+    int full;          /* the socket took less than it was given: an event will tell of room */
     tcp_order *answer; /* the last FLUSHED among them */
     uint64_t pieces;   /* stripes that were put on it; not on stream 0 */
 } tcp_stream;
@@ -67,6 +72,7 @@ typedef struct tcp_link {
     uint64_t events;          /* sent */
     _Atomic uint64_t credit;  /* events that the peer has taken */
     int wanting;              /* it was asked for credit */
+    int corked;               /* has orders that nobody else may send: set and cleared by the lane's thread alone */
     int fenced;               /* no stripe went out since the last frame with fences */
     uint64_t issued, asked;   /* puts; up to which a FLUSH was sent */
     _Atomic uint64_t flushed; /* up to which they are in place */
@@ -120,7 +126,9 @@ void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* out of its slot, with the s
 
 int tcp_link_install(tcp_link *link, int stream, int fd); /* takes fd over if HPC_OK */
 
-int tcp_link_put(tcp_link *link, const hpc_frame *frame, const void *src);
+/* corked: the frame may wait for tcp_link_uncork, unless much waits already. */
+int tcp_link_put(tcp_link *link, const hpc_frame *frame, const void *src, int corked);
+void tcp_link_uncork(tcp_link *link);
 int tcp_link_may_notify(tcp_link *link); /* else the peer is asked for credit */
 int tcp_link_flush(tcp_link *link);
 void tcp_link_give_credit(tcp_link *link);
