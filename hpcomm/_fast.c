@@ -343,15 +343,18 @@ typedef struct step_args {
 /* Goes on where the last call of the same step ended. patient: waits for what is not there at the first looks. */
 static int go_on(step_args *s, int patient) {
     const int both = HPC_PUSH | HPC_PULL;
-    for (; *s->started < s->n; ++*s->started) {
+    int started = hpc_exchange_together(s->exchange, 1);
+    for (; started == HPC_OK && *s->started < s->n; ++*s->started) {
         int key = s->keys[*s->started];
         uint64_t *ticket = &s->tickets[*s->started];
         const float *src = s->sources == NULL ? NULL : s->sources[*s->started].buf;
-        int status = hpc_exchange_start(s->exchange, key, both, src, 0, ticket);
-        if (status == HPC_ERR_TIMEOUT && patient)
-            status = hpc_exchange_start(s->exchange, key, both, src, left_until(s->deadline), ticket);
-        if (status != HPC_OK) return status;
+        started = hpc_exchange_start(s->exchange, key, both, src, 0, ticket);
+        if (started == HPC_ERR_TIMEOUT && patient)
+            started = hpc_exchange_start(s->exchange, key, both, src, left_until(s->deadline), ticket);
+        if (started != HPC_OK) break;
     }
+    hpc_exchange_together(s->exchange, 0);
+    if (started != HPC_OK) return started;
     for (; *s->came < s->n; ++*s->came) {
         int key = s->keys[*s->came];
         uint64_t ticket = s->tickets[*s->came];

@@ -27,6 +27,11 @@ static inline void hpc_lane_cork(hpc_lane *lane) {
 }
 void hpc_lane_uncork(hpc_lane *lane);
 
+/* hpc_lane_try_notify, for an event that its receiver may get before earlier puts of the lane: where those wait for
+ * room in a socket, it goes first. */
+int hpc_lane_try_overtake(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
+                          uint32_t imm);
+
 /* rail: as in hpc_lane. */
 int hpc_lane_open(hpc_context *context, int own, int rail, double deadline, hpc_lane **lane);
 

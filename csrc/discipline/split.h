@@ -36,6 +36,7 @@ typedef struct hpc_split_means {
     hpc_use use;            /* of the pulls */
     int folds;              /* that the pulls come after, by their low bits */
     uint64_t answered;      /* pulls */
+    int owes;               /* workers hear of the fold with the answer to the pulls */
 } hpc_split_means;
 
 /* The action of all rows of a share, which is the same. */

@@ -163,14 +163,30 @@ static void look_at_inputs(const hpc_core *core, hpc_work *w) {
     w->mean = NULL;
 }
 
-static void answer_folds(hpc_core *core, hpc_share *share) {
+static void tell_folded(hpc_core *core, const hpc_share *share) {
     const hpc_engine *en = core->engine;
-    hpc_split_means *m = share->own;
-    share->version++;
-    m->n_ready = m->n_folded = 0;
     for (int i = 0; i < share->n_members; i++)
         hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
                          share->version);
+}
+
+static int is_folding(const hpc_split_means *m) {
+    return m->n_folded < m->n_ready;
+}
+
+/* All workers have pulled, and the fold that they mean is there. A pull may overtake updates that pass other rows. */
+static int is_finishing(const hpc_share *share) {
+    const hpc_split_means *m = share->own;
+    return m->n_used == share->n_members && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
+}
+
+/* Where all workers have pulled already, they hear of the fold with the answer to that. */
+static void answer_folds(hpc_core *core, hpc_share *share) {
+    hpc_split_means *m = share->own;
+    share->version++;
+    m->n_ready = m->n_folded = 0;
+    m->owes = is_finishing(share);
+    if (!m->owes) tell_folded(core, share);
 }
 
 /* Sends the fold of a row on to the next stage; where no worker has a gradient, an event says that there is none. */
@@ -223,6 +239,8 @@ static void answer_pulls(hpc_core *core, hpc_share *share) {
     int s = (int)(share - en->layout.shares), signal = hpc_signal_second(en, s);
     size_t nbytes = m->use == HPC_USE_SQUARES ? (size_t)share->n_rows * sizeof *m->squares : 0;
     m->n_used = m->n_finished = 0;
+    if (m->owes) tell_folded(core, share);
+    m->owes = 0;
     for (int r = 0; r < en->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
     m->answered++;
     for (int i = 0; i < share->n_members; i++) {
@@ -270,16 +288,6 @@ static int use_next(hpc_core *core, hpc_share *share) {
     if (failed) return failed;
     if (m->n_finished == share->n_rows) answer_pulls(core, share);
     return 0;
-}
-
-static int is_folding(const hpc_split_means *m) {
-    return m->n_folded < m->n_ready;
-}
-
-/* All workers have pulled, and the fold that they mean is there. A pull may overtake updates that pass other rows. */
-static int is_finishing(const hpc_share *share) {
-    const hpc_split_means *m = share->own;
-    return m->n_used == share->n_members && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
 }
 
 int hpc_split_work(hpc_core *core) {

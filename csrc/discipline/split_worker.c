@@ -128,7 +128,7 @@ int hpc_split_ask_share(hpc_engine *en, int s, hpc_limit *l) {
         rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
     }
     if (hpc_split_action(en, share) != HPC_APPLY) return HPC_OK;
-    return hpc_send_event(
+    return hpc_send_ahead(
         en, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES, hpc_args_at(en, share, en->context->group.rank, 0),
         hpc_imm(HPC_OP_USE, (int)a->use | (int)(en->keys[share->key].pushes % HPC_SPLIT_FOLDS) << HPC_SPLIT_USE_BITS,
                 s),

@@ -211,6 +211,7 @@ struct hpc_engine {
     hpc_pushed *keys;
     size_t *push_slot;    /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
     uint64_t *args_asked; /* by core of all ranks: args for which this rank has asked for an answer */
+    int corked;           /* starts may be kept back on the in_lanes */
     hpc_life life;
     hpc_exchange_stats stats;
     hpc_usual usual; /* how long pushes take */

@@ -59,6 +59,7 @@ int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t 
     hpc_lane *lane = en->in_lanes[core];
     int status = hpc_lane_try_notify(lane, en->window, owner, src, nbytes, offset, imm);
     if (status != HPC_IN_PROGRESS) return status;
+    hpc_worker_uncork(en);
     while (!en->owners_leave || hpc_closed_signal(en, owner) == 0) {
         double left = hpc_limit_left(en, l), slice = en->owners_leave && left > often ? often : left;
         int before = hpc_slice_waits(slice < left);
@@ -67,6 +68,12 @@ int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t 
         if (!hpc_slice_is_over(status) || slice == left) return status;
     }
     return HPC_OK;
+}
+
+int hpc_send_ahead(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
+                   hpc_limit *l) {
+    int status = hpc_lane_try_overtake(en->in_lanes[core], en->window, owner, src, nbytes, offset, imm);
+    return status == HPC_IN_PROGRESS ? hpc_send_event(en, core, owner, src, nbytes, offset, imm, l) : status;
 }
 
 int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l) {

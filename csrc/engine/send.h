@@ -29,6 +29,10 @@ void hpc_count_sent(hpc_engine *en, const hpc_share *share, const char *slot);
 int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 
+/* The same for an event that its owner may get before what was sent earlier: it does not wait behind gradients. */
+int hpc_send_ahead(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
+                   hpc_limit *l);
+
 /* Returns HPC_OK instead of HPC_ERR_PEER if the neighbour has left: it folds nothing more. */
 int hpc_unless_left(const hpc_engine *en, int rank, int status);
 

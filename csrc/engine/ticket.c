@@ -159,6 +159,15 @@ void hpc_worker_progress(hpc_engine *own) {
     } while (en != own);
 }
 
+void hpc_worker_uncork(hpc_engine *own) {
+    hpc_engine *en = own;
+    do {
+        for (int i = 0; en->corked && i < en->n_lanes; i++) hpc_lane_uncork(en->in_lanes[i]);
+        en->corked = 0;
+        en = en->next;
+    } while (en != own);
+}
+
 static int looks_done(void *arg) {
     look *l = arg;
     hpc_engine *en = l->en;
@@ -213,6 +222,7 @@ int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op) {
 
 static int wait_look(look *l, double timeout, const char *op) {
     hpc_engine *en = l->en;
+    hpc_worker_uncork(en);
     if (holds(l)) { /* also after an earlier try that ran out of time */
         hpc_group_settle(&en->context->group, op);
         return HPC_OK;
@@ -254,6 +264,7 @@ int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op) {
 
 int hpc_ticket_test(hpc_engine *en, int key, uint64_t ticket, const char *op) {
     look l = {.en = en, .key = key, .ticket = ticket, .closed = -1};
+    hpc_worker_uncork(en);
     hpc_group_progress(&en->context->group);
     if (hpc_ticket_is_done(en, key, ticket)) return hpc_ticket_end(en, key, ticket, op);
     if (!looks_done(&l) && atomic_load_explicit(&en->context->group.departures, memory_order_relaxed) == 0)

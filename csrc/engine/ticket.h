@@ -23,6 +23,8 @@ int hpc_worker_check_call(hpc_engine *en, int key, const char *op);
  * thread: other ranks may wait for any of them. A failure ends the exchange and closes the context, and so ends the
  * wait. */
 void hpc_worker_progress(hpc_engine *en);
+/* Sends what starts of any engine of the exchange have kept back: others wait for it. */
+void hpc_worker_uncork(hpc_engine *en);
 
 /* Whether the parameters of a ticket's push are there; whether the slot of that push may be written again. */
 int hpc_ticket_is_done(const hpc_engine *en, int key, uint64_t ticket);

@@ -71,6 +71,7 @@ int hpc_engine_serve(hpc_engine *en, const char *op, double timeout) {
 int hpc_engine_leave(hpc_engine *en, const char *op, double deadline) {
     int status = hpc_engine_check(en, op), rank = en->context->group.rank;
     if (en->life.closed) return status;
+    hpc_worker_uncork(en);
     if (status == HPC_OK && en->layout.places[rank].worker) status = hpc_worker_finish(en, op, deadline);
     if (status == HPC_OK) status = hpc_cores_send_kept(en, op, hpc_left(deadline));
     if (status == HPC_ERR_TIMEOUT) return status;

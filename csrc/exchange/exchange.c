@@ -107,9 +107,24 @@ int hpc_exchange_settle(hpc_exchange *ex, double timeout) {
     return status;
 }
 
+int hpc_exchange_together(hpc_exchange *ex, int together) {
+    static const char op[] = "together";
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    if (!together) hpc_worker_uncork(ex->engines[0]);
+    for (int i = 0; together && i < ex->n_engines; i++) {
+        hpc_engine *en = ex->engines[i];
+        int status = hpc_engine_check(en, op);
+        if (status != HPC_OK) return status;
+        for (int lane = 0; lane < en->n_lanes; lane++) hpc_lane_cork(en->in_lanes[lane]);
+        en->corked = 1;
+    }
+    return HPC_OK;
+}
+
 int hpc_exchange_progress(hpc_exchange *ex) {
     static const char op[] = "progress";
     int status = ex == NULL ? hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op) : HPC_OK;
+    if (status == HPC_OK) hpc_worker_uncork(ex->engines[0]);
     for (int i = 0; status == HPC_OK && i < ex->n_engines; i++) {
         hpc_engine *en = ex->engines[i];
         status = hpc_engine_check(en, op);

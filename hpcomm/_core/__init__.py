@@ -64,6 +64,7 @@ from .exchange import (
     exchange_params_address,
     exchange_peers,
     exchange_progress,
+    exchange_together,
     exchange_publish,
     exchange_ready,
     exchange_refuse,

@@ -242,6 +242,10 @@ def exchange_settle(exchange: Any, timeout: float) -> None:
     wait(lambda seconds: lib.hpc_exchange_settle(exchange, seconds), timeout)
 
 
+def exchange_together(exchange: Any, together: bool) -> None:
+    check(lib.hpc_exchange_together(exchange, together))
+
+
 def exchange_progress(exchange: Any) -> None:
     check(lib.hpc_exchange_progress(exchange))
 

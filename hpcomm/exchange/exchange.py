@@ -5,8 +5,8 @@ no copy on either side. Arrays of the trainer's own cost one.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -525,6 +525,24 @@ class Exchange(SplitCalls):
         return [ahead + _core.exchange_folded(self._handle, rank) for rank, ahead in enumerate(self._ahead)]
 
     # ---- serving, and the end --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """In this with block starts of many small keys take few messages: they may be kept back, in their order, until
+        the block ends, or until one waits or some 64 KiB are kept. step() does so by itself.
+
+            with ex.together():
+                handles = [ex.push_pull_nb(name) for name in names]
+
+        For starts that follow one another at once: others wait for what is kept.
+        """
+        self._check_open("together")
+        _core.exchange_together(self._handle, True)
+        try:
+            yield
+        finally:
+            if not self._closed:
+                _core.exchange_together(self._handle, False)
 
     def progress(self) -> None:
         """Works for the rows that this rank owns, without waiting: for a trainer with inline progress that computes for

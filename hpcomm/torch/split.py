@@ -61,9 +61,10 @@ class Split(Mode):
             self.rules.update(ex)
             self._scaled(1.0 if scaling is None or scaling.scale is None else scaling.scale)
             apply = ex.apply_nb
-            for key in self.order:
-                key.give()
-                key.handle = apply(key.name, scale)
+            with ex.together():
+                for key in self.order:
+                    key.give()
+                    key.handle = apply(key.name, scale)
         self._end()
         self.pending = True
         self.guard()
@@ -101,7 +102,9 @@ class Split(Mode):
         """The sum of squares of the mean gradient: the same bits on all ranks, as the keys have one order."""
         self._wait_folds()
         found = 0.0
-        for handle in [self.exchange.squares_nb(key.name) for key in self.keys]:
+        with self.exchange.together():
+            asked = [self.exchange.squares_nb(key.name) for key in self.keys]
+        for handle in asked:
             found += handle.wait()
         return found
 

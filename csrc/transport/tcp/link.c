@@ -137,17 +137,31 @@ static int send_orders(tcp_stream *s) {
 static int hold_back(tcp_stream *s, const void *header, size_t head, const void *src, size_t nbytes, size_t sent) {
     tcp_order *o = malloc(sizeof *o);
     if (o == NULL) return ENOMEM;
-    o->next = NULL;
+    o->overtakes = 0;
     o->src = src;
     o->head = head;
     o->total = head + nbytes;
     o->sent = sent;
     memcpy(o->header, header, head);
+    o->next = NULL;
     *s->last = o;
     s->last = &o->next;
     s->queued += o->total - sent;
     if (o->header[offsetof(hpc_frame, type)] == HPC_FRAME_FLUSHED) s->answer = o;
     return 0;
+}
+
+/* The last order goes before all that nothing of has been sent, but for those that have overtaken before. */
+static void overtake(tcp_stream *s) {
+    tcp_order **at = &s->first, *order = s->first, *before = NULL;
+    for (; order->next != NULL; order = order->next) before = order;
+    order->overtakes = 1;
+    while (*at != order && ((*at)->sent > 0 || (*at)->overtakes)) at = &(*at)->next;
+    if (*at == order) return;
+    s->last = &before->next;
+    before->next = NULL;
+    order->next = *at;
+    *at = order;
 }
 
 /* One frame to one stream, behind what waits there. corked: the caller sends the orders. */
@@ -223,7 +237,17 @@ static void unlock_sent(tcp_link *l, int error) {
     pthread_mutex_unlock(&l->sending);
 }
 
-int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, int corked) {
+/* An event that overtakes goes without fences: nothing that it tells of comes by other streams. */
+static int send_before_others(tcp_link *l, hpc_frame frame, const void *src) {
+    tcp_stream *s = &l->streams[0];
+    frame.magic = HPC_FRAME_MAGIC;
+    int error = hold_back(s, &frame, sizeof frame, src, (size_t)frame.nbytes, 0);
+    if (error == 0) overtake(s);
+    return error;
+}
+
+int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, const hpc_lane *lane) {
+    const int corked = lane->corked;
     hpc_frame frame = *given;
     int error = 0;
     pthread_mutex_lock(&l->sending);
@@ -235,7 +259,9 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, int corke
     if (frame.flags & HPC_FRAME_EVENT) l->events++;
     if (is_striped(l, frame.nbytes)) error = send_pieces(l, &frame, src);
     if (error == 0) {
-        if (frame.flags != 0)
+        if (lane->overtakes && l->streams[0].full && !is_striped(l, frame.nbytes))
+            error = send_before_others(l, frame, src);
+        else if (frame.flags != 0)
             error = send_ordered(l, frame, src, corked);
         else {
             frame.magic = HPC_FRAME_MAGIC;

@@ -130,7 +130,7 @@ static void lane_detach(hpc_lane *lane, int peer) {
 static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
     const hpc_frame frame = {
         .type = HPC_FRAME_PUT, .window = w->parts[peer].number, .offset = offset, .nbytes = nbytes};
-    return nbytes == 0 ? HPC_OK : tcp_link_put(lane->peers[peer].out, &frame, src, lane->corked);
+    return nbytes == 0 ? HPC_OK : tcp_link_put(lane->peers[peer].out, &frame, src, lane);
 }
 
 static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
@@ -142,7 +142,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
                              .nbytes = nbytes,
                              .word = (uint32_t)signal,
                              .value = value};
-    return tcp_link_put(lane->peers[peer].out, &frame, src, lane->corked);
+    return tcp_link_put(lane->peers[peer].out, &frame, src, lane);
 }
 
 static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
@@ -155,7 +155,7 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
                              .word = imm,
                              .value = nbytes};
     if (!tcp_link_may_notify(lane->peers[peer].out)) return HPC_IN_PROGRESS;
-    return tcp_link_put(lane->peers[peer].out, &frame, src, lane->corked);
+    return tcp_link_put(lane->peers[peer].out, &frame, src, lane);
 }
 
 /* Half of the ring taken, or the peer waits: it gets credit. Its WANT and this look at wanted are in one order with the

@@ -37,6 +37,7 @@ typedef struct tcp_order {
     struct tcp_order *next;
     const char *src;
     size_t head, total, sent; /* bytes of header and fences; with the payload; gone already */
+    int overtakes;
     unsigned char header[sizeof(hpc_frame) + (HPC_TCP_STREAMS - 1) * sizeof(uint64_t)];
 } tcp_order;
 
@@ -126,8 +127,8 @@ void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* out of its slot, with the s
 
 int tcp_link_install(tcp_link *link, int stream, int fd); /* takes fd over if HPC_OK */
 
-/* corked: the frame may wait for tcp_link_uncork, unless much waits already. */
-int tcp_link_put(tcp_link *link, const hpc_frame *frame, const void *src, int corked);
+/* lane: of the link. Corked, the frame may wait for tcp_link_uncork, unless much waits already. */
+int tcp_link_put(tcp_link *link, const hpc_frame *frame, const void *src, const hpc_lane *lane);
 void tcp_link_uncork(tcp_link *link);
 int tcp_link_may_notify(tcp_link *link); /* else the peer is asked for credit */
 int tcp_link_flush(tcp_link *link);
