@@ -474,7 +474,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             if (status != HPC_IN_PROGRESS) return status;
             show(group, wait, seen, now);
         }
-        if (now < spin_until) continue;
+        if (now < spin_until || held & HPC_MORE) continue;
         if ((held & HPC_LEFT) || now < yield_until)
             sched_yield();
         else if (held != 0)

@@ -39,8 +39,9 @@ typedef enum hpc_looker { HPC_LOOKS_ALL = 0, HPC_LOOKS_BESIDE_BED } hpc_looker;
 
 /* The answer of progress. A wait looks again at once, or in a while; with nothing left it may sleep on its bell. */
 typedef enum hpc_left_over {
-    HPC_LEFT = 1,   /* more has come, or another thread is at it */
-    HPC_AWAITED = 2 /* something is to come that rings no bell, and it may be long */
+    HPC_LEFT = 1,    /* more has come, or another thread is at it */
+    HPC_AWAITED = 2, /* something is to come that rings no bell, and it may be long */
+    HPC_MORE = 4     /* beside HPC_LEFT: the caller itself has more to do, and yields to nobody */
 } hpc_left_over;
 
 /* A question to other ranks: because of whom does nothing come? */

@@ -32,7 +32,9 @@ typedef struct hpc_split_means {
     hpc_work **ready; /* the rows whose inputs are all there, of the present fold */
     int n_ready, n_folded;
     _Atomic char *used;     /* by rank: its pull has come */
-    int n_used, n_finished; /* pulls that have come; rows that are done with them */
+    int n_used, n_finished; /* pulls that have come; rows that are done with them, */
+    char *finished;         /* which by place, */
+    int next;               /* and the first that may not be */
     hpc_use use;            /* of the pulls */
     int folds;              /* that the pulls come after, by their low bits */
     uint64_t answered;      /* pulls */

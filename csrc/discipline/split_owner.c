@@ -40,7 +40,8 @@ static int open_share(hpc_engine *en, hpc_share *share) {
     m->how = calloc((size_t)share->n_rows * (size_t)m->most_inputs, 1);
     m->ready = malloc((size_t)share->n_rows * sizeof *m->ready);
     m->used = calloc((size_t)en->context->group.size, sizeof *m->used);
-    return m->squares != NULL && m->how != NULL && m->ready != NULL && m->used != NULL;
+    m->finished = calloc((size_t)share->n_rows, 1);
+    return m->squares != NULL && m->how != NULL && m->ready != NULL && m->used != NULL && m->finished != NULL;
 }
 
 static int open_core(hpc_engine *en, hpc_core *core) {
@@ -71,6 +72,7 @@ void hpc_split_free_owner(hpc_engine *en) {
         free(m->how);
         free(m->ready);
         free((void *)m->used);
+        free(m->finished);
         free(m);
     }
     for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
@@ -198,20 +200,6 @@ static int forward(hpc_core *core, hpc_work *w) {
     return 0;
 }
 
-static int fold_next(hpc_core *core, hpc_share *share) {
-    hpc_split_means *m = share->own;
-    hpc_work *w = m->ready[m->n_folded++];
-    int failed = 0;
-    look_at_inputs(core, w);
-    if (w->row->action == HPC_FORWARD)
-        failed = forward(core, w);
-    else if (!core->engine->inline_progress)
-        failed = fold(core, w);
-    if (failed) return failed;
-    if (m->n_folded == share->n_rows) answer_folds(core, share);
-    return 0;
-}
-
 /* Whether the pulls of all workers bring the same; else the exchange fails. */
 static int pulls_agree(hpc_core *core, const hpc_share *share) {
     hpc_engine *en = core->engine;
@@ -238,7 +226,8 @@ static void answer_pulls(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     int s = (int)(share - en->layout.shares), signal = hpc_signal_second(en, s);
     size_t nbytes = m->use == HPC_USE_SQUARES ? (size_t)share->n_rows * sizeof *m->squares : 0;
-    m->n_used = m->n_finished = 0;
+    m->n_used = m->n_finished = m->next = 0;
+    memset(m->finished, 0, (size_t)share->n_rows);
     if (m->owes) tell_folded(core, share);
     m->owes = 0;
     for (int r = 0; r < en->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
@@ -260,12 +249,15 @@ static int apply(hpc_core *core, hpc_work *w, const double *args) {
     return failed ? failed : hpc_row_apply(core, w, args);
 }
 
-static int use_next(hpc_core *core, hpc_share *share) {
+/* Does for a row what all workers have pulled for. */
+static int use_row(hpc_core *core, hpc_share *share, int place) {
     hpc_split_means *m = share->own;
     const hpc_engine *en = core->engine;
-    int place = m->n_finished++, failed = 0;
+    int failed = 0;
     hpc_work *w = &en->work[en->work_of[share->rows[place]]];
     int empty = is_empty(w), applies = m->use == HPC_USE_APPLY && !empty;
+    m->finished[place] = 1;
+    m->n_finished++;
     if (w->sends_to_rows && !applies) hpc_forward_empty(core, w); /* relays answer this pull as well */
     switch (m->use) {
     case HPC_USE_APPLY:
@@ -285,8 +277,40 @@ static int use_next(hpc_core *core, hpc_share *share) {
         if (!failed) hpc_row_gather(core, w, empty);
         break;
     }
+    return failed;
+}
+
+static int use_next(hpc_core *core, hpc_share *share) {
+    hpc_split_means *m = share->own;
+    while (m->finished[m->next]) m->next++;
+    int failed = use_row(core, share, m->next);
+    if (!failed && m->n_finished == share->n_rows) answer_pulls(core, share);
+    return failed;
+}
+
+/* All workers want the fold applied that is still coming in: each row goes on as soon as it is there. */
+static int applies_ahead(const hpc_share *share) {
+    const hpc_split_means *m = share->own;
+    return m->n_used == share->n_members && m->use == HPC_USE_APPLY &&
+           (int)((share->version + 1) % HPC_SPLIT_FOLDS) == m->folds;
+}
+
+static int fold_next(hpc_core *core, hpc_share *share) {
+    hpc_split_means *m = share->own;
+    hpc_work *w = m->ready[m->n_folded++];
+    int failed = 0;
+    look_at_inputs(core, w);
+    if (w->row->action == HPC_FORWARD)
+        failed = forward(core, w);
+    else if (applies_ahead(share))
+        failed = use_row(core, share, place_in_share(share, w->index));
+    else if (!core->engine->inline_progress)
+        failed = fold(core, w);
     if (failed) return failed;
-    if (m->n_finished == share->n_rows) answer_pulls(core, share);
+    if (m->n_folded == share->n_rows) {
+        answer_folds(core, share);
+        if (m->n_finished == share->n_rows) answer_pulls(core, share);
+    }
     return 0;
 }
 

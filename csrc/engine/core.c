@@ -219,7 +219,7 @@ static const char *work_inline(void *arg) {
     for (int c = 0; c < en->n_own_cores; c++) {
         work_core(&en->cores[c]);
         if (en->cores[c].due < INFINITY) en->task.left |= HPC_AWAITED; /* a time, which rings no bell */
-        if (en->cores[c].due <= 0) en->task.left |= HPC_LEFT;
+        if (en->cores[c].due <= 0) en->task.left |= HPC_LEFT | HPC_MORE;
     }
     return why_failed(en);
 }
