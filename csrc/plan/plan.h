@@ -41,8 +41,9 @@ int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, c
 /* Key, offset and count of every chunk, each of them copies times. */
 void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows);
 
-/* The bins, servers * cores, of n chunks: each goes to the core that has the least so far, and equal chunks of a key
- * that share a core lie together. interfaces: NICs of each server, to which chunks are dealt before the cores. */
+/* The bins, servers * cores, of n chunks: each goes to the core that has the least so far, the largest first, and equal
+ * chunks of a key that share a core lie together. Small keys fill the cores up, neighbours by neighbours. interfaces:
+ * NICs of each server, to which chunks are dealt before the cores. */
 int hpc_plan_deal(const hpc_row *chunks, int n, int servers, int cores, int interfaces, int *bin_of);
 
 /* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
