@@ -92,30 +92,44 @@ int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bi
 
 /* ---- chunks ---- */
 
+static uint64_t ratio_up(uint64_t a, uint64_t b) {
+    return a / b + (a % b != 0);
+}
+
+/* Equal chunks of a key: one or more for each core, or as many of least bytes as there are. */
+static uint64_t equal_chunks(uint64_t nbytes, const hpc_cutting *how) {
+    const uint64_t cores = (uint64_t)how->cores, few = nbytes / how->least;
+    if (few >= cores) return cores * ratio_up(ratio_up(nbytes, cores), how->chunk);
+    const uint64_t n = ratio_up(nbytes, how->chunk);
+    return few > n ? few : n;
+}
+
 /* Elements of every chunk of the key but its last. No product overflows: a key has HPC_PLAN_ELEMENTS at most. */
-static uint64_t chunk_elements(const hpc_key *key, uint64_t chunk) {
-    uint64_t step = hpc_plan_unit(key), elements = chunk / sizeof(float);
+static uint64_t chunk_elements(const hpc_key *key, const hpc_cutting *how) {
+    uint64_t step = hpc_plan_unit(key), elements = how->chunk / sizeof(float);
     while (step % HPC_PLAN_ALIGN != 0) step *= 2; /* the least common multiple: HPC_PLAN_ALIGN is a power of two */
+    if (how->least > 0)
+        return ratio_up(ratio_up(key->count, equal_chunks(key->count * sizeof(float), how)), step) * step;
     return elements < step ? step : elements - elements % step;
 }
 
-int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, const char *op, int *n) {
+int hpc_plan_chunks(const hpc_key *keys, int n_keys, const hpc_cutting *how, int most, const char *op, int *n) {
     uint64_t chunks = 0;
     for (int k = 0; k < n_keys; k++) {
-        chunks += (keys[k].count - 1) / chunk_elements(&keys[k], chunk) + 1;
+        chunks += (keys[k].count - 1) / chunk_elements(&keys[k], how) + 1;
         if (chunks > (uint64_t)most)
             return hpc_fail(HPC_ERR_INVALID, op,
                             "plan: chunk is %llu bytes, which makes more than the %d rows that a plan may have; make "
                             "it larger",
-                            (unsigned long long)chunk, HPC_PLAN_NUMBERS);
+                            (unsigned long long)how->chunk, HPC_PLAN_NUMBERS);
     }
     *n = (int)chunks;
     return HPC_OK;
 }
 
-void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows) {
+void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int copies, hpc_row *rows) {
     for (int k = 0; k < n_keys; k++) {
-        const uint64_t elements = chunk_elements(&keys[k], chunk);
+        const uint64_t elements = chunk_elements(&keys[k], how);
         for (uint64_t offset = 0; offset < keys[k].count; offset += elements) {
             uint64_t left = keys[k].count - offset;
             for (int i = 0; i < copies; i++)
@@ -144,8 +158,11 @@ static void find_chunks(const hpc_row *rows, int n, struct chunk *chunks) {
         const int follows = r > 0 && rows[r - 1].key == rows[r].key;
         const int last = r + 1 == n || rows[r + 1].key != rows[r].key;
         const uint64_t count = rows[r].count, before = follows ? rows[r - 1].count : count;
-        const int full = !follows || count >= before - before / 4; /* a little less is no reason to come much later */
-        chunks[r] = (struct chunk){count * sizeof(float), (full ? before : count) * sizeof(float), r, !follows && last};
+        const int full = !follows || count >= before - before / 16; /* as the last of equal chunks may be */
+        chunks[r] = (struct chunk){.size = count * sizeof(float),
+                                   .key_order = (full ? before : count) * sizeof(float),
+                                   .row = r,
+                                   .is_key = !follows && last};
     }
 }
 
