@@ -382,6 +382,7 @@ class Plan:
         depth: int = 1,
         codec: Codecs | None = None,
         codec_out: Codecs | None = None,
+        between_hosts: bool = False,
     ) -> "Plan":
         """The plan of a broadcast: what the root pushes passes from rank to rank, chunk by chunk (Parameter Flow,
         section 3.4).
@@ -391,6 +392,7 @@ class Plan:
             parents: by rank: the rank that sends to it; -1: the root.
             cores: of each rank that has children.
             chunk_bytes: as hub takes it, but 128 KiB where hub's is 32 KiB; what a rank waits for before it sends on.
+            between_hosts: has no meaning, as chunk_bytes suits every tree.
 
         Raises:
             InvalidArgument: a value is out of range, there is not one root, or parents go in a circle.

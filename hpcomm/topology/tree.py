@@ -97,9 +97,8 @@ class Tree(Topology):
         interfaces: int = 1,
         **cut: "Unpack[Cut]",
     ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.tree. As there is one update, cut alone has a meaning,
-        but for between_hosts. Args and errors are those of Plan.tree, of above and of Topology.compile."""
-        cut.pop("between_hosts", None)
+        """The plan of these keys for a job of size ranks: Plan.tree. As there is one update, cut alone has a meaning.
+        Args and errors are those of Plan.tree, of above and of Topology.compile."""
         return Plan.tree(keys, self.above(size), **cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
