@@ -29,6 +29,7 @@ class Cut(TypedDict, total=False):
     depth: int
     codec: Codecs | None
     codec_out: Codecs | None
+    between_hosts: bool
 
 
 class Imbalance(NamedTuple):
@@ -219,6 +220,7 @@ class Plan:
         interfaces: int = 1,
         codec_out: Codecs | None = None,
         apply_at: str = "owners",
+        between_hosts: bool = False,
     ) -> "Plan":
         """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
@@ -234,8 +236,9 @@ class Plan:
             workers, servers: ranks; one may be both. Updates are folded in the order of workers.
             size: ranks of the job.
             cores: of each server.
-            chunk_bytes: of float32, a multiple of 64. A chunk lies in one key. None: 32 KiB; where a key has a codec of
-                pieces, as many as leave each core of the servers eight chunks, from 32 KiB to 1 MiB.
+            chunk_bytes: of float32, a multiple of 64. A chunk lies in one key. None: 32 KiB, or as between_hosts says;
+                where a key has a codec of pieces, as many as leave each core of the servers eight chunks, from 32 KiB
+                to 1 MiB.
             depth: gradients of a key, 1 to 32: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
             codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
@@ -252,6 +255,10 @@ class Plan:
             apply_at: who applies the rule: "owners", which send parameters; "receivers": owners send the folded update
                 on, as codec says, and each worker applies it by itself, with state of its own; "both": so do servers
                 that are no workers. Not with each. What it costs: docs/topology.md.
+            between_hosts: whether some of these ranks do not map each other's memory. Then, with chunk_bytes None and
+                without pieces, each core of the servers gets an equal part of every key, in equal chunks of at most
+                256 KiB, and in smaller ones, down to 64 KiB, where it would get fewer than four chunks of all keys. A
+                key has fewer parts where they would be smaller than 16 KiB.
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
@@ -269,7 +276,7 @@ class Plan:
             workers=own_workers,
             servers=own_servers,
             cores=whole("cores", cores, 1),
-            chunk=chunk_size(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores),
+            **_cutting(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores, between_hosts),
             depth=whole("depth", depth, 0),
             wires=_numbers(codecs),
             sum=reduce == "sum",
@@ -302,6 +309,7 @@ class Plan:
         reduce: str = "mean",
         codec_out: Codecs | None = None,
         apply_at: str = "owners",
+        between_hosts: bool = False,
     ) -> "Plan":
         """The plan of a hierarchy (PHub, section 3.4): a chunk crosses once, both ways, between a group and the ranks
         outside it.
@@ -311,8 +319,8 @@ class Plan:
         of ranks, then what groups send, in the order of their lowest ranks: the same bits for the same groups.
 
         Args:
-            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out: as hub takes them; cores are those of
-                each leader, and chunk_bytes is 64 KiB where hub's is 32 KiB.
+            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, between_hosts: as hub takes them; cores are
+                those of each leader, and chunk_bytes is 64 KiB where hub's is 32 KiB.
             levels: of groups of ranks, the innermost first: hosts, then perhaps racks, and so on. Each level has every
                 rank that works once, and a group lies in one group of the next level.
             leaders: ranks that may own chunks and fold for others, one at least of each host; None: all.
@@ -350,7 +358,7 @@ class Plan:
             leads=[rank in set(own_leaders) for rank in workers],
             top=_core.TOPS[top],
             cores=whole("cores", cores, 1),
-            chunk=chunk_size(chunk_bytes, 65536, own_keys, codecs, len(own_leaders) * cores),
+            **_cutting(chunk_bytes, 65536, own_keys, codecs, len(own_leaders) * cores, between_hosts),
             depth=whole("depth", depth, 0),
             wires=_numbers(codecs),
             sum=reduce == "sum",
@@ -374,6 +382,7 @@ class Plan:
         depth: int = 1,
         codec: Codecs | None = None,
         codec_out: Codecs | None = None,
+        between_hosts: bool = False,
     ) -> "Plan":
         """The plan of a broadcast: what the root pushes passes from rank to rank, chunk by chunk (Parameter Flow,
         section 3.4).
@@ -383,6 +392,7 @@ class Plan:
             parents: by rank: the rank that sends to it; -1: the root.
             cores: of each rank that has children.
             chunk_bytes: as hub takes it, but 128 KiB where hub's is 32 KiB; what a rank waits for before it sends on.
+            between_hosts: has no meaning, as chunk_bytes suits every tree.
 
         Raises:
             InvalidArgument: a value is out of range, there is not one root, or parents go in a circle.
@@ -664,10 +674,26 @@ def chunk_size(given: object, usual: int, keys: Sequence[Key], codecs: Sequence[
         return whole("chunk_bytes", given, 0, (1 << 64) - 1)
     if all(isinstance(codec, Codec) for codec in codecs):
         return usual
-    chunk, all_bytes = 1 << 20, sum(key.count for key in keys) * ELEMENT
-    while chunk > 32 << 10 and 8 * cores * chunk > all_bytes:
+    return chunk_of_part(keys, cores, 8, 1 << 20, 32 << 10)
+
+
+def chunk_of_part(keys: Sequence[Key], cores: int, chunks: int, most: int, least: int) -> int:
+    """Bytes of float32 of a chunk: most, or half of it, and so on down to least, until each of all cores gets so many
+    chunks of all keys."""
+    chunk, all_bytes = most, sum(key.count for key in keys) * ELEMENT
+    while chunk > least and chunks * cores * chunk > all_bytes:
         chunk //= 2
     return chunk
+
+
+def _cutting(
+    given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int, between_hosts: bool
+) -> dict[str, int]:
+    """The fields chunk and least of a planner's arguments. Between hosts each chunk is a message in each direction, so
+    they are few; but a core that had one chunk alone would receive and send in turn, and not at the same time."""
+    if given is None and between_hosts and all(isinstance(codec, Codec) for codec in codecs):
+        return {"chunk": chunk_of_part(keys, cores, 4, 256 << 10, 64 << 10), "least": 16 << 10}
+    return {"chunk": chunk_size(given, usual, keys, codecs, cores), "least": 0}
 
 
 def group_numbers(levels: Sequence[Sequence[Sequence[int]]], size: int) -> list[dict[int, int]]:

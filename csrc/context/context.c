@@ -97,6 +97,21 @@ int hpc_context_host(const hpc_context *c, int rank) {
     return rank;
 }
 
+/* Ranks that map each other's memory map that of the same others: one of them stands for all. */
+int hpc_between_hosts(const hpc_context *c, const int *ranks, int n) {
+    char why[64];
+    if (c == NULL || !c->connected || ranks == NULL) return 0;
+    for (int i = 0; i < n; i++)
+        if (ranks[i] < 0 || ranks[i] >= c->group.size) return 0;
+    for (int i = 1; i < n; i++) {
+        if (ranks[i] == ranks[0]) continue;
+        const hpc_transport *t = hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[ranks[0]],
+                                                      &c->addresses[ranks[i]], why, sizeof why);
+        if (t == NULL || !(t->caps & HPC_CAP_PEER_VIEW)) return 1;
+    }
+    return 0;
+}
+
 const char *hpc_context_note(const hpc_context *c, int i) {
     return c == NULL ? NULL : hpc_group_note_at(&c->group, i);
 }

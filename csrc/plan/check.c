@@ -92,6 +92,12 @@ int hpc_plan_check_cut(int cores, uint64_t chunk, int depth) {
     return HPC_OK;
 }
 
+int hpc_plan_check_least(uint64_t least, uint64_t chunk) {
+    if (least <= chunk) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: least is %llu bytes; 0 to chunk, %llu, are possible",
+                    (unsigned long long)least, (unsigned long long)chunk);
+}
+
 /* The codecs of this build, for errors: those of updates, or of parameters, which are sent whole. */
 typedef struct known {
     char text[HPC_CODEC_TEXT];

@@ -34,14 +34,38 @@ static void sift(struct bin *heap, int n) {
 }
 
 struct item {
-    uint64_t size;
+    uint64_t size, order; /* what it adds to a bin, and the size by which it is dealt */
     int index;
 };
 
 static int larger_first(const void *a, const void *b) {
     const struct item *x = a, *y = b;
-    if (x->size != y->size) return x->size > y->size ? -1 : 1;
+    if (x->order != y->order) return x->order > y->order ? -1 : 1;
     return x->index < y->index ? -1 : x->index > y->index;
+}
+
+/* hpc_partition of items, which are sorted for it. loads, by bin, may be NULL. */
+static int partition(struct item *items, int n, int bins, int per_group, int *bin_of, uint64_t *loads, const char *op) {
+    int n_groups = (bins - 1) / per_group + 1;
+    struct bin *heaps = malloc(((size_t)bins + (size_t)n_groups) * sizeof *heaps);
+    if (heaps == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d bins", op, bins);
+    struct bin *groups = heaps + bins;
+    for (int b = 0; b < bins; b++) heaps[b] = (struct bin){0, 0, b};
+    for (int g = 0; g < n_groups; g++) groups[g] = (struct bin){0, 0, g};
+    qsort(items, (size_t)n, sizeof *items, larger_first);
+    for (int i = 0; i < n; i++) {
+        int first = groups->index * per_group;
+        struct bin *heap = heaps + first;
+        bin_of[items[i].index] = heap->index;
+        heap->load += items[i].size;
+        groups->total += items[i].size;
+        sift(heap, bins - first < per_group ? bins - first : per_group);
+        groups->load = heap->load;
+        sift(groups, n_groups);
+    }
+    for (int b = 0; b < bins && loads != NULL; b++) loads[heaps[b].index] = heaps[b].load;
+    free(heaps);
+    return HPC_OK;
 }
 
 int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of) {
@@ -58,63 +82,54 @@ int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bi
             return hpc_fail(HPC_ERR_INVALID, op, "partition: the sum of the sizes passes 2^64 at sizes[%d]", i);
         total += sizes[i];
     }
-
-    int n_groups = (bins - 1) / per_group + 1;
     struct item *items = malloc((size_t)n * sizeof *items);
-    struct bin *heaps = malloc(((size_t)bins + (size_t)n_groups) * sizeof *heaps);
-    int status = HPC_OK;
-    if (items == NULL || heaps == NULL) {
-        status = hpc_fail(HPC_ERR_MEMORY, op, "partition: no memory for %d sizes and %d bins", n, bins);
-        goto err;
-    }
-    struct bin *groups = heaps + bins;
-    for (int b = 0; b < bins; b++) heaps[b] = (struct bin){0, 0, b};
-    for (int g = 0; g < n_groups; g++) groups[g] = (struct bin){0, 0, g};
-    for (int i = 0; i < n; i++) items[i] = (struct item){sizes[i], i};
-    qsort(items, (size_t)n, sizeof *items, larger_first);
-
-    for (int i = 0; i < n; i++) {
-        int first = groups->index * per_group;
-        struct bin *heap = heaps + first;
-        bin_of[items[i].index] = heap->index;
-        heap->load += items[i].size;
-        groups->total += items[i].size;
-        sift(heap, bins - first < per_group ? bins - first : per_group);
-        groups->load = heap->load;
-        sift(groups, n_groups);
-    }
-err:
-    free(heaps);
+    if (items == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "partition: no memory for %d sizes", n);
+    for (int i = 0; i < n; i++) items[i] = (struct item){sizes[i], sizes[i], i};
+    int status = partition(items, n, bins, per_group, bin_of, NULL, op);
     free(items);
     return status;
 }
 
 /* ---- chunks ---- */
 
+static uint64_t ratio_up(uint64_t a, uint64_t b) {
+    return a / b + (a % b != 0);
+}
+
+/* Equal chunks of a key: one or more for each core, or as many of least bytes as there are. */
+static uint64_t equal_chunks(uint64_t nbytes, const hpc_cutting *how) {
+    const uint64_t cores = (uint64_t)how->cores, few = nbytes / how->least;
+    if (few >= cores) return cores * ratio_up(ratio_up(nbytes, cores), how->chunk);
+    const uint64_t n = ratio_up(nbytes, how->chunk);
+    return few > n ? few : n;
+}
+
 /* Elements of every chunk of the key but its last. No product overflows: a key has HPC_PLAN_ELEMENTS at most. */
-static uint64_t chunk_elements(const hpc_key *key, uint64_t chunk) {
-    uint64_t step = hpc_plan_unit(key), elements = chunk / sizeof(float);
+static uint64_t chunk_elements(const hpc_key *key, const hpc_cutting *how) {
+    uint64_t step = hpc_plan_unit(key), elements = how->chunk / sizeof(float);
     while (step % HPC_PLAN_ALIGN != 0) step *= 2; /* the least common multiple: HPC_PLAN_ALIGN is a power of two */
+    if (how->least > 0)
+        return ratio_up(ratio_up(key->count, equal_chunks(key->count * sizeof(float), how)), step) * step;
     return elements < step ? step : elements - elements % step;
 }
 
-int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, const char *op, int *n) {
+int hpc_plan_chunks(const hpc_key *keys, int n_keys, const hpc_cutting *how, int most, const char *op, int *n) {
     uint64_t chunks = 0;
     for (int k = 0; k < n_keys; k++) {
-        chunks += (keys[k].count - 1) / chunk_elements(&keys[k], chunk) + 1;
+        chunks += (keys[k].count - 1) / chunk_elements(&keys[k], how) + 1;
         if (chunks > (uint64_t)most)
             return hpc_fail(HPC_ERR_INVALID, op,
                             "plan: chunk is %llu bytes, which makes more than the %d rows that a plan may have; make "
                             "it larger",
-                            (unsigned long long)chunk, HPC_PLAN_NUMBERS);
+                            (unsigned long long)how->chunk, HPC_PLAN_NUMBERS);
     }
     *n = (int)chunks;
     return HPC_OK;
 }
 
-void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows) {
+void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int copies, hpc_row *rows) {
     for (int k = 0; k < n_keys; k++) {
-        const uint64_t elements = chunk_elements(&keys[k], chunk);
+        const uint64_t elements = chunk_elements(&keys[k], how);
         for (uint64_t offset = 0; offset < keys[k].count; offset += elements) {
             uint64_t left = keys[k].count - offset;
             for (int i = 0; i < copies; i++)
@@ -123,34 +138,111 @@ void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, h
     }
 }
 
-/* First to the interfaces of all servers; then what each of them has, to its own cores. */
-static int deal_by_interface(const uint64_t *sizes, int n, int servers, int of_each, int interfaces, int *bin_of) {
-    const int groups = servers * interfaces;
-    uint64_t *own = malloc((size_t)n * sizeof *own);
-    int *chunk = malloc((size_t)n * sizeof *chunk), *core = malloc((size_t)n * sizeof *core);
-    int *end = calloc((size_t)groups + 1, sizeof *end);
+/* ---- the deal ---- */
+
+enum {
+    SMALL = 16 << 10, /* bytes: the largest key whose place among its neighbours counts for more than its size */
+    RUN = 32 << 10,   /* bytes: of neighbouring small keys that go to one bin before the next bin gets some */
+    FINE = 16         /* so many small keys fit into the mean of the bins at least, so that they cannot unbalance it */
+};
+
+/* A chunk to deal: key_order is the size of its key's full chunks, by which all of these are dealt one after another.
+ */
+struct chunk {
+    uint64_t size, key_order;
+    int row, is_key; /* is_key: the whole of its key */
+};
+
+static void find_chunks(const hpc_row *rows, int n, struct chunk *chunks) {
+    for (int r = 0; r < n; r++) {
+        const int follows = r > 0 && rows[r - 1].key == rows[r].key;
+        const int last = r + 1 == n || rows[r + 1].key != rows[r].key;
+        const uint64_t count = rows[r].count, before = follows ? rows[r - 1].count : count;
+        const int full = !follows || count >= before - before / 16; /* as the last of equal chunks may be */
+        chunks[r] = (struct chunk){.size = count * sizeof(float),
+                                   .key_order = (full ? before : count) * sizeof(float),
+                                   .row = r,
+                                   .is_key = !follows && last};
+    }
+}
+
+static int emptiest(const uint64_t *loads, int bins) {
+    int best = 0;
+    for (int b = 1; b < bins; b++)
+        if (loads[b] < loads[best]) best = b;
+    return best;
+}
+
+/* Small keys fill the bins up. Neighbours, which a trainer pushes close together, go to one bin, as what is sent
+ * together to one owner can share a message. */
+static void fill_bins(const struct chunk *chunks, const int *small, int n, uint64_t mean, uint64_t *loads, int bins,
+                      int *bin_of) {
+    uint64_t run = RUN; /* bytes that this bin has got in a row */
+    for (int i = 0, bin = 0; i < n; i++) {
+        const uint64_t size = chunks[small[i]].size;
+        if (run + size > RUN || loads[bin] + size > mean) {
+            bin = emptiest(loads, bins);
+            run = 0;
+        }
+        bin_of[small[i]] = bin;
+        loads[bin] += size;
+        run += size;
+    }
+}
+
+/* Deals n chunks, in the order of keys, to bins: the fullest has at most the mean and one chunk. */
+static int deal(const struct chunk *chunks, int n, int bins, int per_group, int *bin_of) {
+    struct item *items = malloc((size_t)n * sizeof *items + 1);
+    int *small = malloc((size_t)n * sizeof *small + 1), n_items = 0, n_small = 0;
+    uint64_t *loads = malloc((size_t)bins * sizeof *loads), total = 0;
     int status = HPC_OK;
-    if (own == NULL || chunk == NULL || core == NULL || end == NULL) {
+    if (items == NULL || small == NULL || loads == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
         goto err;
     }
-    status = hpc_partition(sizes, n, groups, interfaces, bin_of);
+    for (int i = 0; i < n; i++) total += chunks[i].size;
+    const uint64_t mean = total / (uint64_t)bins;
+    for (int i = 0; i < n; i++) {
+        if (chunks[i].is_key && chunks[i].size <= SMALL && chunks[i].size <= mean / FINE)
+            small[n_small++] = i;
+        else
+            items[n_items++] = (struct item){chunks[i].size, chunks[i].key_order, i};
+    }
+    status = partition(items, n_items, bins, per_group, bin_of, loads, op_plan);
+    if (status == HPC_OK) fill_bins(chunks, small, n_small, mean, loads, bins, bin_of);
+err:
+    free(loads);
+    free(small);
+    free(items);
+    return status;
+}
+
+/* First to the interfaces of all servers; then what each of them has, to its own cores. */
+static int deal_by_interface(const struct chunk *chunks, int n, int servers, int of_each, int interfaces, int *bin_of) {
+    const int groups = servers * interfaces;
+    struct chunk *own = malloc((size_t)n * sizeof *own);
+    int *core = malloc((size_t)n * sizeof *core);
+    int *end = calloc((size_t)groups + 1, sizeof *end);
+    int status = HPC_OK;
+    if (own == NULL || core == NULL || end == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
+        goto err;
+    }
+    status = deal(chunks, n, groups, interfaces, bin_of);
     if (status != HPC_OK) goto err;
     for (int i = 0; i < n; i++) end[bin_of[i] + 1]++;
     for (int g = 0; g < groups; g++) end[g + 1] += end[g];
-    for (int i = 0; i < n; i++) chunk[end[bin_of[i]]++] = i; /* end[g] was the start of g, and is its end now */
+    for (int i = 0; i < n; i++) own[end[bin_of[i]]++] = chunks[i]; /* end[g] was the start of g, and is its end now */
 
     for (int g = 0, start = 0; g < groups && status == HPC_OK; start = end[g++]) {
         const int m = end[g] - start, interface = g % interfaces, cores = (of_each - 1 - interface) / interfaces + 1;
-        for (int i = 0; i < m; i++) own[i] = sizes[chunk[start + i]];
-        status = hpc_partition(own, m, cores, 1, core);
+        status = deal(own + start, m, cores, 1, core);
         for (int i = 0; i < m && status == HPC_OK; i++)
-            bin_of[chunk[start + i]] = g / interfaces * of_each + core[i] * interfaces + interface;
+            bin_of[own[start + i].row] = g / interfaces * of_each + core[i] * interfaces + interface;
     }
 err:
     free(end);
     free(core);
-    free(chunk);
     free(own);
     return status;
 }
@@ -178,12 +270,12 @@ static int gather_chunks(const hpc_row *rows, int n, int bins, int *bin_of) {
 }
 
 int hpc_plan_deal(const hpc_row *rows, int n, int servers, int cores, int interfaces, int *bin_of) {
-    uint64_t *sizes = malloc((size_t)n * sizeof *sizes);
-    if (sizes == NULL) return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
-    for (int r = 0; r < n; r++) sizes[r] = rows[r].count * sizeof(float);
+    struct chunk *chunks = malloc((size_t)n * sizeof *chunks);
+    if (chunks == NULL) return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d rows", n);
+    find_chunks(rows, n, chunks);
     const int bins = servers * cores;
-    int status = interfaces > 1 ? deal_by_interface(sizes, n, servers, cores, interfaces, bin_of)
-                                : hpc_partition(sizes, n, bins, cores, bin_of);
-    free(sizes);
+    int status = interfaces > 1 ? deal_by_interface(chunks, n, servers, cores, interfaces, bin_of)
+                                : deal(chunks, n, bins, cores, bin_of);
+    free(chunks);
     return status == HPC_OK ? gather_chunks(rows, n, bins, bin_of) : status;
 }

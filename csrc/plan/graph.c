@@ -31,9 +31,10 @@ static void fill_edges(const hpc_graph *g, const int *first, hpc_edge *edges) {
 
 static int plan_graph(const void *args, hpc_plan **plan) {
     const hpc_graph *g = args;
+    const hpc_cutting how = {.chunk = g->chunk};
     int status = hpc_graph_check(g), n = 0;
     if (status != HPC_OK) return status;
-    status = hpc_plan_chunks(g->keys, g->n_keys, g->chunk, HPC_PLAN_NUMBERS / g->ranks, op_plan, &n);
+    status = hpc_plan_chunks(g->keys, g->n_keys, &how, HPC_PLAN_NUMBERS / g->ranks, op_plan, &n);
     if (status != HPC_OK) return status;
 
     hpc_plan_block b = {NULL, NULL, NULL};
@@ -53,7 +54,7 @@ static int plan_graph(const void *args, hpc_plan **plan) {
         hpc_plan_block_make(g->keys, g->n_keys, n * g->ranks, (size_t)first[g->ranks] + (size_t)g->ranks, op_plan, &b);
     if (status != HPC_OK) goto err;
     fill_edges(g, first, b.edges);
-    hpc_plan_cut(g->keys, g->n_keys, g->chunk, g->ranks, b.rows);
+    hpc_plan_cut(g->keys, g->n_keys, &how, g->ranks, b.rows);
     for (int c = 0; c < n; c++) sizes[c] = b.rows[(size_t)c * (size_t)g->ranks].count * sizeof(float);
     status = hpc_partition(sizes, n, g->cores, g->cores, core_of);
     if (status != HPC_OK) goto err;

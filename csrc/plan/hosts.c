@@ -63,6 +63,7 @@ static int check_hosts(const hpc_hosts *h) {
     int status = hpc_plan_check_keys(h->keys, h->n_keys);
     if (status == HPC_OK) status = hpc_plan_check_ranks(h->workers, h->n_workers, "worker", "hierarchy");
     if (status == HPC_OK) status = hpc_plan_check_cut(h->cores, h->chunk, h->depth);
+    if (status == HPC_OK) status = hpc_plan_check_least(h->least, h->chunk);
     if (status == HPC_OK)
         status = hpc_plan_check_both(h->keys, h->n_keys, h->wire, h->wires, h->n_wires, h->codec_out, h->codecs_out,
                                      h->n_codecs_out);
@@ -169,6 +170,12 @@ static int order_chunks(struct hpc_leaders *d) {
     return HPC_OK;
 }
 
+static hpc_cutting cutting_of(const hpc_hosts *h) {
+    int leads = 0;
+    for (int w = 0; w < h->n_workers; w++) leads += h->leads == NULL || h->leads[w];
+    return (hpc_cutting){h->chunk, h->least, leads * h->cores};
+}
+
 /* The root's leaders: as a hub deals chunks to servers. */
 static int deal_owners(struct hpc_leaders *d) {
     const struct hpc_group_node *root = &d->t->groups[d->t->n - 1];
@@ -233,7 +240,8 @@ static int plan_hosts(const void *args, hpc_plan **plan) {
     const hpc_hosts *h = args;
     int status = check_hosts(h), n = 0;
     if (status != HPC_OK) return status;
-    status = hpc_plan_chunks(h->keys, h->n_keys, h->chunk, HPC_PLAN_NUMBERS, op_plan, &n);
+    const hpc_cutting how = cutting_of(h);
+    status = hpc_plan_chunks(h->keys, h->n_keys, &how, HPC_PLAN_NUMBERS, op_plan, &n);
     if (status != HPC_OK) return status;
 
     struct hpc_group_tree t;
@@ -259,7 +267,7 @@ static int plan_hosts(const void *args, hpc_plan **plan) {
         d.run = room + 3 * chunks;
         d.was = room + 4 * chunks;
         d.leaders = room + 5 * chunks;
-        hpc_plan_cut(h->keys, h->n_keys, h->chunk, 1, rows);
+        hpc_plan_cut(h->keys, h->n_keys, &how, 1, rows);
         status = deal_owners(&d);
     }
     if (status == HPC_OK) {

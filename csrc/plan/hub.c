@@ -18,6 +18,7 @@ static int check_hub(const hpc_hub *h) {
     if (status == HPC_OK) status = hpc_plan_check_ranks(h->servers, h->n_servers, "server", "hub");
     if (status != HPC_OK) return status;
     status = hpc_plan_check_cut(h->cores, h->chunk, h->depth);
+    if (status == HPC_OK) status = hpc_plan_check_least(h->least, h->chunk);
     if (status == HPC_OK)
         status = hpc_plan_check_both(h->keys, h->n_keys, h->wire, h->wires, h->n_wires, h->codec_out, h->codecs_out,
                                      h->n_codecs_out);
@@ -44,8 +45,9 @@ static int plan_hub(const void *args, hpc_plan **plan) {
     const hpc_hub *hub = args;
     int status = check_hub(hub);
     if (status != HPC_OK) return status;
+    const hpc_cutting how = {hub->chunk, hub->least, hub->n_servers * hub->cores};
     int n = 0;
-    status = hpc_plan_chunks(hub->keys, hub->n_keys, hub->chunk, HPC_PLAN_NUMBERS, op_plan, &n);
+    status = hpc_plan_chunks(hub->keys, hub->n_keys, &how, HPC_PLAN_NUMBERS, op_plan, &n);
     if (status != HPC_OK) return status;
 
     hpc_plan_block b = {NULL, NULL, NULL};
@@ -63,7 +65,7 @@ static int plan_hub(const void *args, hpc_plan **plan) {
         in[w] = (hpc_edge){hub->workers[w], -1, weight};
         out[w] = (hpc_edge){hub->workers[w], -1, 1.0};
     }
-    hpc_plan_cut(hub->keys, hub->n_keys, hub->chunk, 1, b.rows);
+    hpc_plan_cut(hub->keys, hub->n_keys, &how, 1, b.rows);
     status = hpc_plan_deal(b.rows, n, hub->n_servers, hub->cores, hub->interfaces, bin_of);
     if (status != HPC_OK) goto err;
     for (int r = 0; r < n; r++) {

@@ -33,16 +33,22 @@ int hpc_plan_block_make(const hpc_key *keys, int n_keys, int n_rows, size_t n_ed
 /* Elements that no chunk of the key may cut apart, 1 to its count: digests and checks take this for its unit. */
 uint64_t hpc_plan_unit(const hpc_key *key);
 
-/* How many chunks of so many bytes the keys make; HPC_ERR_INVALID when they are more than most. A chunk has as many
- * whole units of its key as it can with its end on a cache line, which may be more than so many bytes, if the fewest
- * such units are. */
-int hpc_plan_chunks(const hpc_key *keys, int n_keys, uint64_t chunk, int most, const char *op, int *n);
+/* The way in which keys are cut: see hpc_hub.least. A chunk has whole units of its key and ends on a cache line, so it
+ * may have more than chunk bytes, if the fewest such units are. */
+typedef struct hpc_cutting {
+    uint64_t chunk, least; /* bytes */
+    int cores;             /* of all servers; counts only where least does */
+} hpc_cutting;
+
+/* How many chunks the keys make; HPC_ERR_INVALID when they are more than most. */
+int hpc_plan_chunks(const hpc_key *keys, int n_keys, const hpc_cutting *how, int most, const char *op, int *n);
 
 /* Key, offset and count of every chunk, each of them copies times. */
-void hpc_plan_cut(const hpc_key *keys, int n_keys, uint64_t chunk, int copies, hpc_row *rows);
+void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int copies, hpc_row *rows);
 
-/* The bins, servers * cores, of n chunks: each goes to the core that has the least so far, and equal chunks of a key
- * that share a core lie together. interfaces: NICs of each server, to which chunks are dealt before the cores. */
+/* The bins, servers * cores, of n chunks: each goes to the core that has the least so far, the largest first, and equal
+ * chunks of a key that share a core lie together. Small keys fill the cores up, neighbours by neighbours. interfaces:
+ * NICs of each server, to which chunks are dealt before the cores. */
 int hpc_plan_deal(const hpc_row *chunks, int n, int servers, int cores, int interfaces, int *bin_of);
 
 /* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
@@ -50,6 +56,7 @@ int hpc_plan_check_keys(const hpc_key *keys, int n_keys);
 int hpc_plan_check_affinity(int affinity);
 /* Steps that hubs, graphs and hierarchies share. */
 int hpc_plan_check_cut(int cores, uint64_t chunk, int depth);
+int hpc_plan_check_least(uint64_t least, uint64_t chunk);
 /* name: of one of them, "worker"; whose: "hub". */
 int hpc_plan_check_ranks(const int *ranks, int n, const char *name, const char *whose);
 /* all: the codec of all keys. by_key: n codecs, one for each key; NULL: all counts. name and names are those of the two

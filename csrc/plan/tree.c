@@ -110,13 +110,14 @@ static int plan_tree(const void *args, hpc_plan **plan) {
     int root = -1, n = 0, status = check_tree(t, &root);
     if (status != HPC_OK) return status;
     const size_t ranks = (size_t)t->ranks;
+    const hpc_cutting how = {.chunk = t->chunk};
     hpc_plan_block b = {NULL, NULL, NULL};
     hpc_row *chunks = NULL;
     int *core = NULL, *room = malloc((4 * ranks + 1) * sizeof *room);
     if (room == NULL) return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %zu ranks", ranks);
     struct inner in = {room, room + ranks, 0, room + 2 * ranks, room + 3 * ranks + 1};
     find_inner(t, root, &in);
-    status = hpc_plan_chunks(t->keys, t->n_keys, t->chunk, HPC_PLAN_NUMBERS / in.n, op_plan, &n);
+    status = hpc_plan_chunks(t->keys, t->n_keys, &how, HPC_PLAN_NUMBERS / in.n, op_plan, &n);
     if (status != HPC_OK) goto err;
     chunks = calloc((size_t)n, sizeof *chunks);
     core = malloc((size_t)n * sizeof *core);
@@ -124,7 +125,7 @@ static int plan_tree(const void *args, hpc_plan **plan) {
         status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d chunks", n);
         goto err;
     }
-    hpc_plan_cut(t->keys, t->n_keys, t->chunk, 1, chunks);
+    hpc_plan_cut(t->keys, t->n_keys, &how, 1, chunks);
     status = hpc_plan_deal(chunks, n, 1, t->cores, 1, core);
     if (status != HPC_OK) goto err;
     /* of a chunk: one edge to each child's row and one back, and one to each rank with children */

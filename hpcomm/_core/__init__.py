@@ -43,6 +43,7 @@ from .exchange import (
     PULL,
     PUSH,
     PUSH_PULL,
+    between_hosts,
     exchange_accept,
     exchange_apply,
     exchange_call,

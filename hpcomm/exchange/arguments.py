@@ -111,6 +111,7 @@ def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.floa
         depth=options.depth,
         codec=codec,
         codec_out=codec_out,
+        between_hosts=_core.between_hosts(ctx._handle, _involved(topology, ctx.size)),
     )
     check_plan(plan, own, ctx.size)
     return Compiled(scheme, mode, plan, phases, _c_graph(plan, phases) if phases else None)
@@ -126,6 +127,12 @@ def _c_graph(plan: Plan, phases: Sequence[Graph]) -> Any:
     return _core.plan_arguments(
         "graph", c_keys(plan.keys), n_phases=len(phases), ranks=len(weights[0]), weights=weights
     )
+
+
+def _involved(topology: Topology, size: int) -> tuple[int, ...]:
+    """All ranks that work or fold."""
+    workers, servers = topology.roles(size)
+    return tuple(sorted({whole("roles: a rank", rank, 0, size - 1) for rank in (*workers, *servers)}))
 
 
 def _cores(ctx: Context, topology: Topology, made: Made) -> tuple[int, int]:

@@ -20,10 +20,13 @@ class PlanOptions:
     """How an exchange makes the plan of its topology. All ranks give the same; Exchange checks it, and tells all ranks.
 
     Attributes:
-        chunk_bytes: bytes of float32 a chunk, a multiple of 64 (PHub, section 3.2.3). None: 32 KiB with servers, 64 KiB
-            in a Hierarchy, 128 KiB in a Tree, 256 KiB with hosts_first; with codecs of pieces as many as leave each
-            core of the servers eight chunks, from 32 KiB to 1 MiB; on a graph 256 KiB, or where several cores would get
-            fewer than four of all keys half of it, and so on down to 32 KiB.
+        chunk_bytes: bytes of float32 a chunk, a multiple of 64 (PHub, section 3.2.3). None: as the keys, the number of
+            the servers' cores and the hosts of the ranks say, which all ranks know. With servers 32 KiB and in a
+            Hierarchy 64 KiB where all ranks map each other's memory; else each core of the servers gets an equal part
+            of every key, in chunks of at most 256 KiB (down to 64 KiB where it would get fewer than four of all keys),
+            and no key is cut into parts below 16 KiB. In a Tree 128 KiB, with hosts_first 256 KiB; with codecs of
+            pieces as many as leave each core of the servers eight chunks, from 32 KiB to 1 MiB; on a graph 256 KiB, or
+            where several cores would get fewer than four of all keys half of it, and so on down to 32 KiB.
         depth: slots for gradients of a key, 1 to 32. Under ASYNC this many pushes of it may be under way; under BSP
             one, while the next gradient is written; under SSP with servers a push waits for a free slot, and where
             receivers apply the rule there are staleness + 2 at least. On a graph: updates that may be on their way to a

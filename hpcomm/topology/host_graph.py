@@ -111,9 +111,10 @@ class HostGraph(Topology):
         depth: int = 1,
         codec: Codecs | None = None,
         codec_out: Codecs | None = None,
+        between_hosts: bool = False,
     ) -> Plan:
-        """The plan of these keys for a job of size ranks; consistency, in_place and interfaces have no meaning. Args
-        are those of Plan.hub, with 256 KiB for its 32 KiB.
+        """The plan of these keys for a job of size ranks; consistency, in_place, interfaces and between_hosts have no
+        meaning. Args are those of Plan.hub, with 256 KiB for its 32 KiB.
 
         Raises:
             InvalidArgument: an argument is out of range, reduce is not "mean", codec_out is given, a rank is on no host

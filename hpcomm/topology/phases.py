@@ -10,7 +10,7 @@ from .. import _core
 from ..codec import Codecs, by_key, by_key_out
 from ..consistency import BSP, Consistency
 from ..errors import InvalidArgument
-from ..plan import ELEMENT, Plan
+from ..plan import Plan, chunk_of_part
 from ..stage import MOST_INT, Key, as_keys, whole
 from .graph import Graph
 from .protocol import Job, Roles, Topology
@@ -97,10 +97,12 @@ class Phases(Topology):
         depth: int = 1,
         codec: Codecs | None = None,
         codec_out: Codecs | None = None,
+        between_hosts: bool = False,
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.graph of all phases. Under SSP(s) depth is s + 2 at
         least, and where models are trained in place there is one slot more, for the model. chunk_bytes None: 256 KiB,
         from which on the cost of a row hardly counts; with several cores so many that each gets about four chunks.
+        between_hosts has no meaning.
 
         Raises:
             InvalidArgument: reduce is not "mean", as the weights say how updates are folded; codec_out is given; and
@@ -137,10 +139,8 @@ def as_graphs(value: object) -> tuple[Graph, ...] | None:
 
 
 def _chunk(keys: Sequence[Key], cores: object) -> int:
-    n, chunk, all_bytes = whole("cores", cores, 1), 256 << 10, sum(key.count for key in keys) * ELEMENT
-    while n > 1 and chunk > 32 << 10 and 4 * n * chunk > all_bytes:
-        chunk //= 2
-    return chunk
+    n, most = whole("cores", cores, 1), 256 << 10
+    return chunk_of_part(keys, n, 4, most, 32 << 10) if n > 1 else most
 
 
 def _depth(depth: object, staleness: int, *, rotates: bool) -> int:

@@ -63,6 +63,28 @@ static void test_number(void) {
     CHECK_EQ(hpc_interfaces(&c, all, 3), 1);
 }
 
+/* Whether ranks map each other's memory is asked for those that are given, and NICs make no difference. */
+static void test_between_hosts(void) {
+    static const int n_ports[RANKS] = {0}, all[] = {0, 1, 2, 3}, beyond[] = {0, 4};
+    hpc_context c;
+    hpc_address addresses[RANKS];
+    make_context(&c, addresses, n_ports);
+    c.self.transports[0] = '\0';
+    for (int r = 0; r < RANKS; r++) addresses[r].transports[0] = '\0';
+    CHECK_EQ(hpc_between_hosts(&c, all, RANKS), 0);
+    addresses[3].host[0] = 1;
+    CHECK_EQ(hpc_between_hosts(&c, all, RANKS), 1);
+    CHECK_EQ(hpc_between_hosts(&c, all + 1, 3), 1);
+    CHECK_EQ(hpc_between_hosts(&c, all, 3), 0);
+    CHECK_EQ(hpc_between_hosts(&c, all + 3, 1), 0);
+    CHECK_EQ(hpc_between_hosts(&c, beyond, 2), 0);
+    CHECK_EQ(hpc_between_hosts(&c, all, 0), 0);
+    CHECK_EQ(hpc_between_hosts(&c, NULL, 1), 0);
+    CHECK_EQ(hpc_between_hosts(NULL, all, 4), 0);
+    c.connected = 0;
+    CHECK_EQ(hpc_between_hosts(&c, all, 4), 0);
+}
+
 static void test_node_of_core(void) {
     const hpc_device_address none = ports(0, 0, 0), one = ports(3, 1, 1), two = ports(3, 0, 1);
     for (int core = -1; core < 7; core++) {
@@ -110,6 +132,7 @@ static void test_window_node(void) {
 
 int main(void) {
     test_number();
+    test_between_hosts();
     test_node_of_core();
     test_deal();
     test_window_node();

@@ -237,6 +237,7 @@ static void test_hub_refusals(void) {
     REFUSED("rank 1 is given twice in workers", hub.workers = twice);
     REFUSED("rank 1 is given twice in servers", hub.servers = twice; hub.n_servers = 3);
     REFUSED("servers[1] is rank -2", hub.servers = negative);
+    REFUSED("least is 65 bytes; 0 to chunk, 64, are possible", hub.chunk = 64; hub.least = 65);
     REFUSED("cores is 0", hub.cores = 0);
     REFUSED("cores is 1025", hub.cores = HPC_PLAN_CORES + 1);
     enum { MANY = (1 << 21) + 1 };

@@ -29,6 +29,10 @@ HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int 
  * for hub.interfaces, if hub.cores is a multiple of it. */
 HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
 
+/* 1 if some of these ranks do not map each other's memory, by the addresses of all, else 0: the same on all ranks. Says
+ * whether hub.least is of use. */
+HPC_API int hpc_between_hosts(const hpc_context *context, const int *ranks, int n_ranks);
+
 /* HPC_OK if every rank that is sent a key's parameters gets each element once and every edge has its other end; else
  * HPC_ERR_INVALID, and the error names the row that is wrong. */
 HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
@@ -75,6 +79,10 @@ typedef struct hpc_hub {
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
     int apply_at;              /* hpc_apply_at; other than HPC_AT_OWNERS not with each, and with a depth of 2 at least,
                                           under SSP(s) s + 2 */
+    uint64_t least;            /* bytes, at most chunk. 0: each chunk of a key but the last has chunk bytes. Else a key
+                                  has equal chunks of at most chunk bytes, as many for every core of the servers, or
+                                  where those would be smaller than least fewer chunks of at least so many bytes: for
+                                  ranks on several hosts, with chunk 256 KiB and least 16 KiB */
 } hpc_hub;
 
 HPC_API void hpc_hub_init(hpc_hub *hub);
@@ -136,7 +144,8 @@ typedef struct hpc_hosts {
     int apart;                 /* 1: an owner gets each outermost group's updates by one input, its own group's too, as
                                   SSP and quorums need; not with a ring. 0: it folds its own group's itself */
     int each;                  /* 1: and each of these is the mean or the sum of its group's workers alone, for ASYNC */
-    int apply_at; /* hpc_apply_at; owners are receivers here, so BOTH is RECEIVERS. Then depth is 2 at least */
+    int apply_at;   /* hpc_apply_at; owners are receivers here, so BOTH is RECEIVERS. Then depth is 2 at least */
+    uint64_t least; /* as hpc_hub has it, for the cores of all leading ranks */
 } hpc_hosts;
 
 HPC_API void hpc_hosts_init(hpc_hosts *hosts);

@@ -68,6 +68,7 @@ struct HubConfig {
     std::vector<int> wires;        // wire of each key by itself; empty: wire for all
     std::vector<int> codecs_out;   // the same of the parameters; empty: codec_out for all
     hpc_apply_at apply_at = HPC_AT_OWNERS;
+    std::size_t least = 0; // of the bytes of a chunk, where every core gets an equal part of a key
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
@@ -85,6 +86,7 @@ struct HubConfig {
         hub.affinity = affinity;
         hub.interfaces = interfaces;
         hub.apply_at = apply_at;
+        hub.least = least;
         return hpc_plan_hub(&hub, out);
     }
 };
@@ -135,6 +137,7 @@ struct HostsConfig {
     bool apart = false;          // each outermost group's updates are one input of an owner's row, for SSP and quorums
     bool each = false;           // and the mean or the sum of that group's workers alone, for ASYNC
     hpc_apply_at apply_at = HPC_AT_OWNERS;
+    std::size_t least = 0; // of the bytes of a chunk, where every core gets an equal part of a key
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
@@ -157,6 +160,7 @@ struct HostsConfig {
         hosts.apart = apart || each;
         hosts.each = each;
         hosts.apply_at = apply_at;
+        hosts.least = least;
         return hpc_plan_hosts(&hosts, out);
     }
 };
@@ -192,6 +196,11 @@ inline int spare_cores(const Context &context, const std::vector<int> &servers) 
 // NICs that each of the servers can use, 1 at least; cores is best a multiple of it.
 inline int interfaces(const Context &context, const std::vector<int> &servers) {
     return hpc_interfaces(context.get(), servers.data(), static_cast<int>(servers.size()));
+}
+
+// Whether some of these ranks do not map each other's memory, so that chunks are better large: see HubConfig::least.
+inline bool between_hosts(const Context &context, const std::vector<int> &ranks) {
+    return hpc_between_hosts(context.get(), ranks.data(), static_cast<int>(ranks.size())) != 0;
 }
 
 class Plan : public Handle<hpc_plan, hpc_plan_free> {
