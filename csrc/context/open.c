@@ -39,10 +39,9 @@ size_t hpc_address_size(void) {
 /* ---- create ---- */
 
 static void note_cpus(hpc_address *a) {
-    int cpus[64 * HPC_CPU_WORDS];
-    a->cores = hpc_host_cpus(cpus, 64 * HPC_CPU_WORDS);
-    a->quota = hpc_host_quota("");
-    for (int i = 0; i < a->cores && i < 64 * HPC_CPU_WORDS; i++)
+    int cpus[64 * HPC_CPU_WORDS], n = hpc_host_cpus(cpus, 64 * HPC_CPU_WORDS);
+    a->quota = hpc_host_quota("", &a->quota_of);
+    for (int i = 0; i < n && i < 64 * HPC_CPU_WORDS; i++)
         a->cpus[cpus[i] / 64 % HPC_CPU_WORDS] |= (uint64_t)1 << cpus[i] % 64;
 }
 
