@@ -219,17 +219,23 @@ static int spare_among(const sharing *s, const int *servers, int n_servers, hpc_
     return 0;
 }
 
-int hpc_spare_cores(const hpc_context *c, const int *servers, int n_servers) {
+static int are_ranks(const hpc_context *c, const int *ranks, int n) {
+    if (ranks == NULL || n <= 0) return 0;
+    for (int i = 0; i < n; i++)
+        if (ranks[i] < 0 || ranks[i] >= c->group.size) return 0;
+    return 1;
+}
+
+int hpc_spare_cores(const hpc_context *c, const int *workers, int n_workers, const int *servers, int n_servers) {
     int least = 8; /* a few cores take all that a host's memory gives */
-    if (c == NULL || !c->connected || servers == NULL || n_servers <= 0) return 0;
-    for (int i = 0; i < n_servers; i++)
-        if (servers[i] < 0 || servers[i] >= c->group.size) return 0;
+    if (c == NULL || !c->connected || !are_ranks(c, workers, n_workers) || !are_ranks(c, servers, n_servers)) return 0;
     size_t size = (size_t)c->group.size;
     sharing s = {.c = c, .ranks = malloc(size * sizeof *s.ranks)};
     char *found = calloc(size, 1);
     hpc_cpu_need *needs = calloc(size, sizeof *needs);
     if (s.ranks == NULL || found == NULL || needs == NULL) least = 0;
-    for (size_t r = 0; r < size && least > 0; r++) needs[r].threads = 1;
+    for (size_t r = 0; r < size && least > 0; r++) needs[r].threads = 1; /* also of a rank that only serves */
+    for (int i = 0; i < n_workers && least > 0; i++) needs[workers[i]].threads = c->addresses[workers[i]].threads;
     for (int i = 0; i < n_servers && least > 0; i++) {
         if (found[servers[i]]) continue;
         find_sharing(&s, servers[i], found);

@@ -218,6 +218,7 @@ struct hpc_engine {
     /* owner */
     hpc_core *cores;
     int n_own_cores;
+    int *threads; /* by rank: with which it computes */
     hpc_work *work;
     int n_work;
     int *work_of; /* by row: -1 for those of others */

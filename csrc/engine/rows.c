@@ -18,8 +18,8 @@
 
 /* ---- cores ---- */
 
-/* A core has a thread, pinned to a CPU of its own, where the kernel has one for every core, beside one for every rank.
- */
+/* A core has a thread, pinned to a CPU of its own, where CPUs suffice for all cores, beside all threads that compute.
+ * A rank that only serves needs one CPU for the thread that waits. */
 int hpc_rows_choose_cores(hpc_engine *en, int progress, int *threads, const char *op) {
     const hpc_context *c = en->context;
     int me = c->group.rank, n = en->layout.places[me].cores;
@@ -32,7 +32,8 @@ int hpc_rows_choose_cores(hpc_engine *en, int progress, int *threads, const char
         status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, n);
         goto out;
     }
-    for (int r = 0; r < c->group.size; r++) needs[r] = (hpc_cpu_need){1, en->layout.places[r].cores};
+    for (int r = 0; r < c->group.size; r++)
+        needs[r] = (hpc_cpu_need){en->layout.places[r].worker ? en->threads[r] : 1, en->layout.places[r].cores};
     status = hpc_cpus_deal(c, me, needs, (int)en->plan->affinity, &deal, cpus, op);
     if (status != HPC_OK) goto out;
     /* A single rank waits for nobody but its own core, and is faster without a thread. */

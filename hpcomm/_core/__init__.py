@@ -39,6 +39,7 @@ from .context import (
 from .exchange import (
     CONSISTENCIES,
     EVERY_KEY,
+    MOST_THREADS,
     PROGRESS,
     PULL,
     PUSH,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core, optim
+from .. import _core, launch, optim
 from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
@@ -244,6 +244,7 @@ class Exchange(SplitCalls):
             grace=-1 if consistency.grace is None else consistency.grace,
             graph=one.graph,
             progress=_core.PROGRESS[engine.progress],
+            threads=launch.threads(),
             shared_params=bool(engine.shared_params),
             in_place=bool(engine.in_place),
             eager=not engine.deterministic and not one.phases,

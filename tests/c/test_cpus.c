@@ -11,7 +11,7 @@ static hpc_cpu_need needs[RANKS];
 
 /* A rank of the kernel `boot`, in a network namespace of its own, which may use the CPUs from..to-1. */
 static void give(int rank, uint64_t boot, int from, int to) {
-    addresses[rank] = (hpc_address){.rank = rank, .host = {boot, (uint64_t)rank + 100}};
+    addresses[rank] = (hpc_address){.rank = rank, .threads = 1, .host = {boot, (uint64_t)rank + 100}};
     for (int cpu = from; cpu < to; cpu++) addresses[rank].cpus[cpu / 64] |= (uint64_t)1 << cpu % 64;
     needs[rank] = (hpc_cpu_need){1, 1};
     context.group.size = rank + 1;
@@ -134,20 +134,28 @@ static void test_many(void) {
 static void test_spare_cores(void) {
     static const int all[] = {0, 1, 2, 3}, wrong[] = {0, 4};
     for (int r = 0; r < 4; r++) give(r, 1, 0, 2);
-    CHECK_EQ(hpc_spare_cores(&context, all, 4), 0);
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 4), 0);
     for (int r = 0; r < 4; r++) give(r, 1, 0, 16);
-    CHECK_EQ(hpc_spare_cores(&context, all, 4), 3);
-    CHECK_EQ(hpc_spare_cores(&context, all, 2), 6);
-    CHECK_EQ(hpc_spare_cores(&context, all, 1), 8); /* more do not help */
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 4), 3);
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 2), 6);
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 1), 8); /* more do not help */
     for (int r = 0; r < 4; r++) give(r, 1 + (uint64_t)r, 0, 2 + r);
-    CHECK_EQ(hpc_spare_cores(&context, all, 4), 1); /* the least of all kernels */
-    CHECK_EQ(hpc_spare_cores(&context, all + 1, 3), 2);
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 4), 1); /* the least of all kernels */
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all + 1, 3), 2);
     for (int r = 0; r < 4; r++) give(r, 1, 4 * r, 4 * r + 4); /* CPU sets apart */
-    CHECK_EQ(hpc_spare_cores(&context, all, 4), 3);
-    CHECK_EQ(hpc_spare_cores(&context, all, 0), 0);
-    CHECK_EQ(hpc_spare_cores(&context, wrong, 2), 0);
-    CHECK_EQ(hpc_spare_cores(&context, NULL, 1), 0);
-    CHECK_EQ(hpc_spare_cores(NULL, all, 1), 0);
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 4), 3);
+    addresses[3].threads = 2; /* its trainer's */
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 4), 2);
+    CHECK_EQ(hpc_spare_cores(&context, all, 3, all, 4), 3); /* rank 3 only serves */
+    addresses[3].threads = 4;
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 4), 0);
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 3), 3); /* ranks 0 to 2 have CPUs of their own */
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, all, 0), 0);
+    CHECK_EQ(hpc_spare_cores(&context, NULL, 4, all, 4), 0);
+    CHECK_EQ(hpc_spare_cores(&context, wrong, 2, all, 4), 0);
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, wrong, 2), 0);
+    CHECK_EQ(hpc_spare_cores(&context, all, 4, NULL, 1), 0);
+    CHECK_EQ(hpc_spare_cores(NULL, all, 4, all, 1), 0);
 }
 
 int main(void) {
