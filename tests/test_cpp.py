@@ -219,6 +219,7 @@ static void exchanges(hpcomm::Context &context) {
     exchange.publish(1.0, code);
     assert(!code && exchange.params(1)[2] == 7 && exchange.get_row(4, row, state, code) == 5);
     exchange.progress(code);
+    assert(!exchange.chosen_progress(code).empty() && !code);
     const hpc_exchange_stats stats = exchange.stats(code);
     assert(!code && stats.pushes == 3 && stats.pulls == 3 && stats.applied == 6);
     assert(exchange.late() == 0 && exchange.late(1) == 0 && exchange.version() == 2);

@@ -193,8 +193,9 @@ int hpc_cpus_deal(const hpc_context *c, int rank, const hpc_cpu_need *needs, int
         goto out;
     }
     find_sharing(&s, rank, found);
-    *deal = (hpc_cpu_deal){.ranks = s.n, .cpus = cpus_of(&s)};
+    *deal = (hpc_cpu_deal){.ranks = s.n, .cpus = cpus_of(&s), .each = needs[rank].threads};
     for (int i = 0; i < s.n; i++) {
+        if (needs[s.ranks[i]].threads != needs[rank].threads) deal->each = 0;
         deal->threads += needs[s.ranks[i]].threads;
         deal->cores += needs[s.ranks[i]].cores;
     }

@@ -17,6 +17,7 @@ typedef struct hpc_cpu_need {
 typedef struct hpc_cpu_deal {
     int ranks, threads, cores; /* how many there are, and what they need together */
     int cpus;                  /* they have, cut by quotas */
+    int each;                  /* the threads of each rank, if they are equally many; else 0 */
     int enough;                /* every thread and every core gets a CPU to itself */
 } hpc_cpu_deal;
 

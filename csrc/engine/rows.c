@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/host.h"
-#include "context/cpus.h"
 #include "engine/args.h"
 #include "engine/holders.h"
 #include "engine/kind.h"
@@ -17,38 +15,6 @@
 #include "engine/stages.h"
 
 /* ---- cores ---- */
-
-/* A core has a thread, pinned to a CPU of its own, where CPUs suffice for all cores, beside all threads that compute.
- * A rank that only serves needs one CPU for the thread that waits. */
-int hpc_rows_choose_cores(hpc_engine *en, int progress, int *threads, const char *op) {
-    const hpc_context *c = en->context;
-    int me = c->group.rank, n = en->layout.places[me].cores;
-    hpc_cpu_deal deal;
-    en->n_own_cores = n;
-    en->cores = calloc((size_t)n + 1, sizeof *en->cores);
-    hpc_cpu_need *needs = calloc((size_t)c->group.size, sizeof *needs);
-    int *cpus = malloc(((size_t)n + 1) * sizeof *cpus), status;
-    if (en->cores == NULL || needs == NULL || cpus == NULL) {
-        status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, n);
-        goto out;
-    }
-    for (int r = 0; r < c->group.size; r++)
-        needs[r] = (hpc_cpu_need){en->layout.places[r].worker ? en->threads[r] : 1, en->layout.places[r].cores};
-    status = hpc_cpus_deal(c, me, needs, (int)en->plan->affinity, &deal, cpus, op);
-    if (status != HPC_OK) goto out;
-    /* A single rank waits for nobody but its own core, and is faster without a thread. */
-    *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && deal.enough && c->group.size > 1);
-    for (int i = 0; i < n; i++) {
-        en->cores[i].engine = en;
-        en->cores[i].index = i;
-        en->cores[i].cpu = *threads ? cpus[i] : -1;
-        en->cores[i].node = en->cores[i].cpu >= 0 ? hpc_host_node("", en->cores[i].cpu) : -1;
-    }
-out:
-    free(needs);
-    free(cpus);
-    return status;
-}
 
 /* The private memory of a row, in this order: the rule's state, the accumulator, the outputs as they are sent, and the
  * residual. */

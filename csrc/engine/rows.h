@@ -4,8 +4,7 @@
 
 #include "engine/engine.h"
 
-/* choose comes before the window is there, open after. */
-int hpc_rows_choose_cores(hpc_engine *en, int progress, int *threads, const char *op);
+/* The cores have been chosen and the window is there. */
 int hpc_rows_open(hpc_engine *en, const char *op);
 void hpc_rows_free(hpc_engine *en);
 

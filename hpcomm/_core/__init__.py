@@ -55,6 +55,7 @@ from .exchange import (
     exchange_gather,
     exchange_gathered,
     exchange_get_args,
+    exchange_get_progress,
     exchange_get_row,
     exchange_get_squares,
     exchange_gradient,

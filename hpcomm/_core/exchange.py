@@ -10,7 +10,7 @@ from .. import _fast
 from .._ffi import ffi, lib
 from .handle import collected, collective
 from .memory import address_of, from_buffer, mapped, memory_of, new_word
-from .status import NULL, check, wait
+from .status import NULL, check, text, wait
 
 EVERY_KEY = -1
 PUSH: int = lib.HPC_PUSH
@@ -262,6 +262,13 @@ def exchange_stats(exchange: Any) -> dict[str, Any]:
     stats = ffi.new("hpc_exchange_stats *")
     check(lib.hpc_exchange_get_stats(exchange, stats))
     return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_exchange_stats").fields}
+
+
+def exchange_get_progress(exchange: Any) -> str:
+    """Who works for this rank's cores, and why, in words."""
+    words = ffi.new("char[]", 1024)
+    check(lib.hpc_exchange_get_progress(exchange, words, len(words)))
+    return text(words)
 
 
 def exchange_late(exchange: Any, key: int) -> int:

@@ -550,6 +550,7 @@ class Exchange(SplitCalls):
         stats = _core.exchange_stats(self._handle)
         return ExchangeStats(
             **stats,
+            progress=_core.exchange_get_progress(self._handle),
             by_inputs=_core.exchange_inputs(self._handle) if self.graph or stats["reduces"] else (),
             by_staleness=_core.exchange_staleness(self._handle) if self._settles else (),
             peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),
