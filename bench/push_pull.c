@@ -23,7 +23,7 @@ static int plan_of(hpc_context *context, const hpc_key *keys, int n_keys, const 
                    int n_levels, size_t chunk, hpc_plan **plan) {
     int size = hpc_context_size(context);
     int interfaces = hpc_interfaces(context, ranks, size); /* and cores: as Python's Exchange takes them */
-    int cores = hpc_spare_cores(context, ranks, size) / interfaces * interfaces;
+    int cores = hpc_spare_cores(context, ranks, size, ranks, size) / interfaces * interfaces;
     if (cores < interfaces) cores = interfaces;
     if (n_levels > 0) {
         hpc_hosts hosts;

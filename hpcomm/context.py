@@ -119,7 +119,8 @@ class Context:
 
     def __init__(self, group: Group, config: Config) -> None:
         secret, sources = read_secret(config.secret_file), Sources()
-        self._begin(_core.context_create(group.rank, group.size, config, secret, sources), config, secret, sources)
+        handle = _core.context_create(group.rank, group.size, config, launch.threads(), secret, sources)
+        self._begin(handle, config, secret, sources)
         try:
             self._connect(group)
         except BaseException as error:
@@ -307,7 +308,7 @@ class Context:
         """
         sources = Sources()
         limit = seconds(timeout, self.config.timeout)
-        handle = _core.context_shrink(self._handle, self.config, self._secret, limit, sources)
+        handle = _core.context_shrink(self._handle, self.config, launch.threads(), self._secret, limit, sources)
         self._shrunk = True
         fresh = Context.__new__(Context)
         fresh._begin(handle, self.config, self._secret, sources)

@@ -67,6 +67,16 @@ def configuration(arguments: Mapping[str, object]) -> Config:
     return resolve(os.environ, arguments)
 
 
+def threads() -> int:
+    """The threads that this process computes with: torch's, if torch is imported, else OMP_NUM_THREADS, else 1."""
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    if count is not None:
+        return min(int(count()), _core.MOST_THREADS)
+    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a number for each nested level
+    valid = outermost.isascii() and outermost.isdigit() and 0 < int(outermost) <= _core.MOST_THREADS
+    return int(outermost) if valid else 1
+
+
 @dataclass(frozen=True)
 class Launch:
     """An MPI launcher, as the environment of its processes tells."""

@@ -183,7 +183,8 @@ static void exchanges(hpcomm::Context &context) {
 
     assert(hpcomm::interfaces(context, {0}) == 1);
     assert(!hpcomm::between_hosts(context, {0}));
-    assert(hpcomm::spare_cores(context, {0}) >= 0 && hpcomm::spare_cores(context, {0}) < hpcomm::core_count());
+    assert(hpcomm::spare_cores(context, {0}, {0}) >= 0);
+    assert(hpcomm::spare_cores(context, {0}, {0}) < hpcomm::core_count());
 
     const hpcomm::Rule none("none", code);
     assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
@@ -219,6 +220,7 @@ static void exchanges(hpcomm::Context &context) {
     exchange.publish(1.0, code);
     assert(!code && exchange.params(1)[2] == 7 && exchange.get_row(4, row, state, code) == 5);
     exchange.progress(code);
+    assert(!exchange.chosen_progress(code).empty() && !code);
     const hpc_exchange_stats stats = exchange.stats(code);
     assert(!code && stats.pushes == 3 && stats.pulls == 3 && stats.applied == 6);
     assert(exchange.late() == 0 && exchange.late(1) == 0 && exchange.version() == 2);

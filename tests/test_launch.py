@@ -30,6 +30,20 @@ def test_launchers(environ: dict[str, str], launcher: str, size: int | None) -> 
 
 
 @pytest.mark.parametrize(
+    ("told", "threads"),
+    [("3", 3), (" 4,2", 4), ("65536", 65536), ("", 1), ("0", 1), ("-2", 1), ("many", 1), ("65537", 1), ("2.5", 1)],
+)
+def test_threads_that_this_process_computes_with(told: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", told)
+    assert launch.threads() == threads
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # one that is only being imported
+    assert launch.threads() == threads
+    monkeypatch.setattr(sys.modules["torch"], "get_num_threads", lambda: 7, raising=False)
+    assert launch.threads() == 7
+
+
+@pytest.mark.parametrize(
     "environ",
     [
         {},

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #ifndef HPC_BUILD_TYPE
@@ -151,16 +152,25 @@ static int quota_of(const char *folder, const char *controller, long long *quota
     return read_number(folder, "cpu.cfs_quota_us", quota) && read_number(folder, "cpu.cfs_period_us", period);
 }
 
-int hpc_host_quota(const char *root) {
+/* A number of the cgroup that is the same in all namespaces: its folder's in the kernel. */
+static uint64_t cgroup_id(const struct cgroup *cgroup) {
+    struct stat s;
+    return stat(cgroup->folder, &s) == 0 ? (uint64_t)s.st_dev << 48 ^ (uint64_t)s.st_ino : 0;
+}
+
+int hpc_host_quota(const char *root, uint64_t *of) {
     static const char *const controllers[] = {NULL, "cpu"}; /* a host may have both versions mounted */
     struct cgroup cgroup;
     long long quota, period, cores = 0;
+    *of = 0;
     for (int i = 0; i < 2; i++) {
         if (!cgroup_find(root, controllers[i], &cgroup)) continue;
         do {
             if (!quota_of(cgroup.folder, controllers[i], &quota, &period) || quota <= 0 || period <= 0) continue;
             long long whole = quota < period ? 1 : quota / period;
-            if (cores == 0 || whole < cores) cores = whole;
+            if (cores != 0 && whole > cores) continue;
+            cores = whole;
+            *of = cgroup_id(&cgroup);
         } while (cgroup_up(&cgroup));
     }
     return (int)cores;
@@ -214,7 +224,7 @@ size_t hpc_host_cache(const char *root) {
 }
 
 /* The mask may be larger than cpu_set_t: the kernel says EINVAL until there is room for all of its CPUs. */
-static int affinity(int *cpus, int cap) {
+int hpc_host_cpus(int *cpus, int cap) {
     for (int size = CPU_SETSIZE; size <= 1 << 20; size *= 2) {
         cpu_set_t *set = CPU_ALLOC(size);
         if (set == NULL) break;
@@ -235,13 +245,10 @@ static int affinity(int *cpus, int cap) {
     return count;
 }
 
-int hpc_host_cpus(int *cpus, int cap) {
-    int cores = affinity(cpus, cap), quota = hpc_host_quota("");
-    return quota > 0 && quota < cores ? quota : cores;
-}
-
 int hpc_core_count(void) {
-    return hpc_host_cpus(NULL, 0);
+    uint64_t of;
+    int cores = hpc_host_cpus(NULL, 0), quota = hpc_host_quota("", &of);
+    return quota > 0 && quota < cores ? quota : cores;
 }
 
 /* A CPU's folder has a link named after its node. */

@@ -5,8 +5,10 @@
 
 #include "hpcomm/hpcomm.h"
 
-/* Whole cores that the CPU quotas of this process's cgroup and of those above it leave, at least 1; 0 for no quota. */
-int hpc_host_quota(const char *root);
+/* Whole cores that the CPU quotas of this process's cgroup and of those above it leave, at least 1; 0 for no quota.
+ * *of: a number of the cgroup whose quota is the least, the highest one of several, the same number in every namespace;
+ * 0 if it is not known. */
+int hpc_host_quota(const char *root, uint64_t *of);
 
 /* Bytes that can be allocated without swapping or running into a memory limit of the cgroups. */
 uint64_t hpc_host_memory(const char *root);
@@ -14,8 +16,8 @@ uint64_t hpc_host_memory(const char *root);
 /* Bytes of the last cache, 32 MiB where the kernel does not tell. */
 size_t hpc_host_cache(const char *root);
 
-/* The CPUs that the calling thread may run on, in rising order, as many of them as hpc_core_count says (a quota leaves
- * the lowest). Returns how many there are; cpus gets the first cap of them. */
+/* The CPUs that the calling thread may run on, in rising order, whatever its quota. Returns how many there are; cpus
+ * gets the first cap of them. */
 int hpc_host_cpus(int *cpus, int cap);
 
 /* The NUMA node of a CPU; 0 if the kernel does not tell. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "context/cpus.h"
 #include "context/lane.h"
 
 static int check_addresses(const hpc_context *c) {
@@ -72,26 +73,22 @@ static int choose_transports(hpc_context *c) {
     return HPC_OK;
 }
 
-/* With a core for each rank of the host a spin costs nobody anything; with fewer it takes the core of the rank that is
- * waited for, and yielding for longer beats the futex' wake-up (docs/internals.md, Waiting). The ranks may be bound
- * to cores of their own: those of all count. */
-static void choose_waiting(hpc_context *c) {
-    uint64_t cpus[HPC_CPU_WORDS] = {0};
-    int here = 0, cores = 0, quota = 0;
-    for (int r = 0; r < c->group.size; r++) {
-        if (!hpc_same_host(&c->addresses[r], &c->self)) continue;
-        here++;
-        for (int i = 0; i < HPC_CPU_WORDS; i++) cpus[i] |= c->addresses[r].cpus[i];
-        int own = c->addresses[r].quota;
-        if (own > 0 && (quota == 0 || own < quota)) quota = own;
-    }
-    for (int i = 0; i < HPC_CPU_WORDS; i++) cores += __builtin_popcountll(cpus[i]);
-    if (quota > 0 && quota < cores) cores = quota;
-    if (here > cores)
+/* With a CPU for each rank a spin costs nobody anything; with fewer it takes the CPU of the rank that is waited for,
+ * and yielding for longer beats the futex' wake-up (docs/internals.md, Waiting). */
+static int choose_waiting(hpc_context *c) {
+    hpc_cpu_need *needs = calloc((size_t)c->group.size, sizeof *needs);
+    hpc_cpu_deal deal;
+    if (needs == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", c->group.size);
+    for (int r = 0; r < c->group.size; r++) needs[r].threads = 1;
+    int status = hpc_cpus_deal(c, c->group.rank, needs, HPC_KEY_BY_CORE, &deal, NULL, "init");
+    free(needs);
+    if (status != HPC_OK) return status;
+    if (!deal.enough)
         hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "%d ranks share %d cores of %s: waits yield instead of spinning",
-                       here, cores, c->self.hostname);
-    if (c->group.spin < 0) c->group.spin = here <= cores ? 50e-6 : 0;
-    if (c->group.yield < 0) c->group.yield = here <= cores ? 100e-6 : 500e-6;
+                       deal.ranks, deal.cpus, c->self.hostname);
+    if (c->group.spin < 0) c->group.spin = deal.enough ? 50e-6 : 0;
+    if (c->group.yield < 0) c->group.yield = deal.enough ? 100e-6 : 500e-6;
+    return HPC_OK;
 }
 
 /* The kinds of link (hpc_link_kind bits) that the transport to this rank can have. Two hosts may look like one, if they
@@ -209,8 +206,8 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     status = check_addresses(c);
     if (status == HPC_OK) name_timeline(c);
     if (status == HPC_OK) status = choose_transports(c);
+    if (status == HPC_OK) status = choose_waiting(c);
     if (status != HPC_OK) return status;
-    choose_waiting(c);
 
     status = connect_control(c, deadline);
     list_used(c);

@@ -39,10 +39,9 @@ size_t hpc_address_size(void) {
 /* ---- create ---- */
 
 static void note_cpus(hpc_address *a) {
-    int cpus[64 * HPC_CPU_WORDS];
-    a->cores = hpc_host_cpus(cpus, 64 * HPC_CPU_WORDS);
-    a->quota = hpc_host_quota("");
-    for (int i = 0; i < a->cores && i < 64 * HPC_CPU_WORDS; i++)
+    int cpus[64 * HPC_CPU_WORDS], n = hpc_host_cpus(cpus, 64 * HPC_CPU_WORDS);
+    a->quota = hpc_host_quota("", &a->quota_of);
+    for (int i = 0; i < n && i < 64 * HPC_CPU_WORDS; i++)
         a->cpus[cpus[i] / 64 % HPC_CPU_WORDS] |= (uint64_t)1 << cpus[i] % 64;
 }
 
@@ -58,6 +57,7 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
                        .size = c->group.size};
     note_cpus(a);
     a->tcp_streams = config->tcp_streams;
+    a->threads = config->threads > 0 ? config->threads : 1;
     a->silence = config->silence;
     if (boot != NULL) {
         if (fgets(id, sizeof id, boot) == NULL) id[0] = 0;
@@ -133,6 +133,9 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     if (config->tcp_streams < 1 || config->tcp_streams > HPC_TCP_STREAMS)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: tcp_streams is %d; it must be 1 to %d", config->tcp_streams,
                         HPC_TCP_STREAMS);
+    if (config->threads < 0 || config->threads > HPC_MOST_THREADS)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: threads is %d; it must be 0 to %d", config->threads,
+                        HPC_MOST_THREADS);
     if (config->secret == NULL && config->secret_bytes > 0)
         return hpc_fail(HPC_ERR_INVALID, "init", "init: secret is NULL while secret_bytes is %zu",
                         config->secret_bytes);

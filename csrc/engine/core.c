@@ -351,8 +351,8 @@ static void stop_threads(hpc_engine *en) {
     }
 }
 
-void hpc_cores_start(hpc_engine *en, int threads) {
-    int joins = 0, n, unpinned = 0;
+void hpc_cores_start(hpc_engine *en) {
+    int threads = en->choice.threads, joins = 0, n, unpinned = 0;
     while (threads && joins < en->n_own_cores && threaded(en, joins) != NULL) joins++;
     n = joins;
     while (threads && n < en->n_own_cores && start_thread(&en->cores[n]))
@@ -367,6 +367,8 @@ void hpc_cores_start(hpc_engine *en, int threads) {
                 "exchange: not all core threads could be started (ulimit -u): this rank's waits work for its cores");
         stop_threads(en);
         atomic_store_explicit(&en->stopping, 0, memory_order_release);
+        en->choice.lacked = threads;
+        en->choice.threads = 0;
         en->inline_progress = 1;
         en->task = (hpc_task){.run = work_inline, .arg = en};
         hpc_context_add_task(en->context, &en->task);

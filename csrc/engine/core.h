@@ -4,7 +4,7 @@
 
 #include "engine/engine.h"
 
-void hpc_cores_start(hpc_engine *en, int threads);
+void hpc_cores_start(hpc_engine *en);
 /* Stops the cores of all engines of the exchange, for good. */
 void hpc_cores_stop(hpc_engine *en);
 /* Waits until no forward of this rank waits for a ring to have room: what others get of it has left, and is counted. */

@@ -5,6 +5,7 @@
  *   stages.c    which ranks feed a row, whom it reaches, and which answers a push waits for
  *   params.c    parameters that travel encoded: where they land at a worker, and how they get into its params
  *   rows.c      the rows that this rank owns, and the cores that work for them
+ *   progress.c  threads or waits for the cores, and the CPUs of threads
  *   core.c      a core: polls and hands events to the discipline; by a thread, or inline
  *   row.c       a row: its inputs are counted and chosen, and its kind works them off
  *   kind.c      the array of row kinds, of which each kind_*.c has some; kind.h says what one is
@@ -38,6 +39,7 @@
 #ifndef HPC_ENGINE_H
 #define HPC_ENGINE_H
 
+#include "context/cpus.h"
 #include "engine/work.h"
 
 /* The layout of one rank's part of the window; the offset of a piece that the rank lacks is HPC_NOWHERE. */
@@ -167,6 +169,14 @@ typedef struct hpc_row_memory {
     _Atomic char *came;
 } hpc_row_memory;
 
+/* Who works for the cores of this rank, and why. */
+typedef struct hpc_progress_choice {
+    int asked;         /* hpc_progress */
+    int threads;       /* each core has one, its own or that of another engine's core; 0: every wait works for them */
+    int lacked;        /* there were to be threads, but not all could be started */
+    hpc_cpu_deal deal; /* among the ranks that share CPUs with this one */
+} hpc_progress_choice;
+
 /* Why the exchange has ended; the first failure counts. */
 typedef struct hpc_ending {
     _Atomic int failed; /* hpc_status of the first failure of a core */
@@ -219,6 +229,8 @@ struct hpc_engine {
     /* owner */
     hpc_core *cores;
     int n_own_cores;
+    int *threads; /* by rank: with which it computes */
+    hpc_progress_choice choice;
     hpc_work *work;
     int n_work;
     int *work_of; /* by row: -1 for those of others */

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/host.h"
 #include "engine/args.h"
 #include "engine/holders.h"
 #include "engine/kind.h"
@@ -15,116 +14,7 @@
 #include "engine/pieces.h"
 #include "engine/stages.h"
 
-enum { MOST_CPUS = 4096 };
-
 /* ---- cores ---- */
-
-static int same_host(const hpc_context *c, int a, int b) {
-    return memcmp(c->addresses[a].host, c->addresses[b].host, sizeof c->addresses[a].host) == 0;
-}
-
-int hpc_spare_cores(const hpc_context *c, const int *servers, int n_servers) {
-    enum { MOST = 8 }; /* a few cores take all that a host's memory gives */
-    int least = MOST;
-    if (c == NULL || !c->connected || servers == NULL) return 0;
-    for (int s = 0; s < n_servers; s++) {
-        if (servers[s] < 0 || servers[s] >= c->group.size) return 0;
-        int cores = 0, ranks = 0, here = 0;
-        for (int r = 0; r < c->group.size; r++) {
-            if (!same_host(c, r, servers[s])) continue;
-            ranks++;
-            if (c->addresses[r].cores > cores) cores = c->addresses[r].cores;
-        }
-        for (int t = 0; t < n_servers; t++)
-            if (servers[t] >= 0 && servers[t] < c->group.size) here += same_host(c, servers[t], servers[s]);
-        if ((cores - ranks) / here < least) least = cores > ranks ? (cores - ranks) / here : 0;
-    }
-    return n_servers > 0 ? least : 0;
-}
-
-void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen) {
-    for (int i = 0; i < n; i++) {
-        chosen[i] = -1;
-        for (int k = 0; k < n_cpus && wanted[i] >= 0 && chosen[i] < 0; k++) {
-            if (nodes[k] != wanted[i]) continue;
-            int taken = 0;
-            for (int j = 0; j < i && !taken; j++) taken = chosen[j] == cpus[k];
-            if (!taken) chosen[i] = cpus[k];
-        }
-    }
-    for (int i = 0, next = 0; i < n; i++) {
-        for (int taken = 1; chosen[i] < 0 && taken; next++) {
-            taken = 0;
-            for (int j = 0; j < n && !taken; j++) taken = chosen[j] == cpus[next];
-            if (!taken) chosen[i] = cpus[next];
-        }
-    }
-}
-
-/* Chooses the CPUs of this rank's cores, out of those that its host can spare for the cores of all its ranks. A core
- * polls the queues of its own NIC alone, on the NIC's node (PHub, section 3.3). */
-static int choose_cpus(hpc_engine *en, const int *cpus, int n_cpus, int n, const char *op) {
-    const hpc_context *c = en->context;
-    int me = c->group.rank, any = 0, at = 0, mine = 0;
-    int *wanted = malloc(((size_t)n + 1) * sizeof *wanted), *chosen = malloc(((size_t)n + 1) * sizeof *chosen);
-    int *nodes = calloc((size_t)n_cpus + 1, sizeof *nodes);
-    if (wanted == NULL || chosen == NULL || nodes == NULL) {
-        free(wanted);
-        free(chosen);
-        free(nodes);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, n);
-    }
-    for (int r = 0; r < c->group.size; r++) {
-        if (!same_host(c, r, me)) continue;
-        int near = en->layout.places[r].cores > 0 && hpc_context_uses_nics(c, r);
-        if (r == me) mine = at;
-        for (int i = 0; i < en->layout.places[r].cores; i++, at++) {
-            int core = en->plan->affinity == HPC_KEY_BY_CORE ? i : -1;
-            wanted[at] = near ? hpc_node_of_core(&c->addresses[r].devices, core) : -1;
-            any |= wanted[at] >= 0;
-        }
-    }
-    for (int k = 0; any && k < n_cpus; k++) nodes[k] = hpc_host_node("", cpus[k]);
-    hpc_deal_cpus(cpus, nodes, n_cpus, wanted, n, chosen);
-    for (int i = 0; i < en->n_own_cores; i++) en->cores[i].cpu = chosen[mine + i];
-    free(wanted);
-    free(chosen);
-    free(nodes);
-    return HPC_OK;
-}
-
-/* Each thread has a CPU of its own if the host has one for every core of its servers, beside one for every rank. */
-int hpc_rows_choose_cores(hpc_engine *en, int progress, int *threads, const char *op) {
-    const hpc_context *c = en->context;
-    int me = c->group.rank, ranks = 0, cores = 0, status = HPC_OK;
-    for (int r = 0; r < c->group.size; r++) {
-        if (!same_host(c, r, me)) continue;
-        ranks++;
-        cores += en->layout.places[r].cores;
-    }
-    en->n_own_cores = en->layout.places[me].cores;
-    en->cores = calloc((size_t)en->n_own_cores + 1, sizeof *en->cores);
-    int *cpus = malloc(MOST_CPUS * sizeof *cpus);
-    if (en->cores == NULL || cpus == NULL) {
-        free(cpus);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, en->n_own_cores);
-    }
-    int n_cpus = hpc_host_cpus(cpus, MOST_CPUS);
-    if (n_cpus > MOST_CPUS) n_cpus = MOST_CPUS;
-    int spare = n_cpus >= ranks + cores;
-    /* A single rank waits for nobody but its own core, and is faster without a thread. */
-    *threads = progress == HPC_PROGRESS_THREAD || (progress == HPC_PROGRESS_AUTO && spare && c->group.size > 1);
-    for (int i = 0; i < en->n_own_cores; i++) {
-        en->cores[i].engine = en;
-        en->cores[i].index = i;
-        en->cores[i].cpu = -1;
-    }
-    if (*threads && spare) status = choose_cpus(en, cpus + ranks, n_cpus - ranks, cores, op);
-    for (int i = 0; i < en->n_own_cores; i++)
-        en->cores[i].node = en->cores[i].cpu >= 0 ? hpc_host_node("", en->cores[i].cpu) : -1;
-    free(cpus);
-    return status;
-}
 
 /* The private memory of a row, in this order: the rule's state, the accumulator, the outputs as they are sent, and the
  * residual. */

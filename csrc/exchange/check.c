@@ -18,7 +18,7 @@ struct description {
     uint64_t digest; /* of the plan */
     double grace;
     int32_t consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, split;
-    int32_t n_engines;
+    int32_t n_engines, threads; /* threads: with which the rank computes */
 };
 
 struct key_description {
@@ -222,6 +222,9 @@ int hpc_engine_check_config(const hpc_context *c, const hpc_exchange_config *f) 
     if (f->progress < HPC_PROGRESS_AUTO || f->progress > HPC_PROGRESS_THREAD)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: progress is %d, not 0 (auto), 1 (inline) or 2 (thread)",
                         f->progress);
+    if (f->threads < 0 || f->threads > HPC_MOST_THREADS)
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: threads is %d; it must be 0 to %d", f->threads,
+                        HPC_MOST_THREADS);
     int status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
     for (int k = 0; status == HPC_OK && k < (f->rules == NULL ? 1 : f->plan->n_keys); k++)
@@ -355,6 +358,7 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
     mine->n_keys = en->plan->n_keys;
     mine->n_engines = of->n_engines;
     mine->split = en->discipline->split != NULL;
+    mine->threads = f->threads > 0 ? f->threads : c->self.threads;
     struct key_description *keys = (void *)(mine + 1);
     for (int k = 0; k < en->plan->n_keys; k++) {
         snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, en->plan->keys[k].name);
@@ -375,6 +379,8 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
                               "exchange: rank %d sent a description of its exchange that cannot be read (%zu bytes)", r,
                               replies[r].nbytes);
     for (int r = 1; r < c->group.size && status == HPC_OK; r++) status = compare(r, replies[r].data, replies[0].data);
+    for (int r = 0; r < c->group.size && status == HPC_OK; r++)
+        en->threads[r] = ((const struct description *)replies[r].data)->threads;
     hpc_control_free_replies(c->control, replies);
 out:
     free(mine);

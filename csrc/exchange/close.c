@@ -110,6 +110,7 @@ void hpc_engine_free(hpc_engine *en) {
     free(en->peers.inputs_whole);
     free(en->peers.wait);
     free(en->peers.awaited);
+    free(en->threads);
     hpc_plan_free(en->plan);
     hpc_context_release(en->context);
     free(en);

@@ -11,6 +11,7 @@
 #include "engine/holders.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
+#include "engine/progress.h"
 #include "engine/rows.h"
 #include "engine/send.h"
 #include "engine/stages.h"
@@ -199,14 +200,14 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     const hpc_opening *opening = en->discipline->opening;
     const hpc_leaving *leaving = en->discipline->leaving;
     hpc_context *c = en->context;
-    int threads = 0, status = hpc_layout_make(en, op_create);
+    int status = hpc_layout_make(en, op_create);
     if (status == HPC_OK) status = hpc_holders_check(en, op_create);
     if (status == HPC_OK) status = check_outputs(en);
     if (status == HPC_OK && opening != NULL && opening->open_shares != NULL)
         status = opening->open_shares(en, op_create);
     if (status == HPC_OK) status = hpc_layout_slots(en);
     if (status == HPC_OK) status = hpc_params_take_place(en, op_create);
-    if (status == HPC_OK) status = hpc_rows_choose_cores(en, f->progress, &threads, op_create);
+    if (status == HPC_OK) status = hpc_progress_choose(en, f->progress, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status == HPC_OK) status = open_memory(en, deadline);
     if (status == HPC_OK) status = open_lanes(en, deadline);
@@ -229,7 +230,7 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
             !hpc_share_involves(en, &en->layout.shares[s], c->group.rank))
             en->life.serves = 1;
     for (int i = 0; i < en->n_work; i++) en->life.serves |= hpc_row_outlasts_pulls(en, en->work[i].index);
-    hpc_cores_start(en, threads);
+    hpc_cores_start(en);
     return HPC_OK;
 }
 
@@ -240,8 +241,9 @@ static int open_counts(hpc_engine *en) {
     en->peers.late = calloc(size, sizeof *en->peers.late);
     en->peers.wait = calloc(size, sizeof *en->peers.wait);
     en->peers.awaited = calloc(size, sizeof *en->peers.awaited);
+    en->threads = calloc(size, sizeof *en->threads);
     if (en->peers.pushed == NULL || en->peers.received == NULL || en->peers.late == NULL || en->peers.wait == NULL ||
-        en->peers.awaited == NULL)
+        en->peers.awaited == NULL || en->threads == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %zu ranks", size);
     return HPC_OK;
 }

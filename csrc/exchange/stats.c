@@ -1,7 +1,11 @@
 /* Facts of an exchange: what it has counted, and where its memory lies. */
 #include "exchange/exchange.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "engine/pieces.h"
+#include "engine/progress.h"
 
 static void add(const hpc_engine *en, hpc_exchange_stats *stats) {
     stats->pushes += en->stats.pushes;
@@ -33,6 +37,22 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     if (ex == NULL || stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or stats is NULL");
     *stats = (hpc_exchange_stats){0};
     for (int i = 0; i < ex->n_engines; i++) add(ex->engines[i], stats);
+    return HPC_OK;
+}
+
+/* Engines that have chosen alike are told once. */
+int hpc_exchange_get_progress(const hpc_exchange *ex, char *text, size_t nbytes) {
+    char own[512];
+    if (ex == NULL || text == NULL || nbytes == 0)
+        return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or text is NULL, or nbytes is 0");
+    text[0] = 0;
+    for (int i = 0; i < ex->n_engines; i++) {
+        const size_t n = strlen(text);
+        own[0] = 0;
+        hpc_progress_tell(ex->engines[i], own, sizeof own);
+        if (own[0] == 0 || strstr(text, own) != NULL) continue;
+        snprintf(text + n, nbytes - n, "%s%s", n > 0 ? "; " : "", own);
+    }
     return HPC_OK;
 }
 

@@ -20,7 +20,9 @@ typedef struct hpc_address {
     uint32_t version; /* major << 16 | minor << 8 | patch */
     uint32_t nbytes;
     int32_t rank, size;
-    int32_t cores, tcp_streams, quota; /* quota: of its cgroups, in cores; 0: none */
+    int32_t tcp_streams, quota; /* quota: of its cgroups, in cores; 0: none */
+    int32_t threads;            /* with which it computes, as it said at init */
+    uint64_t quota_of;          /* the cgroup with that quota: ranks with the same share it */
     double silence;
     uint64_t cpus[HPC_CPU_WORDS]; /* which ones it may use: a bit each, by number modulo how many bits there are */
     uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */

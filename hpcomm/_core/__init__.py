@@ -39,6 +39,7 @@ from .context import (
 from .exchange import (
     CONSISTENCIES,
     EVERY_KEY,
+    MOST_THREADS,
     PROGRESS,
     PULL,
     PUSH,
@@ -55,6 +56,7 @@ from .exchange import (
     exchange_gather,
     exchange_gathered,
     exchange_get_args,
+    exchange_get_progress,
     exchange_get_row,
     exchange_get_squares,
     exchange_gradient,

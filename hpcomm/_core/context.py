@@ -41,7 +41,7 @@ def hpcomm_warn(_arg: Any, sentence: Any) -> None:
     logger.warning("%s", text(sentence))
 
 
-def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
+def _settings(config: Config, threads: int, secret: bytes | None) -> tuple[Any, ...]:
     """An hpc_config, and what it points to."""
     transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
     devices, timeline = _chars(config.devices), _path_chars(config.timeline)
@@ -55,22 +55,24 @@ def _settings(config: Config, secret: bytes | None) -> tuple[Any, ...]:
     setattr(c, "yield", config.yield_)
     c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
     c.tcp_streams, c.tcp_congestion = config.tcp_streams, congestion
-    c.slice = SLICE
+    c.slice, c.threads = SLICE, threads
     c.secret, c.secret_bytes = chars, len(secret or b"")
     return c, transports, interfaces, devices, timeline, congestion, chars
 
 
-def context_create(rank: int, size: int, config: Config, secret: bytes | None, keep: object) -> Any:
-    """secret is copied by C."""
-    settings = _settings(config, secret)
+def context_create(rank: int, size: int, config: Config, threads: int, secret: bytes | None, keep: object) -> Any:
+    """threads: with which this rank computes. secret is copied by C."""
+    settings = _settings(config, threads, secret)
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, settings[0], out))
     return owned(out[0], lib.hpc_context_free, keep)
 
 
-def context_shrink(old: Any, config: Config, secret: bytes | None, timeout: float, keep: object) -> Any:
+def context_shrink(
+    old: Any, config: Config, threads: int, secret: bytes | None, timeout: float, keep: object
+) -> Any:
     """The new context of those that are left of the old one's ranks."""
-    settings = _settings(config, secret)
+    settings = _settings(config, threads, secret)
 
     def shrink(seconds: float, out: Any) -> int:
         return lib.hpc_context_shrink(old, settings[0], seconds, out)

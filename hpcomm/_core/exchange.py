@@ -10,12 +10,13 @@ from .. import _fast
 from .._ffi import ffi, lib
 from .handle import collected, collective
 from .memory import address_of, from_buffer, mapped, memory_of, new_word
-from .status import NULL, check, wait
+from .status import NULL, check, text, wait
 
 EVERY_KEY = -1
 PUSH: int = lib.HPC_PUSH
 PULL: int = lib.HPC_PULL
 PUSH_PULL: int = lib.HPC_PUSH | lib.HPC_PULL
+MOST_THREADS: int = lib.HPC_MOST_THREADS
 CONSISTENCIES: dict[str, int] = {
     "BSP": lib.HPC_BSP,
     "ASYNC": lib.HPC_ASYNC,
@@ -38,9 +39,10 @@ exchange_ready = _fast.exchange_ready
 exchange_step = _fast.exchange_step
 
 
-def spare_cores(context: Any, servers: tuple[int, ...]) -> int:
-    """Cores that each of these servers can have for threads of its own; the same number on all ranks."""
-    return int(lib.hpc_spare_cores(context, servers, len(servers)))
+def spare_cores(context: Any, workers: tuple[int, ...], servers: tuple[int, ...]) -> int:
+    """Cores that each of these servers can have for threads of its own, beside the threads that workers compute with;
+    the same number on all ranks."""
+    return int(lib.hpc_spare_cores(context, workers, len(workers), servers, len(servers)))
 
 
 def interfaces(context: Any, servers: tuple[int, ...]) -> int:
@@ -64,6 +66,7 @@ def exchange_config(
     grace: float,
     graph: Any,
     progress: int,
+    threads: int,
     shared_params: bool,
     in_place: bool,
     eager: bool,
@@ -80,6 +83,7 @@ def exchange_config(
     c_rules = ffi.new("const hpc_rule *[]", rules)
     config.plan, config.rules, config.values = plan, c_rules, c_values
     config.consistency, config.progress, config.isa = consistency, progress, isa
+    config.threads = threads
     config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
     config.quorum, config.grace, config.split = quorum, grace, split
@@ -267,6 +271,13 @@ def exchange_stats(exchange: Any) -> dict[str, Any]:
     stats = ffi.new("hpc_exchange_stats *")
     check(lib.hpc_exchange_get_stats(exchange, stats))
     return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_exchange_stats").fields}
+
+
+def exchange_get_progress(exchange: Any) -> str:
+    """Who works for this rank's cores, and why, in words."""
+    words = ffi.new("char[]", 1024)
+    check(lib.hpc_exchange_get_progress(exchange, words, len(words)))
+    return text(words)
 
 
 def exchange_late(exchange: Any, key: int) -> int:

@@ -138,11 +138,13 @@ def _involved(topology: Topology, size: int) -> tuple[int, ...]:
 def _cores(ctx: Context, topology: Topology, made: Made) -> tuple[int, int]:
     """Cores of each rank that folds, and its NICs. Each NIC gets the same number of cores: it needs one, and else their
     work would differ."""
-    servers = tuple(whole("roles: a rank", rank, 0, ctx.size - 1) for rank in topology.roles(ctx.size)[1])
+    workers, servers = (
+        tuple(whole("roles: a rank", rank, 0, ctx.size - 1) for rank in ranks) for ranks in topology.roles(ctx.size)
+    )
     interfaces = topology.interfaces or _core.interfaces(ctx._handle, servers)
     if made.plan.cores is not None:
         return made.plan.cores, interfaces
-    spare = 0 if made.engine.progress == "inline" else _core.spare_cores(ctx._handle, servers)
+    spare = 0 if made.engine.progress == "inline" else _core.spare_cores(ctx._handle, workers, servers)
     return max(1, spare // interfaces) * interfaces, interfaces
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core, optim
+from .. import _core, launch, optim
 from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
@@ -244,6 +244,7 @@ class Exchange(SplitCalls):
             grace=-1 if consistency.grace is None else consistency.grace,
             graph=one.graph,
             progress=_core.PROGRESS[engine.progress],
+            threads=launch.threads(),
             shared_params=bool(engine.shared_params),
             in_place=bool(engine.in_place),
             eager=not engine.deterministic and not one.phases,
@@ -567,6 +568,7 @@ class Exchange(SplitCalls):
         stats = _core.exchange_stats(self._handle)
         return ExchangeStats(
             **stats,
+            progress=_core.exchange_get_progress(self._handle),
             by_inputs=_core.exchange_inputs(self._handle) if self.graph or stats["reduces"] else (),
             by_staleness=_core.exchange_staleness(self._handle) if self._settles else (),
             peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),

@@ -41,8 +41,8 @@ class PlanOptions:
             hold. Not with shared_params, nor on a graph, where parameters stay at their rank.
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full, under SSP with servers
             each by its part of the mean.
-        cores: of each server. None means as many as its host can spare for threads, and at least 1 for each of its
-            interfaces; with progress="inline" just that. Ranks whose progress differs must give a number.
+        cores: of each server. None means as many as its host can spare for threads, beside those that workers computed
+            with when they called init, and at least 1 for each of its interfaces; with progress="inline" just that. Ranks whose progress differs must give a number.
     """
 
     chunk_bytes: int | None = None
@@ -78,8 +78,11 @@ class EngineOptions:
         split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange): owners keep the mean in
             between, 4 bytes an element. BSP with servers; one update of a key is under way, whatever the depth. Owners
             work for the keys that were given first.
-        progress: who works for the chunks that this rank owns: "thread" (a pinned thread for each core), "inline"
-            (every wait of this rank's), or "auto" (threads where the host has cores to spare).
+        progress: who works for the chunks that this rank owns: "thread" (a thread for each core), "inline" (every wait
+            of this rank's), or "auto": threads where the ranks that share CPUs with this one have one for each thread
+            that they compute with and one for each core, else inline. A worker computes with torch.get_num_threads()
+            threads if torch is imported, else with those of OMP_NUM_THREADS, else with one. Where there are so many
+            CPUs threads are pinned, each to a CPU of its own.
         patience: the timeout of pushes, pulls and steps without a timeout of their own is patience times stats().usual,
             the learned high estimate of push latency (ASAP, section 5: a dynamic timeout by the time taken for the
             reduce); at least 1 s, and at most the context's default. None: the context's default.

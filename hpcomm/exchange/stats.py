@@ -100,6 +100,8 @@ class ExchangeStats:
         wait: seconds that this rank waited for pulls, free gradients and full rings.
         busy: seconds that this rank's cores folded, applied and wrote.
         threads: of its engine; 0 means that the callers' waits do its work.
+        progress: who works for this rank's cores, and why, in words: "thread: core 0 on CPU 3", or "inline: 4 ranks
+            with 1 thread each and 4 cores need 8 CPUs; this kernel has 2 for them".
         usual: a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0 before eight
             pushes.
         bytes_sent: to rows of other ranks: pushed, forwarded and relayed. Parameters for workers are in traffic alone.
@@ -127,6 +129,7 @@ class ExchangeStats:
     wait: float
     busy: float
     threads: int
+    progress: str
     usual: float
     bytes_sent: int
     reduces: int

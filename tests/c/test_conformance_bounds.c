@@ -241,6 +241,9 @@ static void context_in_bounds(rank *r) {
     CHECK_MESSAGE("pigeon");
     bad = r->config, bad.size = 1;
     REFUSED(hpc_context_create(0, 1, &bad, &c), 1);
+    bad = r->config, bad.threads = -1;
+    CHECK_STATUS(hpc_context_create(0, 1, &bad, &c), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("threads is -1");
     CHECK(c == NULL);
     REFUSED_TEXT(hpc_init(NULL, NULL, &c), "oob");
 

@@ -256,7 +256,7 @@ static void joins_late(rank *r) {
             while (atomic_load(&r->context->group.bell->sleepers) == 0) sched_yield();
             sched_yield();
         }
-        hpc_cores_start(x.e->engines[1], 1);
+        hpc_cores_start(x.e->engines[1]);
         rank_await(r, 2, 1);
     } else {
         rank_await(r, 0, 1);

@@ -176,6 +176,8 @@ static void bad_config(rank *r) {
     refused(r, &c, HPC_ERR_INVALID, "7");
     c = good, c.progress = 9;
     refused(r, &c, HPC_ERR_INVALID, "9");
+    c = good, c.threads = HPC_MOST_THREADS + 1;
+    refused(r, &c, HPC_ERR_INVALID, "65537");
     c = good, c.isa = 99;
     refused(r, &c, HPC_ERR_INVALID, "99");
     hpc_rule rule = {.name = "own", .apply = apply_nothing};

@@ -51,33 +51,65 @@ static void begin(const char *cgroup, const char *mountinfo) {
     give("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1024 kB\nMemAvailable:    8388608 kB\n");
 }
 
+static int quota(const char *root) {
+    uint64_t of;
+    return hpc_host_quota(root, &of);
+}
+
+/* The cgroup that limits most, by its folder: two that stand below it have the same. */
+static void test_quota_of(void) {
+    uint64_t job, first, second, none;
+    struct stat s;
+    char folder[128];
+    begin("0::/job/first\n", UNIFIED);
+    give("sys/fs/cgroup/job/first/cpu.max", "200000 100000\n");
+    give("sys/fs/cgroup/job/second/cpu.max", "300000 100000\n");
+    give("sys/fs/cgroup/job/cpu.max", "max 100000\n");
+    CHECK_EQ(hpc_host_quota(tree, &first), 2);
+    snprintf(folder, sizeof folder, "%s/sys/fs/cgroup/job/first", tree);
+    CHECK_EQ(stat(folder, &s), 0);
+    CHECK_EQ(first & 0xffffffffffff, (uint64_t)s.st_ino & 0xffffffffffff);
+    give("proc/self/cgroup", "0::/job/second\n");
+    CHECK_EQ(hpc_host_quota(tree, &second), 3);
+    CHECK(first != second);
+    give("sys/fs/cgroup/job/cpu.max", "200000 100000\n");
+    CHECK_EQ(hpc_host_quota(tree, &job), 2);
+    CHECK(job != first && job != second && job != 0);
+    give("proc/self/cgroup", "0::/job/first\n");
+    CHECK_EQ(hpc_host_quota(tree, &first), 2); /* as much as the job's, which counts */
+    CHECK_EQ(first, job);
+    begin("0::/\n", UNIFIED);
+    CHECK_EQ(hpc_host_quota(tree, &none), 0);
+    CHECK_EQ(none, 0);
+}
+
 static void test_no_limits(void) {
     begin("0::/\n", UNIFIED);
-    CHECK_EQ(hpc_host_quota(tree), 0);
+    CHECK_EQ(quota(tree), 0);
     CHECK_EQ(hpc_host_memory(tree), 8192 * MiB);
     CHECK_EQ(hpc_host_cache(tree), 32 * MiB);
     begin("", "");
-    CHECK_EQ(hpc_host_quota(tree), 0);
+    CHECK_EQ(quota(tree), 0);
     CHECK_EQ(hpc_host_memory(tree), 8192 * MiB);
 }
 
 static void test_quota(void) {
     begin("0::/job/rank\n", UNIFIED);
     give("sys/fs/cgroup/job/rank/cpu.max", "max 100000\n");
-    CHECK_EQ(hpc_host_quota(tree), 0);
+    CHECK_EQ(quota(tree), 0);
     give("sys/fs/cgroup/job/cpu.max", "350000 100000\n");
-    CHECK_EQ(hpc_host_quota(tree), 3);
+    CHECK_EQ(quota(tree), 3);
     give("sys/fs/cgroup/job/rank/cpu.max", "200000 100000\n");
-    CHECK_EQ(hpc_host_quota(tree), 2);
+    CHECK_EQ(quota(tree), 2);
     give("sys/fs/cgroup/cpu.max", "50000 100000\n");
-    CHECK_EQ(hpc_host_quota(tree), 1);
+    CHECK_EQ(quota(tree), 1);
 
     begin("5:cpuset:/other\n4:cpu,cpuacct:/job\n0::/\n", SPLIT);
     give("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "-1\n");
     give("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
-    CHECK_EQ(hpc_host_quota(tree), 0);
+    CHECK_EQ(quota(tree), 0);
     give("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "400000\n");
-    CHECK_EQ(hpc_host_quota(tree), 4);
+    CHECK_EQ(quota(tree), 4);
 }
 
 static void test_memory(void) {
@@ -111,19 +143,19 @@ static void test_memory(void) {
 static void test_container(void) {
     begin("0::/docker/c1/job\n", "38 31 0:38 /docker/c1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
     give("sys/fs/cgroup/cpu.max", "600000 100000\n");
-    CHECK_EQ(hpc_host_quota(tree), 6);
+    CHECK_EQ(quota(tree), 6);
     give("sys/fs/cgroup/job/cpu.max", "500000 100000\n");
-    CHECK_EQ(hpc_host_quota(tree), 5);
+    CHECK_EQ(quota(tree), 5);
     give("proc/self/cgroup", "0::/docker/c1\n");
-    CHECK_EQ(hpc_host_quota(tree), 6);
+    CHECK_EQ(quota(tree), 6);
     give("proc/self/cgroup", "0::/docker/c123\n");
-    CHECK_EQ(hpc_host_quota(tree), 6);
+    CHECK_EQ(quota(tree), 6);
 
     /* A cgroup outside of the namespace's root is none that the mount shows. */
     begin("0::/../outside\n", UNIFIED);
     give("sys/fs/outside/cpu.max", "100000 100000\n");
     give("sys/fs/cgroup/cpu.max", "600000 100000\n");
-    CHECK_EQ(hpc_host_quota(tree), 6);
+    CHECK_EQ(quota(tree), 6);
 }
 
 static void test_cache(void) {
@@ -156,7 +188,8 @@ static void test_cpus(void) {
     int n = hpc_host_cpus(cpus, CPU_SETSIZE);
     cpu_set_t mine;
     CHECK_EQ(sched_getaffinity(0, sizeof mine, &mine), 0);
-    CHECK_EQ(n, hpc_core_count());
+    CHECK_EQ(n, CPU_COUNT(&mine));
+    CHECK(hpc_core_count() <= n);
     for (int i = 0; i < n; i++) {
         CHECK(CPU_ISSET(cpus[i], &mine));
         CHECK(i == 0 || cpus[i] > cpus[i - 1]);
@@ -207,6 +240,7 @@ int main(void) {
     CHECK(mkdtemp(trees) != NULL);
     CHECK_EQ(atexit(remove_trees), 0);
     test_no_limits();
+    test_quota_of();
     test_quota();
     test_memory();
     test_container();

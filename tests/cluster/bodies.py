@@ -1,5 +1,6 @@
 """What ranks do in more than one test. It needs nothing but hpcomm and NumPy, so that any Python can run it."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,17 @@ def who(desk: Desk) -> dict[str, Any]:
         peers = [(peer.transport, peer.host, peer.path, peer.state) for peer in ctx.peers]
         ctx.barrier()
         return {"peers": peers, "seen": seen}
+
+
+def chosen(desk: Desk, cpus: int) -> tuple[str, int, bool]:
+    """Who works for the cores of a rank that may use the first so many CPUs, and whether it was told that ranks share
+    them."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
+    ones = {str(key): np.ones(1 << 14, np.float32) for key in range(8)}  # so that every rank owns some
+    with hpcomm.init(desk.world()) as ctx, Exchange(ctx, ones, rule=SGD(lr=1)) as ex:
+        ex.step(ones)
+        stats = ex.stats()
+        return stats.progress, stats.threads, any("share" in note for note in ctx.notes)
 
 
 def block(rank: int, step: int, n: int) -> Any:

@@ -1,11 +1,12 @@
 """Which transport each pair of ranks chooses, and how it says so."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from .bodies import who
+from .bodies import chosen, who
 from .hosts import Cluster
 from .job import Job
 
@@ -50,6 +51,18 @@ def test_the_ranks_of_one_host_use_tcp_where_they_are_told_to(cluster: Cluster) 
         for rank, value in enumerate(job.values()):
             assert value["peers"][1 - rank][0] == "tcp"
             assert value["seen"][1 - rank] is None
+
+
+def test_hosts_on_one_kernel_deal_its_cpus_among_them(cluster: Cluster) -> None:
+    """A namespace hides the ranks of the others, but not that they run on the same two CPUs."""
+    cpus = 2
+    if len(os.sched_getaffinity(0)) < cpus:
+        pytest.skip("one CPU")
+    with Job(cluster, chosen, cpus, by="desk", env={"OMP_NUM_THREADS": "1"}) as job:
+        for words, threads, shared in job.values():
+            assert words == "inline: 4 ranks with 1 thread each and 4 cores need 8 CPUs; this kernel has 2 for them"
+            assert threads == 0
+            assert shared
 
 
 def test_hosts_that_may_use_shared_memory_only_are_refused(cluster: Cluster) -> None:

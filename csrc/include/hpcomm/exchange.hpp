@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace hpcomm {
@@ -228,6 +229,14 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     }
     void set_encoder(int key, int row, std::uint64_t made, const float *values, Report report = {}) {
         report(hpc_exchange_set_encoder(get(), key, row, made, values));
+    }
+
+    // Who works for this rank's cores, and why, in words.
+    std::string chosen_progress(Report report = {}) const {
+        std::string text(1024, 0);
+        report(hpc_exchange_get_progress(get(), &text[0], text.size()));
+        text.resize(text.find('\0'));
+        return text;
     }
 
     hpc_exchange_stats stats(Report report = {}) const {

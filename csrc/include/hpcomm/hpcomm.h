@@ -179,9 +179,10 @@ typedef struct hpc_config {
                      timeout of such a wait is not followed to its culprits, see hpc_follow_timeout; 0 */
     const char *tcp_congestion; /* TCP's congestion control, as the kernel names it ("dctcp"); NULL: the system's, but
                                    cubic or reno in the place of bbr */
+    int threads;                /* with which this rank computes, up to HPC_MOST_THREADS: they need CPUs too; 0: 1 */
 } hpc_config;
 
-enum { HPC_TCP_STREAMS = 8 };
+enum { HPC_TCP_STREAMS = 8, HPC_MOST_THREADS = 1 << 16 };
 
 HPC_API void hpc_config_init(hpc_config *config);                 /* fills in the defaults */
 HPC_API double hpc_config_init_seconds(const hpc_config *config); /* for which init waits */
@@ -592,7 +593,7 @@ typedef enum hpc_consistency {
 } hpc_consistency;
 
 typedef enum hpc_progress {
-    HPC_PROGRESS_AUTO = 0,   /* threads where the host has cores to spare */
+    HPC_PROGRESS_AUTO = 0,   /* threads where CPUs suffice for them beside all threads that compute */
     HPC_PROGRESS_INLINE = 1, /* every wait of the context also works for this rank's rows */
     HPC_PROGRESS_THREAD = 2  /* a pinned thread for each core of the plan */
 } hpc_progress;
@@ -606,6 +607,7 @@ typedef struct hpc_exchange_config {
     const float *const *values;   /* by key: the initial parameters; rank 0's are used, the others' may be NULL */
     int consistency;              /* hpc_consistency */
     int progress;                 /* hpc_progress; each rank its own */
+    int threads;                  /* with which this rank computes while it is a worker; 0: hpc_config's */
     int shared_params;            /* 1: the workers of a host read one copy, which lies in the lowest one's part. Only
                                      BSP. Ranks of a host map each other's memory (peer_view), and one of them writes
                                      the copy of several workers: by a plan of hosts where there are several hosts */

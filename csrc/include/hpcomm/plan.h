@@ -21,9 +21,11 @@ typedef enum hpc_affinity {
     HPC_WORKER_BY_INTERFACE = 1 /* the NIC of the pair of ranks, for every chunk */
 } hpc_affinity;
 
-/* How many cores each of these servers can have for its threads while every rank of its host still has one: the same
- * number on all ranks, 0 when none are to spare. A good value for hub.cores, raised to 1, with HPC_PROGRESS_AUTO. */
-HPC_API int hpc_spare_cores(const hpc_context *context, const int *servers, int n_servers);
+/* How many cores each of these servers can have for its threads while every rank of its kernel still has a CPU, and
+ * workers one for each thread that they compute with (hpc_config.threads): the same number on all ranks, 0 when none
+ * are to spare. A good value for hub.cores, raised to 1, with HPC_PROGRESS_AUTO. */
+HPC_API int hpc_spare_cores(const hpc_context *context, const int *workers, int n_workers, const int *servers,
+                            int n_servers);
 
 /* How many NICs each of these servers has towards other ranks, at least 1: the same number on all ranks. A good value
  * for hub.interfaces, if hub.cores is a multiple of it. */

@@ -188,9 +188,11 @@ struct TreeConfig {
     }
 };
 
-// Cores that each of the servers can have for threads of its own; 0 when there are none to spare.
-inline int spare_cores(const Context &context, const std::vector<int> &servers) {
-    return hpc_spare_cores(context.get(), servers.data(), static_cast<int>(servers.size()));
+// Cores that each of the servers can have for threads of its own, beside the threads that workers compute with; 0 when
+// there are none to spare.
+inline int spare_cores(const Context &context, const std::vector<int> &workers, const std::vector<int> &servers) {
+    return hpc_spare_cores(context.get(), workers.data(), static_cast<int>(workers.size()), servers.data(),
+                           static_cast<int>(servers.size()));
 }
 
 // NICs that each of the servers can use, 1 at least; cores is best a multiple of it.

@@ -33,6 +33,10 @@ typedef struct hpc_exchange_stats {
 
 HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
 
+/* Writes in words who works for this rank's cores, and why, such as "thread: core 0 on CPU 3": at most nbytes, the 0 at
+ * the end included. */
+HPC_API int hpc_exchange_get_progress(const hpc_exchange *exchange, char *text, size_t nbytes);
+
 /* With a quorum. late: how many shares (one core's rows of a key; where rows relay, those that send this rank its
  * parameters) of this rank's last push of key were late and left out, once the push has ended; key -1: of all keys.
  * version: the newest version of the parameters (the number of their folds) that any owner has answered this rank, on a

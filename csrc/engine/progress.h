@@ -1,0 +1,14 @@
+/* Who works for the cores of this rank: threads of their own, or the waits of its callers. */
+#ifndef HPC_PROGRESS_H
+#define HPC_PROGRESS_H
+
+#include "engine/engine.h"
+
+/* Makes the cores and chooses their CPUs, before the window is there. asked: hpc_progress. */
+int hpc_progress_choose(hpc_engine *en, int asked, const char *op);
+
+/* Appends the choice and its reason to text, which is ended by 0 and has room for cap bytes; nothing if the threads of
+ * another engine work for all cores. */
+void hpc_progress_tell(const hpc_engine *en, char *text, size_t cap);
+
+#endif
