@@ -168,14 +168,6 @@ void hpc_lane_uncork(hpc_lane *lane) {
         if (c->transports[r]->uncork != NULL) c->transports[r]->uncork(lane, r);
 }
 
-int hpc_lane_try_overtake(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
-                          uint32_t imm) {
-    lane->overtakes = 1;
-    int status = hpc_lane_try_notify(lane, w, peer, src, nbytes, offset, imm);
-    lane->overtakes = 0;
-    return status;
-}
-
 /* ---- flush and poll ---- */
 
 struct flushing {

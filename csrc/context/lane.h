@@ -27,10 +27,12 @@ static inline void hpc_lane_cork(hpc_lane *lane) {
 }
 void hpc_lane_uncork(hpc_lane *lane);
 
-/* hpc_lane_try_notify, for an event that its receiver may get before earlier puts of the lane: where those wait for
- * room in a socket, it goes first. */
-int hpc_lane_try_overtake(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
-                          uint32_t imm);
+/* Until the next call puts of the lane have this turn: they may reach their peer before earlier puts with a later
+ * (greater) turn, which a transport does where those still wait for room in a socket. Puts of one turn keep their
+ * order, and nothing overtakes those of turn 0. */
+static inline void hpc_lane_take_turn(hpc_lane *lane, uint32_t turn) {
+    lane->turn = turn;
+}
 
 /* rail: as in hpc_lane. */
 int hpc_lane_open(hpc_context *context, int own, int rail, double deadline, hpc_lane **lane);

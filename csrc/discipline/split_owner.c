@@ -13,6 +13,7 @@
 #include "engine/mean.h"
 #include "engine/pieces.h"
 #include "engine/row.h"
+#include "engine/send.h"
 #include "engine/stages.h"
 
 enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
@@ -319,16 +320,18 @@ int hpc_split_work(hpc_core *core) {
     if (list->n == 0) return 0;
     hpc_share *share = lowest_work(core);
     const hpc_split_means *m = share->own;
-    for (int i = 0; i < SLICE_ROWS; i++) {
-        int failed = 0;
+    int failed = 0;
+    hpc_lane_take_turn(core->out, hpc_turn_of(share->key));
+    for (int i = 0; i < SLICE_ROWS && !failed; i++) {
         if (is_folding(m))
             failed = fold_next(core, share);
         else if (is_finishing(share))
             failed = use_next(core, share);
         else
             break;
-        if (failed) return 1;
     }
+    hpc_lane_take_turn(core->out, 0);
+    if (failed) return 1;
     if (!is_folding(m) && !is_finishing(share)) end_work(core, share);
     core->due = list->n > 0 ? 0 : INFINITY;
     return 1;
@@ -374,18 +377,22 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     if (hpc_engine_has_failed(en)) return;
     if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
+    hpc_lane_take_turn(core->out, hpc_turn_of(w->row->key));
     if (how == CAME) {
         hpc_row_count_received(core, w, 0);
         hpc_row_pass_on(core, w, 0);
     } else if (w->sends_to_rows) {
         hpc_forward_empty(core, w);
     }
-    if (++m->n_finished < share->n_rows) return;
-    m->n_finished = 0;
-    m->answered++;
-    for (int i = 0; i < share->n_rows; i++) hpc_row_took(&en->work[en->work_of[share->rows[i]]], 0);
-    for (int i = 0; i < share->n_members; i++)
-        hpc_share_answer(core, share->members[i], hpc_signal_second(en, (int)(share - en->layout.shares)), m->answered);
+    if (++m->n_finished == share->n_rows) {
+        m->n_finished = 0;
+        m->answered++;
+        for (int i = 0; i < share->n_rows; i++) hpc_row_took(&en->work[en->work_of[share->rows[i]]], 0);
+        for (int i = 0; i < share->n_members; i++)
+            hpc_share_answer(core, share->members[i], hpc_signal_second(en, (int)(share - en->layout.shares)),
+                             m->answered);
+    }
+    hpc_lane_take_turn(core->out, 0);
 }
 
 static void came(hpc_core *core, hpc_work *w, int input, int how) {

@@ -78,7 +78,7 @@ void hpc_split_begin_fold(hpc_engine *en, int key) {
 
 int hpc_split_send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
-    if (!(en->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_share(en, s, slot, l);
+    if (!(en->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_in_turn(en, s, slot, l);
     if (share->pushed == 0) return HPC_OK;
     return hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, 0, s), l);
 }

@@ -72,8 +72,10 @@ int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t 
 
 int hpc_send_ahead(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l) {
-    int status = hpc_lane_try_overtake(en->in_lanes[core], en->window, owner, src, nbytes, offset, imm);
-    return status == HPC_IN_PROGRESS ? hpc_send_event(en, core, owner, src, nbytes, offset, imm, l) : status;
+    hpc_lane_take_turn(en->in_lanes[core], 1);
+    int status = hpc_send_event(en, core, owner, src, nbytes, offset, imm, l);
+    hpc_lane_take_turn(en->in_lanes[core], 0);
+    return status;
 }
 
 int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
@@ -97,6 +99,14 @@ int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
         status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
     if (en->owners_leave) status = hpc_unless_left(en, share->owner, status);
     if (status == HPC_OK) hpc_count_sent(en, share, hpc_push_slot(en, share->key));
+    return status;
+}
+
+int hpc_push_in_turn(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    hpc_lane_take_turn(en->in_lanes[share->core], hpc_turn_of(share->key));
+    int status = hpc_push_share(en, s, slot, l);
+    hpc_lane_take_turn(en->in_lanes[share->core], 0);
     return status;
 }
 

@@ -21,6 +21,16 @@ int hpc_push_wait_done(hpc_engine *en, int key, hpc_limit *l, const char *op);
 /* Sends one event to an owner that reads the update in place; to any other owner it sends every row with its data. Goes
  * on from the key's at_row, where a full ring stopped it. */
 int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l);
+/* The turn of what is sent of a key (hpc_lane_take_turn), where updates of different keys have no order: keys are given
+ * in the order in which a forward pass needs them, so the first ones go first where many wait (P3, Jayarajan et al.,
+ * SysML 2019). What goes ahead is earlier still. */
+static inline uint32_t hpc_turn_of(int key) {
+    return (uint32_t)key + 2;
+}
+
+/* hpc_push_share, in the turn of its key. */
+int hpc_push_in_turn(hpc_engine *en, int s, int slot, hpc_limit *l);
+
 /* Counts the bytes of a push of a share as sent. */
 void hpc_count_sent(hpc_engine *en, const hpc_share *share, const char *slot);
 
@@ -29,7 +39,7 @@ void hpc_count_sent(hpc_engine *en, const hpc_share *share, const char *slot);
 int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 
-/* The same for an event that its owner may get before what was sent earlier: it does not wait behind gradients. */
+/* The same for an event that its owner may get before what was sent of any key: it does not wait behind gradients. */
 int hpc_send_ahead(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 

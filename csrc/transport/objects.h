@@ -164,7 +164,7 @@ struct hpc_lane {
     hpc_lane_peer *peers; /* by rank */
     int next;             /* where poll looks first */
     int corked;           /* its thread makes several puts in a row, and uncorks soon */
-    int overtakes;        /* the events that it puts now may come before puts that a transport keeps back */
+    uint32_t turn;        /* of the puts that it makes now, see hpc_lane_take_turn; 0: none */
     int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
     uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
     void *verbs;          /* verbs: its queues */

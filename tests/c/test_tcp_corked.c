@@ -123,13 +123,16 @@ static void ahead(rank *r) {
     memset(src, 3, CHUNK);
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank == SENDER) {
+        hpc_lane_take_turn(lane, 2);
         for (uint32_t k = 0; k < CHUNKS; k++) CHECK_OK(hpc_put_notify(lane, w, TAKER, src, CHUNK, 0, k, -1));
         const int waited = queued_at(link_to(lane, TAKER)) > CHUNK;
+        hpc_lane_take_turn(lane, 1);
         for (uint32_t k = 0; k < AHEAD; k++) {
             words[k] = 77 + k;
-            CHECK_OK(hpc_lane_try_overtake(lane, w, TAKER, &words[k], sizeof words[k], CHUNK + k * sizeof words[k],
-                                           FIRST_AHEAD + k));
+            CHECK_OK(hpc_put_notify(lane, w, TAKER, &words[k], sizeof words[k], CHUNK + k * sizeof words[k],
+                                    FIRST_AHEAD + k, -1));
         }
+        hpc_lane_take_turn(lane, 0);
         rank_set(r, 0, 1 + (uint64_t)waited);
         CHECK_OK(hpc_flush(lane, w, TAKER, -1));
     } else {

@@ -134,10 +134,23 @@ static int send_orders(tcp_stream *s) {
     return 0;
 }
 
-static int hold_back(tcp_stream *s, const void *header, size_t head, const void *src, size_t nbytes, size_t sent) {
+/* The last order goes before those behind which it need not be. */
+static void take_turn(tcp_stream *s) {
+    tcp_order **to = &s->first, **at = &s->first, *order = (tcp_order *)((char *)s->last - offsetof(tcp_order, next));
+    for (; *at != order; at = &(*at)->next)
+        if ((*at)->turn <= order->turn || (*at)->sent > 0) to = &(*at)->next;
+    if (to == at) return;
+    s->last = at;
+    *at = NULL;
+    order->next = *to;
+    *to = order;
+}
+
+static int hold_back(tcp_stream *s, const void *header, size_t head, const void *src, size_t nbytes, size_t sent,
+                     uint32_t turn) {
     tcp_order *o = malloc(sizeof *o);
     if (o == NULL) return ENOMEM;
-    o->overtakes = 0;
+    o->turn = turn;
     o->src = src;
     o->head = head;
     o->total = head + nbytes;
@@ -148,24 +161,13 @@ static int hold_back(tcp_stream *s, const void *header, size_t head, const void 
     s->last = &o->next;
     s->queued += o->total - sent;
     if (o->header[offsetof(hpc_frame, type)] == HPC_FRAME_FLUSHED) s->answer = o;
+    if (turn != 0) take_turn(s);
     return 0;
 }
 
-/* The last order goes before all that nothing of has been sent, but for those that have overtaken before. */
-static void overtake(tcp_stream *s) {
-    tcp_order **at = &s->first, *order = s->first, *before = NULL;
-    for (; order->next != NULL; order = order->next) before = order;
-    order->overtakes = 1;
-    while (*at != order && ((*at)->sent > 0 || (*at)->overtakes)) at = &(*at)->next;
-    if (*at == order) return;
-    s->last = &before->next;
-    before->next = NULL;
-    order->next = *at;
-    *at = order;
-}
-
-/* One frame to one stream, behind what waits there. corked: the caller sends the orders. */
-static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src, int corked) {
+/* One frame to one stream, in its turn. corked: the caller sends the orders. */
+static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src, int corked,
+                      uint32_t turn) {
     unsigned char small[sizeof(tcp_order) + SMALL];
     size_t head = sizeof *frame + frame->fences * sizeof(uint64_t), nbytes = (size_t)frame->nbytes;
     int fd = tcp_stream_fd(s);
@@ -186,12 +188,12 @@ static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fen
         if (sent < 0) sent = 0;
         s->full = 1;
     }
-    int error = hold_back(s, small, head, src, nbytes, (size_t)sent);
+    int error = hold_back(s, small, head, src, nbytes, (size_t)sent, turn);
     return error != 0 || (corked && s->queued < MOST_CORKED) ? error : send_orders(s);
 }
 
 /* A frame of stream 0 that comes after all stripes so far. */
-static int send_ordered(tcp_link *l, hpc_frame frame, const void *src, int corked) {
+static int send_ordered(tcp_link *l, hpc_frame frame, const void *src, int corked, uint32_t turn) {
     uint64_t fences[HPC_TCP_STREAMS - 1];
     frame.magic = HPC_FRAME_MAGIC;
     if (!l->fenced) {
@@ -199,7 +201,7 @@ static int send_ordered(tcp_link *l, hpc_frame frame, const void *src, int corke
         for (int k = 1; k < l->n_streams; k++) fences[k - 1] = l->streams[k].pieces;
         l->fenced = 1;
     }
-    return send_frame(&l->streams[0], &frame, fences, src, corked);
+    return send_frame(&l->streams[0], &frame, fences, src, corked, turn);
 }
 
 static int is_striped(const tcp_link *l, uint64_t nbytes) {
@@ -224,7 +226,7 @@ static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
                                 .offset = frame->offset + from,
                                 .nbytes = to - from};
         l->streams[k].pieces++;
-        int error = send_frame(&l->streams[k], &rest, NULL, src + from, 0);
+        int error = send_frame(&l->streams[k], &rest, NULL, src + from, 0, 0);
         if (error != 0) return error;
     }
     return 0;
@@ -237,17 +239,9 @@ static void unlock_sent(tcp_link *l, int error) {
     pthread_mutex_unlock(&l->sending);
 }
 
-/* An event that overtakes goes without fences: nothing that it tells of comes by other streams. */
-static int send_before_others(tcp_link *l, hpc_frame frame, const void *src) {
-    tcp_stream *s = &l->streams[0];
-    frame.magic = HPC_FRAME_MAGIC;
-    int error = hold_back(s, &frame, sizeof frame, src, (size_t)frame.nbytes, 0);
-    if (error == 0) overtake(s);
-    return error;
-}
-
 int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, const hpc_lane *lane) {
     const int corked = lane->corked;
+    const uint32_t turn = l->n_streams == 1 ? lane->turn : 0; /* fences hold those behind them to their order */
     hpc_frame frame = *given;
     int error = 0;
     pthread_mutex_lock(&l->sending);
@@ -259,13 +253,11 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, const hpc
     if (frame.flags & HPC_FRAME_EVENT) l->events++;
     if (is_striped(l, frame.nbytes)) error = send_pieces(l, &frame, src);
     if (error == 0) {
-        if (lane->overtakes && l->streams[0].full && !is_striped(l, frame.nbytes))
-            error = send_before_others(l, frame, src);
-        else if (frame.flags != 0)
-            error = send_ordered(l, frame, src, corked);
+        if (frame.flags != 0)
+            error = send_ordered(l, frame, src, corked, turn);
         else {
             frame.magic = HPC_FRAME_MAGIC;
-            error = send_frame(&l->streams[0], &frame, NULL, src, corked);
+            error = send_frame(&l->streams[0], &frame, NULL, src, corked, turn);
         }
     }
     l->corked = corked;
@@ -292,7 +284,7 @@ int tcp_link_may_notify(tcp_link *l) {
         l->wanting = 0;
     } else if (!l->wanting) {
         l->wanting = 1;
-        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_WANT}, NULL, 0);
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_WANT}, NULL, 0, 0);
     }
     unlock_sent(l, error);
     return may;
@@ -304,7 +296,7 @@ int tcp_link_flush(tcp_link *l) {
     done = atomic_load_explicit(&l->flushed, memory_order_acquire) >= l->issued;
     if (!done && !is_silent(l) && l->asked < l->issued) {
         l->asked = l->issued;
-        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSH, .value = l->issued}, NULL, 0);
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_FLUSH, .value = l->issued}, NULL, 0, 0);
     }
     unlock_sent(l, error);
     return done ? HPC_OK : HPC_IN_PROGRESS;
@@ -317,7 +309,7 @@ void tcp_link_give_credit(tcp_link *l) {
     if (taken != atomic_load_explicit(&l->credited, memory_order_relaxed) && !is_silent(l)) {
         atomic_store(&l->wanted, 0);
         atomic_store_explicit(&l->credited, taken, memory_order_relaxed);
-        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CREDIT, .value = taken}, NULL, 0);
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CREDIT, .value = taken}, NULL, 0, 0);
     }
     unlock_sent(l, error);
 }
@@ -326,7 +318,7 @@ void tcp_link_close(tcp_link *l) {
     int error = 0;
     pthread_mutex_lock(&l->sending);
     atomic_store(&l->closed_here, 1);
-    if (!is_silent(l)) error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CLOSE}, NULL, 0);
+    if (!is_silent(l)) error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CLOSE}, NULL, 0, 0);
     unlock_sent(l, error);
 }
 
@@ -421,7 +413,7 @@ static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, c
 static int answer_flush(tcp_link *l) {
     tcp_order *waiting = l->streams[0].answer;
     const hpc_frame answer = {.type = HPC_FRAME_FLUSHED, .value = l->flush_asked};
-    if (waiting == NULL || waiting->sent > 0) return send_ordered(l, answer, NULL, 0);
+    if (waiting == NULL || waiting->sent > 0) return send_ordered(l, answer, NULL, 0, 0);
     memcpy(waiting->header + offsetof(hpc_frame, value), &answer.value, sizeof answer.value);
     return 0;
 }

@@ -37,7 +37,7 @@ typedef struct tcp_order {
     struct tcp_order *next;
     const char *src;
     size_t head, total, sent; /* bytes of header and fences; with the payload; gone already */
-    int overtakes;
+    uint32_t turn;            /* of its lane, as it was put */
     unsigned char header[sizeof(hpc_frame) + (HPC_TCP_STREAMS - 1) * sizeof(uint64_t)];
 } tcp_order;
 
