@@ -86,6 +86,13 @@ class Trainer(Protocol):
     def watch(self) -> AbstractContextManager[list[float]]: ...
 
 
+def meet(comm: MPI.Intracomm) -> None:
+    """A barrier whose waiters sleep: they leave the cores to those who still work."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-3)
+
+
 class Group:
     """The ranks of one mpirun, in one process group of torch's and one context of hpcomm's."""
 
@@ -94,10 +101,7 @@ class Group:
         self.rank, self.size = ctx.rank, ctx.size
 
     def meet(self) -> None:
-        """A barrier whose waiters sleep: they leave the cores to those who still work."""
-        request = self.comm.Ibarrier()
-        while not request.Test():
-            time.sleep(1e-3)
+        meet(self.comm)
 
     def tell(self, part: float) -> None:
         """How much of a model is done."""
