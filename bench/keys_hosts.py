@@ -18,7 +18,6 @@ import gc
 import json
 import os
 import re
-import resource
 import statistics
 import sys
 import tempfile
@@ -42,7 +41,7 @@ from bench.keys_table import lines
 from bench.launch import ROOT, attend, launched, mpirun
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
-from bench.torch_step import UNABLE, meet
+from bench.torch_step import UNABLE, meet, processor
 from bench.torch_table import times
 from bench.training import MOMENTUM, RATE, Floats, Job, Reference
 
@@ -184,12 +183,6 @@ def by_gloo(job: Job) -> Turn:
     starts = np.cumsum([0, *(key.count for key in job.keys)])
     params = [array.numpy()[a:b] for a, b in pairwise(starts)]
     return Turn(step, params, job.shifts, lambda: None, refill, lambda number: job.bench.size ** (number % POWERS))
-
-
-def processor() -> float:
-    """Seconds of all threads of this process, in the kernel too."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 class Ranks:

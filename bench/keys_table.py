@@ -1,12 +1,11 @@
 """What keys_hosts tells of its rows: columns and what issue 29 asks. Needs neither torch nor MPI nor hpcomm."""
 
-import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.judge import Promise, span, table
 from bench.plots import named_size
 from bench.rows import Row, ratio
-from bench.torch_table import median
+from bench.torch_table import median, processor
 
 LARGE = 8 << 20
 WIRE, WIRE_SMALL, GLOO, PROCESSOR = 1.03, 1.08, 1.03, 1.2  # of the wire's bound, and of Gloo's two times, at most
@@ -40,11 +39,6 @@ def sets_of(document: Row) -> list[list[Row]]:
 
 def of_role(rows: Sequence[Row], role: str) -> Row | None:
     return next((row for row in rows if row["role"] == role), None)
-
-
-def processor(row: Row) -> float:
-    """Seconds of a rank in a step: the median of the cycles, each the median of the ranks."""
-    return float(statistics.median(row["processor"]))
 
 
 def of_processor(over: Row, under: Row) -> tuple[float, float, float]:

@@ -13,6 +13,7 @@ Batch = tuple[Tensor, Tensor]  # inputs and the classes that they belong to
 CLASSES = 10
 TOLERANCE = 1e-3
 JUMPS = 0.5  # a rounding error turns a rectified unit on, and behind BatchNorm over few values that is no trifle
+DRIFT = 0.05  # AdamW turns the rounding error of a small gradient into more
 BATCHES = 8  # that a training takes in turn
 TEXT, ALPHABET, DEPTH = 64, 128, 192  # characters of a text, kinds of them, and the transformer's width
 WORDS = 2000  # that the transformer with tied embeddings knows
@@ -81,7 +82,7 @@ class Tied(nn.Module):
         nn.init.normal_(self.words.weight, std=0.02)
         self.places = nn.Parameter(torch.randn(text, width) / 50) if learned else None
         self.register_buffer("waves", waves(text, width), persistent=False)
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.register_buffer("future", torch.full((text, text), -torch.inf).triu(1), persistent=False)
 
@@ -192,6 +193,22 @@ CASES = {
     "mlp38": Case("MLP, 1024 -> 3 x 4096 -> 10", lambda: mlp([1024, 4096, 4096, 4096, CLASSES]), images(32, 1024)),
     "resnet18": Case("ResNet-18, images of 16 x 16", resnet18, images(8, 3, 16, 16), 0.001, JUMPS),
     "transformer": Case("transformer, 4 layers of 192", Transformer, texts(8), 0.001),
+    "transformer38": Case(
+        "transformer with tied embeddings, 3 layers of 128",
+        lambda: Tied(WORDS, 128, 3, TEXT, learned=True),
+        sentences(4, TEXT, WORDS),
+        0.001,
+        DRIFT,
+    ),
+    "gpt145": Case(
+        "GPT with tied embeddings, 12 layers of 256",
+        lambda: Tied(2 * WORDS, 256, 12, TEXT, learned=False),
+        sentences(4, TEXT, 2 * WORDS),
+        0.001,
+        DRIFT,
+    ),
+    "lstm11": Case("LSTM, 2 layers of 512", lambda: Recurrent(800, 512), sentences(4, 16, 800), 0.001, DRIFT),
+    "mlp34": Case("MLP with LayerNorm, 8 layers of 1024", lambda: normed(1024, 8), images(64, 1024), 0.001, JUMPS),
     "vgg": Case("VGG's head, 512 -> 4096 -> 4096 -> 10", lambda: mlp([512, 4096, 4096, CLASSES]), images(32, 512)),
 }
 
