@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "models"
-NAMES = ("alexnet", "vgg19", "resnet50")
+NAMES = ("alexnet", "vgg19", "resnet50", "transformer38", "gpt145", "lstm11", "mlp34")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ def load(name: str) -> Model:
     if total != read["parameters"]:
         raise ValueError(f"{name}.json: its keys have {total} parameters, not {read['parameters']}")
     return Model(read["model"], read["source"], keys)
+
+
+def alike(keys: int, nbytes: int) -> Model:
+    """So many keys of so many bytes each."""
+    return Model("keys of one size", "", tuple(Key(f"key {k}", max(1, nbytes // 4)) for k in range(keys)))
 
 
 def flat(nbytes: int) -> Model:

@@ -1,8 +1,11 @@
-"""torch_hosts: a training step of torch on four hosts that are joined by links of 1 Gb/s.
+"""torch_hosts: a training step of torch on hosts that are joined by links of 1 Gb/s.
 
-The hosts are namespaces of this machine (tests/cluster/hosts.py), one rank on each. They would fight for its cores, so
-computing is replaced by timers: rank 0 measures each layer of a real model while all others sleep, and then a layer's
-forward and backward pass take that long on every host, asleep. What is exchanged is real.
+The hosts are namespaces of this machine (tests/cluster/hosts.py), one or several ranks on each. They would fight for
+its cores, so by default computing is replaced by timers: rank 0 measures each layer of a real model while all others
+sleep, and then a layer's forward and backward pass take that long on every host, asleep. What is exchanged is real.
+
+With --computing real the models compute, on every rank at once and beside the exchange's own threads, as where a host
+has no core to spare; see torch_real.py. Each time has the processor time of a rank beside it: of all its threads.
 """
 
 import argparse
@@ -21,44 +24,64 @@ import numpy as np
 from mpi4py import MPI
 
 import hpcomm
+from bench import torch_real_table
 from bench.harness import has_torch
+from bench.hosts_bench import Shape, rate_of, shape_of
 from bench.launch import ROOT, attend, launched, mpirun
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
 from bench.torch_hosts_table import ALL_REDUCE, PUSH_PULL, lines
-from bench.torch_step import UNABLE, Group
-from bench.torch_table import ALONE, times
+from bench.torch_real_table import REAL
+from bench.torch_step import UNABLE, Block, Group, measured
+from bench.torch_table import ALONE
 
 if TYPE_CHECKING:
     from bench.torch_timers import Time, Timers
     from bench.torch_ways import Way
 
-HOSTS = 4
-LIMIT = 1800.0  # seconds of the whole job
+LIMIT = 3600.0  # seconds of the ranks of one shape
+TIMERS = "timers"
+REAL_MODELS = ("transformer38", "lstm11", "mlp34", "gpt145")  # bench/torch_models.py
 MODELS = {"3": (1024, 1024, 1024, 1024, 10), "20": (1024, *5 * (2112,), 10)}  # millions of parameters: widths
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m bench.torch_hosts", description=__doc__.partition("\n")[0])
-    p.add_argument("--models", default="3,20", help=f"millions of parameters, of {', '.join(MODELS)}; comma-separated")
-    p.add_argument("--batches", default="32,512", help="examples of a step of one rank; they say how long layers take")
-    p.add_argument("--rate", default="1gbit", help="rate of each host's link, as tc writes it")
+    p.add_argument("--computing", choices=(TIMERS, REAL), default=TIMERS, help="how models compute")
+    p.add_argument("--shapes", default="", help="hosts x ranks, comma-separated; default: 4x1, real: 2x1,4x1,2x2,4x2")
+    p.add_argument(
+        "--models",
+        default="",
+        help=f"of {', '.join(MODELS)} (millions of parameters; with timers) or {', '.join(REAL_MODELS)} (real), "
+        "comma-separated; default: all",
+    )
+    p.add_argument("--batches", default="32,512", help="with timers: examples of a step of one rank")
+    p.add_argument("--rate", type=rate_of, default="1gbit", help="rate of each host's link, as tc writes it")
     p.add_argument("--ways", default="", help="names that contain one of these, comma-separated; default: all")
     p.add_argument("--steps", type=int, default=4, help="timed steps of a block")
     p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles: the ways take turns")
     p.add_argument("--tail", type=int, default=2, help="more steps of a block, in which the tail is timed")
     p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
-    add_quick(p, "the small model, one batch, one cycle")
+    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
+    add_quick(p, "the small model, one batch or shape, one cycle")
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
     add_output(p, "")
     options = p.parse_args(arguments)
-    options.fused = True  # DDP's optimizer is the only computing that is left: as fast as torch has it
+    known: Sequence[str] = REAL_MODELS if options.computing == REAL else tuple(MODELS)
     if options.quick:
-        options.models, options.batches, options.run_cycles, options.steps, options.tail = "3", "512", 1, 2, 1
-    options.models = [word.strip() for word in options.models.split(",") if word.strip()]
-    unknown = set(options.models) - set(MODELS)
+        options.models, options.batches, options.run_cycles, options.steps, options.tail = known[0], "512", 1, 2, 1
+        options.shapes = options.shapes or "2x1"
+    options.models = [word.strip() for word in options.models.split(",") if word.strip()] or list(known)
+    unknown = set(options.models) - set(known)
     if unknown:
-        p.error(f"--models: there is no {', '.join(sorted(unknown))}")
+        p.error(f"--models: with {options.computing} there is no {', '.join(sorted(unknown))}: {', '.join(known)}")
+    given = options.shapes or ("2x1,4x1,2x2,4x2" if options.computing == REAL else "4x1")
+    try:
+        options.shapes = [shape_of(word.strip()) for word in given.split(",") if word.strip()]
+    except argparse.ArgumentTypeError as wrong:
+        p.error(f"--shapes: {wrong}")
+    if any(shape.racks > 1 or shape.all_hosts == 1 for shape in options.shapes):
+        p.error("--shapes: two hosts or more, without racks")
     try:
         options.batches = [int(word) for word in options.batches.split(",")]
     except ValueError:
@@ -85,7 +108,7 @@ class Bare:
 
 
 class Hosts(Group):
-    """The ranks, one on each host."""
+    """The ranks of all hosts."""
 
     def timers(self, sizes: Sequence[int], batch: int) -> tuple[list["Time"], float]:
         """What rank 0 measures while all others sleep."""
@@ -126,24 +149,21 @@ class Hosts(Group):
         layers, whole = self.timers(MODELS[key], batch)
         case = Timers(MODELS[key], layers, self.rank)
         names = [name for name in torch_ways.NAMES if self.wanted(name)]
-        ways = [torch_ways.make(name, case, self.ctx, self.options.fused, loss) for name in names]
+        ways = [torch_ways.make(name, case, self.ctx, torch_ways.fused, loss) for name in names]
         for way in ways:
             if way.name == ALONE:
                 way.update = lambda: None  # type: ignore[method-assign] # computing alone
         wrong = self.check(ways, case)
         ends: dict[str, tuple[Way | Bare, Callable[[], object]]] = {way.name: (way, way.close) for way in ways}
         ends |= self.bare(case)
-        each: dict[str, list[list[float]]] = {name: [] for name in ends}
-        tails: dict[str, list[list[float]]] = {name: [] for name in ends}
+        each: dict[str, list[Block]] = {name: [] for name in ends}
         for cycle in range(self.options.run_cycles):
             order = list(ends)
             for name in order[cycle % len(order) :] + order[: cycle % len(order)]:
                 tailed = self.options.tail if name in names else 0
-                seconds, tail = self.block(ends[name][0], self.options.steps, tailed)
-                each[name].append(seconds)
-                tails[name].append(tail)
+                each[name].append(self.block(ends[name][0], self.options.steps, tailed))
             self.tell((cycle + 1) / self.options.run_cycles)
-        gathered = self.comm.gather((each, tails, dict(zip(names, wrong, strict=True))))
+        gathered = self.comm.gather((each, dict(zip(names, wrong, strict=True))))
         for _, close in ends.values():
             close()
         if gathered is None:
@@ -154,10 +174,8 @@ class Hosts(Group):
             row = {"model": key, "batch": batch, "ranks": self.size, "name": name}
             row |= {"role": torch_ways.ROLES.get(name, "bound"), "compute": compute, "whole": whole, "layer": layer}
             row |= {"layers": [vars(one) for one in layers]}
-            row |= times([rank[0][name] for rank in gathered])
-            if self.options.tail and name in names:
-                row |= {"tail": times([rank[1][name] for rank in gathered])}
-            found.append({**row, "wrong": sum(rank[2].get(name, 0) for rank in gathered)})
+            row |= measured([rank[0][name] for rank in gathered])
+            found.append({**row, "wrong": sum(rank[1].get(name, 0) for rank in gathered)})
         return found
 
 
@@ -172,53 +190,66 @@ def job(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     address = comm.bcast(options.address)
     with hpcomm.init(comm) as ctx, gloo(comm, "eth0", address):
-        here = Hosts(options, ctx)
-        for i, key in enumerate(options.models):
-            for j, batch in enumerate(options.batches):
-                here.done = (i + j / len(options.batches)) / len(options.models)
-                rows += here.turns(key, batch)
+        if options.computing == REAL:
+            from bench.torch_real import Real  # noqa: PLC0415
+
+            rows = Real(options, ctx).rows(shape_of(options.part))
+        else:
+            here = Hosts(options, ctx)
+            for i, key in enumerate(options.models):
+                for j, batch in enumerate(options.batches):
+                    here.done = (i + j / len(options.batches)) / len(options.models)
+                    rows += [{"shape": options.part, **row} for row in here.turns(key, batch)]
         facts = {
-            "benchmark": "torch_hosts",
-            "hosts": ctx.size,
-            "rate": options.rate,
             "transport": ",".join(sorted({peer.transport for peer in ctx.peers} - {"self"})),
-            "hpcomm": hpcomm.__version__,
             "torch": torch.__version__,
         }
     wrong = comm.bcast(sum(row["wrong"] for row in rows))
     if comm.rank == 0:
-        write(options, json.dumps({**facts, "rows": rows}, indent=1))
+        write(options, json.dumps({**facts, "rows": rows}))
     return 1 if wrong else 0
 
 
 # ---- the hosts -------------------------------------------------------------------------------------------------------
 
 
+def measure(options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path) -> Row:
+    """What the ranks of one shape have measured."""
+    from cluster.hosts import HEAD, Cluster  # noqa: PLC0415 - ranks do without
+
+    output = folder / f"{shape.key}.json"
+    with Cluster(shape.all_hosts, rate=options.rate) as cluster:
+        command = cluster.mpirun(ranks_per_host=shape.ranks, path=mpirun(sys.executable))
+        command += [sys.executable, "-m", "bench.torch_hosts", *given, "--part", shape.key]
+        command += ["--address", cluster.address(cluster.hosts[0]), "-J", str(output)]
+        there = partial(cluster.popen, HEAD)
+        status = attend(command, f"torch_hosts, {shape.key}", quiet=options.json, limit=LIMIT, popen=there)
+    if not output.exists():
+        raise SystemExit(f"torch_hosts: the ranks of {shape.key} ended with status {status}, no figures")
+    return json.loads(output.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
 def start(options: argparse.Namespace, given: Sequence[str]) -> int:
     """Makes the hosts, and tells what their ranks have measured."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from cluster.hosts import HEAD as SWITCH  # noqa: PLC0415 - ranks do without
-    from cluster.hosts import Cluster, Unavailable  # noqa: PLC0415
+    from cluster.hosts import Unavailable  # noqa: PLC0415 - ranks do without
 
+    document: Row = {"benchmark": "torch_hosts", "computing": options.computing, "rate": options.rate}
+    document |= {"hpcomm": hpcomm.__version__, "rows": []}
     try:
-        with tempfile.TemporaryDirectory() as folder, Cluster(HOSTS, rate=options.rate) as cluster:
-            output = Path(folder, "figures.json")
-            command = [*cluster.mpirun(path=mpirun(sys.executable)), sys.executable, "-m", "bench.torch_hosts", *given]
-            command += ["--address", cluster.address(cluster.hosts[0]), "-J", str(output)]
-            there = partial(cluster.popen, SWITCH)
-            status = attend(command, "torch_hosts", quiet=options.json, limit=LIMIT, popen=there)
-            if not output.exists():
-                print(f"torch_hosts: the ranks ended with status {status}, no figures", file=sys.stderr)
-                return status or 2
-            document = json.loads(output.read_text(encoding="utf-8"))
+        with tempfile.TemporaryDirectory() as folder:
+            for shape in options.shapes:
+                found = measure(options, given, shape, Path(folder))
+                document |= {"transport": found["transport"], "torch": found["torch"]}
+                document["rows"] += found["rows"]
+                write(options, json.dumps(document, indent=1))  # what is there if this run is ended
     except Unavailable as why:
         print(f"torch_hosts: no hosts of one's own: {why}", file=sys.stderr)
         return UNABLE
-    text = json.dumps(document, indent=1)
-    write(options, text)
     wrong = sum(row["wrong"] for row in document["rows"])
     closing = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
-    print(text if options.json else "\n".join([*lines(document), closing]))
+    told = torch_real_table.lines(document) if options.computing == REAL else lines(document)
+    print(json.dumps(document, indent=1) if options.json else "\n".join([*told, closing]))
     return 1 if wrong else 0
 
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from bench.judge import Promise, span, table
 from bench.rows import Row, ratio
-from bench.torch_table import STEP, median
+from bench.torch_table import STEP, median, processor
 
 REACH = 1.15  # what issue 16 asks: of the longer of compute and push_pull, and a layer
 PUSH_PULL, ALL_REDUCE = "push_pull alone", "Gloo all_reduce alone"
-HEAD = ("model", "batch", "who", "step", "p90", "spread", "tail", "/ longer", "- longer", "#wrong")
-WIDTHS = (6, 6, 22, 9, 9, 18, 8, 8, 9, 9)
+HEAD = ("model", "batch", "who", "step", "p90", "spread", "tail", "/ longer", "- longer", "processor", "#wrong")
+WIDTHS = (6, 6, 22, 9, 9, 18, 8, 8, 9, 9, 9)
 
 
 def longer(rows: Sequence[Row]) -> tuple[float, Row]:
@@ -20,15 +20,15 @@ def longer(rows: Sequence[Row]) -> tuple[float, Row]:
 
 def lines(document: Row) -> list[str]:
     found = [
-        f"# torch_hosts: {document['hosts']} hosts, links of {document['rate']}, hpcomm {document['hpcomm']} by "
-        f"{document['transport']}, torch {document['torch']}",
+        f"# torch_hosts: links of {document['rate']}, hpcomm {document['hpcomm']} by {document['transport']}, "
+        f"torch {document['torch']}",
     ]
     promised: list[Promise] = []
     for rows in turns_of(document):
         first = rows[0]
         most, push_pull = longer(rows)
         target = REACH * most + first["layer"]
-        where = f"{first['model']} M, batch {first['batch']}"
+        where = f"{first['shape']}, {first['model']} M, batch {first['batch']}"
         found += [
             f"\n# {where}: computing {span(first['compute'])} (the whole model at once took {span(first['whole'])}), "
             f"push_pull {span(median(push_pull))}, a layer {span(first['layer'])}; aim {span(target)}",
@@ -39,7 +39,8 @@ def lines(document: Row) -> list[str]:
             tail = f"{1e3 * median(row['tail']):.1f}" if "tail" in row else ""
             cells = [row["model"], str(row["batch"]), row["name"], f"{own:.1f}", f"{1e3 * row['p90']:.1f}"]
             cells += [f"{low:.1f} .. {high:.1f}", tail, f"{median(row) / most:.3f}", f"{own - 1e3 * most:.1f}"]
-            found.append("  " + _line([*cells, str(row["wrong"])]))
+            cells += [f"{1e3 * processor(row):.1f}", str(row["wrong"])]
+            found.append("  " + _line(cells))
             if row["role"] == "hpcomm":
                 each = sorted(cycle / target for cycle in row["cycles"])
                 value = median(row) / target
@@ -60,10 +61,10 @@ def lines(document: Row) -> list[str]:
 
 
 def turns_of(document: Row) -> list[list[Row]]:
-    """The rows by model and batch."""
-    found: dict[tuple[str, int], list[Row]] = {}
+    """The rows by shape, model and batch."""
+    found: dict[tuple[str, str, int], list[Row]] = {}
     for row in document["rows"]:
-        found.setdefault((row["model"], row["batch"]), []).append(row)
+        found.setdefault((row["shape"], row["model"], row["batch"]), []).append(row)
     return list(found.values())
 
 

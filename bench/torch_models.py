@@ -13,8 +13,10 @@ Batch = tuple[Tensor, Tensor]  # inputs and the classes that they belong to
 CLASSES = 10
 TOLERANCE = 1e-3
 JUMPS = 0.5  # a rounding error turns a rectified unit on, and behind BatchNorm over few values that is no trifle
+DRIFT = 0.05  # AdamW turns the rounding error of a small gradient into more
 BATCHES = 8  # that a training takes in turn
 TEXT, ALPHABET, DEPTH = 64, 128, 192  # characters of a text, kinds of them, and the transformer's width
+WORDS = 2000  # that the transformer with tied embeddings knows
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -69,6 +71,55 @@ class Transformer(nn.Module):
         return self.next(seen[:, -1])  # type: ignore[no-any-return]
 
 
+class Tied(nn.Module):
+    """A language model whose embedding gives the words' scores too: its gradient is whole when the backward pass ends.
+    layers of width, 12 keys each."""
+
+    def __init__(self, words: int, width: int, layers: int, text: int, *, learned: bool) -> None:
+        """learned: whether the places of a text have parameters; else they are sines (Vaswani et al., section 3.5)."""
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        nn.init.normal_(self.words.weight, std=0.02)
+        self.places = nn.Parameter(torch.randn(text, width) / 50) if learned else None
+        self.register_buffer("waves", waves(text, width), persistent=False)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.register_buffer("future", torch.full((text, text), -torch.inf).triu(1), persistent=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        places = self.waves if self.places is None else self.places
+        seen = self.layers(self.words(text) + places, mask=self.future, is_causal=True)
+        return F.linear(seen, self.words.weight).transpose(1, 2)
+
+
+def waves(text: int, width: int) -> Tensor:
+    """Sines and cosines of places."""
+    turns = torch.arange(text)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+    return torch.stack((turns.sin(), turns.cos()), 2).flatten(1)
+
+
+class Recurrent(nn.Module):
+    """A language model of two LSTM layers, whose gradients come all at once: one node of autograd has them."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, 2, batch_first=True)
+        self.next = nn.Linear(width, words)
+
+    def forward(self, text: Tensor) -> Tensor:
+        seen: Tensor = self.next(self.lstm(self.words(text))[0])
+        return seen.transpose(1, 2)
+
+
+def normed(width: int, depth: int) -> nn.Sequential:
+    """Linear layers, each with LayerNorm and rectified units behind it."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.LayerNorm(width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+
+
 def images(batch: int, *shape: int) -> Callable[[torch.Generator], Batch]:
     def make(random: torch.Generator) -> Batch:
         return torch.randn(batch, *shape, generator=random), torch.randint(CLASSES, (batch,), generator=random)
@@ -80,6 +131,16 @@ def texts(batch: int) -> Callable[[torch.Generator], Batch]:
     def make(random: torch.Generator) -> Batch:
         both = torch.randint(ALPHABET, (batch, TEXT + 1), generator=random)
         return both[:, :-1].contiguous(), both[:, -1].contiguous()
+
+    return make
+
+
+def sentences(batch: int, text: int, words: int) -> Callable[[torch.Generator], Batch]:
+    """Each word's class is the word that follows it."""
+
+    def make(random: torch.Generator) -> Batch:
+        both = torch.randint(words, (batch, text + 1), generator=random)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
     return make
 
@@ -132,6 +193,22 @@ CASES = {
     "mlp38": Case("MLP, 1024 -> 3 x 4096 -> 10", lambda: mlp([1024, 4096, 4096, 4096, CLASSES]), images(32, 1024)),
     "resnet18": Case("ResNet-18, images of 16 x 16", resnet18, images(8, 3, 16, 16), 0.001, JUMPS),
     "transformer": Case("transformer, 4 layers of 192", Transformer, texts(8), 0.001),
+    "transformer38": Case(
+        "transformer with tied embeddings, 3 layers of 128",
+        lambda: Tied(WORDS, 128, 3, TEXT, learned=True),
+        sentences(4, TEXT, WORDS),
+        0.001,
+        DRIFT,
+    ),
+    "gpt145": Case(
+        "GPT with tied embeddings, 12 layers of 256",
+        lambda: Tied(2 * WORDS, 256, 12, TEXT, learned=False),
+        sentences(4, TEXT, 2 * WORDS),
+        0.001,
+        DRIFT,
+    ),
+    "lstm11": Case("LSTM, 2 layers of 512", lambda: Recurrent(800, 512), sentences(4, 16, 800), 0.001, DRIFT),
+    "mlp34": Case("MLP with LayerNorm, 8 layers of 1024", lambda: normed(1024, 8), images(64, 1024), 0.001, JUMPS),
     "vgg": Case("VGG's head, 512 -> 4096 -> 4096 -> 10", lambda: mlp([512, 4096, 4096, CLASSES]), images(32, 512)),
 }
 

@@ -9,6 +9,7 @@ import argparse
 import gc
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -86,6 +88,34 @@ class Trainer(Protocol):
     def watch(self) -> AbstractContextManager[list[float]]: ...
 
 
+def meet(comm: MPI.Intracomm) -> None:
+    """A barrier whose waiters sleep: they leave the cores to those who still work."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-3)
+
+
+def processor() -> float:
+    """Seconds of all threads of this process, in the kernel too."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+@dataclass
+class Block:
+    """What a rank measured of a few steps of one way, in seconds.
+
+    Attributes:
+        steps: from the start of each to the start of the next.
+        processor: of all threads of this rank, for a step.
+        tails: see torch_ways.Way.watch.
+    """
+
+    steps: list[float]
+    processor: float
+    tails: list[float]
+
+
 class Group:
     """The ranks of one mpirun, in one process group of torch's and one context of hpcomm's."""
 
@@ -94,10 +124,7 @@ class Group:
         self.rank, self.size = ctx.rank, ctx.size
 
     def meet(self) -> None:
-        """A barrier whose waiters sleep: they leave the cores to those who still work."""
-        request = self.comm.Ibarrier()
-        while not request.Test():
-            time.sleep(1e-3)
+        meet(self.comm)
 
     def tell(self, part: float) -> None:
         """How much of a model is done."""
@@ -115,23 +142,22 @@ class Group:
 
         case = torch_models.CASES[key]
         names = [name for name in torch_ways.NAMES if self.wanted(name)]
-        ways = [torch_ways.make(name, case, self.ctx, self.options.fused) for name in names]
+        rule = torch_ways.fused if self.options.fused else torch_ways.plain
+        ways = [torch_ways.make(name, case, self.ctx, rule) for name in names]
         parameters = torch_models.count(ways[0].model)
         wrong = self.check(ways, case)
-        each: list[list[list[float]]] = [[] for _ in ways]
-        tails: list[list[list[float]]] = [[] for _ in ways]
+        each: list[list[Block]] = [[] for _ in ways]
         steps = self.options.steps
         for cycle in range(-1, self.options.run_cycles):
             for k in range(len(ways)):
                 at = (k + max(0, cycle)) % len(ways)  # nobody always comes behind the same
-                seconds, tail = self.block(ways[at], steps, self.options.tail)
+                block = self.block(ways[at], steps, self.options.tail)
                 if cycle >= 0:
-                    each[at].append(seconds)
-                    tails[at].append(tail)
+                    each[at].append(block)
                 elif at == 0:
-                    steps = self.comm.bcast(max(steps, round(LEAST / statistics.median(seconds))))
+                    steps = self.comm.bcast(max(steps, round(LEAST / statistics.median(block.steps))))
             self.tell((cycle + 2) / (self.options.run_cycles + 1))
-        gathered = self.comm.gather((each, tails, wrong))
+        gathered = self.comm.gather((each, wrong))
         for way in ways:
             way.close()
         if gathered is None:
@@ -140,9 +166,8 @@ class Group:
         for k, name in enumerate(names):
             row = {"model": key, "title": case.title, "parameters": parameters, "ranks": self.size, "name": name}
             row |= {"role": torch_ways.ROLES[name], "steps": steps}
-            row |= torch_table.times([rank[0][k] for rank in gathered])
-            row |= {"tail": torch_table.times([rank[1][k] for rank in gathered])} if self.options.tail else {}
-            found.append({**row, "wrong": sum(rank[2][k] for rank in gathered)})
+            row |= measured([rank[0][k] for rank in gathered])
+            found.append({**row, "wrong": sum(rank[1][k] for rank in gathered)})
         return found
 
     def check(self, ways: Sequence["Way"], task: "Task") -> list[int]:
@@ -168,20 +193,30 @@ class Group:
                 wrong[k] += torch_ways.differing(found, expected, first, tolerance)
         return wrong
 
-    def block(self, way: "Trainer", steps: int, tails: int) -> tuple[list[float], list[float]]:
-        """Seconds from the start of a step to the start of the next, the first step left out; and the tails."""
+    def block(self, way: "Trainer", steps: int, tails: int) -> Block:
+        """The first step is left out."""
         self.meet()
         clock = time.perf_counter
         way.step()
-        starts = [clock()]
+        used, starts = processor(), [clock()]
         for _ in range(steps):
             way.step()
             starts.append(clock())
+        used = processor() - used
         with way.watch() if tails else nullcontext(list[float]()) as tail:
             for _ in range(tails + 1 if tails else 0):
                 way.step()
         way.wait()
-        return [after - before for before, after in pairwise(starts)], tail
+        return Block([after - before for before, after in pairwise(starts)], used / steps, tail)
+
+
+def measured(ranks: Sequence[Sequence[Block]]) -> Row:
+    """The part of a row that says how long a way took. ranks: by rank and cycle."""
+    found: Row = torch_table.times([[block.steps for block in rank] for rank in ranks])
+    found["processor"] = [statistics.median(block.processor for block in cycle) for cycle in zip(*ranks, strict=True)]
+    if ranks[0][0].tails:
+        found["tail"] = torch_table.times([[block.tails for block in rank] for rank in ranks])
+    return found
 
 
 def group(options: argparse.Namespace) -> int:

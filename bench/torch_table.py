@@ -27,10 +27,11 @@ HEAD = (
     "/ alone",
     "spread",
     "tail",
+    "processor",
     "#wrong",
 )
-UNITS = ("", "", "", "", "(ms)", "(ms)", "(ms)", "", "", "", "", "(ms)", "")
-WIDTHS = (12, 11, 5, 17, 9, 9, 9, 8, 14, 7, 13, 8, 7)
+UNITS = ("", "", "", "", "(ms)", "(ms)", "(ms)", "", "", "", "", "(ms)", "(ms)", "")
+WIDTHS = (12, 11, 5, 17, 9, 9, 9, 8, 14, 7, 13, 8, 9, 7)
 COST, WHOLE, ONE = 1 / 8, 1.05, 1.02  # what issue 16 asks of mlp3, of mlp38 and of one rank
 
 
@@ -45,6 +46,11 @@ def times(ranks: Sequence[list[list[float]]]) -> dict[str, Any]:
 
 def median(row: Row) -> float:
     return float(statistics.median(row["cycles"]))
+
+
+def processor(row: Row) -> float:
+    """Seconds of a rank's threads in a step: the median of the cycles, each the median of the ranks."""
+    return float(statistics.median(row["processor"]))
 
 
 def beside(document: Row, row: Row) -> dict[str, Row]:
@@ -81,6 +87,7 @@ def cells(document: Row, row: Row) -> list[str]:
         value, low, high = ratio(row, others[ALONE])
         found += [f"{value:.3f}", f"{low:.2f} .. {high:.2f}"]
     found.append(f"{1e3 * median(row['tail']):.2f}" if "tail" in row else "")
+    found.append(f"{1e3 * processor(row):.2f}" if "processor" in row else "")
     return [*found, str(row["wrong"])]
 
 

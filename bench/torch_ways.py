@@ -1,6 +1,6 @@
 """The ways to train that torch_step and torch_hosts compare: plain torch, DDP over Gloo, and hpcomm.torch.
 
-Each has a model of its own with the same first weights, and torch's SGD with momentum. They take the same batches.
+Each has a model of its own with the same first weights, and one of torch's optimizers. They take the same batches.
 """
 
 import os
@@ -22,15 +22,25 @@ import hpcomm
 from bench.torch_models import Batch, Task
 
 MOMENTUM = 0.9
+EPSILON = 1e-4  # of AdamW: with torch's 1e-8 a gradient that is zero but for rounding moves a weight either way
 ALONE, DDP = "alone", "DDP over Gloo"
 STEP, BACKWARD, WAITS = "hpcomm, step", "hpcomm, backward", "hpcomm, waits"  # the last one by default, without overlap
 NAMES = (ALONE, DDP, STEP, BACKWARD, WAITS)
 ROLES = {ALONE: "bound", DDP: "peer", STEP: "hpcomm", BACKWARD: "hpcomm", WAITS: "hpcomm"}
 Loss = Callable[[Tensor, Tensor], Tensor]
+Rule = Callable[[Iterator[nn.Parameter], float], torch.optim.Optimizer]  # of parameters and a learning rate
 
 
-def plain(parameters: Iterator[nn.Parameter], rate: float, fused: bool) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, fused=True if fused else None)
+def plain(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM)
+
+
+def fused(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, fused=True)
+
+
+def adamw(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=rate, eps=EPSILON, fused=True)
 
 
 class Way:
@@ -38,10 +48,10 @@ class Way:
 
     name = ALONE
 
-    def __init__(self, case: Task, batches: Sequence[Batch], fused: bool = False, loss: Loss = cross_entropy) -> None:
+    def __init__(self, case: Task, batches: Sequence[Batch], rule: Rule = plain, loss: Loss = cross_entropy) -> None:
         self.model, self.batches, self.loss, self.steps = case.model(), batches, loss, 0
         self.called = self.model
-        self.optimizer: torch.optim.Optimizer = plain(self.model.parameters(), case.rate, fused)
+        self.optimizer = rule(self.model.parameters(), case.rate)
 
     def step(self) -> None:
         """What a trainer writes. What it leaves under way may end in the next step."""
@@ -96,8 +106,8 @@ class OverGloo(Way):
 
     name = DDP
 
-    def __init__(self, case: Task, batches: Sequence[Batch], fused: bool = False, loss: Loss = cross_entropy) -> None:
-        super().__init__(case, batches, fused, loss)
+    def __init__(self, case: Task, batches: Sequence[Batch], rule: Rule = plain, loss: Loss = cross_entropy) -> None:
+        super().__init__(case, batches, rule, loss)
         with warnings.catch_warnings():  # torch 2.13 has another name for it, which 2.4 does not know
             warnings.simplefilter("ignore", FutureWarning)
             self.called = nn.parallel.DistributedDataParallel(
@@ -114,13 +124,13 @@ class ByHpcomm(Way):
         batches: Sequence[Batch],
         ctx: hpcomm.Context,
         name: str,
-        fused: bool = False,
+        rule: Rule = plain,
         loss: Loss = cross_entropy,
     ) -> None:
         import hpcomm.torch  # noqa: PLC0415 - the other ways do without
 
         self.name = name
-        super().__init__(case, batches, fused, loss)
+        super().__init__(case, batches, rule, loss)
         self.wrapped = hpcomm.torch.DistributedOptimizer(
             self.optimizer, ctx, self.model, apply="backward" if name == BACKWARD else "step", overlap=name != WAITS
         )
@@ -133,14 +143,14 @@ class ByHpcomm(Way):
         self.wrapped.close()
 
 
-def make(name: str, case: Task, ctx: hpcomm.Context, fused: bool = False, loss: Loss = cross_entropy) -> Way:
+def make(name: str, case: Task, ctx: hpcomm.Context, rule: Rule = plain, loss: Loss = cross_entropy) -> Way:
     """One of NAMES."""
     batches = case.batches(ctx.rank)
     if name == ALONE:
-        return Way(case, batches, fused, loss)
+        return Way(case, batches, rule, loss)
     if name == DDP:
-        return OverGloo(case, batches, fused, loss)
-    return ByHpcomm(case, batches, ctx, name, fused, loss)
+        return OverGloo(case, batches, rule, loss)
+    return ByHpcomm(case, batches, ctx, name, rule, loss)
 
 
 def differing(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequence[Tensor], tolerance: float) -> int:

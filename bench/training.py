@@ -141,6 +141,12 @@ class Reference:
         np.multiply(scratch, self._rate, scratch)
         np.subtract(self._params[: self.job.classes], scratch, self._params[: self.job.classes])
 
+    @property
+    def values(self) -> Floats:
+        """What the parameters of each class must be."""
+        values: Floats = self._params
+        return values
+
     def wrong(self, params: Sequence[Floats]) -> int:
         """How many elements are not what they must be."""
         expected = np.concatenate((self._params, self._params))
