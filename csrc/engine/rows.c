@@ -126,6 +126,20 @@ static void find_inputs(hpc_engine *en, hpc_work *w) {
     }
 }
 
+static void add_output(hpc_engine *en, hpc_work *w, const hpc_edge *edge) {
+    const int r = edge->rank, to_row = edge->row >= 0;
+    hpc_output *out = &w->outputs[w->n_outputs++];
+    w->sends_to_rows |= to_row;
+    *out = (hpc_output){.rank = r, .row = edge->row};
+    out->lowest = to_row ? lowest_receiver(en, out->row) : r;
+    if (to_row) return; /* found_target */
+    out->offset = params_offset(en, r, w->row);
+    if (hpc_is_mapped(en, r))
+        out->params = (float *)(void *)((char *)hpc_window_peer_view(en->window, r) + out->offset);
+    else if (!w->out_codec->plain)
+        out->offset = hpc_params_encoded_at(en, r, w->row);
+}
+
 static void find_outputs(hpc_engine *en, hpc_work *w) {
     int me = en->context->group.rank;
     const hpc_row *row = w->row;
@@ -135,20 +149,14 @@ static void find_outputs(hpc_engine *en, hpc_work *w) {
         w->param = (float *)(void *)((char *)hpc_window_peer_view(en->window, home) + params_offset(en, home, row));
     else if (keeps)
         w->param = (float *)(void *)(hpc_own_part(en) + en->layout.places[me].masters + master);
-    for (int e = 0; e < row->n_out; e++) {
-        int r = row->out[e].rank, to_row = row->out[e].row >= 0;
-        if (!to_row && (en->layout.holders[r] != r || r == home)) continue; /* each copy is written once */
-        hpc_output *out = &w->outputs[w->n_outputs++];
-        w->sends_to_rows |= to_row;
-        *out = (hpc_output){.rank = r, .row = row->out[e].row};
-        out->lowest = to_row ? lowest_receiver(en, out->row) : r;
-        if (to_row) continue; /* found_target */
-        out->offset = params_offset(en, r, row);
-        if (hpc_is_mapped(en, r))
-            out->params = (float *)(void *)((char *)hpc_window_peer_view(en->window, r) + out->offset);
-        else if (!w->out_codec->plain)
-            out->offset = hpc_params_encoded_at(en, r, row);
-    }
+    /* An owner begins with the rank after itself, as pushes and answers do: so over wires the owners begin with
+     * different ranks. */
+    for (int wraps = 0; wraps < 2; wraps++)
+        for (int e = 0; e < row->n_out; e++) {
+            const int r = row->out[e].rank, to_row = row->out[e].row >= 0;
+            if ((r <= me) != wraps) continue;
+            if (to_row || (en->layout.holders[r] == r && r != home)) add_output(en, w, &row->out[e]); /* a copy once */
+        }
 }
 
 /* hpc_apply_fn of a row that emits: its fold is the parameters. */
