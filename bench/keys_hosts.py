@@ -3,8 +3,9 @@
 The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py), one or several ranks on each. A
 step takes this rank's gradients of all keys, whatever they are, to the parameters after a step of Nesterov momentum:
 
-    push_pull              all keys started in the order of a backward pass, then all waited for
-    fold, apply            in two calls a key, as hpcomm.torch does by default: no wait between folds and applies
+    push_pull              all keys started together, in the order of a backward pass, then all waited for
+    fold, apply            in two calls a key, as hpcomm.torch does by default: each fold by itself, as hooks make them,
+                           then all applies together, and no wait in between
     fold, wait, apply      the same, with all folds waited for in between, as clipping by a norm does
     Gloo + torch SGD       an allreduce of one flat array, and torch's fused rule on every rank
 
@@ -143,18 +144,24 @@ def by_hpcomm(job: Job, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
 
     def push_pull() -> None:
         start = made.push_pull_nb
-        ended([start(name) for name in backward])
+        with made.together():
+            handles = [start(name) for name in backward]
+        ended(handles)
 
     def apart() -> None:
         fold, apply = made.fold_nb, made.apply_nb
         folds = [fold(name) for name in backward]
-        ended([apply(name) for name in names])
+        with made.together():
+            applied = [apply(name) for name in names]
+        ended(applied)
         ended(folds)
 
     def waiting() -> None:
         fold, apply = made.fold_nb, made.apply_nb
         ended([fold(name) for name in backward])
-        ended([apply(name) for name in names])
+        with made.together():
+            applied = [apply(name) for name in names]
+        ended(applied)
 
     step = {PUSH_PULL: push_pull, APART: apart, WAITING: waiting}[way]
     return Turn(step, [made.params[name] for name in names], job.shifts, made.close)
