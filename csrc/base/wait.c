@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "base/wait.h"
 
+#include "base/crowd.h"
 #include "base/overdue.h"
 
 #include <limits.h>
@@ -68,6 +69,7 @@ hpc_group *hpc_group_calm(const hpc_group *group) {
     calm->warn_arg = group->warn_arg;
     calm->spin = group->spin;
     calm->yield = group->yield;
+    calm->eases = group->eases;
     calm->bell = group->bell;
     calm->owner = group->owner;
     return calm;
@@ -431,11 +433,12 @@ static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int 
 static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen *seen) {
     enum { SPINS_PER_CLOCK = 64 };
     double start = seen->start, now = start, deadline = start + timeout;
+    double spin = group->spin;
     int held = 0, status;
 
     for (;;) {
         held = hpc_group_progress(group);
-        if (now - start < group->spin) {
+        if (now - start < spin) {
             for (int i = 0; i < SPINS_PER_CLOCK; i++) {
                 if (wait->ready(wait->arg)) return HPC_OK;
                 if (group->bed != NULL)
@@ -455,8 +458,9 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             if (status != HPC_IN_PROGRESS) return status;
             show(group, wait, seen, now);
         }
-        if (now - start < group->spin) continue;
-        if ((held & HPC_LEFT) || now - start < group->spin + group->yield)
+        if (group->eases && spin > 0 && hpc_crowd_is(now)) spin = 0; /* one round of spins is over */
+        if (now - start < spin) continue;
+        if ((held & HPC_LEFT) || (now - start < spin + group->yield && !(group->eases && hpc_crowd_find(now))))
             sched_yield();
         else if (held != 0)
             doze();
