@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -276,16 +277,41 @@ int hpc_host_is_stopped(const char *root, int64_t pid) {
     return after != NULL && after[1] == ' ' && (after[2] == 'T' || after[2] == 't');
 }
 
-int hpc_host_pin(int cpu) {
-    if (cpu < 0) return -EINVAL;
-    cpu_set_t *set = CPU_ALLOC((size_t)cpu + 1);
+/* Two system calls less than stdio: waits ask this. */
+int hpc_host_waited(const char *root, uint64_t *ran, uint64_t *waited) {
+    char name[PATH_BYTES], line[128];
+    unsigned long long run, wait;
+    snprintf(name, sizeof name, "%s/proc/thread-self/schedstat", root);
+    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t n = read(fd, line, sizeof line - 1);
+    close(fd);
+    line[n > 0 ? n : 0] = 0;
+    if (sscanf(line, "%llu %llu", &run, &wait) != 2) return 0;
+    *ran = run;
+    *waited = wait;
+    return 1;
+}
+
+int hpc_host_allow(const int *cpus, int n) {
+    int last = -1;
+    for (int i = 0; i < n; i++) {
+        if (cpus[i] < 0) return -EINVAL;
+        if (cpus[i] > last) last = cpus[i];
+    }
+    if (last < 0) return -EINVAL;
+    cpu_set_t *set = CPU_ALLOC((size_t)last + 1);
     if (set == NULL) return -ENOMEM;
-    size_t nbytes = CPU_ALLOC_SIZE((size_t)cpu + 1);
+    size_t nbytes = CPU_ALLOC_SIZE((size_t)last + 1);
     CPU_ZERO_S(nbytes, set);
-    CPU_SET_S(cpu, nbytes, set);
+    for (int i = 0; i < n; i++) CPU_SET_S(cpus[i], nbytes, set);
     int status = sched_setaffinity(0, nbytes, set) == 0 ? 0 : -errno;
     CPU_FREE(set);
     return status;
+}
+
+int hpc_host_pin(int cpu) {
+    return hpc_host_allow(&cpu, 1);
 }
 
 uint64_t hpc_memory_available(void) {

@@ -26,7 +26,12 @@ int hpc_host_node(const char *root, int cpu);
 /* Whether a process of this PID namespace is stopped, by a signal or a debugger. */
 int hpc_host_is_stopped(const char *root, int64_t pid);
 
-/* Lets the calling thread run on this CPU alone. 0 or -errno; no error is recorded. */
+/* How long the calling thread has run, and how long it has waited for a CPU while it could run, in nanoseconds. Returns
+ * 0 if the kernel does not count. */
+int hpc_host_waited(const char *root, uint64_t *ran, uint64_t *waited);
+
+/* Lets the calling thread run on these CPUs alone. 0 or -errno; no error is recorded. */
+int hpc_host_allow(const int *cpus, int n);
 int hpc_host_pin(int cpu);
 
 #endif

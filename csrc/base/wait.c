@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "base/wait.h"
 
+#include "base/crowd.h"
 #include "base/overdue.h"
 
 #include <limits.h>
@@ -68,6 +69,7 @@ hpc_group *hpc_group_calm(const hpc_group *group) {
     calm->warn_arg = group->warn_arg;
     calm->spin = group->spin;
     calm->yield = group->yield;
+    calm->eases = group->eases;
     calm->bell = group->bell;
     calm->owner = group->owner;
     return calm;
@@ -474,8 +476,9 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             if (status != HPC_IN_PROGRESS) return status;
             show(group, wait, seen, now);
         }
+        if (group->eases && now < spin_until && hpc_crowd_is(now)) spin_until = start; /* one round of spins is over */
         if (now < spin_until || held & HPC_MORE) continue;
-        if ((held & HPC_LEFT) || now < yield_until)
+        if ((held & HPC_LEFT) || (now < yield_until && !(group->eases && hpc_crowd_find(now))))
             sched_yield();
         else if (held != 0)
             doze();

@@ -73,6 +73,7 @@ typedef enum hpc_departing { HPC_GOES_BY_ITSELF = 1, HPC_GOES_BECAUSE = 2 /* of 
 typedef struct hpc_group {
     int rank, size;
     double timeout, spin, yield;
+    int eases;         /* a thread that others keep from its CPU neither spins nor yields: it sleeps at once */
     double slice;      /* hpc_config's, as are these: */
     double look_after; /* 0: never */
     double init_timeout;

@@ -86,6 +86,7 @@ static int choose_waiting(hpc_context *c) {
     if (!deal.enough)
         hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "%d ranks share %d cores of %s: waits yield instead of spinning",
                        deal.ranks, deal.cpus, c->self.hostname);
+    c->group.eases = deal.enough && c->group.spin < 0 && c->group.yield < 0; /* else the load is the job's own */
     if (c->group.spin < 0) c->group.spin = deal.enough ? 50e-6 : 0;
     if (c->group.yield < 0) c->group.yield = deal.enough ? 100e-6 : 500e-6;
     return HPC_OK;

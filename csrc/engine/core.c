@@ -12,12 +12,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/crowd.h"
 #include "base/host.h"
 #include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/discipline.h"
 #include "engine/forward.h"
 #include "engine/layout.h"
+#include "engine/progress.h"
 #include "engine/row.h"
 #include "engine/stages.h"
 #include "engine/write.h"
@@ -291,6 +293,7 @@ static void *run_core(void *arg) {
     hpc_engine *en = core->engine;
     const hpc_wait wait = {op_engine, thread_has_work, nobody_else, core};
     int pin_refused = core->cpu >= 0 && hpc_host_pin(core->cpu) != 0;
+    hpc_crowd_tell(hpc_progress_unpin, core);
     atomic_store_explicit(&core->started, pin_refused ? HPC_UNPINNED : HPC_STARTED, memory_order_release);
     while (!atomic_load_explicit(&en->stopping, memory_order_acquire) && why_any_failed(core) == NULL) {
         int status = hpc_wait_for(&en->context->group, &wait, hpc_left(earliest_due(core)));

@@ -43,6 +43,17 @@ out:
     return status;
 }
 
+/* The thread writes started; hpc_progress_tell reads it. */
+void hpc_progress_unpin(void *arg) {
+    hpc_core *core = arg;
+    const uint64_t *mask = core->engine->context->self.cpus;
+    int cpus[64 * HPC_CPU_WORDS], n = 0;
+    if (core->cpu < 0 || atomic_load_explicit(&core->started, memory_order_relaxed) != HPC_STARTED) return;
+    for (int cpu = 0; cpu < 64 * HPC_CPU_WORDS; cpu++)
+        if (mask[cpu / 64] >> cpu % 64 & 1) cpus[n++] = cpu;
+    if (hpc_host_allow(cpus, n) == 0) atomic_store_explicit(&core->started, HPC_CROWDED, memory_order_relaxed);
+}
+
 /* ---- telling ---- */
 
 static void append(char *text, size_t cap, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -74,12 +85,15 @@ static void tell_threads(const hpc_engine *en, char *text, size_t cap) {
     int told = 0;
     for (int i = 0; i < en->n_own_cores; i++) {
         const hpc_core *core = &en->cores[i];
+        const int started = atomic_load_explicit(&core->started, memory_order_relaxed);
         if (!core->owns_thread) continue;
         append(text, cap, "%score %d on ", told++ > 0 ? ", " : "thread: ", i);
         if (core->cpu < 0)
             append(text, cap, "any CPU");
-        else if (atomic_load_explicit(&core->started, memory_order_relaxed) == HPC_UNPINNED)
+        else if (started == HPC_UNPINNED)
             append(text, cap, "any CPU, as the kernel refused CPU %d", core->cpu);
+        else if (started == HPC_CROWDED)
+            append(text, cap, "any CPU, as others kept CPU %d busy", core->cpu);
         else
             append(text, cap, "CPU %d", core->cpu);
     }

@@ -140,7 +140,11 @@ typedef struct hpc_kept {
     struct hpc_kept *next; /* to the same receiver; or the next free one */
 } hpc_kept;
 
-typedef enum hpc_started { HPC_STARTED = 1, HPC_UNPINNED = 2 /* where it should have been pinned */ } hpc_started;
+typedef enum hpc_started {
+    HPC_STARTED = 1,
+    HPC_UNPINNED = 2, /* where it should have been pinned */
+    HPC_CROWDED = 3   /* it was pinned, and gave up its CPU to others */
+} hpc_started;
 
 /* Counters of a core; the core alone writes them, and hpc_exchange_get_stats reads them meanwhile. */
 typedef struct hpc_tally {

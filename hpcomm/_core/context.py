@@ -68,9 +68,7 @@ def context_create(rank: int, size: int, config: Config, threads: int, secret: b
     return owned(out[0], lib.hpc_context_free, keep)
 
 
-def context_shrink(
-    old: Any, config: Config, threads: int, secret: bytes | None, timeout: float, keep: object
-) -> Any:
+def context_shrink(old: Any, config: Config, threads: int, secret: bytes | None, timeout: float, keep: object) -> Any:
     """The new context of those that are left of the old one's ranks."""
     settings = _settings(config, threads, secret)
 

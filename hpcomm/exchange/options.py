@@ -42,7 +42,8 @@ class PlanOptions:
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full, under SSP with servers
             each by its part of the mean.
         cores: of each server. None means as many as its host can spare for threads, beside those that workers computed
-            with when they called init, and at least 1 for each of its interfaces; with progress="inline" just that. Ranks whose progress differs must give a number.
+            with when they called init, and at least 1 for each of its interfaces; with progress="inline" just that.
+            Ranks whose progress differs must give a number.
     """
 
     chunk_bytes: int | None = None
@@ -82,7 +83,7 @@ class EngineOptions:
             of this rank's), or "auto": threads where the ranks that share CPUs with this one have one for each thread
             that they compute with and one for each core, else inline. A worker computes with torch.get_num_threads()
             threads if torch is imported, else with those of OMP_NUM_THREADS, else with one. Where there are so many
-            CPUs threads are pinned, each to a CPU of its own.
+            CPUs threads are pinned, each to a CPU of its own, until others keep it busy.
         patience: the timeout of pushes, pulls and steps without a timeout of their own is patience times stats().usual,
             the learned high estimate of push latency (ASAP, section 5: a dynamic timeout by the time taken for the
             reduce); at least 1 s, and at most the context's default. None: the context's default.

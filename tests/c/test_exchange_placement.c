@@ -92,9 +92,47 @@ static void cores_at_home(rank *r) {
     }
 }
 
+static void *burn(void *stop) {
+    while (!atomic_load_explicit((_Atomic int *)stop, memory_order_relaxed)) continue;
+    return NULL;
+}
+
+/* A core whose CPU somebody else takes leaves it: it may run then wherever the rank may. */
+static void leaves_a_crowd(rank *r) {
+    static const float zeros[250000];
+    _Atomic int stop = 0;
+    cpu_set_t mine, its;
+    uint64_t ran, waited;
+    pthread_t burner;
+    char words[200] = "", expected[200];
+    if (numa_n_cpus < 2) ranks_skip("one CPU");
+    if (!hpc_host_waited("", &ran, &waited)) ranks_skip("the kernel does not count how long threads wait for CPUs");
+    hpc_exchange *ex = open_exchange(r, 1);
+    const hpc_core *core = &inside(ex)->cores[0];
+    check_thread(core);
+    CHECK_EQ(sched_getaffinity(0, sizeof mine, &mine), 0);
+    CPU_ZERO(&its);
+    CPU_SET(core->cpu, &its);
+    CHECK_EQ(pthread_create(&burner, NULL, burn, &stop), 0);
+    CHECK_EQ(pthread_setaffinity_np(burner, sizeof its, &its), 0);
+    snprintf(expected, sizeof expected, "thread: core 0 on any CPU, as others kept CPU %d busy", core->cpu);
+    for (double end = ranks_now() + 20; strcmp(words, expected) != 0 && ranks_now() < end;) {
+        CHECK_OK(hpc_exchange_push_pull(ex, 1, zeros, -1));
+        CHECK_OK(hpc_exchange_get_progress(ex, words, sizeof words));
+    }
+    CHECK_EQ(strcmp(words, expected), 0);
+    CHECK_EQ(pthread_getaffinity_np(core->thread, sizeof its, &its), 0);
+    CHECK(CPU_EQUAL(&mine, &its));
+    atomic_store(&stop, 1);
+    CHECK_EQ(pthread_join(burner, NULL), 0);
+    CHECK_OK(hpc_exchange_close(ex, -1));
+    hpc_exchange_free(ex);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "one_rank", .size = 1, .run = cores_at_home, .where = RANKS_SHM},
+        {.name = "leaves_a_crowd", .size = 1, .run = leaves_a_crowd, .where = RANKS_SHM},
         {.name = "two_ranks", .size = 2, .run = cores_at_home, .where = RANKS_UNSEEDED},
         {0},
     };

@@ -183,6 +183,26 @@ static void test_node(void) {
     CHECK_EQ(hpc_host_node(tree, -1), 0);
 }
 
+/* Counts of a thread in nanoseconds, with its slices behind them. */
+static void test_waited(void) {
+    uint64_t ran = 1, waited = 2;
+    begin("", "");
+    CHECK(!hpc_host_waited(tree, &ran, &waited)); /* a kernel without them */
+    give("proc/thread-self/schedstat", "\n");
+    CHECK(!hpc_host_waited(tree, &ran, &waited));
+    give("proc/thread-self/schedstat", "418319578\n");
+    CHECK(!hpc_host_waited(tree, &ran, &waited));
+    CHECK_EQ(ran, 1);
+    CHECK_EQ(waited, 2);
+    give("proc/thread-self/schedstat", "418319578 132256218 75\n");
+    CHECK(hpc_host_waited(tree, &ran, &waited));
+    CHECK_EQ(ran, 418319578);
+    CHECK_EQ(waited, 132256218);
+    give("proc/thread-self/schedstat", "18446744073709551615 9223372036854775808 1\n");
+    CHECK(hpc_host_waited(tree, &ran, &waited));
+    CHECK(ran == UINT64_MAX && waited == (uint64_t)1 << 63);
+}
+
 static void test_cpus(void) {
     int cpus[CPU_SETSIZE], few[2] = {-1, -1};
     int n = hpc_host_cpus(cpus, CPU_SETSIZE);
@@ -205,9 +225,14 @@ static void test_cpus(void) {
     CHECK_EQ(few[0], cpus[n - 1]);
     CHECK_EQ(hpc_host_pin(-1), -EINVAL);
     CHECK_EQ(hpc_host_pin(1 << 20), -EINVAL);
+    CHECK_EQ(hpc_host_allow(cpus, 0), -EINVAL);
+    CHECK_EQ(hpc_host_allow((const int[]){cpus[0], -1}, 2), -EINVAL);
     CHECK_EQ(sched_getcpu(), cpus[n - 1]);
     CHECK_EQ(hpc_last_error()->status, HPC_OK);
-    CHECK_EQ(sched_setaffinity(0, sizeof mine, &mine), 0);
+    CHECK_EQ(hpc_host_allow(cpus, n), 0);
+    cpu_set_t again;
+    CHECK_EQ(sched_getaffinity(0, sizeof again, &again), 0);
+    CHECK(CPU_EQUAL(&mine, &again));
 }
 
 static void test_here(void) {
@@ -246,6 +271,7 @@ int main(void) {
     test_container();
     test_cache();
     test_node();
+    test_waited();
     test_cpus();
     test_here();
     test_build_info();

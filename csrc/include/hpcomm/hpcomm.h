@@ -165,7 +165,8 @@ typedef struct hpc_config {
     void *warn_arg;
     const char *transports; /* comma list, best first, e.g. "shm"; NULL: all but loop */
     double spin;            /* seconds to spin before yielding; negative: chosen by cores and ranks of the host */
-    double yield;           /* seconds to yield before sleeping; negative: chosen likewise */
+    double yield;           /* seconds to yield before sleeping; negative: chosen likewise. Where both are, a thread
+                               that others keep from its CPU sleeps at once */
     uint64_t loop_seed;     /* loop only: 0 delivers at once; else delays, splits and reorders by this seed */
     double silence;         /* a rank on another host that is silent for this long counts as failed; 10 s */
     const char *interfaces; /* for TCP, in NCCL_SOCKET_IFNAME's grammar: "eth,ib", "=eth0", "^docker"; NULL: all */
