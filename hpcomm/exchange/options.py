@@ -42,7 +42,7 @@ class PlanOptions:
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full, under SSP with servers
             each by its part of the mean.
         cores: of each server. None means as many as its host can spare for threads, and at least 1 for each of its
-            interfaces; with progress="inline" just that. Ranks whose progress differs must give a number.
+            interfaces; just that if a rank has progress="inline".
     """
 
     chunk_bytes: int | None = None
