@@ -43,7 +43,6 @@ from .exchange import (
     PULL,
     PUSH,
     PUSH_PULL,
-    between_hosts,
     exchange_accept,
     exchange_apply,
     exchange_call,
@@ -87,6 +86,7 @@ from .exchange import (
     exchange_version,
     exchange_wait,
     interfaces,
+    over_sockets,
     spare_cores,
 )
 from .host import (

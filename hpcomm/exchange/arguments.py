@@ -114,7 +114,7 @@ def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.floa
         depth=options.depth,
         codec=codec,
         codec_out=codec_out,
-        between_hosts=_core.between_hosts(ctx._handle, _involved(topology, ctx.size)),
+        over_sockets=_core.over_sockets(ctx._handle, _involved(topology, ctx.size)),
     )
     check_plan(plan, own, ctx.size)
     c_graph = _c_graph(plan, phases) if phases else None
