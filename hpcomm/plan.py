@@ -29,7 +29,7 @@ class Cut(TypedDict, total=False):
     depth: int
     codec: Codecs | None
     codec_out: Codecs | None
-    between_hosts: bool
+    over_sockets: bool
 
 
 class Imbalance(NamedTuple):
@@ -220,7 +220,7 @@ class Plan:
         interfaces: int = 1,
         codec_out: Codecs | None = None,
         apply_at: str = "owners",
-        between_hosts: bool = False,
+        over_sockets: bool = False,
     ) -> "Plan":
         """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
@@ -236,7 +236,7 @@ class Plan:
             workers, servers: ranks; one may be both. Updates are folded in the order of workers.
             size: ranks of the job.
             cores: of each server.
-            chunk_bytes: of float32, a multiple of 64. A chunk lies in one key. None: 32 KiB, or as between_hosts says;
+            chunk_bytes: of float32, a multiple of 64. A chunk lies in one key. None: 32 KiB, or as over_sockets says;
                 where a key has a codec of pieces, as many as leave each core of the servers eight chunks, from 32 KiB
                 to 1 MiB.
             depth: gradients of a key, 1 to 32: under ASYNC so many pushes may be under way, under BSP the next gradient
@@ -255,10 +255,10 @@ class Plan:
             apply_at: who applies the rule: "owners", which send parameters; "receivers": owners send the folded update
                 on, as codec says, and each worker applies it by itself, with state of its own; "both": so do servers
                 that are no workers. Not with each. What it costs: docs/topology.md.
-            between_hosts: whether some of these ranks do not map each other's memory. Then, with chunk_bytes None and
-                without pieces, each core of the servers gets an equal part of every key, in equal chunks of at most
-                256 KiB, and in smaller ones, down to 64 KiB, where it would get fewer than four chunks of all keys. A
-                key has fewer parts where they would be smaller than 16 KiB.
+            over_sockets: whether some of these ranks are joined by sockets, neither by mapped memory nor by RDMA. Then,
+                with chunk_bytes None and without pieces, each core of the servers gets an equal part of every key, in
+                equal chunks of at most 256 KiB, and in smaller ones, down to 64 KiB, where it would get fewer than
+                four chunks of all keys. A key has fewer parts where they would be smaller than 16 KiB.
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
@@ -276,7 +276,7 @@ class Plan:
             workers=own_workers,
             servers=own_servers,
             cores=whole("cores", cores, 1),
-            **_cutting(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores, between_hosts),
+            **_cutting(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores, over_sockets),
             depth=whole("depth", depth, 0),
             wires=_numbers(codecs),
             sum=reduce == "sum",
@@ -309,7 +309,7 @@ class Plan:
         reduce: str = "mean",
         codec_out: Codecs | None = None,
         apply_at: str = "owners",
-        between_hosts: bool = False,
+        over_sockets: bool = False,
     ) -> "Plan":
         """The plan of a hierarchy (PHub, section 3.4): a chunk crosses once, both ways, between a group and the ranks
         outside it.
@@ -319,7 +319,7 @@ class Plan:
         of ranks, then what groups send, in the order of their lowest ranks: the same bits for the same groups.
 
         Args:
-            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, between_hosts: as hub takes them; cores are
+            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, over_sockets: as hub takes them; cores are
                 those of each leader, and chunk_bytes is 64 KiB where hub's is 32 KiB.
             levels: of groups of ranks, the innermost first: hosts, then perhaps racks, and so on. Each level has every
                 rank that works once, and a group lies in one group of the next level.
@@ -358,7 +358,7 @@ class Plan:
             leads=[rank in set(own_leaders) for rank in workers],
             top=_core.TOPS[top],
             cores=whole("cores", cores, 1),
-            **_cutting(chunk_bytes, 65536, own_keys, codecs, len(own_leaders) * cores, between_hosts),
+            **_cutting(chunk_bytes, 65536, own_keys, codecs, len(own_leaders) * cores, over_sockets),
             depth=whole("depth", depth, 0),
             wires=_numbers(codecs),
             sum=reduce == "sum",
@@ -382,7 +382,7 @@ class Plan:
         depth: int = 1,
         codec: Codecs | None = None,
         codec_out: Codecs | None = None,
-        between_hosts: bool = False,
+        over_sockets: bool = False,
     ) -> "Plan":
         """The plan of a broadcast: what the root pushes passes from rank to rank, chunk by chunk (Parameter Flow,
         section 3.4).
@@ -392,7 +392,7 @@ class Plan:
             parents: by rank: the rank that sends to it; -1: the root.
             cores: of each rank that has children.
             chunk_bytes: as hub takes it, but 128 KiB where hub's is 32 KiB; what a rank waits for before it sends on.
-            between_hosts: has no meaning, as chunk_bytes suits every tree.
+            over_sockets: has no meaning, as chunk_bytes suits every tree.
 
         Raises:
             InvalidArgument: a value is out of range, there is not one root, or parents go in a circle.
@@ -687,11 +687,11 @@ def chunk_of_part(keys: Sequence[Key], cores: int, chunks: int, most: int, least
 
 
 def _cutting(
-    given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int, between_hosts: bool
+    given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int, over_sockets: bool
 ) -> dict[str, int]:
-    """The fields chunk and least of a planner's arguments. Between hosts each chunk is a message in each direction, so
+    """The fields chunk and least of a planner's arguments. Over sockets each chunk is a message in each direction, so
     they are few; but a core that had one chunk alone would receive and send in turn, and not at the same time."""
-    if given is None and between_hosts and all(isinstance(codec, Codec) for codec in codecs):
+    if given is None and over_sockets and all(isinstance(codec, Codec) for codec in codecs):
         return {"chunk": chunk_of_part(keys, cores, 4, 256 << 10, 64 << 10), "least": 16 << 10}
     return {"chunk": chunk_size(given, usual, keys, codecs, cores), "least": 0}
 

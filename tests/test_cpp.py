@@ -182,7 +182,7 @@ static void exchanges(hpcomm::Context &context) {
     assert(!hpcomm::Plan(context, hub, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
 
     assert(hpcomm::interfaces(context, {0}) == 1);
-    assert(!hpcomm::between_hosts(context, {0}));
+    assert(!hpcomm::over_sockets(context, {0}));
     assert(hpcomm::spare_cores(context, {0}, {0}) >= 0);
     assert(hpcomm::spare_cores(context, {0}, {0}) < hpcomm::core_count());
 

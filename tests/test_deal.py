@@ -75,12 +75,12 @@ def owners_of_small(plan: Plan) -> list[int]:
     return owner[alone & (4 * count <= SMALL)].tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("between_hosts", [False, True])
+@pytest.mark.parametrize("over_sockets", [False, True])
 @pytest.mark.parametrize("owners", [2, 4])
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_owners_of_a_model_have_the_same_bytes(name: str, cores: int, owners: int, between_hosts: bool) -> None:
-    plan = ParameterServer("CS").compile(MODELS[name], owners, cores=cores, between_hosts=between_hosts)
+def test_owners_of_a_model_have_the_same_bytes(name: str, cores: int, owners: int, over_sockets: bool) -> None:
+    plan = ParameterServer("CS").compile(MODELS[name], owners, cores=cores, over_sockets=over_sockets)
     check_cover(plan)
     smallest = 4 * min(row.count for row in plan.rows)
     loads, of_cores = by_owner(plan), list(plan.loads().values())
@@ -88,13 +88,13 @@ def test_owners_of_a_model_have_the_same_bytes(name: str, cores: int, owners: in
     assert max(of_cores) <= 1.04 * sum(of_cores) / len(of_cores) + smallest
 
 
-@pytest.mark.parametrize("between_hosts", [False, True])
+@pytest.mark.parametrize("over_sockets", [False, True])
 @pytest.mark.parametrize("owners", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_small_neighbours_share_an_owner(name: str, owners: int, between_hosts: bool) -> None:
+def test_small_neighbours_share_an_owner(name: str, owners: int, over_sockets: bool) -> None:
     """A run of small keys goes to another owner when it has half of 32 KiB, or when its owner has enough."""
     keys = MODELS[name]
-    plan = ParameterServer("CS").compile(keys, owners, between_hosts=between_hosts)
+    plan = ParameterServer("CS").compile(keys, owners, over_sockets=over_sockets)
     nbytes = sum(n for n in bytes_of(keys) if n <= SMALL)
     assert len(list(groupby(owners_of_small(plan)))) <= nbytes // SMALL + 2 * owners
 
@@ -123,7 +123,7 @@ def test_a_key_that_could_unbalance_the_owners_is_dealt_by_its_size() -> None:
     assert by_owner(ParameterServer("CS").compile(keys, 2)) == [40 << 10, 40 << 10]
 
 
-# ---- between hosts -------------------------------------------------------------------------------------------------
+# ---- over sockets --------------------------------------------------------------------------------------------------
 
 LINE = 16  # elements: a chunk ends on a cache line
 
@@ -134,9 +134,9 @@ LINE = 16  # elements: a chunk ends on a cache line
     servers=st.integers(1, 6),
     cores=st.integers(1, 3),
 )
-def test_between_hosts_every_core_gets_an_equal_part_of_a_key(counts: list[int], servers: int, cores: int) -> None:
+def test_over_sockets_every_core_gets_an_equal_part_of_a_key(counts: list[int], servers: int, cores: int) -> None:
     keys = {f"k{i}": count for i, count in enumerate(counts)}
-    plan = ParameterServer("CS", servers).compile(keys, 6, cores=cores, between_hosts=True)
+    plan = ParameterServer("CS", servers).compile(keys, 6, cores=cores, over_sockets=True)
     check_cover(plan)
     for i, n in enumerate(counts):
         sizes = [4 * row.count for row in plan.rows_of(f"k{i}")]
@@ -154,36 +154,36 @@ def test_between_hosts_every_core_gets_an_equal_part_of_a_key(counts: list[int],
 
 @pytest.mark.parametrize("owners", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_between_hosts_every_owner_has_as_many_chunks_of_a_large_key(name: str, owners: int) -> None:
+def test_over_sockets_every_owner_has_as_many_chunks_of_a_large_key(name: str, owners: int) -> None:
     keys = MODELS[name]
-    plan = ParameterServer("CS").compile(keys, owners, between_hosts=True)
+    plan = ParameterServer("CS").compile(keys, owners, over_sockets=True)
     key, owner = plan.rows.column("key"), plan.rows.column("owner")
     for i, nbytes in enumerate(bytes_of(keys)):
         if nbytes >= 2 * SMALL * owners:
             assert len(set(np.bincount(owner[key == i], minlength=owners).tolist())) == 1
 
 
-def test_a_key_alone_has_several_chunks_for_each_owner_between_hosts() -> None:
-    plan = ParameterServer("CS").compile({"w": (1 << 18,)}, 4, between_hosts=True)
+def test_a_key_alone_has_several_chunks_for_each_owner_over_sockets() -> None:
+    plan = ParameterServer("CS").compile({"w": (1 << 18,)}, 4, over_sockets=True)
     assert [4 * row.count for row in plan.rows] == [64 << 10] * 16
     assert by_owner(plan) == [256 << 10] * 4
 
 
 def test_a_hierarchy_cuts_keys_for_its_leaders() -> None:
     hosts = Hierarchy([[0, 1], [2, 3]], leaders=[0, 2])
-    assert {row.count for row in hosts.compile({"w": (10240,)}, 4, between_hosts=True).rows} == {5120}
+    assert {row.count for row in hosts.compile({"w": (10240,)}, 4, over_sockets=True).rows} == {5120}
     assert {row.count for row in hosts.compile({"w": (10240,)}, 4).rows} == {10240}
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_chunks_follow_from_the_hosts_and_not_from_progress(transport: str) -> None:
+def test_chunks_follow_from_the_transport_and_not_from_progress(transport: str) -> None:
     keys = {"w": (300, 1000), "b": (1000,)}
 
     def rank(ctx: hpcomm.Context) -> None:
         zeros = {name: np.zeros(shape, np.float32) for name, shape in keys.items()}
         progress: Any = ("inline", "thread", "auto")[ctx.rank]
         with hpcomm.Exchange(ctx, zeros, ParameterServer("CS"), cores=1, progress=progress) as ex:
-            assert ex.plan == ParameterServer("CS").compile(keys, 3, between_hosts=transport == "tcp")
+            assert ex.plan == ParameterServer("CS").compile(keys, 3, over_sockets=transport == "tcp")
             ex.step({name: np.ones(shape, np.float32) for name, shape in keys.items()})
 
     run_threads(3, rank, transport=transport)

@@ -97,18 +97,20 @@ int hpc_context_host(const hpc_context *c, int rank) {
     return rank;
 }
 
-/* Ranks that map each other's memory map that of the same others: one of them stands for all. */
-int hpc_between_hosts(const hpc_context *c, const int *ranks, int n) {
+static int goes_by_sockets(const hpc_context *c, int a, int b) {
     char why[64];
+    const hpc_transport *t =
+        hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[a], &c->addresses[b], why, sizeof why);
+    return a != b && t != NULL && !(t->caps & (HPC_CAP_ONE_HOST | HPC_CAP_NICS));
+}
+
+int hpc_over_sockets(const hpc_context *c, const int *ranks, int n) {
     if (c == NULL || !c->connected || ranks == NULL) return 0;
     for (int i = 0; i < n; i++)
         if (ranks[i] < 0 || ranks[i] >= c->group.size) return 0;
-    for (int i = 1; i < n; i++) {
-        if (ranks[i] == ranks[0]) continue;
-        const hpc_transport *t = hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[ranks[0]],
-                                                      &c->addresses[ranks[i]], why, sizeof why);
-        if (t == NULL || !(t->caps & HPC_CAP_PEER_VIEW)) return 1;
-    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < i; j++)
+            if (goes_by_sockets(c, ranks[i], ranks[j])) return 1;
     return 0;
 }
 

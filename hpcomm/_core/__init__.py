@@ -44,7 +44,6 @@ from .exchange import (
     PULL,
     PUSH,
     PUSH_PULL,
-    between_hosts,
     exchange_accept,
     exchange_apply,
     exchange_call,
@@ -90,6 +89,7 @@ from .exchange import (
     exchange_version,
     exchange_wait,
     interfaces,
+    over_sockets,
     spare_cores,
 )
 from .host import (

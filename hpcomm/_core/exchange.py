@@ -50,9 +50,9 @@ def interfaces(context: Any, servers: tuple[int, ...]) -> int:
     return int(lib.hpc_interfaces(context, servers, len(servers)))
 
 
-def between_hosts(context: Any, ranks: tuple[int, ...]) -> bool:
-    """Whether some of these ranks do not map each other's memory; the same on all ranks."""
-    return bool(lib.hpc_between_hosts(context, ranks, len(ranks)))
+def over_sockets(context: Any, ranks: tuple[int, ...]) -> bool:
+    """Whether two of these ranks are joined by sockets; the same on all ranks."""
+    return bool(lib.hpc_over_sockets(context, ranks, len(ranks)))
 
 
 def exchange_config(

@@ -36,6 +36,8 @@ class Compiled:
         plan: of these keys.
         phases: the graphs that the steps take in turn; () with servers.
         graph: C's struct of these graphs; None with servers.
+        threads: whether its ranks can have more cores than NICs, so that how many depends on progress, of which a rank
+            knows its own only. The same on all ranks.
     """
 
     scheme: Scheme
@@ -43,6 +45,7 @@ class Compiled:
     plan: Plan
     phases: tuple[Graph, ...]
     graph: Any
+    threads: bool
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.floa
     phases, weighs = topology.graphs(ctx.size), topology.updates_of in OWN_MODELS
     mode = engine_mode(scheme.consistency, bool(phases))
     codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
-    cores, interfaces = _cores(ctx, topology, made)
+    spare, interfaces = _spare(ctx, topology)
     plan = topology.compile(
         own,
         ctx.size,
@@ -106,15 +109,16 @@ def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.floa
         in_place=bool(made.engine.in_place),
         reduce="mean" if weighs and len(made.schemes) > 1 else options.reduce,  # reduce is for the others then
         interfaces=interfaces,
-        cores=cores,
+        cores=_cores(spare, interfaces, made),
         chunk_bytes=options.chunk_bytes,
         depth=options.depth,
         codec=codec,
         codec_out=codec_out,
-        between_hosts=_core.between_hosts(ctx._handle, _involved(topology, ctx.size)),
+        over_sockets=_core.over_sockets(ctx._handle, _involved(topology, ctx.size)),
     )
     check_plan(plan, own, ctx.size)
-    return Compiled(scheme, mode, plan, phases, _c_graph(plan, phases) if phases else None)
+    c_graph = _c_graph(plan, phases) if phases else None
+    return Compiled(scheme, mode, plan, phases, c_graph, threads=spare > interfaces)
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:
@@ -135,17 +139,26 @@ def _involved(topology: Topology, size: int) -> tuple[int, ...]:
     return tuple(sorted({whole("roles: a rank", rank, 0, size - 1) for rank in (*workers, *servers)}))
 
 
-def _cores(ctx: Context, topology: Topology, made: Made) -> tuple[int, int]:
-    """Cores of each rank that folds, and its NICs. Each NIC gets the same number of cores: it needs one, and else their
-    work would differ."""
+def _cores(spare: int, interfaces: int, made: Made) -> int:
+    """Cores of each rank that folds. Each NIC gets the same number of cores: it needs one, and else their work would
+    differ."""
+    if made.plan.cores is not None:
+        return made.plan.cores
+    return interfaces if made.inline else spare
+
+
+def _spare(ctx: Context, topology: Topology) -> tuple[int, int]:
+    """Cores that each rank that folds can have for threads, one for each of its NICs at least, and its NICs."""
     workers, servers = (
         tuple(whole("roles: a rank", rank, 0, ctx.size - 1) for rank in ranks) for ranks in topology.roles(ctx.size)
     )
     interfaces = topology.interfaces or _core.interfaces(ctx._handle, servers)
-    if made.plan.cores is not None:
-        return made.plan.cores, interfaces
-    spare = 0 if made.engine.progress == "inline" else _core.spare_cores(ctx._handle, workers, servers)
-    return max(1, spare // interfaces) * interfaces, interfaces
+    return max(1, _core.spare_cores(ctx._handle, workers, servers) // interfaces) * interfaces, interfaces
+
+
+def any_is_inline(ctx: Context, made: Made, timeout: float) -> bool:
+    """Whether any rank has progress "inline". Collective, once all ranks have accepted their arguments."""
+    return any(any(told) for told in ctx.allgather(bytes([made.inline]), timeout))
 
 
 def refuse(ctx: Context, wrong: Exception) -> None:

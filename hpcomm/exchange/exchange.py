@@ -30,7 +30,16 @@ from ..plan import Plan
 from ..topology import ParameterServer
 from ..topology.given import Given
 from . import auto, encoders, snapshot
-from .arguments import Checked, Compiled, check_owners, checked, checked_params, owned_rows, refuse
+from .arguments import (
+    Checked,
+    Compiled,
+    any_is_inline,
+    check_owners,
+    checked,
+    checked_params,
+    owned_rows,
+    refuse,
+)
 from .calls import Handle
 from .keys import KeyState, Params
 from .options import (
@@ -188,17 +197,21 @@ class Exchange(SplitCalls):
             earlier = plan if isinstance(plan, Plan) else None
             settle = partial(settled, ctx, topology, consistency, own_engine, rules, earlier)
             schemes = settle(put_off)
-            made = Made(schemes, rule, wanted, own_engine, ctx.ranks)
+            made = Made(schemes, rule, wanted, own_engine, ctx.ranks, own_engine.progress == "inline")
             chooses = earlier is None and auto.undecided(tuple(values), wanted.codec)
             if chooses:
                 made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(values), wanted.codec)))
             given = checked(ctx, values, rules, made, self._isa)
+            asks = earlier is None and any(one.threads for one in given.schemes)
         except Exception as wrong:  # the other ranks wait for this one
             refuse(ctx, wrong)
             raise
         self._decided = None
-        if asked or chooses:  # what is measured may be kept, and then measuring tells of no refusal
+        if asked or chooses or asks:  # what is measured may be kept, and then measuring tells of no refusal
             _core.exchange_accept(ctx._handle, limit)
+        if asks and any_is_inline(ctx, made, limit) and not made.inline:
+            made = replace(made, inline=True)
+            given = checked(ctx, values, rules, made, self._isa)
         if asked:
             made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
             given = checked(ctx, values, rules, made, self._isa)

@@ -22,7 +22,7 @@ class PlanOptions:
     Attributes:
         chunk_bytes: bytes of float32 a chunk, a multiple of 64 (PHub, section 3.2.3). None: as the keys, the number of
             the servers' cores and the hosts of the ranks say, which all ranks know. With servers 32 KiB and in a
-            Hierarchy 64 KiB where all ranks map each other's memory; else each core of the servers gets an equal part
+            Hierarchy 64 KiB by shared memory and RDMA; where ranks use TCP each core of the servers gets an equal part
             of every key, in chunks of at most 256 KiB (down to 64 KiB where it would get fewer than four of all keys),
             and no key is cut into parts below 16 KiB. In a Tree 128 KiB, with hosts_first 256 KiB; with codecs of
             pieces as many as leave each core of the servers eight chunks, from 32 KiB to 1 MiB; on a graph 256 KiB, or
@@ -42,8 +42,8 @@ class PlanOptions:
         reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full, under SSP with servers
             each by its part of the mean.
         cores: of each server. None means as many as its host can spare for threads, beside those that workers computed
-            with when they called init, and at least 1 for each of its interfaces; with progress="inline" just that.
-            Ranks whose progress differs must give a number.
+            with when they called init, and at least 1 for each of its interfaces; just that if a rank has
+            progress="inline".
     """
 
     chunk_bytes: int | None = None

@@ -55,6 +55,8 @@ class Made:
     Attributes:
         schemes: as settled has them.
         ranks: of the context: the numbers that the topology's ranks had in the first one.
+        inline: whether a rank has progress "inline", so that owners have one core for each interface; this rank alone
+            counts until any_is_inline has asked the others.
     """
 
     schemes: tuple[Scheme, ...]
@@ -62,6 +64,7 @@ class Made:
     plan: PlanOptions
     engine: EngineOptions
     ranks: tuple[int, ...]
+    inline: bool = False
 
 
 def unmeasured(hierarchy: Any) -> Any:

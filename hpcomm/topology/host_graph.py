@@ -111,9 +111,9 @@ class HostGraph(Topology):
         depth: int = 1,
         codec: Codecs | None = None,
         codec_out: Codecs | None = None,
-        between_hosts: bool = False,
+        over_sockets: bool = False,
     ) -> Plan:
-        """The plan of these keys for a job of size ranks; consistency, in_place, interfaces and between_hosts have no
+        """The plan of these keys for a job of size ranks; consistency, in_place, interfaces and over_sockets have no
         meaning. Args are those of Plan.hub, with 256 KiB for its 32 KiB.
 
         Raises:

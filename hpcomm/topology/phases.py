@@ -97,12 +97,12 @@ class Phases(Topology):
         depth: int = 1,
         codec: Codecs | None = None,
         codec_out: Codecs | None = None,
-        between_hosts: bool = False,
+        over_sockets: bool = False,
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.graph of all phases. Under SSP(s) depth is s + 2 at
         least, and where models are trained in place there is one slot more, for the model. chunk_bytes None: 256 KiB,
         from which on the cost of a row hardly counts; with several cores so many that each gets about four chunks.
-        between_hosts has no meaning.
+        over_sockets has no meaning.
 
         Raises:
             InvalidArgument: reduce is not "mean", as the weights say how updates are folded; codec_out is given; and

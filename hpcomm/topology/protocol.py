@@ -108,7 +108,7 @@ class Topology(Protocol):
             in_place: whether models are trained where they lie.
             reduce: "mean" or "sum" of the workers' updates.
             interfaces: NICs of each server that chunks are balanced over, where the topology has no number of its own.
-            cut: cores, chunk_bytes, depth, codec, codec_out and between_hosts, as Plan.hub takes them.
+            cut: cores, chunk_bytes, depth, codec, codec_out and over_sockets, as Plan.hub takes them.
 
         Raises:
             InvalidArgument: a value is out of range, or the topology has no use for it.

@@ -63,26 +63,36 @@ static void test_number(void) {
     CHECK_EQ(hpc_interfaces(&c, all, 3), 1);
 }
 
-/* Whether ranks map each other's memory is asked for those that are given, and NICs make no difference. */
-static void test_between_hosts(void) {
+/* Asked of the ranks that are given: another host is reached by sockets, unless there is a NIC. */
+static void test_over_sockets(void) {
     static const int n_ports[RANKS] = {0}, all[] = {0, 1, 2, 3}, beyond[] = {0, 4};
     hpc_context c;
     hpc_address addresses[RANKS];
     make_context(&c, addresses, n_ports);
     c.self.transports[0] = '\0';
-    for (int r = 0; r < RANKS; r++) addresses[r].transports[0] = '\0';
-    CHECK_EQ(hpc_between_hosts(&c, all, RANKS), 0);
+    for (int r = 0; r < RANKS; r++) {
+        addresses[r].transports[0] = '\0';
+        addresses[r].control.endpoints[0].family = 4; /* it listens */
+    }
+    CHECK_EQ(hpc_over_sockets(&c, all, RANKS), 0);
     addresses[3].host[0] = 1;
-    CHECK_EQ(hpc_between_hosts(&c, all, RANKS), 1);
-    CHECK_EQ(hpc_between_hosts(&c, all + 1, 3), 1);
-    CHECK_EQ(hpc_between_hosts(&c, all, 3), 0);
-    CHECK_EQ(hpc_between_hosts(&c, all + 3, 1), 0);
-    CHECK_EQ(hpc_between_hosts(&c, beyond, 2), 0);
-    CHECK_EQ(hpc_between_hosts(&c, all, 0), 0);
-    CHECK_EQ(hpc_between_hosts(&c, NULL, 1), 0);
-    CHECK_EQ(hpc_between_hosts(NULL, all, 4), 0);
+    CHECK_EQ(hpc_over_sockets(&c, all, RANKS), 1);
+    CHECK_EQ(hpc_over_sockets(&c, all + 1, 3), 1);
+    CHECK_EQ(hpc_over_sockets(&c, all, 3), 0);
+    CHECK_EQ(hpc_over_sockets(&c, all + 3, 1), 0);
+    CHECK_EQ(hpc_over_sockets(&c, (const int[]){1, 1, 2}, 3), 0);
+    CHECK_EQ(hpc_over_sockets(&c, beyond, 2), 0);
+    CHECK_EQ(hpc_over_sockets(&c, all, 0), 0);
+    CHECK_EQ(hpc_over_sockets(&c, NULL, 1), 0);
+    CHECK_EQ(hpc_over_sockets(NULL, all, 4), 0);
     c.connected = 0;
-    CHECK_EQ(hpc_between_hosts(&c, all, 4), 0);
+    CHECK_EQ(hpc_over_sockets(&c, all, 4), 0);
+    make_context(&c, addresses, (const int[]){1, 1, 1, 1}); /* by verbs alone */
+    CHECK_EQ(hpc_over_sockets(&c, all, 4), 0);
+    make_context(&c, addresses, n_ports);
+    snprintf(c.self.transports, sizeof c.self.transports, "loop");
+    for (int r = 0; r < RANKS; r++) snprintf(addresses[r].transports, sizeof addresses[r].transports, "loop");
+    CHECK_EQ(hpc_over_sockets(&c, all, 4), 0);
 }
 
 static void test_node_of_core(void) {
@@ -132,7 +142,7 @@ static void test_window_node(void) {
 
 int main(void) {
     test_number();
-    test_between_hosts();
+    test_over_sockets();
     test_node_of_core();
     test_deal();
     test_window_node();

@@ -31,9 +31,9 @@ HPC_API int hpc_spare_cores(const hpc_context *context, const int *workers, int 
  * for hub.interfaces, if hub.cores is a multiple of it. */
 HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
 
-/* 1 if some of these ranks do not map each other's memory, by the addresses of all, else 0: the same on all ranks. Says
- * whether hub.least is of use. */
-HPC_API int hpc_between_hosts(const hpc_context *context, const int *ranks, int n_ranks);
+/* 1 if two of these ranks neither map each other's memory nor reach each other by NICs of their own, by the addresses
+ * of all, else 0: the same on all ranks. Says whether hub.least is of use. */
+HPC_API int hpc_over_sockets(const hpc_context *context, const int *ranks, int n_ranks);
 
 /* HPC_OK if every rank that is sent a key's parameters gets each element once and every edge has its other end; else
  * HPC_ERR_INVALID, and the error names the row that is wrong. */
@@ -84,7 +84,7 @@ typedef struct hpc_hub {
     uint64_t least;            /* bytes, at most chunk. 0: each chunk of a key but the last has chunk bytes. Else a key
                                   has equal chunks of at most chunk bytes, as many for every core of the servers, or
                                   where those would be smaller than least fewer chunks of at least so many bytes: for
-                                  ranks on several hosts, with chunk 256 KiB and least 16 KiB */
+                                  ranks joined by sockets, with chunk 256 KiB and least 16 KiB */
 } hpc_hub;
 
 HPC_API void hpc_hub_init(hpc_hub *hub);

@@ -200,9 +200,9 @@ inline int interfaces(const Context &context, const std::vector<int> &servers) {
     return hpc_interfaces(context.get(), servers.data(), static_cast<int>(servers.size()));
 }
 
-// Whether some of these ranks do not map each other's memory, so that chunks are better large: see HubConfig::least.
-inline bool between_hosts(const Context &context, const std::vector<int> &ranks) {
-    return hpc_between_hosts(context.get(), ranks.data(), static_cast<int>(ranks.size())) != 0;
+// Whether two of these ranks are joined by sockets, so that chunks are better large: see HubConfig::least.
+inline bool over_sockets(const Context &context, const std::vector<int> &ranks) {
+    return hpc_over_sockets(context.get(), ranks.data(), static_cast<int>(ranks.size())) != 0;
 }
 
 class Plan : public Handle<hpc_plan, hpc_plan_free> {
