@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from mpi4py import MPI
@@ -51,6 +51,15 @@ def _nothing() -> None:
     pass
 
 
+@runtime_checkable
+class Measured(Protocol):
+    """measure of a contender that keeps processor seconds too, sample by sample."""
+
+    used: list[float]
+
+    def __call__(self, n: int) -> tuple[list[float], int]: ...
+
+
 @dataclass
 class Contender:
     """One way of doing it.
@@ -58,10 +67,11 @@ class Contender:
     Attributes:
         role: hpcomm, peer or bound.
         measure: takes n samples and says how many answers were wrong. A sample is the seconds of one operation; ranks
-            that do not measure give none.
+            that do not measure give none. One of training.Job's also keeps the processor time of each.
         close: lets go of what the contender holds; collective.
         bus: bytes that are moved for each of an operation's, where it is not the benchmark's.
         cycles: this rank's samples of each cycle.
+        processor: its processor seconds of an operation in each cycle; empty where measure keeps none.
     """
 
     name: str
@@ -70,6 +80,7 @@ class Contender:
     close: Callable[[], object] = _nothing
     bus: float | None = None
     cycles: list[list[float]] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     wrong: int = 0
 
 
@@ -243,6 +254,8 @@ def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: 
             contender.wrong += wrong
             if cycle >= 0:
                 contender.cycles.append(seconds)
+                if isinstance(contender.measure, Measured):
+                    contender.processor.append(statistics.fmean(contender.measure.used[-samples:]))
         now = time.monotonic()
         longest, began = max(longest, now - began), now
         if options.limit is not None and bench.comm.bcast(cycle >= 0 and now + longest > until):
@@ -250,7 +263,7 @@ def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: 
                 print(f"# {cycle + 1} cycles of {options.run_cycles} in the time for {size} B", file=sys.stderr)
             break
     bench.meet()
-    gathered = bench.comm.gather([(c.cycles, c.wrong) for c in chosen])
+    gathered = bench.comm.gather([(c.cycles, c.wrong, c.processor) for c in chosen])
     for contender in made:
         contender.close()
     if gathered is None:
@@ -261,7 +274,11 @@ def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: 
 
 
 def row(
-    bench: Bench, benchmark: Benchmark, size: int, contender: Contender, ranks: list[tuple[list[list[float]], int]]
+    bench: Bench,
+    benchmark: Benchmark,
+    size: int,
+    contender: Contender,
+    ranks: list[tuple[list[list[float]], int, list[float]]],
 ) -> Row:
     """What all ranks measured of one contender, times in seconds."""
     averages: dict[int, Callable[[Sequence[float]], float]] = {
@@ -271,7 +288,7 @@ def row(
         3: max,
     }
     combine = averages[bench.options.average]
-    measured = [cycles for cycles, _ in ranks if cycles and cycles[0]]
+    measured = [cycles for cycles, _, _ in ranks if cycles and cycles[0]]
     cycles = [[combine(column) for column in zip(*parts, strict=True)] for parts in zip(*measured, strict=True)]
     samples = [second for cycle in cycles for second in cycle]
     p50, p90, p99 = (float(np.percentile(samples, percent)) for percent in (50, 90, 99))
@@ -286,11 +303,12 @@ def row(
         "time": mean,
         "algbw": algbw,
         "busbw": algbw * (benchmark.bus(bench) if contender.bus is None else contender.bus),
-        "wrong": sum(wrong for _, wrong in ranks),
+        "wrong": sum(wrong for _, wrong, _ in ranks),
         "p50": p50,
         "p90": p90,
         "p99": p99,
         "cycles": [statistics.median(cycle) for cycle in cycles],
+        "processor": [statistics.median(cycle) for cycle in zip(*(used for _, _, used in ranks), strict=True)],
     }
 
 

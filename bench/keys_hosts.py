@@ -7,7 +7,7 @@ step takes this rank's gradients of all keys, whatever they are, to the paramete
     fold, apply            in two calls a key, as hpcomm.torch does by default: each fold by itself, as hooks make them,
                            then all applies together, and no wait in between
     fold, wait, apply      the same, with all folds waited for in between, as clipping by a norm does
-    Gloo + torch SGD       an allreduce of one flat array, and torch's fused rule on every rank
+    Gloo + torch SGD       an allreduce of one flat array, and torch's fused rule on every rank; where torch is there
 
 All run in one group of processes and take turns. One exchange is alive at a time: a turn makes it, warms it up, times
 its steps and closes it. Beside each time stands the processor time of a rank: all its threads, system calls included.
@@ -25,6 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -42,9 +43,9 @@ from bench.keys_table import lines
 from bench.launch import ROOT, attend, launched, mpirun
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
-from bench.torch_step import UNABLE, meet, processor
+from bench.torch_step import UNABLE, meet
 from bench.torch_table import times
-from bench.training import MOMENTUM, RATE, Floats, Job, Reference
+from bench.training import MOMENTUM, RATE, Floats, Job, Reference, processor
 
 if TYPE_CHECKING:
     from hpcomm.exchange import Handle
@@ -199,7 +200,7 @@ class Ranks:
     def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
         self.options, self.ctx, self.comm = options, ctx, MPI.COMM_WORLD
         self.rank, self.size = ctx.rank, ctx.size
-        ways = [(way, mode) for mode in options.modes for way in WAYS] + [(GLOO, "")]
+        ways = [(way, mode) for mode in options.modes for way in WAYS] + ([(GLOO, "")] if has_torch() else [])
         parts = [part.strip().lower() for part in options.ways.split(";") if part.strip()]
         self.ways = [pair for pair in ways if not parts or any(part in named(*pair).lower() for part in parts)]
 
@@ -282,20 +283,30 @@ def differing(found: Floats, shift: int, expected: Floats) -> int:
     return int(np.count_nonzero(found.reshape(-1) != np.resize(np.roll(expected, -shift), found.size)))
 
 
-def job(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no parameter was wrong."""
+@contextmanager
+def process_group(comm: MPI.Intracomm, address: str) -> Iterator[str]:
+    """Gloo's, and which torch it is of; "missing" without torch."""
+    if not has_torch():
+        yield "missing"
+        return
     import torch  # noqa: PLC0415
 
     from bench.torch_ways import gloo  # noqa: PLC0415
 
     torch.set_num_threads(1)
+    with gloo(comm, "eth0", address):
+        yield torch.__version__
+
+
+def job(options: argparse.Namespace) -> int:
+    """The program of a rank; 0 if no parameter was wrong."""
     comm = MPI.COMM_WORLD
-    with hpcomm.init(comm) as ctx, gloo(comm, "eth0", comm.bcast(options.address)):
+    with hpcomm.init(comm) as ctx, process_group(comm, comm.bcast(options.address)) as torch:
         rows = Ranks(options, ctx).rows(shape_of(options.part))
         transport = ",".join(sorted({peer.transport for peer in ctx.peers} - {"self"}))
     wrong = comm.bcast(sum(row["wrong"] for row in rows))
     if comm.rank == 0:
-        write(options, json.dumps({"transport": transport, "torch": torch.__version__, "rows": rows}))
+        write(options, json.dumps({"transport": transport, "torch": torch, "rows": rows}))
     return 1 if wrong else 0
 
 
@@ -334,7 +345,9 @@ def start(options: argparse.Namespace, given: Sequence[str]) -> int:
                 document["rows"] += found["rows"]
                 write(options, json.dumps(document, indent=1))  # what is there if this run is ended
     except Unavailable as why:
-        print(f"keys_hosts: no hosts of one's own: {why}", file=sys.stderr)
+        document["unable"] = f"no hosts of one's own: {why}"
+        write(options, json.dumps(document, indent=1))
+        print(f"keys_hosts: {document['unable']}", file=sys.stderr)
         return UNABLE
     wrong = sum(row["wrong"] for row in document["rows"])
     closing = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
@@ -345,9 +358,6 @@ def start(options: argparse.Namespace, given: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = options_of(given)
-    if not has_torch():
-        print("keys_hosts: torch is missing: pip install 'torch>=2.4'", file=sys.stderr)
-        return UNABLE
     if not launched():
         os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts' names lead to no address
         return start(options, given)

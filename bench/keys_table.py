@@ -25,8 +25,13 @@ def lines(document: Row) -> list[str]:
         found += [f"\n# {first['shape']}, {first['set']}: {first['keys']} keys, {named_size(first['size'])}"]
         found += ["# " + _line(HEAD), "# " + _line(UNITS)]
         found += ["  " + _line(cells(rows, row)) for row in rows]
-    promised = [promise for promise in (*promises(document), *of_keys(document)) if promise.asked]
+    promised = asked(document)
     return [*found, *(["", table(promised)] if promised else [])]
+
+
+def asked(document: Row) -> list[Promise]:
+    """The promises that issue 29 asks for; the other ratios stand in the columns."""
+    return [promise for promise in (*promises(document), *of_keys(document)) if promise.asked]
 
 
 def sets_of(document: Row) -> list[list[Row]]:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bench import asap, remote
+from bench import asap, keys_table, remote
 from bench.judge import Promise, compare, library, of_size, sizes
 from bench.plots import MIB, named_size
 from bench.rows import Row
@@ -158,6 +158,7 @@ ALONE: tuple[tuple[str, Callable[[Row], Iterable[Promise]]], ...] = (
     ("footprint", remote.footprint),
     ("limits", remote.limits),
     ("cluster", remote.cluster),
+    ("many keys", keys_table.asked),
     ("graph exchange", asap.exchange),
     ("consistent reduces", asap.consistent_reduces),
     ("straggler", asap.straggler),

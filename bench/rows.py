@@ -1,7 +1,8 @@
 """The rows that benchmarks write: their ratios and their table. Needs neither MPI nor hpcomm.
 
 A row is one contender at one size, times in seconds: size, count, type, name, role, time (mean), algbw, busbw (GB/s),
-wrong, p50, p90, p99, cycles (the median of each cycle). README.md says how each comes about.
+wrong, p50, p90, p99, cycles (the median of each cycle), processor (seconds of a rank in each cycle, where they are
+known: the median of the ranks). README.md says how each comes about.
 """
 
 import statistics
@@ -10,9 +11,23 @@ from typing import Any
 
 Row = dict[str, Any]
 
-WIDTHS = (12, 12, 8, 50, 11, 8, 8, 7, 11, 11, 11, 8)
-HEADER = ("size", "count", "type", "who", "time", "algbw", "busbw", "#wrong", "p50", "p90", "p99", "x time")
-SUBHEADER = ("(B)", "(elements)", "", "", "{}", "(GB/s)", "(GB/s)", "", "{}", "{}", "{}", "")
+WIDTHS = (12, 12, 8, 50, 11, 8, 8, 7, 11, 11, 11, 8, 9)
+HEADER = (
+    "size",
+    "count",
+    "type",
+    "who",
+    "time",
+    "algbw",
+    "busbw",
+    "#wrong",
+    "p50",
+    "p90",
+    "p99",
+    "x time",
+    "processor",
+)
+SUBHEADER = ("(B)", "(elements)", "", "", "{}", "(GB/s)", "(GB/s)", "", "{}", "{}", "{}", "", "{}")
 
 
 def ratio(over: Row, under: Row) -> tuple[float, float, float]:
@@ -53,5 +68,6 @@ def table(rows: list[Row], scale: float) -> list[str]:
         bandwidths = [f"{r[key]:.2f}" for key in ("algbw", "busbw")]
         latencies = [f"{scale * r[key]:.3f}" for key in ("p50", "p90", "p99")]
         cells = [r["size"], r["count"], r["type"], r["name"], f"{scale * r['time']:.3f}", *bandwidths, r["wrong"]]
-        lines.append(line([*cells, *latencies, times]))
+        used = f"{scale * statistics.median(r['processor']):.3f}" if r.get("processor") else ""
+        lines.append(line([*cells, *latencies, times, used]))
     return lines

@@ -9,7 +9,6 @@ import argparse
 import gc
 import json
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from bench.harness import has_torch
 from bench.launch import attend, cores, launched, launcher
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
+from bench.training import processor
 
 if TYPE_CHECKING:
     from bench.torch_models import Task
@@ -93,12 +93,6 @@ def meet(comm: MPI.Intracomm) -> None:
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(1e-3)
-
-
-def processor() -> float:
-    """Seconds of all threads of this process, in the kernel too."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 @dataclass

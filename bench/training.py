@@ -9,8 +9,10 @@ the learning rate, the momentum and the number of ranks are powers of two: produ
 only the three sums round, whichever way it is written. Every right answer has the same bits.
 """
 
+import resource
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from mpi4py import MPI
@@ -75,7 +77,7 @@ class Job:
         places: Callable[[], Sequence[Floats]],
         timed: Callable[[], float] | None = None,
         reference: "Reference | None" = None,
-    ) -> Callable[[int], tuple[list[float], int]]:
+    ) -> "Measure":
         """measure of a contender whose step exchanges all keys once.
 
         Before every step the trainer reads its parameters and writes its gradients to the contender's places, outside
@@ -84,7 +86,7 @@ class Job:
         parameters, if other contenders advance them too.
         """
         expected, spoil = reference or Reference(self), self.bench.options.plant
-        spoilt = False
+        spoilt, used = False, list[float]()
 
         def train() -> None:
             for array in params:
@@ -96,17 +98,22 @@ class Job:
                 at[0][0] += 1
 
         def several() -> float:
-            clock, seconds = time.perf_counter, 0.0
+            clock, seconds, worked = time.perf_counter, 0.0, 0.0
             train()
             self.bench.comm.Barrier()
             if timed is not None:
-                return timed()
+                began = processor()
+                seconds = timed()
+                used.append((processor() - began) / self.m)
+                return seconds
             for i in range(self.m):
                 if i > 0:
                     train()
-                before = clock()
+                began, before = processor(), clock()
                 step()
                 seconds += clock() - before
+                worked += processor() - began
+            used.append(worked / self.m)
             return seconds / self.m
 
         def measure(n: int) -> tuple[list[float], int]:
@@ -120,7 +127,28 @@ class Job:
                     expected.step()
             return seconds, expected.wrong(params) if self.bench.options.check else 0
 
-        return measure
+        return Measure(measure, used)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """measure of a contender (harness.Contender), with the processor time beside the samples.
+
+    Attributes:
+        used: seconds of all threads of this rank for one operation, sample by sample.
+    """
+
+    sample: Callable[[int], tuple[list[float], int]]
+    used: list[float]
+
+    def __call__(self, n: int) -> tuple[list[float], int]:
+        return self.sample(n)
+
+
+def processor() -> float:
+    """Seconds of all threads of this process so far, in the kernel too."""
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return found.ru_utime + found.ru_stime
 
 
 class Reference:

@@ -32,7 +32,17 @@ from .errors import (
     Timeout,
     TransportError,
 )
-from .exchange import CodecStats, EngineOptions, Exchange, ExchangeStats, Handle, PeerStats, PlanOptions, Traffic
+from .exchange import (
+    CodecStats,
+    EngineOptions,
+    Exchange,
+    ExchangeStats,
+    Handle,
+    LoadStats,
+    PeerStats,
+    PlanOptions,
+    Traffic,
+)
 from .launch import Communicator
 from .measure import measure_bandwidths, measure_rates
 from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
@@ -76,6 +86,7 @@ __all__ = [
     "HpcommError",
     "InvalidArgument",
     "Lane",
+    "LoadStats",
     "Momentum",
     "Nesterov",
     "NotSupported",

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "base/wait.h"
 
+#include "base/calls.h"
 #include "base/crowd.h"
 #include "base/overdue.h"
 
@@ -36,7 +37,9 @@ void hpc_bell_wake(hpc_bell *bell) {
     atomic_fetch_add_explicit(&bell->rings, 1, memory_order_release);
     /* Not FUTEX_PRIVATE: the sleeper is in another process. */
     syscall(SYS_futex, &bell->rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    int alarm = atomic_load_explicit(&bell->alarm, memory_order_acquire);             /* the descriptor is there */
+    hpc_calls_count(HPC_CALL_FUTEX);
+    int alarm = atomic_load_explicit(&bell->alarm, memory_order_acquire); /* the descriptor is there */
+    if (alarm != 0) hpc_calls_count(HPC_CALL_ALARM);
     if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings all the same */
 }
 
@@ -363,6 +366,8 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
         t.tv_sec = (time_t)seconds;
         t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
         syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, &t, NULL, 0);
+        hpc_calls_count(HPC_CALL_FUTEX);
+        hpc_calls_count(HPC_CALL_WAKEUP);
     }
     atomic_fetch_sub(&bell->sleepers, 1);
     if (in_bed) group->bed->leave(group->bed_arg);
@@ -372,6 +377,7 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
 /* Sleeps shortly, for conditions that ring no bell. */
 static void doze(void) {
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    hpc_calls_count(HPC_CALL_WAKEUP);
 }
 
 /* ---- what others see of a wait ---- */
@@ -478,9 +484,10 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
         }
         if (group->eases && now < spin_until && hpc_crowd_is(now)) spin_until = start; /* one round of spins is over */
         if (now < spin_until || held & HPC_MORE) continue;
-        if ((held & HPC_LEFT) || (now < yield_until && !(group->eases && hpc_crowd_find(now))))
+        if ((held & HPC_LEFT) || (now < yield_until && !(group->eases && hpc_crowd_find(now)))) {
             sched_yield();
-        else if (held != 0)
+            hpc_calls_count(HPC_CALL_YIELD);
+        } else if (held != 0)
             doze();
         else {
             show(group, wait, seen, now); /* it may sleep for long */

@@ -197,15 +197,18 @@ static int work_core(hpc_core *core) {
         if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0)
             hpc_forward_retry(core); /* rings empty while this goes on */
     }
+    const int taken = n;
     const hpc_discipline *d = en->discipline;
     if (d->work != NULL && !hpc_engine_has_failed(en) &&
         !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all that has come was handled */
         n += d->work(core);
     hpc_lane_uncork(core->out);
-    if (n > 0 && start > 0)
+    if (n > 0 && start > 0) {
+        hpc_tally_add(&core->tally.events, (uint64_t)taken);
         atomic_store_explicit(&core->tally.busy,
                               atomic_load_explicit(&core->tally.busy, memory_order_relaxed) + hpc_now() - start,
                               memory_order_relaxed);
+    }
     return n;
 }
 

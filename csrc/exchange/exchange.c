@@ -39,6 +39,7 @@ static hpc_exchange *no_memory(hpc_exchange *ex) {
 static hpc_exchange *new_exchange(hpc_context *c, const hpc_exchange_config *f) {
     hpc_exchange *ex = calloc(1, sizeof *ex);
     int n = 0;
+    if (ex != NULL) hpc_calls_read(ex->calls);
     for (const hpc_exchange_config *g = f; g != NULL; g = g->next) n++;
     if (ex == NULL || (ex->engines = calloc((size_t)n, sizeof(hpc_engine *))) == NULL) return no_memory(ex);
     for (const hpc_exchange_config *g = f; g != NULL; g = g->next) {

@@ -12,6 +12,7 @@
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
+#include "base/calls.h"
 #include "engine/core.h"
 #include "engine/discipline.h"
 #include "engine/layout.h"
@@ -27,6 +28,7 @@ struct hpc_exchange {
     hpc_engine **engines; /* by first key, rising */
     int n_engines, n_keys, n_rows;
     hpc_key_at *keys;
+    uint64_t calls[HPC_CALLS]; /* of this process, before the exchange was made */
 };
 
 /* The engine of a key, whose number becomes that of the engine; NULL: there is no such key. The second one records that

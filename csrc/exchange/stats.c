@@ -16,6 +16,7 @@ static void add(const hpc_engine *en, hpc_exchange_stats *stats) {
     if (en->stats.dropped_at > stats->dropped_at) stats->dropped_at = en->stats.dropped_at;
     for (int c = 0; c < en->n_own_cores; c++) {
         const hpc_core *core = &en->cores[c];
+        stats->events += atomic_load_explicit(&core->tally.events, memory_order_relaxed);
         stats->applied += atomic_load_explicit(&core->tally.applied, memory_order_relaxed);
         stats->bytes_folded += atomic_load_explicit(&core->tally.bytes_folded, memory_order_relaxed);
         stats->bytes_written += atomic_load_explicit(&core->tally.bytes_written, memory_order_relaxed);
@@ -33,10 +34,26 @@ static void add(const hpc_engine *en, hpc_exchange_stats *stats) {
     if (facts != NULL && facts->count != NULL) facts->count(en, stats);
 }
 
+/* Calls of the whole process since the exchange was made. */
+static void add_calls(const hpc_exchange *ex, hpc_exchange_stats *stats) {
+    uint64_t now[HPC_CALLS];
+    hpc_calls_read(now);
+    for (int i = 0; i < HPC_CALLS; i++) now[i] -= ex->calls[i];
+    stats->sends = now[HPC_CALL_SEND];
+    stats->receives = now[HPC_CALL_RECEIVE];
+    stats->empty = now[HPC_CALL_EMPTY];
+    stats->polls = now[HPC_CALL_POLL];
+    stats->futexes = now[HPC_CALL_FUTEX];
+    stats->alarms = now[HPC_CALL_ALARM];
+    stats->yields = now[HPC_CALL_YIELD];
+    stats->wakeups = now[HPC_CALL_WAKEUP];
+}
+
 int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     if (ex == NULL || stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or stats is NULL");
     *stats = (hpc_exchange_stats){0};
     for (int i = 0; i < ex->n_engines; i++) add(ex->engines[i], stats);
+    add_calls(ex, stats);
     return HPC_OK;
 }
 

@@ -30,6 +30,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/calls.h"
+
 enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16, TAG_BITS = 56 };
 
 enum { KNOWN = 1, NEWS = 2 }; /* something is broken, and the service thread keeps the time; or has to hear of it */
@@ -67,12 +69,14 @@ struct hpc_reactor {
 static void clear(int eventfd) {
     uint64_t count;
     ssize_t n = read(eventfd, &count, sizeof count);
+    hpc_calls_count(HPC_CALL_ALARM);
     (void)n; /* nothing there: as good */
 }
 
 static void raise_event(int eventfd) {
     uint64_t one = 1;
     ssize_t n = write(eventfd, &one, sizeof one);
+    hpc_calls_count(HPC_CALL_ALARM);
     (void)n; /* full: it is readable all the same */
 }
 
@@ -208,6 +212,7 @@ int hpc_reactor_poll(hpc_reactor *r, size_t budget) {
     struct epoll_event events[EVENTS];
     unsigned spent;
     int n = epoll_wait(r->epoll_fd, events, EVENTS, 0), left;
+    hpc_calls_count(HPC_CALL_POLL);
     /* Else it is for the sleeper, who set drowsy before its last look. */
     if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
     left = handle(r, events, n, budget, &spent);
@@ -230,6 +235,8 @@ static int sleep_in_set(void *arg, double seconds) {
     hpc_reactor *r = arg;
     unsigned spent;
     int n = epoll_wait(r->epoll_fd, events, EVENTS, seconds > 60 ? 60000 : (int)(seconds * 1e3) + 1);
+    hpc_calls_count(HPC_CALL_POLL);
+    hpc_calls_count(HPC_CALL_WAKEUP);
     atomic_fetch_sub(&r->group->bell->sleepers, 1);
     if (has_alarm(events, n)) take_alarm(r, 1);
     int left = handle(r, events, n, WAIT_BUDGET, &spent);
@@ -268,7 +275,12 @@ static void report_broken(hpc_reactor *r) {
 static int nap(hpc_reactor *r, int milliseconds) {
     struct pollfd poked = {.fd = r->poke_fd, .events = POLLIN};
     atomic_store(&r->napping, 1);
-    int called = atomic_load(&r->owed) || poll(&poked, 1, milliseconds) > 0;
+    int called = atomic_load(&r->owed);
+    if (!called) {
+        called = poll(&poked, 1, milliseconds) > 0;
+        hpc_calls_count(HPC_CALL_POLL);
+        hpc_calls_count(HPC_CALL_WAKEUP);
+    }
     atomic_store(&r->napping, 0);
     if (called) clear(r->poke_fd);
     return called;
@@ -285,6 +297,8 @@ static int listen_once(hpc_reactor *r) {
     left = look(r, mask);
     if (left) atomic_store(&r->listening, 0); /* it comes again by itself */
     n = epoll_wait(r->epoll_fd, events, EVENTS, left ? 0 : atomic_load(&r->broken) ? 100 : -1);
+    hpc_calls_count(HPC_CALL_POLL);
+    if (!left) hpc_calls_count(HPC_CALL_WAKEUP);
     atomic_store(&r->listening, 0);
     if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
     handle(r, events, n, SERVICE_BUDGET, &spent);

@@ -10,7 +10,7 @@ from .calls import Handle
 from .exchange import Exchange
 from .options import EngineOptions, PlanOptions
 from .pieces import Shard
-from .stats import CodecStats, ExchangeStats, PeerStats, Traffic
+from .stats import CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
 
 __all__ = [
     "CodecStats",
@@ -18,6 +18,7 @@ __all__ = [
     "Exchange",
     "ExchangeStats",
     "Handle",
+    "LoadStats",
     "PeerStats",
     "PlanOptions",
     "Shard",

@@ -52,9 +52,10 @@ from .options import (
     plan_options,
 )
 from .pieces import SHARED, Kind, RuleKind, Shard
+from .processor import Processor
 from .schemes import Made, settled, unmeasured
 from .split import SplitCalls
-from .stats import CodecStats, ExchangeStats, PeerStats, Traffic
+from .stats import CALLS, CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -153,6 +154,7 @@ class Exchange(SplitCalls):
         "_kind",
         "_made",
         "_nbytes",
+        "_processor",
         "_rows",
         "_rules",
         "_schemes",
@@ -182,6 +184,7 @@ class Exchange(SplitCalls):
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
+        self._processor = Processor()
         self._rank, self._default = ctx.rank, ctx.config.timeout
         asked: list[Any] = []  # hierarchies with bandwidths that are measured once no rank refuses
 
@@ -579,9 +582,12 @@ class Exchange(SplitCalls):
         """Counts of what this exchange has done so far on this rank."""
         self._check_open("stats")
         stats = _core.exchange_stats(self._handle)
+        calls = {name: stats.pop(name) for name in CALLS}
+        steps = _core.exchange_version(self._handle)
         return ExchangeStats(
             **stats,
             progress=_core.exchange_get_progress(self._handle),
+            load=LoadStats(processor=self._processor.seconds(), **calls, steps=steps),
             by_inputs=_core.exchange_inputs(self._handle) if self.graph or stats["reduces"] else (),
             by_staleness=_core.exchange_staleness(self._handle) if self._settles else (),
             peers=tuple(PeerStats(**peer) for peer in _core.exchange_peers(self._handle, self.context.size)),

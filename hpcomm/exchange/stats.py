@@ -90,6 +90,70 @@ class CodecStats:
 
 
 @dataclass(frozen=True)
+class LoadStats:
+    """What an exchange has cost this rank's process since it was made: processor time, system calls and wake-ups.
+
+    Other exchanges, and whatever else runs in the process, count too, from the same moment. The calls are those that
+    hpcomm makes for data: of the tcp transport, of the set of connections, and of waits. Those of the control channel
+    are left out.
+
+    Attributes:
+        processor: processor seconds by thread, in the kernel too: "trainer" is the thread that made the exchange, with
+            what it computes itself; "hpcomm-core-0", "hpcomm-reactor" and "hpcomm-control" are hpcomm's, where several
+            threads of one name count together; "others" are all other threads, such as torch's.
+        events: updates and forwards that this exchange's cores have taken.
+        sends, receives: of sockets: send and sendmsg, recv and readv.
+        empty: those of both that moved nothing: no room, or nothing there.
+        polls: epoll_wait and poll, whether they sleep or look.
+        futexes: futex, waits and wakes.
+        alarms: reads and writes of eventfds, by which sleepers in epoll_wait are woken.
+        yields: sched_yield in waits.
+        wakeups: sleeps that ended.
+        steps: pushes of a key so far, by which per_step divides.
+    """
+
+    processor: Mapping[str, float]
+    events: int
+    sends: int
+    receives: int
+    empty: int
+    polls: int
+    futexes: int
+    alarms: int
+    yields: int
+    wakeups: int
+    steps: int
+
+    @property
+    def calls(self) -> int:
+        """All system calls that were counted."""
+        return self.sends + self.receives + self.polls + self.futexes + self.alarms + self.yields
+
+    @property
+    def per_step(self) -> dict[str, float]:
+        """processor (seconds of all threads), calls, wakeups and events of a step, on the average; {} before the first
+        step."""
+        if self.steps == 0:
+            return {}
+        sums = {"processor": sum(self.processor.values()), "calls": self.calls}
+        sums |= {"wakeups": self.wakeups, "events": self.events}
+        return {name: value / self.steps for name, value in sums.items()}
+
+
+CALLS = (
+    "events",
+    "sends",
+    "receives",
+    "empty",
+    "polls",
+    "futexes",
+    "alarms",
+    "yields",
+    "wakeups",
+)  # of LoadStats, from C
+
+
+@dataclass(frozen=True)
 class ExchangeStats:
     """Counts of an exchange on this rank.
 
@@ -118,6 +182,7 @@ class ExchangeStats:
             behind, as far as this rank's parameters have its updates. Empty over a hierarchy.
         peers: by rank.
         traffic: what this rank has sent, by edge, stage and wire.
+        load: processor time, system calls and wake-ups of this rank's process.
         codecs: by name, of the keys that are sent in pieces of variable length, and of those whose codec "auto" chose.
     """
 
@@ -143,6 +208,7 @@ class ExchangeStats:
     by_staleness: tuple[int, ...]
     peers: tuple[PeerStats, ...]
     traffic: tuple[Traffic, ...]
+    load: LoadStats
     codecs: Mapping[str, CodecStats]
 
     @property

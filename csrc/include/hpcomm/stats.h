@@ -29,6 +29,16 @@ typedef struct hpc_exchange_stats {
     /* With a quorum: shares of this rank's updates that were late and left out, and the version of the parameters when
      * the last of them came. */
     uint64_t dropped, dropped_at;
+    uint64_t events; /* taken by this rank's cores: updates and forwards that have come */
+    /* System calls of this process since the exchange was made, but for those of the control channel: of the tcp
+     * transport, of the set of connections, and of waits. Other exchanges and contexts of the process count too. */
+    uint64_t sends, receives; /* of sockets */
+    uint64_t empty;           /* those of both that moved nothing */
+    uint64_t polls;           /* epoll_wait and poll, whether they sleep or look */
+    uint64_t futexes;         /* waits and wakes */
+    uint64_t alarms;          /* reads and writes of eventfds */
+    uint64_t yields;          /* sched_yield of waits */
+    uint64_t wakeups;         /* no calls: sleeps that ended */
 } hpc_exchange_stats;
 
 HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);

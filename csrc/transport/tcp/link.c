@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/calls.h"
 #include "transport/tcp/tcp.h"
 
 enum { SMALL = 512, PARTS = 128, STRIPE_MIN = 256 << 10, LINE = 64 };
@@ -76,6 +77,7 @@ static ssize_t send_parts(int fd, struct iovec *parts, int n) {
     ssize_t sent;
     do sent = sendmsg(fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
+    hpc_calls_count_moved(HPC_CALL_SEND, sent);
     return sent;
 }
 
@@ -179,6 +181,7 @@ static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fen
             if (nbytes > 0) memcpy(small + head, src, nbytes);
             do sent = send(fd, small, head + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL);
             while (sent < 0 && errno == EINTR);
+            hpc_calls_count_moved(HPC_CALL_SEND, sent);
         } else {
             struct iovec parts[2] = {{small, head}, {(void *)(uintptr_t)src, nbytes}};
             sent = send_parts(fd, parts, 2);
@@ -467,6 +470,7 @@ static int read_stream(tcp_link *l, int k, size_t budget) {
         if (n == 0) return 0;
         size_t asked = parts[0].iov_len + (n > 1 ? parts[1].iov_len : 0);
         ssize_t got = n == 1 ? recv(fd, parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT) : readv(fd, parts, n);
+        hpc_calls_count_moved(HPC_CALL_RECEIVE, got);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
         if (got <= 0) {
