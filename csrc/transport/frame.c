@@ -28,7 +28,11 @@ int hpc_reader_is_held(const hpc_reader *reader) {
 }
 
 uint64_t hpc_reader_left(const hpc_reader *reader) {
-    return reader->state == AT_PAYLOAD ? reader->left + (uint64_t)reader->frame.behind * HPC_BEHIND : 0;
+    return reader->state == AT_PAYLOAD ? reader->left : 0;
+}
+
+uint64_t hpc_reader_behind(const hpc_reader *reader) {
+    return reader->state == AT_PAYLOAD ? (uint64_t)reader->frame.behind * HPC_BEHIND : 0;
 }
 
 /* Payload that goes straight to its place. */

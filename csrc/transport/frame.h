@@ -88,9 +88,10 @@ int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, co
 /* Whether a fence that is not met holds the stream. */
 int hpc_reader_is_held(const hpc_reader *reader);
 
-/* Bytes that are sure to come: the rest of the payload at hand, and what was queued behind its frame; 0 between
+/* Bytes that are sure to come: the rest of the payload at hand, and what was queued behind its frame. Both are 0 between
  * payloads. */
 uint64_t hpc_reader_left(const hpc_reader *reader);
+uint64_t hpc_reader_behind(const hpc_reader *reader);
 
 /* Whether the stream may end here: between two frames, nothing staged. */
 int hpc_reader_is_idle(const hpc_reader *reader);

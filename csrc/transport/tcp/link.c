@@ -22,7 +22,7 @@
 #include "transport/tcp/tcp.h"
 
 enum { SMALL = 512, PARTS = 128, STRIPE_MIN = 256 << 10, LINE = 64 };
-enum { BATCH = 64 << 10, MOST_UNSENT = 256 << 10, MOST_CORKED = 64 << 10, BRIEF = 4096 }; /* bytes */
+enum { BATCH = 64 << 10, LARGE_BATCH = 256 << 10, MOST_UNSENT = 256 << 10, MOST_CORKED = 64 << 10, BRIEF = 4096 }; /* bytes */
 
 /* ---- life ---- */
 
@@ -442,10 +442,11 @@ static void tell(tcp_link *l, size_t got) {
 /* While much is sure to come, no event tells of less than a batch: each would cost a wake-up. Whether reading must go
  * on: what came before the mark was lowered has had no event. */
 static int mark_low_water(tcp_stream *s, int fd) {
-    int mark = hpc_reader_left(&s->reader) >= BATCH ? BATCH : 1;
-    if (mark == s->low_water) return 0;
+    const uint64_t left = hpc_reader_left(&s->reader), sure = left + hpc_reader_behind(&s->reader);
+    const int mark = left >= LARGE_BATCH ? LARGE_BATCH : sure >= BATCH ? BATCH : 1, before = s->low_water;
+    if (mark == before) return 0;
     if (setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark) == 0) s->low_water = mark;
-    return mark == 1;
+    return mark < before;
 }
 
 /* The others may still have what the peer sent before it went. */
