@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpcomm
+from hpcomm import _core
 from hpcomm.plan import Plan
 from hpcomm.topology import Hierarchy, ParameterServer
 
@@ -187,3 +188,28 @@ def test_chunks_follow_from_the_transport_and_not_from_progress(transport: str) 
             ex.step({name: np.ones(shape, np.float32) for name, shape in keys.items()})
 
     run_threads(3, rank, transport=transport)
+
+
+# ---- hierarchies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_host_sends_small_neighbours_by_one_leader(name: str, hosts: int) -> None:
+    """Small keys that follow each other change their owner or their leader in a host seldom, and leaders have the same
+    bytes."""
+    keys, last = MODELS[name], (2 * hosts - 2, 2 * hosts - 1)
+    topology = Hierarchy([[2 * i, 2 * i + 1] for i in range(hosts)])
+    plan = topology.compile(keys, 2 * hosts, over_sockets=True)
+    key, owner, count, action = (plan.rows.column(one) for one in ("key", "owner", "count", "action"))
+    applies = action == _core.ACTIONS["apply"]
+    leads = (action == _core.ACTIONS["forward"]) & np.isin(owner, last)
+    above = {
+        (k, n): o for k, n, o in zip(key[applies], plan.rows.column("offset")[applies], owner[applies], strict=True)
+    }
+    small = (4 * count <= SMALL) & (np.bincount(key[applies])[key] == 1) & leads
+    pairs = [(above[k, 0], o) for k, o in zip(key[small], owner[small], strict=True)]
+    nbytes = 4 * int(count[small].sum())
+    assert len(list(groupby(pairs))) <= nbytes // SMALL + 4 * hosts
+    loads = [4 * int(count[(leads | applies) & (owner == rank)].sum()) for rank in last]
+    assert abs(loads[0] - loads[1]) <= 4 * int(count.max())

@@ -142,8 +142,7 @@ void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int c
 
 enum {
     SMALL = 16 << 10, /* bytes: the largest key whose place among its neighbours counts for more than its size */
-    RUN = 32 << 10,   /* bytes: of neighbouring small keys that go to one bin before the next bin gets some */
-    FINE = 16         /* so many small keys fit into the mean of the bins at least, so that they cannot unbalance it */
+    FINE = 8          /* so many small keys fit into the mean of the bins at least, so that they cannot unbalance it */
 };
 
 /* A chunk to deal: key_order is the size of its key's full chunks, by which all of these are dealt one after another.
@@ -153,16 +152,27 @@ struct chunk {
     int row, is_key; /* is_key: the whole of its key */
 };
 
+static int is_small(uint64_t size, uint64_t mean) {
+    return size <= SMALL && size <= mean / FINE;
+}
+
+static int is_key(const hpc_row *rows, int n, int r) {
+    return (r == 0 || rows[r - 1].key != rows[r].key) && (r + 1 == n || rows[r + 1].key != rows[r].key);
+}
+
+int hpc_plan_is_small(const hpc_row *chunks, int n, int i, uint64_t mean) {
+    return is_key(chunks, n, i) && is_small(chunks[i].count * sizeof(float), mean);
+}
+
 static void find_chunks(const hpc_row *rows, int n, struct chunk *chunks) {
     for (int r = 0; r < n; r++) {
         const int follows = r > 0 && rows[r - 1].key == rows[r].key;
-        const int last = r + 1 == n || rows[r + 1].key != rows[r].key;
         const uint64_t count = rows[r].count, before = follows ? rows[r - 1].count : count;
         const int full = !follows || count >= before - before / 16; /* as the last of equal chunks may be */
         chunks[r] = (struct chunk){.size = count * sizeof(float),
                                    .key_order = (full ? before : count) * sizeof(float),
                                    .row = r,
-                                   .is_key = !follows && last};
+                                   .is_key = is_key(rows, n, r)};
     }
 }
 
@@ -177,10 +187,10 @@ static int emptiest(const uint64_t *loads, int bins) {
  * together to one owner can share a message. */
 static void fill_bins(const struct chunk *chunks, const int *small, int n, uint64_t mean, uint64_t *loads, int bins,
                       int *bin_of) {
-    uint64_t run = RUN; /* bytes that this bin has got in a row */
+    uint64_t run = HPC_PLAN_RUN; /* bytes that this bin has got in a row */
     for (int i = 0, bin = 0; i < n; i++) {
         const uint64_t size = chunks[small[i]].size;
-        if (run + size > RUN || loads[bin] + size > mean) {
+        if (run + size > HPC_PLAN_RUN || loads[bin] + size > mean) {
             bin = emptiest(loads, bins);
             run = 0;
         }
@@ -203,7 +213,7 @@ static int deal(const struct chunk *chunks, int n, int bins, int per_group, int 
     for (int i = 0; i < n; i++) total += chunks[i].size;
     const uint64_t mean = total / (uint64_t)bins;
     for (int i = 0; i < n; i++) {
-        if (chunks[i].is_key && chunks[i].size <= SMALL && chunks[i].size <= mean / FINE)
+        if (chunks[i].is_key && is_small(chunks[i].size, mean))
             small[n_small++] = i;
         else
             items[n_items++] = (struct item){chunks[i].size, chunks[i].key_order, i};

@@ -202,6 +202,42 @@ static void gather_run(struct hpc_leaders *d, int n, int *leader) {
         for (; d->filled[d->was[i]] > 0; d->filled[d->was[i]]--) leader[d->run[at++]] = d->was[i];
 }
 
+static int least_loaded(const struct hpc_leaders *d, const struct hpc_group_node *own) {
+    int least = own->leads[0];
+    for (int k = 1; k < own->n_leads; k++)
+        if (d->load[own->leads[k]] < d->load[least]) least = own->leads[k];
+    return least;
+}
+
+/* The load of each leader of a group, in elements, if all had the same. */
+static uint64_t mean_load(const struct hpc_leaders *d, const struct hpc_group_node *own, const int *above) {
+    uint64_t all = 0;
+    for (int k = 0; k < own->n_leads; k++) all += d->load[own->leads[k]];
+    for (int c = 0; c < d->n; c++) all += d->in[above[c]] ? 0 : d->chunks[c].count;
+    return all / (uint64_t)own->n_leads;
+}
+
+/* Neighbouring small keys of one core above go to one leader, as hpc_plan_deal gives them to one owner. */
+static void deal_small(struct hpc_leaders *d, const struct hpc_group_node *own, const int *above, uint64_t mean,
+                       int *leader) {
+    uint64_t run = 0; /* elements that the leader of the last one has got in a row */
+    for (int i = 0, last = -1; i < d->n; i++) {
+        const int c = d->in_order[i];
+        const uint64_t count = d->chunks[c].count;
+        if (d->in[above[c]] || !hpc_plan_is_small(d->chunks, d->n, c, mean * sizeof(float))) continue;
+        if (last < 0 || above[c] != above[last] || d->core[c] != d->core[last] ||
+            (run + count) * sizeof(float) > HPC_PLAN_RUN || d->load[leader[last]] + count > mean) {
+            leader[c] = least_loaded(d, own);
+            run = 0;
+        } else {
+            leader[c] = leader[last];
+        }
+        d->load[leader[c]] += count;
+        run += count;
+        last = c;
+    }
+}
+
 /* A group's leaders. The parent's leader leads the group too where it is in it; the other chunks go, core by core, to
  * the one that leads the least so far. So those of a group differ by a chunk at most, if they did not by more before.
  */
@@ -211,15 +247,15 @@ static void deal_group(struct hpc_leaders *d, int g) {
     const int *above = d->leaders + (size_t)own->parent * n;
     int *leader = d->leaders + (size_t)g * n;
     for (int i = 0; i < own->n_workers; i++) d->in[own->workers[i]] = 1;
+    const uint64_t mean = mean_load(d, own, above);
     for (int i = 0; i < d->n; i++) {
         const int c = d->by_size[i];
         leader[c] = above[c];
-        if (d->in[above[c]]) continue;
-        leader[c] = own->leads[0];
-        for (int k = 1; k < own->n_leads; k++)
-            if (d->load[own->leads[k]] < d->load[leader[c]]) leader[c] = own->leads[k];
+        if (d->in[above[c]] || hpc_plan_is_small(d->chunks, d->n, c, mean * sizeof(float))) continue;
+        leader[c] = least_loaded(d, own);
         d->load[leader[c]] += d->chunks[c].count;
     }
+    deal_small(d, own, above, mean, leader);
     int length = 0;
     for (int i = 0; i < d->n; i++) {
         const int c = d->in_order[i];

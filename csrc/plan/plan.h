@@ -51,6 +51,12 @@ void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int c
  * NICs of each server, to which chunks are dealt before the cores. */
 int hpc_plan_deal(const hpc_row *chunks, int n, int servers, int cores, int interfaces, int *bin_of);
 
+enum { HPC_PLAN_RUN = 32 << 10 }; /* bytes of neighbouring small keys that one rank gets before another gets some */
+
+/* Whether chunk i of n is the whole of a key that is so small beside the mean load, in bytes, that its place among its
+ * neighbours counts for more than its size. */
+int hpc_plan_is_small(const hpc_row *chunks, int n, int i, uint64_t mean);
+
 /* The parts of hpc_plan_check that concern the keys, or the affinity, alone. */
 int hpc_plan_check_keys(const hpc_key *keys, int n_keys);
 int hpc_plan_check_affinity(int affinity);
