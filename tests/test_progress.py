@@ -1,6 +1,7 @@
 """Who works for a rank's cores, and why: as stats().progress tells it."""
 
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from conftest import run_threads
 
 import hpcomm
-from hpcomm import SGD, Exchange, ParameterServer, _core
+from hpcomm import SGD, Exchange, ParameterServer, _core, launch
 
 KEYS = {"w": np.zeros(100, np.float32), "b": np.zeros(3, np.float32)}
 
@@ -32,6 +33,19 @@ def test_threads_that_ranks_compute_with_count(monkeypatch: pytest.MonkeyPatch) 
             f"this kernel has {have} for them"
         )
         assert stats.threads == 0
+
+
+def test_threads_are_those_of_each_rank_when_it_makes_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    computes = threading.local()
+    monkeypatch.setattr(launch, "threads", lambda: getattr(computes, "threads", 1))
+
+    def rank(context: hpcomm.Context) -> str:
+        computes.threads = 1000 * (1 + context.rank)
+        with Exchange(context, KEYS, rule=SGD(lr=1), cores=1) as ex:
+            return ex.stats().progress
+
+    for words in run_threads(2, rank):
+        assert words.startswith("inline: 2 ranks with 3000 threads and 2 cores need 3002 CPUs; this kernel has ")
 
 
 def test_threads_where_they_have_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
