@@ -254,7 +254,7 @@ def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: 
             contender.wrong += wrong
             if cycle >= 0:
                 contender.cycles.append(seconds)
-                if isinstance(contender.measure, Measured):
+                if isinstance(contender.measure, Measured) and contender.measure.used:
                     contender.processor.append(statistics.fmean(contender.measure.used[-samples:]))
         now = time.monotonic()
         longest, began = max(longest, now - began), now
@@ -308,7 +308,7 @@ def row(
         "p90": p90,
         "p99": p99,
         "cycles": [statistics.median(cycle) for cycle in cycles],
-        "processor": [statistics.median(cycle) for cycle in zip(*(used for _, _, used in ranks), strict=True)],
+        "processor": [statistics.median(cycle) for cycle in zip(*(used for _, _, used in ranks if used), strict=True)],
     }
 
 

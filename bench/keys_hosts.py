@@ -26,7 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -120,6 +120,7 @@ class Turn:
         shifts: of the keys, which classes their elements begin with (training.Job).
         refill: called before a step, outside of the clock, with the number of steps so far.
         factor: of the gradients in a step, by its number.
+        load: what it has cost this rank so far, as far as it tells: calls, wake-ups, events, and seconds by thread.
     """
 
     step: Callable[[], object]
@@ -128,6 +129,17 @@ class Turn:
     close: Callable[[], object]
     refill: Callable[[int], object] = lambda number: None
     factor: Callable[[int], int] = lambda number: 1
+    load: Callable[[], dict[str, float]] = dict
+
+
+@dataclass
+class Found:
+    """What a rank found in a turn, by step, and how many parameters were wrong after the last. load: of a step."""
+
+    seconds: list[float]
+    used: list[float]
+    load: dict[str, float]
+    wrong: int
 
 
 def by_hpcomm(job: Job, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
@@ -165,7 +177,13 @@ def by_hpcomm(job: Job, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
         ended(applied)
 
     step = {PUSH_PULL: push_pull, APART: apart, WAITING: waiting}[way]
-    return Turn(step, [made.params[name] for name in names], job.shifts, made.close)
+    params = [made.params[name] for name in names]
+    return Turn(step, params, job.shifts, made.close, load=lambda: told(made.stats().load))
+
+
+def told(load: hpcomm.LoadStats) -> dict[str, float]:
+    counts = {one.name: getattr(load, one.name) for one in fields(load) if one.name not in {"processor", "steps"}}
+    return counts | {"calls": load.calls} | {f"seconds of {thread}": used for thread, used in load.processor.items()}
 
 
 def by_gloo(job: Job) -> Turn:
@@ -203,21 +221,26 @@ class Ranks:
         ways = [(way, mode) for mode in options.modes for way in WAYS] + ([(GLOO, "")] if has_torch() else [])
         parts = [part.strip().lower() for part in options.ways.split(";") if part.strip()]
         self.ways = [pair for pair in ways if not parts or any(part in named(*pair).lower() for part in parts)]
+        if not self.ways:
+            raise SystemExit(f"--ways {options.ways!r}: none of {'; '.join(named(*pair) for pair in ways)}")
 
-    def turn(self, job: Job, way: str, mode: str, steps: int) -> tuple[list[float], list[float], int]:
-        """Seconds and processor seconds of each step, and how many parameters were wrong after the last."""
+    def turn(self, job: Job, way: str, mode: str, steps: int) -> Found:
         made = by_gloo(job) if way == GLOO else by_hpcomm(job, self.ctx, way, mode)
-        clock, seconds, used, expected = time.perf_counter, [], [], Reference(job)
+        clock, warmup, expected = time.perf_counter, self.options.warmup, Reference(job)
+        seconds, used, before = list[float](), list[float](), dict[str, float]()
         gradients = job.total.copy()
         meet(self.comm)
-        for number in range(self.options.warmup + steps):
+        for number in range(warmup + steps):
             made.refill(number)
-            began, before = clock(), processor()
+            if number == warmup:
+                before = made.load()
+            began, had = clock(), processor()
             made.step()
-            used.append(processor() - before)
+            used.append(processor() - had)
             seconds.append(clock() - began)
+        load = {name: (value - before.get(name, 0)) / steps for name, value in made.load().items()}
         meet(self.comm)
-        for number in range(self.options.warmup + steps):
+        for number in range(warmup + steps):
             np.multiply(gradients, made.factor(number), job.total)
             expected.step()
         job.total[...] = gradients
@@ -226,7 +249,7 @@ class Ranks:
             made.params[0][0] += 1
         wrong = sum(differing(*pair, expected.values) for pair in zip(made.params, made.shifts, strict=True))
         made.close()
-        return seconds[self.options.warmup :], used[self.options.warmup :], wrong
+        return Found(seconds[warmup:], used[warmup:], load, wrong)
 
     def rows(self, shape: Shape) -> list[Row]:
         """Of all sets; [] on all ranks but 0."""
@@ -245,16 +268,19 @@ class Ranks:
                 if gathered is None:
                     continue
                 row = found.setdefault((key, named(way, mode)), self.row(key, model, shape, way, mode))
-                row["each"].append([seconds for seconds, _, _ in gathered])
-                row["processor"].append(statistics.median(statistics.fmean(used) for _, used, _ in gathered))
-                row["wrong"] += sum(wrong for _, _, wrong in gathered)
+                row["each"].append(gathered)
+                row["processor"].append(statistics.median(statistics.fmean(rank.used) for rank in gathered))
+                row["wrong"] += sum(rank.wrong for rank in gathered)
             gc.collect()
             if self.rank == 0 and options.progress is not None:
                 options.progress.write_text(f"{(i + 1) / turns:.4f}")
         if self.rank != 0:
             return []
         for row in found.values():
-            row.update(times([list(rank) for rank in zip(*row.pop("each"), strict=True)]))
+            cycles: list[list[Found]] = row.pop("each")
+            row.update(times([[turn.seconds for turn in rank] for rank in zip(*cycles, strict=True)]))
+            loads = [rank.load for cycle in cycles for rank in cycle]
+            row["load"] = {name: statistics.median(load.get(name, 0) for load in loads) for name in loads[0]}
         order = [(key, named(*pair)) for key in options.sets for pair in self.ways]
         rows = [found[pair] for pair in order]
         return [row for key in options.sets for row in self.with_bound(key, shape, rows)]

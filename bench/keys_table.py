@@ -10,9 +10,23 @@ from bench.torch_table import median, processor
 LARGE = 8 << 20
 WIRE, WIRE_SMALL, GLOO, PROCESSOR = 1.03, 1.08, 1.03, 1.2  # of the wire's bound, and of Gloo's two times, at most
 KEY, KEYS, KEY_BYTES = 15e-6, 100, 1024  # seconds of a key more beyond those of its bytes
-HEAD = ("shape", "set", "who", "step", "least", "most", "/ Gloo", "/ wire", "processor", "/ Gloo's", "#wrong")
-UNITS = ("", "", "", "(ms)", "(ms)", "(ms)", "", "", "(ms)", "", "")
-WIDTHS = (5, 14, 28, 9, 9, 9, 7, 7, 9, 8, 7)
+HEAD = (
+    "shape",
+    "set",
+    "who",
+    "step",
+    "least",
+    "most",
+    "/ Gloo",
+    "/ wire",
+    "processor",
+    "/ Gloo's",
+    "calls",
+    "wakes",
+    "#wrong",
+)
+UNITS = ("", "", "", "(ms)", "(ms)", "(ms)", "", "", "(ms)", "", "", "", "")
+WIDTHS = (5, 14, 28, 9, 9, 9, 7, 7, 9, 8, 7, 7, 7)
 
 
 def lines(document: Row) -> list[str]:
@@ -57,6 +71,8 @@ def cells(rows: Sequence[Row], row: Row) -> list[str]:
     found += [f"{ratio(row, peer)[0]:.3f}" if peer else "", f"{ratio(row, bound)[0]:.3f}" if bound else ""]
     found.append(f"{1e3 * processor(row):.2f}" if row["processor"] else "")
     found.append(f"{of_processor(row, peer)[0]:.2f}" if peer and row["processor"] else "")
+    load = row.get("load") or {}
+    found += [f"{load[name]:.0f}" if name in load else "" for name in ("calls", "wakeups")]
     return [*found, str(row["wrong"])]
 
 

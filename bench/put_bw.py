@@ -24,6 +24,7 @@ from bench.launch import has_iperf3
 from bench.native import Native, address, view
 from bench.nic import DEPTH
 from bench.put_lat import window_of, words_of
+from bench.training import Measure, processor
 from bench.wire import IPERF3_SECONDS, iperf3, socket_to
 
 SHIFTS, PAGE_WORDS = 512, 512  # as in bench.h
@@ -61,6 +62,7 @@ class Stream:
         """copy(words) moves them on rank 0 and gives the seconds of one operation; rank 1 finds them in arrived. end on
         rank 0, when the clock has stopped, lets rank 1 return from its wait."""
         bench, samples, spoil = self.bench, 0, self.bench.options.plant
+        used: list[float] = []
 
         def measure(n: int) -> tuple[list[float], int]:
             nonlocal samples, spoil
@@ -72,12 +74,15 @@ class Stream:
                 if spoil and self.sender:
                     words[0] ^= 1
                 bench.meet()
+                before = processor()
                 if self.sender:
                     seconds.append(copy(words))
                     end()
                 elif self.receiver:
                     wait()
                 bench.meet()
+                if self.sender or self.receiver:  # until both are done: a thread may receive beside the wait
+                    used.append((processor() - before) / self.m)
                 if spoil and self.sender:
                     words[0] ^= 1
                     spoil = False
@@ -85,7 +90,7 @@ class Stream:
                     wrong += bench.native.wrong(arrived, words)
             return seconds, wrong
 
-        return Contender(name, role, measure)
+        return Contender(name, role, Measure(measure, used))
 
 
 def hpcomm_c(

@@ -10,12 +10,13 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from bench.harness import has_torch
 from bench.launch import attend, cores, launched, launcher
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
+from bench.torch_table import LOADED
 from bench.training import processor
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("-N", "--run_cycles", type=int, default=9, help="alternated cycles: the ways take turns")
     p.add_argument("--tail", type=int, default=3, help="more steps of a block, in which the tail is timed")
     p.add_argument("--fused", action="store_true", help="plain torch and DDP use torch's fused SGD")
+    p.add_argument("--neighbour", action="store_true", help="each block also beside a process that loads one CPU")
     p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"), help="hpcomm's; default: the best")
     p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
     add_quick(p, "two small models, one cycle")
@@ -86,6 +89,20 @@ class Trainer(Protocol):
     def wait(self) -> None: ...
 
     def watch(self) -> AbstractContextManager[list[float]]: ...
+
+
+@contextmanager
+def neighbour() -> Iterator[None]:
+    """A process of somebody else's that keeps the first CPU of this rank busy."""
+    cpu = min(os.sched_getaffinity(0))
+    burns = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", burns], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()  # it is at it
+            yield
+        finally:
+            process.kill()
 
 
 def meet(comm: MPI.Intracomm) -> None:
@@ -140,16 +157,20 @@ class Group:
         ways = [torch_ways.make(name, case, self.ctx, rule) for name in names]
         parameters = torch_models.count(ways[0].model)
         wrong = self.check(ways, case)
-        each: list[list[Block]] = [[] for _ in ways]
+        models = [key, key + LOADED] if self.options.neighbour else [key]
+        each: dict[str, list[list[Block]]] = {model: [[] for _ in ways] for model in models}
         steps = self.options.steps
         for cycle in range(-1, self.options.run_cycles):
-            for k in range(len(ways)):
-                at = (k + max(0, cycle)) % len(ways)  # nobody always comes behind the same
-                block = self.block(ways[at], steps, self.options.tail)
-                if cycle >= 0:
-                    each[at].append(block)
-                elif at == 0:
-                    steps = self.comm.bcast(max(steps, round(LEAST / statistics.median(block.steps))))
+            for model in models:
+                with neighbour() if model != key and self.rank == 0 else nullcontext():
+                    for k in range(len(ways)):
+                        at = (k + max(0, cycle)) % len(ways)  # nobody always comes behind the same
+                        block = self.block(ways[at], steps, self.options.tail)
+                        if cycle >= 0:
+                            each[model][at].append(block)
+                        elif at == 0 and model == key:
+                            steps = self.comm.bcast(max(steps, round(LEAST / statistics.median(block.steps))))
+                    self.meet()
             self.tell((cycle + 2) / (self.options.run_cycles + 1))
         gathered = self.comm.gather((each, wrong))
         for way in ways:
@@ -157,11 +178,12 @@ class Group:
         if gathered is None:
             return []
         found = []
-        for k, name in enumerate(names):
-            row = {"model": key, "title": case.title, "parameters": parameters, "ranks": self.size, "name": name}
-            row |= {"role": torch_ways.ROLES[name], "steps": steps}
-            row |= measured([rank[0][k] for rank in gathered])
-            found.append({**row, "wrong": sum(rank[1][k] for rank in gathered)})
+        for model in models:
+            for k, name in enumerate(names):
+                row = {"model": model, "title": case.title, "parameters": parameters, "ranks": self.size, "name": name}
+                row |= {"role": torch_ways.ROLES[name], "steps": steps}
+                row |= measured([rank[0][model][k] for rank in gathered])
+                found.append({**row, "wrong": sum(rank[1][k] for rank in gathered)})
         return found
 
     def check(self, ways: Sequence["Way"], task: "Task") -> list[int]:

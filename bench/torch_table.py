@@ -31,7 +31,9 @@ HEAD = (
     "#wrong",
 )
 UNITS = ("", "", "", "", "(ms)", "(ms)", "(ms)", "", "", "", "", "(ms)", "(ms)", "")
-WIDTHS = (12, 11, 5, 17, 9, 9, 9, 8, 14, 7, 13, 8, 9, 7)
+WIDTHS = (17, 11, 5, 17, 9, 9, 9, 8, 14, 7, 13, 8, 9, 7)
+LOADED = " +load"  # behind the name of a model: beside a process that loads one CPU
+SLOWER = 1.1  # what issue 29 asks: of DDP's slowdown by such a process
 COST, WHOLE, ONE = 1 / 8, 1.05, 1.02  # what issue 16 asks of mlp3, of mlp38 and of one rank
 
 
@@ -116,6 +118,9 @@ def promises(document: Row) -> Iterator[Promise]:
         others = beside(document, row)
         if row["role"] != "hpcomm" or ALONE not in others:
             continue
+        if row["model"].endswith(LOADED):
+            yield from slower(document, row, others)
+            continue
         where = f"{row['model']}, {row['ranks']} rank{'s' if row['ranks'] > 1 else ''}, {row['name']}"
         own, asked = span(median(row)), row["name"] == STEP
         of = partial(Promise, at_most=True, asked=asked)
@@ -138,6 +143,20 @@ def promises(document: Row) -> Iterator[Promise]:
                 *ratio(row, others[STEP]),
                 1.0,
             )
+
+
+def slower(document: Row, row: Row, others: dict[str, Row]) -> Iterator[Promise]:
+    """How much slower a step is beside a process that loads one CPU, of how much slower DDP's is."""
+    before = beside(document, {**row, "model": row["model"].removesuffix(LOADED)})
+    if DDP not in others or row["ranks"] == 1:
+        return
+    mine, theirs = ratio(row, before[row["name"]])[0], ratio(others[DDP], before[DDP])[0]
+    quads = zip(*(one["cycles"] for one in (row, before[row["name"]], others[DDP], before[DDP])), strict=True)
+    each = sorted(a / b / (c / d) for a, b, c, d in quads)
+    what = f"{row['model']}, {row['ranks']} ranks, {row['name']}: slowdown / DDP's"
+    asked = row["name"] in {STEP, WAITS}
+    spread = (mine / theirs, each[0], each[-1])
+    yield Promise(what, f"{mine:.2f} x", f"{theirs:.2f} x {DDP}", *spread, SLOWER, at_most=True, asked=asked)
 
 
 def verdicts(document: Row) -> list[str]:

@@ -102,6 +102,7 @@ def test_every_way_to_exchange_keys_ends_with_the_same_and_a_spoilt_value_is_fou
     assert {"push_pull", "fold, apply", "fold, wait, apply"} <= ways
     assert [own["wrong"] for own in rows if own["role"] != "bound"] == [1] * 2 * len(ways)
     assert all(own["processor"][0] > 0 for own in rows if own["role"] != "bound")
+    assert all(own["load"]["sends"] >= 1 for own in rows if own["role"] == "hpcomm")  # in each step
 
 
 @pytest.mark.bench

@@ -42,6 +42,17 @@ def test_columns_are_those_of_the_medians() -> None:
     assert [cells[7] for cells in (torch_table.cells(document, own) for own in rows)] == ["", "", "0.100", "-0.050"]
 
 
+def test_a_neighbour_may_slow_a_step_a_little_more_than_it_slows_ddps() -> None:
+    plain = [row(name, *cycles) for name, *cycles in ((WAYS[0], 1.0, 1.0), (WAYS[1], 2.0, 4.0), (WAYS[4], 1.0, 1.0))]
+    loaded = [row(name, *cycles) for name, *cycles in ((WAYS[0], 2.0, 2.0), (WAYS[1], 6.0, 6.0), (WAYS[4], 2.1, 2.1))]
+    beside = [{**own, "model": "mlp3" + torch_table.LOADED} for own in loaded]
+    promised = {promise.what: promise for promise in torch_table.promises({"rows": plain + beside})}
+    found = promised["mlp3 +load, 2 ranks, hpcomm, waits: slowdown / DDP's"]
+    assert (found.value, found.low, found.high) == pytest.approx((2.1 / (6 / 3), 2.1 / 3, 2.1 / 1.5))
+    assert (found.met, found.asked) == (True, True)
+    assert not any("+load" in what and "slowdown" not in what for what in promised)
+
+
 def test_a_step_is_averaged_over_ranks() -> None:
     found = torch_table.times([[[1.0, 3.0], [5.0, 5.0]], [[3.0, 5.0], [7.0, 9.0]]])
     assert found["cycles"] == [3.0, 6.5]

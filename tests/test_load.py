@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import mpi
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import hpcomm
+from hpcomm.exchange import processor
 
 KEYS, STEPS, ELEMENTS = 5, 20, 256
 BURNT = 0.05  # seconds of processor time
@@ -91,6 +93,13 @@ def test_a_sleep_that_ended_is_a_wakeup(wire: str) -> None:
     wakeups, futexes, polls = mpi.spawn(2, waited, wire).values[0]
     assert wakeups >= 1
     assert futexes >= 1 if wire == "shm" else polls >= 1
+
+
+def test_without_proc_no_thread_has_used_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "TASKS", tmp_path / "proc")
+    used = processor.Processor()
+    burn(0.001)
+    assert used.seconds() == {"trainer": 0.0, "others": 0.0}
 
 
 def test_processor_time_goes_to_the_thread_that_used_it() -> None:

@@ -32,9 +32,13 @@ class Processor:
 
 
 def _threads() -> dict[int, tuple[str, int]]:
-    """The name of each thread, and the nanoseconds that it has used."""
-    found = {}
-    for task in os.listdir(TASKS):
+    """The name of each thread, and the nanoseconds that it has used; {} where the system does not say."""
+    found: dict[int, tuple[str, int]] = {}
+    try:
+        tasks = os.listdir(TASKS)
+    except OSError:
+        return found
+    for task in tasks:
         with suppress(OSError):  # it has just ended
             clock = ~int(task) << 3 | 6  # the kernel's number for the clock of a thread, from clock_getcpuclockid
             found[int(task)] = ((TASKS / task / "comm").read_text().rstrip("\n"), time.clock_gettime_ns(clock))
