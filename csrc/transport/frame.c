@@ -59,8 +59,7 @@ static const char *violation(const hpc_reader *reader) {
     if (f->type != HPC_FRAME_PUT && f->flags != 0) return "flags on a frame other than a put";
     if (f->type != HPC_FRAME_PUT && f->nbytes != 0) return "a payload on a frame other than a put";
     if (reader->stream == 0) {
-        if (f->fences != 0 && (int)f->fences != reader->streams - 1)
-            return "a frame with a wrong number of fences";
+        if (f->fences != 0 && (int)f->fences != reader->streams - 1) return "a frame with a wrong number of fences";
     } else {
         if (f->type != HPC_FRAME_PUT || f->flags != 0) return "a frame of stream 0 on another stream";
         if (f->fences != 0) return "fences on a stream other than 0";

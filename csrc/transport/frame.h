@@ -16,8 +16,8 @@
 
 #include "base/memory.h"
 
-/* Bytes of staging, of which the rest of a large payload is read with few: what follows it may be as large, and bytes in
- * staging are copied once more. */
+/* Bytes of staging, of which the rest of a large payload is read with few: what follows it may be as large, and bytes
+ * in staging are copied once more. */
 enum { HPC_STAGING = 16384, HPC_STAGING_BESIDE = 2048 };
 
 typedef enum hpc_frame_type {
@@ -88,8 +88,8 @@ int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, co
 /* Whether a fence that is not met holds the stream. */
 int hpc_reader_is_held(const hpc_reader *reader);
 
-/* Bytes that are sure to come: the rest of the payload at hand, and what was queued behind its frame. Both are 0 between
- * payloads. */
+/* Bytes that are sure to come: the rest of the payload at hand, and what was queued behind its frame. Both are 0
+ * between payloads. */
 uint64_t hpc_reader_left(const hpc_reader *reader);
 uint64_t hpc_reader_behind(const hpc_reader *reader);
 

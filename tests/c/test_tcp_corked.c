@@ -196,7 +196,12 @@ int main(int argc, char **argv) {
         {.name = "any_order_1", .size = 2, .run = any_order, .arg = 1, .where = RANKS_TCP, .bare = true},
         {.name = "any_order_3", .size = 2, .run = any_order, .arg = 3, .where = RANKS_TCP, .bare = true},
         {.name = "ahead", .size = 2, .run = ahead, .where = RANKS_TCP},
-        {.name = "dies_corked", .size = 2, .run = dies_corked, .where = RANKS_TCP | RANKS_PROCESSES, .victims = 1 << SENDER, .apart = true},
+        {.name = "dies_corked",
+         .size = 2,
+         .run = dies_corked,
+         .where = RANKS_TCP | RANKS_PROCESSES,
+         .victims = 1 << SENDER,
+         .apart = true},
         {0},
     };
     return ranks_main(argc, argv, cases);

@@ -22,7 +22,13 @@
 #include "transport/tcp/tcp.h"
 
 enum { SMALL = 512, PARTS = 128, STRIPE_MIN = 256 << 10, LINE = 64 };
-enum { BATCH = 64 << 10, LARGE_BATCH = 256 << 10, MOST_UNSENT = 256 << 10, MOST_CORKED = 64 << 10, BRIEF = 4096 }; /* bytes */
+enum {
+    BATCH = 64 << 10,
+    LARGE_BATCH = 256 << 10,
+    MOST_UNSENT = 256 << 10,
+    MOST_CORKED = 64 << 10,
+    BRIEF = 4096
+}; /* bytes */
 
 /* ---- life ---- */
 
