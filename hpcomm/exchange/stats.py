@@ -101,7 +101,7 @@ class LoadStats:
         processor: processor seconds by thread, in the kernel too: "trainer" is the thread that made the exchange, with
             what it computes itself; "hpcomm-core-0", "hpcomm-reactor" and "hpcomm-control" are hpcomm's, where several
             threads of one name count together; "others" are all other threads, such as torch's.
-        events: updates and forwards that this exchange's cores have taken.
+        events: that this exchange's cores have taken: updates, forwards, and with split=True what is asked of folds.
         sends, receives: of sockets: send and sendmsg, recv and readv.
         empty: those of both that moved nothing: no room, or nothing there.
         polls: epoll_wait and poll, whether they sleep or look.
@@ -109,7 +109,7 @@ class LoadStats:
         alarms: reads and writes of eventfds, by which sleepers in epoll_wait are woken.
         yields: sched_yield in waits.
         wakeups: sleeps that ended.
-        steps: pushes of a key so far, by which per_step divides.
+        steps: so far, by which per_step divides: Exchange.version, which without a quorum is the pushes of a key.
     """
 
     processor: Mapping[str, float]

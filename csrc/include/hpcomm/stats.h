@@ -29,7 +29,7 @@ typedef struct hpc_exchange_stats {
     /* With a quorum: shares of this rank's updates that were late and left out, and the version of the parameters when
      * the last of them came. */
     uint64_t dropped, dropped_at;
-    uint64_t events; /* taken by this rank's cores: updates and forwards that have come */
+    uint64_t events; /* taken by this rank's cores: updates, forwards, and what is asked of folds */
     /* System calls of this process since the exchange was made, but for those of the control channel: of the tcp
      * transport, of the set of connections, and of waits. Other exchanges and contexts of the process count too. */
     uint64_t sends, receives; /* of sockets */
