@@ -280,9 +280,10 @@ static void fails(rank *r) {
     const job *waits = &x.members[0].g.j, *fails = &x.members[1].g.j;
     if (r->rank == 1) CHECK_OK(hpc_exchange_set_args(x.e, fails->first, args));
     if (r->rank == 0) ticket = job_start(r, waits, x.e, 0, 0, BOTH, false);
-    uint64_t other = job_start(r, fails, x.e, 0, 0, BOTH, false);
-    int status = r->rank == 0 ? hpc_exchange_wait(x.e, waits->first, ticket, -1)
-                              : hpc_exchange_wait(x.e, fails->first, other, -1);
+    if (r->rank == 0) job_start(r, fails, x.e, 0, 0, BOTH, false);
+    int status = r->rank == 0
+                     ? hpc_exchange_wait(x.e, waits->first, ticket, -1) /* rank 1 may hear of it as it pushes */
+                     : hpc_exchange_push_pull(x.e, fails->first, x.members[1].ref.params[0], -1);
     CHECK_EQ(status, r->rank == 0 ? HPC_ERR_CONFIG : HPC_ERR_PEER);
     for (int i = 0; i < 2 && r->rank == 0; i++) {
         CHECK(strstr(hpc_last_error()->message, "rank 1 sets argument 1 of rule \"sgd\" of key k3 to 0.25"));
