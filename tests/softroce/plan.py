@@ -29,6 +29,7 @@ PROCESSES_ONLY = {"test_conformance_midwrite", "test_verbs_failure"}
 FEW = {
     "test_verbs": "jumps_at_once,events,flood",
     "test_verbs_lanes": "lanes_in_turn,rails",
+    "test_verbs_corked": "kept_uncork,any_order",
     "test_verbs_source": "sources,staged",
     "test_verbs_failure": "killed_under_a_writer,names",
     "test_verbs_device": "",
@@ -73,6 +74,7 @@ SHORT = {
 SANITIZED_TESTS = (
     "test_verbs",
     "test_verbs_lanes",
+    "test_verbs_corked",
     "test_verbs_source",
     "test_verbs_failure",
     "test_conformance_exchange random_2_async",

@@ -2,7 +2,10 @@
  *
  * A put is posted at once; what finds the send queue full, or wants a credit that is not there, becomes an order and is
  * posted by whoever sees sends done or credit come. Nothing waits here. Of many writes one asks for a completion, and a
- * flush asks for one behind the last of them. */
+ * flush asks for one behind the last of them.
+ *
+ * The small puts of a corked lane are kept until uncork and then posted together. Each has its own immediate: an
+ * event's names its row, and a signal's counts from the value before it. */
 #include "transport/verbs/verbs.h"
 
 #if defined(HPC_HAVE_VERBS)
@@ -14,14 +17,15 @@
 #include <string.h>
 
 enum {
-    CHAIN = 16,        /* sends of one post */
-    TOGETHER = 8,      /* puts until one looks for what is done; orders that wait until every one does */
-    INLINE = 256,      /* bytes that a send should be able to carry itself */
-    INLINE_LEAST = 64, /* and has to */
-    MANY = 16,         /* links, of which each should be small */
-    LARGE = 4096,      /* a write that is worth a completion of its own when all before it are done */
-    SPAN = 1 << 20,    /* bytes of writes that share a completion, at most */
-    RNR_TIMER = 12,    /* 0.64 ms until a peer without receives is tried again */
+    CHAIN = VERBS_KEPT,   /* sends of one post; they lie on the stack, in less than a page */
+    MOST_KEPT = 64 << 10, /* bytes that a corked lane keeps */
+    TOGETHER = 8,         /* puts until one looks for what is done; orders that wait until every one does */
+    INLINE = 256,         /* bytes that a send should be able to carry itself */
+    INLINE_LEAST = 64,    /* and has to */
+    MANY = 16,            /* links, of which each should be small */
+    LARGE = 4096,         /* a write that is worth a completion of its own when all before it are done */
+    SPAN = 1 << 20,       /* bytes of writes that share a completion, at most */
+    RNR_TIMER = 12,       /* 0.64 ms until a peer without receives is tried again */
     RETRIES = 7,
     ACK_TIMEOUT = 17, /* 0.54 s: with the retries, a port that is gone is known after 4 s */
     HOPS = 64
@@ -59,6 +63,7 @@ int verbs_link_open(hpc_verbs *v, verbs_iface *f, hpc_lane *lane, int peer, cons
     l->lane = ((verbs_lane *)lane->verbs)->number;
     l->number = ++v->links;
     l->depth = f->depth;
+    l->most_kept = l->depth / 4 < CHAIN ? l->depth / 4 : CHAIN;
     l->far = rail->there;
     l->ring = lane->peers[peer].in;
     l->credit = &f->credit[slot];
@@ -150,7 +155,8 @@ static void set_starved(verbs_link *l, int starved) {
 }
 
 static void drop_orders(verbs_link *l) {
-    if (l->first != NULL) l->lost = 1;
+    if (l->first != NULL || l->n_kept > 0) l->lost = 1;
+    for (int i = 0; i < l->n_kept; i++) verbs_source_give_back(l, l->kept[i].loan);
     for (verbs_order *o = l->first, *next; o != NULL; o = next) {
         next = o->next;
         verbs_source_give_back(l, o->loan);
@@ -158,7 +164,8 @@ static void drop_orders(verbs_link *l) {
     }
     l->first = NULL;
     l->last = &l->first;
-    l->n_orders = 0;
+    l->n_orders = l->n_kept = 0;
+    l->kept_bytes = 0;
     set_starved(l, 0);
 }
 
@@ -212,7 +219,9 @@ static struct ibv_send_wr *add_send(verbs_link *l, chain *c, enum ibv_wr_opcode 
 
 static void post(verbs_link *l, chain *c) {
     struct ibv_send_wr *bad;
-    if (c->n == 0 || ibv_post_send(l->qp, c->sends, &bad) == 0) return;
+    if (c->n == 0) return;
+    l->posts++;
+    if (ibv_post_send(l->qp, c->sends, &bad) == 0) return;
     for (; bad != NULL; bad = bad->next) l->posted--; /* no completion tells of these */
     l->failed = l->lost = 1;
 }
@@ -362,24 +371,57 @@ static void post_orders(verbs_link *l) {
     set_starved(l, l->first != NULL && room(l) > 0);
 }
 
-/* order: the caller's, changed. */
-static void submit(verbs_link *l, verbs_order *order) {
-    verbs_order *o;
-    order->next = NULL;
-    if (l->first == NULL && post_from(l, order) == NULL) return;
-    o = malloc(sizeof *o);
+/* A copy of it waits behind the orders that wait. */
+static void let_wait(verbs_link *l, verbs_order *order) {
+    verbs_order *o = malloc(sizeof *o);
     if (o == NULL) {
         verbs_source_is_posted(l, order);
         l->failed = l->lost = 1;
         return;
     }
     *o = *order;
+    o->next = NULL;
     *l->last = o;
     l->last = &o->next;
     l->n_orders++;
+}
+
+static void post_waiting(verbs_link *l) {
     /* Before the look at done, as its writer looks at busy behind it: one of the two sees the other. */
     atomic_store(&l->busy, 1);
     if (room(l) > 0 && !l->failed) post_orders(l);
+}
+
+static void post_kept(verbs_link *l) {
+    verbs_order *o = l->kept;
+    for (int i = 1; i < l->n_kept; i++) o[i - 1].next = &o[i];
+    l->n_kept = 0;
+    l->kept_bytes = 0;
+    o = post_from(l, o);
+    if (o == NULL) return;
+    for (; o != NULL; o = o->next) let_wait(l, o);
+    post_waiting(l);
+}
+
+/* Nothing is kept while orders wait: it comes behind them. */
+static int may_keep(const verbs_link *l, const verbs_order *o) {
+    return o->corked && o->nbytes < MOST_KEPT && l->first == NULL;
+}
+
+/* order: the caller's, changed. One that may not be kept is posted at once, together with those that were. */
+static void submit(verbs_link *l, verbs_order *order) {
+    const int keeps = may_keep(l, order);
+    order->next = NULL;
+    if (keeps || l->n_kept > 0) {
+        l->kept[l->n_kept++] = *order;
+        l->kept_bytes += order->nbytes;
+        if (keeps) l->uncork_due = 1;
+        if (!keeps || l->n_kept == l->most_kept || l->kept_bytes >= MOST_KEPT) post_kept(l);
+        return;
+    }
+    if (l->first == NULL && post_from(l, order) == NULL) return;
+    let_wait(l, order);
+    post_waiting(l);
 }
 
 /* A post that the library refuses leaves the queue pair as it is, and the peer without something: the link is over,
@@ -469,6 +511,14 @@ int verbs_link_put(verbs_link *l, const hpc_window *w, verbs_order *o, int is_ev
     return status;
 }
 
+void verbs_link_uncork(verbs_link *l) {
+    if (!l->uncork_due) return;
+    l->uncork_due = 0;
+    pthread_mutex_lock(&l->sending);
+    if (l->n_kept > 0) post_kept(l); /* unless another thread's message has taken them along */
+    unlock(l);
+}
+
 int verbs_link_say(verbs_link *l, const verbs_message *message) {
     pthread_mutex_lock(&l->sending);
     if (!is_silent(l)) submit(l, &(verbs_order){.written = 1, .message = *message});
@@ -482,6 +532,7 @@ int verbs_link_flush(verbs_link *l, const char *op) {
     if (is_silent(l)) {
         status = l->lost || atomic_load(&l->done) < l->posted ? broken(l, op, HPC_IN_PROGRESS) : HPC_OK;
     } else {
+        if (l->n_kept > 0) post_kept(l);
         if (l->first == NULL && l->unsignalled > 0 && room(l) > 0) post_last(l);
         status = l->first == NULL && atomic_load_explicit(&l->done, memory_order_acquire) == l->posted
                      ? HPC_OK

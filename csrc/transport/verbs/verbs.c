@@ -136,7 +136,7 @@ static int put_order(verbs_link *link, const hpc_window *w, verbs_order *order, 
 }
 
 static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
-    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
+    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset), .corked = lane->corked};
     return nbytes == 0 ? HPC_OK : put_order(lane->peers[peer].out, w, &order, 0, "put");
 }
 
@@ -152,7 +152,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
                       int signal, uint64_t value) {
     verbs_link *link = lane->peers[peer].out;
     verbs_remote *remote = w->parts[peer].remote;
-    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
+    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset), .corked = lane->corked};
     if (fits_imm(remote, link, signal, value)) {
         order.with_imm = 1;
         order.imm = verbs_imm_signal(remote->number, signal, value);
@@ -171,7 +171,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
 static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
                       uint32_t imm) {
     verbs_link *link = lane->peers[peer].out;
-    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset)};
+    verbs_order order = {.src = src, .nbytes = nbytes, .to = address_in(w, peer, offset), .corked = lane->corked};
     if (!verbs_imm_is_signal(imm) && nbytes <= verbs_link_most(link)) {
         order.with_imm = 1;
         order.imm = imm;
@@ -200,6 +200,10 @@ static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
     if (wanted) wanted = atomic_exchange(&link->wanted, 0);
     if (owed >= HPC_NOTIFY_DEPTH / 2 || wanted) verbs_link_tell(link, wanted);
     return HPC_OK;
+}
+
+static void uncork(hpc_lane *lane, int peer) {
+    if (lane->peers[peer].out != NULL) verbs_link_uncork(lane->peers[peer].out);
 }
 
 static int flush(hpc_lane *lane, int peer) {
@@ -244,6 +248,7 @@ const hpc_transport hpc_transport_verbs = {
     .put_signal = put_signal,
     .put_notify = put_notify,
     .poll = poll_ring,
+    .uncork = uncork,
     .flush = flush,
     .keeps_order = keeps_order,
     .settle = settle,

@@ -20,14 +20,20 @@
  * immediate of an event, a value far from the last one, more than one message) is said by a verbs_message, sent behind
  * the write.
  *
+ * Doorbells. Puts of a corked lane are kept, in their order, and one post gives them all to the NIC, which rings its
+ * doorbell once. That is at uncork or flush, when they are VERBS_KEPT, a quarter of the queue or many bytes, or
+ * together with the next message or put of the link that is not corked. Credit words do not wait: they are written at
+ * once.
+ *
  * Credits. What takes a receive at the peer needs one of its credits; the peer writes how many it has granted into the
  * link's credit words, beside how many events its lane has taken. Those writes take no receive and are answered by the
  * peer's NIC, so there is always a way on: no queue ever waits for the one that it feeds.
  *
- * Locks. `sending`, a mutex, guards everything that is posted on a link, and the orders that wait for room or credit.
- * The one thread that holds `reading`, a flag, polls a completion queue; a thread that finds the flag taken leaves the
- * queue to the holder. `reading` may be held when `sending` is taken, never the other way. The tables of ifaces and
- * windows are under the transport's lock; `sending` may be taken under it, never the other way.
+ * Locks. `sending`, a mutex, guards everything that is posted on a link, the puts that are kept, and the orders that
+ * wait for room or credit. The one thread that holds `reading`, a flag, polls a completion queue; a thread that finds
+ * the flag taken leaves the queue to the holder. `reading` may be held when `sending` is taken, never the other way.
+ * The tables of ifaces and windows are under the transport's lock; `sending` may be taken under it, never the other
+ * way.
  *
  * Order of the data: the NIC has written the payload before the completion of its immediate (the writes of a queue
  * pair are placed in order, and a completion comes after the data); the poller stores the signal (release) or pushes
@@ -47,6 +53,7 @@
 
 enum {
     VERBS_DEPTH = 128,     /* sends under way on a link, at most */
+    VERBS_KEPT = 24,       /* puts that a corked lane keeps for one post, at most */
     VERBS_CREDITS = 512,   /* receives of a link that are kept, at most */
     VERBS_RECEIVES = 8192, /* of all links of an iface together, unless there are very many */
     VERBS_WINDOWS = 4096,
@@ -166,6 +173,7 @@ typedef struct verbs_order {
     uint32_t imm;
     verbs_message message; /* kind VERBS_NONE: none */
     int finished;          /* the message was posted */
+    int corked;            /* it may be kept until uncork */
     verbs_loan *loan;      /* until the last write is posted */
 } verbs_order;
 
@@ -194,8 +202,12 @@ typedef struct verbs_link {
     uint64_t used;            /* receives of the peer */
     uint64_t events;          /* put_notify */
     int wanting;
-    verbs_order *first, **last;
+    verbs_order *first, **last; /* those that wait for room or credit */
     int n_orders;
+    int n_kept, most_kept; /* puts of a corked lane, while none wait */
+    size_t kept_bytes;
+    int uncork_due; /* something may be kept; of the thread that puts, alone */
+    uint64_t posts; /* calls of ibv_post_send, each of which rings the NIC's doorbell once */
     unsigned puts;
     verbs_loan *loans, **last_loan;
     verbs_stage stage;
@@ -213,6 +225,7 @@ typedef struct verbs_link {
     int local;          /* by this rank's own doing; before silent, like why */
     double broken_at;
     char why[HPC_REASON_BYTES];
+    verbs_order kept[VERBS_KEPT]; /* under sending, like n_kept */
 } verbs_link;
 
 /* ---- ifaces ---- */
@@ -362,10 +375,11 @@ void verbs_link_greet(const verbs_link *link, verbs_greeting *greeting);
 int verbs_link_connect(verbs_link *link, const verbs_greeting *greeting);
 void verbs_link_free(verbs_link *link); /* its queue pair, and what it holds */
 
-/* Posts it now or later; is_event: HPC_IN_PROGRESS, with nothing done, while the peer's ring is full. op is the
- * caller's. *look_due: whether the caller is to look for sends that are done. */
+/* Posts it now or later, or keeps it if it is corked; is_event: HPC_IN_PROGRESS, with nothing done, while the peer's
+ * ring is full. op is the caller's. *look_due: whether the caller is to look for sends that are done. */
 int verbs_link_put(verbs_link *link, const hpc_window *window, verbs_order *order, int is_event, const char *op,
                    int *look_due);
+void verbs_link_uncork(verbs_link *link); /* posts what was kept; by the thread that puts */
 int verbs_link_flush(verbs_link *link, const char *op);
 int verbs_link_say(verbs_link *link, const verbs_message *message);
 void verbs_link_go_on(verbs_link *link);             /* some sends are done, or credit has come */
