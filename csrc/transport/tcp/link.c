@@ -1,8 +1,8 @@
 /* One lane's connections to one peer.
  *
- * Sending: a frame goes to the socket at once; what does not fit becomes an order, and is sent when the socket has room
- * by whoever finds that out. Nothing waits here. Striped, a large put is cut into a stripe for each stream; whatever
- * has an order (signals, events, FLUSH) goes by stream 0, with fences where stripes went before it.
+ * Sending: a frame goes to the socket at once; what does not fit becomes an order (orders.c), and is sent when the
+ * socket has room by whoever finds that out. Nothing waits here. Striped, a large put is cut into a stripe for each
+ * stream; whatever has an order (signals, events, FLUSH) goes by stream 0, with fences where stripes went before it.
  *
  * A link that breaks falls silent, without a word to the callers: the control channel says what became of the peer, and
  * if it says nothing the service thread reports it after a grace. What the peer had sent is read to its end. */
@@ -34,7 +34,7 @@ enum {
 
 /* All is set before the descriptor is published: a slot's next link may be read before an event has told of it. */
 int tcp_link_install(tcp_link *l, int stream, int fd) {
-    int none = -1, off = 0, unsent = MOST_UNSENT;
+    int none = -1, off = 0, unsent = TCP_MOST_UNSENT;
     if (stream < 0 || stream >= l->n_streams || tcp_stream_fd(&l->streams[stream]) >= 0) return HPC_ERR_INVALID;
     /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
     if (stream == 0 && l->n_streams > 1) setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
@@ -78,129 +78,6 @@ static int is_silent(tcp_link *l) {
 
 /* ---- sending, all of it under l->sending ---- */
 
-static ssize_t send_parts(int fd, struct iovec *parts, int n) {
-    struct msghdr m = {.msg_iov = parts, .msg_iovlen = (size_t)n};
-    ssize_t sent;
-    do sent = sendmsg(fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
-    while (sent < 0 && errno == EINTR);
-    hpc_calls_count_moved(HPC_CALL_SEND, sent);
-    return sent;
-}
-
-/* The next bytes of an order as parts. */
-static int add_parts(const tcp_order *o, struct iovec *parts) {
-    int n = 0;
-    size_t sent = o->sent;
-    if (sent < o->head) parts[n++] = (struct iovec){(void *)(uintptr_t)(o->header + sent), o->head - sent};
-    sent = sent < o->head ? 0 : sent - o->head;
-    if (o->total - o->head > sent)
-        parts[n++] = (struct iovec){(void *)(uintptr_t)(o->src + sent), o->total - o->head - sent};
-    return n;
-}
-
-/* The headers of a call say how much was queued behind their frames. What has no header yet gets it now. */
-static int gather_parts(const tcp_stream *s, struct iovec *parts, size_t *asked) {
-    int n = 0;
-    *asked = 0;
-    for (tcp_order *o = s->first; o != NULL && n + 2 <= PARTS && *asked < MOST_UNSENT; o = o->next) {
-        *asked += o->total - o->sent;
-        size_t behind = (s->queued - *asked) / HPC_BEHIND;
-        uint16_t units = behind < UINT16_MAX ? (uint16_t)behind : UINT16_MAX;
-        if (o->sent == 0) memcpy(o->header + offsetof(hpc_frame, behind), &units, sizeof units);
-        n += add_parts(o, parts + n);
-    }
-    return n;
-}
-
-static void drop_sent(tcp_stream *s, size_t sent) {
-    s->queued -= sent;
-    while (sent > 0) {
-        tcp_order *o = s->first;
-        size_t part = o->total - o->sent < sent ? o->total - o->sent : sent;
-        o->sent += part;
-        sent -= part;
-        if (o->sent < o->total) break;
-        s->first = o->next;
-        if (s->first == NULL) s->last = &s->first;
-        if (s->answer == o) s->answer = NULL;
-        free(o);
-    }
-}
-
-/* Sends what fits; 0, or the errno that broke it. A call that was cut short is the last one until there is room. */
-static int send_orders(tcp_stream *s) {
-    int fd = tcp_stream_fd(s);
-    while (s->first != NULL && fd >= 0 && !s->full) {
-        struct iovec parts[PARTS];
-        size_t asked;
-        int n = gather_parts(s, parts, &asked);
-        ssize_t sent = send_parts(fd, parts, n);
-        if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return errno;
-        s->full = sent < (ssize_t)asked;
-        if (sent > 0) drop_sent(s, (size_t)sent);
-    }
-    return 0;
-}
-
-/* The last order goes before those behind which it need not be. */
-static void take_turn(tcp_stream *s) {
-    tcp_order **to = &s->first, **at = &s->first, *order = (tcp_order *)((char *)s->last - offsetof(tcp_order, next));
-    for (; *at != order; at = &(*at)->next)
-        if ((*at)->turn <= order->turn || (*at)->sent > 0) to = &(*at)->next;
-    if (to == at) return;
-    s->last = at;
-    *at = NULL;
-    order->next = *to;
-    *to = order;
-}
-
-static int hold_back(tcp_stream *s, const void *header, size_t head, const void *src, size_t nbytes, size_t sent,
-                     uint32_t turn) {
-    tcp_order *o = malloc(sizeof *o);
-    if (o == NULL) return ENOMEM;
-    o->turn = turn;
-    o->src = src;
-    o->head = head;
-    o->total = head + nbytes;
-    o->sent = sent;
-    memcpy(o->header, header, head);
-    o->next = NULL;
-    *s->last = o;
-    s->last = &o->next;
-    s->queued += o->total - sent;
-    if (o->header[offsetof(hpc_frame, type)] == HPC_FRAME_FLUSHED) s->answer = o;
-    if (turn != 0) take_turn(s);
-    return 0;
-}
-
-/* One frame to one stream, in its turn. corked: the caller sends the orders. */
-static int send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fences, const void *src, int corked,
-                      uint32_t turn) {
-    unsigned char small[sizeof(tcp_order) + SMALL];
-    size_t head = sizeof *frame + frame->fences * sizeof(uint64_t), nbytes = (size_t)frame->nbytes;
-    int fd = tcp_stream_fd(s);
-    ssize_t sent = 0;
-    memcpy(small, frame, sizeof *frame);
-    if (frame->fences > 0) memcpy(small + sizeof *frame, fences, frame->fences * sizeof(uint64_t));
-    if (s->first == NULL && fd >= 0 && !corked && !s->full) {
-        if (nbytes <= SMALL) {
-            if (nbytes > 0) memcpy(small + head, src, nbytes);
-            do sent = send(fd, small, head + nbytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-            while (sent < 0 && errno == EINTR);
-            hpc_calls_count_moved(HPC_CALL_SEND, sent);
-        } else {
-            struct iovec parts[2] = {{small, head}, {(void *)(uintptr_t)src, nbytes}};
-            sent = send_parts(fd, parts, 2);
-        }
-        if (sent == (ssize_t)(head + nbytes)) return 0;
-        if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return errno;
-        if (sent < 0) sent = 0;
-        s->full = 1;
-    }
-    int error = hold_back(s, small, head, src, nbytes, (size_t)sent, turn);
-    return error != 0 || (corked && s->queued < MOST_CORKED) ? error : send_orders(s);
-}
-
 /* A frame of stream 0 that comes after all stripes so far. */
 static int send_ordered(tcp_link *l, hpc_frame frame, const void *src, int corked, uint32_t turn) {
     uint64_t fences[HPC_TCP_STREAMS - 1];
@@ -210,7 +87,7 @@ static int send_ordered(tcp_link *l, hpc_frame frame, const void *src, int corke
         for (int k = 1; k < l->n_streams; k++) fences[k - 1] = l->streams[k].pieces;
         l->fenced = 1;
     }
-    return send_frame(&l->streams[0], &frame, fences, src, corked, turn);
+    return tcp_send_frame(&l->streams[0], &frame, fences, src, corked, turn);
 }
 
 static int is_striped(const tcp_link *l, uint64_t nbytes) {
@@ -235,7 +112,7 @@ static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
                                 .offset = frame->offset + from,
                                 .nbytes = to - from};
         l->streams[k].pieces++;
-        int error = send_frame(&l->streams[k], &rest, NULL, src + from, 0, 0);
+        int error = tcp_send_frame(&l->streams[k], &rest, NULL, src + from, 0, 0);
         if (error != 0) return error;
     }
     return 0;
@@ -266,7 +143,7 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, const hpc
             error = send_ordered(l, frame, src, corked, turn);
         else {
             frame.magic = HPC_FRAME_MAGIC;
-            error = send_frame(&l->streams[0], &frame, NULL, src, corked, turn);
+            error = tcp_send_frame(&l->streams[0], &frame, NULL, src, corked, turn);
         }
     }
     l->corked = corked;
@@ -279,7 +156,7 @@ void tcp_link_uncork(tcp_link *l) {
     if (!l->corked) return;
     pthread_mutex_lock(&l->sending);
     l->corked = 0;
-    if (!is_silent(l)) error = send_orders(&l->streams[0]);
+    if (!is_silent(l)) error = tcp_send_orders(&l->streams[0]);
     unlock_sent(l, error);
 }
 
@@ -522,7 +399,7 @@ static void send_more(tcp_link *l, int stream) {
     int error = 0;
     pthread_mutex_lock(&l->sending);
     s->full = 0;
-    if (s->first != NULL && !is_silent(l)) error = send_orders(s);
+    if (s->first != NULL && !is_silent(l)) error = tcp_send_orders(s);
     unlock_sent(l, error);
 }
 

@@ -13,17 +13,6 @@ tcp_link *tcp_link_retain(tcp_link *l) {
     return l;
 }
 
-void tcp_drop_orders(tcp_stream *s) {
-    for (tcp_order *o = s->first, *next; o != NULL; o = next) {
-        next = o->next;
-        free(o);
-    }
-    s->first = NULL;
-    s->last = &s->first;
-    s->queued = 0;
-    s->answer = NULL;
-}
-
 void tcp_link_release(tcp_link *l) {
     if (atomic_fetch_sub_explicit(&l->references, 1, memory_order_acq_rel) != 1) return;
     for (int k = 0; k < l->n_streams; k++) {

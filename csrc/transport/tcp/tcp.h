@@ -4,6 +4,7 @@
  *   source.c  how links are read by the context's reactor
  *   link.c    one lane's connections to one peer: what is sent, what is read
  *   table.c   the table of links
+ *   orders.c  what waits for room in a socket, and in which order it leaves
  *
  * Each calls only those below it.
  *
@@ -118,10 +119,21 @@ tcp_link *tcp_link_create(hpc_tcp *tcp, int peer, uint64_t lane, hpc_lane *of);
 tcp_link *tcp_link_retain(tcp_link *link);
 void tcp_link_release(tcp_link *link);
 tcp_link *tcp_link_at(hpc_tcp *tcp, int slot); /* with a reference; NULL if the slot is free */
-void tcp_drop_orders(tcp_stream *stream);
 
 int tcp_watch(hpc_tcp *tcp, const tcp_link *link, int stream, int fd, int again);
 void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* out of its slot, with the slot's reference; again is no error */
+
+/* ---- orders.c, all of it under the link's sending ---- */
+
+enum { TCP_MOST_UNSENT = 256 << 10 }; /* bytes that the kernel may keep unsent, and about what one call is given */
+
+/* One frame to one stream, in its turn. corked: the caller sends the orders, unless many bytes wait already. Here and
+ * below: 0, or the errno that broke the stream. */
+int tcp_send_frame(tcp_stream *stream, const hpc_frame *frame, const uint64_t *fences, const void *src, int corked,
+                   uint32_t turn);
+/* Sends what fits. A call that was cut short is the last one until there is room. */
+int tcp_send_orders(tcp_stream *stream);
+void tcp_drop_orders(tcp_stream *stream);
 
 /* ---- link.c ---- */
 
