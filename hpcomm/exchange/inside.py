@@ -39,6 +39,11 @@ def made(ex: Exchange) -> Made:
     return ex._made
 
 
+def begin_together(ex: Exchange) -> None:
+    """From here on starts may be kept back as in Exchange.together, until one waits or a block of that ends."""
+    _core.exchange_together(ex._handle, True)
+
+
 def check_one_scheme(ex: Exchange, op: str) -> None:
     """Raises NotSupported where keys have several schemes."""
     if len(ex._schemes) > 1:

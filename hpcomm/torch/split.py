@@ -41,6 +41,8 @@ class Split(Mode):
             key.takes_slot(exchange)
 
     def send(self, key: ParamKey) -> None:
+        if not self.begun:  # no mean is used before all ranks are in step: small gradients travel together until then
+            inside.begin_together(self.exchange)
         key.fold = key.push(self._fold)
         self.begun = True
 
@@ -54,9 +56,10 @@ class Split(Mode):
         ex = self.exchange
         if scale is None:
             self.counts.skipped += 1
-            for key in self.order:
-                key.find_home()
-                key.handle = ex.skip_nb(key.name)
+            with ex.together():
+                for key in self.order:
+                    key.find_home()
+                    key.handle = ex.skip_nb(key.name)
         else:
             self.rules.update(ex)
             self._scaled(1.0 if scaling is None or scaling.scale is None else scaling.scale)

@@ -36,8 +36,7 @@ def test_auto_folds_inside_hosts_of_several_ranks(cluster: Cluster, ranks_per_ho
     plan, flat_plan = (Plan.from_json(found[name][0]["plan"]) for name in ("auto", "flat"))
     cores = max(core for _, core in plan.places) + 1
     keys = {key.name: key.shape for key in plan.keys}
-    chunk = 65536 if ranks_per_host > 1 else 32768  # with nothing to fold in a host it is a hub's plan
-    assert plan == Hierarchy(hosts, ()).compile(keys, size, cores=cores, chunk_bytes=chunk, reduce="sum")
+    assert plan == Hierarchy(hosts, ()).compile(keys, size, cores=cores, over_sockets=True, reduce="sum")
     assert (plan == flat_plan) == (ranks_per_host == 1)
     less = (
         (ranks_per_host - 1) * 3 * NBYTES * 4 / 3
