@@ -24,21 +24,6 @@ static int may_push(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
-/* Parameters and answers leave in the turn of their key. */
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    hpc_lane_take_turn(core->out, hpc_turn_of(share->key));
-    int known = hpc_whole_share_came(core, share, rank, slot);
-    hpc_lane_take_turn(core->out, 0);
-    return known;
-}
-
-static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    hpc_lane_take_turn(core->out, hpc_turn_of(w->row->key));
-    int known = hpc_whole_row_came(core, w, input, slot);
-    hpc_lane_take_turn(core->out, 0);
-    return known;
-}
-
 static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     (void)for_slot;
     return hpc_whole_awaited(en, key, ticket, ranks);
@@ -49,8 +34,8 @@ const hpc_discipline hpc_discipline_bsp = {
     .suits = suits,
     .check = check,
     .whole = 1,
-    .share_came = share_came,
-    .row_came = row_came,
+    .share_came = hpc_whole_share_came,
+    .row_came = hpc_whole_row_came,
     .may_push = may_push,
     .send_share = hpc_push_in_turn,
     .needs = hpc_whole_needs,

@@ -30,7 +30,7 @@ typedef struct hpc_split_means {
     char *how;        /* by row and input: how it came to the present fold */
     int most_inputs;  /* of a row */
     hpc_work **ready; /* the rows whose inputs are all there, of the present fold */
-    int n_ready, n_folded;
+    int n_ready, n_folded, n_ahead; /* the last: rows of these that were looked at for an apply ahead */
     _Atomic char *used;     /* by rank: its pull has come */
     int n_used, n_finished; /* pulls that have come; rows that are done with them, */
     char *finished;         /* which by place, */

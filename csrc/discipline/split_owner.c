@@ -13,7 +13,6 @@
 #include "engine/mean.h"
 #include "engine/pieces.h"
 #include "engine/row.h"
-#include "engine/send.h"
 #include "engine/stages.h"
 
 enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
@@ -187,7 +186,7 @@ static int is_finishing(const hpc_share *share) {
 static void answer_folds(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     share->version++;
-    m->n_ready = m->n_folded = 0;
+    m->n_ready = m->n_folded = m->n_ahead = 0;
     m->owes = is_finishing(share);
     if (!m->owes) tell_folded(core, share);
 }
@@ -289,11 +288,25 @@ static int use_next(hpc_core *core, hpc_share *share) {
     return failed;
 }
 
-/* All workers want the fold applied that is still coming in: each row goes on as soon as it is there. */
+/* All workers want the fold applied that is still coming in: each row goes on as soon as it is there, and those that
+ * were there before go on now. */
 static int applies_ahead(const hpc_share *share) {
     const hpc_split_means *m = share->own;
     return m->n_used == share->n_members && m->use == HPC_USE_APPLY &&
            (int)((share->version + 1) % HPC_SPLIT_FOLDS) == m->folds;
+}
+
+static int is_ahead(const hpc_share *share) {
+    const hpc_split_means *m = share->own;
+    return m->n_finished < m->n_folded && applies_ahead(share);
+}
+
+static int use_ahead(hpc_core *core, hpc_share *share) {
+    hpc_split_means *m = share->own;
+    int place;
+    do place = place_in_share(share, m->ready[m->n_ahead++]->index);
+    while (m->finished[place]);
+    return use_row(core, share, place);
 }
 
 static int fold_next(hpc_core *core, hpc_share *share) {
@@ -321,18 +334,18 @@ int hpc_split_work(hpc_core *core) {
     hpc_share *share = lowest_work(core);
     const hpc_split_means *m = share->own;
     int failed = 0;
-    hpc_lane_take_turn(core->out, hpc_turn_of(share->key));
     for (int i = 0; i < SLICE_ROWS && !failed; i++) {
         if (is_folding(m))
             failed = fold_next(core, share);
         else if (is_finishing(share))
             failed = use_next(core, share);
+        else if (is_ahead(share))
+            failed = use_ahead(core, share);
         else
             break;
     }
-    hpc_lane_take_turn(core->out, 0);
     if (failed) return 1;
-    if (!is_folding(m) && !is_finishing(share)) end_work(core, share);
+    if (!is_folding(m) && !is_finishing(share) && !is_ahead(share)) end_work(core, share);
     core->due = list->n > 0 ? 0 : INFINITY;
     return 1;
 }
@@ -377,7 +390,6 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     if (hpc_engine_has_failed(en)) return;
     if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
-    hpc_lane_take_turn(core->out, hpc_turn_of(w->row->key));
     if (how == CAME) {
         hpc_row_count_received(core, w, 0);
         hpc_row_pass_on(core, w, 0);
@@ -392,7 +404,6 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
             hpc_share_answer(core, share->members[i], hpc_signal_second(en, (int)(share - en->layout.shares)),
                              m->answered);
     }
-    hpc_lane_take_turn(core->out, 0);
 }
 
 static void came(hpc_core *core, hpc_work *w, int input, int how) {
