@@ -4,8 +4,8 @@ The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hos
 step takes this rank's gradients of all keys, whatever they are, to the parameters after a step of Nesterov momentum:
 
     push_pull              all keys started together, in the order of a backward pass, then all waited for
-    fold, apply            in two calls a key, as hpcomm.torch does by default: each fold by itself, as hooks make them,
-                           then all applies together, and no wait in between
+    fold, apply            in two calls a key, all together, as hpcomm.torch does by default: no wait between folds and
+                           applies
     fold, wait, apply      the same, with all folds waited for in between, as clipping by a norm does
     Gloo + torch SGD       an allreduce of one flat array, and torch's fused rule on every rank; where torch is there
 
@@ -163,15 +163,17 @@ def by_hpcomm(job: Job, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
 
     def apart() -> None:
         fold, apply = made.fold_nb, made.apply_nb
-        folds = [fold(name) for name in backward]
         with made.together():
+            folds = [fold(name) for name in backward]
             applied = [apply(name) for name in names]
         ended(applied)
         ended(folds)
 
     def waiting() -> None:
         fold, apply = made.fold_nb, made.apply_nb
-        ended([fold(name) for name in backward])
+        with made.together():
+            folds = [fold(name) for name in backward]
+        ended(folds)
         with made.together():
             applied = [apply(name) for name in names]
         ended(applied)
