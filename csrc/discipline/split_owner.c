@@ -176,10 +176,16 @@ static int is_folding(const hpc_split_means *m) {
     return m->n_folded < m->n_ready;
 }
 
-/* All workers have pulled, and the fold that they mean is there. A pull may overtake updates that pass other rows. */
+/* All workers have pulled. Shares that forward hear of no pulls. */
+static int is_pulled(const hpc_share *share) {
+    const hpc_split_means *m = share->own;
+    return m->n_used > 0 && m->n_used == share->n_members;
+}
+
+/* The fold that the pulls mean is there. A pull may overtake updates that pass other rows. */
 static int is_finishing(const hpc_share *share) {
     const hpc_split_means *m = share->own;
-    return m->n_used == share->n_members && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
+    return is_pulled(share) && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
 }
 
 /* Where all workers have pulled already, they hear of the fold with the answer to that. */
@@ -292,8 +298,7 @@ static int use_next(hpc_core *core, hpc_share *share) {
  * were there before go on now. */
 static int applies_ahead(const hpc_share *share) {
     const hpc_split_means *m = share->own;
-    return m->n_used == share->n_members && m->use == HPC_USE_APPLY &&
-           (int)((share->version + 1) % HPC_SPLIT_FOLDS) == m->folds;
+    return is_pulled(share) && m->use == HPC_USE_APPLY && (int)((share->version + 1) % HPC_SPLIT_FOLDS) == m->folds;
 }
 
 static int is_ahead(const hpc_share *share) {
