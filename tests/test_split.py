@@ -56,6 +56,30 @@ def test_fold_and_apply_give_the_bits_of_push_pull(job: str, transport: dict[str
     assert trained(transport, split=True, **JOBS[job]) == trained(transport, split=False, **JOBS[job])
 
 
+def test_pulls_that_go_before_their_gradients_find_each_row_once() -> None:
+    """Over TCP pulls pass gradients that wait for room, so rows come before, between and behind them."""
+    rng = np.random.default_rng(1)
+    sizes = {"first": 1_500_000, "small": 7, "last": 700_000}
+    grads = {name: rng.integers(-9, 9, size).astype(F32) for name, size in sizes.items()}
+
+    def body(context: hpcomm.Context) -> dict[str, bytes]:
+        zeros = {name: np.zeros(size, F32) for name, size in sizes.items()}
+        with Exchange(context, zeros, rule=Momentum(lr=0.5), progress="inline", split=True) as ex:
+            for n in range(3):
+                handles = [ex.fold_nb(name, grad * (context.rank + n)) for name, grad in reversed(grads.items())]
+                for handle in [*[ex.apply_nb(name) for name in grads], *handles]:
+                    handle.wait()
+            return {name: value.tobytes() for name, value in ex.params.items()}
+
+    expected, velocity = np.zeros(sizes["last"], F32), np.zeros(sizes["last"], F32)
+    for n in range(3):
+        velocity = F32(0.9) * velocity + grads["last"] * F32(n + 0.5)
+        expected = expected - F32(0.5) * velocity
+    found = run_threads(2, body, transport="tcp")
+    assert found[0] == found[1]
+    np.testing.assert_allclose(np.frombuffer(found[0]["last"], F32), expected, rtol=1e-5)
+
+
 @pytest.mark.some(1)
 def test_a_rule_and_a_fold_of_ones_own_are_applied_to_the_scaled_mean(transport: dict[str, Any]) -> None:
     pytest.importorskip("numba")
