@@ -25,20 +25,20 @@ typedef struct hpc_split {
 
 /* A share's own. */
 typedef struct hpc_split_means {
-    double *squares;  /* by row, of the present mean; what puts of the answer read */
-    int squared;      /* means are asked for their squares, so these are made with each fold */
-    char *how;        /* by row and input: how it came to the present fold */
-    int most_inputs;  /* of a row */
-    hpc_work **ready; /* the rows whose inputs are all there, of the present fold */
+    double *squares;                /* by row, of the present mean; what puts of the answer read */
+    int squared;                    /* means are asked for their squares, so these are made with each fold */
+    char *how;                      /* by row and input: how it came to the present fold */
+    int most_inputs;                /* of a row */
+    hpc_work **ready;               /* the rows whose inputs are all there, of the present fold */
     int n_ready, n_folded, n_ahead; /* the last: rows of these that were looked at for an apply ahead */
-    _Atomic char *used;     /* by rank: its pull has come */
-    int n_used, n_finished; /* pulls that have come; rows that are done with them, */
-    char *finished;         /* which by place, */
-    int next;               /* and the first that may not be */
-    hpc_use use;            /* of the pulls */
-    int folds;              /* that the pulls come after, by their low bits */
-    uint64_t answered;      /* pulls */
-    int owes;               /* workers hear of the fold with the answer to the pulls */
+    _Atomic char *used;             /* by rank: its pull has come */
+    int n_used, n_finished;         /* pulls that have come; rows that are done with them, */
+    char *finished;                 /* which by place, */
+    int next;                       /* and the first that may not be */
+    hpc_use use;                    /* of the pulls */
+    int folds;                      /* that the pulls come after, by their low bits */
+    uint64_t answered;              /* pulls */
+    int owes;                       /* workers hear of the fold with the answer to the pulls */
 } hpc_split_means;
 
 /* The action of all rows of a share, which is the same. */
