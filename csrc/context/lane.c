@@ -31,6 +31,7 @@ int hpc_lane_open(hpc_context *c, int own, int rail, double deadline, hpc_lane *
     l->own = own;
     l->rail = rail;
     l->peers = peers;
+    for (int i = 0; c->used[i] != NULL; i++) l->keeps |= c->used[i]->uncork != NULL;
     status = hpc_memory_create((size_t)c->group.size * sizeof(hpc_ring), op, &l->memory);
     status = hpc_context_agree(c, op, status, deadline);
     if (status == HPC_OK) {
@@ -159,12 +160,10 @@ int hpc_lane_try_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src
     return w->context->transports[peer]->put_notify(lane, w, peer, src, nbytes, offset, imm);
 }
 
-void hpc_lane_uncork(hpc_lane *lane) {
+void hpc_lane_send_kept(hpc_lane *lane) {
     const hpc_context *c = lane->context;
-    int keeps = 0;
     lane->corked = 0;
-    for (int i = 0; c->used[i] != NULL; i++) keeps |= c->used[i]->uncork != NULL;
-    for (int r = 0; keeps && r < c->group.size; r++)
+    for (int r = 0; r < c->group.size; r++)
         if (c->transports[r]->uncork != NULL) c->transports[r]->uncork(lane, r);
 }
 

@@ -23,9 +23,12 @@ int hpc_lane_try_notify(hpc_lane *lane, hpc_window *window, int peer, const void
 /* Between the two calls puts of the lane may be kept back, in their order, to be sent together. By the lane's thread,
  * which waits for nothing in between. */
 static inline void hpc_lane_cork(hpc_lane *lane) {
-    lane->corked = 1;
+    lane->corked = lane->keeps;
 }
-void hpc_lane_uncork(hpc_lane *lane);
+void hpc_lane_send_kept(hpc_lane *lane);
+static inline void hpc_lane_uncork(hpc_lane *lane) {
+    if (lane->corked) hpc_lane_send_kept(lane);
+}
 
 /* Until the next call puts of the lane have this turn: they may reach their peer before earlier puts with a later
  * (greater) turn, which a transport does where those still wait for room in a socket. Puts of one turn keep their

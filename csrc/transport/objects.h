@@ -163,6 +163,7 @@ struct hpc_lane {
     hpc_memory *memory;   /* the rings that peers write events into */
     hpc_lane_peer *peers; /* by rank */
     int next;             /* where poll looks first */
+    int keeps;            /* some transport keeps puts back while it is corked */
     int corked;           /* its thread makes several puts in a row, and uncorks soon */
     uint32_t turn;        /* of the puts that it makes now, see hpc_lane_take_turn; 0: none */
     int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
