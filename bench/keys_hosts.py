@@ -17,40 +17,33 @@ Gradients are random whole numbers, and every parameter is checked after each tu
 import argparse
 import gc
 import json
-import os
 import re
 import statistics
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
 import hpcomm
-from bench import models
+from bench import by_shapes, models
 from bench.harness import Bench, has_torch, nbytes
 from bench.hosts_bench import Shape, carried, rate_of, shape_of
 from bench.keys_table import lines
-from bench.launch import ROOT, attend, launched, mpirun
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
-from bench.torch_step import UNABLE, meet
+from bench.torch_step import meet
 from bench.torch_table import times
 from bench.training import MOMENTUM, RATE, Floats, Job, Reference, processor
 
 if TYPE_CHECKING:
     from hpcomm.exchange import Handle
 
-LIMIT = 3600.0  # seconds of the ranks of one shape
 SETS = "transformer38,gpt145,lstm11,mlp34,resnet50,1x32M,100x1K,101x1K,200x1K"
 QUICK = "transformer38,100x1K"
 PUSH_PULL, APART, WAITING, GLOO = "push_pull", "fold, apply", "fold, wait, apply", "Gloo + torch SGD"
@@ -338,64 +331,11 @@ def job(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-# ---- the hosts -------------------------------------------------------------------------------------------------------
-
-
-def measure(options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path) -> Row:
-    """What the ranks of one shape have measured."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from cluster.hosts import HEAD, Cluster  # noqa: PLC0415 - ranks do without
-
-    output = folder / f"{shape.key}.json"
-    with Cluster(shape.all_hosts, rate=options.rate, burst=options.burst) as cluster:
-        command = cluster.mpirun(ranks_per_host=shape.ranks, path=mpirun(sys.executable))
-        command += [sys.executable, "-m", "bench.keys_hosts", *given, "--part", shape.key]
-        command += ["--address", cluster.address(cluster.hosts[0]), "-J", str(output)]
-        there = partial(cluster.popen, HEAD)
-        status = attend(command, f"keys_hosts, {shape.key}", quiet=options.json, limit=LIMIT, popen=there)
-    if not output.exists():
-        raise SystemExit(f"keys_hosts: the ranks of {shape.key} ended with status {status}, no figures")
-    return json.loads(output.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-
-
-def start(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Makes the hosts, and tells what their ranks have measured."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from cluster.hosts import Unavailable  # noqa: PLC0415
-
-    document: Row = {"benchmark": "keys_hosts", "hpcomm": hpcomm.__version__, "rate": options.rate}
-    document |= {"burst": options.burst, "rows": []}
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for shape in options.shapes:
-                found = measure(options, given, shape, Path(folder))
-                document |= {"transport": found["transport"], "torch": found["torch"]}
-                document["rows"] += found["rows"]
-                write(options, json.dumps(document, indent=1))  # what is there if this run is ended
-    except Unavailable as why:
-        document["unable"] = f"no hosts of one's own: {why}"
-        write(options, json.dumps(document, indent=1))
-        print(f"keys_hosts: {document['unable']}", file=sys.stderr)
-        return UNABLE
-    wrong = sum(row["wrong"] for row in document["rows"])
-    closing = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
-    print(json.dumps(document, indent=1) if options.json else "\n".join([*lines(document), closing]))
-    return 1 if wrong else 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = options_of(given)
-    if not launched():
-        os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts' names lead to no address
-        return start(options, given)
-    try:
-        return job(options)
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(2)
-        raise
+    facts = {"burst": options.burst}
+    return by_shapes.run(lambda: by_shapes.start("keys_hosts", options, given, facts, lines), lambda: job(options))
 
 
 if __name__ == "__main__":

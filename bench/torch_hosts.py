@@ -10,24 +10,18 @@ has no core to spare; see torch_real.py. Each time has the processor time of a r
 
 import argparse
 import json
-import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
 
 import hpcomm
-from bench import torch_real_table
+from bench import by_shapes, torch_real_table
 from bench.harness import has_torch
-from bench.hosts_bench import Shape, rate_of, shape_of
-from bench.launch import ROOT, attend, launched, mpirun
+from bench.hosts_bench import rate_of, shape_of
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
 from bench.torch_hosts_table import ALL_REDUCE, PUSH_PULL, lines
@@ -39,7 +33,6 @@ if TYPE_CHECKING:
     from bench.torch_timers import Time, Timers
     from bench.torch_ways import Way
 
-LIMIT = 3600.0  # seconds of the ranks of one shape
 TIMERS = "timers"
 REAL_MODELS = ("transformer38", "lstm11", "mlp34", "gpt145")  # bench/torch_models.py
 MODELS = {"3": (1024, 1024, 1024, 1024, 10), "20": (1024, *5 * (2112,), 10)}  # millions of parameters: widths
@@ -56,6 +49,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "comma-separated; default: all",
     )
     p.add_argument("--batches", default="32,512", help="with timers: examples of a step of one rank")
+    p.set_defaults(burst="256k")
     p.add_argument("--rate", type=rate_of, default="1gbit", help="rate of each host's link, as tc writes it")
     p.add_argument("--ways", default="", help="names that contain one of these, comma-separated; default: all")
     p.add_argument("--steps", type=int, default=4, help="timed steps of a block")
@@ -210,65 +204,15 @@ def job(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-# ---- the hosts -------------------------------------------------------------------------------------------------------
-
-
-def measure(options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path) -> Row:
-    """What the ranks of one shape have measured."""
-    from cluster.hosts import HEAD, Cluster  # noqa: PLC0415 - ranks do without
-
-    output = folder / f"{shape.key}.json"
-    with Cluster(shape.all_hosts, rate=options.rate) as cluster:
-        command = cluster.mpirun(ranks_per_host=shape.ranks, path=mpirun(sys.executable))
-        command += [sys.executable, "-m", "bench.torch_hosts", *given, "--part", shape.key]
-        command += ["--address", cluster.address(cluster.hosts[0]), "-J", str(output)]
-        there = partial(cluster.popen, HEAD)
-        status = attend(command, f"torch_hosts, {shape.key}", quiet=options.json, limit=LIMIT, popen=there)
-    if not output.exists():
-        raise SystemExit(f"torch_hosts: the ranks of {shape.key} ended with status {status}, no figures")
-    return json.loads(output.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-
-
-def start(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Makes the hosts, and tells what their ranks have measured."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from cluster.hosts import Unavailable  # noqa: PLC0415 - ranks do without
-
-    document: Row = {"benchmark": "torch_hosts", "computing": options.computing, "rate": options.rate}
-    document |= {"hpcomm": hpcomm.__version__, "rows": []}
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for shape in options.shapes:
-                found = measure(options, given, shape, Path(folder))
-                document |= {"transport": found["transport"], "torch": found["torch"]}
-                document["rows"] += found["rows"]
-                write(options, json.dumps(document, indent=1))  # what is there if this run is ended
-    except Unavailable as why:
-        print(f"torch_hosts: no hosts of one's own: {why}", file=sys.stderr)
-        return UNABLE
-    wrong = sum(row["wrong"] for row in document["rows"])
-    closing = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
-    told = torch_real_table.lines(document) if options.computing == REAL else lines(document)
-    print(json.dumps(document, indent=1) if options.json else "\n".join([*told, closing]))
-    return 1 if wrong else 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = options_of(given)
     if not has_torch():
         print("torch_hosts: torch is missing: pip install 'torch>=2.4'", file=sys.stderr)
         return UNABLE
-    if not launched():
-        os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts' names lead to no address
-        return start(options, given)
-    try:
-        return job(options)
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(2)
-        raise
+    table = torch_real_table.lines if options.computing == REAL else lines
+    facts = {"computing": options.computing}
+    return by_shapes.run(lambda: by_shapes.start("torch_hosts", options, given, facts, table), lambda: job(options))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""Benchmarks whose ranks are started anew for each shape, on hosts of their own (tests/cluster/hosts.py)."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from mpi4py import MPI
+
+import hpcomm
+from bench.cluster_bench import UNABLE
+from bench.hosts_bench import Shape
+from bench.launch import ROOT, attend, launched, mpirun
+from bench.options import write
+from bench.rows import Row
+
+sys.path.insert(0, str(ROOT / "tests"))
+from cluster.hosts import HEAD, Cluster, Unavailable
+
+LIMIT = 3600.0  # seconds of the ranks of one shape
+
+
+def measure(name: str, options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path) -> Row:
+    """The document that the ranks of one shape have written."""
+    output = folder / f"{shape.key}.json"
+    with Cluster(shape.all_hosts, rate=options.rate, burst=options.burst) as cluster:
+        command = cluster.mpirun(ranks_per_host=shape.ranks, path=mpirun(sys.executable))
+        command += [sys.executable, "-m", f"bench.{name}", *given, "--part", shape.key]
+        command += ["--address", cluster.address(cluster.hosts[0]), "-J", str(output)]
+        there = partial(cluster.popen, HEAD)
+        status = attend(command, f"{name}, {shape.key}", quiet=options.json, limit=LIMIT, popen=there)
+    if not output.exists():
+        raise SystemExit(f"{name}: the ranks of {shape.key} ended with status {status}, no figures")
+    return json.loads(output.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def start(
+    name: str, options: argparse.Namespace, given: Sequence[str], facts: Row, lines: Callable[[Row], Iterable[str]]
+) -> int:
+    """Starts the ranks of one shape after another, and prints the rows of all. facts: of the document; lines: its
+    table."""
+    document: Row = {"benchmark": name, "hpcomm": hpcomm.__version__, "rate": options.rate, **facts, "rows": []}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for shape in options.shapes:
+                found = measure(name, options, given, shape, Path(folder))
+                document |= {"transport": found["transport"], "torch": found["torch"]}
+                document["rows"] += found["rows"]
+                write(options, json.dumps(document, indent=1))  # what is there if this run is ended
+    except Unavailable as why:
+        document["unable"] = f"no hosts of one's own: {why}"
+        write(options, json.dumps(document, indent=1))
+        print(f"{name}: {document['unable']}", file=sys.stderr)
+        return UNABLE
+    wrong = sum(row["wrong"] for row in document["rows"])
+    closing = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
+    print(json.dumps(document, indent=1) if options.json else "\n".join([*lines(document), closing]))
+    return 1 if wrong else 0
+
+
+def run(begin: Callable[[], int], job: Callable[[], int]) -> int:
+    """begin makes the hosts; job is what each rank does. A rank that fails ends the others."""
+    if not launched():
+        os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts' names lead to no address
+        return begin()
+    try:
+        return job()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(2)
+        raise
