@@ -5,15 +5,13 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mpi4py import MPI
-
 import hpcomm
 from bench.cluster_bench import UNABLE
+from bench.harness import as_rank
 from bench.hosts_bench import Shape
 from bench.launch import ROOT, attend, launched, mpirun
 from bench.options import write
@@ -64,14 +62,8 @@ def start(
 
 
 def run(begin: Callable[[], int], job: Callable[[], int]) -> int:
-    """begin makes the hosts; job is what each rank does. A rank that fails ends the others."""
+    """begin makes the hosts; job is what each rank does."""
     if not launched():
         os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts' names lead to no address
         return begin()
-    try:
-        return job()
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(2)
-        raise
+    return as_rank(job)

@@ -386,17 +386,22 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
+def as_rank(job: Callable[[], int]) -> int:
+    """What a job returns; an exception on one rank ends all ranks."""
+    try:
+        return job()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(2)
+        raise
+
+
 def main(benchmark: Benchmark) -> None:
-    """The program of a benchmark, which starts its own mpirun if nobody did; an exception on one rank ends all."""
+    """The program of a benchmark, which starts its own mpirun if nobody did."""
     if not launched():
         given = sys.argv[1:]
         options = parser(benchmark).parse_args(given)
         command = [*launcher(options.ranks, transport=options.transport), f"bench.{benchmark.name}", *given]
         sys.exit(attend(command, f"{benchmark.name}, {options.ranks} ranks", limit=3600))
-    try:
-        status = run(benchmark)
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(2)
-    sys.exit(status)
+    sys.exit(as_rank(lambda: run(benchmark)))

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from mpi4py import MPI
 
 import hpcomm
 from bench import torch_table
-from bench.harness import has_torch
+from bench.harness import as_rank, has_torch
 from bench.launch import attend, cores, launched, launcher
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
@@ -338,13 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not launched():
         os.environ["OMP_NUM_THREADS"] = "1"
         return groups(options, given)
-    try:
-        return group(options)
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(2)
-        raise
+    return as_rank(lambda: group(options))
 
 
 if __name__ == "__main__":
