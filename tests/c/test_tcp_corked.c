@@ -5,11 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/lane.h"
-#include "ranks.h"
+#include "corked_jobs.h"
 #include "transport/tcp/tcp.h"
 
-enum { SENDER = 0, TAKER = 1, KEPT = 20, SMALL = 1000 };
+enum { SENDER = CORKED_SENDER, TAKER = CORKED_TAKER, KEPT = 20, SMALL = CORKED_SMALL };
 
 static tcp_link *link_to(hpc_lane *lane, int peer) {
     return lane->peers[peer].out;
@@ -20,12 +19,6 @@ static size_t queued_at(tcp_link *link) {
     size_t nbytes = link->streams[0].queued;
     pthread_mutex_unlock(&link->sending);
     return nbytes;
-}
-
-static int has_come(rank *r, hpc_lane *lane, hpc_event *e) {
-    int status = hpc_poll(r->context, lane, e);
-    CHECK(status == HPC_OK || status == HPC_IN_PROGRESS);
-    return status == HPC_OK;
 }
 
 /* Few small puts wait for the end of the cork, all of them, in one call; a flush or a put that is not corked sends them
@@ -45,7 +38,7 @@ static void kept(rank *r) {
         CHECK_EQ(queued_at(link_to(lane, TAKER)), KEPT * (sizeof(hpc_frame) + SMALL));
     }
     CHECK_OK(hpc_barrier(r->context, -1));
-    if (r->rank == TAKER) CHECK(!has_come(r, lane, &e));
+    if (r->rank == TAKER) CHECK(!corked_has_come(r, lane, &e));
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank == SENDER) {
         if (r->arg == 0) hpc_lane_uncork(lane);
@@ -160,34 +153,6 @@ static void ahead(rank *r) {
     free(src);
 }
 
-/* A peer dies with a set half sent: what it has sent is taken, what it kept never comes, and the wait names it. */
-static void dies_corked(rank *r) {
-    hpc_window *w;
-    hpc_lane *lane;
-    hpc_event e;
-    char src[SMALL] = {1};
-    CHECK_OK(hpc_lane_create(r->context, -1, &lane));
-    CHECK_OK(hpc_window_create(r->context, sizeof src, 0, NULL, -1, &w));
-    if (r->rank == TAKER) {
-        for (uint32_t k = 0; k < 3; k++) {
-            CHECK_OK(hpc_wait_event(r->context, lane, &e, -1));
-            CHECK_EQ(e.imm, k);
-        }
-        rank_set(r, 1, 1);
-        CHECK_STATUS(hpc_wait_event(r->context, lane, &e, -1), HPC_ERR_PEER);
-        CHECK(ranks_error_names(SENDER));
-        hpc_window_free(w);
-        hpc_lane_free(lane);
-        return;
-    }
-    for (uint32_t k = 0; k < 6; k++) {
-        if (k == 3) hpc_lane_cork(lane);
-        CHECK_OK(hpc_put_notify(lane, w, TAKER, src, sizeof src, 0, k, -1));
-    }
-    rank_await(r, 1, 1);
-    rank_die(r);
-}
-
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "kept_uncork", .size = 2, .run = kept, .where = RANKS_TCP},
@@ -198,7 +163,7 @@ int main(int argc, char **argv) {
         {.name = "ahead", .size = 2, .run = ahead, .where = RANKS_TCP},
         {.name = "dies_corked",
          .size = 2,
-         .run = dies_corked,
+         .run = corked_dies,
          .where = RANKS_TCP | RANKS_PROCESSES,
          .victims = 1 << SENDER,
          .apart = true},

@@ -4,12 +4,12 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include "context/lane.h"
+#include "corked_jobs.h"
 #include "verbs_ranks.h"
 
 #if defined(HPC_HAVE_VERBS)
 
-enum { SENDER = 0, TAKER = 1, KEPT = 20, SMALL = 1000, INLINE = 40 };
+enum { SENDER = CORKED_SENDER, TAKER = CORKED_TAKER, KEPT = 20, SMALL = CORKED_SMALL, INLINE = 40 };
 
 typedef struct counts {
     uint64_t posts;
@@ -21,12 +21,6 @@ static counts counts_of(verbs_link *l) {
     counts c = {l->posts, l->n_kept, l->n_orders};
     pthread_mutex_unlock(&l->sending);
     return c;
-}
-
-static int has_come(rank *r, hpc_lane *lane, hpc_event *e) {
-    int status = hpc_poll(r->context, lane, e);
-    CHECK(status == HPC_OK || status == HPC_IN_PROGRESS);
-    return status == HPC_OK;
 }
 
 /* Every other one is staged, and the others are sent inline. */
@@ -59,7 +53,7 @@ static void kept(rank *r) {
         CHECK(now.posts == before.posts && now.kept == KEPT && now.waiting == 0);
     }
     CHECK_OK(hpc_barrier(r->context, -1));
-    if (r->rank == TAKER) CHECK(!has_come(r, lane, &e));
+    if (r->rank == TAKER) CHECK(!corked_has_come(r, lane, &e));
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank == SENDER && r->arg == BY_FREE) {
         hpc_lane_free(lane);
@@ -236,34 +230,6 @@ static void any_order(rank *r) {
 
 /* ---- ends ---- */
 
-/* The sender dies with puts kept: what it had posted is taken, what it kept never comes, and the wait names it. */
-static void dies_keeping(rank *r) {
-    hpc_window *w;
-    hpc_lane *lane;
-    hpc_event e;
-    char src[SMALL] = {1};
-    CHECK_OK(hpc_lane_create(r->context, -1, &lane));
-    CHECK_OK(hpc_window_create(r->context, sizeof src, 0, NULL, -1, &w));
-    if (r->rank == TAKER) {
-        for (uint32_t k = 0; k < 3; k++) {
-            CHECK_OK(hpc_wait_event(r->context, lane, &e, -1));
-            CHECK_EQ(e.imm, k);
-        }
-        rank_set(r, 1, 1);
-        CHECK_STATUS(hpc_wait_event(r->context, lane, &e, -1), HPC_ERR_PEER);
-        CHECK(ranks_error_names(SENDER));
-        hpc_window_free(w);
-        hpc_lane_free(lane);
-        return;
-    }
-    for (uint32_t k = 0; k < 6; k++) {
-        if (k == 3) hpc_lane_cork(lane);
-        CHECK_OK(hpc_put_notify(lane, w, TAKER, src, sizeof src, 0, k, -1));
-    }
-    rank_await(r, 1, 1);
-    rank_die(r);
-}
-
 /* The link breaks while puts are kept, staged ones too: they are dropped, uncork does nothing, and
  * flush does not take them for delivered. */
 static void breaks_keeping(rank *r) {
@@ -309,7 +275,7 @@ int main(int argc, char **argv) {
         {.name = "any_order", .size = 2, .run = any_order, .where = RANKS_VERBS},
         {.name = "dies_keeping",
          .size = 2,
-         .run = dies_keeping,
+         .run = corked_dies,
          .where = processes,
          .victims = 1 << SENDER,
          .apart = true},
