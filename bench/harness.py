@@ -53,7 +53,7 @@ def _nothing() -> None:
 
 @runtime_checkable
 class Measured(Protocol):
-    """measure of a contender that keeps processor seconds too, sample by sample."""
+    """A contender's measure that also keeps the processor seconds of each sample."""
 
     used: list[float]
 

@@ -226,7 +226,7 @@ class Group:
 
 
 def measured(ranks: Sequence[Sequence[Block]]) -> Row:
-    """The part of a row that says how long a way took. ranks: by rank and cycle."""
+    """The times of a way, as parts of its row. ranks: blocks by rank and cycle."""
     found: Row = torch_table.times([[block.steps for block in rank] for rank in ranks])
     found["processor"] = [statistics.median(block.processor for block in cycle) for cycle in zip(*ranks, strict=True)]
     if ranks[0][0].tails:

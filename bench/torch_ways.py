@@ -22,7 +22,7 @@ import hpcomm
 from bench.torch_models import Batch, Task
 
 MOMENTUM = 0.9
-EPSILON = 1e-4  # of AdamW: with torch's 1e-8 a gradient that is zero but for rounding moves a weight either way
+EPSILON = 1e-4  # AdamW's: torch's 1e-8 would let a rounding error in a zero gradient move a weight by a whole step
 ALONE, DDP = "alone", "DDP over Gloo"
 STEP, BACKWARD, WAITS = "hpcomm, step", "hpcomm, backward", "hpcomm, waits"  # the last one by default, without overlap
 NAMES = (ALONE, DDP, STEP, BACKWARD, WAITS)

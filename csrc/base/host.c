@@ -153,7 +153,7 @@ static int quota_of(const char *folder, const char *controller, long long *quota
     return read_number(folder, "cpu.cfs_quota_us", quota) && read_number(folder, "cpu.cfs_period_us", period);
 }
 
-/* A number of the cgroup that is the same in all namespaces: its folder's in the kernel. */
+/* A number that tells the cgroup from others in every namespace: device and inode of its folder. */
 static uint64_t cgroup_id(const struct cgroup *cgroup) {
     struct stat s;
     return stat(cgroup->folder, &s) == 0 ? (uint64_t)s.st_dev << 48 ^ (uint64_t)s.st_ino : 0;
@@ -277,7 +277,7 @@ int hpc_host_is_stopped(const char *root, int64_t pid) {
     return after != NULL && after[1] == ' ' && (after[2] == 'T' || after[2] == 't');
 }
 
-/* Two system calls less than stdio: waits ask this. */
+/* Reads without stdio, which would make two system calls more: waits ask this. */
 int hpc_host_waited(const char *root, uint64_t *ran, uint64_t *waited) {
     char name[PATH_BYTES], line[128];
     unsigned long long run, wait;

@@ -33,8 +33,8 @@ typedef struct hpc_bed {
     void (*leave)(void *arg);
 } hpc_bed;
 
-/* Where a look for progress comes from. Beside a sleep in the bed, what wakes a sleeper there is left alone: it will,
- * or just has. */
+/* The place of a look for progress in a wait. A look just before or after a sleep in the bed asks no transport whose
+ * news ends such a sleep (hpc_transport.wakes_beds). */
 typedef enum hpc_looker { HPC_LOOKS_ALL = 0, HPC_LOOKS_BESIDE_BED } hpc_looker;
 
 /* The answer of progress. A wait looks again at once, or in a while; with nothing left it may sleep on its bell. */

@@ -73,8 +73,8 @@ static int choose_transports(hpc_context *c) {
     return HPC_OK;
 }
 
-/* With a CPU for each rank a spin costs nobody anything; with fewer it takes the CPU of the rank that is waited for,
- * and yielding for longer beats the futex' wake-up (docs/internals.md, Waiting). */
+/* Ranks that have a CPU each spin, which costs nobody anything. Where CPUs are fewer, a spin takes the CPU of the rank
+ * that is waited for, and yielding for longer beats the futex' wake-up (docs/internals.md, Waiting). */
 static int choose_waiting(hpc_context *c) {
     hpc_cpu_need *needs = calloc((size_t)c->group.size, sizeof *needs);
     hpc_cpu_deal deal;

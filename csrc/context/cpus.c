@@ -235,7 +235,7 @@ int hpc_spare_cores(const hpc_context *c, const int *workers, int n_workers, con
     char *found = calloc(size, 1);
     hpc_cpu_need *needs = calloc(size, sizeof *needs);
     if (s.ranks == NULL || found == NULL || needs == NULL) least = 0;
-    for (size_t r = 0; r < size && least > 0; r++) needs[r].threads = 1; /* also of a rank that only serves */
+    for (size_t r = 0; r < size && least > 0; r++) needs[r].threads = 1; /* a rank that only serves has one */
     for (int i = 0; i < n_workers && least > 0; i++) needs[workers[i]].threads = c->addresses[workers[i]].threads;
     for (int i = 0; i < n_servers && least > 0; i++) {
         if (found[servers[i]]) continue;

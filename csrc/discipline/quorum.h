@@ -11,7 +11,7 @@ typedef struct hpc_told {
     uint64_t folded, used; /* the version that was folded last; how many of the sender's updates were */
 } hpc_told;
 
-/* An owner's notes of one sender to a share. Its core alone uses them, but for the atomic member, which others read. */
+/* An owner's notes of one sender to a share. The owner's core writes them; others read the atomic member alone. */
 typedef struct hpc_sender {
     _Atomic uint64_t waits; /* the version of the update in its slot; 0: the slot is free */
     int slot;               /* of that update */
@@ -141,8 +141,8 @@ static inline size_t hpc_number_at(const hpc_engine *en, const hpc_share *share,
            (at * (size_t)en->layout.depth + (size_t)slot) * sizeof(uint64_t);
 }
 
-/* The place, at the owner of a row that relays, of the outcome (hpc_passing) that comes beside the parameters. Only
- * plans of several stages have it. */
+/* The offset of a relaying row's outcome (hpc_passing), which comes beside the parameters, in the part of the row's
+ * owner. Only plans of several stages have it. */
 static inline size_t hpc_passed_at(const hpc_engine *en, int row) {
     const int owner = en->plan->rows[row].owner;
     return hpc_told_at(en, owner, en->layout.n_shares) +

@@ -188,7 +188,7 @@ static int is_finishing(const hpc_share *share) {
     return is_pulled(share) && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
 }
 
-/* Where all workers have pulled already, they hear of the fold with the answer to that. */
+/* Workers hear of the fold at once, or, where all of them have pulled already, with the answer to their pulls. */
 static void answer_folds(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     share->version++;

@@ -169,7 +169,7 @@ typedef struct hpc_row_memory {
     _Atomic char *came;
 } hpc_row_memory;
 
-/* Who works for the cores of this rank, and why. */
+/* The choice of threads or waits to work for the cores of this rank, and its reason. */
 typedef struct hpc_progress_choice {
     int asked;         /* hpc_progress */
     int threads;       /* each core has one, its own or that of another engine's core; 0: every wait works for them */

@@ -1,4 +1,4 @@
-/* Who works for the cores of this rank: threads of their own, or the waits of its callers. */
+/* The choice of threads, or of the waits of its callers, to work for the cores of this rank. */
 #ifndef HPC_PROGRESS_H
 #define HPC_PROGRESS_H
 

@@ -169,7 +169,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void settle(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_settle(get(), timeout));
     }
-    // 1: starts may be kept back to travel together; 0, or a wait, sends them.
+    // true: starts may be kept back to travel together; false, or a wait, sends them.
     void together(bool on, Report report = {}) {
         report(hpc_exchange_together(get(), on));
     }

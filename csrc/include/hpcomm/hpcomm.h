@@ -719,9 +719,9 @@ HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double ti
  * receiver has applied them, and so for all workers that have pushed less: where all have made as many pushes, all then
  * have the same parameters. */
 HPC_API int hpc_exchange_settle(hpc_exchange *exchange, double timeout);
-/* together 1: from here on this rank's starts may be kept back, in their order, to travel with those that follow: many
- * small keys take few messages then. At most a few of 64 KiB in all are kept. 0 sends what is kept, and so does each
- * wait, test or progress. On transports that write at once nothing is kept. */
+/* together 1: this rank's starts may be kept back from here on, in their order, to travel with those that follow, so
+ * that many small keys take few messages. A start by which 64 KiB for one peer are kept sends them. together 0 sends
+ * all that is kept, and so does each wait, test or progress. Shared memory keeps nothing. */
 HPC_API int hpc_exchange_together(hpc_exchange *exchange, int together);
 /* Works for this rank's rows without waiting (inline progress). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);

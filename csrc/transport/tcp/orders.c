@@ -1,5 +1,5 @@
-/* What a link sends on one stream: at once what fits into the socket, and the rest as orders, which wait in a queue for
- * room or for the end of a cork. All of it under the link's `sending`. */
+/* Sending on one stream of a link. Bytes that fit go into the socket at once. The rest becomes orders, which wait in a
+ * queue for room or for the end of a cork. All functions run under the link's `sending`. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stddef.h>
