@@ -700,21 +700,6 @@ def test_every_interface_has_as_many_cores(
     run_threads(2, rank)
 
 
-def test_ranks_of_different_progress_agree_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "spare_cores", lambda *_: 2)
-
-    def rank(context: hpcomm.Context) -> None:
-        for inline, cores in ((None, 2), (0, 1), (1, 1)):
-            progress: Any = "inline" if context.rank == inline else "auto"
-            with Exchange(context, values(), ParameterServer("CS"), rule=SGD(lr=1), progress=progress) as ex:
-                assert ex.plan.places == tuple((r, core) for r in range(2) for core in range(cores))
-                ex.step(values())
-            with Exchange(context, values(), ParameterServer("CS"), progress=progress, cores=3) as ex:
-                assert len(ex.plan.places) == 6
-
-    run_threads(2, rank)
-
-
 @on_both
 def test_interfaces_are_what_the_servers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []

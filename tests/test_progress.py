@@ -74,3 +74,18 @@ def test_reasons(n: int, progress: Any, words: str) -> None:
 def test_rank_that_owns_nothing() -> None:
     first, second = told(2, topology=ParameterServer("CC", servers=[0]), progress="inline")
     assert (first.progress, second.progress) == ("inline: asked for", "none: this rank owns no rows")
+
+
+def test_ranks_of_different_progress_agree_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "spare_cores", lambda *_: 2)
+
+    def rank(context: hpcomm.Context) -> None:
+        for inline, cores in ((None, 2), (0, 1), (1, 1)):
+            progress: Any = "inline" if context.rank == inline else "auto"
+            with Exchange(context, KEYS, ParameterServer("CS"), rule=SGD(lr=1), progress=progress) as ex:
+                assert ex.plan.places == tuple((r, core) for r in range(2) for core in range(cores))
+                ex.step(KEYS)
+            with Exchange(context, KEYS, ParameterServer("CS"), progress=progress, cores=3) as ex:
+                assert len(ex.plan.places) == 6
+
+    run_threads(2, rank)

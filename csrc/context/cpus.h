@@ -27,7 +27,8 @@ int hpc_cpus_deal(const hpc_context *c, int rank, const hpc_cpu_need *needs, int
                   int *chosen, const char *op);
 
 /* Chooses a CPU for each of n cores. A core gets a CPU of the node that it wants (-1: any) while that node has one
- * left, and the next free CPU otherwise. No CPU is chosen twice. n_cpus is n or more; nodes[k] is the node of cpus[k]. Equal arguments give equal choices on all ranks. */
+ * left, and the next free CPU otherwise. No CPU is chosen twice. n_cpus is n or more; nodes[k] is the node of cpus[k].
+ * Equal arguments give equal choices on all ranks. */
 void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen);
 
 #endif

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/calls.h"
 #include "context/lane.h"
 #include "ranks.h"
 #include "transport/tcp/tcp.h"
@@ -237,6 +238,30 @@ static void computes(rank *r) {
     CHECK_OK(hpc_barrier(r->context, -1));
     hpc_window_free(w);
     free(src);
+}
+
+/* ---- waiting ---- */
+
+static uint64_t looks(void) {
+    uint64_t counts[HPC_CALLS];
+    hpc_calls_read(counts);
+    return counts[HPC_CALL_POLL] + counts[HPC_CALL_RECEIVE] + counts[HPC_CALL_YIELD];
+}
+
+/* A thread spins for a message as it was told, unless its last wait took long: then it sleeps, and hardly looks. */
+static void long_waits_sleep(rank *r) {
+    static const double SPIN = 0.02, LONG = 0.06;
+    enum { FEW = 200 }; /* a spin of so long makes a hundred thousand */
+    r->config.spin = r->config.yield = SPIN;
+    bring_up(r, 1);
+    hpc_window *w;
+    CHECK_OK(hpc_window_create(r->context, 8, 1, NULL, -1, &w));
+    CHECK_STATUS(hpc_wait_signal(w, 0, 1, 1 - r->rank, LONG, NULL), HPC_ERR_TIMEOUT);
+    const uint64_t before = looks();
+    CHECK_STATUS(hpc_wait_signal(w, 0, 1, 1 - r->rank, LONG, NULL), HPC_ERR_TIMEOUT);
+    CHECK(looks() - before < FEW);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_window_free(w);
 }
 
 /* ---- credits ---- */
@@ -616,6 +641,11 @@ int main(int argc, char **argv) {
         {.name = "held_by_fence", .size = 2, .run = held_by_fence, .where = RANKS_TCP, .bare = true},
         {.name = "computes", .size = 2, .run = computes, .where = RANKS_TCP},
         {.name = "computes_sleepy", .size = 2, .run = computes, .where = RANKS_TCP, .sleepy = true},
+        {.name = "long_waits_sleep",
+         .size = 2,
+         .run = long_waits_sleep,
+         .where = RANKS_TCP | RANKS_PROCESSES,
+         .bare = true},
         {.name = "credits", .size = 2, .run = credits, .where = RANKS_TCP},
         {.name = "both_ways", .size = 2, .run = both_ways, .where = RANKS_TCP},
         {.name = "lane_freed_first_1", .size = 2, .run = lane_freed_first, .arg = 1, .where = RANKS_TCP, .bare = true},
