@@ -9,6 +9,7 @@ static const hpc_codec *const codecs[] = {
     &hpc_codec_topk,
     &hpc_codec_onebit,
     &hpc_codec_own,
+    &hpc_codec_factors,
     // clang-format on
 };
 

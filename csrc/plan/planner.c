@@ -6,6 +6,7 @@ static const hpc_planner *const planners[] = {
     &hpc_planner_graph,
     &hpc_planner_hosts,
     &hpc_planner_tree,
+    &hpc_planner_peer_to_peer,
     // clang-format on
     NULL,
 };

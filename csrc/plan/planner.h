@@ -20,6 +20,7 @@ extern const hpc_planner hpc_planner_hub;
 extern const hpc_planner hpc_planner_graph;
 extern const hpc_planner hpc_planner_hosts;
 extern const hpc_planner hpc_planner_tree;
+extern const hpc_planner hpc_planner_peer_to_peer;
 
 /* All planners, NULL behind the last. */
 const hpc_planner *const *hpc_planners(void);

@@ -23,7 +23,8 @@ typedef enum hpc_codec_number {
     HPC_THRESHOLD = 8, /* what is larger than delta (Parameter Flow, 3.3) */
     HPC_TOPK = 9,      /* about the largest fraction, by a delta that follows the density */
     HPC_ONEBIT = 10,   /* a bit an element and two values a unit (Poseidon, 5.3) */
-    HPC_OWN_CODEC = 11 /* a codec of one's own */
+    HPC_OWN_CODEC = 11, /* a codec of one's own */
+    HPC_FACTORS = 12    /* a matrix as pairs of vectors, whose products are its sum (SFB, section 2) */
 } hpc_codec_number;
 
 /* A library that makes pieces smaller still, loaded at run time; a piece that it makes no smaller stays as it is. */
@@ -62,8 +63,11 @@ typedef struct hpc_codec_config {
     double delta;    /* HPC_THRESHOLD: 0 or more */
     int decays;      /* HPC_THRESHOLD: 1: encoding t has delta / sqrt(t) */
     double fraction; /* HPC_TOPK: of the elements, above 0 and at most 1 */
-    uint64_t unit;   /* HPC_ONEBIT: elements in a row that share two values; no row cuts them apart */
-    int values;      /* HPC_THRESHOLD, HPC_TOPK: hpc_dtype of what is sent: HPC_F32, HPC_F16 or HPC_BF16 */
+    uint64_t unit;   /* HPC_ONEBIT: elements in a row that share two values; no row cuts them apart. HPC_FACTORS:
+                        elements that no row cuts apart, a multiple of columns */
+    uint64_t rows, columns; /* HPC_FACTORS: of the matrix that the key is */
+    int pairs;              /* HPC_FACTORS: the most pairs of vectors of one update */
+    int values; /* HPC_THRESHOLD, HPC_TOPK, HPC_FACTORS: hpc_dtype of what is sent: HPC_F32, HPC_F16 or HPC_BF16 */
     int paper;       /* the same: 0: the form that takes the fewest bytes; 1: indices above 80 % zeros, else dense
                         (Parameter Flow, 3.3.1) */
     int compress;    /* hpc_compression */
@@ -78,6 +82,23 @@ typedef struct hpc_codec_config {
 } hpc_codec_config;
 
 HPC_API void hpc_codec_config_init(hpc_codec_config *config);
+
+/* HPC_FACTORS: an update as its trainer writes it: the first *count pairs of vectors stand for the sum of their products
+ * u v^T. Vectors that are mostly 0 are sent as their indices and values. */
+typedef struct hpc_factors {
+    int *count; /* 0 to pairs; 0 at first */
+    float *u;   /* [pairs][rows] */
+    float *v;   /* [pairs][columns] */
+    int pairs;
+    uint64_t rows, columns;
+} hpc_factors;
+
+/* The place of a key's next update, as hpc_exchange_gradient gives it for other codecs. A push without src sends what
+ * lies there. */
+HPC_API int hpc_exchange_factors(hpc_exchange *exchange, int key, double timeout, hpc_factors *factors);
+/* hpc_exchange_start of a copy of count pairs: u is count vectors of rows values, v count vectors of columns values. */
+HPC_API int hpc_exchange_start_factors(hpc_exchange *exchange, int key, int flags, int count, const float *u,
+                                       const float *v, double timeout, uint64_t *ticket);
 
 /* Counts of what this rank has encoded of a key, as worker and as owner, and what its rows have decoded of it. */
 typedef struct hpc_codec_stats {

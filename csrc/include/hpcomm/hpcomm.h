@@ -497,6 +497,9 @@ typedef int (*hpc_apply_fn)(float *param, const float *acc, int64_t count, float
 typedef int (*hpc_fold_into_fn)(float *acc, int64_t n, const void *in, int64_t nbytes, double weight,
                                 const double *args);
 
+/* Maps rows of a matrix, one behind the other, to their proximal point (SFB, section 2.1). args are the rule's. */
+typedef int (*hpc_prox_fn)(float *param, int64_t rows, int64_t columns, const double *args);
+
 typedef struct hpc_rule {
     const char *name;
     hpc_apply_fn apply;
@@ -506,6 +509,10 @@ typedef struct hpc_rule {
                               have another format is refused. 0: all formats */
     double args[HPC_RULE_ARGS];
     const char *arg_names; /* of args[1] and on, with spaces between: "lr weight_decay"; NULL: they have none */
+    hpc_prox_fn prox;      /* after apply, on whole rows of the key's matrix; NULL: none */
+    uint64_t columns;      /* with prox: elements of a row of that matrix; the key's count is a multiple of it */
+    int prox_whole;        /* 1: prox gets the whole matrix at once; 0: some rows at a time */
+    int dual;              /* 1: the update is applied to the first array of state, and the parameters are its prox */
 } hpc_rule;
 
 /* The built-in rules, with a learning rate of 0.01 and the usual other arguments:

@@ -112,6 +112,28 @@ HPC_API void hpc_graph_init(hpc_graph *graph);
 /* Each rank owns a row of every chunk, fed by itself and its in-neighbours of all phases. */
 HPC_API int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan);
 
+/* Peers (SFB, section 3): each worker has a row of every chunk, which applies the pushes of all workers that send to it
+ * to parameters of its own. Where all send to all (and consistency is BSP), all copies of the parameters are equal. */
+typedef struct hpc_peer_to_peer {
+    size_t size; /* sizeof(hpc_peer_to_peer), set by hpc_peer_to_peer_init */
+    const hpc_key *keys;
+    int n_keys;
+    const int *workers; /* ranks */
+    int n_workers;
+    const unsigned char *sends; /* [from][to], by number of worker: whether from sends to to; every worker takes its own
+                                   updates. NULL: all send to all */
+    int cores;        /* of each worker, 1 or more */
+    uint64_t chunk;   /* bytes of float32, a multiple of 64; 256 KiB */
+    int depth;        /* updates of one key that may be on their way to a peer; 2. Under SSP(s) s + 2 at least */
+    int wire;         /* hpc_dtype of the updates, or a codec of pieces */
+    int sum;          /* 0: each update weighs 1 / n_workers, 1: each weighs 1 */
+    const int *wires; /* wire of each key by itself, n_keys of them; NULL: wire for all */
+    int n_wires;      /* n_keys where wires is given, else 0 */
+} hpc_peer_to_peer;
+
+HPC_API void hpc_peer_to_peer_init(hpc_peer_to_peer *peers);
+HPC_API int hpc_plan_peer_to_peer(const hpc_peer_to_peer *peers, hpc_plan **plan);
+
 /* The join of the groups of the outermost level (PHub, section 3.4). */
 typedef enum hpc_top {
     HPC_TOP_SHARDED = 0, /* each group sends its fold to the chunk's owner, which sends one answer to each group */

@@ -1,0 +1,26 @@
+/* Factors: where the parts of an update lie, as a trainer writes it. */
+#ifndef HPC_FACTORS_H
+#define HPC_FACTORS_H
+
+#include "codec/codec.h"
+
+/* Bytes before the vectors: the count of pairs lies there. */
+enum { HPC_FACTORS_HEAD = 64 };
+
+/* Bytes of a whole update: the head, then u and v of all pairs. */
+static inline size_t hpc_factors_bytes(const hpc_codec_config *config) {
+    return HPC_FACTORS_HEAD + (size_t)config->pairs * (size_t)(config->rows + config->columns) * sizeof(float);
+}
+
+/* The parts of the update that lies at source, which hpc_factors_bytes makes room for. */
+static inline hpc_factors hpc_factors_at(const hpc_codec_config *config, void *source) {
+    float *u = (float *)(void *)((char *)source + HPC_FACTORS_HEAD);
+    return (hpc_factors){.count = source,
+                         .u = u,
+                         .v = u + (size_t)config->pairs * config->rows,
+                         .pairs = config->pairs,
+                         .rows = config->rows,
+                         .columns = config->columns};
+}
+
+#endif

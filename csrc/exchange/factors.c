@@ -1,0 +1,46 @@
+/* Updates that a trainer writes as pairs of vectors (HPC_FACTORS). */
+#include "codec/factors.h"
+
+#include <string.h>
+
+#include "engine/pieces.h"
+#include "exchange/exchange.h"
+
+/* The configuration of a key that goes as factors; NULL, and an error, if it does not. */
+static const hpc_codec_config *config_of(const hpc_engine *en, int key, const char *op) {
+    const hpc_codec_config *config = en->configs[key];
+    if (config != NULL && en->pieces[key].codec->number == HPC_FACTORS) return config;
+    hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d goes as %s, not as factors", op, en->plan->keys[key].name,
+             en->context->group.rank, en->keys[key].codec->name);
+    return NULL;
+}
+
+int hpc_exchange_factors(hpc_exchange *ex, int key, double timeout, hpc_factors *factors) {
+    static const char op[] = "factors";
+    void *source = NULL;
+    int inside = key;
+    const hpc_engine *en = hpc_engine_of(ex, &inside, op);
+    const hpc_codec_config *config = en == NULL ? NULL : config_of(en, inside, op);
+    if (config == NULL) return HPC_ERR_INVALID;
+    if (factors == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: factors is NULL", op);
+    int status = hpc_exchange_gradient(ex, key, timeout, &source);
+    if (status == HPC_OK) *factors = hpc_factors_at(config, source);
+    return status;
+}
+
+int hpc_exchange_start_factors(hpc_exchange *ex, int key, int flags, int count, const float *u, const float *v,
+                               double timeout, uint64_t *ticket) {
+    static const char op[] = "push";
+    hpc_factors to;
+    int status = hpc_exchange_factors(ex, key, timeout, &to);
+    if (status != HPC_OK) return status;
+    if (count < 0 || count > to.pairs)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: count is %d; 0 to %d pairs of vectors are possible", op, count,
+                        to.pairs);
+    if (count > 0 && (u == NULL || v == NULL))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: %s is NULL with count %d", op, u == NULL ? "u" : "v", count);
+    if (count > 0) memcpy(to.u, u, (size_t)count * to.rows * sizeof *u);
+    if (count > 0) memcpy(to.v, v, (size_t)count * to.columns * sizeof *v);
+    *to.count = count;
+    return hpc_exchange_start(ex, key, flags, NULL, timeout, ticket);
+}
