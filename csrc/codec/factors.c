@@ -1,5 +1,5 @@
-/* A matrix as pairs of vectors, whose products u v^T are its sum (SFB, section 2). A piece of rows * columns elements is
- * those rows of each u, and all of each v; or the sum itself, where that takes fewer bytes. Nothing is held back. */
+/* A matrix as pairs of vectors, whose products u v^T are its sum (SFB, section 2). A piece of rows * columns elements
+ * is those rows of each u, and all of each v; or the sum itself, where that takes fewer bytes. Nothing is held back. */
 #include "codec/factors.h"
 
 #include <math.h>
@@ -31,7 +31,8 @@ static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *sour
                       int64_t cap, int64_t *kept) {
     const hpc_codec_config *config = encoding->config;
     const hpc_factors from = hpc_factors_at(config, (void *)(uintptr_t)source->data);
-    const uint64_t rows = rows_of(config, (uint64_t)n), first = rows_of(config, source->from), count = (uint64_t)*from.count;
+    const uint64_t rows = rows_of(config, (uint64_t)n), first = rows_of(config, source->from),
+                   count = (uint64_t)*from.count;
     (void)state;
     if (cap < (int64_t)max_bytes(config, (uint64_t)n)) return HPC_PIECE_NO_ROOM;
     if (*from.count < 0 || *from.count > from.pairs) return HPC_PIECE_BAD_ARGS;

@@ -94,7 +94,8 @@ static void init(void *args) {
     hpc_peer_to_peer_init(args);
 }
 
-const hpc_planner hpc_planner_peer_to_peer = {.name = "peer_to_peer", .size = sizeof(hpc_peer_to_peer), .init = init, .plan = plan_peer_to_peer};
+const hpc_planner hpc_planner_peer_to_peer = {
+    .name = "peer_to_peer", .size = sizeof(hpc_peer_to_peer), .init = init, .plan = plan_peer_to_peer};
 
 int hpc_plan_peer_to_peer(const hpc_peer_to_peer *peers, hpc_plan **plan) {
     return hpc_planner_run(&hpc_planner_peer_to_peer, peers, plan);

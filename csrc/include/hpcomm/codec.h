@@ -20,9 +20,9 @@ extern "C" {
  * worker encodes what it pushes, an owner what it forwards (hpc_apply_at); parameters have no such codec. All rows that
  * take the same elements of a worker's update get one encoding of them. */
 typedef enum hpc_codec_number {
-    HPC_THRESHOLD = 8, /* what is larger than delta (Parameter Flow, 3.3) */
-    HPC_TOPK = 9,      /* about the largest fraction, by a delta that follows the density */
-    HPC_ONEBIT = 10,   /* a bit an element and two values a unit (Poseidon, 5.3) */
+    HPC_THRESHOLD = 8,  /* what is larger than delta (Parameter Flow, 3.3) */
+    HPC_TOPK = 9,       /* about the largest fraction, by a delta that follows the density */
+    HPC_ONEBIT = 10,    /* a bit an element and two values a unit (Poseidon, 5.3) */
     HPC_OWN_CODEC = 11, /* a codec of one's own */
     HPC_FACTORS = 12    /* a matrix as pairs of vectors, whose products are its sum (SFB, section 2) */
 } hpc_codec_number;
@@ -59,15 +59,15 @@ typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nby
 
 /* How the pieces of a key are written: the same on all ranks, but for filter, encode and decode_add. */
 typedef struct hpc_codec_config {
-    size_t size;     /* sizeof(hpc_codec_config), set by hpc_codec_config_init */
-    double delta;    /* HPC_THRESHOLD: 0 or more */
-    int decays;      /* HPC_THRESHOLD: 1: encoding t has delta / sqrt(t) */
-    double fraction; /* HPC_TOPK: of the elements, above 0 and at most 1 */
-    uint64_t unit;   /* HPC_ONEBIT: elements in a row that share two values; no row cuts them apart. HPC_FACTORS:
-                        elements that no row cuts apart, a multiple of columns */
+    size_t size;            /* sizeof(hpc_codec_config), set by hpc_codec_config_init */
+    double delta;           /* HPC_THRESHOLD: 0 or more */
+    int decays;             /* HPC_THRESHOLD: 1: encoding t has delta / sqrt(t) */
+    double fraction;        /* HPC_TOPK: of the elements, above 0 and at most 1 */
+    uint64_t unit;          /* HPC_ONEBIT: elements in a row that share two values; no row cuts them apart. HPC_FACTORS:
+                               elements that no row cuts apart, a multiple of columns */
     uint64_t rows, columns; /* HPC_FACTORS: of the matrix that the key is */
     int pairs;              /* HPC_FACTORS: the most pairs of vectors of one update */
-    int values; /* HPC_THRESHOLD, HPC_TOPK, HPC_FACTORS: hpc_dtype of what is sent: HPC_F32, HPC_F16 or HPC_BF16 */
+    int values;      /* HPC_THRESHOLD, HPC_TOPK, HPC_FACTORS: hpc_dtype of what is sent: HPC_F32, HPC_F16 or HPC_BF16 */
     int paper;       /* the same: 0: the form that takes the fewest bytes; 1: indices above 80 % zeros, else dense
                         (Parameter Flow, 3.3.1) */
     int compress;    /* hpc_compression */
@@ -83,8 +83,8 @@ typedef struct hpc_codec_config {
 
 HPC_API void hpc_codec_config_init(hpc_codec_config *config);
 
-/* HPC_FACTORS: an update as its trainer writes it: the first *count pairs of vectors stand for the sum of their products
- * u v^T. Vectors that are mostly 0 are sent as their indices and values. */
+/* HPC_FACTORS: an update as its trainer writes it: the first *count pairs of vectors stand for the sum of their
+ * products u v^T. Vectors that are mostly 0 are sent as their indices and values. */
 typedef struct hpc_factors {
     int *count; /* 0 to pairs; 0 at first */
     float *u;   /* [pairs][rows] */
