@@ -1,18 +1,19 @@
 """Updates as pairs of vectors (codec.Factors), through servers and from peer to peer (PeerToPeer)."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import on_both, run_threads
+from conftest import Left, on_both, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import SGD, Exchange, InvalidArgument, Momentum, PeerToPeer
-from hpcomm.codec import Factors
+from hpcomm.codec import Codec, Factors
 from hpcomm.topology import ParameterServer
 
 F32 = np.float32
@@ -252,3 +253,77 @@ def test_parts_are_whole_rows_that_plans_can_begin_at(shape: tuple[int, int], bl
     assert -(-rows * columns // unit) <= blocks
     plan = PeerToPeer().compile({"w": shape}, 2, codec=codec, chunk_bytes=64)
     assert len(plan.rows) == 2 * -(-rows * columns // unit)
+
+
+# ---- checkpoints and recovery ----------------------------------------------------------------------------------------
+
+SHAPES = {"fc": (20, 33), "bias": (20,)}
+MIXED = {"fc": PeerToPeer()}
+CODECS = {"fc": Factors(4, blocks=2)}
+
+
+def trained(ex: Exchange, first: int, steps: int) -> dict[str, bytes]:
+    for step in range(first, steps):
+        pair = pairs_of(ex.context.rank, step, 1 + step % 4, SHAPES["fc"])
+        grad = np.random.default_rng([ex.context.rank, step]).integers(-2, 3, SHAPES["bias"]).astype(F32)
+        is_dense = isinstance(ex.codecs["fc"], Codec)
+        ex.step({"fc": dense(pair) if is_dense else pair, "bias": grad})
+    return {name: value.tobytes() for name, value in ex.params.items()}
+
+
+@on_both
+@pytest.mark.parametrize("topology", [MIXED, PeerToPeer(), "flat"], ids=["by key", "peers", "servers"])
+def test_a_checkpoint_goes_on_with_the_same_bits(topology: Any, tmp_path: Path) -> None:
+    options: Any = {"rule": Momentum(lr=0.5, momentum=0.5)}
+
+    def body(ctx: hpcomm.Context) -> None:
+        with exchange(ctx, SHAPES, topology, CODECS, **options) as ex:
+            whole = trained(ex, 0, 4)
+        with (
+            exchange(ctx, SHAPES, topology, CODECS, **options) as ex,
+            hpcomm.Checkpointer(ex, tmp_path, every=2) as ckpt,
+        ):
+            for step in range(3):  # the third is lost
+                trained(ex, step, step + 1)
+                ckpt.after(step + 1)
+        for again, codec in ((topology, CODECS), ("flat", None), (PeerToPeer(), CODECS)):
+            with exchange(ctx, SHAPES, again, codec, **options) as ex:
+                found = hpcomm.restore(ex, tmp_path)
+                assert found is not None
+                assert found.step == 2
+                assert trained(ex, 2, 4) == whole
+                saved = ex.state_dict()
+                trained(ex, 4, 5)
+                ex.load_state_dict(saved)
+                assert {name: value.tobytes() for name, value in ex.params.items()} == whole
+
+    run_threads(3, body)
+
+
+@on_both
+def test_recovery_takes_the_last_checkpoint(tmp_path: Path) -> None:
+    """Copies may differ by the step in which the rank died."""
+    found = []
+
+    def body(ctx: hpcomm.Context) -> None:
+        ex = exchange(ctx, SHAPES, MIXED, CODECS)
+        with hpcomm.Checkpointer(ex, tmp_path, every=1) as ckpt:
+            saved = trained(ex, 0, 1)
+            ckpt.after(1)
+        if ctx.rank == 3:
+            ctx.abort("test")
+            raise Left
+        with pytest.raises(hpcomm.PeerFailed, match="3"):
+            trained(ex, 1, 100)
+        recovered = hpcomm.recover(ex, checkpoint=tmp_path)
+        fresh = recovered.exchange
+        assert (recovered.clock, recovered.lost) == (1, (3,))
+        assert len(fresh.plan.rows_of("fc")) % 3 == 0
+        assert {name: value.tobytes() for name, value in fresh.params.items()} == saved
+        found.append(trained(fresh, 1, 2))
+        fresh.context.close()
+        raise Left
+
+    run_threads(4, body, timeout=10)
+    assert len(found) == 3
+    assert all(each == found[0] for each in found)
