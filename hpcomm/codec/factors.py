@@ -58,6 +58,10 @@ class Factors(WireFormat):
     def name(self) -> str:
         return "factors"
 
+    @property
+    def keeps(self) -> bool:
+        return False
+
     def refuses(self, shape: Sequence[int]) -> str | None:
         if len(shape) != 2:
             return f"its shape is {tuple(shape)}, and only a matrix is a sum of products u v^T: give it another codec"

@@ -62,6 +62,10 @@ class ErrorFeedback(WireFormat):
     def kernel(self) -> Any:
         return self._acts.kernel
 
+    @property
+    def keeps(self) -> bool:
+        return self.on and self._acts.keeps
+
     def unit_of(self, shape: Sequence[int]) -> int:
         return self._acts.unit_of(shape)
 
