@@ -157,6 +157,7 @@ class Exchange(SplitCalls):
         "_kind",
         "_made",
         "_nbytes",
+        "_peers_rows",
         "_processor",
         "_rows",
         "_rules",
@@ -231,6 +232,8 @@ class Exchange(SplitCalls):
         self._made, self._rules, self._schemes = made, given.rules, given.schemes
         self.plan, self.graph = given.plan, next((one.phases for one in given.schemes if one.phases), ())
         self._rows = owned_rows(self.plan, ctx.rank)
+        late = {n for one in given.schemes if one.scheme.consistency.staleness for n in one.scheme.names if one.peers}
+        self._peers_rows = [i for i, (_, span) in enumerate(self._rows) if span.key in late]
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         counts = {name: value.size for name, value in given.values.items()}
         kinds = tuple(
@@ -560,6 +563,8 @@ class Exchange(SplitCalls):
         encoders.save(self._handle, self._encoders, shard)
         if self._counts_updates:
             shard["clock"] = self.clock
+        for i in self._peers_rows:  # which count the folds of a rank, and ranks make them of other updates
+            shard["row_step"][i] = self.clock
         return shard
 
     @property
