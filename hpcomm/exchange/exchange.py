@@ -85,7 +85,9 @@ class Exchange(SplitCalls):
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
         topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces),
             or "flat", which is the default one of these. Or a Hierarchy, where updates are folded inside each host
-            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a mapping
+            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a
+            PeerToPeer, where every rank applies the updates of all ranks to parameters of its own (SFB, section 3),
+            under BSP or SSP(s). Or a mapping
             from names of keys to these; keys that it does not name are flat.
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
@@ -96,8 +98,8 @@ class Exchange(SplitCalls):
             Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
             with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
             NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
-            keys to these; keys that it does not name are BSP. Keys of one consistency, with servers or on one graph,
-            are a scheme: schemes stand side by side, and each goes as it would in an exchange of its own. All keys have
+            keys to these; keys that it does not name are BSP. Keys of one consistency, with servers, on one graph or
+            with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of its own. All keys have
             the same workers.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
@@ -134,7 +136,7 @@ class Exchange(SplitCalls):
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
     With a Hierarchy a host comes late as a whole, and all its ranks are told.
 
-    Where keys have schemes of their own: reduce is for those with servers; shared_params needs BSP for all keys,
+    Where keys have schemes of their own: reduce is for those with servers and peers; shared_params needs BSP for all keys,
     split BSP with servers, and in_place graphs; checkpoints hold all keys, and recover refuses.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
