@@ -99,8 +99,8 @@ class Exchange(SplitCalls):
             with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
             NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
             keys to these; keys that it does not name are BSP. Keys of one consistency, with servers, on one graph or
-            with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of its own. All keys have
-            the same workers.
+            with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of
+            its own. All keys have the same workers.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
@@ -136,8 +136,8 @@ class Exchange(SplitCalls):
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
     With a Hierarchy a host comes late as a whole, and all its ranks are told.
 
-    Where keys have schemes of their own: reduce is for those with servers and peers; shared_params needs BSP for all keys,
-    split BSP with servers, and in_place graphs; checkpoints hold all keys, and recover refuses.
+    Where keys have schemes of their own: reduce is for those with servers and peers; shared_params needs BSP for all
+    keys, split BSP with servers, and in_place graphs; checkpoints hold all keys, and recover refuses.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
     The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL
