@@ -16,7 +16,7 @@
 int hpc_peers_are_planned(const hpc_exchange_config *f) {
     int other;
     const int copy = f->plan == NULL || f->graph != NULL ? -1 : hpc_plan_find_copy(f->plan, &other);
-    return copy >= 0 && f->plan->rows[copy].in[0].row < 0;
+    return copy >= 0 && f->plan->rows[copy].in[0].row < 0 && !hpc_plan_has_stages(f->plan);
 }
 
 static int refuse_row(int i, const char *why) {

@@ -38,6 +38,11 @@ class WireFormat(ABC):
         """Of pieces: whether an encoder keeps what they leave out."""
         return True
 
+    @property
+    def sums(self) -> bool:
+        """Of pieces: whether a rank can encode a sum of updates, as hierarchies and apply_at="receivers" need."""
+        return True
+
     def unit_of(self, shape: Sequence[int]) -> int:
         """Elements in a row of a key of this shape that no chunk may cut apart."""
         return 1

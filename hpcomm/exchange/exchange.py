@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from .. import _core, launch, optim
 from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
-from ..codec import WireFormat
+from ..codec import Products, WireFormat
 from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
@@ -41,7 +42,7 @@ from .arguments import (
     refuse,
 )
 from .calls import Handle
-from .factors import FactorsKey, Pairs
+from .factors import FactorsKey, Pairs, ProductKey
 from .keys import KeyState, Params
 from .options import (
     Consistencies,
@@ -57,6 +58,7 @@ from .processor import Processor
 from .schemes import Made, settled, unmeasured
 from .split import SplitCalls
 from .stats import CALLS, CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
+from .trial import step_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,7 +85,9 @@ class Exchange(SplitCalls):
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
         topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces),
             or "flat", which is the default one of these. Or a Hierarchy, where updates are folded inside each host
-            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a mapping
+            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a
+            PeerToPeer, where every rank applies the updates of all ranks to parameters of its own (SFB, section 3),
+            under BSP or SSP(s). Or a mapping
             from names of keys to these; keys that it does not name are flat.
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
@@ -94,9 +98,9 @@ class Exchange(SplitCalls):
             Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
             with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
             NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
-            keys to these; keys that it does not name are BSP. Keys of one consistency, with servers or on one graph,
-            are a scheme: schemes stand side by side, and each goes as it would in an exchange of its own. All keys have
-            the same workers.
+            keys to these; keys that it does not name are BSP. Keys of one consistency, with servers, on one graph or
+            with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of
+            its own. All keys have the same workers.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
@@ -132,8 +136,8 @@ class Exchange(SplitCalls):
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
     With a Hierarchy a host comes late as a whole, and all its ranks are told.
 
-    Where keys have schemes of their own: reduce is for those with servers; shared_params needs BSP for all keys,
-    split BSP with servers, and in_place graphs; checkpoints hold all keys, and recover refuses.
+    Where keys have schemes of their own: reduce is for those with servers and peers; shared_params needs BSP for all
+    keys, split BSP with servers, and in_place graphs; checkpoints hold all keys, and recover refuses.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
     The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL
@@ -155,6 +159,7 @@ class Exchange(SplitCalls):
         "_kind",
         "_made",
         "_nbytes",
+        "_peers_rows",
         "_processor",
         "_rows",
         "_rules",
@@ -204,7 +209,8 @@ class Exchange(SplitCalls):
             made = Made(schemes, rule, wanted, own_engine, ctx.ranks, own_engine.progress == "inline")
             chooses = earlier is None and auto.undecided(tuple(values), wanted.codec)
             if chooses:
-                made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(values), wanted.codec)))
+                shapes = {name: value.shape for name, value in values.items()}
+                made = replace(made, plan=replace(wanted, codec=auto.tried(shapes, wanted.codec)))
             given = checked(ctx, values, rules, made, self._isa)
             asks = earlier is None and any(one.threads for one in given.schemes)
         except Exception as wrong:  # the other ranks wait for this one
@@ -220,13 +226,16 @@ class Exchange(SplitCalls):
             made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
             given = checked(ctx, values, rules, made, self._isa)
         if chooses:
-            self._decided = auto.decided(ctx, given.plan, wanted.codec, rules, Exchange, limit)
+            step = partial(step_seconds, ctx, made, rules, Exchange, limit)
+            self._decided = auto.decided(ctx, given.plan, wanted.codec, rules, Exchange, limit, step)
             made = replace(made, plan=replace(wanted, codec=self._decided.codecs))
             given = checked(ctx, values, rules, made, self._isa)
         self.codecs: Mapping[str, WireFormat] = {name: given.codecs.values[name] for name in values}
         self._made, self._rules, self._schemes = made, given.rules, given.schemes
         self.plan, self.graph = given.plan, next((one.phases for one in given.schemes if one.phases), ())
         self._rows = owned_rows(self.plan, ctx.rank)
+        late = {n for one in given.schemes if one.scheme.consistency.staleness for n in one.scheme.names if one.peers}
+        self._peers_rows = [i for i, (_, span) in enumerate(self._rows) if span.key in late]
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         counts = {name: value.size for name, value in given.values.items()}
         kinds = tuple(
@@ -279,12 +288,14 @@ class Exchange(SplitCalls):
         depths = {name: int(one.plan.rows.column("depth").max()) for one in given.schemes for name in one.scheme.names}
         keys: dict[str, KeyState] = {}
         for name in names:
-            codec, shape, rotates = codecs[name], shapes[name], depths[name] > 1
+            place, codec = (name, numbers[name], shapes[name], depths[name] > 1), codecs[name]
             if codec.name == "factors":
-                pairs = (codec.settings(shape) or {})["pairs"]
-                keys[name] = FactorsKey(name, numbers[name], shape, rotates, codec, pairs, self._rank)
+                keys[name] = FactorsKey(*place, codec, self._rank)
+            elif isinstance(codec, Products):
+                keys[name] = product = ProductKey(*place, codec, self._rank)
+                product.into(partial(_gradient_of, ref(self), product))
             else:
-                keys[name] = KeyState(name, numbers[name], shape, codec.dtype, rotates=rotates)
+                keys[name] = KeyState(*place[:3], codec.dtype, rotates=place[3])
         self._encoders = encoders.encoders_of(self._handle, self.plan, codecs, self._rank)
         self._nbytes = sum(4 * math.prod(shape) for shape in shapes.values())
         self._begin(
@@ -292,6 +303,7 @@ class Exchange(SplitCalls):
             finite=bool(engine.check_finite),
             patience=engine.patience,
             settles=any(one.mode == "SSP" and not one.phases for one in given.schemes),
+            products=any(isinstance(key, ProductKey) for key in keys.values()),
         )
         found = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)
         every = dict(zip(shapes, found, strict=False))  # none on a rank that only serves
@@ -323,6 +335,7 @@ class Exchange(SplitCalls):
                 f"rank {self._rank}: gradient: key {name!r} goes as {key.codec!r}: write its vectors into "
                 f"factors({name!r})"
             )
+        key.from_pairs = None
         return self._gradient(key, timeout)  # type: ignore[no-any-return]
 
     def factors(self, name: str, timeout: float | None = None) -> Pairs:
@@ -341,6 +354,9 @@ class Exchange(SplitCalls):
             InvalidArgument: the key has another codec.
         """
         key = self._key(name)
+        if isinstance(key, ProductKey):
+            key.from_pairs = key.pairs
+            return key.pairs
         if not isinstance(key, FactorsKey):
             raise InvalidArgument(
                 f"rank {self._rank}: factors: key {name!r} goes as {self.codecs[name]!r}: write its array, "
@@ -549,6 +565,8 @@ class Exchange(SplitCalls):
         encoders.save(self._handle, self._encoders, shard)
         if self._counts_updates:
             shard["clock"] = self.clock
+        for i in self._peers_rows:  # which count the folds of a rank, and ranks make them of other updates
+            shard["row_step"][i] = self.clock
         return shard
 
     @property
@@ -685,3 +703,10 @@ class Exchange(SplitCalls):
             return
         with suppress(HpcommError):  # the first exception is the one to report
             self.close(0)
+
+
+def _gradient_of(exchange: "ref[Exchange]", key: KeyState) -> NDArray[Any]:
+    """The array that the next push of a key sends."""
+    found = exchange()
+    assert found is not None
+    return found._gradient(key, None)  # type: ignore[no-any-return]
