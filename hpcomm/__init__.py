@@ -39,6 +39,7 @@ from .exchange import (
     ExchangeStats,
     Handle,
     LoadStats,
+    Pairs,
     PeerStats,
     PlanOptions,
     Traffic,
@@ -50,7 +51,7 @@ from .plan import Plan
 from .presets import broadcast, parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
 from .recovery import Recovered, recover, run
-from .topology import Hierarchy, ParameterServer, Tree
+from .topology import Hierarchy, ParameterServer, PeerToPeer, Tree
 from .window import Lane, Window
 
 __version__ = _version()
@@ -91,10 +92,12 @@ __all__ = [
     "Nesterov",
     "NotSupported",
     "OutOfMemory",
+    "Pairs",
     "ParameterServer",
     "Peer",
     "PeerFailed",
     "PeerStats",
+    "PeerToPeer",
     "Plan",
     "PlanOptions",
     "Queue",

@@ -461,6 +461,57 @@ class Plan:
         plan._fill(handle, own_keys, weights.shape[1], places)
         return plan
 
+    @classmethod
+    def peer_to_peer(
+        cls,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        sends: NDArray[np.bool_] | None = None,
+        cores: int = 1,
+        chunk_bytes: int | None = None,
+        depth: int = 2,
+        codec: Codecs | None = None,
+        reduce: str = "mean",
+    ) -> "Plan":
+        """The plan of peers (SFB, section 3): every rank owns a row of every chunk, which applies the updates of all
+        ranks that send to it, and its own, to parameters of its own. Where all send to all and the consistency is BSP,
+        all copies of the parameters are equal.
+
+        Args:
+            keys, size, codec: as hub takes them.
+            sends: bool (size, size): whether the first rank sends its updates to the second; a rank always takes its
+                own. None: all send to all.
+            cores: of each rank, to which its chunks are dealt, the largest first.
+            chunk_bytes: as hub takes it, but 256 KiB where hub's is 32 KiB.
+            depth: updates of a key, 1 to 32, that may be on their way to a peer that has not applied them. BSP needs 2,
+                and SSP(s) s + 2.
+            reduce: "mean": an update weighs 1 / size, whoever sends it; "sum": it weighs 1.
+
+        Raises:
+            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
+        """
+        choice("reduce", reduce, ("mean", "sum"))
+        size = whole("size", size, 1)
+        if sends is not None and (sends.shape != (size, size) or sends.dtype != np.bool_):
+            raise InvalidArgument(f"sends is {sends.dtype} of shape {sends.shape}: must be bool {(size, size)}")
+        own_keys, codecs = coded(as_keys(keys), codec)
+        given = {} if sends is None else {"sends": np.ascontiguousarray(sends).view(np.uint8)}
+        handle = _planned(
+            "peer_to_peer",
+            own_keys,
+            workers=list(range(size)),
+            cores=whole("cores", cores, 1),
+            chunk=chunk_size(chunk_bytes, 262144, own_keys, codecs, cores),
+            depth=whole("depth", depth, 0),
+            wires=_numbers(codecs),
+            sum=reduce == "sum",
+            **given,
+        )
+        plan = cls.__new__(cls)
+        plan._fill(handle, own_keys, size, [(rank, core) for rank in range(size) for core in range(cores)])
+        return plan
+
     def _fill(self, handle: Any, keys: tuple[Key, ...], size: int, places: Iterable[tuple[int, int]] | None) -> None:
         size = whole("size", size, 1)
         _core.plan_check(handle, size)
@@ -738,7 +789,15 @@ def coded(keys: tuple[Key, ...], codec: Codecs | None) -> tuple[tuple[Key, ...],
 
 
 def with_units(keys: Iterable[Key], codecs: Sequence[WireFormat]) -> tuple[Key, ...]:
-    """The keys with the units of their codecs; a key keeps its own if its codec has none."""
+    """The keys with the units of their codecs; a key keeps its own if its codec has none.
+
+    Raises:
+        InvalidArgument: a codec is not for a key of that shape.
+    """
+    keys = tuple(keys)
+    for key, codec in zip(keys, codecs, strict=True):
+        if (refused := codec.refuses(key.shape)) is not None:
+            raise InvalidArgument(f"codec of {key.name!r} is {codec!r}: {refused}")
     units = [codec.unit_of(key.shape) for key, codec in zip(keys, codecs, strict=True)]
     return tuple(key if unit == 1 else replace(key, unit=unit) for key, unit in zip(keys, units, strict=True))
 

@@ -62,6 +62,11 @@ static int check_key(const hpc_exchange_config *f, int key, const hpc_codec *cod
     const char *wrong = hpc_codec_check(codec, config);
     if (wrong != NULL)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the codec of key %s, %s: %s", name, codec->name, wrong);
+    if (codec->number == HPC_FACTORS && config->rows * config->columns != f->plan->keys[key].count)
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: key %s has %llu elements, and its codec, factors, is for a matrix of %llu x %llu",
+                        name, (unsigned long long)f->plan->keys[key].count, (unsigned long long)config->rows,
+                        (unsigned long long)config->columns);
     char missing[MISSING_BYTES];
     if (hpc_compress_check(config->compress, missing, sizeof missing) != 0)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: key %s is to be compressed: %s", name, missing);
@@ -134,6 +139,9 @@ void hpc_codec_describe(const hpc_engine *en, int key, hpc_codec_description *d)
     d->fraction = config->fraction;
     memcpy(d->args + 1, config->args + 1, sizeof d->args - sizeof *d->args);
     d->unit = config->unit;
+    d->rows = config->rows;
+    d->columns = config->columns;
+    d->pairs = config->pairs;
     d->decays = config->decays != 0;
     d->values = config->values;
     d->paper = config->paper != 0;
@@ -161,6 +169,9 @@ int hpc_codecs_compare(int r, const char *key, const hpc_codec_description *d, c
         {"decays", d->decays, f->decays},
         {"fraction", d->fraction, f->fraction},
         {"unit", (double)d->unit, (double)f->unit},
+        {"rows", (double)d->rows, (double)f->rows},
+        {"columns", (double)d->columns, (double)f->columns},
+        {"pairs", d->pairs, f->pairs},
         {"values", d->values, f->values},
         {"paper", d->paper, f->paper},
         {"compress", d->compress, f->compress},

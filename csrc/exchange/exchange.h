@@ -95,8 +95,8 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *config, const hp
 typedef struct hpc_codec_description {
     char name[64];
     double delta, fraction, args[HPC_CODEC_ARGS];
-    uint64_t unit;
-    int32_t number, decays, values, paper, compress, no_feedback, state_slots, unused;
+    uint64_t unit, rows, columns;
+    int32_t number, decays, values, paper, compress, no_feedback, state_slots, pairs;
 } hpc_codec_description;
 int hpc_codecs_check(const hpc_exchange_config *config);
 void hpc_codec_describe(const hpc_engine *en, int key, hpc_codec_description *description);

@@ -28,19 +28,30 @@ int hpc_exchange_factors(hpc_exchange *ex, int key, double timeout, hpc_factors 
     return status;
 }
 
-int hpc_exchange_start_factors(hpc_exchange *ex, int key, int flags, int count, const float *u, const float *v,
-                               double timeout, uint64_t *ticket) {
-    static const char op[] = "push";
+static int copy(hpc_exchange *ex, int key, const char *name, int count, const float *u, const float *v, double timeout,
+                const char *op) {
     hpc_factors to;
     int status = hpc_exchange_factors(ex, key, timeout, &to);
     if (status != HPC_OK) return status;
     if (count < 0 || count > to.pairs)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: count is %d; 0 to %d pairs of vectors are possible", op, count,
-                        to.pairs);
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s: count is %d; 0 to %d pairs of vectors are possible", op, name,
+                        count, to.pairs);
     if (count > 0 && (u == NULL || v == NULL))
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: %s is NULL with count %d", op, u == NULL ? "u" : "v", count);
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s: %s is NULL with count %d", op, name, u == NULL ? "u" : "v",
+                        count);
     if (count > 0) memcpy(to.u, u, (size_t)count * to.rows * sizeof *u);
     if (count > 0) memcpy(to.v, v, (size_t)count * to.columns * sizeof *v);
     *to.count = count;
-    return hpc_exchange_start(ex, key, flags, NULL, timeout, ticket);
+    return HPC_OK;
+}
+
+int hpc_exchange_start_factors(hpc_exchange *ex, int key, int flags, int count, const float *u, const float *v,
+                               double timeout, uint64_t *ticket) {
+    static const char op[] = "push";
+    int inside = key, status = HPC_OK;
+    const hpc_engine *en = hpc_engine_of(ex, &inside, op);
+    if (en == NULL || config_of(en, inside, op) == NULL) return HPC_ERR_INVALID;
+    if (en->keys[inside].sending == 0) /* else the last call was cut short, and goes on */
+        status = copy(ex, key, en->plan->keys[inside].name, count, u, v, timeout, op);
+    return status == HPC_OK ? hpc_exchange_start(ex, key, flags, NULL, timeout, ticket) : status;
 }

@@ -10,6 +10,7 @@ from .codec import (
     CODEC_ARGS,
     CODEC_SLOTS,
     COMPRESSIONS,
+    FACTORS_HEAD,
     PIECE_ELEMENTS,
     codec_config,
     codec_stats,

@@ -13,6 +13,7 @@ from .status import check
 
 CODEC_ARGS: int = lib.HPC_CODEC_ARGS
 CODEC_SLOTS: int = lib.HPC_OWN_CODEC_SLOTS
+FACTORS_HEAD = 64  # bytes before the vectors of an update (csrc/codec/factors.h); the count is the first int
 PIECE_ELEMENTS: int = lib.HPC_PIECE_ELEMENTS
 COMPRESSIONS: dict[str | None, int] = {
     None: lib.HPC_COMPRESS_NONE,

@@ -30,6 +30,7 @@ PIECES: dict[str, int] = {  # of variable length
     "topk": lib.HPC_TOPK,
     "onebit": lib.HPC_ONEBIT,
     "own": lib.HPC_OWN_CODEC,
+    "factors": lib.HPC_FACTORS,
 }
 WIRES: dict[str, int] = {**CODECS, **PIECES}
 PLAN_DEPTH: int = lib.HPC_PLAN_DEPTH
@@ -78,7 +79,7 @@ def plan_arguments(planner: str, keys: list[PlanKey], **fields: Any) -> Any:
         if isinstance(value, list):
             c_value = ffi.new("int[]", value)
         elif isinstance(value, np.ndarray):
-            c_value = from_buffer("double[]", value)
+            c_value = from_buffer("double[]" if value.dtype == np.float64 else "unsigned char[]", value)
         setattr(made, field, c_value)
         keep += [c_value, value]
         if c_value is not value and f"n_{field}" in types.keys() - fields.keys():

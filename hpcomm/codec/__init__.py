@@ -8,13 +8,15 @@ ex = hpcomm.parameter_hub(ctx, params, codec=hpcomm.codec.TopK(0.01))    # the l
 ex = hpcomm.parameter_hub(ctx, params, codec="auto")    # the same where that is faster, and else float32
 
 Codec is an array of a dtype. Threshold, TopK, OneBit and Own send pieces of variable length, and keep back what they
-leave out. ErrorFeedback adds that to a dtype. Auto chooses. docs/codecs.md says which to take.
+leave out. ErrorFeedback adds that to a dtype. Factors sends a matrix as pairs of vectors. Auto chooses. docs/codecs.md
+says which to take.
 """
 
 from .auto import Auto
 from .base import WireFormat
 from .by_key import Codecs, asked, by_key, by_key_out, name_of
 from .dtype import BFLOAT16, FLOAT16, FLOAT32, Codec
+from .factors import Factors
 from .feedback import ErrorFeedback
 from .onebit import OneBit
 from .own import Own
@@ -28,6 +30,7 @@ __all__ = [
     "Codec",
     "Codecs",
     "ErrorFeedback",
+    "Factors",
     "OneBit",
     "Own",
     "Threshold",

@@ -37,6 +37,15 @@ class WireFormat(ABC):
         """Elements in a row of a key of this shape that no chunk may cut apart."""
         return 1
 
+    def refuses(self, shape: Sequence[int]) -> str | None:
+        """Why a key of this shape cannot have the codec, with the fix; None: it can."""
+        return None
+
+    def most_bytes(self, shape: Sequence[int], count: int) -> int | None:
+        """Bytes at most of a piece of count elements of a key of this shape, as slots have room for; None: those of the
+        float32 that it stands for."""
+        return None
+
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
         """The fields of hpc_codec_config for a key of this shape, but for the filter; None: an array of a dtype."""
         return None

@@ -65,6 +65,12 @@ class ErrorFeedback(WireFormat):
     def unit_of(self, shape: Sequence[int]) -> int:
         return self._acts.unit_of(shape)
 
+    def refuses(self, shape: Sequence[int]) -> str | None:
+        return self._acts.refuses(shape)
+
+    def most_bytes(self, shape: Sequence[int], count: int) -> int | None:
+        return self._acts.most_bytes(shape, count)
+
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
         found = self._acts.settings(shape)
         return found if found is None or self.on else {**found, "no_feedback": True}

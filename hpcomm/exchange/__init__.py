@@ -2,12 +2,14 @@
 
 exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. schemes:
 which keys have which topology and consistency. codecs, auto: the codec of each key, given or chosen. keys: gradients
-and parameters by name. stats: what an exchange has done. snapshot, pieces, encoders: what its owners and its encoders
-keep, as checkpoints. inside: what checkpoint and recovery need beside the methods.
+and parameters by name. factors: gradients as pairs of vectors. stats: what an exchange has done. snapshot, pieces,
+encoders: what its owners and its encoders keep, as checkpoints. inside: what checkpoint and recovery need beside the
+methods.
 """
 
 from .calls import Handle
 from .exchange import Exchange
+from .factors import Pairs
 from .options import EngineOptions, PlanOptions
 from .pieces import Shard
 from .stats import CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
@@ -19,6 +21,7 @@ __all__ = [
     "ExchangeStats",
     "Handle",
     "LoadStats",
+    "Pairs",
     "PeerStats",
     "PlanOptions",
     "Shard",

@@ -23,7 +23,7 @@ from ..topology.protocol import Topology
 from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
 from .pieces import Span
-from .schemes import OWN_MODELS, Made, Scheme
+from .schemes import OWN_MODELS, Made, Scheme, applies_at_peers
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Compiled:
         plan: of these keys.
         phases: the graphs that the steps take in turn; () with servers.
         graph: C's struct of these graphs; None with servers.
+        own: whether each rank has parameters of its own: on graphs, and where copies of peers differ.
         threads: whether its ranks can have more cores than NICs, so that how many depends on progress, of which a rank
             knows its own only. The same on all ranks.
     """
@@ -45,6 +46,7 @@ class Compiled:
     plan: Plan
     phases: tuple[Graph, ...]
     graph: Any
+    own: bool
     threads: bool
 
 
@@ -98,7 +100,8 @@ def _one_plan(plans: Sequence[Plan]) -> Plan:
 
 def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.float32]], made: Made) -> Compiled:
     topology, options, own = scheme.topology, made.plan, {name: values[name] for name in scheme.names}
-    phases, weighs = topology.graphs(ctx.size), topology.updates_of in OWN_MODELS
+    phases, peers = topology.graphs(ctx.size), applies_at_peers(topology)
+    weighs = topology.updates_of in OWN_MODELS and not peers
     mode = engine_mode(scheme.consistency, bool(phases))
     codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
     spare, interfaces = _spare(ctx, topology)
@@ -118,7 +121,8 @@ def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.floa
     )
     check_plan(plan, own, ctx.size)
     c_graph = _c_graph(plan, phases) if phases else None
-    return Compiled(scheme, mode, plan, phases, c_graph, threads=spare > interfaces)
+    apart = bool(phases) or (peers and (topology.updates_of != "all" or bool(scheme.consistency.staleness)))
+    return Compiled(scheme, mode, plan, phases, c_graph, apart, threads=spare > interfaces)
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:
@@ -253,11 +257,11 @@ def has_copies(plan: Plan) -> bool:
 
 
 def check_owners(plan: Plan, op: str) -> None:
-    """Refuses a plan in which an element has no owner, or several. Rows that apply the same fold count as one: their
-    parameters and state are copies."""
+    """Refuses a plan in which an element has no owner, or several. Rows that apply the same fold, or the same pushes,
+    count as one: their parameters and state are copies."""
     rows, spans, first = _applied(plan)
     for i in np.flatnonzero(~first).tolist():
-        first[i] = _fold_of(plan, int(rows[i])) != _fold_of(plan, int(rows[i - 1]))
+        first[i] = not _same_fold(plan, _fold_of(plan, int(rows[i])), _fold_of(plan, int(rows[i - 1])))
     elements = np.bincount(spans[first, 0], spans[first, 2], len(plan.keys))
     for own, n in zip(plan.keys, elements.tolist(), strict=True):
         if n != own.count:
@@ -271,6 +275,12 @@ def _applied(plan: Plan) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[n
     first = np.ones(len(rows), bool)
     first[1:] = (spans[1:] != spans[:-1]).any(axis=1)
     return rows, spans, first
+
+
+def _same_fold(plan: Plan, row: int, other: int) -> bool:
+    """Whether two rows of the same elements have the same fold."""
+    mine = plan.rows.in_edges(row)
+    return row == other or (all(edge.row < 0 for edge in mine) and mine == plan.rows.in_edges(other))
 
 
 def _fold_of(plan: Plan, row: int) -> int:

@@ -3,6 +3,7 @@
 A call that its timeout or Ctrl-C has cut short goes on later: no part of a push is lost or sent twice.
 """
 
+import math
 from array import array
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -75,7 +76,7 @@ class Calls:
         self._finite, self._patience, self._closed = finite, patience, False
         self._slice = min(self._default, SLICE)
         sizes = array("Q", [key.nbytes for key in keys.values()])
-        self._keep = sum(sizes) <= _SHORT
+        self._keep = sum(max(key.nbytes, 4 * math.prod(key.shape)) for key in keys.values()) <= _SHORT
         self._in_place = Step(array("i", [key.index for key in keys.values()]), None, sizes, None)
         self._left: Step | None = None
         self._models: dict[str, Any] | None = None
@@ -140,9 +141,7 @@ class Calls:
         """The array of a key's slot."""
         slot = key.slots.get(address)
         if slot is None:
-            slot = key.slots[address] = _core.exchange_gradient_array(
-                self._handle, key.index, address, key.shape, key.dtype
-            )
+            slot = key.slots[address] = key.slot(self._handle, address)
         return slot
 
     def _came(self, key: KeyState) -> None:

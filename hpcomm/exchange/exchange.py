@@ -41,6 +41,7 @@ from .arguments import (
     refuse,
 )
 from .calls import Handle
+from .factors import FactorsKey, Pairs
 from .keys import KeyState, Params
 from .options import (
     Consistencies,
@@ -232,7 +233,7 @@ class Exchange(SplitCalls):
             RuleKind(optim.c_name(own), c_rule.slots, len(optim.arguments(own)))
             for own, c_rule in zip(given.rules.values(), given.c_rules, strict=True)
         )
-        own = frozenset(name for one in given.schemes if one.phases for name in one.scheme.names)
+        own = frozenset(name for one in given.schemes if one.own for name in one.scheme.names)
         self._kind = Kind(kinds, counts, ctx.rank if own else SHARED, own)
         self._handle = self._created(given, limit)
         self._open(given, tuple(values))
@@ -276,12 +277,16 @@ class Exchange(SplitCalls):
         shapes = {name: value.shape for name, value in given.values.items()}
         numbers = {name: i for i, name in enumerate(shapes)}
         depths = {name: int(one.plan.rows.column("depth").max()) for one in given.schemes for name in one.scheme.names}
-        keys = {
-            name: KeyState(name, numbers[name], shapes[name], codecs[name].dtype, rotates=depths[name] > 1)
-            for name in names
-        }
+        keys: dict[str, KeyState] = {}
+        for name in names:
+            codec, shape, rotates = codecs[name], shapes[name], depths[name] > 1
+            if codec.name == "factors":
+                pairs = (codec.settings(shape) or {})["pairs"]
+                keys[name] = FactorsKey(name, numbers[name], shape, rotates, codec, pairs, self._rank)
+            else:
+                keys[name] = KeyState(name, numbers[name], shape, codec.dtype, rotates=rotates)
         self._encoders = encoders.encoders_of(self._handle, self.plan, codecs, self._rank)
-        self._nbytes = sum(key.nbytes for key in keys.values())
+        self._nbytes = sum(4 * math.prod(shape) for shape in shapes.values())
         self._begin(
             keys,
             finite=bool(engine.check_finite),
@@ -312,7 +317,36 @@ class Exchange(SplitCalls):
         It waits until the slot is free again, and is valid until the push: with depth > 1 the next one is another.
         Its first content is not defined. With in_place it is params[name], when the last push is folded.
         """
-        return self._gradient(self._key(name), timeout)  # type: ignore[no-any-return]
+        key = self._key(name)
+        if isinstance(key, FactorsKey):
+            raise InvalidArgument(
+                f"rank {self._rank}: gradient: key {name!r} goes as {key.codec!r}: write its vectors into "
+                f"factors({name!r})"
+            )
+        return self._gradient(key, timeout)  # type: ignore[no-any-return]
+
+    def factors(self, name: str, timeout: float | None = None) -> Pairs:
+        """The pairs of vectors that the next push of a key sends, where its codec is Factors(K) (SFB, section 2): u, a
+        float32 array (K, J), v, one of (K, D), and count, which says how many pairs there are. A push without data
+        sends the first count of them.
+
+            pairs = ex.factors("fc")
+            pairs.u[:32], pairs.v[:32], pairs.count = output_gradients, inputs, 32
+            ex.push_pull("fc")
+
+        It waits until the memory is free again, and is valid until the push. Content and count stay as they are from
+        push to push.
+
+        Raises:
+            InvalidArgument: the key has another codec.
+        """
+        key = self._key(name)
+        if not isinstance(key, FactorsKey):
+            raise InvalidArgument(
+                f"rank {self._rank}: factors: key {name!r} goes as {self.codecs[name]!r}: write its array, "
+                f"gradient({name!r}), or give it codec.Factors(K)"
+            )
+        return self._gradient(key, timeout)  # type: ignore[no-any-return]
 
     # ---- push and pull ---------------------------------------------------------------------------------------------
 
@@ -323,7 +357,10 @@ class Exchange(SplitCalls):
             name: of the key.
             grad: None or the array of gradient(name): the gradient is in place, and nothing is copied. Another float32
                 array of the key's shape (C-contiguous; NumPy, the buffer protocol or DLPack) is copied once, and
-                encoded if the wire is 16 bits wide; it is free to reuse on return.
+                encoded if the wire is 16 bits wide; it is free to reuse on return. Where the codec is Factors(K): None
+                for what lies in factors(name), or a tuple (u, v), which is copied: float32 arrays (k, J) and (k, D),
+                single vectors (J,) and (D,), or lists of vectors. Each vector of a list is an array or a tuple
+                (indices, values), and a tuple for u or v is one such vector. k may be 0 to K.
             timeout: seconds to wait while the owner has no room for one more event.
 
         Raises:
@@ -503,7 +540,7 @@ class Exchange(SplitCalls):
     def _check_rows(self, op: str) -> None:
         self._check_idle(op)
         for one in self._schemes:
-            if not one.phases:
+            if not one.own:
                 check_owners(one.plan, op)
 
     def _saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:

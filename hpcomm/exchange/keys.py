@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import _core
 from ..errors import InvalidArgument
 from ..stage import nearest
 from ..window import as_source
@@ -39,14 +40,18 @@ class KeyState:
     def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, rotates: bool) -> None:
         self.name, self.index, self.shape, self.dtype = name, index, shape, dtype
         self.rotates = rotates  # its pushes take several slots in turn
-        self.nbytes = 4 * math.prod(shape)  # of its parameters
+        self.nbytes = 4 * math.prod(shape)  # of what a push copies
         self.params: Any = None
         self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
         self.gathered: Any = None  # the array that gathers write
         self.ready = -1  # the last step in which the slot of gradient was found free
         self.flags = 0  # of its last start
-        self.slots: dict[int, NDArray[Any]] = {}  # by address
+        self.slots: dict[int, Any] = {}  # by address
         self.checked: Any = None  # the last small array that was pushed: a loop that pushes it again skips the checks
+
+    def slot(self, exchange: Any, address: int) -> Any:
+        """The array of the slot at an address."""
+        return _core.exchange_gradient_array(exchange, self.index, address, self.shape, self.dtype)
 
     def source(self, grad: Any) -> Any:
         """The array that C copies grad from; None where grad is the memory of the key's gradient itself."""

@@ -67,6 +67,11 @@ class Made:
     inline: bool = False
 
 
+def applies_at_peers(topology: Topology) -> bool:
+    """Whether each rank applies the updates that come to it to a copy of its own (PeerToPeer)."""
+    return getattr(topology, "apply_at", None) == "peers"
+
+
 def unmeasured(hierarchy: Any) -> Any:
     """A hierarchy that asks for measured bandwidths, as it is without."""
     return replace(hierarchy, bandwidths=None)
@@ -82,7 +87,8 @@ def settled(
     measure: Callable[[Any], Any] = unmeasured,
 ) -> tuple[Scheme, ...]:
     """The schemes, in the order of their first keys; each key is in one. Keys under one consistency that are with
-    servers form one scheme, whatever their topologies; keys on equal graphs under one consistency form another.
+    servers form one scheme, whatever their topologies; keys on equal graphs under one consistency form another. Keys of
+    peers are with servers where all copies of their parameters are equal, and else they are as keys on graphs.
 
     Args:
         ctx: the ranks, whose hosts stand in the place of those that were not given.
@@ -102,8 +108,10 @@ def settled(
         raise InvalidArgument("plan is a Plan, which is of one scheme: give all keys the same consistency")
     groups: list[tuple[Consistency, Topology | None, dict[str, Topology]]] = []
     for name, one in topologies.items():
-        its = consistencies[name] if one.updates_of == "neighbours" else with_servers(consistencies[name])
-        model = one if one.updates_of in OWN_MODELS else None
+        peers = applies_at_peers(one)
+        averages = one.updates_of == "neighbours" and not peers
+        its = consistencies[name] if averages else with_servers(consistencies[name])
+        model = one if one.updates_of in OWN_MODELS or (peers and its.staleness) else None
         for found, other, group in groups:
             if found == its and (other is model or other == model):
                 group[name] = one

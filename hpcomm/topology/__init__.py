@@ -1,5 +1,5 @@
-"""Topologies, which say who sends to whom: parameter servers and hierarchies of hosts, which compile to plans, and node
-communication graphs with their measures. Topology is the protocol of all topologies, a user's own as well.
+"""Topologies, which say who sends to whom: parameter servers, hierarchies of hosts and peers, which compile to plans,
+and node communication graphs with their measures. Topology is the protocol of all topologies, a user's own as well.
 
 graph = hpcomm.topology.root_expander(25)
 graph.in_edges(0)                          # whose updates rank 0 takes, with which weights
@@ -30,6 +30,7 @@ from .hierarchy import Hierarchy
 from .host_graph import HostGraph
 from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait
+from .peer_to_peer import PeerToPeer
 from .phases import Phases
 from .protocol import Job, Topology
 from .rebuild import among
@@ -44,6 +45,7 @@ __all__ = [
     "HostGraph",
     "Job",
     "ParameterServer",
+    "PeerToPeer",
     "Phases",
     "Topology",
     "Tree",

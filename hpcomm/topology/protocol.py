@@ -81,7 +81,8 @@ class Topology(Protocol):
         return self
 
     def graphs(self, size: int) -> tuple[Graph, ...]:
-        """The graphs that the steps take in turn, for updates_of "neighbours"; else none."""
+        """The graphs by which models are averaged, which the steps take in turn, for updates_of "neighbours"; else
+        none."""
         return ()
 
     def inputs(self, size: int) -> int:

@@ -45,6 +45,19 @@ struct CodecConfig : hpc_codec_config {
         config.unit = unit;
         return config;
     }
+    // Sends a matrix of rows times columns elements as at most so many pairs of vectors, which Exchange::factors takes.
+    // Its rows are cut into about so many parts. Give the key rows * columns elements, and the unit of this.
+    static CodecConfig factors(std::uint64_t rows, std::uint64_t columns, int pairs,
+                               std::uint64_t blocks = 1) noexcept {
+        CodecConfig config(HPC_FACTORS);
+        std::uint64_t part = blocks > 1 ? (rows + blocks - 1) / blocks : rows;
+        while (part < rows && part * columns % 16 != 0) part++; // where rows of a plan may begin
+        config.rows = rows;
+        config.columns = columns;
+        config.pairs = pairs;
+        config.unit = part * columns;
+        return config;
+    }
     // Sends what encode writes. The name must live until the exchange has been made, the functions as long as it does.
     static CodecConfig own(const char *name, hpc_encode_fn encode, hpc_decode_add_fn decode_add,
                            int state_slots = 0) noexcept {

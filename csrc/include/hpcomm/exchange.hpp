@@ -94,6 +94,12 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_gradient(get(), key, timeout, &gradient));
         return static_cast<T *>(gradient);
     }
+    // The place for the next update of a key that goes as factors: a push without src sends what lies there.
+    hpc_factors factors(int key, double timeout = default_timeout, Report report = {}) {
+        hpc_factors factors{};
+        report(hpc_exchange_factors(get(), key, timeout, &factors));
+        return factors;
+    }
     float *params(int key) const {
         return hpc_exchange_params(get(), key);
     }
@@ -120,6 +126,13 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     }
     Ticket pull(int key, double timeout = default_timeout, Report report = {}) {
         return start(key, HPC_PULL, nullptr, timeout, report);
+    }
+    // Copies count pairs of vectors: u is count vectors of the matrix's rows, v of its columns.
+    Ticket push_factors(int key, int count, const float *u, const float *v, int flags = HPC_PUSH | HPC_PULL,
+                        double timeout = default_timeout, Report report = {}) {
+        Ticket ticket{key, 0};
+        report(hpc_exchange_start_factors(get(), key, flags, count, u, v, timeout, &ticket.number));
+        return ticket;
     }
     void push_pull(int key, const float *src = nullptr, double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_push_pull(get(), key, src, timeout));

@@ -1,4 +1,4 @@
-// plan.hpp - plans say which rank does what: parameter servers, graphs, and hierarchies of hosts.
+// plan.hpp - plans say which rank does what: parameter servers, graphs, peers, and hierarchies of hosts.
 #ifndef HPCOMM_PLAN_HPP
 #define HPCOMM_PLAN_HPP
 
@@ -116,6 +116,33 @@ struct GraphConfig {
     int plan(const Context &context, hpc_plan **out) const {
         const hpc_graph made = graph(context);
         return hpc_plan_graph(&made, out);
+    }
+};
+
+// Peers that apply the updates of all others by themselves: hpc_peer_to_peer's members and defaults.
+struct PeerToPeerConfig {
+    std::vector<Key> keys;
+    std::vector<int> workers;         // ranks; empty: all of the context
+    std::vector<unsigned char> sends; // [from][to], by number of worker: 1, from sends to to, or 0; empty: all to all
+    int cores = 1;                    // of each worker
+    std::size_t chunk = 256 * 1024;
+    int depth = 2; // under SSP(s) s + 2
+    Wire wire = HPC_F32;
+    bool sum = false;
+    std::vector<int> wires; // wire of each key by itself; empty: wire for all
+
+    int plan(const Context &context, hpc_plan **out) const {
+        const std::vector<int> working = detail::all_unless(workers, context);
+        std::vector<unsigned char> matrix = sends;
+        if (!matrix.empty()) matrix.resize(working.size() * working.size(), 0);
+        hpc_peer_to_peer peers;
+        hpc_peer_to_peer_init(&peers);
+        detail::set_common(peers, *this);
+        peers.workers = working.data();
+        peers.n_workers = static_cast<int>(working.size());
+        peers.sends = matrix.empty() ? nullptr : matrix.data();
+        peers.sum = sum;
+        return hpc_plan_peer_to_peer(&peers, out);
     }
 };
 

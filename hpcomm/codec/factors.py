@@ -1,0 +1,97 @@
+"""A matrix as pairs of vectors (SFB, section 2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import gcd
+from typing import Any
+
+from .. import _core
+from ..errors import NotSupported
+from ..stage import whole
+from .base import WireFormat
+from .dtype import check_dtype
+
+_ALIGN = 16  # elements: the rows of plans begin at multiples of it
+_HEAD = 16  # bytes of a piece before its values
+_MOST = (1 << 31) - 1
+
+
+@dataclass(frozen=True, repr=False)
+class Factors(WireFormat):
+    """Sends an update of a matrix as pairs of vectors u and v, whose products u v^T add up to it (SFB, section 2): W of
+    shape (J, D) gets W -= lr * sum of u v^T, with u of J and v of D values. A linear layer has such an update: u is the
+    gradient of the loss by a sample's outputs, and v the sample's inputs.
+
+    Trainers write the pairs into Exchange.factors(name), or give them to push: push(name, (u, v)). A vector goes dense
+    or as indices and values, whichever takes fewer bytes. Where all pairs take more bytes than the matrix, their sum
+    goes instead. Nothing is left out, so nothing is kept back.
+
+    Attributes:
+        K: the most pairs of an update, such as the samples of a batch; a step may have fewer.
+        blocks: parts that the rows of the matrix are cut into, so that several cores of several ranks can work on them.
+            Each part is sent with all of v, so the bytes of v are multiplied. The parts are a little larger where
+            blocks of them would not end at multiples of 16 elements. 1: the matrix stays in one part, and v is sent
+            once.
+        values: what the vectors are sent in; "float32" is the only choice now.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    K: int
+    blocks: int = 1
+    values: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "K", whole("Factors: K", self.K, 1, _MOST))
+        object.__setattr__(self, "blocks", whole("Factors: blocks", self.blocks, 1, _MOST))
+        check_dtype("Factors: values", self.values)
+        if self.values != "float32":
+            raise NotSupported(f"Factors: values is {self.values!r}: vectors are sent in 'float32'; leave it out")
+
+    def __repr__(self) -> str:
+        """Shows K, and what differs from its default."""
+        mine = [one.name for one in fields(self)[1:] if getattr(self, one.name) != one.default]
+        return f"Factors({', '.join([repr(self.K), *(f'{name}={getattr(self, name)!r}' for name in mine)])})"
+
+    @property
+    def name(self) -> str:
+        return "factors"
+
+    def refuses(self, shape: Sequence[int]) -> str | None:
+        if len(shape) != 2:
+            return f"its shape is {tuple(shape)}, and only a matrix is a sum of products u v^T: give it another codec"
+        unit = self.unit_of(shape)
+        if unit > _core.PIECE_ELEMENTS:
+            least = -(-shape[0] * shape[1] // _core.PIECE_ELEMENTS)
+            return (
+                f"a part of its {shape[0]} x {shape[1]} elements has {unit}, and a piece has at most "
+                f"{_core.PIECE_ELEMENTS}: give blocks={max(least, self.blocks + 1)} or more"
+            )
+        return None
+
+    def unit_of(self, shape: Sequence[int]) -> int:
+        """Elements of a part: whole rows of the matrix, as many as are aligned for plans."""
+        if len(shape) != 2:
+            return 1
+        rows, columns = shape
+        step = _ALIGN // gcd(_ALIGN, columns)
+        part = -(-rows // self.blocks)
+        part += -part % step
+        return min(part, rows) * columns
+
+    def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
+        rows, columns = shape if len(shape) == 2 else (0, 0)
+        return {
+            "rows": rows,
+            "columns": columns,
+            "pairs": self.K,
+            "unit": self.unit_of(shape),
+            "values": _core.CODECS[self.values],
+        }
+
+    def most_bytes(self, shape: Sequence[int], count: int) -> int:
+        """Bytes of a piece at most: those of all K pairs, or of the matrix where it is smaller."""
+        columns = shape[1]
+        pairs = self.K * (count // columns + columns)
+        return min(pairs, count) * 4 + _HEAD

@@ -1,0 +1,172 @@
+"""Updates that trainers write as pairs of vectors (codec.Factors), and the state of keys that have them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..errors import InvalidArgument
+from ..stage import whole
+from ..window import as_source
+from .keys import KeyState
+
+_HEAD = _core.FACTORS_HEAD  # bytes before the vectors
+
+
+class Pairs:
+    """An update of a key of shape (J, D): the first count pairs of vectors, whose products u v^T add up to it (SFB,
+    section 2).
+
+    Attributes:
+        u: float32 (K, J), writable.
+        v: float32 (K, D), writable.
+        memory: uint8, all of it as C has it.
+    """
+
+    __slots__ = ("_count", "_name", "memory", "u", "v")
+
+    def __init__(self, memory: NDArray[np.uint8], name: str, pairs: int, rows: int, columns: int) -> None:
+        values = memory[_HEAD:].view(np.float32)
+        self._name, self.memory = name, memory
+        self._count = memory[:4].view(np.intc)
+        self.u = values[: pairs * rows].reshape(pairs, rows)
+        self.v = values[pairs * rows :].reshape(pairs, columns)
+
+    @property
+    def count(self) -> int:
+        """How many pairs the update has, 0 to K. It stays from push to push, like the vectors; 0 at first.
+
+        Raises:
+            InvalidArgument: it is set to another number.
+        """
+        return int(self._count[0])
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count[0] = whole(f"factors of {self._name!r}: count", count, 0, len(self.u))
+
+    def __repr__(self) -> str:
+        return f"<{self.count} pairs of {self._name!r}, u {self.u.shape}, v {self.v.shape}>"
+
+
+class FactorsKey(KeyState):
+    """A key whose updates are pairs of vectors."""
+
+    __slots__ = ("_filled", "codec", "pairs", "rank")
+
+    def __init__(
+        self, name: str, index: int, shape: tuple[int, ...], rotates: bool, codec: Any, pairs: int, rank: int
+    ) -> None:
+        super().__init__(name, index, shape, np.dtype(np.float32), rotates=rotates)
+        self.codec, self.pairs, self.rank = codec, pairs, rank
+        self.nbytes = _HEAD + 4 * pairs * sum(shape)
+        self._filled: Pairs | None = None  # what pushes of a trainer's own vectors are copied to
+
+    def slot(self, exchange: Any, address: int) -> Pairs:
+        memory = _core.exchange_gradient_array(exchange, self.index, address, (self.nbytes,), np.dtype(np.uint8))
+        return Pairs(memory, self.name, self.pairs, *self.shape)
+
+    def source(self, grad: Any) -> Any:
+        if isinstance(grad, Pairs):
+            if any(grad.memory.ctypes.data == address for address in self.slots):
+                return None
+            grad = grad.u[: grad.count], grad.v[: grad.count]
+        if not isinstance(grad, tuple) or len(grad) != 2:
+            raise self._wrong(
+                f"it goes as {self.codec!r} and takes a pair (u, v), not a {type(grad).__name__}: push(name, (u, v)), "
+                f"or give it codec 'float32', which takes arrays of shape {self.shape}"
+            )
+        if self._filled is None:
+            self._filled = Pairs(np.zeros(self.nbytes, np.uint8), self.name, self.pairs, *self.shape)
+        to = self._filled
+        n_u, n_v = self._copied("u", grad[0], to.u), self._copied("v", grad[1], to.v)
+        if n_u != n_v:
+            raise self._wrong(f"u has {n_u} vectors and v {n_v}: each pair has one of both")
+        to.count = n_u
+        return to.memory
+
+    def check_finite(self, gradient: Any, rank: int) -> None:
+        pairs = gradient if isinstance(gradient, Pairs) else self._filled
+        assert pairs is not None
+        for what, vectors in (("u", pairs.u[: pairs.count]), ("v", pairs.v[: pairs.count])):
+            finite = np.isfinite(vectors)
+            if not finite.all():
+                k, at = (int(i) for i in np.unravel_index(int(np.argmin(finite)), vectors.shape))
+                raise InvalidArgument(
+                    f"rank {rank}: the gradient of {self.name!r} has {what}[{k}] with {vectors[k, at]:g} at element "
+                    f"{at}, not finite: check_finite refuses it, and nothing of the step was pushed"
+                )
+
+    def _copied(self, what: str, given: Any, to: NDArray[np.float32]) -> int:
+        """Copies one vector or several, and returns how many."""
+        if isinstance(given, list | tuple):
+            vectors: Sequence[Any] = given if isinstance(given, list) else [given]
+            self._check_count(what, len(vectors), to)
+            for k, vector in enumerate(vectors):
+                self._copy(f"{what}[{k}]", vector, to[k])
+            return len(vectors)
+        array = self._array(what, given)
+        if array.ndim == 1:
+            array = array.reshape(1, -1)
+        if array.ndim != 2 or array.shape[1] != to.shape[1]:
+            told = np.shape(given)
+            raise self._wrong(
+                f"{what} has shape {told}: must be (k, {to.shape[1]}), or ({to.shape[1]},) for one vector"
+            )
+        self._check_count(what, len(array), to)
+        to[: len(array)] = array
+        return len(array)
+
+    def _copy(self, what: str, vector: Any, to: NDArray[np.float32]) -> None:
+        """Copies one vector, dense or as (indices, values)."""
+        if not isinstance(vector, tuple):
+            array = self._array(what, vector)
+            if array.shape != to.shape:
+                raise self._wrong(f"{what} has shape {array.shape}: must be {to.shape}")
+            to[:] = array
+            return
+        if len(vector) != 2:
+            raise self._wrong(
+                f"{what} is a tuple of {len(vector)}: a sparse vector is (indices, values), and several vectors are a "
+                "list"
+            )
+        try:
+            indices = np.asarray(vector[0])
+        except ValueError:
+            indices = np.empty((0, 0))
+        if indices.size == 0 and indices.ndim == 1:
+            indices = indices.astype(np.intp)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise self._wrong(
+                f"{what} has indices of shape {indices.shape} and dtype {indices.dtype}: must be whole numbers, one "
+                "for each value; several vectors are a list"
+            )
+        values = self._array(f"the values of {what}", vector[1])
+        if values.shape != indices.shape:
+            raise self._wrong(f"{what} has {indices.size} indices and values of shape {values.shape}: must be as many")
+        outside = (indices < 0) | (indices >= len(to))
+        if outside.any():
+            raise self._wrong(f"{what} has index {indices[outside][0]}: must be 0 to {len(to) - 1}")
+        to[:] = 0
+        to[indices] = values
+        if np.unique(indices).size != indices.size:
+            found, times = np.unique(indices, return_counts=True)
+            raise self._wrong(f"{what} has index {found[times > 1][0]} twice: give each once")
+
+    def _array(self, what: str, given: Any) -> NDArray[np.float32]:
+        try:
+            array = given if isinstance(given, np.ndarray) else np.asarray(as_source(given))
+        except InvalidArgument as wrong:
+            raise self._wrong(f"{what}: {wrong}") from None
+        if array.dtype != np.float32 or not array.dtype.isnative:
+            raise self._wrong(f"{what} is {array.dtype}: must be float32")
+        return array
+
+    def _check_count(self, what: str, count: int, to: NDArray[np.float32]) -> None:
+        if count > len(to):
+            raise self._wrong(f"{what} has {count} vectors: {self.codec!r} takes {len(to)} at most")
+
+    def _wrong(self, told: str) -> InvalidArgument:
+        return InvalidArgument(f"rank {self.rank}: the gradient of {self.name!r}: {told}")

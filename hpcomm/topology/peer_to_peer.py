@@ -1,0 +1,160 @@
+"""Peers: each rank applies the updates of all ranks by itself (SFB, section 3)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .. import _core
+from ..codec import Codecs, by_key_out
+from ..consistency import BSP, SSP, Consistency, with_servers
+from ..errors import InvalidArgument, NotSupported
+from ..plan import Plan
+from ..stage import Key, as_keys, whole
+from .graph import Graph
+from .protocol import Job, Roles, Topology
+
+_MOST_STALE = _core.PLAN_DEPTH - 2
+
+
+@dataclass(frozen=True)
+class PeerToPeer(Topology):
+    """Every rank sends its updates to the others, and applies all that come to a copy of the parameters of its own; no
+    parameters are sent (SFB, section 3). With codec.Factors a matrix costs P (P - 1) K (J + D) values a step, where P
+    ranks send K pairs of vectors, of J and D values.
+
+        ex = hpcomm.Exchange(ctx, params, {"fc": hpcomm.PeerToPeer()}, codec={"fc": hpcomm.codec.Factors(128)})
+
+    Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits. Under SSP(s) a
+    rank applies its own update at once, and those of others up to its own step, none of them more than s steps late
+    (equation 4). The copies differ then, and close in on each other.
+
+    Where a graph says who sends to whom, a rank applies the updates of its in-neighbours and its own alone, and its
+    copy differs from those of other ranks (section 3, partial broadcast).
+
+    Attributes:
+        graph: its edges say which rank sends to which. Their weights have no meaning: each update weighs 1 / P with
+            reduce="mean", and 1 with "sum". None: every rank sends to all others.
+        relay: whether updates go on, by other ranks, to those that no edge leads to. True is refused for now.
+
+    Raises:
+        InvalidArgument: graph is no Graph, or relay no bool.
+        NotSupported: relay is True.
+    """
+
+    graph: Graph | None = None
+    relay: bool = False
+
+    def __post_init__(self) -> None:
+        if self.graph is not None and not isinstance(self.graph, Graph):
+            raise InvalidArgument(f"PeerToPeer: graph is {self.graph!r}: must be a Graph, or None for all to all")
+        if not isinstance(self.relay, bool):
+            raise InvalidArgument(f"PeerToPeer: relay is {self.relay!r}: must be True or False")
+        if self.relay:
+            raise NotSupported("PeerToPeer: relay is True, and no rank passes updates on yet: leave it out")
+
+    @property
+    def all_to_all(self) -> bool:
+        """Whether every rank sends to all others."""
+        return self.graph is None or int(self.graph.in_degrees.min()) == self.graph.size - 1
+
+    @property
+    def apply_at(self) -> str:
+        """Who applies the rule."""
+        return "peers"
+
+    @property
+    def updates_of(self) -> Literal["all", "neighbours"]:
+        return "all" if self.all_to_all else "neighbours"
+
+    @property
+    def interfaces(self) -> int:
+        return 1
+
+    def roles(self, size: int) -> Roles:
+        """All ranks work, and all fold.
+
+        Raises:
+            InvalidArgument: the graph has another number of ranks.
+        """
+        ranks = tuple(range(whole("size", size, 1)))
+        if self.graph is not None and self.graph.size != size:
+            raise InvalidArgument(f"PeerToPeer: graph is {self.graph!r}: must have {size} ranks, as the job has")
+        return ranks, ranks
+
+    def refuses(self, job: Job) -> str | None:
+        consistency = with_servers(job.consistency)
+        staleness = consistency.staleness
+        if consistency != BSP and (not staleness or consistency != SSP(staleness)):
+            return (
+                f"consistency is {consistency}: peers apply each update of each rank once and in order, which needs "
+                "BSP or SSP(s), without a quorum"
+            )
+        if staleness and staleness > _MOST_STALE:
+            return (
+                f"consistency is {consistency}: a peer keeps room for s + 2 updates of each rank, of at most "
+                f"{_core.PLAN_DEPTH}: give SSP({_MOST_STALE}) or less"
+            )
+        if job.averages:
+            return (
+                "its rule is Average, and peers send updates, not models: give a rule that applies updates, or a Graph "
+                "as the topology"
+            )
+        return None
+
+    def compile(
+        self,
+        keys: Mapping[str, Any] | Iterable[Key],
+        size: int,
+        *,
+        consistency: Consistency = BSP,
+        in_place: bool = False,
+        reduce: str = "mean",
+        interfaces: int = 1,
+        cores: int = 1,
+        chunk_bytes: int | None = None,
+        depth: int = 1,
+        codec: Codecs | None = None,
+        codec_out: Codecs | None = None,
+        over_sockets: bool = False,
+    ) -> Plan:
+        """The plan of these keys for a job of size ranks: Plan.peer_to_peer. depth is 2 at least, and under SSP(s)
+        s + 2. interfaces and over_sockets have no meaning.
+
+        Raises:
+            InvalidArgument: models are to be trained in place, codec_out is given; and those of roles and of
+                Plan.peer_to_peer.
+        """
+        if in_place:
+            raise InvalidArgument(
+                "in_place is True: peers apply updates, and models that are trained in place are none"
+            )
+        self.roles(size)
+        own_keys = as_keys(keys)
+        if any(out.name != "float32" for out in by_key_out([key.name for key in own_keys], codec_out)):
+            raise InvalidArgument(f"codec_out is {codec_out!r}: peers send no parameters, leave it out")
+        least = min((consistency.staleness or 0) + 2, _core.PLAN_DEPTH)
+        return Plan.peer_to_peer(
+            own_keys,
+            size,
+            sends=None if self.graph is None or self.all_to_all else self.graph.dense().T != 0,
+            cores=cores,
+            chunk_bytes=chunk_bytes,
+            depth=max(whole("depth", depth, 0), least),
+            codec=codec,
+            reduce=reduce,
+        )
+
+    def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":
+        """All to all stays so. A graph becomes one that spreads updates well over as many ranks as are left, of the
+        same out-degree if so many others are left."""
+        if self.graph is None or self.all_to_all:
+            return PeerToPeer()
+        if len(ranks) == size:
+            return self
+        degree = min(int(self.graph.out_degrees.max()), len(ranks) - 1)
+        if degree == len(ranks) - 1:
+            return PeerToPeer()
+        from .. import topology  # noqa: PLC0415  # which has this module
+
+        spread = getattr(topology, "spread", None)
+        return PeerToPeer() if spread is None else PeerToPeer(spread(len(ranks), degree))

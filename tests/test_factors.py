@@ -1,0 +1,329 @@
+"""Updates as pairs of vectors (codec.Factors), through servers and from peer to peer (PeerToPeer)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Left, on_both, run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import hpcomm
+from hpcomm import SGD, Exchange, InvalidArgument, Momentum, PeerToPeer
+from hpcomm.codec import Codec, Factors
+from hpcomm.topology import ParameterServer
+
+F32 = np.float32
+STEPS = 3
+Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+def pairs_of(rank: int, step: int, k: int, shape: tuple[int, ...], seed: int = 0) -> Pair:
+    """Small whole numbers, whose products and sums are exact in any order; many of them 0."""
+    rng = np.random.default_rng([seed, rank, step])
+    return tuple(rng.integers(-2, 3, (k, n)).astype(F32) for n in shape)  # type: ignore[return-value]
+
+
+def dense(pair: Pair) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = pair[0].T @ pair[1]
+    return found
+
+
+def exchange(
+    ctx: hpcomm.Context, shapes: Mapping[str, tuple[int, ...]], topology: Any, codec: Any, **options: Any
+) -> Any:
+    params = {name: np.zeros(shape, F32) for name, shape in shapes.items()}
+    options = {"rule": SGD(lr=0.5), "reduce": "sum", "progress": "inline", **options}
+    return Exchange(ctx, params, topology, codec=codec, **options)
+
+
+@pytest.mark.some(2)
+@on_both
+@settings(max_examples=12)
+@given(
+    shape=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    most=st.integers(1, 5),
+    blocks=st.integers(1, 4),
+    ranks=st.integers(1, 4),
+    cores=st.integers(1, 2),
+    rule=st.sampled_from([SGD(lr=0.5), Momentum(lr=0.5, momentum=0.5)]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_factors_give_the_bits_of_dense_updates(
+    shape: tuple[int, int], most: int, blocks: int, ranks: int, cores: int, rule: Any, seed: int
+) -> None:
+    def body(ctx: hpcomm.Context) -> list[bytes]:
+        found = []
+        for topology, codec in (
+            (ParameterServer(), None),
+            (ParameterServer(), Factors(most, blocks)),
+            (PeerToPeer(), Factors(most, blocks)),
+            (PeerToPeer(), None),
+        ):
+            with exchange(ctx, {"w": shape}, topology, codec, cores=cores, rule=rule) as ex:
+                for step in range(STEPS):
+                    k = int(np.random.default_rng([seed, ctx.rank, step]).integers(0, most + 1))
+                    pair = pairs_of(ctx.rank, step, k, shape, seed)
+                    ex.push_pull("w", dense(pair) if codec is None else pair)
+                found.append(ex.params["w"].tobytes())
+        return found
+
+    every = run_threads(ranks, body)
+    assert all(found == every[0][0] for rank in every for found in rank)
+
+
+def test_topologies_by_key_stand_side_by_side() -> None:
+    """Poseidon's choice: a large matrix from peer to peer, and other keys through servers."""
+    shapes = {"conv": (3, 50), "fc": (20, 33), "bias": (20,), "out": (9, 20)}
+    codec = {"fc": Factors(4), "out": Factors(2)}
+
+    def body(ctx: hpcomm.Context) -> list[dict[str, bytes]]:
+        found = []
+        for topology, own in (({"fc": PeerToPeer()}, codec), ("flat", None)):
+            with exchange(ctx, shapes, topology, own) as ex:
+                for step in range(STEPS):
+                    pairs = {name: pairs_of(ctx.rank, step, one.K, shapes[name]) for name, one in codec.items()}
+                    rng = np.random.default_rng([ctx.rank, step])
+                    grads: dict[str, Any] = {n: rng.integers(-2, 3, shape).astype(F32) for n, shape in shapes.items()}
+                    grads |= {name: dense(pair) if own is None else pair for name, pair in pairs.items()}
+                    ex.step(grads)
+                found.append({name: value.tobytes() for name, value in ex.params.items()})
+                assert {row.owner for row in ex.plan.rows_of("fc")} == {0, 1, 2} or own is None
+        return found
+
+    every = run_threads(3, body)
+    assert all(found == every[0][1] for rank in every for found in rank)
+
+
+@on_both
+def test_vectors_in_place_are_those_that_are_pushed() -> None:
+    shape = (40, 24)
+
+    def body(ctx: hpcomm.Context) -> list[bytes]:
+        found = []
+        for in_place in (False, True):
+            with exchange(ctx, {"w": shape}, PeerToPeer(), Factors(3)) as ex:
+                for step in range(STEPS):
+                    u, v = pairs_of(ctx.rank, step, step, shape)
+                    if in_place:
+                        pairs = ex.factors("w")
+                        assert pairs.u.shape == (3, 40)
+                        assert pairs.v.shape == (3, 24)
+                        pairs.u[:step], pairs.v[:step], pairs.count = u, v, step
+                        ex.push_pull("w", pairs if step == 1 else None)
+                    else:
+                        ex.push_pull("w", (u, v))
+                found.append(ex.params["w"].tobytes())
+        return found
+
+    every = run_threads(2, body)
+    assert all(found == every[0][0] for rank in every for found in rank)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    with hpcomm.init() as ctx, exchange(ctx, {"w": (6, 8), "b": (6,)}, {"w": PeerToPeer()}, {"w": Factors(3)}) as ex:
+        yield ex
+
+
+ONES = np.ones(6, F32), np.ones(8, F32)
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "expected"),
+    [
+        (*ONES, np.ones((6, 8))),
+        (ONES[0][None], ONES[1][None], np.ones((6, 8))),
+        ([], np.empty((0, 8), F32), np.zeros((6, 8))),
+        (([2, 5], np.array([1, 2], F32)), ONES[1], np.outer([0, 0, 1, 0, 0, 2], np.ones(8))),
+        ([ONES[0], (np.array([1], np.uint8), np.array([3], F32))], [([], np.empty(0, F32)), ONES[1]],
+         np.outer([0, 3, 0, 0, 0, 0], np.ones(8))),
+        (np.ones((6, 3), F32).T, np.ones((16,), F32)[::2], None),
+    ],
+)  # fmt: skip
+def test_all_forms_of_vectors(alone: Exchange, u: Any, v: Any, expected: Any) -> None:
+    before = alone.params["w"].copy()
+    if expected is None:
+        with pytest.raises(InvalidArgument, match="u has 3 vectors and v 1: each pair has one of both"):
+            alone.push_pull("w", (u, v))
+        expected = np.zeros((6, 8))
+    else:
+        alone.push_pull("w", (u, v))
+    assert np.array_equal(before - alone.params["w"], 0.5 * expected.astype(F32))
+
+
+@pytest.mark.parametrize(
+    ("grad", "told"),
+    [
+        (np.ones((6, 8), F32), r"goes as Factors\(3\) and takes a pair \(u, v\), not a ndarray.*codec 'float32'"),
+        ([*ONES], r"takes a pair \(u, v\), not a list"),
+        ((np.ones(5, F32), ONES[1]), r"u has shape \(5,\): must be \(k, 6\), or \(6,\) for one vector"),
+        ((ONES[0], np.ones((1, 6), F32)), r"v has shape \(1, 6\): must be \(k, 8\)"),
+        ((np.ones((4, 6), F32), np.ones((4, 8), F32)), r"u has 4 vectors: Factors\(3\) takes 3 at most"),
+        (([ONES[0]] * 4, [ONES[1]] * 4), "u has 4 vectors"),
+        (([ONES[0]] * 2, [ONES[1]]), "u has 2 vectors and v 1: each pair has one of both"),
+        ((np.ones(6), ONES[1]), "u is float64: must be float32"),
+        (([ONES[1]], ONES[1]), r"u\[0\] has shape \(8,\): must be \(6,\)"),
+        ((([6], np.ones(1, F32)), ONES[1]), r"u\[0\] has index 6: must be 0 to 5"),
+        ((([-1], np.ones(1, F32)), ONES[1]), r"u\[0\] has index -1"),
+        ((([1, 1], np.ones(2, F32)), ONES[1]), r"u\[0\] has index 1 twice"),
+        ((([1], np.ones(2, F32)), ONES[1]), r"u\[0\] has 1 indices and values of shape \(2,\)"),
+        (((ONES[0], ONES[0]), ONES[1]), r"u\[0\] has indices of shape \(6,\) and dtype float32: must be whole numbers"),
+        (((ONES[0],) * 3, ONES[1]), r"u\[0\] is a tuple of 3"),
+        (("u", ONES[1]), "u: a str has neither the buffer protocol nor DLPack"),
+    ],
+)
+def test_wrong_vectors_are_refused_by_key_and_rank(alone: Exchange, grad: Any, told: str) -> None:
+    before = alone.params["w"].copy()
+    with pytest.raises(InvalidArgument, match=f"rank 0: the gradient of 'w': .*{told}"):
+        alone.push_pull("w", grad)
+    with pytest.raises(InvalidArgument, match=told):
+        alone.step({"w": grad, "b": np.ones(6, F32)})
+    assert np.array_equal(alone.params["w"], before)
+    assert not alone.params["b"].any()
+
+
+def test_calls_that_are_not_for_a_key_say_which_are(alone: Exchange) -> None:
+    with pytest.raises(InvalidArgument, match=r"'w' goes as Factors\(3\): write its vectors into factors\('w'\)"):
+        alone.gradient("w")
+    with pytest.raises(InvalidArgument, match=r"'b' goes as Codec\('?.*float32.*gradient\('b'\)"):
+        alone.factors("b")
+    for count in (-1, 4, 1.5):
+        with pytest.raises(InvalidArgument, match="factors of 'w': count is"):
+            alone.factors("w").count = count  # type: ignore[assignment]
+    assert repr(alone.factors("w")) == "<0 pairs of 'w', u (3, 6), v (3, 8)>"
+
+
+@given(
+    wrong=st.sampled_from([np.nan, np.inf, -np.inf]),
+    at=st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 4)),
+)
+@settings(max_examples=10)
+def test_what_is_not_finite_is_refused(wrong: float, at: tuple[int, int, int]) -> None:
+    pair = np.ones((2, 5), F32), np.ones((2, 5), F32)
+    pair[at[0]][at[1:]] = wrong
+    shapes = {"w": (5, 5)}
+    with hpcomm.init() as ctx, exchange(ctx, shapes, PeerToPeer(), Factors(3), check_finite=True) as ex:
+        with pytest.raises(InvalidArgument, match="key w on rank 0 has a NaN or an Inf"):
+            ex.push("w", pair)
+        with pytest.raises(InvalidArgument, match=rf"rank 0: .* 'w' has {'uv'[at[0]]}\[{at[1]}\] .* element {at[2]},"):
+            ex.step({"w": pair})
+        assert not ex.params["w"].any()
+        pairs = ex.factors("w")
+        pairs.u[2] = np.nan  # of no pair that is sent
+        pairs.u[:2] = pairs.v[:2] = 1
+        pairs.count = 2
+        ex.step()
+        assert np.array_equal(ex.params["w"], np.full((5, 5), -1, F32))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Factors(0), "Factors: K is 0"),
+        (lambda: Factors(1 << 31), "Factors: K is"),
+        (lambda: Factors(2.5), "Factors: K is 2.5"),  # type: ignore[arg-type]
+        (lambda: Factors(2, blocks=0), "Factors: blocks is 0"),
+        (lambda: Factors(2, values="int8"), "Factors: values is 'int8'"),
+        (lambda: PeerToPeer(3), "graph is 3: must be a Graph, or None"),  # type: ignore[arg-type]
+        (lambda: PeerToPeer(relay=1), "relay is 1: must be True or False"),  # type: ignore[arg-type]
+        (lambda: PeerToPeer().compile({"w": (5,)}, 2, codec=Factors(2)), r"codec of 'w' is Factors\(2\): its shape is"),
+        (lambda: ParameterServer().compile({"w": (4, 5, 6)}, 2, codec=Factors(2)), "codec of 'w' .* only a matrix"),
+        (lambda: PeerToPeer().compile({"w": (1 << 15, 1 << 15)}, 2, codec=Factors(2)), "'w' .*give blocks=2 or more"),
+        (lambda: PeerToPeer().compile({"w": (5, 5)}, 2, codec_out="float16"), "peers send no parameters"),
+        (lambda: PeerToPeer().compile({"w": (5, 5)}, 2, in_place=True), "in_place is True"),
+    ],
+)
+def test_wrong_settings_are_refused(make: Any, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        make()
+
+
+@given(shape=st.tuples(st.integers(1, 300), st.integers(1, 300)), blocks=st.integers(1, 9))
+def test_parts_are_whole_rows_that_plans_can_begin_at(shape: tuple[int, int], blocks: int) -> None:
+    codec = Factors(3, blocks)
+    unit, (rows, columns) = codec.unit_of(shape), shape
+    assert unit % columns == 0
+    assert columns <= unit <= rows * columns
+    assert unit == rows * columns or unit % 16 == 0
+    assert blocks > 1 or unit == rows * columns
+    assert -(-rows * columns // unit) <= blocks
+    plan = PeerToPeer().compile({"w": shape}, 2, codec=codec, chunk_bytes=64)
+    assert len(plan.rows) == 2 * -(-rows * columns // unit)
+
+
+# ---- checkpoints and recovery ----------------------------------------------------------------------------------------
+
+SHAPES = {"fc": (20, 33), "bias": (20,)}
+MIXED = {"fc": PeerToPeer()}
+CODECS = {"fc": Factors(4, blocks=2)}
+
+
+def trained(ex: Exchange, first: int, steps: int) -> dict[str, bytes]:
+    for step in range(first, steps):
+        pair = pairs_of(ex.context.rank, step, 1 + step % 4, SHAPES["fc"])
+        grad = np.random.default_rng([ex.context.rank, step]).integers(-2, 3, SHAPES["bias"]).astype(F32)
+        is_dense = isinstance(ex.codecs["fc"], Codec)
+        ex.step({"fc": dense(pair) if is_dense else pair, "bias": grad})
+    return {name: value.tobytes() for name, value in ex.params.items()}
+
+
+@on_both
+@pytest.mark.parametrize("topology", [MIXED, PeerToPeer(), "flat"], ids=["by key", "peers", "servers"])
+def test_a_checkpoint_goes_on_with_the_same_bits(topology: Any, tmp_path: Path) -> None:
+    options: Any = {"rule": Momentum(lr=0.5, momentum=0.5)}
+
+    def body(ctx: hpcomm.Context) -> None:
+        with exchange(ctx, SHAPES, topology, CODECS, **options) as ex:
+            whole = trained(ex, 0, 4)
+        with (
+            exchange(ctx, SHAPES, topology, CODECS, **options) as ex,
+            hpcomm.Checkpointer(ex, tmp_path, every=2) as ckpt,
+        ):
+            for step in range(3):  # the third is lost
+                trained(ex, step, step + 1)
+                ckpt.after(step + 1)
+        for again, codec in ((topology, CODECS), ("flat", None), (PeerToPeer(), CODECS)):
+            with exchange(ctx, SHAPES, again, codec, **options) as ex:
+                found = hpcomm.restore(ex, tmp_path)
+                assert found is not None
+                assert found.step == 2
+                assert trained(ex, 2, 4) == whole
+                saved = ex.state_dict()
+                trained(ex, 4, 5)
+                ex.load_state_dict(saved)
+                assert {name: value.tobytes() for name, value in ex.params.items()} == whole
+
+    run_threads(3, body)
+
+
+@on_both
+def test_recovery_takes_the_last_checkpoint(tmp_path: Path) -> None:
+    """Copies may differ by the step in which the rank died."""
+    found = []
+
+    def body(ctx: hpcomm.Context) -> None:
+        ex = exchange(ctx, SHAPES, MIXED, CODECS)
+        with hpcomm.Checkpointer(ex, tmp_path, every=1) as ckpt:
+            saved = trained(ex, 0, 1)
+            ckpt.after(1)
+        if ctx.rank == 3:
+            ctx.abort("test")
+            raise Left
+        with pytest.raises(hpcomm.PeerFailed, match="3"):
+            trained(ex, 1, 100)
+        recovered = hpcomm.recover(ex, checkpoint=tmp_path)
+        fresh = recovered.exchange
+        assert (recovered.clock, recovered.lost) == (1, (3,))
+        assert len(fresh.plan.rows_of("fc")) % 3 == 0
+        assert {name: value.tobytes() for name, value in fresh.params.items()} == saved
+        found.append(trained(fresh, 1, 2))
+        fresh.context.close()
+        raise Left
+
+    run_threads(4, body, timeout=10)
+    assert len(found) == 3
+    assert all(each == found[0] for each in found)
