@@ -5,6 +5,7 @@
     queue = ctx.receive_queue(in_peers, out_peers, (1024,))   # NOTIFY-ACK
     ex = hpcomm.parameter_hub(ctx, {"fc": weights})       # push gradients, pull parameters
     ex = hpcomm.stochastic_reduce(ctx, {"fc": weights})   # average models with a few neighbours
+    app = hpcomm.sufficient_factors(ctx, {"W": (J, D)}, K=100)   # a matrix by pairs of vectors
 
 All that is public is here; `python -m pydoc hpcomm` tells it all.
 """
@@ -44,6 +45,7 @@ from .exchange import (
     PlanOptions,
     Traffic,
 )
+from .factors import SufficientFactors, sufficient_factors
 from .launch import Communicator
 from .measure import measure_bandwidths, measure_rates
 from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
@@ -105,6 +107,7 @@ __all__ = [
     "Recovered",
     "Restored",
     "Rule",
+    "SufficientFactors",
     "Timeout",
     "Traffic",
     "TransportError",
@@ -122,4 +125,5 @@ __all__ = [
     "restore",
     "run",
     "stochastic_reduce",
+    "sufficient_factors",
 ]

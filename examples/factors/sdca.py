@@ -83,10 +83,9 @@ class DualRegression(Model):
         move = softmax(scores) - p
         far = np.einsum("ij,ij->i", move, move)
         bend = CONVEX + self.beta(total) * self.squares[rows] / (self.l2 * self.samples)
-        rate = np.minimum(1, (gap + CONVEX * far / 2) / np.maximum(far * bend, 1e-30)).astype(np.float32)
-        move *= rate[:, None]
+        rate = (gap + CONVEX * far / 2) / np.maximum(far * bend, 1e-30)
+        move *= np.clip(rate, 0, 1).astype(np.float32)[:, None]  # a gap of 0 may round to less
         p += move
-        np.maximum(p, 0, out=p)  # sums round
         self.p[at], self.entropy[at] = p, xlogy(p, p).sum(axis=1)
         move /= self.samples  # Z loses the sum of these products: u = e_y - p has lost move
         return self.linear.pairs(x, move)
