@@ -12,6 +12,7 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 from . import codec as codec
 from . import kernels as kernels
 from . import model as model
+from . import prox as prox
 from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version
@@ -45,7 +46,7 @@ from .exchange import (
 )
 from .launch import Communicator
 from .measure import measure_bandwidths, measure_rates
-from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
+from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD, Rule
 from .plan import Plan
 from .presets import broadcast, parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
@@ -77,6 +78,7 @@ __all__ = [
     "Context",
     "Culprit",
     "Device",
+    "Dual",
     "EngineOptions",
     "Event",
     "Exchange",
@@ -97,6 +99,7 @@ __all__ = [
     "PeerStats",
     "Plan",
     "PlanOptions",
+    "ProxSGD",
     "Queue",
     "QueueStats",
     "Recovered",
