@@ -13,6 +13,7 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 from . import codec as codec
 from . import kernels as kernels
 from . import model as model
+from . import prox as prox
 from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version
@@ -48,7 +49,7 @@ from .exchange import (
 from .factors import SufficientFactors, sufficient_factors
 from .launch import Communicator
 from .measure import measure_bandwidths, measure_rates
-from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
+from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD, Rule
 from .plan import Plan
 from .presets import broadcast, parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
@@ -80,6 +81,7 @@ __all__ = [
     "Context",
     "Culprit",
     "Device",
+    "Dual",
     "EngineOptions",
     "Event",
     "Exchange",
@@ -102,6 +104,7 @@ __all__ = [
     "PeerToPeer",
     "Plan",
     "PlanOptions",
+    "ProxSGD",
     "Queue",
     "QueueStats",
     "Recovered",
