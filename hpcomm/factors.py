@@ -361,7 +361,8 @@ class _Written:
         for what, written in self._written.items():
             missing = np.flatnonzero(~written[:n])
             if missing.size:
-                raise self._wrong(f"commit: pair {missing[0]} of {n} has no {what}: call write_{what}({missing[0]}, ...)")
+                i = missing[0]
+                raise self._wrong(f"commit: pair {i} of {n} has no {what}: call write_{what}({i}, ...)")
         for what in self._written:
             finite = np.isfinite(getattr(self._pairs, what)[:n])
             if not finite.all():

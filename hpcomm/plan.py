@@ -271,6 +271,8 @@ class Plan:
         size = whole("size", size, 1)
         own_workers, own_servers = _ranks("workers", workers, size), _ranks("servers", servers, size)
         own_keys, codecs = coded(own_keys, codec)
+        if apply_at != "owners":
+            _check_sums(own_keys, codecs, f"apply_at is {apply_at!r}, where servers send the sum of all updates on")
         handle = _planned(
             "hub",
             own_keys,
@@ -350,6 +352,7 @@ class Plan:
         if stranger := set(own_leaders) - set(workers):
             raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader is one of its own")
         own_keys, codecs = coded(own_keys, codec)
+        _check_sums(own_keys, codecs, "a hierarchy sends the sum of a host's updates on")
         handle = _planned(
             "hosts",
             own_keys,
@@ -804,6 +807,15 @@ def with_units(keys: Iterable[Key], codecs: Sequence[WireFormat]) -> tuple[Key, 
         key if unit == 1 else replace(key, unit=min(lcm(key.unit, unit), key.count))
         for key, unit in zip(keys, units, strict=True)
     )
+
+
+def _check_sums(keys: Sequence[Key], codecs: Sequence[WireFormat], why: str) -> None:
+    for key, codec in zip(keys, codecs, strict=True):
+        if not codec.sums:
+            raise InvalidArgument(
+                f"codec of {key.name!r} is {codec!r}, which only the rank that made an update can write, and {why}: "
+                "give the key topology 'flat' or PeerToPeer(), or another codec"
+            )
 
 
 def c_keys(keys: Iterable[Key]) -> list[_core.PlanKey]:

@@ -60,6 +60,17 @@ typedef struct hpc_codec {
      * *wrong gets its number, and nothing is written. NULL: pieces are added one by one. */
     int (*add_all)(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                    double rate, int *wrong);
+    /* The same for any rule, a part at a time. check_all: 0 if all inputs are pieces of n elements, else what is wrong
+     * with one of them, whose number *wrong gets. add_range adds elements from to from + count of their weighted sum,
+     * with the bits of decode_add, to sum[0..count). squares: 1 when *squares gets the sum of squares of the weighted
+     * sum, up to rounding, and 0 when it can be had of the sum alone. Pieces that have changed since they were checked
+     * add anything, but nothing outside sum is written. NULL: the sum of a row is made as a whole. */
+    int (*check_all)(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
+                     int *wrong);
+    void (*add_range)(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
+                      uint64_t from, uint64_t count, float *sum);
+    int (*squares)(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
+                   double *squares);
 
     /* Addressable only: the kernel that folds pieces where they lie. */
     hpc_fold_fn *(*fold)(const struct hpc_fold_kernels *kernels);

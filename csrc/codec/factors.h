@@ -23,4 +23,14 @@ static inline hpc_factors hpc_factors_at(const hpc_codec_config *config, void *s
                          .columns = config->columns};
 }
 
+/* The codec's functions by the kernels of an instruction set (hpc_isa). */
+int64_t hpc_factors_encode(const hpc_codec_config *config, const hpc_codec_source *source, int64_t n, void *out,
+                           int64_t cap, int64_t *kept, int isa);
+int hpc_factors_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
+                    double weight, int isa);
+int hpc_factors_add_all(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs,
+                        int n_inputs, double rate, int *wrong, int isa);
+void hpc_factors_add_range(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
+                           uint64_t from, uint64_t count, float *sum, int isa);
+
 #endif

@@ -118,7 +118,7 @@ int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t
     if (head->form >= HPC_PIECE_FORMS || !is_format(head->values) || head->packed != 0) return HPC_PIECE_BAD_HEAD;
     if (head->nbytes != nbytes) return HPC_PIECE_BAD_LENGTH;
     uint64_t body = (uint64_t)nbytes - sizeof *head;
-    if (head->form == HPC_PIECE_FACTORS) return 0; /* codec/factors.c reads the rest */
+    if (hpc_piece_is_factors(head)) return 0; /* codec/factors_read.c reads the rest */
     if (head->form == HPC_PIECE_OWN) return head->values == HPC_F32 && head->entries == 0 ? 0 : HPC_PIECE_BAD_HEAD;
     if (head->form == HPC_PIECE_SIGNS) {
         if (head->values != HPC_F32 || head->entries < 1) return HPC_PIECE_BAD_HEAD;
@@ -294,7 +294,7 @@ int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double 
                            .fold = hpc_fold_kernels_of(isa),
                            .values = (const char *)in + sizeof head,
                            .weight = weight};
-    if (head.form == HPC_PIECE_OWN) return HPC_PIECE_BAD_HEAD; /* own.c */
+    if (head.form == HPC_PIECE_OWN || hpc_piece_is_factors(&head)) return HPC_PIECE_BAD_HEAD; /* of other codecs */
     if (head.form == HPC_PIECE_SIGNS) return add_by_signs(&intake, acc);
     if (head.form == HPC_PIECE_DENSE)
         return hpc_codec_add_array(acc, n, intake.values, (int64_t)values, weight, head.values);

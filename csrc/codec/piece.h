@@ -12,6 +12,8 @@
  *     HPC_PIECE_SIGNS      two float32 for each unit of elements:    for each unit its bits, from a byte of its own on
  *                          where the bit is set, and where not
  *     HPC_PIECE_OWN        what a codec of a user's own has written; entries is 0
+ *     HPC_PIECE_FACTORS    vectors whose products are the update (factors_read.h); entries is the number of pairs
+ *     HPC_PIECE_SPARSE     the same; of some vectors only what is not 0
  *
  * A sum that is folded of pieces depends on no form: dense is the same update, with its zeros. */
 #ifndef HPC_PIECE_H
@@ -30,6 +32,7 @@ enum {
     HPC_PIECE_SIGNS,
     HPC_PIECE_OWN,
     HPC_PIECE_FACTORS,
+    HPC_PIECE_SPARSE,
     HPC_PIECE_FORMS
 };
 
@@ -41,6 +44,10 @@ typedef struct hpc_piece_head {
     uint32_t n;       /* elements */
     uint32_t entries; /* values; HPC_PIECE_SIGNS: elements of a unit, the last one of which may be shorter */
 } hpc_piece_head;
+
+static inline int hpc_piece_is_factors(const hpc_piece_head *head) {
+    return head->form == HPC_PIECE_FACTORS || head->form == HPC_PIECE_SPARSE;
+}
 
 /* The answers of an encoder or a decoder that refuses, and has written nothing. */
 enum {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "discipline/each.h"
+#include "discipline/peers.h"
 #include "engine/answer.h"
 #include "engine/send.h"
 #include "engine/write.h"
@@ -23,6 +24,8 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     if (f->shared_params)
         return hpc_fail(HPC_ERR_CONFIG, "exchange",
                         "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
+    if (hpc_peers_are_planned(f))
+        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: peers know BSP and SSP; here is ASYNC");
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
         if ((row->quorum != 1 && row->quorum != row->n_in) || row->action != HPC_APPLY)

@@ -15,6 +15,7 @@ static const hpc_row_kind *const kinds[] = {
     &hpc_kind_pieces_early,
     &hpc_kind_pieces_in_place,
     &hpc_kind_pieces_all,
+    &hpc_kind_pieces_parts,
     &hpc_kind_pieces,
     &hpc_kind_early,
     &hpc_kind_pass,

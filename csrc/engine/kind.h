@@ -4,6 +4,7 @@
  *   kind_pass.c      fold, rule and write of float32 in one pass
  *   kind_blocks.c    the same one step after the other, block by block
  *   kind_pieces.c    rows that take pieces, or send them
+ *   kind_parts.c     rows that sum their pieces a part at a time
  *   kind_forward.c   the fold goes to another row, as an array
  *   kind_relay.c     parameters that have come go on
  *
@@ -50,6 +51,7 @@ struct hpc_row_kind {
 
 extern const hpc_row_kind hpc_kind_pass, hpc_kind_average, hpc_kind_blocks, hpc_kind_early;
 extern const hpc_row_kind hpc_kind_pieces, hpc_kind_pieces_early, hpc_kind_pieces_in_place, hpc_kind_pieces_all;
+extern const hpc_row_kind hpc_kind_pieces_parts;
 extern const hpc_row_kind hpc_kind_forward, hpc_kind_forward_opened, hpc_kind_forward_filtered, hpc_kind_forward_pieces;
 extern const hpc_row_kind hpc_kind_sum, hpc_kind_sum_opened, hpc_kind_sum_pieces;
 extern const hpc_row_kind hpc_kind_passthrough, hpc_kind_relay;

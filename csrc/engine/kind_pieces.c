@@ -7,6 +7,7 @@
 #include "engine/block.h"
 #include "engine/kind.h"
 #include "engine/kind_forward.h"
+#include "engine/kind_parts.h"
 #include "engine/layout.h"
 #include "engine/mean.h"
 #include "engine/pieces.h"
@@ -149,16 +150,18 @@ const hpc_row_kind hpc_kind_pieces_in_place = {
 
 /* Several inputs, of a codec that adds them all at once. */
 static int suits_all(const hpc_engine *en, const hpc_row *row) {
-    const hpc_codec *codec = en->pieces == NULL ? NULL : en->pieces[row->key].codec;
-    if (codec == NULL || codec->add_all == NULL || en->pieces[row->key].packs || !is_sgd(en, row)) return 0;
-    for (int e = 0; e < row->n_in; e++)
-        if (hpc_edge_codec(en->plan, row, &row->in[e]) != codec) return 0;
-    return 1;
+    const hpc_codec *codec = hpc_row_pieces(en, row);
+    return codec != NULL && codec->add_all != NULL && is_sgd(en, row);
+}
+
+static hpc_row_room room_all(const hpc_engine *en, const hpc_row *row) {
+    return hpc_row_pieces(en, row)->add_range != NULL ? hpc_parts_room(en, row) : hpc_blocks_room(en, row);
 }
 
 /* A decay of the parameters needs the sum. */
 static int work_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     const double rate = args[1], decay = args[2];
+    if (decay != 0 && w->in_codec->add_range != NULL) return hpc_parts_work(core, w, inputs, args);
     if (decay != 0) return work_by_sum(core, w, inputs, args);
     if (hpc_pieces_add_all(core, w, inputs, rate, hpc_row_target(w)) != 0) return -1;
     if (hpc_prox_row(core, w, args) != 0) return -1;
@@ -174,7 +177,7 @@ static int work_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
 const hpc_row_kind hpc_kind_pieces_all = {
     .name = "all pieces at once",
     .suits = suits_all,
-    .room = hpc_blocks_room,
+    .room = room_all,
     .work = work_all,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,

@@ -249,8 +249,8 @@ int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, co
 }
 
 int hpc_ticket_wait_slot(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
-    return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1, .for_slot = en->owners_leave},
-                     timeout, op);
+    const int for_slot = en->discipline->is_free != NULL;
+    return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1, .for_slot = for_slot}, timeout, op);
 }
 
 int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op) {

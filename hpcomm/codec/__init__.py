@@ -16,7 +16,7 @@ from .auto import Auto
 from .base import WireFormat
 from .by_key import Codecs, asked, by_key, by_key_out, name_of
 from .dtype import BFLOAT16, FLOAT16, FLOAT32, Codec
-from .factors import Factors
+from .factors import Factors, Products
 from .feedback import ErrorFeedback
 from .onebit import OneBit
 from .own import Own
@@ -33,6 +33,7 @@ __all__ = [
     "Factors",
     "OneBit",
     "Own",
+    "Products",
     "Threshold",
     "TopK",
     "WireFormat",

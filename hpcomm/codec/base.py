@@ -33,6 +33,16 @@ class WireFormat(ABC):
         """The filter: "auto", "numba", "c", or machine code of a user's own. None: it has none."""
         return None
 
+    @property
+    def keeps(self) -> bool:
+        """Of pieces: whether an encoder keeps what they leave out."""
+        return True
+
+    @property
+    def sums(self) -> bool:
+        """Of pieces: whether a rank can encode a sum of updates, as hierarchies and apply_at="receivers" need."""
+        return True
+
     def unit_of(self, shape: Sequence[int]) -> int:
         """Elements in a row of a key of this shape that no chunk may cut apart."""
         return 1

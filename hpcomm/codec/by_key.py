@@ -18,7 +18,7 @@ def name_of(codec: object) -> Any:
     where none is given. Of a mapping those by key."""
     if isinstance(codec, Mapping):
         return {key: name_of(value) for key, value in codec.items()}
-    return "float32" if codec is None else codec.name if isinstance(codec, Codec) else codec
+    return "float32" if codec is None else codec.name if type(codec) is Codec else codec
 
 
 def asked(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:

@@ -1,7 +1,7 @@
 """A matrix as pairs of vectors (SFB, section 2)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import gcd
 from typing import Any
 
@@ -9,7 +9,7 @@ from .. import _core
 from ..errors import NotSupported
 from ..stage import whole
 from .base import WireFormat
-from .dtype import check_dtype
+from .dtype import Codec, check_dtype
 
 _ALIGN = 16  # elements: the rows of plans begin at multiples of it
 _HEAD = 16  # bytes of a piece before its values
@@ -58,6 +58,14 @@ class Factors(WireFormat):
     def name(self) -> str:
         return "factors"
 
+    @property
+    def keeps(self) -> bool:
+        return False
+
+    @property
+    def sums(self) -> bool:
+        return False
+
     def refuses(self, shape: Sequence[int]) -> str | None:
         if len(shape) != 2:
             return f"its shape is {tuple(shape)}, and only a matrix is a sum of products u v^T: give it another codec"
@@ -95,3 +103,29 @@ class Factors(WireFormat):
         columns = shape[1]
         pairs = self.K * (count // columns + columns)
         return min(pairs, count) * 4 + _HEAD
+
+
+@dataclass(frozen=True, repr=False)
+class Products(Codec):
+    """Sends a matrix as an array of float32. A trainer may give an update as pairs of vectors all the same, as
+    Factors(K) takes them, and its rank multiplies them. Auto(Factors(K)) is this where it is faster.
+
+    Attributes:
+        name: "float32".
+        K: the most pairs of an update.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    name: str = field(default="float32", init=False)
+    K: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "K", whole("Products: K", self.K, 1, _MOST))
+
+    def __repr__(self) -> str:
+        return f"Products({self.K})"
+
+    def refuses(self, shape: Sequence[int]) -> str | None:
+        return Factors(self.K).refuses(shape) if len(shape) != 2 else None

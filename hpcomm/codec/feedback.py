@@ -23,7 +23,7 @@ class ErrorFeedback(WireFormat):
         on: False: what the codec leaves out is lost. For comparison.
 
     Raises:
-        InvalidArgument: there is no such codec, or it is one that is still to be chosen.
+        InvalidArgument: there is no such codec, it is one that is still to be chosen, or one that leaves nothing out.
     """
 
     codec: Any
@@ -37,6 +37,8 @@ class ErrorFeedback(WireFormat):
                 f"ErrorFeedback: codec is {self.codec!r}: must be a codec of hpcomm.codec without feedback of its own"
             )
         self.codec.name  # noqa: B018  # Auto has none
+        if not self.codec.keeps:
+            raise InvalidArgument(f"ErrorFeedback: codec is {self.codec!r}, which leaves nothing out: give it alone")
         flag("ErrorFeedback: on", self.on)
 
     @cached_property
@@ -62,14 +64,12 @@ class ErrorFeedback(WireFormat):
     def kernel(self) -> Any:
         return self._acts.kernel
 
+    @property
+    def keeps(self) -> bool:
+        return self.on and self._acts.keeps
+
     def unit_of(self, shape: Sequence[int]) -> int:
         return self._acts.unit_of(shape)
-
-    def refuses(self, shape: Sequence[int]) -> str | None:
-        return self._acts.refuses(shape)
-
-    def most_bytes(self, shape: Sequence[int], count: int) -> int | None:
-        return self._acts.most_bytes(shape, count)
 
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
         found = self._acts.settings(shape)

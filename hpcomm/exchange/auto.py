@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..codec import FLOAT32, Auto, WireFormat, asked
+from ..codec import FLOAT32, Auto, Factors, Products, WireFormat, asked
 from ..context import Context
 from ..measure import between_hosts, codec_rates, hosts_of
 from ..model import UPDATES, busiest_link, load_of, update_seconds
 from ..optim import AnyRule, Average
 from ..plan import Plan
+from ..stage import Key
 
 _SHORT = 4096  # elements of a key that is float32 in any case
 
@@ -34,33 +35,52 @@ def undecided(keys: Sequence[str], codec: Any) -> dict[str, Auto]:
     return {key: one for key, one in zip(keys, asked(keys, codec), strict=True) if isinstance(one, Auto)}
 
 
-def tried(keys: Sequence[str], codec: Any) -> dict[str, WireFormat]:
-    """The codecs of the keys, if each that is left to the exchange were taken."""
-    return {key: one.codec if isinstance(one, Auto) else one for key, one in zip(keys, asked(keys, codec), strict=True)}
+def tried(shapes: Mapping[str, Sequence[int]], codec: Any) -> dict[str, WireFormat]:
+    """The codecs of the keys, if each that is left to the exchange were taken where it can be."""
+    found = dict(zip(shapes, asked(tuple(shapes), codec), strict=True))
+    for key, one in found.items():
+        if isinstance(one, Auto):
+            found[key] = FLOAT32 if one.codec.refuses(shapes[key]) else one.codec
+    return found
 
 
 def decided(
-    ctx: Context, plan: Plan, codec: Any, rules: Mapping[str, AnyRule], make: Callable[..., Any], timeout: float
+    ctx: Context,
+    plan: Plan,
+    codec: Any,
+    rules: Mapping[str, AnyRule],
+    make: Callable[..., Any],
+    timeout: float,
+    step: Callable[[Key, Factors | Products], float],
 ) -> Decided:
     """Collective, once all ranks have accepted. plan: that of the codecs tried. rules: by key. make: Exchange, which
-    measures codecs."""
+    measures codecs. step: measures the seconds of a step of a key."""
     keys = [key.name for key in plan.keys]
-    codecs, open_ = tried(keys, codec), undecided(keys, codec)
+    codecs, open_ = tried({key.name: key.shape for key in plan.keys}, codec), undecided(keys, codec)
     why: dict[str, str] = {}
     hosts = hosts_of(ctx, timeout)
-    if len(set(hosts)) == 1:
-        mapped = "all ranks map each other's memory, where nothing is sent"
-        return Decided({**codecs, **dict.fromkeys(open_, FLOAT32)}, dict.fromkeys(open_, mapped), None)
+    is_mapped = len(set(hosts)) == 1
     for own in plan.keys:
         if own.name not in open_:
             continue
-        if isinstance(rules[own.name], Average):
+        asks = open_[own.name].codec
+        if (refused := asks.refuses(own.shape)) is not None:
+            why[own.name] = refused
+        elif isinstance(asks, Factors) and own.count >= _SHORT and not isinstance(rules[own.name], Average):
+            by_pairs, by_array = (step(own, one) for one in (asks, Products(asks.K)))
+            why[own.name] = f"a step took {by_pairs:.3g} s by {asks} and {by_array:.3g} s in float32"
+            if by_pairs <= by_array:
+                del open_[own.name]
+                continue
+        elif is_mapped:
+            why[own.name] = "all ranks map each other's memory, where nothing is sent"
+        elif isinstance(rules[own.name], Average):
             why[own.name] = "its rule is Average: a model is no update of which a part can come later"
         elif own.count < _SHORT:
             why[own.name] = f"it has {own.count} elements: fewer than {_SHORT} take as long in float32"
         else:
             continue
-        codecs[own.name] = FLOAT32
+        codecs[own.name] = Products(asks.K) if isinstance(asks, Factors) and len(own.shape) == 2 else FLOAT32
         del open_[own.name]
     if not open_:
         return Decided(codecs, why, None)

@@ -53,6 +53,7 @@ class Calls:
         "_left",
         "_models",
         "_patience",
+        "_products",
         "_rank",
         "_settles",
         "_slice",
@@ -66,14 +67,17 @@ class Calls:
     _default: float
     _patience: float | None
 
-    def _begin(self, keys: dict[str, KeyState], *, finite: bool, patience: float | None, settles: bool) -> None:
+    def _begin(
+        self, keys: dict[str, KeyState], *, finite: bool, patience: float | None, settles: bool, products: bool
+    ) -> None:
         """Needs _handle, _rank and _default (the timeout of calls without one) to be set. settles: a pull may end
-        before its push is applied."""
+        before its push is applied. products: some keys may have from_pairs."""
         self._settles = settles
         self._address = address_of(self._handle)
         self._keys = self._every = keys  # _keys is empty while a step is left half done
         self._turning = tuple(key for key in keys.values() if key.rotates)
         self._finite, self._patience, self._closed = finite, patience, False
+        self._products = products
         self._slice = min(self._default, SLICE)
         sizes = array("Q", [key.nbytes for key in keys.values()])
         self._keep = sum(max(key.nbytes, 4 * math.prod(key.shape)) for key in keys.values()) <= _SHORT
@@ -99,6 +103,8 @@ class Calls:
             raise self._no_key(name) from None
         if grad is not None and grad is not key.checked:
             grad = None if grad is key.gradient else key.source(grad)
+        elif grad is None and key.from_pairs is not None and flags & PUSH:
+            grad = key.source(key.from_pairs)
         last, gradient = key.flags, key.gradient
         key.flags = flags
         if flags & PUSH:
@@ -303,7 +309,8 @@ class Calls:
 
     def _new_step(self, grads: Any, deadline: float) -> Step:
         """A step that may start: none of its keys is refused or under way."""
-        step = self._in_place if grads is None and not self._finite else self._checked_step(grads, deadline)
+        plain = grads is None and not self._finite and not self._products
+        step = self._in_place if plain else self._checked_step(grads, deadline)
         place = _ready(self._address, step.order)
         if place < 0:
             raise error(place)
@@ -329,7 +336,8 @@ class Calls:
             )
         sources = [
             None if grad is None or grad is key.gradient else key.source(grad)
-            for key, grad in zip(keys, grads.values(), strict=True)
+            for key, given in zip(keys, grads.values(), strict=True)
+            for grad in [key.from_pairs if given is None else given]
         ]
         for key, source in zip(keys, sources, strict=True):
             if self._finite:

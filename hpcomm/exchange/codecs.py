@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core, kernels
-from ..codec import Codec, Codecs, WireFormat, asked
+from ..codec import Codec, Codecs, Products, WireFormat, asked
 from ..errors import InvalidArgument
 from ..plan import Plan
 
@@ -36,13 +36,13 @@ def codecs_of(plan: Plan, codec: Codecs | None) -> KeyCodecs:
     """
     names = _names(plan)
     pieces = any(name in _core.PIECES for name in names)
-    given = asked([key.name for key in plan.keys], codec) if pieces else []
+    given = asked([key.name for key in plan.keys], codec)
     values: dict[str, WireFormat] = {}
     configs: list[Any] = []
     keep: list[Any] = []
     for i, (key, name) in enumerate(zip(plan.keys, names, strict=True)):
         if name not in _core.PIECES:
-            values[key.name] = Codec(name)
+            values[key.name] = given[i] if isinstance(given[i], Products) and name == "float32" else Codec(name)
             configs.append(None)
             continue
         own = values[key.name] = given[i]

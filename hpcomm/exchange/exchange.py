@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from .. import _core, launch, optim
 from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
-from ..codec import WireFormat
+from ..codec import Products, WireFormat
 from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
@@ -41,7 +42,7 @@ from .arguments import (
     refuse,
 )
 from .calls import Handle
-from .factors import FactorsKey, Pairs
+from .factors import FactorsKey, Pairs, ProductKey
 from .keys import KeyState, Params
 from .options import (
     Consistencies,
@@ -57,6 +58,7 @@ from .processor import Processor
 from .schemes import Made, settled, unmeasured
 from .split import SplitCalls
 from .stats import CALLS, CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
+from .trial import step_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -204,7 +206,8 @@ class Exchange(SplitCalls):
             made = Made(schemes, rule, wanted, own_engine, ctx.ranks, own_engine.progress == "inline")
             chooses = earlier is None and auto.undecided(tuple(values), wanted.codec)
             if chooses:
-                made = replace(made, plan=replace(wanted, codec=auto.tried(tuple(values), wanted.codec)))
+                shapes = {name: value.shape for name, value in values.items()}
+                made = replace(made, plan=replace(wanted, codec=auto.tried(shapes, wanted.codec)))
             given = checked(ctx, values, rules, made, self._isa)
             asks = earlier is None and any(one.threads for one in given.schemes)
         except Exception as wrong:  # the other ranks wait for this one
@@ -220,7 +223,8 @@ class Exchange(SplitCalls):
             made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
             given = checked(ctx, values, rules, made, self._isa)
         if chooses:
-            self._decided = auto.decided(ctx, given.plan, wanted.codec, rules, Exchange, limit)
+            step = partial(step_seconds, ctx, made, rules, Exchange, limit)
+            self._decided = auto.decided(ctx, given.plan, wanted.codec, rules, Exchange, limit, step)
             made = replace(made, plan=replace(wanted, codec=self._decided.codecs))
             given = checked(ctx, values, rules, made, self._isa)
         self.codecs: Mapping[str, WireFormat] = {name: given.codecs.values[name] for name in values}
@@ -279,12 +283,14 @@ class Exchange(SplitCalls):
         depths = {name: int(one.plan.rows.column("depth").max()) for one in given.schemes for name in one.scheme.names}
         keys: dict[str, KeyState] = {}
         for name in names:
-            codec, shape, rotates = codecs[name], shapes[name], depths[name] > 1
+            place, codec = (name, numbers[name], shapes[name], depths[name] > 1), codecs[name]
             if codec.name == "factors":
-                pairs = (codec.settings(shape) or {})["pairs"]
-                keys[name] = FactorsKey(name, numbers[name], shape, rotates, codec, pairs, self._rank)
+                keys[name] = FactorsKey(*place, codec, self._rank)
+            elif isinstance(codec, Products):
+                keys[name] = product = ProductKey(*place, codec, self._rank)
+                product.into(partial(_gradient_of, ref(self), product))
             else:
-                keys[name] = KeyState(name, numbers[name], shape, codec.dtype, rotates=rotates)
+                keys[name] = KeyState(*place[:3], codec.dtype, rotates=place[3])
         self._encoders = encoders.encoders_of(self._handle, self.plan, codecs, self._rank)
         self._nbytes = sum(4 * math.prod(shape) for shape in shapes.values())
         self._begin(
@@ -292,6 +298,7 @@ class Exchange(SplitCalls):
             finite=bool(engine.check_finite),
             patience=engine.patience,
             settles=any(one.mode == "SSP" and not one.phases for one in given.schemes),
+            products=any(isinstance(key, ProductKey) for key in keys.values()),
         )
         found = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)
         every = dict(zip(shapes, found, strict=False))  # none on a rank that only serves
@@ -323,6 +330,7 @@ class Exchange(SplitCalls):
                 f"rank {self._rank}: gradient: key {name!r} goes as {key.codec!r}: write its vectors into "
                 f"factors({name!r})"
             )
+        key.from_pairs = None
         return self._gradient(key, timeout)  # type: ignore[no-any-return]
 
     def factors(self, name: str, timeout: float | None = None) -> Pairs:
@@ -341,6 +349,9 @@ class Exchange(SplitCalls):
             InvalidArgument: the key has another codec.
         """
         key = self._key(name)
+        if isinstance(key, ProductKey):
+            key.from_pairs = key.pairs
+            return key.pairs
         if not isinstance(key, FactorsKey):
             raise InvalidArgument(
                 f"rank {self._rank}: factors: key {name!r} goes as {self.codecs[name]!r}: write its array, "
@@ -685,3 +696,10 @@ class Exchange(SplitCalls):
             return
         with suppress(HpcommError):  # the first exception is the one to report
             self.close(0)
+
+
+def _gradient_of(exchange: "ref[Exchange]", key: KeyState) -> NDArray[Any]:
+    """The array that the next push of a key sends."""
+    found = exchange()
+    assert found is not None
+    return found._gradient(key, None)  # type: ignore[no-any-return]

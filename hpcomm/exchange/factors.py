@@ -1,12 +1,13 @@
 """Updates that trainers write as pairs of vectors (codec.Factors), and the state of keys that have them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
+from ..codec import Products, WireFormat
 from ..errors import InvalidArgument
 from ..stage import whole
 from ..window import as_source
@@ -51,53 +52,27 @@ class Pairs:
         return f"<{self.count} pairs of {self._name!r}, u {self.u.shape}, v {self.v.shape}>"
 
 
-class FactorsKey(KeyState):
-    """A key whose updates are pairs of vectors."""
+class PairsKey(KeyState):
+    """A key whose updates are given as pairs of vectors."""
 
-    __slots__ = ("_filled", "codec", "pairs", "rank")
+    __slots__ = ("_filled", "codec", "rank")
 
     def __init__(
-        self, name: str, index: int, shape: tuple[int, ...], rotates: bool, codec: Any, pairs: int, rank: int
+        self, name: str, index: int, shape: tuple[int, ...], rotates: bool, codec: WireFormat, rank: int
     ) -> None:
         super().__init__(name, index, shape, np.dtype(np.float32), rotates=rotates)
-        self.codec, self.pairs, self.rank = codec, pairs, rank
-        self.nbytes = _HEAD + 4 * pairs * sum(shape)
+        self.codec, self.rank = codec, rank
         self._filled: Pairs | None = None  # what pushes of a trainer's own vectors are copied to
 
-    def slot(self, exchange: Any, address: int) -> Pairs:
-        memory = _core.exchange_gradient_array(exchange, self.index, address, (self.nbytes,), np.dtype(np.uint8))
-        return Pairs(memory, self.name, self.pairs, *self.shape)
+    def _new_pairs(self, most: int) -> Pairs:
+        memory = np.zeros(_HEAD + 4 * most * sum(self.shape), np.uint8)
+        return Pairs(memory, self.name, most, *self.shape)
 
-    def source(self, grad: Any) -> Any:
-        if isinstance(grad, Pairs):
-            if any(grad.memory.ctypes.data == address for address in self.slots):
-                return None
-            grad = grad.u[: grad.count], grad.v[: grad.count]
-        if not isinstance(grad, tuple) or len(grad) != 2:
-            raise self._wrong(
-                f"it goes as {self.codec!r} and takes a pair (u, v), not a {type(grad).__name__}: push(name, (u, v)), "
-                f"or give it codec 'float32', which takes arrays of shape {self.shape}"
-            )
-        if self._filled is None:
-            self._filled = Pairs(np.zeros(self.nbytes, np.uint8), self.name, self.pairs, *self.shape)
-        to = self._filled
+    def _copy_pair(self, grad: tuple[Any, ...], to: Pairs) -> None:
         n_u, n_v = self._copied("u", grad[0], to.u), self._copied("v", grad[1], to.v)
         if n_u != n_v:
             raise self._wrong(f"u has {n_u} vectors and v {n_v}: each pair has one of both")
         to.count = n_u
-        return to.memory
-
-    def check_finite(self, gradient: Any, rank: int) -> None:
-        pairs = gradient if isinstance(gradient, Pairs) else self._filled
-        assert pairs is not None
-        for what, vectors in (("u", pairs.u[: pairs.count]), ("v", pairs.v[: pairs.count])):
-            finite = np.isfinite(vectors)
-            if not finite.all():
-                k, at = (int(i) for i in np.unravel_index(int(np.argmin(finite)), vectors.shape))
-                raise InvalidArgument(
-                    f"rank {rank}: the gradient of {self.name!r} has {what}[{k}] with {vectors[k, at]:g} at element "
-                    f"{at}, not finite: check_finite refuses it, and nothing of the step was pushed"
-                )
 
     def _copied(self, what: str, given: Any, to: NDArray[np.float32]) -> int:
         """Copies one vector or several, and returns how many."""
@@ -170,3 +145,75 @@ class FactorsKey(KeyState):
 
     def _wrong(self, told: str) -> InvalidArgument:
         return InvalidArgument(f"rank {self.rank}: the gradient of {self.name!r}: {told}")
+
+
+class FactorsKey(PairsKey):
+    """A key that goes as pairs of vectors."""
+
+    __slots__ = ("_most",)
+
+    def __init__(
+        self, name: str, index: int, shape: tuple[int, ...], rotates: bool, codec: WireFormat, rank: int
+    ) -> None:
+        super().__init__(name, index, shape, rotates, codec, rank)
+        self._most = (codec.settings(shape) or {})["pairs"]
+        self.nbytes = _HEAD + 4 * self._most * sum(shape)
+
+    def slot(self, exchange: Any, address: int) -> Pairs:
+        memory = _core.exchange_gradient_array(exchange, self.index, address, (self.nbytes,), np.dtype(np.uint8))
+        return Pairs(memory, self.name, self._most, *self.shape)
+
+    def source(self, grad: Any) -> Any:
+        if isinstance(grad, Pairs):
+            if any(grad is slot for slot in self.slots.values()):
+                return None
+            grad = grad.u[: grad.count], grad.v[: grad.count]
+        if not isinstance(grad, tuple) or len(grad) != 2:
+            raise self._wrong(
+                f"it goes as {self.codec!r} and takes a pair (u, v), not a {type(grad).__name__}: push(name, (u, v)), "
+                f"or give it codec 'float32', which takes arrays of shape {self.shape}"
+            )
+        if self._filled is None:
+            self._filled = self._new_pairs(self._most)
+        self._copy_pair(grad, self._filled)
+        return self._filled.memory
+
+    def check_finite(self, gradient: Any, rank: int) -> None:
+        pairs = gradient if isinstance(gradient, Pairs) else self._filled
+        assert pairs is not None
+        for what, vectors in (("u", pairs.u[: pairs.count]), ("v", pairs.v[: pairs.count])):
+            finite = np.isfinite(vectors)
+            if not finite.all():
+                k, at = (int(i) for i in np.unravel_index(int(np.argmin(finite)), vectors.shape))
+                raise InvalidArgument(
+                    f"rank {rank}: the gradient of {self.name!r} has {what}[{k}] with {vectors[k, at]:g} at element "
+                    f"{at}, not finite: check_finite refuses it, and nothing of the step was pushed"
+                )
+
+
+class ProductKey(PairsKey):
+    """A key that goes as float32, and whose updates may be given as pairs: this rank multiplies them."""
+
+    __slots__ = ("_place", "pairs")
+
+    def __init__(
+        self, name: str, index: int, shape: tuple[int, ...], rotates: bool, codec: Products, rank: int
+    ) -> None:
+        super().__init__(name, index, shape, rotates, codec, rank)
+        self.pairs = self._new_pairs(codec.K)
+        self._place: Any = None
+
+    def into(self, place: Callable[[], NDArray[Any]]) -> None:
+        """Tells who gives the array of the next push."""
+        self._place = place
+
+    def source(self, grad: Any) -> Any:
+        if isinstance(grad, tuple) and len(grad) == 2:
+            if self._filled is None:
+                self._filled = self._new_pairs(len(self.pairs.u))
+            self._copy_pair(grad, self._filled)
+            grad = self._filled
+        if not isinstance(grad, Pairs):
+            return super().source(grad)
+        np.matmul(grad.u[: grad.count].T, grad.v[: grad.count], out=self._place())
+        return None

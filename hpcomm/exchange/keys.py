@@ -25,6 +25,7 @@ class KeyState:
         "checked",
         "dtype",
         "flags",
+        "from_pairs",
         "gathered",
         "gradient",
         "index",
@@ -43,6 +44,7 @@ class KeyState:
         self.nbytes = 4 * math.prod(shape)  # of what a push copies
         self.params: Any = None
         self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
+        self.from_pairs: Any = None  # pairs of vectors whose products the next push without data sends
         self.gathered: Any = None  # the array that gathers write
         self.ready = -1  # the last step in which the slot of gradient was found free
         self.flags = 0  # of its last start

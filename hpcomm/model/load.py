@@ -7,10 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..codec import WireFormat
 from ..errors import InvalidArgument
 from ..plan import ELEMENT, Plan
 from .rates import DENSE, CodecRates
-from .table import PIECES, WIDTH, Counts, Ends, Table, hosts_of
+from .table import PIECES, WIDTH, Counts, Ends, Table, hosts_of, wire_bytes
 
 _Columns: TypeAlias = tuple[Counts, Counts, Counts, Counts, NDArray[np.bool_], Counts]  # of Sent
 
@@ -28,8 +29,8 @@ class Sent:
         key, source, target: int64: the number of the key, and the two ranks, which differ.
         stage: int64: its number in STAGES.
         pieces: bool: whether a codec of pieces writes it.
-        nbytes: int64: bytes as they are on the way; of pieces, whose length no plan knows, those of the float32 that
-            they stand for.
+        nbytes: int64: bytes as they are on the way; of pieces, whose length no plan knows, the most that their codec
+            takes where it was given and says so, and else those of the float32 that they stand for.
     """
 
     key: Counts
@@ -106,7 +107,12 @@ class Load:
         return sums
 
 
-def load_of(plan: Plan, hosts: ArrayLike | None = None, weights: ArrayLike | None = None) -> Load:
+def load_of(
+    plan: Plan,
+    hosts: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    codecs: Sequence[WireFormat] = (),
+) -> Load:
     """The load of one step in which every worker pushes every key, as under BSP without a quorum.
 
     Parameters count once for each rank, as the plan says. With shared_params the ranks of a host read one copy, and
@@ -118,9 +124,11 @@ def load_of(plan: Plan, hosts: ArrayLike | None = None, weights: ArrayLike | Non
         weights: (ranks, ranks), for a graph whose phases take turns: the weights of this step's phase, as Plan.graph
             takes them. The rows have the edges of all phases, and an edge without weight carries nothing. None: the
             weights of the rows, which are those of the first phase.
+        codecs: by key, as values of hpcomm.codec: of pieces a plan has only the kind, and Factors(K) takes bytes by K.
+            (): pieces count as float32.
 
     Raises:
-        InvalidArgument: hosts or weights are not for the plan's ranks.
+        InvalidArgument: hosts or weights are not for the plan's ranks, or codecs not for its keys.
     """
     at, table = hosts_of(plan, hosts), Table(plan)
     inputs = _carrying(table, weights)
@@ -140,7 +148,7 @@ def load_of(plan: Plan, hosts: ArrayLike | None = None, weights: ArrayLike | Non
         keys=table.keys,
         hosts=at,
         sent=_summed(
-            (key, stage, source, target, pieces, count * WIDTH[codec]),
+            (key, stage, source, target, pieces, wire_bytes(plan, codecs, key, count, codec)),
             _parameters(table, at),
         ),
         encodes=sums(source, count, first & pieces & ~relayed),

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import _core
+from ..codec import WireFormat
 from ..flow import feeders
 from ..plan import ELEMENT, Plan
 from .load import load_of
-from .table import WIDTH, Counts, Table, hosts_of
+from .table import WIDTH, Counts, Table, hosts_of, wire_bytes
 
 _FLOAT32 = _core.CODECS["float32"]
 _LINE = 64  # bytes that keys, masters and slots are rounded up to
@@ -50,19 +51,27 @@ class Memory:
 
 
 def memory_of(
-    plan: Plan, hosts: ArrayLike | None = None, state: Sequence[int] = (), *, takes_turns: bool = False
+    plan: Plan,
+    hosts: ArrayLike | None = None,
+    state: Sequence[int] = (),
+    *,
+    takes_turns: bool = False,
+    codecs: Sequence[WireFormat] = (),
 ) -> Memory:
     """The memory of an exchange under BSP without a quorum, and without shared_params, in_place and split. A piece of
-    variable length counts as the float32 that it stands for, which is about the most that it takes.
+    variable length counts as the float32 that it stands for, which is about the most that it takes, or as its codec
+    says.
 
     Args:
         plan: the rows.
         hosts: by rank a number of its host; None: each rank is a host of its own.
         state: by key, the float32 values of state an element that its rule keeps, 1 for Momentum, 2 for Adam; (): 0.
         takes_turns: the plan is that of a graph: an edge without weight in the first phase has slots like all others.
+        codecs: by key, as values of hpcomm.codec, such as Factors(K); (): pieces count as float32. The vectors that
+            Exchange.factors gives lie beside the window, 4 K (J + D) bytes a key.
 
     Raises:
-        InvalidArgument: hosts are not for the plan's ranks.
+        InvalidArgument: hosts are not for the plan's ranks, or codecs not for its keys.
     """
     at, table = hosts_of(plan, hosts), Table(plan)
     inputs, outputs, depth = table.inputs, table.outputs, int(table.depth.max(initial=1))  # a plan has one depth
@@ -72,16 +81,23 @@ def memory_of(
     wire = np.full(len(counts), _FLOAT32)  # by key
     wire[table.key[inputs.row[pushes]]] = table.codec_in[inputs.row[pushes]]
     comes = ~pushes | (gives & (at[inputs.rank] != at[table.owner[inputs.row]]))
-    slots = _aligned(table.count * WIDTH[table.codec_in])[inputs.row] * depth
+    room = _aligned(wire_bytes(plan, codecs, table.key, table.count, table.codec_in))
+    slots = room[inputs.row] * depth
+    pushed = _aligned(counts * WIDTH[wire])  # by key
+    for k, codec in enumerate(codecs):
+        if codec.most_bytes(plan.keys[k].shape, plan.keys[k].count) is not None:
+            rows = inputs.row[pushes & (table.key[inputs.row] == k)]
+            pushed[k] = room[rows[np.unique(table.offset[rows], return_index=True)[1]]].sum()
+    keeps = np.array([codec.keeps for codec in codecs] or [True] * len(counts))
     values = np.array(state if len(state) else np.zeros(len(counts)), np.int64)
     return Memory(
         parameters=_are(table, inputs.rank[pushes], outputs.rank) * _aligned(counts * ELEMENT).sum(),
-        gradients=_are(table, inputs.rank[gives]) * _aligned(counts * WIDTH[wire]).sum() * depth,
+        gradients=_are(table, inputs.rank[gives]) * pushed.sum() * depth,
         masters=_sums(table, table.owner, _aligned(table.count * ELEMENT), _has_master(plan, table)),
         receive=_sums(table, table.owner[inputs.row], slots, comes),
         encoded=_encoded(table, at, counts),
         state=_sums(table, table.owner, table.count * ELEMENT * values[table.key], table.has("apply")),
-        residuals=load_of(plan, at).encodes.sum(axis=0) * ELEMENT,
+        residuals=load_of(plan, at).encodes[keeps].sum(axis=0) * ELEMENT,
     )
 
 

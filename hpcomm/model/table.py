@@ -1,12 +1,13 @@
 """The rows of a plan and their edges as arrays, which load and memory count from."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import _core
-from ..codec import Codec
+from ..codec import Codec, WireFormat
 from ..errors import InvalidArgument
 from ..plan import ELEMENT, Plan
 
@@ -58,6 +59,25 @@ def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
         raise InvalidArgument(f"hosts has shape {given.shape}: must be {(plan.size,)}, by the plan's ranks")
     _, first, number = np.unique(given, return_index=True, return_inverse=True)
     return first[number.reshape(-1)].astype(np.int64)
+
+
+def wire_bytes(plan: Plan, codecs: Sequence[WireFormat], key: Counts, count: Counts, codec: Counts) -> Counts:
+    """Bytes of so many elements of each of these keys in these codecs. A piece counts as the most that it takes, where
+    codecs, by key, say so, and else as the float32 that it stands for.
+
+    Raises:
+        InvalidArgument: codecs are not those of the plan's keys.
+    """
+    if codecs and len(codecs) != len(plan.keys):
+        raise InvalidArgument(f"codecs are {len(codecs)}: the plan has {len(plan.keys)} keys, and each has one")
+    found: Counts = count * WIDTH[codec]
+    for k, one in enumerate(codecs):
+        mine = np.flatnonzero((key == k) & PIECES[codec])
+        known = {n: one.most_bytes(plan.keys[k].shape, n) for n in np.unique(count[mine]).tolist()}
+        for at in mine.tolist():
+            most = known[int(count[at])]
+            found[at] = found[at] if most is None else most
+    return found
 
 
 # Bytes of an element by the number of its codec, and whether the codec writes pieces; pieces count as float32.

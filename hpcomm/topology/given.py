@@ -16,8 +16,8 @@ Given: TypeAlias = "OneGiven | Mapping[str, OneGiven]"
 
 WORDS: dict[str, Topology] = {"auto": Automatic(), "flat": ParameterServer()}
 KINDS = (
-    "'auto', 'flat', a ParameterServer, a Hierarchy, a PeerToPeer, a Tree, a Graph, several Graphs, a function that "
-    "makes graphs for a number of ranks, or a Topology of your own"
+    "'auto', 'flat', a ParameterServer, a Hierarchy, a Tree, a Graph, several Graphs, a function that makes graphs for "
+    "a number of ranks, a PeerToPeer, or a Topology of your own"
 )
 
 

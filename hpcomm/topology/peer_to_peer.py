@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 from .. import _core
@@ -154,7 +155,8 @@ class PeerToPeer(Topology):
         degree = min(int(self.graph.out_degrees.max()), len(ranks) - 1)
         if degree == len(ranks) - 1:
             return PeerToPeer()
-        from .. import topology  # noqa: PLC0415  # which has this module
-
-        spread = getattr(topology, "spread", None)
-        return PeerToPeer() if spread is None else PeerToPeer(spread(len(ranks), degree))
+        try:
+            spread = import_module(".spread", __package__).spread
+        except ModuleNotFoundError:
+            return PeerToPeer()
+        return PeerToPeer(spread(len(ranks), degree))

@@ -1,0 +1,24 @@
+/* Steps that the disciplines of peers share (SFB, section 3): every worker owns a share of each key, which applies the
+ * pushes of all workers that send to it, and makes the parameters of this worker alone. */
+#ifndef HPC_DISCIPLINE_PEERS_H
+#define HPC_DISCIPLINE_PEERS_H
+
+#include "discipline/discipline.h"
+
+/* Whether several rows of the plan apply pushes to the same elements. */
+int hpc_peers_are_planned(const hpc_exchange_config *config);
+/* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
+int hpc_peers_check(const hpc_exchange_config *config);
+
+/* hpc_discipline's slots. A pull waits for this rank's own shares, and a slot is free when all shares that it feeds
+ * have answered its push. */
+int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share);
+int hpc_peers_is_free(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
+
+/* Whether a share has answered a push of this rank, if this rank feeds it. */
+int hpc_peers_have_read(const hpc_engine *en, int s, uint64_t ticket);
+/* Whether rank sends its pushes of a key to this rank. */
+int hpc_peers_hear(const hpc_engine *en, int rank, int key);
+
+#endif

@@ -1,0 +1,57 @@
+/* Rows that take pieces of a codec that can sum a part of them: a part of all pieces is summed, and the rule goes over
+ * it block by block, while it is in the caches. No sum of the whole row is ever made. */
+#include "engine/kind_parts.h"
+
+#include "engine/block.h"
+#include "engine/layout.h"
+#include "engine/pieces.h"
+#include "engine/write.h"
+
+/* Elements of a part: what a codec prepares for a part it prepares once for so many. */
+enum { PART = 64 * HPC_BLOCK };
+
+const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row) {
+    const hpc_codec *codec = en->pieces == NULL ? NULL : en->pieces[row->key].codec;
+    if (codec == NULL || en->pieces[row->key].packs) return NULL;
+    for (int e = 0; e < row->n_in; e++)
+        if (hpc_edge_codec(en->plan, row, &row->in[e]) != codec) return NULL;
+    return codec;
+}
+
+static int suits(const hpc_engine *en, const hpc_row *row) {
+    const hpc_codec *codec = hpc_row_pieces(en, row);
+    return codec != NULL && codec->add_range != NULL && row->action == HPC_APPLY && !hpc_row_keeps_fold(en);
+}
+
+hpc_row_room hpc_parts_room(const hpc_engine *en, const hpc_row *row) {
+    hpc_row_room room = hpc_blocks_room(en, row);
+    room.sum = hpc_row_floats(row, 1);
+    if (room.sum > PART * sizeof(float)) room.sum = PART * sizeof(float);
+    return room;
+}
+
+int hpc_parts_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    if (hpc_pieces_check_all(core, w, inputs) != 0) return -1;
+    hpc_row_begin_step(core->engine, w, inputs->slot);
+    for (size_t part = 0; part < w->row->count; part += PART) {
+        const size_t left = w->row->count - part, all = left < PART ? left : PART;
+        hpc_pieces_sum_range(core, w, inputs, part, all, w->acc);
+        for (size_t from = part; from < part + all; from += HPC_BLOCK) {
+            const size_t n = hpc_block_count(w, from);
+            if (hpc_block_apply(core, w, w->acc + (from - part), inputs->n_updates, args, from, n) != 0) return -1;
+            hpc_block_write(core, w, inputs->to, from, n);
+        }
+    }
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_pieces_parts = {
+    .name = "pieces part by part",
+    .suits = suits,
+    .room = hpc_parts_room,
+    .work = hpc_parts_work,
+    .write = hpc_blocks_write,
+    .leaving = hpc_params_leaving,
+};

@@ -1,0 +1,446 @@
+/* Peers: every worker applies the pushes of those that send to it, under BSP and SSP(s). All numbers are whole, so that
+ * a sum has the same bits in every order. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <time.h>
+
+#include "exchange_plans.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL };
+
+/* Parts of a case's arg: s, and flags. PARTIAL: each sends to the two behind it. SHALLOW: one slot. FACTORS: the first
+ * key goes as pairs of vectors. */
+enum { THREADS = 32, PARTIAL = 64, SHALLOW = 128, FACTORS = 256, HALF = 512, MOMENTUM = 1024, COLUMNS = 5, PAIRS = 3 };
+
+typedef struct peers {
+    job j;
+    hpc_plan *plan;
+    int s;
+    unsigned char sends[RANKS_MAX * RANKS_MAX];
+    hpc_codec_config factors;
+    const hpc_codec_config *codecs[JOB_KEYS];
+    int wires[JOB_KEYS];
+} peers;
+
+static bool hears(const rank *r, int to, int from) {
+    return !(r->arg & PARTIAL) || (to - from + r->size) % r->size <= 2;
+}
+
+static peers *peers_new(const rank *r) {
+    peers *p = calloc(1, sizeof *p);
+    job *j = &p->j;
+    job_init(j, r);
+    p->s = r->arg % 32;
+    j->rule = r->arg & MOMENTUM ? "momentum" : "sgd";
+    j->args[3] = 0.5;
+    j->progress = r->arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
+    j->wire = r->arg & HALF ? HPC_F16 : HPC_F32;
+    for (int from = 0; from < r->size; from++)
+        for (int to = 0; to < r->size; to++) p->sends[from * r->size + to] = hears(r, to, from);
+    for (int k = 0; k < j->n_keys; k++) p->wires[k] = j->wire;
+    if (r->arg & FACTORS) {
+        j->keys[0].count = (uint64_t)(16 * COLUMNS);
+        j->keys[0].unit = j->keys[0].count;
+        hpc_codec_config_init(&p->factors);
+        p->factors.rows = 16, p->factors.columns = COLUMNS, p->factors.pairs = PAIRS;
+        p->factors.unit = j->keys[0].count;
+        p->codecs[0] = &p->factors;
+        p->wires[0] = HPC_FACTORS;
+    }
+    hpc_peer_to_peer all;
+    hpc_peer_to_peer_init(&all);
+    all.keys = j->keys, all.n_keys = j->n_keys, all.workers = j->workers, all.n_workers = j->n_workers;
+    all.sends = p->sends, all.cores = 2, all.chunk = 2048, all.sum = 1;
+    all.depth = r->arg & SHALLOW ? 1 : p->s + 2;
+    all.wires = p->wires, all.n_wires = j->n_keys;
+    CHECK_OK(hpc_plan_peer_to_peer(&all, &p->plan));
+    CHECK_OK(hpc_plan_check(p->plan, r->size));
+    j->plan = p->plan;
+    return p;
+}
+
+static int create(const rank *r, const peers *p, int consistency, int staleness, hpc_exchange **e) {
+    hpc_exchange_config c;
+    hpc_exchange_config_init(&c);
+    c.consistency = consistency, c.staleness = staleness, c.progress = p->j.progress, c.check_finite = 1;
+    c.eager = p->j.eager, c.shared_params = p->j.shared_params, c.split = p->j.split;
+    if (r->arg & FACTORS) c.codecs = p->codecs;
+    return job_create_with(r, &p->j, &c, -1, e);
+}
+
+static hpc_exchange *peers_open(const rank *r, const peers *p) {
+    hpc_exchange *e = NULL;
+    CHECK_OK(create(r, p, p->s > 0 ? HPC_SSP : HPC_BSP, p->s, &e));
+    return e;
+}
+
+static void end(hpc_exchange *e, peers *p) {
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+    hpc_plan_free(p->plan);
+    free(p);
+}
+
+static void delay(uint64_t *random) {
+    if (ranks_random(random) % 4) return;
+    struct timespec t = {0, (long)(ranks_random(random) % 3000) * 1000};
+    nanosleep(&t, NULL);
+}
+
+/* ---- updates ---- */
+
+static float element(int worker, int step, int key, uint64_t i) {
+    return (float)(worker + 1 + step % 3 + key + (int)(i % 5));
+}
+
+/* Pairs of a step: at most PAIRS, none in some steps. */
+static int pairs_of(int worker, int step) {
+    return (worker + step) % (PAIRS + 1);
+}
+
+static float u_of(int worker, int step, int pair, uint64_t row) {
+    return (float)((int)(row + (uint64_t)(worker + step)) % 3 + pair - 1);
+}
+
+static float v_of(int worker, int step, int pair, uint64_t column) {
+    return (float)((int)(column + (uint64_t)(2 * worker + step)) % 4 - pair);
+}
+
+static double update(const rank *r, int worker, int step, int key, uint64_t i) {
+    if (key > 0 || !(r->arg & FACTORS)) return element(worker, step, key, i);
+    double sum = 0;
+    for (int k = 0; k < pairs_of(worker, step); k++)
+        sum += (double)u_of(worker, step, k, i / COLUMNS) * (double)v_of(worker, step, k, i % COLUMNS);
+    return sum;
+}
+
+static uint64_t start_factors(const rank *r, hpc_exchange *e, int step) {
+    hpc_factors f;
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_factors(e, 0, -1, &f));
+    CHECK(f.rows == 16 && f.columns == COLUMNS && f.pairs == PAIRS);
+    *f.count = pairs_of(r->rank, step);
+    for (int k = 0; k < *f.count; k++) {
+        for (uint64_t i = 0; i < f.rows; i++) f.u[(uint64_t)k * f.rows + i] = u_of(r->rank, step, k, i);
+        for (uint64_t i = 0; i < f.columns; i++) f.v[(uint64_t)k * f.columns + i] = v_of(r->rank, step, k, i);
+    }
+    CHECK_OK(hpc_exchange_start(e, 0, BOTH, NULL, -1, &ticket));
+    return ticket;
+}
+
+static uint64_t start(const rank *r, const peers *p, hpc_exchange *e, int key, int step) {
+    uint64_t ticket;
+    if (key == 0 && r->arg & FACTORS) return start_factors(r, e, step);
+    float *values = malloc(p->j.keys[key].count * sizeof *values);
+    for (uint64_t i = 0; i < p->j.keys[key].count; i++) values[i] = element(r->rank, step, key, i);
+    CHECK_OK(hpc_exchange_start(e, key, BOTH, values, -1, &ticket));
+    free(values);
+    return ticket;
+}
+
+static void train(rank *r, const peers *p, hpc_exchange *e, int from, int to) {
+    uint64_t random = 5 * (uint64_t)r->rank + r->mode->seed, tickets[JOB_KEYS];
+    for (int step = from; step < to; step++) {
+        delay(&random);
+        for (int key = 0; key < p->j.n_keys; key++) tickets[key] = start(r, p, e, key, step);
+        for (int key = p->j.n_keys; key-- > 0;) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+    }
+}
+
+/* The parameters of a rank when it has so many steps of each rank that sends to it. */
+static void check_after(const rank *r, const peers *p, hpc_exchange *e, const int *steps) {
+    for (int key = 0; key < p->j.n_keys; key++)
+        for (uint64_t i = 0; i < p->j.keys[key].count; i++) {
+            double sum = 0;
+            for (int who = 0; who < r->size; who++)
+                for (int step = 0; step < steps[who] && hears(r, r->rank, who); step++)
+                    sum += update(r, who, step, key, i);
+            CHECK(hpc_exchange_params(e, key)[i] == (float)(job_initial(&p->j, key, i) - 0.5 * sum));
+        }
+}
+
+static void check_equal(const rank *r, const peers *p, hpc_exchange *e, int steps) {
+    int all[RANKS_MAX];
+    for (int who = 0; who < r->size; who++) all[who] = steps;
+    check_after(r, p, e, all);
+}
+
+/* ---- what comes out ---- */
+
+/* Under BSP each step has the updates of that step of all that send to a rank, and no others. */
+static void whole(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    const int steps = ranks_rounds(8);
+    for (int step = 0; step < steps; step++) {
+        train(r, p, e, step, step + 1);
+        check_equal(r, p, e, step + 1);
+    }
+    end(e, p);
+}
+
+/* A rank's own number of steps: so few more than another's that no push waits for its slot. */
+static int steps_of(const peers *p, int who, int steps) {
+    return steps + who % (p->s < 2 ? p->s + 1 : 3);
+}
+
+/* After a settle, where all have made as many steps, after a publish and after a close nothing is missing. */
+static void totals(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    const int steps = ranks_rounds(7);
+    int done[RANKS_MAX];
+    train(r, p, e, 0, steps);
+    CHECK_OK(hpc_exchange_settle(e, -1));
+    check_equal(r, p, e, steps);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    for (int round = 0; round < 2; round++) {
+        const int own = steps_of(p, r->rank, steps), before = steps + round * own;
+        for (int who = 0; who < r->size; who++) done[who] = steps + (round + 1) * steps_of(p, who, steps);
+        train(r, p, e, before, before + own);
+        rank_set(r, 32 * round + r->rank, 1);
+        for (int who = 0; who < r->size; who++) progress_until(r, e, 32 * round + who, 1);
+        CHECK_OK(hpc_barrier(r->context, -1));
+        CHECK_OK(hpc_exchange_publish(e, -1));
+        check_after(r, p, e, done);
+        CHECK_OK(hpc_barrier(r->context, -1));
+    }
+    const int own = steps_of(p, r->rank, steps);
+    train(r, p, e, steps + 2 * own, steps + 3 * own);
+    for (int who = 0; who < r->size; who++) done[who] = steps + 3 * steps_of(p, who, steps);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    check_after(r, p, e, done);
+    end(e, p);
+}
+
+/* Equation 4: step c has all of a rank's own updates, and of each rank that sends to it those up to some step from c -
+ * s to c. Each rank counts its updates in an element of its own. */
+static void bounded(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    const int steps = ranks_rounds(40), n = p->j.n_keys - 1;
+    uint64_t random = 11 * (uint64_t)r->rank + r->mode->seed;
+    float *own = calloc(p->j.keys[n].count, sizeof *own);
+    own[r->rank] = 2;
+    for (int step = 1; step <= steps; step++) {
+        delay(&random);
+        CHECK_OK(hpc_exchange_push_pull(e, n, own, -1));
+        for (int who = 0; who < r->size; who++) {
+            const float seen = job_initial(&p->j, n, (uint64_t)who) - hpc_exchange_params(e, n)[who];
+            if (who == r->rank)
+                CHECK(seen == (float)step);
+            else if (hears(r, r->rank, who))
+                CHECK(seen >= (float)(step - p->s) && seen <= (float)step);
+            else
+                CHECK(seen == 0);
+        }
+        if (ranks_random(&random) % 4 == 0) CHECK_OK(hpc_exchange_progress(e));
+    }
+    uint64_t counts[32] = {0}, all = 0;
+    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 32), p->s);
+    for (int d = 0; d <= p->s; d++) all += counts[d];
+    CHECK_EQ(all, (uint64_t)steps);
+    free(own);
+    end(e, p);
+}
+
+/* Arguments change from step to step: each update has its own rank's, of its own step, everywhere. */
+static void rates(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    const int steps = ranks_rounds(9), n = p->j.n_keys - 1;
+    double expected[RANKS_MAX] = {0}, args[HPC_RULE_ARGS];
+    float *own = calloc(p->j.keys[n].count, sizeof *own);
+    own[r->rank] = 4;
+    memcpy(args, p->j.args, sizeof args);
+    for (int step = 0; step < steps; step++) {
+        args[1] = step % 3 == 0 ? 0.25 : step % 3 == 1 ? 0.5 : 1;
+        CHECK_OK(hpc_exchange_set_args(e, n, args));
+        CHECK_OK(hpc_exchange_push_pull(e, n, own, -1));
+        for (int who = 0; who < r->size; who++) expected[who] += 4 * args[1];
+    }
+    CHECK_OK(hpc_exchange_settle(e, -1));
+    for (int who = 0; who < r->size; who++)
+        if (hears(r, r->rank, who))
+            CHECK(hpc_exchange_params(e, n)[who] == job_initial(&p->j, n, (uint64_t)who) - (float)expected[who]);
+    free(own);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    end(e, p);
+}
+
+/* Under BSP all ranks give the same arguments, or all hear who did not. */
+static void rates_differ(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    double args[HPC_RULE_ARGS];
+    memcpy(args, p->j.args, sizeof args);
+    args[1] = r->rank == 1 ? 0.25 : 0.5;
+    CHECK_OK(hpc_exchange_set_args(e, -1, args));
+    int status = HPC_OK;
+    uint64_t ticket;
+    float *values = calloc(p->j.keys[0].count, sizeof *values);
+    status = hpc_exchange_start(e, 0, BOTH, values, -1, &ticket);
+    if (status == HPC_OK) status = hpc_exchange_wait(e, 0, ticket, -1);
+    CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
+    CHECK(status != HPC_ERR_CONFIG || strstr(hpc_last_error()->message, "rank 1 sets argument 1 of rule \"sgd\"") ||
+          strstr(hpc_last_error()->message, "and rank 1 to"));
+    free(values);
+    hpc_exchange_free(e);
+    hpc_plan_free(p->plan);
+    free(p);
+}
+
+/* ---- ranks that stand, close and die ---- */
+
+/* A rank stands still: the others go on until they are s steps ahead of it; one more step names it alone. */
+static void stands_still(rank *r) {
+    const int still = r->size - 1;
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    if (r->rank == still) {
+        rank_await(r, 0, (uint64_t)still); /* makes no progress */
+        train(r, p, e, 0, p->s + 1);
+    } else {
+        train(r, p, e, 0, p->s);
+        uint64_t ticket = start(r, p, e, 0, p->s);
+        CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, 0.3), HPC_ERR_TIMEOUT);
+        CHECK_EQ(hpc_last_error()->n_culprits, 1);
+        CHECK_EQ(hpc_last_error()->culprits[0].rank, still);
+        atomic_fetch_add(&r->board[0], 1);
+        CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+        for (int key = 1; key < p->j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, start(r, p, e, key, p->s), -1));
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    check_equal(r, p, e, p->s + 1);
+    end(e, p);
+}
+
+/* The last rank closes after two steps. Under SSP the others go on without it, and it has their updates in the end.
+ * Under BSP they hear that it has closed. */
+static void closes_early(rank *r) {
+    const int last = r->size - 1, steps = ranks_rounds(12) + 3;
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    int done[RANKS_MAX];
+    for (int who = 0; who < r->size; who++) done[who] = who == last ? 2 : steps;
+    train(r, p, e, 0, 2);
+    if (r->rank != last && p->s > 0) train(r, p, e, 2, steps);
+    if (r->rank != last && p->s == 0) {
+        uint64_t ticket = start(r, p, e, 0, 2);
+        CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, -1), HPC_ERR_PEER);
+        CHECK(ranks_error_names(last));
+        CHECK_MESSAGE("has closed the exchange after 2 pushes of key k0");
+        rank_meet(r);
+        hpc_exchange_free(e);
+        hpc_plan_free(p->plan);
+        free(p);
+        return;
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    if (p->s > 0) check_after(r, p, e, done);
+    if (p->s == 0) rank_meet(r);
+    end(e, p);
+}
+
+/* A rank dies: all others are told its name. */
+static void dies(rank *r) {
+    const int victim = r->size - 1;
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    train(r, p, e, 0, 3);
+    rank_meet(r);
+    if (r->rank == victim) {
+        rank_die(r);
+    } else {
+        int status = HPC_OK;
+        for (int step = 3; status == HPC_OK && step < 1000; step++) {
+            uint64_t ticket;
+            float *values = calloc(p->j.keys[1].count, sizeof *values);
+            status = hpc_exchange_start(e, 1, BOTH, values, -1, &ticket);
+            if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
+            free(values);
+        }
+        CHECK_EQ(status, HPC_ERR_PEER);
+        CHECK(ranks_error_names(victim));
+    }
+    hpc_exchange_free(e);
+    hpc_plan_free(p->plan);
+    free(p);
+}
+
+/* ---- what is refused ---- */
+
+static void refused(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = NULL;
+    CHECK_STATUS(create(r, p, HPC_SSP, 31, &e), HPC_ERR_INVALID);
+    CHECK_MESSAGE("staleness is 31; 0 to 30 are possible among peers");
+    CHECK_STATUS(create(r, p, HPC_SSP, 3, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("the plan has depth 3; SSP(3) among peers needs 5 or more");
+    CHECK_STATUS(create(r, p, HPC_ASYNC, 0, &e), HPC_ERR_UNSUPPORTED);
+    CHECK_MESSAGE("peers know BSP and SSP; here is ASYNC");
+    p->j.shared_params = 1;
+    CHECK_STATUS(create(r, p, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("shared_params needs servers: each peer has parameters of its own");
+    p->j.shared_params = 0, p->j.rule = "average";
+    CHECK_STATUS(create(r, p, HPC_SSP, 1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("rule average, which needs the updates of all workers at once");
+    hpc_plan_free(p->plan);
+    free(p);
+}
+
+static void factors_refused(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    hpc_factors f;
+    uint64_t ticket;
+    float u[16] = {0}, v[COLUMNS] = {0};
+    CHECK_STATUS(hpc_exchange_factors(e, 1, -1, &f), HPC_ERR_INVALID);
+    CHECK_MESSAGE("goes as float32, not as factors");
+    CHECK_STATUS(hpc_exchange_start_factors(e, 0, BOTH, PAIRS + 1, u, v, -1, &ticket), HPC_ERR_INVALID);
+    CHECK_MESSAGE("count is 4; 0 to 3 pairs of vectors are possible");
+    u[3] = (float)(1 / *(volatile double *)&(double){0});
+    CHECK_STATUS(hpc_exchange_start_factors(e, 0, BOTH, 1, u, v, -1, &ticket), HPC_ERR_INVALID);
+    CHECK_MESSAGE("the gradient of key k0 on rank");
+    u[3] = 1, v[2] = 4;
+    CHECK_OK(hpc_exchange_start_factors(e, 0, BOTH, 1, u, v, -1, &ticket));
+    CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+    const uint64_t at = 3 * COLUMNS + 2;
+    CHECK(hpc_exchange_params(e, 0)[at] == job_initial(&p->j, 0, at) - 2 * (float)r->size);
+    end(e, p);
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "whole", .size = 4, .run = whole},
+        {.name = "whole_threads", .size = 3, .run = whole, .arg = THREADS | HALF},
+        {.name = "whole_shallow", .size = 3, .run = whole, .arg = SHALLOW, .sleepy = true},
+        {.name = "whole_partial", .size = 5, .run = whole, .arg = PARTIAL},
+        {.name = "whole_factors", .size = 4, .run = whole, .arg = FACTORS},
+        {.name = "whole_factors_partial", .size = 5, .run = whole, .arg = FACTORS | PARTIAL | THREADS},
+        {.name = "whole_two_hosts", .size = 4, .run = whole, .arg = FACTORS, .per_host = 2},
+        {.name = "whole_alone", .size = 1, .run = whole, .arg = FACTORS},
+        {.name = "totals", .size = 3, .run = totals, .arg = 1},
+        {.name = "totals_factors", .size = 4, .run = totals, .arg = FACTORS | THREADS | 3},
+        {.name = "totals_partial", .size = 5, .run = totals, .arg = PARTIAL | FACTORS | 2},
+        {.name = "totals_most_stale", .size = 3, .run = totals, .arg = 30},
+        {.name = "bounded", .size = 3, .run = bounded, .arg = 1},
+        {.name = "bounded_threads", .size = 4, .run = bounded, .arg = THREADS | 3},
+        {.name = "bounded_partial", .size = 5, .run = bounded, .arg = PARTIAL | 2},
+        {.name = "rates", .size = 3, .run = rates, .arg = 2},
+        {.name = "rates_threads", .size = 4, .run = rates, .arg = PARTIAL | THREADS | 1},
+        {.name = "rates_whole", .size = 3, .run = rates},
+        {.name = "rates_differ", .size = 3, .run = rates_differ, .apart = true},
+        {.name = "stands_still", .size = 4, .run = stands_still, .arg = 2, .where = RANKS_UNSEEDED},
+        {.name = "stands_still_whole", .size = 3, .run = stands_still, .where = RANKS_UNSEEDED},
+        {.name = "closes_early", .size = 3, .run = closes_early, .arg = FACTORS | 1},
+        {.name = "closes_early_threads", .size = 4, .run = closes_early, .arg = THREADS | 2},
+        {.name = "closes_early_whole", .size = 3, .run = closes_early},
+        {.name = "dies", .size = 3, .run = dies, .arg = 2, .victims = 4, .timeout = 30},
+        {.name = "dies_whole", .size = 4, .run = dies, .arg = FACTORS, .victims = 8, .timeout = 30},
+        {.name = "refused", .size = 3, .run = refused, .arg = 1},
+        {.name = "factors_refused", .size = 3, .run = factors_refused, .arg = FACTORS},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
