@@ -268,6 +268,7 @@ static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t ow
         if (e == c->own) share->version = pushes;
         hpc_share_answer(core, first->inputs[e].rank, signal, pushes);
     }
+    if (c->runs != 0) hpc_bell_ring(en->context->group.bell); /* the worker waits for what was applied */
     return 0;
 }
 

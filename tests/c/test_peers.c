@@ -382,7 +382,10 @@ static void refused(rank *r) {
     p->j.shared_params = 1;
     CHECK_STATUS(create(r, p, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("shared_params needs servers: each peer has parameters of its own");
-    p->j.shared_params = 0, p->j.rule = "average";
+    p->j.shared_params = 0, p->j.eager = 1;
+    CHECK_STATUS(create(r, p, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("eager needs servers: a peer may push for the next step");
+    p->j.eager = 0, p->j.rule = "average";
     CHECK_STATUS(create(r, p, HPC_SSP, 1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rule average, which needs the updates of all workers at once");
     hpc_plan_free(p->plan);

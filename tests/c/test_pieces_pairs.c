@@ -46,13 +46,14 @@ static int configure(int codec, hpc_codec_config *c) {
 /* ---- what is exchanged how -----------------------------------------------------------------------------------------
  */
 
-enum { HUB, RECEIVERS, BOTH, HOSTS, RACKS, RING, HOSTS_RECEIVERS, TREE, GRAPH, TOPOLOGIES };
+enum { HUB, RECEIVERS, BOTH, HOSTS, RACKS, RING, HOSTS_RECEIVERS, TREE, GRAPH, PEERS, TOPOLOGIES };
 enum { BSP, EAGER, DEEP, SPLIT, QUORUM, ASYNC, SSP, NOTIFY, BARRIER, DISCIPLINES };
 #define CASE(topology, discipline) ((topology)*DISCIPLINES + (discipline))
 
 /* One that a user would expect to work must not be refused. */
 static bool has_to_work(int topology, int discipline) {
     if (topology == TREE) return false; /* models */
+    if (topology == PEERS) return discipline == BSP || discipline == DEEP || discipline == SSP;
     if (topology == GRAPH) return discipline == BSP || discipline == DEEP || discipline == NOTIFY || discipline == SSP;
     if (discipline == BSP || discipline == DEEP || discipline == EAGER) return true;
     if (discipline == ASYNC || discipline == SSP)
@@ -88,6 +89,15 @@ static int make_tree(pair *p, const rank *r) {
     tree.keys = p->keys, tree.n_keys = KEYS, tree.parents = parents, tree.ranks = r->size, tree.cores = 2;
     tree.chunk = 1024, tree.wire = p->wire;
     return hpc_plan_tree(&tree, &p->plan);
+}
+
+static int make_peers(pair *p, const rank *r, const int *workers) {
+    hpc_peer_to_peer peers;
+    hpc_peer_to_peer_init(&peers);
+    peers.keys = p->keys, peers.n_keys = KEYS, peers.workers = workers, peers.n_workers = r->size;
+    peers.cores = 2, peers.chunk = 1024, peers.sum = 1, peers.wire = p->wire;
+    peers.depth = p->discipline == SSP ? 4 : p->discipline == DEEP ? 3 : 2;
+    return hpc_plan_peer_to_peer(&peers, &p->plan);
 }
 
 static int make_hosts(pair *p, const rank *r, const int *workers) {
@@ -131,10 +141,11 @@ static int create(pair *p, const rank *r, hpc_exchange **e) {
     hpc_exchange_config_init(&c);
     CHECK_OK(hpc_rule_find(p->topology == TREE ? "average" : "sgd", HPC_ISA_BEST, &rule));
     rule.args[1] = 1;
-    int status = p->topology == GRAPH  ? make_graph(p, r)
-                 : p->topology == TREE ? make_tree(p, r)
-                 : p->topology <= BOTH ? make_hub(p, r, workers)
-                                       : make_hosts(p, r, workers);
+    int status = p->topology == GRAPH   ? make_graph(p, r)
+                 : p->topology == TREE  ? make_tree(p, r)
+                 : p->topology == PEERS ? make_peers(p, r, workers)
+                 : p->topology <= BOTH  ? make_hub(p, r, workers)
+                                        : make_hosts(p, r, workers);
     if (status != HPC_OK) return status; /* the same on all ranks */
     static const int consistencies[DISCIPLINES] = {
         [ASYNC] = HPC_ASYNC, [SSP] = HPC_SSP, [NOTIFY] = HPC_NOTIFY_ACK, [BARRIER] = HPC_BARRIER};
@@ -268,7 +279,7 @@ static void tries(rank *r) {
 
 int main(int argc, char **argv) {
     static const char *const topologies[TOPOLOGIES] = {"hub",  "receivers",       "both", "hosts", "racks",
-                                                       "ring", "hosts_receivers", "tree", "graph"};
+                                                       "ring", "hosts_receivers", "tree", "graph", "peers"};
     static const char *const disciplines[DISCIPLINES] = {"bsp",   "eager", "deep",   "split",  "quorum",
                                                          "async", "ssp",   "notify", "barrier"};
     static char names[TOPOLOGIES * DISCIPLINES][32];
