@@ -19,6 +19,7 @@ from .exchange.arguments import refuse
 from .optim import SGD, RuleOrRules
 from .stage import whole
 from .topology import Graph, PeerToPeer
+from .topology.paths import distances
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,7 +39,6 @@ def sufficient_factors(
     staleness: int = 0,
     peers: int | None = None,
     relay: bool = False,
-    reduce: str = "sum",
     **options: "Unpack[More]",
 ) -> "SufficientFactors":
     """SFB (Xie et al., UAI 2016): matrices whose updates are sums of at most K products u v^T. The vectors go from peer
@@ -64,9 +64,8 @@ def sufficient_factors(
         peers: to how many ranks each rank sends, 1 to P - 1: to those that topology.spread chooses (section 3, partial
             broadcast; equation 3). None: to all others.
         relay: with peers: whether updates go on to those that no edge leads to.
-        reduce: "sum": W -= lr * the sum of all ranks' products. A step by the mean of a minibatch scales u by 1 / (K
-            P). "mean": the sum is divided by P.
-        options: Exchange's other ones.
+        options: Exchange's other ones. reduce is "sum" unless given: W -= lr * the sum of all ranks' products. For a
+            step by the mean of a minibatch of K samples of each of P ranks, scale each u by 1 / (K P).
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.
@@ -87,9 +86,9 @@ def sufficient_factors(
         if isinstance(ctx, Context):
             refuse(ctx, wrong)
         raise
-    given: Any = {**options, "codec": pairs, "reduce": reduce}
+    given: Any = {"reduce": "sum", **options, "codec": pairs}
     exchange = Exchange(ctx, start, shape, SSP(s), rule, **given)
-    distance = 1 if graph is None or relay else _farthest(graph)
+    distance = 1 if graph is None or relay else int(distances(graph, 0).max())
     return SufficientFactors(exchange, K, distance * (s + 1) + 1)
 
 
@@ -416,15 +415,3 @@ def _graph(size: int, peers: int | None) -> Graph | None:
     if isinstance(peers, bool) or not isinstance(peers, int) or not 1 <= peers < size:
         raise InvalidArgument(f"peers is {peers!r}: must be an int from 1 to {size - 1}, or None for all {size - 1}")
     return None if peers == size - 1 else topology.spread(size, peers)
-
-
-def _farthest(graph: Graph) -> int:
-    """Steps from rank 0 to the rank that is farthest from it."""
-    reached, steps = {0}, 0
-    while len(reached) < graph.size:
-        more = {rank for rank in range(graph.size) if reached & set(graph.in_peers(rank))} - reached
-        if not more:
-            raise InvalidArgument(f"{graph!r}: updates of rank 0 do not come to all ranks: give another Graph")
-        reached |= more
-        steps += 1
-    return steps

@@ -1,4 +1,4 @@
-"""What the models are trained on: descriptions of Debian's packages, patches of photographs, or numbers of their shapes.
+"""What the models are trained on: descriptions of Debian's packages, patches of photographs, or synthetic numbers.
 
 Rank 0 reads, and puts everything into a window of each other rank.
 """
@@ -80,8 +80,7 @@ def by_maintainer(features: int, samples: int | None, seed: int) -> Labelled:
         return synthetic(samples or 20000, features, 1600, 10, seed, f"{MISSING} packages by maintainer")
     counts = Counter(each["Maintainer"] for each in found)
     chosen = [each for each in found if counts[each["Maintainer"]] >= 2]
-    np.random.default_rng(seed).shuffle(chosen)  # type: ignore[arg-type]
-    chosen = chosen[:samples]
+    chosen = [chosen[i] for i in np.random.default_rng(seed).permutation(len(chosen))[:samples]]
     classes, y = np.unique([each["Maintainer"] for each in chosen], return_inverse=True)
     return Labelled("Debian packages by maintainer", tfidf(chosen, features), y.astype(np.int64), len(classes))
 
@@ -152,7 +151,8 @@ def share(ctx: hpcomm.Context, reading: Callable[[], Any]) -> Any:
     packed = np.zeros(0, np.uint8)
     if ctx.rank == 0:
         file = io.BytesIO()
-        np.savez(file, **_arrays(reading()))
+        arrays: Any = _arrays(reading())
+        np.savez(file, **arrays)
         packed = np.frombuffer(file.getbuffer(), np.uint8)
     nbytes = int.from_bytes(ctx.allgather(len(packed).to_bytes(8, "little"))[0], "little")
     window = ctx.window(nbytes)

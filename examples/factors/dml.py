@@ -27,7 +27,8 @@ class Metric(Model):
 
     def start(self) -> Floats:
         rng = np.random.default_rng(self.seed)
-        return rng.standard_normal(self.shape, np.float32) * np.float32(NEAR / self.shape[0] ** 0.5)
+        mat: Floats = rng.standard_normal(self.shape, np.float32) * np.float32(NEAR / self.shape[0] ** 0.5)
+        return mat
 
     def rule(self, lr: float) -> Any:
         return prox_sgd(lr)

@@ -264,7 +264,8 @@ def plot(runs: list[Run], heading: str, path: str) -> None:
     from matplotlib import pyplot  # noqa: PLC0415 - which needs the backend
 
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
-    for axis, column, label, unit in zip(axes, (1, 0, 3), ("seconds", "steps", "MB sent by rank 0"), (1, 1, 1e6)):
+    columns = (1, "seconds", 1), (0, "steps", 1), (3, "MB sent by rank 0", 1e6)
+    for axis, (column, label, unit) in zip(axes, columns, strict=True):
         for run in runs:
             points = np.array([point[:4] for point in run.points])
             axis.plot(points[:, column] / unit, points[:, 2], marker=".", label=run.way)

@@ -27,7 +27,8 @@ def cross_entropy(scores: Floats, labels: NDArray[np.int64]) -> NDArray[np.float
     own = scores[np.arange(len(scores)), labels]
     scores -= top[:, None]
     np.exp(scores, out=scores)
-    return np.log(scores.sum(axis=1, dtype=np.float64)) + (top - own)
+    found: NDArray[np.float64] = np.log(scores.sum(axis=1, dtype=np.float64)) + (top - own)
+    return found
 
 
 @dataclass

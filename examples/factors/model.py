@@ -78,7 +78,8 @@ def spread(n: int, most: int) -> Rows:
 def matrix(u: Vectors, v: Vectors, out: Floats | None = None) -> Floats:
     """The sum of the products u v^T, shape (J, D)."""
     rows, columns = (each.toarray() if sparse.issparse(each) else each for each in (u, v))
-    return np.matmul(rows.T, columns, out=out)  # type: ignore[no-any-return]
+    found: Floats = np.matmul(rows.T, columns, out=out)
+    return found
 
 
 @dataclass(frozen=True)

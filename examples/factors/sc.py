@@ -16,7 +16,7 @@ from .model import Floats, Model, Rows, Vectors, prox_sgd
 
 STEPS = 30  # of FISTA for the codes of a minibatch
 POWER = 8  # steps of the power method for the largest singular value of W
-ABOVE = np.float32(1.05)  # the power method finds a little less than that
+ABOVE = 1.05  # the power method finds a little less than that
 
 
 class Coding(Model):
@@ -30,7 +30,8 @@ class Coding(Model):
 
     def start(self) -> Floats:
         mat = np.random.default_rng(self.seed).standard_normal(self.shape, np.float32)
-        return mat / np.linalg.norm(mat, axis=1, keepdims=True)
+        mat /= np.linalg.norm(mat, axis=1, keepdims=True)
+        return mat
 
     def rule(self, lr: float) -> Any:
         return prox_sgd(lr, hpcomm.prox.L2Ball(1.0))
@@ -41,8 +42,9 @@ class Coding(Model):
 
     def codes(self, mat: Floats, x: Floats) -> Floats:
         """FISTA (Beck and Teboulle, 2009) on the loss of all patches at once, from codes of 0."""
-        rate = 1 / (ABOVE * _norm(mat) ** 2)
-        code = ahead = np.zeros((len(x), len(mat)), np.float32)
+        rate = np.float32(1 / (ABOVE * _norm(mat) ** 2))
+        code: Floats = np.zeros((len(x), len(mat)), np.float32)
+        ahead = code
         t = 1.0
         for _ in range(STEPS):
             before, code = code, ahead - rate * ((ahead @ mat - x) @ mat.T)
@@ -67,10 +69,10 @@ class Coding(Model):
         return super().held()[:: max(1, self.samples // 4096)]
 
 
-def _norm(mat: Floats) -> np.float32:
+def _norm(mat: Floats) -> float:
     """The largest singular value, nearly."""
     vector = np.ones(mat.shape[1], np.float32)
     for _ in range(POWER):
         vector /= np.linalg.norm(vector)
         vector = mat.T @ (mat @ vector)
-    return np.float32(np.linalg.norm(vector) ** 0.5)
+    return float(np.linalg.norm(vector)) ** 0.5
