@@ -21,7 +21,7 @@ from . import _core
 from .errors import InvalidArgument
 from .stage import check_number
 
-__all__ = ["L1", "L2", "ElasticNet", "L2Ball", "Own", "Prox", "Simplex"]
+__all__ = ["L1", "L2", "ElasticNet", "L2Ball", "OwnProx", "Prox", "Simplex"]
 
 MOST_ARGS = _core.RULE_ARGS - 3  # the step, and the learning rate and weight decay of the rule, come first
 
@@ -109,7 +109,7 @@ class Simplex(Prox):
 
 
 @dataclass(frozen=True)
-class Own(Prox):
+class OwnProx(Prox):
     """A prox of one's own: machine code. `hpcomm.kernels.prox` makes one of a Python function.
 
     Attributes:
