@@ -35,6 +35,11 @@ class Prox:
         """Its numbers by name, in C's order."""
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
 
+    @property
+    def takes_matrix(self) -> bool:
+        """Whether it needs the whole matrix at once."""
+        return False
+
     def with_numbers(self, values: Sequence[float]) -> "Prox":
         """The same with other numbers, in C's order."""
         return dataclasses.replace(self, **dict(zip(self.numbers, values, strict=True)))
@@ -148,6 +153,10 @@ class OwnProx(Prox):
     def with_numbers(self, values: Sequence[float]) -> "Prox":
         named = dict(zip(self.numbers, values, strict=True))
         return dataclasses.replace(self, args=named if isinstance(self.args, Mapping) else tuple(values))
+
+    @property
+    def takes_matrix(self) -> bool:
+        return self.per == "matrix"
 
     def title(self, dual: bool) -> str:
         return str(self.name)
