@@ -24,7 +24,7 @@ torch
 cli
 __init__
 recovery
-presets checkpoint
+presets checkpoint factors
 exchange
 measure
 context
@@ -34,6 +34,7 @@ model
 plan
 flow
 codec
+prox
 stage
 launch
 _core
