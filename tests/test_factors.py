@@ -33,7 +33,7 @@ from hpcomm import (
 from hpcomm.codec import FLOAT32, Auto, Codec, Factors, Products
 from hpcomm.exchange import trial
 from hpcomm.measure import hosts_of
-from hpcomm.topology import ParameterServer, from_edges
+from hpcomm.topology import ParameterServer, from_edges, spread
 
 F32 = np.float32
 STEPS = 3
@@ -87,6 +87,7 @@ def test_factors_give_the_bits_of_dense_updates(
             (ParameterServer(), Factors(most, blocks)),
             (PeerToPeer(), Factors(most, blocks)),
             (PeerToPeer(), None),
+            (PeerToPeer(spread(ranks, 1) if ranks > 1 else None, relay=True), Factors(most, blocks)),
         ):
             with exchange(ctx, {"w": shape}, topology, codec, cores=cores, rule=rule) as ex:
                 for step in range(STEPS):
@@ -254,6 +255,7 @@ def test_what_is_not_finite_is_refused(wrong: float, at: tuple[int, int, int]) -
         (lambda: Factors(2, blocks=0), "Factors: blocks is 0"),
         (lambda: Factors(2, values="int8"), "Factors: values is 'int8'"),
         (lambda: PeerToPeer(3), "graph is 3: must be a Graph, or None"),  # type: ignore[arg-type]
+        (lambda: PeerToPeer(from_edges(3, [(0, 1)]), relay=True), "the update of rank 0 never reaches rank 2"),
         (lambda: PeerToPeer(relay=1), "relay is 1: must be True or False"),  # type: ignore[arg-type]
         (lambda: PeerToPeer().compile({"w": (5,)}, 2, codec=Factors(2)), r"codec of 'w' is Factors\(2\): its shape is"),
         (lambda: ParameterServer().compile({"w": (4, 5, 6)}, 2, codec=Factors(2)), "codec of 'w' .* only a matrix"),
