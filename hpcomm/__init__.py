@@ -5,6 +5,7 @@
     queue = ctx.receive_queue(in_peers, out_peers, (1024,))   # NOTIFY-ACK
     ex = hpcomm.parameter_hub(ctx, {"fc": weights})       # push gradients, pull parameters
     ex = hpcomm.stochastic_reduce(ctx, {"fc": weights})   # average models with a few neighbours
+    app = hpcomm.sufficient_factors(ctx, {"W": (J, D)}, K=100)   # a matrix by pairs of vectors
 
 All that is public is here; `python -m pydoc hpcomm` tells it all.
 """
@@ -12,6 +13,7 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 from . import codec as codec
 from . import kernels as kernels
 from . import model as model
+from . import prox as prox
 from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version
@@ -44,9 +46,10 @@ from .exchange import (
     PlanOptions,
     Traffic,
 )
+from .factors import SufficientFactors, sufficient_factors
 from .launch import Communicator
 from .measure import measure_bandwidths, measure_rates
-from .optim import SGD, Adam, AdamW, Average, Momentum, Nesterov, Rule
+from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD, Rule
 from .plan import Plan
 from .presets import broadcast, parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
@@ -78,6 +81,7 @@ __all__ = [
     "Context",
     "Culprit",
     "Device",
+    "Dual",
     "EngineOptions",
     "Event",
     "Exchange",
@@ -100,11 +104,13 @@ __all__ = [
     "PeerToPeer",
     "Plan",
     "PlanOptions",
+    "ProxSGD",
     "Queue",
     "QueueStats",
     "Recovered",
     "Restored",
     "Rule",
+    "SufficientFactors",
     "Timeout",
     "Traffic",
     "TransportError",
@@ -122,4 +128,5 @@ __all__ = [
     "restore",
     "run",
     "stochastic_reduce",
+    "sufficient_factors",
 ]

@@ -7,28 +7,17 @@ bits on every instruction set. In the formulas w is a parameter and g the folded
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from . import _core
 from .errors import InvalidArgument
+from .prox import L2, ElasticNet, Prox
+from .stage import check_number
 
 MOST_ARGS = _core.RULE_ARGS - 1  # of a rule, the step not counted
 MOST_SLOTS = _core.RULE_SLOTS  # float32 values of state for each parameter
-
-
-def _number(rule: object, name: str, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
-    """Refuses a hyper-parameter that is no finite number of [low, high], or of [low, high) where high is open."""
-    value = getattr(rule, name)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number")
-    number = float(value)
-    if not (low <= number < high if open_high else low <= number <= high) or not math.isfinite(number):
-        limits = f"{low:g} or more" if high == math.inf else f"from {low:g} to {'less than ' * open_high}{high:g}"
-        raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be finite and {limits}")
-    object.__setattr__(rule, name, number)
 
 
 @dataclass(frozen=True)
@@ -49,8 +38,8 @@ class SGD(BuiltIn):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _number(self, "lr", 0)
-        _number(self, "weight_decay", 0)
+        check_number(self, "lr", 0)
+        check_number(self, "weight_decay", 0)
 
 
 @dataclass(frozen=True)
@@ -66,9 +55,9 @@ class Momentum(BuiltIn):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _number(self, "lr", 0)
-        _number(self, "momentum", 0, 1, open_high=True)
-        _number(self, "weight_decay", 0)
+        check_number(self, "lr", 0)
+        check_number(self, "momentum", 0, 1, open_high=True)
+        check_number(self, "weight_decay", 0)
 
 
 @dataclass(frozen=True)
@@ -85,17 +74,17 @@ class Nesterov(BuiltIn):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _number(self, "lr", 0)
-        _number(self, "momentum", 0, 1, open_high=True)
-        _number(self, "weight_decay", 0)
+        check_number(self, "lr", 0)
+        check_number(self, "momentum", 0, 1, open_high=True)
+        check_number(self, "weight_decay", 0)
 
 
 def _numbers_of_adam(rule: "Adam | AdamW") -> None:
-    _number(rule, "lr", 0)
-    _number(rule, "beta1", 0, 1, open_high=True)
-    _number(rule, "beta2", 0, 1, open_high=True)
-    _number(rule, "epsilon", 0)
-    _number(rule, "weight_decay", 0)
+    check_number(rule, "lr", 0)
+    check_number(rule, "beta1", 0, 1, open_high=True)
+    check_number(rule, "beta2", 0, 1, open_high=True)
+    check_number(rule, "epsilon", 0)
+    check_number(rule, "weight_decay", 0)
 
 
 @dataclass(frozen=True)
@@ -138,6 +127,57 @@ class AdamW(BuiltIn):
 @dataclass(frozen=True)
 class Average(BuiltIn):
     """The folded update becomes the parameters: workers push their models and pull the mean. It has no arguments."""
+
+
+@dataclass(frozen=True)
+class ProxSGD(BuiltIn):
+    """Proximal SGD (SFB, section 2.1): g += weight_decay * w; w -= lr * g; then rows of W are mapped by the prox, with
+    the step lr. A key with a prox is a matrix, and no chunk cuts a row of it apart.
+
+    A NaN that the prox leaves ends the exchange with an error that names the key and the row, be it that it came with
+    an update.
+
+    Raises:
+        InvalidArgument: lr or weight_decay is negative or not finite; prox is no value of hpcomm.prox, and not None.
+    """
+
+    lr: float = 0.01
+    prox: Prox | None = None
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_prox(self)
+
+
+@dataclass(frozen=True)
+class Dual(BuiltIn):
+    """The rule of SDCA (SFB, section 2.1): g += weight_decay * Z; Z -= lr * g; W = prox(Z), the gradient of the
+    conjugate of h; None: Z itself. Z is state: float32 of the key's shape, zero at first, on the key's owners, and in
+    checkpoints. W is the initial value until the first update. A NaN ends the exchange as with ProxSGD.
+
+    Raises:
+        InvalidArgument: lr or weight_decay is negative or not finite; prox is no value of hpcomm.prox, and not None;
+            h is not strongly convex, as the lam of L2 or the l2 of ElasticNet is 0.
+    """
+
+    prox: Prox | None = None
+    lr: float = 1.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_prox(self)
+        least = {L2: "lam", ElasticNet: "l2"}.get(type(self.prox))
+        if least is not None and getattr(self.prox, least) == 0:
+            raise InvalidArgument(f"Dual: {least} of {self.prox} is 0: must be more, as h is to be strongly convex")
+
+
+def _check_prox(rule: "ProxSGD | Dual") -> None:
+    check_number(rule, "lr", 0)
+    check_number(rule, "weight_decay", 0)
+    if rule.prox is not None and not isinstance(rule.prox, Prox):
+        raise InvalidArgument(
+            f"{type(rule).__name__}: prox is {rule.prox!r}: must be a value of hpcomm.prox such as L1(0.1), or None"
+        )
 
 
 @dataclass(frozen=True)
@@ -223,8 +263,35 @@ def gathered(rules: Mapping[str, AnyRule]) -> RuleOrRules:
 
 
 def c_name(rule: AnyRule) -> str:
-    """The name of the rule in C."""
-    return str(rule.name) if isinstance(rule, Rule) else type(rule).__name__.lower()
+    """The name of the rule in C, with that of its prox."""
+    if isinstance(rule, Rule):
+        return str(rule.name)
+    prox = prox_of(rule)
+    own = "" if prox is None else f"({prox.title(isinstance(rule, Dual))})"
+    return type(rule).__name__.lower() + own
+
+
+def prox_of(rule: AnyRule) -> Prox | None:
+    return rule.prox if isinstance(rule, ProxSGD | Dual) else None
+
+
+def _all_names(rule: BuiltIn) -> tuple[str, ...]:
+    """The names of a built-in rule's hyper-parameters and its prox's, in C's order."""
+    prox = prox_of(rule)
+    return names_of(type(rule)) + (() if prox is None else tuple(prox.numbers))
+
+
+def _replaced(rule: BuiltIn, changes: Mapping[str, Any]) -> BuiltIn:
+    """The rule with some of these changed."""
+    of_rule = {name: value for name, value in changes.items() if name in names_of(type(rule))}
+    prox = prox_of(rule)
+    if prox is not None and len(of_rule) < len(changes):
+        of_rule["prox"] = prox.with_numbers(list({**prox.numbers, **_without(changes, of_rule)}.values()))
+    return dataclasses.replace(rule, **of_rule)
+
+
+def _without(changes: Mapping[str, Any], some: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if name not in some}
 
 
 def names_of(kind: type[BuiltIn]) -> tuple[str, ...]:
@@ -236,7 +303,9 @@ def arguments(rule: AnyRule) -> tuple[float, ...]:
     """The hyper-parameters in C's order."""
     if isinstance(rule, Rule):
         return tuple(rule.args.values() if isinstance(rule.args, Mapping) else rule.args)
-    return tuple(getattr(rule, name) for name in names_of(type(rule)))
+    prox = prox_of(rule)
+    own = () if prox is None else tuple(prox.numbers.values())
+    return tuple(getattr(rule, name) for name in names_of(type(rule))) + own
 
 
 def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
@@ -246,8 +315,7 @@ def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
     if isinstance(rule, Rule):
         named = dict(zip(rule.args, values, strict=True)) if isinstance(rule.args, Mapping) else tuple(values)
         return dataclasses.replace(rule, args=named)
-    by_name: dict[str, Any] = dict(zip(names_of(type(rule)), values, strict=True))
-    return dataclasses.replace(rule, **by_name)
+    return _replaced(rule, dict(zip(_all_names(rule), values, strict=True)))
 
 
 def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
@@ -259,13 +327,13 @@ def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
     if isinstance(rule, Rule):
         names = tuple(rule.args) if isinstance(rule.args, Mapping) else ("args",)
     else:
-        names = names_of(type(rule))
+        names = _all_names(rule)
     for name in changes:
         if name not in names:
             title = c_name(rule) if isinstance(rule, Rule) else type(rule).__name__
             raise InvalidArgument(f"{title} has no {name!r} to set: it has {', '.join(names) or 'none'}")
     if not isinstance(rule, Rule):
-        return dataclasses.replace(rule, **changes)
+        return _replaced(rule, changes)
     args = {**rule.args, **changes} if isinstance(rule.args, Mapping) else changes.get("args", rule.args)
     if len(args) != len(rule.args):
         raise InvalidArgument(f"{c_name(rule)}: args are {args!r}: must be {len(rule.args)} numbers")

@@ -4,6 +4,7 @@ import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields, replace
+from math import lcm
 from typing import Any, NamedTuple, NoReturn, TypedDict, overload
 
 import numpy as np
@@ -792,7 +793,7 @@ def coded(keys: tuple[Key, ...], codec: Codecs | None) -> tuple[tuple[Key, ...],
 
 
 def with_units(keys: Iterable[Key], codecs: Sequence[WireFormat]) -> tuple[Key, ...]:
-    """The keys with the units of their codecs; a key keeps its own if its codec has none.
+    """The keys with units that are multiples of their codecs' and their own; at most the whole key.
 
     Raises:
         InvalidArgument: a codec is not for a key of that shape.
@@ -802,7 +803,10 @@ def with_units(keys: Iterable[Key], codecs: Sequence[WireFormat]) -> tuple[Key, 
         if (refused := codec.refuses(key.shape)) is not None:
             raise InvalidArgument(f"codec of {key.name!r} is {codec!r}: {refused}")
     units = [codec.unit_of(key.shape) for key, codec in zip(keys, codecs, strict=True)]
-    return tuple(key if unit == 1 else replace(key, unit=unit) for key, unit in zip(keys, units, strict=True))
+    return tuple(
+        key if unit == 1 else replace(key, unit=min(lcm(key.unit, unit), key.count))
+        for key, unit in zip(keys, units, strict=True)
+    )
 
 
 def _check_sums(keys: Sequence[Key], codecs: Sequence[WireFormat], why: str) -> None:

@@ -1,6 +1,8 @@
 """The parts of a plan: keys, edges and rows, each a value that never changes (PHub, section 3.2.3)."""
 
 import difflib
+import math
+import numbers
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -62,15 +64,18 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
 
 
 def as_keys(keys: Mapping[str, Any] | Iterable[Key]) -> tuple[Key, ...]:
-    """Keys in order: of a mapping from names to arrays or shapes, or of keys."""
+    """Keys in order: of a mapping from names to arrays, shapes or keys, or of keys."""
     if isinstance(keys, Mapping):
-        shapes: dict[str, Any] = {name: getattr(value, "shape", value) for name, value in keys.items()}
-        return tuple(Key(name, shape) for name, shape in shapes.items())
+        return tuple(_key_of(name, value) for name, value in keys.items())
     found = tuple(keys)
     for key in found:
         if not isinstance(key, Key):
             raise InvalidArgument(f"keys hold {key!r}: must be Key values, or a mapping from names to arrays or shapes")
     return found
+
+
+def _key_of(name: str, value: Any) -> Key:
+    return value if isinstance(value, Key) and value.name == name else Key(name, getattr(value, "shape", value))
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,18 @@ def whole(name: str, value: object, low: int, high: int = MOST_INT) -> int:
     if not low <= number <= high:
         raise InvalidArgument(f"{name} is {number}: must be {low} to {high}")
     return number
+
+
+def check_number(rule: object, name: str, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
+    """Refuses a hyper-parameter that is no finite number of [low, high], or of [low, high) where high is open."""
+    value = getattr(rule, name)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number")
+    number = float(value)
+    if not (low <= number < high if open_high else low <= number <= high) or not math.isfinite(number):
+        limits = f"{low:g} or more" if high == math.inf else f"from {low:g} to {'less than ' * open_high}{high:g}"
+        raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be finite and {limits}")
+    object.__setattr__(rule, name, number)
 
 
 def choice(name: str, value: object, values: Iterable[str]) -> None:

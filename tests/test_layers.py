@@ -24,7 +24,7 @@ torch
 cli
 __init__
 recovery
-presets checkpoint
+presets checkpoint factors
 exchange
 measure
 context

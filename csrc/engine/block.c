@@ -60,8 +60,10 @@ const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs 
 
 int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n_updates, const double *args,
                     size_t from, size_t n) {
-    int returned =
-        w->apply(w->param + from, block, n_updates, w->state + from * (size_t)w->rule->rule.slots, args, (int64_t)n);
+    const int dual = w->rule->rule.dual;
+    float *param = dual ? w->state + from : w->param + from;
+    float *state = dual ? NULL : w->state + from * (size_t)w->rule->rule.slots;
+    int returned = w->apply(param, block, n_updates, state, args, (int64_t)n);
     if (returned != 0) hpc_row_fail_kernel(core, w, "apply", returned);
     return returned;
 }

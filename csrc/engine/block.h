@@ -13,7 +13,7 @@ static inline size_t hpc_block_count(const hpc_work *w, size_t from) {
 /* The folded block: out, or its only input in place. NULL when a user's fold has failed. */
 const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
                             const double *args, size_t from, size_t n);
-/* Applies a folded block to the parameters. Nonzero when the rule has failed. */
+/* Applies a folded block to the parameters, or to Z. Nonzero when the rule has failed. */
 int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n_updates, const double *args,
                     size_t from, size_t n);
 /* Encodes a block of a row's outputs, as they are sent: parameters, or a fold. */

@@ -10,6 +10,7 @@
  *   row.c       a row: its inputs are counted and chosen, and its kind works them off
  *   kind.c      the array of row kinds, of which each kind_*.c has some; kind.h says what one is
  *   block.c     the steps of one block of a row: fold, rule, encoding
+ *   prox.c      the prox of a rule, on rows of a matrix
  *   sum.c       folds that lie in a row's accumulator
  *   mean.c      fold and apply in two calls: the mean that a row keeps
  *   write.c     parameters go to workers

@@ -5,6 +5,7 @@
 #include "engine/discipline.h"
 #include "engine/kind.h"
 #include "engine/mean.h"
+#include "engine/prox.h"
 #include "engine/sum.h"
 #include "engine/write.h"
 
@@ -20,8 +21,9 @@ static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
-        if (block == NULL || hpc_block_apply(core, w, block, inputs->n_updates, args, from, n) != 0) return -1;
-        hpc_block_write(core, w, inputs->to, from, n);
+        if (block == NULL || hpc_block_apply(core, w, block, inputs->n_updates, args, from, n) != 0 ||
+            hpc_block_finish(core, w, inputs->to, args, from, n) != 0)
+            return -1;
     }
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, inputs->n);

@@ -11,6 +11,7 @@
 #include "engine/layout.h"
 #include "engine/mean.h"
 #include "engine/pieces.h"
+#include "engine/prox.h"
 #include "engine/sum.h"
 #include "engine/write.h"
 
@@ -88,18 +89,20 @@ const hpc_row_kind hpc_kind_pieces_early = {
 
 /* ---- sgd ---- */
 
-/* The rule sgd alone has a pass and no state. Parameters go out as float32, and no other row sends them on. */
+/* Parameters, or Z, are changed where they lie. Parameters go out as float32, and no other row sends them on. */
 static int is_sgd(const hpc_engine *en, const hpc_row *row) {
     const hpc_key_rule *rule = &en->rules[row->key];
-    if (rule->pass == NULL || rule->rule.slots > 0 || hpc_row_keeps_fold(en)) return 0;
+    if (!rule->is_sgd || hpc_row_keeps_fold(en)) return 0;
     if (row->action != HPC_APPLY || !hpc_codec_of(row->codec_out)->plain) return 0;
     for (int e = 0; e < row->n_out; e++)
         if (row->out[e].row >= 0) return 0;
     return 1;
 }
 
+/* Not with a prox, which changes what the piece has not. */
 static int suits_in_place(const hpc_engine *en, const hpc_row *row) {
-    return row->n_in == 1 && hpc_edge_codec(en->plan, row, &row->in[0])->weighs && is_sgd(en, row);
+    return !hpc_rule_proxes(&en->rules[row->key].rule) && row->n_in == 1 &&
+           hpc_edge_codec(en->plan, row, &row->in[0])->weighs && is_sgd(en, row);
 }
 
 /* Memory for the sum of a row that rarely needs one: where it is needed at all. */
@@ -160,7 +163,8 @@ static int work_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
     const double rate = args[1], decay = args[2];
     if (decay != 0 && w->in_codec->add_range != NULL) return hpc_parts_work(core, w, inputs, args);
     if (decay != 0) return work_by_sum(core, w, inputs, args);
-    if (hpc_pieces_add_all(core, w, inputs, rate, w->param) != 0) return -1;
+    if (hpc_pieces_add_all(core, w, inputs, rate, hpc_row_target(w)) != 0) return -1;
+    if (hpc_prox_row(core, w, args) != 0) return -1;
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params != NULL && hpc_goes_to(inputs->to, &w->outputs[o]))
             memcpy(w->outputs[o].params, w->param, (size_t)w->row->count * sizeof(float));

@@ -7,6 +7,7 @@
 #include "engine/block.h"
 #include "engine/kind.h"
 #include "engine/layout.h"
+#include "engine/prox.h"
 #include "engine/stages.h"
 #include "engine/sum.h"
 #include "engine/write.h"
@@ -72,8 +73,9 @@ int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, c
         for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
             size_t n = hpc_block_count(w, from);
             const float *block = hpc_block_fold(core, w, mean, core->acc, 0, args, from, n);
-            if (hpc_block_apply(core, w, block, mean->n_updates, args, from, n) != 0) return -1;
-            hpc_block_write(core, w, mean->to, from, n);
+            if (hpc_block_apply(core, w, block, mean->n_updates, args, from, n) != 0 ||
+                hpc_block_finish(core, w, mean->to, args, from, n) != 0)
+                return -1;
         }
     }
     hpc_row_leave(core, w, mean->to, (int)mean->slot);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/block.h"
-#include "engine/write.h"
+#include "engine/prox.h"
 
 int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins) {
     static const double ones[2] = {1, 1};
@@ -26,8 +26,9 @@ int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const 
 int hpc_blocks_apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
-        if (hpc_block_apply(core, w, w->acc + from, inputs->n_updates, args, from, n) != 0) return -1;
-        hpc_block_write(core, w, inputs->to, from, n);
+        if (hpc_block_apply(core, w, w->acc + from, inputs->n_updates, args, from, n) != 0 ||
+            hpc_block_finish(core, w, inputs->to, args, from, n) != 0)
+            return -1;
     }
     return 0;
 }

@@ -8,6 +8,7 @@
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "exchange/exchange.h"
+#include "kernel/prox.h"
 
 static const char op_create[] = "exchange";
 
@@ -26,7 +27,9 @@ struct key_description {
     uint64_t count;
     char rule[NAME_BYTES];
     double args[HPC_RULE_ARGS];
-    int32_t slots, has_fold, fold_wires;
+    int32_t slots, has_fold, fold_wires, dual, prox_whole;
+    uint64_t columns; /* 0: no prox */
+    char prox[NAME_BYTES];
     hpc_codec_description codec;
 };
 
@@ -82,6 +85,44 @@ static int check_fold(const hpc_exchange_config *f) {
             "exchange: the fold of rule %s reads%s, and row %d takes its inputs as %s: give a wire that the "
             "fold reads, or another fold",
             rule->name, names, i, hpc_codec_of(codec)->name);
+    }
+    return HPC_OK;
+}
+
+/* Pushes that come by other ranks need a discipline whose ranks pass them on. */
+static int check_via(const hpc_exchange_config *f) {
+    const hpc_discipline *d = hpc_discipline_of(f);
+    for (int i = 0; i < f->plan->n_rows && (d == NULL || !d->passes_on); i++)
+        for (int e = 0; e < f->plan->rows[i].n_in; e++)
+            if (hpc_edge_via(&f->plan->rows[i].in[e]) >= 0)
+                return hpc_fail(
+                    HPC_ERR_UNSUPPORTED, op_create,
+                    "exchange: row %d takes pushes of rank %d by way of rank %d; that needs peers under BSP "
+                    "or SSP",
+                    i, f->plan->rows[i].in[e].rank, hpc_edge_via(&f->plan->rows[i].in[e]));
+    return HPC_OK;
+}
+
+/* A prox gets whole rows of the key's matrix, so no chunk may cut one apart. */
+static int check_prox(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        const hpc_key *key = &f->plan->keys[row->key];
+        const hpc_rule *rule = hpc_config_rule(f, row->key);
+        if (rule->prox == NULL || row->action != HPC_APPLY) continue;
+        if (key->count % rule->columns != 0)
+            return hpc_fail(HPC_ERR_CONFIG, op_create,
+                            "exchange: key %s has %llu elements, and the prox of rule %s reads rows of %llu: give "
+                            "the rule the columns of the key's matrix",
+                            key->name, (unsigned long long)key->count, rule->name, (unsigned long long)rule->columns);
+        const uint64_t unit = rule->prox_whole ? key->count : rule->columns;
+        if (row->offset % unit == 0 && row->count % unit == 0) continue;
+        return hpc_fail(
+            HPC_ERR_CONFIG, op_create,
+            "exchange: row %d has %llu elements at offset %llu of key %s, and the prox of rule %s reads %s: "
+            "make the plan with a unit of %llu elements for that key",
+            i, (unsigned long long)row->count, (unsigned long long)row->offset, key->name, rule->name,
+            rule->prox_whole ? "the whole matrix" : "whole rows of the matrix", (unsigned long long)unit);
     }
     return HPC_OK;
 }
@@ -233,8 +274,10 @@ int hpc_engine_check_config(const hpc_context *c, const hpc_exchange_config *f) 
                 ? hpc_rule_check(hpc_config_rule(f, k), op_create)
                 : hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the rule of key %s is NULL", f->plan->keys[k].name);
     if (status == HPC_OK) status = check_fold(f);
+    if (status == HPC_OK) status = check_prox(f);
     if (status == HPC_OK) status = check_receivers(f);
     if (status == HPC_OK) status = check_empty(f);
+    if (status == HPC_OK) status = check_via(f);
     if (status == HPC_OK) status = check_encoded(f);
     if (status == HPC_OK) status = hpc_codecs_check(f);
     if (status == HPC_OK) status = check_quorum(f);
@@ -257,7 +300,8 @@ static int is_sound(hpc_reply *reply) {
         reply->nbytes != sizeof *d + (size_t)d->n_keys * sizeof(struct key_description))
         return 0;
     struct key_description *keys = (void *)(d + 1);
-    for (int k = 0; k < d->n_keys; k++) keys[k].name[NAME_BYTES - 1] = keys[k].rule[NAME_BYTES - 1] = 0;
+    for (int k = 0; k < d->n_keys; k++)
+        keys[k].name[NAME_BYTES - 1] = keys[k].rule[NAME_BYTES - 1] = keys[k].prox[NAME_BYTES - 1] = 0;
     return 1;
 }
 
@@ -270,6 +314,16 @@ static int compare_rules(int r, const struct key_description *k, const struct ke
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: the fold of rule %s has fold_wires %#x on rank %d and %#x on rank 0", k->rule,
                         (unsigned)k->fold_wires, r, (unsigned)f->fold_wires);
+    if (strcmp(k->prox, f->prox) != 0 || k->prox_whole != f->prox_whole || k->dual != f->dual)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rule %s has prox %s (prox_whole %d, dual %d) on rank %d and %s (%d, %d) on rank 0, "
+                        "for key %s",
+                        k->rule, k->prox, k->prox_whole, k->dual, r, f->prox, f->prox_whole, f->dual, k->name);
+    if (k->columns != f->columns)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: the prox of rule %s reads rows of %llu elements on rank %d and of %llu on rank 0, "
+                        "for key %s",
+                        k->rule, (unsigned long long)k->columns, r, (unsigned long long)f->columns, k->name);
     for (int a = 1; a < HPC_RULE_ARGS; a++)
         if (k->args[a] != f->args[a])
             return hpc_fail(HPC_ERR_CONFIG, op_create,
@@ -369,6 +423,10 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
         keys[k].slots = rule->slots;
         keys[k].has_fold = rule->fold != NULL;
         keys[k].fold_wires = (int32_t)rule->fold_wires;
+        keys[k].dual = rule->dual != 0;
+        keys[k].prox_whole = rule->prox != NULL && rule->prox_whole;
+        keys[k].columns = rule->prox != NULL ? rule->columns : 0;
+        snprintf(keys[k].prox, sizeof keys[k].prox, "%s", hpc_prox_text(rule->prox));
         hpc_codec_describe(en, k, &keys[k].codec);
     }
     status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);

@@ -257,6 +257,7 @@ static int open_rules(hpc_engine *en, const hpc_exchange_config *f) {
         snprintf(its->name, sizeof its->name, "%s", its->rule.name);
         its->rule.name = its->name;
         its->pass = hpc_rule_pass(&its->rule);
+        its->is_sgd = hpc_rule_is_sgd(&its->rule);
         its->averages = hpc_rule_averages(&its->rule);
     }
     return HPC_OK;

@@ -1,7 +1,24 @@
-/* The products of pairs, written once. */
+/* The sums of products, written once. The file of an instruction set includes its lanes, defines TILE_ROWS and
+ * TILE_VECTORS, the rows and vectors of a tile of sums that its registers hold, and includes this.
+ *
+ * Pairs go by runs of one kind, in their order:
+ *   dense u and v     tiles, from panels of v and blocks of u that are packed behind each other
+ *   sparse u          a list for each row (factors_lists.h); its sums are vectors along the row
+ *   sparse v          a list for each column; its sums are vectors of rows, and are turned
+ *   both              a list for each row; products go to their places one by one */
 #include "kernel/half.h"
 
 #include <string.h>
+
+#define FACTORS_INLINE static inline __attribute__((always_inline))
+
+typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+
+enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
+enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
+
+/* What becomes of the weighted sum. */
+typedef enum purpose { ADD, TAKE } purpose;
 
 static inline float value_at(const void *values, size_t i, int dtype) {
     if (dtype == HPC_F32) {
@@ -14,58 +31,238 @@ static inline float value_at(const void *values, size_t i, int dtype) {
     return dtype == HPC_F16 ? hpc_from_f16(half) : hpc_from_bf16(half);
 }
 
-/* The place of entry i: read once, as its memory may change. */
-static inline uint32_t index_at(const hpc_factor *f, size_t i, int wide) {
-    if (f->indices == NULL) return (uint32_t)i;
-    return wide ? ((const volatile uint32_t *)f->indices)[i] : ((const volatile uint16_t *)f->indices)[i];
+/* n values from number from on, as float32. */
+FACTORS_INLINE void widen(float *to, const void *values, size_t from, size_t n, int dtype) {
+    const uint16_t *halves = (const uint16_t *)values + from;
+    size_t i = 0;
+    if (dtype == HPC_F32) {
+        memcpy(to, (const char *)values + from * sizeof *to, n * sizeof *to);
+        return;
+    }
+    for (; n - i >= LANES; i += LANES)
+        *(vector *)(to + i) = dtype == HPC_F16 ? load_f16(halves + i) : load_bf16(halves + i);
+    for (; i < n; i++) to[i] = value_at(values, from + i, dtype);
 }
 
-static void add_row(const hpc_factor_part *p, float *to, float wu, const hpc_factor *v) {
-    for (uint32_t k = 0; k < v->n; k++) {
-        const uint32_t d = index_at(v, k, p->wide_columns) - p->column;
-        if (d < p->columns) to[d] += wu * value_at(v->values, k, p->values);
+/* ---- dense u and v ------------------------------------------------------------------------------------------------ */
+
+/* Values of the packed v of a panel, which stay in the second cache, as do those of u of a block of rows. */
+enum { PANEL = 1 << 14, BLOCK = 24 << 10, DEEP = HPC_FACTOR_DENSE_PAIRS };
+
+/* Tiles of a panel lie a vector further apart than their values: a power of two would put all in the same sets. */
+static inline size_t tile_values(size_t depth) {
+    return (depth + 1) * WIDE;
+}
+
+/* Columns from to from + n of each v: tile after tile, in each pair after pair. Behind the last column 0. */
+FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype) {
+    const size_t whole = n / WIDE, left = n % WIDE;
+    for (size_t k = 0; k < depth; k++) {
+        float *at = to + k * WIDE;
+        for (size_t t = 0; t < whole; t++, at += tile_values(depth))
+            widen(at, pairs[k].v.values, from + t * WIDE, WIDE, dtype);
+        if (left == 0) continue;
+        widen(at, pairs[k].v.values, from + whole * WIDE, left, dtype);
+        memset(at + left, 0, (WIDE - left) * sizeof *at);
     }
 }
 
-static void add(const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n) {
-    for (size_t k = 0; k < n; k++)
-        for (uint32_t i = 0; i < pairs[k].u.n; i++) {
-            const uint32_t j = index_at(&pairs[k].u, i, p->wide_rows) - p->row;
-            if (j >= p->rows) continue;
-            add_row(p, p->to + j * p->stride,
-                    (float)(pairs[k].weight * (double)value_at(pairs[k].u.values, i, p->values)), &pairs[k].v);
+/* Rows from to from + n of each weighted u, likewise. */
+static void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype) {
+    for (size_t row = 0; row < n; row += ROWS) {
+        const size_t some = n - row < ROWS ? n - row : ROWS;
+        for (size_t k = 0; k < depth; k++, to += ROWS) {
+            const double weight = pairs[k].weight;
+            size_t i = 0;
+            for (; i < some; i++) to[i] = (float)(weight * (double)value_at(pairs[k].u.values, from + row + i, dtype));
+            for (; i < ROWS; i++) to[i] = 0;
+        }
+    }
+}
+
+/* A tile of sums: all of it at to, or (rows, columns) a part. ahead: memory of a later tile. */
+FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, size_t depth, float *to, size_t stride,
+                            float rate, const float *ahead) {
+    reals s[ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++)
+            s[i][j] = purpose == TAKE ? (reals){0} : (reals) * (const vector *)(to + (size_t)i * stride + j * LANES);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) __builtin_prefetch(ahead + (size_t)i * stride, 1);
+    for (size_t k = 0; k < depth; k++, u += ROWS, v += WIDE) {
+        reals x[VECTORS];
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) x[j] = (reals) * (const vector *)(v + j * LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) s[i][j] += u[i] * x[j];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            vector *at = (vector *)(to + (size_t)i * stride + j * LANES);
+            *at = purpose == TAKE ? (reals)*at - rate * s[i][j] : s[i][j];
         }
 }
 
-static void take(const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n, float rate) {
-    (void)p, (void)pairs, (void)n, (void)rate;
+/* A tile that the part ends in goes by way of a whole one. */
+static __attribute__((noinline)) void tile_at_end(purpose purpose, const float *u, const float *v, size_t depth,
+                                                  float *to, size_t stride, float rate, size_t rows, size_t columns) {
+    float whole[ROWS * WIDE] = {0};
+    for (size_t i = 0; i < rows; i++) memcpy(whole + i * WIDE, to + i * stride, columns * sizeof *to);
+    if (purpose == TAKE)
+        tile_of(TAKE, u, v, depth, whole, WIDE, rate, whole);
+    else
+        tile_of(ADD, u, v, depth, whole, WIDE, rate, whole);
+    for (size_t i = 0; i < rows; i++) memcpy(to + i * stride, whole + i * WIDE, columns * sizeof *to);
+}
+
+/* A packed panel times a packed block. Memory is asked for some tiles ahead, at the end of a row's those of the next.
+ */
+FACTORS_INLINE void panel_of(purpose purpose, const hpc_factor_part *p, size_t row, size_t rows, size_t column,
+                             size_t columns, const float *u, const float *v, size_t depth, float rate) {
+    const size_t stride = p->stride, ahead = 4 * WIDE;
+    for (size_t i = 0; i < rows; i += ROWS, u += ROWS * depth) {
+        float *to = p->to + (row + i) * stride + column;
+        const float *panel = v;
+        for (size_t d = 0; d < columns; d += WIDE, panel += tile_values(depth)) {
+            if (rows - i < ROWS || columns - d < WIDE) {
+                tile_at_end(purpose, u, panel, depth, to + d, stride, rate, rows - i < ROWS ? rows - i : ROWS,
+                            columns - d < WIDE ? columns - d : WIDE);
+                continue;
+            }
+            const float *next = d + ahead < columns ? to + d + ahead : to + ROWS * stride + (d + ahead - columns);
+            tile_of(purpose, u, panel, depth, to + d, stride, rate, next);
+        }
+    }
+}
+
+FACTORS_INLINE void add_dense_of(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t depth,
+                                 float rate, int dtype) {
+    float u[BLOCK], v[PANEL];
+    const size_t wide = PANEL / tile_values(depth) * WIDE, tall = BLOCK / depth / ROWS * ROWS;
+    for (size_t row = 0, rows; row < p->rows; row += rows) {
+        rows = p->rows - row < tall ? p->rows - row : tall;
+        pack_u(u, pairs, depth, p->row + row, rows, dtype);
+        for (size_t column = 0, columns; column < p->columns; column += columns) {
+            columns = p->columns - column < wide ? p->columns - column : wide;
+            pack_v(v, pairs, depth, p->column + column, columns, dtype);
+            panel_of(purpose, p, row, rows, column, columns, u, v, depth, rate);
+        }
+    }
+}
+
+static void add_dense(const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n) {
+    for (size_t k = 0, some; k < n; k += some) {
+        some = n - k < DEEP ? n - k : DEEP;
+        add_dense_of(ADD, p, pairs + k, some, 0, p->values);
+    }
+}
+
+static void take_dense(const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n, float rate) {
+    add_dense_of(TAKE, p, pairs, n, rate, p->values);
+}
+
+#include "kernel/factors_lists.h"
+
+/* ---- runs of one kind ---------------------------------------------------------------------------------------------- */
+
+static inline int kind_of(const hpc_factor_pair *pair) {
+    return (pair->u.indices != NULL) + 2 * (pair->v.indices != NULL);
+}
+
+static void add(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_t n) {
+    for (size_t k = 0, end; k < n && part->rows > 0 && part->columns > 0; k = end) {
+        const int kind = kind_of(&pairs[k]);
+        for (end = k + 1; end < n && kind_of(&pairs[end]) == kind;) end++;
+        if (kind == 0)
+            add_dense(part, pairs + k, end - k);
+        else if (kind == 1)
+            add_by_rows(ADD, part, pairs + k, end - k, 0);
+        else if (kind == 2)
+            add_by_columns(ADD, part, pairs + k, end - k, 0);
+        else
+            add_points(ADD, part, pairs + k, end - k, 0);
+    }
+    fold_end(0);
 }
 
 static int can_take(const hpc_factor_pair *pairs, size_t n) {
-    (void)pairs, (void)n;
-    return 0;
+    const int kind = n > 0 ? kind_of(&pairs[0]) : 0;
+    for (size_t k = 1; k < n; k++)
+        if (kind_of(&pairs[k]) != kind) return 0;
+    return kind != 0 || n <= HPC_FACTOR_DENSE_PAIRS;
 }
 
-static void take_sum(const hpc_factor_part *p, const float *sum, size_t stride, float rate) {
-    for (uint32_t j = 0; j < p->rows; j++)
-        for (uint32_t d = 0; d < p->columns; d++) p->to[j * p->stride + d] -= rate * sum[j * stride + d];
+static void take(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_t n, float rate) {
+    const int kind = n > 0 ? kind_of(&pairs[0]) : 0;
+    if (n == 0 || part->rows == 0 || part->columns == 0) return;
+    if (kind == 0)
+        take_dense(part, pairs, n, rate);
+    else if (kind == 1)
+        add_by_rows(TAKE, part, pairs, n, rate);
+    else if (kind == 2)
+        add_by_columns(TAKE, part, pairs, n, rate);
+    else
+        add_points(TAKE, part, pairs, n, rate);
+    fold_end(0);
 }
+
+static void take_sum(const hpc_factor_part *part, const float *sum, size_t stride, float rate) {
+    for (size_t j = 0; j < part->rows; j++) {
+        float *to = part->to + j * part->stride;
+        const float *from = sum + j * stride;
+        size_t d = 0;
+        for (; part->columns - d >= LANES; d += LANES)
+            *(vector *)(to + d) = (reals) * (const vector *)(to + d) - rate * (reals) * (const vector *)(from + d);
+        for (; d < part->columns; d++) to[d] -= rate * from[d];
+    }
+    fold_end(0);
+}
+
+/* ---- the rest ------------------------------------------------------------------------------------------------------ */
 
 static size_t count(const float *values, size_t n) {
-    size_t some = 0;
-    for (size_t i = 0; i < n; i++) some += values[i] != 0;
+    typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
+    enum { MOST = 1 << 24 }; /* before a lane's count could overflow */
+    size_t some = 0, i = 0;
+    while (n - i >= LANES) {
+        ints zeros = {0};
+        const size_t end = n - i < MOST ? n : i + MOST, begin = i;
+        for (; end - i >= LANES; i += LANES) zeros += (reals) * (const vector *)(values + i) == 0;
+        some += i - begin;
+        for (int lane = 0; lane < (int)LANES; lane++) some -= (size_t)-zeros[lane];
+    }
+    for (; i < n; i++) some += values[i] != 0;
+    fold_end(0);
     return some;
 }
 
 static double dot(const hpc_factor *a, const hpc_factor *b, size_t n, int values, int wide) {
-    double sum = 0;
-    uint32_t i = 0, j = 0;
-    (void)n;
-    while (i < a->n && j < b->n) {
-        const uint32_t x = index_at(a, i, wide), y = index_at(b, j, wide);
-        if (x == y) sum += (double)value_at(a->values, i, values) * (double)value_at(b->values, j, values);
-        i += x <= y;
-        j += y <= x;
+    enum { SUMS = 16 };
+    double sums[SUMS] = {0};
+    if (a->indices == NULL && b->indices == NULL) {
+        float x[SUMS], y[SUMS];
+        size_t i = 0;
+        for (; n - i >= SUMS; i += SUMS) {
+            widen(x, a->values, i, SUMS, values);
+            widen(y, b->values, i, SUMS, values);
+            for (int lane = 0; lane < SUMS; lane++) sums[lane] += (double)x[lane] * (double)y[lane];
+        }
+        for (; i < n; i++) sums[i % SUMS] += (double)value_at(a->values, i, values) * (double)value_at(b->values, i, values);
+    } else {
+        for (size_t i = 0, j = 0; i < a->n && j < b->n;) {
+            const uint32_t x = index_at(a, i, wide), y = index_at(b, j, wide);
+            if (x == y) sums[0] += (double)value_at(a->values, i, values) * (double)value_at(b->values, j, values);
+            i += x <= y;
+            j += y <= x;
+        }
     }
-    return sum;
+    for (int half = SUMS / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; lane++) sums[lane] += sums[lane + half];
+    return sums[0];
 }

@@ -44,8 +44,14 @@ static const hpc_builtin_rule *built_in(const hpc_rule *rule) {
 }
 
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
-    const hpc_builtin_rule *known = built_in(rule);
+    const hpc_builtin_rule *known = hpc_rule_proxes(rule) ? NULL : built_in(rule);
     return known == NULL ? NULL : known->pass;
+}
+
+/* sgd alone has a pass and no state. */
+int hpc_rule_is_sgd(const hpc_rule *rule) {
+    const hpc_builtin_rule *known = built_in(rule);
+    return known != NULL && known->pass != NULL && known->rule.slots == 0;
 }
 
 int hpc_rule_averages(const hpc_rule *rule) {
@@ -73,5 +79,16 @@ int hpc_rule_check(const hpc_rule *rule, const char *op) {
     if (rule->fold_wires & ~wires)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: fold_wires of rule '%s' is %#x; only bits of %#x are wire formats",
                         op, rule->name, rule->fold_wires, wires);
+    if (rule->dual && rule->slots != 1)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: slots of rule '%s' is %d; with dual it must be 1, for Z", op,
+                        rule->name, rule->slots);
+    if (hpc_rule_proxes(rule) && hpc_rule_averages(rule))
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: rule '%s' averages models, and has no prox: give the prox to proxsgd or dual", op,
+                        rule->name);
+    if (rule->prox != NULL && (rule->columns < 1 || rule->columns > INT64_MAX))
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: columns of rule '%s' is %llu; with a prox it is the length of a matrix's rows", op,
+                        rule->name, (unsigned long long)rule->columns);
     return hpc_rule_check_args(rule->name, rule->args, op);
 }

@@ -43,8 +43,17 @@ const hpc_builtin_rule *const *hpc_rules_of(int isa);
 /* Whether it is a built-in rule that averages, and has no fold of its own. */
 int hpc_rule_averages(const hpc_rule *rule);
 
-/* The pass of the built-in rule whose apply this is; NULL: it has none, or the rule or its fold is a user's own. */
+/* The pass of the built-in rule whose apply this is; NULL: it has none, or the rule or its fold is a user's own, or
+ * parameters are more than what apply makes of them. */
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule);
+
+/* Whether apply is that of sgd, and so changes only where the fold is not 0, if there is no decay. With dual, of Z. */
+int hpc_rule_is_sgd(const hpc_rule *rule);
+
+/* Whether parameters are more than what apply makes of them: they have a prox, or are made of Z. */
+static inline int hpc_rule_proxes(const hpc_rule *rule) {
+    return rule->prox != NULL || rule->dual;
+}
 
 /* HPC_ERR_INVALID unless the rule is whole: name and apply not NULL, slots and fold_wires in range, every arg finite.
  * op names the caller. */

@@ -5,6 +5,7 @@
 
 #include "kernel/rule_average.h"
 #include "kernel/rule_sgd.h"
+#include "kernel/rule_prox.h"
 #include "kernel/rule_momentum.h"
 #include "kernel/rule_nesterov.h"
 #include "kernel/rule_adam.h"
@@ -18,6 +19,8 @@ static const hpc_builtin_rule *const rules[] = {
     &rule_nesterov,
     &rule_adam,
     &rule_adamw,
+    &rule_proxsgd,
+    &rule_dual,
     NULL,
     // clang-format on
 };

@@ -31,6 +31,30 @@ def rule_found(name: str, args: tuple[float, ...], isa: int) -> Any:
     return rule
 
 
+def with_prox(rule: Any, name: str, prox: int | str, columns: int, whole: bool, isa: int) -> Any:
+    """The same rule with a prox: the address of machine code, or the name of a built-in one. It keeps its name."""
+    chars = ffi.new("char[]", name.encode())
+    rule.name, rule.columns, rule.prox_whole = chars, columns, whole
+    if isinstance(prox, str):
+        found = ffi.new("hpc_prox_fn *")
+        check(lib.hpc_prox_find(prox.encode(), isa, found))
+        rule.prox = found[0]
+    else:
+        rule.prox = ffi.cast("hpc_prox_fn", prox)
+    _named[rule] = chars
+    return rule
+
+
+def _proxes() -> Iterator[str]:
+    i = 0
+    while (name := lib.hpc_prox_name(i)) != ffi.NULL:
+        yield ffi.string(name).decode()
+        i += 1
+
+
+PROXES: tuple[str, ...] = tuple(_proxes())
+
+
 def _built_in() -> Iterator[tuple[str, tuple[str, ...]]]:
     rule, i = ffi.new("hpc_rule *"), 0
     while (name := lib.hpc_rule_name(i)) != ffi.NULL:

@@ -31,10 +31,11 @@ KINDS = {
     "exponential": "i -> i + 1, 2, 4, ...",
     "torus": "nearest to a square; torus:2 has 2 rows",
     "random_regular": "the best of some drawn, of degree 4; random_regular:6 of degree 6",
+    "spread": "the least sum of shortest paths, of out-degree 2; spread:4 of 4; not in all",
     "one_peer_exponential": "one edge of exponential a step",
     "random_matchings": "pairs that change each step; random_matchings:8 in 8 steps",
 }
-ALL = (*KINDS, "ring:both", "chain:both")
+ALL = (*(kind for kind in KINDS if kind != "spread"), "ring:both", "chain:both")  # a spread is searched for seconds
 HEADINGS = ("graph", "gap", "sigma 2", "diameter", "in", "out", "influence", "bytes/step", "s/step", "check")
 
 
@@ -66,6 +67,8 @@ def make(kind: str, n: int, seeds: int = 16, seed: int = 0) -> Graphs:
             return topology.torus(rows, n // rows)
         case "random_regular", _, degree:
             return topology.random_regular(n, _number(kind, degree, 4), seeds, seed)
+        case "spread", _, degree:
+            return topology.spread(n, _number(kind, degree, min(2, max(n - 1, 1))))
         case "one_peer_exponential", "", "":
             return topology.one_peer_exponential(n)
         case "random_matchings", _, phases:

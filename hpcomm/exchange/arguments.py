@@ -14,9 +14,10 @@ from .. import _core, optim
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
-from ..optim import AnyRule, Rule
+from ..optim import AnyRule, Dual, Rule
 from ..plan import Plan, c_keys
-from ..stage import whole
+from ..prox import Own
+from ..stage import Key, whole
 from ..topology import Graph
 from ..topology.by_key import check_names, check_workers, join
 from ..topology.protocol import Topology
@@ -82,13 +83,14 @@ def checked(
     check_patience(made.engine.patience)
     for what, given in (("codec", made.plan.codec), ("codec_out", made.plan.codec_out)):
         check_names(what, given if isinstance(given, Mapping) else (), tuple(values))
-    schemes = tuple(_compiled(ctx, scheme, values, made) for scheme in made.schemes)
+    keys = {name: _as_key(name, value, rules[name]) for name, value in values.items()}
+    schemes = tuple(_compiled(ctx, scheme, keys, made) for scheme in made.schemes)
     check_workers([one.plan.workers for one in schemes])
     names = [name for one in schemes for name in one.scheme.names]
     values, rules = {name: values[name] for name in names}, {name: rules[name] for name in names}
     plan = _one_plan([one.plan for one in schemes])
     codecs = codecs_of(plan, made.plan.codec)
-    return Checked(values, schemes, plan, rules, _c_rules(rules, isa), codecs)
+    return Checked(values, schemes, plan, rules, _c_rules(rules, values, isa), codecs)
 
 
 def _one_plan(plans: Sequence[Plan]) -> Plan:
@@ -100,8 +102,22 @@ def _one_plan(plans: Sequence[Plan]) -> Plan:
     return join([key for plan in plans for key in plan.keys], plans[0].size, parts)
 
 
-def _compiled(ctx: Context, scheme: Scheme, values: Mapping[str, NDArray[np.float32]], made: Made) -> Compiled:
-    topology, options, own = scheme.topology, made.plan, {name: values[name] for name in scheme.names}
+def _as_key(name: str, value: NDArray[np.float32], rule: AnyRule) -> NDArray[np.float32] | Key:
+    """A key whose rule has a prox, with the unit that this needs; else the array itself."""
+    prox = optim.prox_of(rule)
+    if prox is None:
+        return value
+    if value.ndim != 2:
+        raise InvalidArgument(
+            f"key {name!r} has shape {value.shape}: the prox of {type(rule).__name__} needs a matrix; give this key "
+            "another rule by a mapping, such as SGD"
+        )
+    whole_matrix = isinstance(prox, Own) and prox.per == "matrix"
+    return Key(name, value.shape, unit=value.size if whole_matrix else value.shape[1])
+
+
+def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float32] | Key], made: Made) -> Compiled:
+    topology, options, own = scheme.topology, made.plan, {name: keys[name] for name in scheme.names}
     phases, peers = topology.graphs(ctx.size), applies_at_peers(topology)
     weighs = topology.updates_of in OWN_MODELS and not peers
     mode = engine_mode(scheme.consistency, bool(phases))
@@ -209,7 +225,7 @@ def check_patience(patience: Any) -> None:
         raise InvalidArgument(f"patience is {patience!r}: must be a number, 1 or more, or None")
 
 
-def check_plan(plan: Plan, values: Mapping[str, NDArray[np.float32]], size: int) -> None:
+def check_plan(plan: Plan, values: Mapping[str, NDArray[np.float32] | Key], size: int) -> None:
     """Refuses a plan that was made for other keys or another number of ranks."""
     check_choice("plan", plan, Plan)
     if plan.size != size:
@@ -294,16 +310,29 @@ def _fold_of(plan: Plan, row: int) -> int:
         row = edges[0].row
 
 
-def _c_rules(rules: Mapping[str, AnyRule], isa: str) -> list[Any]:
-    """C's structs; one for all keys that were given the same object."""
-    made = {id(rule): c_rule(rule, isa) for rule in rules.values()}
-    return [made[id(rule)] for rule in rules.values()]
+def _c_rules(rules: Mapping[str, AnyRule], values: Mapping[str, NDArray[np.float32]], isa: str) -> list[Any]:
+    """C's structs; one for all keys that were given the same object, and have as many columns if it has a prox."""
+    made: dict[tuple[int, int], Any] = {}
+    found = []
+    for name, rule in rules.items():
+        columns = 0 if optim.prox_of(rule) is None else values[name].shape[1]
+        if (id(rule), columns) not in made:
+            made[id(rule), columns] = c_rule(rule, isa, columns)
+        found.append(made[id(rule), columns])
+    return found
 
 
-def c_rule(rule: AnyRule, isa: str) -> Any:
+def c_rule(rule: AnyRule, isa: str, columns: int = 0) -> Any:
+    """C's struct. columns: of the key's matrix, where the rule has a prox."""
     if isinstance(rule, Rule):
         apply = _core.function_address(rule.apply, "apply")
         fold = 0 if rule.fold is None else _core.function_address(rule.fold, "fold")
         wires = tuple(_core.CODECS[wire] for wire in getattr(rule.fold, "wires", ()))
         return _core.rule_own(optim.c_name(rule), apply, fold, rule.slots, optim.arguments(rule), wires)
-    return _core.rule_found(optim.c_name(rule), optim.arguments(rule), _core.ISAS[isa])
+    found = _core.rule_found(type(rule).__name__.lower(), optim.arguments(rule), _core.ISAS[isa])
+    prox = optim.prox_of(rule)
+    if prox is None:
+        return found
+    code = _core.function_address(prox.code, "prox") if isinstance(prox, Own) else prox.title(isinstance(rule, Dual))
+    whole_matrix = isinstance(prox, Own) and prox.per == "matrix"
+    return _core.with_prox(found, optim.c_name(rule), code, columns, whole_matrix, _core.ISAS[isa])

@@ -20,7 +20,7 @@ refused; a fold that is handed such inputs all the same, as by its bare address,
 
 Filters say which elements of an update are sent: `threshold()` is the built-in one, `filter` compiles one's own, and
 Threshold and TopK of hpcomm.codec take it as kernel=. `encode` and `decode_add` compile the two functions of a whole
-codec, hpcomm.codec.Own.
+codec, hpcomm.codec.Own. `prox` compiles a proximal operator for the rules ProxSGD and Dual.
 """
 
 import functools
@@ -33,6 +33,8 @@ import numpy as np
 from .. import _core
 from ..errors import InvalidArgument, NotSupported
 from ..optim import MOST_ARGS, MOST_SLOTS, Rule
+from ..prox import Own as OwnProx
+from ..prox import Prox
 
 PIP_KERNELS = "pip install numba"
 RAISED = -1  # the status of a kernel that raised
@@ -126,6 +128,45 @@ def fold(
     if function is not None:
         return _compiled_fold(function, np.dtype(dtype))
     return lambda later: _compiled_fold(later, np.dtype(dtype))
+
+
+@overload
+def prox(function: Callable[..., Any]) -> Prox: ...
+@overload
+def prox(
+    *, args: Mapping[str, float] | Sequence[float] = (), per: str = "rows", name: str | None = None
+) -> Callable[[Callable[..., Any]], Prox]: ...
+def prox(
+    function: Callable[..., Any] | None = None,
+    *,
+    args: Mapping[str, float] | Sequence[float] = (),
+    per: str = "rows",
+    name: str | None = None,
+) -> Prox | Callable[[Callable[..., Any]], Prox]:
+    """Makes a prox of a function(rows, args), for hpcomm.ProxSGD and hpcomm.Dual: `@prox`, or `@prox(per="matrix")`.
+
+        @hpcomm.kernels.prox(args={"least": 0.0})
+        def at_least(rows, args):
+            np.maximum(rows, np.float32(args[3]), rows)
+
+    The function gets rows, float32 (n, columns): some whole rows of the key's matrix, which it changes; and args,
+    float64 (8,): the step from 1, t (the learning rate; 1 under Dual), the weight decay, then its own numbers from
+    args[3] on. It returns None or 0, or another int that ends the exchange with an error, as a NaN in rows does.
+
+    Args:
+        args: its numbers, at most 5; a mapping gives them names for Exchange.set.
+        per: "rows": any rows, so each must be mapped by itself; "matrix": all of W at once, which is then one chunk.
+        name: told in errors and checkpoints; None means the function's.
+
+    Raises:
+        NotSupported: Numba is missing.
+        InvalidArgument: the function cannot be compiled, or would call the interpreter.
+    """
+
+    def compiled(one: Callable[..., Any]) -> Prox:
+        return OwnProx(_compiled_prox(one), args, per, name)
+
+    return compiled if function is None else compiled(function)
 
 
 def threshold() -> Kernel:
@@ -332,6 +373,31 @@ def _compiled_rule(function: Callable[..., Any], slots: int) -> Kernel:
 
     signature = types.int32(number, number, types.int64, number, types.CPointer(types.float64), types.int64)
     return Kernel(nb.cfunc(signature, error_model="numpy")(apply), function)
+
+
+def _compiled_prox(function: Callable[..., Any]) -> Kernel:
+    nb = _numba()
+    types, carray = nb.types, nb.carray
+    inner, returns = _inner(nb, function, (types.float32[:, ::1], types.float64[::1]))
+
+    if returns:
+
+        def run(rows: Any, n: Any, columns: Any, args: Any) -> Any:
+            try:
+                return inner(carray(rows, (n, columns)), carray(args, (_ARGS,)))
+            except Exception:
+                return RAISED
+    else:
+
+        def run(rows: Any, n: Any, columns: Any, args: Any) -> Any:
+            try:
+                inner(carray(rows, (n, columns)), carray(args, (_ARGS,)))
+            except Exception:
+                return RAISED
+            return 0
+
+    signature = types.int32(types.CPointer(types.float32), types.int64, types.int64, types.CPointer(types.float64))
+    return Kernel(nb.cfunc(signature, error_model="numpy")(run), function)
 
 
 def _compiled_fold(function: Callable[..., Any], dtype: np.dtype[Any]) -> Kernel:

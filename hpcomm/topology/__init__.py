@@ -9,6 +9,7 @@ hpcomm.topology.spectral_gap(graph)        # how fast updates spread
 from ..model import Bandwidths
 from .choose import Choice, bytes_per_step, recommend, steps_to_consensus
 from .fairness import check, metropolis
+from .forwarding import shortest_path_trees
 from .graph import Graph
 from .graphs import (
     chain,
@@ -35,6 +36,7 @@ from .phases import Phases
 from .protocol import Job, Topology
 from .rebuild import among
 from .spectrum import influence, second_singular, spectral_gap
+from .spread import spread, spread_gap
 from .tree import Tree
 
 __all__ = [
@@ -71,7 +73,10 @@ __all__ = [
     "ring",
     "root_expander",
     "second_singular",
+    "shortest_path_trees",
     "spectral_gap",
+    "spread",
+    "spread_gap",
     "star",
     "steps_to_consensus",
     "torus",

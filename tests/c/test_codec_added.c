@@ -289,6 +289,65 @@ static void trains_by_pairs(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* A rule with a prox applies all lists at once, to the parameters or to Z, before the prox. arg: progress, + 4 with Z,
+ * + 8 with a decay, which takes the sum of all lists. */
+static void proxes_pairs(rank *r) {
+    job j;
+    hpc_codec_config config;
+    hpc_codec_config_init(&config);
+    const hpc_codec_config *list[JOB_KEYS] = {&config, &config, &config};
+    hpc_exchange_config c;
+    job_config asked;
+    hpc_exchange *e = NULL;
+    const int dual = (r->arg & 4) != 0;
+    const float rate = 0.5f, decay = r->arg & 8 ? 0.25f : 0, lam = 2, most = dual ? lam : rate * lam;
+    float *w[JOB_KEYS], *z[JOB_KEYS];
+    job_init(&j, r);
+    j.wire = PAIRS, j.n_servers = 1, j.progress = r->arg % 4, j.rule = dual ? "dual" : "proxsgd";
+    j.args[1] = (double)rate, j.args[2] = (double)decay, j.args[3] = (double)lam;
+    job_settings(&c, &j);
+    job_config_init(&asked, r, &j, &c);
+    asked.config.codecs = list;
+    CHECK_OK(hpc_prox_find("l1", HPC_ISA_BEST, &asked.rule.prox));
+    asked.rule.columns = 1;
+    adds_at_once = 0;
+    CHECK_OK(hpc_exchange_create(r->context, &asked.config, -1, &e));
+    job_config_free(&asked);
+    for (int k = 0; k < j.n_keys; k++) {
+        w[k] = malloc(j.keys[k].count * sizeof *w[k]);
+        z[k] = calloc(j.keys[k].count, sizeof *z[k]);
+        for (uint64_t i = 0; i < j.keys[k].count; i++) w[k][i] = job_initial(&j, k, i);
+    }
+    for (int step = 0; step < STEPS; step++)
+        for (int k = 0; k < j.n_keys; k++) {
+            const uint64_t n = j.keys[k].count;
+            float *sum = calloc(n, sizeof *sum), *to = dual ? z[k] : w[k];
+            pair_list *own = malloc(pairs_bytes(NULL, n));
+            own->count = 0;
+            for (int rank = 0; rank < r->size; rank++)
+                for (uint64_t i = (uint64_t)(rank + step) % 2; i < n; i += EVERY) {
+                    const float value = job_gradient(&j, rank, step, k, i);
+                    sum[i] += value;
+                    if (rank == r->rank) own->pairs[own->count++] = (pair){(uint32_t)i, value};
+                }
+            CHECK_OK(hpc_exchange_push_pull(e, k, own, -1));
+            for (uint64_t i = 0; i < n; i++) {
+                to[i] -= rate * (sum[i] + decay * to[i]);
+                w[k][i] = to[i] > most ? to[i] - most : to[i] < -most ? to[i] + most : 0;
+                CHECK(hpc_exchange_params(e, k)[i] == w[k][i]);
+            }
+            free(own);
+            free(sum);
+        }
+    if (!r->mode->threads) CHECK_EQ(adds_at_once, r->arg & 8 ? 0 : STEPS * inside(e)->n_work);
+    for (int k = 0; k < j.n_keys; k++) {
+        free(w[k]);
+        free(z[k]);
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 /* A list with a NaN is refused where that is asked for, and leaves no trace; and a row whose sum would have to be
  * encoded, as it is no list. */
 static void refuses_pairs(rank *r) {
@@ -347,6 +406,11 @@ int main(int argc, char **argv) {
         {.name = "trains by pairs with decay", .size = 3, .run = trains_by_pairs, .arg = INLINE + 4},
         {.name = "folds pairs, then applies", .size = 3, .run = trains_by_pairs, .arg = INLINE + 8},
         {.name = "pairs on a graph", .size = 3, .run = trains_by_pairs, .arg = INLINE + 16},
+        {.name = "prox of pairs", .size = 3, .run = proxes_pairs, .arg = INLINE},
+        {.name = "prox of pairs by threads", .size = 3, .run = proxes_pairs, .arg = THREAD},
+        {.name = "prox of pairs with decay", .size = 3, .run = proxes_pairs, .arg = INLINE + 8},
+        {.name = "dual of pairs", .size = 3, .run = proxes_pairs, .arg = INLINE + 4},
+        {.name = "dual of pairs with decay", .size = 3, .run = proxes_pairs, .arg = INLINE + 12},
         {.name = "refuses pairs", .size = 4, .run = refuses_pairs},
         {.name = "refuses", .size = 2, .run = refuses, .where = RANKS_UNSEEDED},
         {0},

@@ -30,6 +30,12 @@ struct Rule : hpc_rule {
         this->fold = fold;
         this->fold_wires = fold_wires;
     }
+    // Gives a key with rows of so many columns a built-in prox, by its name.
+    Rule &with_prox(const char *name, std::uint64_t columns, Report report = {}) {
+        report(hpc_prox_find(name, HPC_ISA_BEST, &prox));
+        this->columns = columns;
+        return *this;
+    }
 };
 
 // plan, rule and values are arguments of Exchange, where it has one configuration.

@@ -1,0 +1,4 @@
+/* Compiled with -mavx512f -ffp-contract=off; runs only where the CPU has it. */
+#include "kernel/prox_kernel.h"
+
+const hpc_builtin_prox *const hpc_proxes_avx512 = proxes;

@@ -1,0 +1,157 @@
+/* The built-in proxes, for whichever instruction set the file that includes this is compiled. They are plain loops that
+ * the compiler turns into vectors. An element or a row sees the same operations in the same order everywhere: sums go
+ * into SUMS partial sums, element i into number i % SUMS, and nothing is contracted (-ffp-contract=off). A NaN stays
+ * one. args[1] is the step t, args[3] and on are the prox's. */
+#ifndef HPC_PROX_KERNEL_H
+#define HPC_PROX_KERNEL_H
+
+#include "kernel/prox.h"
+
+#include <math.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { SUMS = 16 };
+
+/* ---- element by element ---- */
+
+/* x - t, x + t or 0. */
+INLINE float soft(float x, float t) {
+    float most = x > t ? t : x;
+    return x - (most < -t ? -t : most);
+}
+
+INLINE int shrink(float *x, int64_t n, double by) {
+    const float t = (float)by;
+    if (!(by >= 0)) return HPC_ERR_INVALID;
+    for (int64_t i = 0; i < n; i++) x[i] = soft(x[i], t);
+    return HPC_OK;
+}
+
+INLINE int divide(float *x, int64_t n, double by) {
+    const float d = (float)by;
+    if (!(by > 0)) return HPC_ERR_INVALID;
+    for (int64_t i = 0; i < n; i++) x[i] /= d;
+    return HPC_OK;
+}
+
+INLINE int shrink_and_divide(float *x, int64_t n, double by, double divisor) {
+    const float t = (float)by, d = (float)divisor;
+    if (!(by >= 0 && divisor > 0)) return HPC_ERR_INVALID;
+    for (int64_t i = 0; i < n; i++) x[i] = soft(x[i], t) / d;
+    return HPC_OK;
+}
+
+static int l1(float *param, int64_t rows, int64_t columns, const double *args) {
+    return shrink(param, rows * columns, args[1] * args[3]);
+}
+
+static int l2(float *param, int64_t rows, int64_t columns, const double *args) {
+    return divide(param, rows * columns, 1 + args[1] * args[3]);
+}
+
+static int elastic_net(float *param, int64_t rows, int64_t columns, const double *args) {
+    return shrink_and_divide(param, rows * columns, args[1] * args[3], 1 + args[1] * args[4]);
+}
+
+static int dual_l2(float *param, int64_t rows, int64_t columns, const double *args) {
+    return divide(param, rows * columns, args[3]);
+}
+
+static int dual_elastic_net(float *param, int64_t rows, int64_t columns, const double *args) {
+    return shrink_and_divide(param, rows * columns, args[3], args[4]);
+}
+
+/* ---- row by row ---- */
+
+INLINE double total(double *sums) {
+    for (int half = SUMS / 2; half > 0; half /= 2)
+        for (int k = 0; k < half; k++) sums[k] += sums[k + half];
+    return sums[0];
+}
+
+INLINE double squares(const float *x, int64_t n) {
+    double sums[SUMS] = {0};
+    int64_t i = 0;
+    for (; n - i >= SUMS; i += SUMS)
+        for (int k = 0; k < SUMS; k++) sums[k] += (double)x[i + k] * (double)x[i + k];
+    for (int k = 0; i + k < n; k++) sums[k] += (double)x[i + k] * (double)x[i + k];
+    return total(sums);
+}
+
+/* A row outside of the ball is scaled onto it. */
+static int l2_ball(float *param, int64_t rows, int64_t columns, const double *args) {
+    const double radius = args[3];
+    if (!(radius >= 0)) return HPC_ERR_INVALID;
+    for (float *x = param; rows > 0; rows--, x += columns) {
+        const double norm = squares(x, columns);
+        if (norm <= radius * radius) continue;
+        const double scale = radius / sqrt(norm);
+        for (int64_t i = 0; i < columns; i++) x[i] = (float)((double)x[i] * scale);
+    }
+    return HPC_OK;
+}
+
+INLINE float largest(const float *x, int64_t n) {
+    float found[SUMS];
+    for (int k = 0; k < SUMS; k++) found[k] = x[0];
+    int64_t i = 0;
+    for (; n - i >= SUMS; i += SUMS)
+        for (int k = 0; k < SUMS; k++) found[k] = x[i + k] > found[k] ? x[i + k] : found[k];
+    for (int k = 0; i + k < n; k++) found[k] = x[i + k] > found[k] ? x[i + k] : found[k];
+    for (int k = 1; k < SUMS; k++) found[0] = found[k] > found[0] ? found[k] : found[0];
+    return found[0];
+}
+
+INLINE void add_above(double x, double theta, double *sum, double *count) {
+    *sum += x > theta ? x : 0;
+    *count += x > theta ? 1 : 0;
+}
+
+/* The sum and the number of the values x - top above theta. */
+INLINE double sum_above(const float *x, int64_t n, double top, double theta, double *number) {
+    double sums[SUMS] = {0}, counts[SUMS] = {0};
+    int64_t i = 0;
+    for (; n - i >= SUMS; i += SUMS)
+        for (int k = 0; k < SUMS; k++) add_above((double)x[i + k] - top, theta, &sums[k], &counts[k]);
+    for (int k = 0; i + k < n; k++) add_above((double)x[i + k] - top, theta, &sums[k], &counts[k]);
+    *number = total(counts);
+    return total(sums);
+}
+
+/* Each row becomes max(0, x - theta), where theta makes the sum 1. theta is found by Newton's method, from a value that
+ * is too low: it only rises, and ends when the same values are above it (Michelot; Condat, section 3). The row is not
+ * copied. Values count from the largest one, so that large ones lose no digits. */
+static int simplex(float *param, int64_t rows, int64_t columns, const double *args) {
+    (void)args;
+    for (float *x = param; rows > 0; rows--, x += columns) {
+        const double top = largest(x, columns);
+        double theta = -1, number;
+        for (;;) {
+            const double sum = sum_above(x, columns, top, theta, &number), next = (sum - 1) / number;
+            if (!(next > theta)) break; /* NaN too */
+            theta = next;
+        }
+        for (int64_t i = 0; i < columns; i++) {
+            const double above = (double)x[i] - top - theta;
+            x[i] = (float)(above < 0 ? 0 : above);
+        }
+    }
+    return HPC_OK;
+}
+
+static const hpc_builtin_prox proxes[] = {
+    // clang-format off
+    {"l1", l1},
+    {"l2", l2},
+    {"elastic_net", elastic_net},
+    {"l2_ball", l2_ball},
+    {"simplex", simplex},
+    {"dual_l2", dual_l2},
+    {"dual_elastic_net", dual_elastic_net},
+    {NULL, NULL},
+    // clang-format on
+};
+
+#endif

@@ -1,0 +1,350 @@
+"""The training of a model by all ranks, by pairs of vectors or by dense updates through servers, and its figures."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import click
+import matplotlib
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+import hpcomm
+
+from . import data
+from .model import Batches, Floats, Model, matrix
+from .sdca import DualRegression
+
+FACTORS, DENSE = "pairs of vectors, peer to peer", "dense updates, through servers"
+OVERSHOT = 1e-6  # of an objective: what rounding may make of it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the ranks train.
+
+    Attributes:
+        steps: at most so many.
+        pairs: K, samples of a rank in a step.
+        lr: the learning rate; None: the model's.
+        staleness: 0 for BSP, s for SSP(s).
+        peers: to how many ranks each sends; None: to all.
+        every: steps between two looks at the objective.
+        target: an objective that ends the training.
+        options: of Exchange.
+    """
+
+    steps: int = 200
+    pairs: int = 32
+    lr: float | None = None
+    staleness: int = 0
+    peers: int | None = None
+    relay: bool = False
+    every: int = 10
+    target: float | None = None
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """What a training has found. Rank 0 measures; its clock stands while it does.
+
+    Attributes:
+        points: of rank 0: step, seconds, objective, bytes that it has sent, and for SDCA the duality gap.
+        ranks: of each rank: seconds, seconds in the exchange, seconds of computing, bytes sent, steps.
+    """
+
+    way: str
+    points: list[tuple[float, ...]]
+    ranks: list[list[float]]
+
+    def reached(self, target: float) -> tuple[float, ...] | None:
+        """The first point at which the objective is no greater than target."""
+        return next((point for point in self.points if point[2] <= target * (1 + OVERSHOT)), None)
+
+
+class Measure:
+    """Rank 0's looks at the objective."""
+
+    def __init__(self, ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int, float], object]) -> None:
+        self.ctx, self.model, self.plan, self.tell = ctx, model, plan, tell
+        self.points: list[tuple[float, ...]] = []
+        self.paused = 0.0
+        self.entropies = Entropies(ctx, model, plan) if isinstance(model, DualRegression) else None
+        self.begin = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begin - self.paused
+
+    def look(self, step: int, mat: Floats, sent: Callable[[], int]) -> bool:
+        """Measures if it is time. Whether the target is reached."""
+        if self.ctx.rank or step % self.plan.every:
+            return False
+        seconds, before = self.seconds, time.perf_counter()
+        objective = self.model.objective(mat)
+        gap = () if self.entropies is None else (objective - self.entropies.dual(mat, step),)
+        self.points.append((step, seconds, objective, float(sent()), *gap))
+        self.tell(step, objective)
+        self.paused += time.perf_counter() - before
+        return self.plan.target is not None and objective <= self.plan.target
+
+    def before_commit(self, step: int) -> None:
+        """step: the number of the commit, from 1."""
+        if self.entropies is not None and step % self.plan.every == 0:
+            self.entropies.tell(step)
+
+    def run(self, way: str, sent: int, waited: float, computed: float, steps: int) -> Run:
+        """Collective."""
+        mine = np.array([self.seconds, waited, computed, sent, steps], np.float64)
+        everyone = self.ctx.allgather(mine.tobytes())
+        return Run(way, self.points, [np.frombuffer(each).tolist() for each in everyone])
+
+
+class Entropies:
+    """The sum of f*(-u) over the samples of each rank, for the duality gap. Each rank puts its own into rank 0's window
+    before the commit of a step whose W is measured, so it is there when the commit is. Under SSP it may be another
+    step's, and the gap is one of several steps."""
+
+    def __init__(self, ctx: hpcomm.Context, model: DualRegression, plan: Plan) -> None:
+        self.model, self.rank = model, ctx.rank
+        self.kept, self.every = plan.staleness // plan.every + 2, plan.every
+        self.window = ctx.window((ctx.size, self.kept, 2), "float64")
+        self.window.array[...] = 0
+        ctx.barrier()
+
+    def tell(self, step: int) -> None:
+        place = (self.rank * self.kept + step // self.every % self.kept) * 16
+        self.window.put(0, np.array([step, self.model.conjugate]), place)
+        self.window.flush(0)
+
+    def dual(self, mat: Floats, step: int) -> float:
+        if step == 0:
+            return 0.0
+        told = self.window.array
+        newest = np.where(told[:, :, 0] <= step, told[:, :, 0], -1).argmax(axis=1)
+        return self.model.dual(mat, float(told[np.arange(len(told)), newest, 1].sum()))
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def batches(ctx: hpcomm.Context, model: Model, plan: Plan) -> Batches:
+    return Batches(model.samples, ctx.size, plan.pairs, plan.seed)
+
+
+def by_factors(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int, float], object]) -> Run:
+    """Trains by hpcomm.sufficient_factors. Collective."""
+    chosen, clock, computed = batches(ctx, model, plan), time.perf_counter, 0.0
+    with hpcomm.sufficient_factors(
+        ctx,
+        {"W": model.start()},
+        K=plan.pairs,
+        rule=model.rule(plan.lr or model.lr),
+        staleness=plan.staleness,
+        peers=plan.peers,
+        relay=plan.relay,
+        **plan.options,
+    ) as app:
+        measure = Measure(ctx, model, plan, tell)
+        while app.running:
+            step, rows = app.commits, chosen.of(ctx.rank, app.commits)
+            mat = app.mat
+            if measure.look(step, mat, lambda: app.stats().bytes_sent):
+                app.stop()
+            if step == plan.steps:
+                break
+            before = clock()
+            u, v = model.factors(mat, rows, chosen.total)
+            computed += clock() - before
+            app.write(u, v)
+            measure.before_commit(step + 1)
+            app.commit()
+        found = measure.run(FACTORS, app.stats().bytes_sent, app.waited, computed, app.commits)
+    return found
+
+
+def by_dense(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int, float], object]) -> Run:
+    """Trains by the sums of the same products, and the same rule, at the servers of Exchange. Collective."""
+    chosen, clock, computed, waited = batches(ctx, model, plan), time.perf_counter, 0.0, 0.0
+    consistency = hpcomm.SSP(plan.staleness)
+    rule = model.rule(plan.lr or model.lr)
+    with hpcomm.Exchange(
+        ctx, {"W": model.start()}, consistency=consistency, rule=rule, reduce="sum", **plan.options
+    ) as exchange:
+        measure = Measure(ctx, model, plan, tell)
+        mat = exchange.params["W"]
+        step = 0
+        while True:
+            ends = measure.look(step, mat, lambda: exchange.stats().bytes_sent) or step == plan.steps
+            if plan.target is not None and step % plan.every == 0:
+                ends = any(ctx.allgather(bytes([ends]))[0])
+            if ends:
+                break
+            before = clock()
+            u, v = model.factors(mat, chosen.of(ctx.rank, step), chosen.total)
+            computed += clock() - before
+            before = clock()
+            gradient = exchange.gradient("W")
+            waited += clock() - before
+            before = clock()
+            matrix(u, v, out=gradient)
+            computed += clock() - before
+            step += 1
+            measure.before_commit(step)
+            before = clock()
+            mat = exchange.push_pull("W")
+            waited += clock() - before
+        found = measure.run(DENSE, exchange.stats().bytes_sent, waited, computed, step)
+    return found
+
+
+WAYS = {FACTORS: by_factors, DENSE: by_dense}
+
+
+# ---- telling ---------------------------------------------------------------------------------------------------------
+
+
+def console_of(rank: int) -> Console | None:
+    """Rank 0's. Open MPI gives its ranks a terminal of no width, which is a pipe in truth."""
+    if rank > 0:
+        return None
+    terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
+    return Console() if terminal else Console(force_terminal=False, width=140)
+
+
+@contextmanager
+def progress(console: Console | None, what: str, steps: int) -> Iterator[Callable[[int, float], object]]:
+    """A bar on a terminal; else a line when it begins."""
+    if console is None or not console.is_terminal:
+        if console is not None:
+            print(f"{what}: {steps} steps", flush=True)
+        yield lambda step, objective: None
+        return
+    figures = TextColumn("step {task.completed} of {task.total}, objective {task.fields[objective]:.4f}")
+    with Progress(TextColumn("{task.description:34}"), BarColumn(), figures, console=console) as bar:
+        task = bar.add_task(what, total=steps, objective=float("nan"))
+        yield lambda step, objective: bar.update(task, completed=step, objective=objective)
+
+
+def table(runs: list[Run], target: float) -> Table:
+    found = Table(title_justify="left")
+    found.add_column("", no_wrap=True)
+    gaps = len(runs[0].points[-1]) > 4
+    for name in ("steps", "time", "in the exchange", "sent by a rank", "objective", *(["duality gap"] if gaps else [])):
+        found.add_column(name, justify="right")
+    found.add_column(f"{target:.5g} after", justify="right")
+    for run in runs:
+        last, ranks, reached = run.points[-1], np.array(run.ranks), run.reached(target)
+        seconds, waited, _, sent, _ = ranks.mean(axis=0)
+        found.add_row(
+            run.way,
+            f"{last[0]:.0f}",
+            f"{last[1]:.2f} s",
+            f"{100 * waited / max(seconds, 1e-9):.0f} %",
+            f"{sent / 1e6:.1f} MB",
+            f"{last[2]:.5f}",
+            *([f"{last[4]:.5f}"] if gaps else []),
+            f"step {reached[0]:.0f}, {reached[1]:.2f} s" if reached else "never",
+        )
+    return found
+
+
+def plot(runs: list[Run], heading: str, path: str) -> None:
+    """The objective over time, over steps, and over what rank 0 has sent."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415 - which needs the backend
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
+    columns = (1, "seconds", 1), (0, "steps", 1), (3, "MB sent by rank 0", 1e6)
+    for axis, (column, label, unit) in zip(axes, columns, strict=True):
+        for run in runs:
+            points = np.array([point[:4] for point in run.points])
+            axis.plot(points[:, column] / unit, points[:, 2], marker=".", label=run.way)
+        axis.set(xlabel=label, ylabel="objective")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize="small")
+    figure.suptitle(heading)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+_OPTIONS = (
+    click.option("--steps", type=click.IntRange(1), default=200, help="At most so many."),
+    click.option("--target", type=float, help="An objective that ends the training."),
+    click.option("--pairs", "-K", type=click.IntRange(1), default=32, help="Samples of a rank in a step."),
+    click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate; default: the model's."),
+    click.option("--staleness", type=click.IntRange(0), default=0, help="0: BSP; s: SSP(s)."),
+    click.option("--peers", type=click.IntRange(1), help="To how many ranks each sends; default: to all."),
+    click.option("--relay", is_flag=True, help="With --peers: updates go on to all other ranks."),
+    click.option("--dense", is_flag=True, help="Dense updates through servers, in place of pairs of vectors."),
+    click.option("--compare", is_flag=True, help="One after the other: pairs of vectors, dense updates."),
+    click.option("--every", type=click.IntRange(1), default=10, help="Steps between two looks at the objective."),
+    click.option("--seed", type=click.IntRange(0), default=0, help="Of the data and the minibatches."),
+    click.option("--plot", "plot_path", help="Where the curves go."),
+    click.option("--json", "json_path", help="Where the figures go, as JSON."),
+)
+
+
+def options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that all programs have."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+Make = Callable[[hpcomm.Context, Any, Plan], Model]
+
+
+def run(
+    read: Callable[[int], Any],
+    make: Make,
+    *,
+    dense: bool,
+    compare: bool,
+    plot_path: str | None,
+    json_path: str | None,
+    **given: Any,
+) -> None:
+    """The program: reads the data by seed on rank 0, makes the model on each rank, trains, and tells."""
+    plan = Plan(**given)
+    ways = [FACTORS, DENSE] if compare else [DENSE if dense else FACTORS]
+    with hpcomm.init() as ctx:
+        console = console_of(ctx.rank)
+        shared = data.share(ctx, lambda: read(plan.seed))
+        runs = []
+        for way in ways:
+            model = make(ctx, shared, plan)  # it may have state
+            try:
+                batches(ctx, model, plan)
+            except ValueError as wrong:
+                if console is not None:
+                    print(f"{os.path.basename(sys.argv[0])}: {wrong}", file=sys.stderr)
+                sys.exit(2)
+            if console is not None and way is ways[0]:
+                print(f"{model.name}: W is {model.shape[0]} x {model.shape[1]}, {ctx.size} ranks", flush=True)
+            with progress(console, way, plan.steps) as tell:
+                runs.append(WAYS[way](ctx, model, plan, tell))
+        size, shape, name = ctx.size, model.shape, model.name
+    if console is None:
+        return
+    aim = plan.target if plan.target is not None else runs[0].points[-1][2]
+    console.print(table(runs, aim))
+    if plot_path is not None:
+        plot(runs, f"{name} ({shape[0]} x {shape[1]}, {size} ranks)", plot_path)
+        print(f"curves: {os.path.abspath(plot_path)}")
+    if json_path is not None:
+        facts = {"model": name, "shape": shape, "ranks": size, "plan": asdict(plan), "target": aim}
+        with open(json_path, "w", encoding="utf-8") as file:
+            json.dump({**facts, "runs": [asdict(each) for each in runs]}, file, indent=1)
+    sys.exit(0 if plan.target is None or all(each.reached(plan.target) for each in runs) else 1)

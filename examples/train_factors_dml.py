@@ -1,0 +1,38 @@
+"""Several ranks learn a distance under which Debian packages of one section are near each other.
+
+    mpirun -n 4 python examples/train_factors_dml.py
+    mpirun -n 4 python examples/train_factors_dml.py --compare --plot dml.png
+
+This is distance metric learning, the second application of SFB (section 2), with a projection W of 512 x 10,000. The
+update of each pair of packages (x, y) is the product of two vectors: W (x - y), and x - y, most of which is 0.
+"""
+
+import os
+import sys
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+from typing import Any
+
+try:
+    import click
+    from factors import data, dml, job
+except ImportError as missing:
+    sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn")
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--features", type=click.IntRange(1), default=10000, help="Words and pairs of words, at the most.")
+@click.option("--latent", type=click.IntRange(1), default=512, help="Rows of W.")
+@click.option("--samples", type=click.IntRange(1), default=100000, help="Pairs of packages, half of them similar.")
+@job.options
+def main(features: int, latent: int, samples: int, **given: Any) -> None:
+    job.run(
+        lambda seed: data.by_section(features, samples, seed),
+        lambda ctx, shared, plan: dml.Metric(shared, latent, plan.seed),
+        **given,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Several ranks learn who maintains a Debian package from its description, by multiclass logistic regression.
+
+    mpirun -n 4 python examples/train_factors_mlr.py
+    mpirun -n 4 python examples/train_factors_mlr.py --dense
+    mpirun -n 4 python examples/train_factors_mlr.py --compare --plot mlr.png
+
+This is the first application of SFB (section 2 and figure 3). The update of each sample is the product of two vectors:
+its features, most of which are 0, and what the predicted probabilities of the classes lack. The ranks send these
+vectors to each other, and each of them rebuilds the sum of the products.
+
+W is features x classes, so that a sample picks the rows of its features. With --classes-first W is classes x features,
+and the features of a sample scatter over all rows. Where apt's lists are missing, synthetic samples take their place.
+"""
+
+import os
+import sys
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+from typing import Any
+
+try:
+    import click
+    from factors import data, job, mlr
+except ImportError as missing:
+    sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn")
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--features", type=click.IntRange(1), default=8192, help="Words and pairs of words, at the most.")
+@click.option("--samples", type=click.IntRange(1), help="At most; default: all.")
+@click.option("--classes-first", is_flag=True, help="W is classes x features.")
+@click.option("--l2", type=click.FloatRange(0), default=0.0, help="Of the squared weights, halved.")
+@job.options
+def main(features: int, samples: int | None, classes_first: bool, l2: float, **given: Any) -> None:
+    job.run(
+        lambda seed: data.by_maintainer(features, samples, seed),
+        lambda ctx, shared, plan: mlr.Regression(shared, classes_first, l2),
+        **given,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""The interface of SFB (Xie et al., UAI 2016, figure 3): write pairs of vectors, commit them, read the matrix."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import codec, topology
+from ._core import seconds
+from .consistency import SSP
+from .context import Context
+from .errors import HpcommError, InvalidArgument
+from .exchange import Exchange, ExchangeStats, Handle, Pairs
+from .exchange.arguments import refuse
+from .optim import SGD, RuleOrRules
+from .stage import whole
+from .topology import Graph, PeerToPeer
+from .topology.paths import distances
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .exchange.options import More
+
+_RULE = SGD()
+_STOP = 0  # the signal that tells of the last commit
+
+
+def sufficient_factors(
+    ctx: Context,
+    params: Mapping[str, Any],
+    *,
+    K: int,
+    rule: RuleOrRules = _RULE,
+    staleness: int = 0,
+    peers: int | None = None,
+    relay: bool = False,
+    **options: "Unpack[More]",
+) -> "SufficientFactors":
+    """SFB (Xie et al., UAI 2016): matrices whose updates are sums of at most K products u v^T. The vectors go from peer
+    to peer, and each rank applies all of them to its own copy (section 3).
+
+        with hpcomm.sufficient_factors(ctx, {"W": (J, D)}, K=100, rule=hpcomm.SGD(lr=0.1)) as app:
+            while app.running:
+                W = app.mat                                       # this rank's copy
+                if ctx.rank == 0 and objective(W) < target:
+                    app.stop()                                    # ends all ranks
+                for i, x in enumerate(minibatch()):
+                    app.write_u(i, gradient(W @ x) / (100 * ctx.size))
+                    app.write_v(i, x)
+                app.commit()
+
+    Args:
+        ctx: the ranks.
+        params: by name of the key, the shape (J, D) of its matrix, which begins as zeros, or its first values, a
+            float32 array (J, D). Rank 0's values count.
+        K: the most pairs of vectors of one commit, for each key.
+        rule: as Exchange takes it: SGD, ProxSGD, Dual or another one.
+        staleness: 0: BSP. s: SSP(s), by which a rank may be s commits ahead of others (equation 4).
+        peers: to how many ranks each rank sends, 1 to P - 1: to those that topology.spread chooses (section 3, partial
+            broadcast; equation 3). None: to all others.
+        relay: with peers: whether updates go on to those that no edge leads to.
+        options: Exchange's other ones. reduce is "sum" unless given: W -= lr * the sum of all ranks' products. For a
+            step by the mean of a minibatch of K samples of each of P ranks, scale each u by 1 / (K P).
+
+    Raises:
+        InvalidArgument: an argument that cannot be, here or on another rank.
+        ConfigError: ranks disagree.
+    """
+    try:
+        if not isinstance(ctx, Context):
+            raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
+        for name in ("codec", "plan"):
+            if name in options:
+                raise InvalidArgument(f"{name} is given: sufficient_factors has one of its own; see Exchange")
+        start = {name: _first(name, value) for name, value in _mapping(params).items()}
+        s = whole("staleness", staleness, 0)
+        graph = _graph(ctx.size, peers)
+        shape = PeerToPeer(graph, relay=relay)
+        pairs = codec.Factors(K)
+    except HpcommError as wrong:
+        if isinstance(ctx, Context):
+            refuse(ctx, wrong)
+        raise
+    given: Any = {"reduce": "sum", **options, "codec": pairs}
+    exchange = Exchange(ctx, start, shape, SSP(s), rule, **given)
+    distance = 1 if graph is None or relay else int(distances(graph, 0).max())
+    return SufficientFactors(exchange, K, distance * (s + 1) + 1)
+
+
+class SufficientFactors:
+    """Matrices that all ranks train by pairs of vectors; made by sufficient_factors.
+
+    Between commit and the next look at mat, the exchange sends and applies updates while the rank computes (figure 2 of
+    the supplement), if the exchange has threads (EngineOptions.progress).
+
+    Attributes:
+        exchange: of the keys, for checkpoints and all that is not here.
+        commits: how many this rank has made.
+        waited: seconds that this rank has spent in commit and at mat.
+        mats: this rank's copies by key, a mapping; see mat.
+    """
+
+    __slots__ = ("_context", "_handles", "_keys", "_last", "_lead", "_window", "commits", "exchange", "mats", "waited")
+
+    def __init__(self, exchange: Exchange, pairs: int, lead: int) -> None:
+        """lead: after how many more commits than rank 0 has made all ranks can end at the same one."""
+        self.exchange, self._context, self._lead = exchange, exchange.context, lead
+        self._keys = {name: _Written(exchange, name, pairs) for name in exchange.params}
+        self._handles: dict[str, Handle] = {}
+        self._last: int | None = None  # the number of the last commit
+        self._window = self._context.window(8, signals=1)
+        self.commits, self.waited = 0, 0.0
+        self.mats: Mapping[str, NDArray[np.float32]] = _Mats(self)
+
+    def __repr__(self) -> str:
+        keys = ", ".join(f"{name!r}: {self.exchange.params[name].shape}" for name in self._keys)
+        return f"<hpcomm.SufficientFactors rank {self._context.rank}, {{{keys}}}, {self.commits} commits>"
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def write_u(self, i: int, vec: object, key: str | None = None) -> None:
+        """Writes u of pair i, 0 to K - 1, of the next commit.
+
+        Args:
+            i: pairs are numbered from 0 without gaps; a pair that is written twice counts as it was written last.
+            vec: J float32 values, or (indices, values) of those that are not 0.
+            key: of the matrix; None where there is one.
+
+        Raises:
+            InvalidArgument: an unknown key, an i out of range, a vector of another length.
+        """
+        self._of(key).write("u", i, vec)
+
+    def write_v(self, i: int, vec: object, key: str | None = None) -> None:
+        """Writes v of pair i: D values. See write_u."""
+        self._of(key).write("v", i, vec)
+
+    def write(self, u: Any, v: Any, key: str | None = None) -> None:
+        """Writes the pairs 0 to n - 1 at once: u is an array (n, J), v one of (n, D). Each may be a SciPy CSR matrix.
+
+        Raises:
+            InvalidArgument: an unknown key, more than K pairs, another shape.
+        """
+        self._of(key).write_all(u, v)
+
+    def commit(self, timeout: float | None = None) -> None:
+        """Sends the pairs of every key that have been written since the last commit; without any an empty update. It
+        waits for the commit before, not for this one.
+
+        Raises:
+            InvalidArgument: a pair has no u or no v; a value is NaN or infinite; the last commit has been made. Nothing
+                has been sent then.
+            Timeout, PeerFailed: with the ranks still waited for.
+        """
+        if not self.running:
+            raise InvalidArgument(
+                f"rank {self._context.rank}: commit: rank 0 has ended the job after {self._last} commits: leave the "
+                "loop when running is False"
+            )
+        for written in self._keys.values():
+            written.check()
+        before = time.perf_counter()
+        for name in list(self._handles):
+            self._settle(name, timeout)
+        pushed = [(name, written.finish(timeout)) for name, written in self._keys.items()]
+        for name, pairs in pushed:
+            self._handles[name] = self.exchange.push_pull_nb(name, pairs, timeout)
+        self.commits += 1
+        self.waited += time.perf_counter() - before
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    @property
+    def mat(self) -> NDArray[np.float32]:
+        """This rank's copy of the one matrix, float32 (J, D), read-only by agreement. It waits until the consistency
+        permits the next step: under BSP until the updates of all ranks are applied, under SSP(s) until none is more
+        than s commits late. Do not use the array between commit and the next look at mat.
+
+        Raises:
+            InvalidArgument: there are several keys: see mats.
+            Timeout, PeerFailed: with the ranks still waited for.
+        """
+        return self.mats[self._of(None).name]
+
+    def _settle(self, name: str, timeout: float | None = None) -> None:
+        """Waits for the key's commit that is under way."""
+        handle = self._handles.get(name)
+        if handle is not None:
+            handle.wait(timeout)
+            del self._handles[name]
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether this rank has commits to make: until rank 0 has called stop, and this rank has made as many commits
+        as all others. It never waits."""
+        if self._last is None and self._context.rank != 0 and self._window.test_signal(_STOP, 1):
+            self._last = self._window.wait_signal(_STOP, 1)
+        return self._last is None or self.commits < self._last
+
+    def stop(self) -> None:
+        """Ends the loops of all ranks after the same number of commits. Rank 0 calls it, and goes on in its loop.
+
+        The last commit is one that no rank can have begun yet, and the ranks are told before rank 0 commits again: so
+        under BSP and SSP(s) with all peers it is the one s + 2 after rank 0's latest. A second call changes nothing.
+
+        Raises:
+            InvalidArgument: this rank is not rank 0.
+            PeerFailed: a rank is gone.
+        """
+        if self._context.rank != 0:
+            raise InvalidArgument(f"stop: this is rank {self._context.rank}: rank 0 measures, and ends all")
+        if self._last is not None:
+            return
+        last = self.commits + self._lead
+        for peer in range(1, self._context.size):
+            self._window.put_signal(peer, None, signal=_STOP, value=last)
+        self._window.flush()
+        self._last = last
+
+    def set(self, **changes: Any) -> None:
+        """Changes hyper-parameters of the rule from this rank's next commit on, e.g. set(lr=0.01). See Exchange.set."""
+        self.exchange.set(**changes)
+
+    def stats(self) -> ExchangeStats:
+        """Counts of the exchange so far on this rank."""
+        return self.exchange.stats()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for the commit that is under way, and closes the exchange. mat stays valid. See Exchange.close."""
+        limit = seconds(timeout, self._context.config.timeout)
+        for name in list(self._handles):
+            self._settle(name, limit)
+        self.exchange.close(limit)
+
+    def __enter__(self) -> "SufficientFactors":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if raised is None:
+            self.close()
+            return
+        with suppress(HpcommError):  # the first exception is the one to report
+            self.exchange.close(0)
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _of(self, key: str | None) -> "_Written":
+        if key is None and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        if key not in self._keys:
+            told = "key is None" if key is None else f"{key!r} is no key"
+            raise InvalidArgument(f"rank {self._context.rank}: {told}: the keys are {', '.join(map(repr, self._keys))}")
+        return self._keys[key]
+
+
+class _Mats(Mapping[str, NDArray[np.float32]]):
+    """A look at a key waits for its commit that is under way."""
+
+    __slots__ = ("_app",)
+
+    def __init__(self, app: SufficientFactors) -> None:
+        self._app = app
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        app = self._app
+        if name in app._handles:
+            before = time.perf_counter()
+            app._settle(name)
+            app.waited += time.perf_counter() - before
+        return app.exchange.params[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._app._keys)
+
+    def __len__(self) -> int:
+        return len(self._app._keys)
+
+
+class _Written:
+    """The pairs of a key that are written for the next commit."""
+
+    __slots__ = ("_exchange", "_most", "_pairs", "_rank", "_written", "name")
+
+    def __init__(self, exchange: Exchange, name: str, most: int) -> None:
+        self._exchange, self.name, self._most = exchange, name, most
+        self._rank = exchange.context.rank
+        self._pairs: Pairs | None = None  # where they lie; None: the next commit has none yet
+        self._written = {"u": np.zeros(most, bool), "v": np.zeros(most, bool)}
+
+    def pairs(self, timeout: float | None = None) -> Pairs:
+        if self._pairs is None:
+            self._pairs = self._exchange.factors(self.name, timeout)
+        return self._pairs
+
+    def write(self, what: str, i: int, vec: Any) -> None:
+        if not isinstance(i, int | np.integer) or not 0 <= i < self._most:
+            raise self._wrong(f"write_{what}: pair {i!r}: must be an int from 0 to {self._most - 1}, as K says")
+        to = getattr(self.pairs(), what)[i]
+        self._written[what][i] = False
+        if isinstance(vec, tuple):
+            self._scatter(what, vec, to)
+        else:
+            array = np.asarray(vec)
+            if array.shape != to.shape:
+                raise self._wrong(f"write_{what}: pair {i} has shape {array.shape}: must be {to.shape}")
+            self._check_kind(what, array)
+            to[:] = array
+        self._written[what][i] = True
+
+    def _scatter(self, what: str, vec: tuple[Any, ...], to: NDArray[np.float32]) -> None:
+        if len(vec) != 2:
+            raise self._wrong(f"write_{what}: a tuple of {len(vec)}: a sparse vector is (indices, values)")
+        indices, values = (np.asarray(part) for part in vec)
+        if indices.ndim != 1 or indices.shape != values.shape or (indices.size and indices.dtype.kind not in "iu"):
+            raise self._wrong(
+                f"write_{what}: indices are {indices.dtype} {indices.shape}, values {values.dtype} {values.shape}: "
+                "must be as many whole numbers as values"
+            )
+        self._check_kind(what, values)
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(to):
+            bad = indices.min() if indices.min() < 0 else indices.max()
+            raise self._wrong(f"write_{what}: index {bad}: must be 0 to {len(to) - 1}")
+        if np.unique(indices).size != indices.size:
+            raise self._wrong(f"write_{what}: an index comes twice: give each once")
+        to[:] = 0
+        to[indices.astype(np.intp)] = values
+
+    def write_all(self, u: Any, v: Any) -> None:
+        pairs = self.pairs()
+        for what, given, to in (("u", u, pairs.u), ("v", v, pairs.v)):
+            if len(given.shape) != 2 or given.shape[0] > len(to) or given.shape[1] != to.shape[1]:
+                raise self._wrong(
+                    f"write: {what} has shape {given.shape}: must be (n, {to.shape[1]}), with n from 0 to {len(to)}"
+                )
+            self._check_kind(what, given)
+        n = u.shape[0]
+        if v.shape[0] != n:
+            raise self._wrong(f"write: u has {n} vectors and v {v.shape[0]}: each pair has one of both")
+        for what, given, to in (("u", u, pairs.u), ("v", v, pairs.v)):
+            if hasattr(given, "toarray"):  # of SciPy
+                given.astype(np.float32, copy=False).toarray(out=to[:n])
+            else:
+                to[:n] = given
+            self._written[what][:] = np.arange(self._most) < n
+
+    def check(self) -> None:
+        """Refuses pairs that are not whole, or not finite."""
+        if self._pairs is None:
+            return
+        n = self._count()
+        for what, written in self._written.items():
+            missing = np.flatnonzero(~written[:n])
+            if missing.size:
+                i = missing[0]
+                raise self._wrong(f"commit: pair {i} of {n} has no {what}: call write_{what}({i}, ...)")
+        for what in self._written:
+            finite = np.isfinite(getattr(self._pairs, what)[:n])
+            if not finite.all():
+                i, at = np.argwhere(~finite)[0]
+                value = getattr(self._pairs, what)[i, at]
+                raise self._wrong(f"commit: {what} of pair {i} has {value:g} at element {at}: must be finite")
+
+    def finish(self, timeout: float | None) -> Pairs:
+        """The pairs of this commit, with their count. The next write begins another one."""
+        pairs = self.pairs(timeout)
+        pairs.count = self._count()
+        self._pairs = None
+        for written in self._written.values():
+            written[:] = False
+        return pairs
+
+    def _count(self) -> int:
+        found = np.flatnonzero(self._written["u"] | self._written["v"])
+        return int(found[-1]) + 1 if found.size else 0
+
+    def _check_kind(self, what: str, values: Any) -> None:
+        if values.dtype.kind not in "fiu":
+            raise self._wrong(f"write_{what}: values are {values.dtype}: must be numbers")
+
+    def _wrong(self, told: str) -> InvalidArgument:
+        return InvalidArgument(f"rank {self._rank}: key {self.name!r}: {told}")
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _mapping(params: object) -> Mapping[str, Any]:
+    if not isinstance(params, Mapping):
+        raise InvalidArgument(f"params is a {type(params).__name__}: must map names to shapes (J, D) or arrays")
+    return params
+
+
+def _first(name: str, value: Any) -> Any:
+    """The first values of a key."""
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise InvalidArgument(f"params[{name!r}] is {value!r}: must be a shape (J, D), or an array of that shape")
+        return np.zeros(tuple(whole(f"params[{name!r}]", size, 1) for size in value), np.float32)
+    return value
+
+
+def _graph(size: int, peers: int | None) -> Graph | None:
+    """Who sends to whom; None: all to all."""
+    if peers is None:
+        return None
+    if isinstance(peers, bool) or not isinstance(peers, int) or not 1 <= peers < size:
+        raise InvalidArgument(f"peers is {peers!r}: must be an int from 1 to {size - 1}, or None for all {size - 1}")
+    return None if peers == size - 1 else topology.spread(size, peers)
