@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
 from .. import _core
@@ -13,6 +12,7 @@ from ..plan import Plan
 from ..stage import Key, as_keys, whole
 from .graph import Graph
 from .protocol import Job, Roles, Topology
+from .spread import spread
 
 _MOST_STALE = _core.PLAN_DEPTH - 2
 
@@ -159,9 +159,5 @@ class PeerToPeer(Topology):
             return self
         degree = min(int(self.graph.out_degrees.max()), len(ranks) - 1)
         if degree == len(ranks) - 1:
-            return PeerToPeer()
-        try:
-            spread = import_module(".spread", __package__).spread
-        except ModuleNotFoundError:
             return PeerToPeer()
         return PeerToPeer(spread(len(ranks), degree))
