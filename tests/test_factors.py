@@ -297,6 +297,7 @@ def trained(ex: Exchange, first: int, steps: int) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in ex.params.items()}
 
 
+@pytest.mark.some(3)
 @on_both
 @pytest.mark.parametrize("topology", [MIXED, PeerToPeer(), "flat"], ids=["by key", "peers", "servers"])
 def test_a_checkpoint_goes_on_with_the_same_bits(topology: Any, tmp_path: Path) -> None:
@@ -384,6 +385,7 @@ def test_recovery_takes_the_last_checkpoint(tmp_path: Path) -> None:
 # ---- peers under SSP(s), and peers that not all send to --------------------------------------------------------------
 
 
+@pytest.mark.some(3)
 @on_both
 @pytest.mark.parametrize("staleness", [1, 20])
 @pytest.mark.parametrize("codec", [Factors(2), None], ids=str)
@@ -420,6 +422,7 @@ def test_copies_have_all_updates_in_the_end(staleness: int, codec: Any) -> None:
 PARTIAL = from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (1, 3), (2, 0), (3, 1)])
 
 
+@pytest.mark.some(3)
 @on_both
 @pytest.mark.parametrize("consistency", [BSP, SSP(3)], ids=str)
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -532,6 +535,7 @@ def test_ranks_that_disagree_are_told() -> None:
 # ---- costs and choice ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.some(4)
 @on_both
 @pytest.mark.parametrize(("blocks", "values"), [(1, "float32"), (4, "float32"), (1, "float16")])
 @pytest.mark.parametrize("topology", [PeerToPeer(), "flat", {"w": PeerToPeer()}], ids=["peers", "servers", "by key"])
