@@ -10,7 +10,7 @@ static int suits(const hpc_exchange_config *f) {
 static int open_passing(hpc_engine *en, const char *op) {
     const int status = hpc_stale_peers_open(en, op);
     if (status != HPC_OK) return status;
-    hpc_passing *its = hpc_passing_open(en, op);
+    hpc_ways *its = hpc_passing_open(en, op);
     hpc_stale_peers_pass(en, its);
     return its != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
@@ -28,7 +28,7 @@ static int passing_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 static int passed(hpc_core *core, const hpc_event *event) {
     hpc_work *w;
-    hpc_passing *its = hpc_stale_peers_passing(core->engine);
+    hpc_ways *its = hpc_stale_peers_passing(core->engine);
     const int input = hpc_passed_input(core, its, event, &w), slot = hpc_imm_slot(event->imm);
     if (input < 0) return 0;
     hpc_pass_on(core, its, w, input, slot);

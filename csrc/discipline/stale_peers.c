@@ -65,20 +65,20 @@ typedef struct peer_shares {
 typedef struct peering {
     uint64_t begun[HPC_PLAN_DEPTH]; /* steps, by how far the slowest peer was behind */
     peer_shares *cores;
-    hpc_passing *passing; /* where updates pass from peer to peer */
-    uint64_t *counted;    /* by key: the push whose step was counted last */
-    uint64_t *last;       /* [key * size + rank], in a publish: pushes of each rank */
+    hpc_ways *passing; /* where updates pass from peer to peer */
+    uint64_t *counted; /* by key: the push whose step was counted last */
+    uint64_t *last;    /* [key * size + rank], in a publish: pushes of each rank */
 } peering;
 
 static peering *peering_of(const hpc_engine *en) {
     return en->own;
 }
 
-void hpc_stale_peers_pass(hpc_engine *en, hpc_passing *passing) {
+void hpc_stale_peers_pass(hpc_engine *en, hpc_ways *passing) {
     peering_of(en)->passing = passing;
 }
 
-hpc_passing *hpc_stale_peers_passing(const hpc_engine *en) {
+hpc_ways *hpc_stale_peers_passing(const hpc_engine *en) {
     return peering_of(en)->passing;
 }
 

@@ -19,7 +19,7 @@ uint64_t hpc_stale_peers_folded_of(const hpc_share *share, int rank);
 int hpc_stale_peers_staleness(const hpc_engine *en, uint64_t *counts, int cap);
 
 /* The ways of updates that pass from peer to peer; NULL: they do not. */
-void hpc_stale_peers_pass(hpc_engine *en, hpc_passing *passing);
-hpc_passing *hpc_stale_peers_passing(const hpc_engine *en);
+void hpc_stale_peers_pass(hpc_engine *en, hpc_ways *passing);
+hpc_ways *hpc_stale_peers_passing(const hpc_engine *en);
 
 #endif
