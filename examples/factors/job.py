@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass
 class Run:
-    """What a training has found. Rank 0 measures; its clock stands while it does.
+    """What a training has found. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
 
     Attributes:
         points: of rank 0: step, seconds, objective, bytes that it has sent, and for SDCA the duality gap.
@@ -94,7 +94,7 @@ class Measure:
         gap = () if self.entropies is None else (objective - self.entropies.dual(mat, step),)
         self.points.append((step, seconds, objective, float(sent()), *gap))
         self.tell(step, objective)
-        self.paused += time.perf_counter() - before
+        self.paused += 0 if self.plan.staleness else time.perf_counter() - before
         return self.plan.target is not None and objective <= self.plan.target
 
     def before_commit(self, step: int) -> None:

@@ -5,6 +5,7 @@ has an atom in each row, so that the l2 ball is one of rows; the gradient is a (
 columns.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Coding(Model):
         x = self.patches[rows]
         code = self.codes(mat, x)
         rest = code @ mat - x
-        found = np.einsum("ij,ij->i", rest, rest) / 2 + self.l1 * np.abs(code).sum(axis=1)
+        found: Floats = np.einsum("ij,ij->i", rest, rest) / 2 + self.l1 * np.abs(code).sum(axis=1)
         return found.astype(np.float64)
 
     def held(self) -> Rows:
@@ -71,8 +72,8 @@ class Coding(Model):
 
 def _norm(mat: Floats) -> float:
     """The largest singular value, nearly."""
-    vector = np.ones(mat.shape[1], np.float32)
+    vector: Floats = np.ones(mat.shape[1], np.float32)
     for _ in range(POWER):
         vector /= np.linalg.norm(vector)
         vector = mat.T @ (mat @ vector)
-    return float(np.linalg.norm(vector)) ** 0.5
+    return math.sqrt(float(np.linalg.norm(vector)))
