@@ -10,11 +10,30 @@ from conftest import Left, on_both, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from test_model import mapped_bytes
 
 import hpcomm
-from hpcomm import SGD, Exchange, InvalidArgument, Momentum, PeerToPeer
-from hpcomm.codec import Codec, Factors
-from hpcomm.topology import ParameterServer
+from hpcomm import (
+    ASYNC,
+    BARRIER,
+    BSP,
+    SGD,
+    SSP,
+    Average,
+    ConfigError,
+    Consistency,
+    Exchange,
+    Hierarchy,
+    HpcommError,
+    InvalidArgument,
+    Momentum,
+    PeerToPeer,
+    model,
+)
+from hpcomm.codec import FLOAT32, Auto, Codec, Factors, Products
+from hpcomm.exchange import trial
+from hpcomm.measure import hosts_of
+from hpcomm.topology import ParameterServer, from_edges
 
 F32 = np.float32
 STEPS = 3
@@ -29,6 +48,12 @@ def pairs_of(rank: int, step: int, k: int, shape: tuple[int, ...], seed: int = 0
 
 def dense(pair: Pair) -> NDArray[np.float32]:
     found: NDArray[np.float32] = pair[0].T @ pair[1]
+    return found
+
+
+def trained_by(updates: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The parameters that exchange makes of these updates, from 0 on."""
+    found: NDArray[np.float32] = 0 - F32(0.5) * sum(updates, np.zeros((), F32))
     return found
 
 
@@ -301,12 +326,38 @@ def test_a_checkpoint_goes_on_with_the_same_bits(topology: Any, tmp_path: Path) 
 
 
 @on_both
+def test_a_checkpoint_under_ssp_has_all_updates_of_its_step(tmp_path: Path) -> None:
+    def settled(ex: Exchange, first: int, steps: int) -> dict[str, bytes]:
+        trained(ex, first, steps)
+        ex.state_dict()  # waits for the updates of peers up to this step
+        return {name: value.tobytes() for name, value in ex.params.items()}
+
+    def body(ctx: hpcomm.Context) -> None:
+        with (
+            exchange(ctx, SHAPES, PeerToPeer(), CODECS, consistency=SSP(2)) as ex,
+            hpcomm.Checkpointer(ex, tmp_path, every=2) as ckpt,
+        ):
+            for step in range(3):
+                trained(ex, step, step + 1)
+                ckpt.after(step + 1)
+            whole = settled(ex, 3, 4)
+        for topology, consistency in ((PeerToPeer(), SSP(2)), (PeerToPeer(), BSP)):
+            with exchange(ctx, SHAPES, topology, CODECS, consistency=consistency) as ex:
+                found = hpcomm.restore(ex, tmp_path)
+                assert found is not None
+                assert (found.step, ex.clock) == (2, 2)
+                assert settled(ex, 2, 4) == whole
+
+    run_threads(3, body)
+
+
+@on_both
 def test_recovery_takes_the_last_checkpoint(tmp_path: Path) -> None:
     """Copies may differ by the step in which the rank died."""
     found = []
 
     def body(ctx: hpcomm.Context) -> None:
-        ex = exchange(ctx, SHAPES, MIXED, CODECS)
+        ex = exchange(ctx, SHAPES, PeerToPeer(), CODECS)
         with hpcomm.Checkpointer(ex, tmp_path, every=1) as ckpt:
             saved = trained(ex, 0, 1)
             ckpt.after(1)
@@ -327,3 +378,222 @@ def test_recovery_takes_the_last_checkpoint(tmp_path: Path) -> None:
     run_threads(4, body, timeout=10)
     assert len(found) == 3
     assert all(each == found[0] for each in found)
+
+
+# ---- peers under SSP(s), and peers that not all send to --------------------------------------------------------------
+
+
+@on_both
+@pytest.mark.parametrize("staleness", [1, 20])
+@pytest.mark.parametrize("codec", [Factors(2), None], ids=str)
+def test_copies_have_all_updates_in_the_end(staleness: int, codec: Any) -> None:
+    """Ranks run at their own pace. A checkpoint of a step has the updates of all ranks up to that step."""
+    shape, steps = (20, 33), 12
+
+    def body(ctx: hpcomm.Context) -> tuple[bytes, bytes]:
+        keys, codecs = {"w": shape, "b": (7,)}, {"w": codec or "float32"}
+        with exchange(ctx, keys, {"w": PeerToPeer()}, codecs, consistency={"w": SSP(staleness)}) as ex:
+            halfway = b""
+            for step in range(steps):
+                pair = pairs_of(ctx.rank, step, 2, shape)
+                w = ex.push_pull("w", dense(pair) if codec is None else pair)
+                ex.push_pull("b", np.ones(7, F32))
+                if step == steps // 2:
+                    halfway = ex.state_dict()["params"][: w.size].tobytes()
+            ctx.barrier()
+            saved = ex.state_dict()
+            assert ex.clock == steps
+            assert np.array_equal(saved["params"][: w.size].reshape(shape), ex.params["w"])
+            assert set(saved["row_step"].tolist()) == {steps}
+            ctx.barrier()
+            ex.push_pull("w", np.ones(shape, F32) if codec is None else (np.ones(20, F32), np.ones(33, F32)))
+            ex.load_state_dict(saved)
+            return halfway, ex.params["w"].tobytes()
+
+    every = run_threads(3, body)
+    for found, n in zip(zip(*every, strict=True), (steps // 2 + 1, steps), strict=True):
+        updates = [dense(pairs_of(rank, step, 2, shape)) for rank in range(3) for step in range(n)]
+        assert set(found) == {trained_by(updates).tobytes()}
+
+
+PARTIAL = from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (1, 3), (2, 0), (3, 1)])
+
+
+@on_both
+@pytest.mark.parametrize("consistency", [BSP, SSP(3)], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_a_rank_applies_the_updates_of_its_neighbours(consistency: Any, reduce: str) -> None:
+    shape, weight = (20, 33), 1.0 if reduce == "sum" else 0.25
+
+    def body(ctx: hpcomm.Context) -> NDArray[np.float32]:
+        topology = PeerToPeer(PARTIAL)
+        with exchange(ctx, {"w": shape}, topology, Factors(2), consistency=consistency, reduce=reduce) as ex:
+            for step in range(STEPS):
+                ex.push_pull("w", pairs_of(ctx.rank, step, 2, shape))
+            saved = ex.state_dict()
+            assert int(saved["replica"]) == ctx.rank
+            found: NDArray[np.float32] = ex.params["w"].copy()
+            ctx.barrier()
+            ex.push_pull("w", (np.ones(20, F32), np.ones(33, F32)))
+            ctx.barrier()
+            ex.load_state_dict(saved)
+            assert np.array_equal(ex.params["w"], found)
+            return found
+
+    for rank, found in enumerate(run_threads(4, body)):
+        sources = [*PARTIAL.in_peers(rank), rank]
+        updates = [dense(pairs_of(source, step, 2, shape)) for source in sources for step in range(STEPS)]
+        assert np.array_equal(found, F32(weight) * trained_by(updates))
+
+
+@on_both
+def test_neighbours_that_are_left_keep_their_parameters() -> None:
+    shape = (20, 33)
+
+    def body(ctx: hpcomm.Context) -> None:
+        ex = exchange(ctx, {"w": shape}, PeerToPeer(PARTIAL), Factors(2))
+        if ctx.rank == 3:
+            ex.push_pull("w", pairs_of(ctx.rank, 0, 2, shape))
+            ctx.abort("test")
+            raise Left
+
+        def go_on() -> None:
+            for step in range(100):
+                ex.push_pull("w", pairs_of(ctx.rank, step, 2, shape))
+
+        with pytest.raises(hpcomm.PeerFailed):
+            go_on()
+        recovered = hpcomm.recover(ex)
+        fresh = recovered.exchange
+        assert recovered.lost == (3,)
+        assert recovered.gap is None
+        assert recovered.clock in (0, 1, 2)  # rank 3 has made one step, and nobody two more
+        fresh.push_pull("w", pairs_of(ctx.rank, 0, 2, shape))
+        assert fresh.clock == recovered.clock + 1
+        fresh.context.barrier()
+        fresh.context.close()
+        raise Left
+
+    run_threads(4, body, timeout=10)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "asynchronous": ({"consistency": ASYNC}, "consistency is ASYNC: peers apply each update of each rank once"),
+    "quorum": ({"consistency": Consistency(quorum=2)}, "peers apply each update .* without a quorum"),
+    "unflushed": ({"consistency": BARRIER}, "consistency is BARRIER: peers apply each update"),
+    "too stale": ({"consistency": SSP(31)}, r"room for s \+ 2 updates .* give SSP\(30\) or less"),
+    "models": ({"rule": Average()}, "its rule is Average, and peers send updates, not models"),
+    "other size": ({"topology": PeerToPeer(from_edges(3, [(0, 1)]))}, "graph is .* must have 2 ranks, as the job has"),
+    "eager": ({"deterministic": False}, "deterministic is False: a peer may be a step ahead of others"),
+    "one copy": ({"shared_params": True}, "shared_params needs servers: each peer has parameters of its own"),
+    "in place": ({"in_place": True}, "in_place is True: peers apply updates"),
+    "parameters in 16 bits": ({"codec_out": "float16"}, "codec_out is 'float16': peers send no parameters"),
+    "vector": ({"codec": {"b": Factors(2)}}, r"codec of 'b' is Factors\(2\): its shape is \(7,\)"),
+    "hierarchy": (
+        {"topology": Hierarchy([[0, 1]])},
+        r"'w' is Factors\(2\), .* a hierarchy sends the sum .* PeerToPeer",
+    ),
+    "receivers": ({"topology": ParameterServer(apply_at="receivers")}, r"apply_at is 'receivers', where servers send"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_go_together_is_refused_on_every_rank(case: str) -> None:
+    options, told = REFUSED[case]
+
+    def body(ctx: hpcomm.Context) -> None:
+        given: dict[str, Any] = {"topology": PeerToPeer(), "codec": {"w": Factors(2)}, **options}
+        with pytest.raises(HpcommError, match=told):
+            exchange(ctx, {"w": (6, 8), "b": (7,)}, **given)
+
+    run_threads(2, body)
+
+
+def test_ranks_that_disagree_are_told() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        with pytest.raises(ConfigError, match="the codec of key w has pairs 3 on rank 1 and 2 on rank 0"):
+            exchange(ctx, {"w": (6, 8)}, PeerToPeer(), Factors(2 + ctx.rank))
+
+    run_threads(2, body)
+
+
+# ---- costs and choice ------------------------------------------------------------------------------------------------
+
+
+@on_both
+@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("topology", [PeerToPeer(), "flat", {"w": PeerToPeer()}], ids=["peers", "servers", "by key"])
+def test_bytes_and_memory_are_those_of_the_model(topology: Any, blocks: int) -> None:
+    """Peers send P (P - 1) K (J + D) values a step, and the heads of their pieces."""
+    ranks, most, shape = 4, 8, (500, 512)
+
+    def body(ctx: hpcomm.Context) -> tuple[int, int, int]:
+        codec = {"w": Factors(most, blocks)}
+        with exchange(ctx, {"w": shape, "b": (70,)}, topology, codec) as ex:
+            codecs, hosts = list(ex.codecs.values()), hosts_of(ctx)
+            memory = model.memory_of(ex.plan, hosts, codecs=codecs)
+            assert not memory.residuals.any()
+            assert 0 <= mapped_bytes(ex, ctx.rank) - memory.window[ctx.rank] <= 16 * 4096
+            ex.step({"w": tuple(np.ones((most, n), F32) for n in shape), "b": np.ones(70, F32)})
+            ctx.barrier()
+            sent = model.load_of(ex.plan, hosts, codecs=codecs).sent
+            of_w = sent.nbytes[(sent.source == ctx.rank) & (sent.key == ex.plan.key("w"))].sum()
+            counted = sum(one.bytes for one in ex.stats().traffic)
+            return counted, int(sent.nbytes[sent.source == ctx.rank].sum()), int(of_w)
+
+    every = run_threads(ranks, body)
+    assert all(counted == predicted for counted, predicted, _ in every)
+    if topology != "flat":
+        values = ranks * (ranks - 1) * most * (shape[0] + blocks * shape[1])
+        assert sum(of_w for *_, of_w in every) == 4 * values + 16 * blocks * ranks * (ranks - 1)
+
+
+@pytest.mark.parametrize("faster", ["pairs", "arrays"])
+def test_the_faster_way_is_chosen_and_takes_pairs(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measurement itself is a step of an exchange of that key alone."""
+    shape = (64, 80)
+    real, timed = trial.step_seconds, []
+
+    def measured(*args: Any) -> float:
+        timed.append(type(args[-1]))
+        assert real(*args) > 0
+        return float((type(args[-1]) is Factors) == (faster == "arrays"))
+
+    monkeypatch.setattr("hpcomm.exchange.exchange.step_seconds", measured)
+
+    def body(ctx: hpcomm.Context) -> bytes:
+        auto = Auto(Factors(3))
+        shapes = {"w": shape, "b": (64,), "small": (3, 3)}
+        with exchange(ctx, shapes, {"w": PeerToPeer()}, auto, check_finite=True) as ex:
+            assert ex.codecs == {
+                "w": Factors(3) if faster == "pairs" else Products(3),
+                "b": FLOAT32,
+                "small": Products(3),
+            }
+            why = {name: one.why for name, one in ex.stats().codecs.items()}
+            assert "by Factors(3) and" in why["w"]
+            assert "only a matrix" in why["b"]
+            for step in range(4):
+                pair = pairs_of(ctx.rank, step, 3, shape)
+                others = {"b": np.ones(64, F32), "small": np.ones((3, 3), F32)}
+                pairs = ex.factors("w")
+                pairs.u[:], pairs.v[:], pairs.count = *pair, 3
+                if step == 0:
+                    ex.push_pull("w", pair)
+                elif step == 1:
+                    ex.push_pull("w")
+                elif step == 2:
+                    ex.step({"w": None, **others})
+                else:
+                    ex.step({"w": pair, **others})
+            if faster == "arrays":
+                ex.push_pull("w", np.zeros(shape, F32))
+            with pytest.raises(InvalidArgument, match="'w': u has 4 vectors"):
+                ex.push("w", (np.ones((4, 64), F32), np.ones((4, 80), F32)))
+            found: bytes = ex.params["w"].tobytes()
+            return found
+
+    every = run_threads(2, body)
+    updates = [dense(pairs_of(rank, step, 3, shape)) for rank in range(2) for step in range(4)]
+    assert set(every) == {trained_by(updates).tobytes()}
+    assert {*timed} == {Factors, Products}

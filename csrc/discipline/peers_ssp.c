@@ -31,6 +31,7 @@
 
 #include "discipline/each.h"
 #include "discipline/graph.h"
+#include "discipline/passing.h"
 #include "discipline/peers.h"
 #include "engine/answer.h"
 #include "engine/core.h"
@@ -64,8 +65,9 @@ typedef struct peer_shares {
 typedef struct peering {
     uint64_t begun[HPC_PLAN_DEPTH]; /* steps, by how far the slowest peer was behind */
     peer_shares *cores;
-    uint64_t *counted; /* by key: the push whose step was counted last */
-    uint64_t *last;    /* [key * size + rank], in a publish: pushes of each rank */
+    hpc_passing *passing; /* where updates pass from peer to peer */
+    uint64_t *counted;    /* by key: the push whose step was counted last */
+    uint64_t *last;       /* [key * size + rank], in a publish: pushes of each rank */
 } peering;
 
 static peering *peering_of(const hpc_engine *en) {
@@ -75,7 +77,7 @@ static peering *peering_of(const hpc_engine *en) {
 /* ---- what is asked for ---- */
 
 static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_SSP && !hpc_config_is_bsp(f) && hpc_peers_are_planned(f);
+    return f->consistency == HPC_SSP && !hpc_config_is_bsp(f) && hpc_peers_are_planned(f) && !hpc_peers_pass_on(f);
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
@@ -363,7 +365,7 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
     const hpc_work *w = hpc_first_work(en, share);
     for (int e = 0; e < c->n; e++)
         if (e != c->own && came_at(c, e) < behind(en, n - c->base[c->own]) && is_open(en, w->inputs[e].rank))
-            found = hpc_add_rank(ranks, found, w->inputs[e].rank);
+            found = hpc_add_rank(ranks, found, hpc_sender_of(w->row, e));
     return found;
 }
 
@@ -523,6 +525,69 @@ const hpc_discipline hpc_discipline_peers_ssp = {
     .awaited = awaited,
     .ended = ended,
     .leaving = &(const hpc_leaving){.finish = finish, .outstanding = outstanding},
+    .facts =
+        &(const hpc_facts){.settle = settle, .before_publish = level, .folded_of = folded_of, .staleness = staleness},
+};
+
+/* ---- where updates pass from peer to peer ---- */
+
+static int suits_passing(const hpc_exchange_config *f) {
+    return f->consistency == HPC_SSP && !hpc_config_is_bsp(f) && hpc_peers_are_planned(f) && hpc_peers_pass_on(f);
+}
+
+static int open_passing(hpc_engine *en, const char *op) {
+    const int status = open_all(en, op);
+    if (status != HPC_OK) return status;
+    peering_of(en)->passing = hpc_passing_open(en, op);
+    return peering_of(en)->passing != NULL ? HPC_OK : HPC_ERR_MEMORY;
+}
+
+static void free_passing(hpc_engine *en) {
+    if (en->own != NULL) hpc_passing_free(peering_of(en)->passing);
+    free_all(en);
+}
+
+static int passing_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    if (hpc_edge_via(&w->row->in[input]) >= 0) return 0;
+    hpc_pass_on(core, peering_of(core->engine)->passing, w, input, slot);
+    return row_came(core, w, input, slot);
+}
+
+static int passed(hpc_core *core, const hpc_event *event) {
+    hpc_work *w;
+    hpc_passing *its = peering_of(core->engine)->passing;
+    const int input = hpc_passed_input(core, its, event, &w), slot = hpc_imm_slot(event->imm);
+    if (input < 0) return 0;
+    hpc_pass_on(core, its, w, input, slot);
+    return row_came(core, w, input, slot);
+}
+
+static int work_passing(hpc_core *core) {
+    return hpc_pass_waiting(core, peering_of(core->engine)->passing) + work(core);
+}
+
+static int passing_outstanding(const hpc_engine *en, int *ranks) {
+    return hpc_passing_waits(en, peering_of(en)->passing, ranks);
+}
+
+const hpc_discipline hpc_discipline_passing_peers_ssp = {
+    .name = "SSP among peers that pass updates on",
+    .suits = suits_passing,
+    .check = check,
+    .puts = 1,
+    .passes_on = 1,
+    .opening = &(const hpc_opening){.open = open_passing, .free = free_passing},
+    .makes_params = hpc_peers_make_params,
+    .share_came = share_came,
+    .row_came = passing_row_came,
+    .other_came = passed,
+    .work = work_passing,
+    .may_push = may_push,
+    .send_share = hpc_passing_send_share,
+    .is_free = hpc_peers_is_free,
+    .awaited = awaited,
+    .ended = ended,
+    .leaving = &(const hpc_leaving){.finish = finish, .outstanding = passing_outstanding},
     .facts =
         &(const hpc_facts){.settle = settle, .before_publish = level, .folded_of = folded_of, .staleness = staleness},
 };

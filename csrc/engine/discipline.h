@@ -118,6 +118,7 @@ struct hpc_discipline {
      * ranks at its own ends. */
     int answers_all;
     int puts;         /* updates are put into receive slots, even if the owner could read them in place */
+    int passes_on;    /* cores send updates on to cores of other ranks */
     int involves_all; /* every rank takes part in every share; 0: only the ranks at either end of its rows do */
     /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
     int (*makes_params)(const hpc_engine *en, const hpc_share *share);
@@ -135,7 +136,7 @@ struct hpc_discipline {
     int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot);
     /* rank asks for the parameters of a share. NULL: no pulls come. */
     int (*pull_came)(hpc_core *core, hpc_share *share, int rank);
-    /* An event of another operation has come: HPC_OP_EMPTY, HPC_OP_USE. NULL: none comes. */
+    /* An event of another operation has come: HPC_OP_EMPTY, HPC_OP_USE, HPC_OP_PASSED. NULL: none comes. */
     int (*other_came)(hpc_core *core, const hpc_event *event);
     /* Whether an event has to wait, with all later ones of its rank; it is asked again later. NULL: no. */
     int (*holds_up)(hpc_core *core, const hpc_event *event);

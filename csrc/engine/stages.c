@@ -213,7 +213,8 @@ int hpc_feeds_share(const hpc_engine *en, const hpc_share *share, int rank) {
 }
 
 static int is_fed_by_stages(const hpc_engine *en, int row, int rank) {
-    return hpc_row_is_fed_by(en, row, rank) && !hpc_row_has_input(&en->plan->rows[row], rank);
+    const hpc_edge *push = hpc_row_input(&en->plan->rows[row], rank);
+    return hpc_row_is_fed_by(en, row, rank) && (push == NULL || hpc_edge_via(push) >= 0);
 }
 
 int hpc_feeds_share_by_stages(const hpc_engine *en, const hpc_share *share, int rank) {

@@ -19,8 +19,9 @@ int hpc_row_reaches(const hpc_engine *en, int row, int rank); /* its parameters 
 /* Whether a mean of the row is gathered by it for rank: where several rows apply the same elements, by the one whose
  * parameters rank gets. */
 int hpc_row_gives_mean(const hpc_engine *en, int row, int rank);
-int hpc_feeds_share(const hpc_engine *en, const hpc_share *share, int rank);           /* some of its rows */
-int hpc_feeds_share_by_stages(const hpc_engine *en, const hpc_share *share, int rank); /* some, through other rows */
+int hpc_feeds_share(const hpc_engine *en, const hpc_share *share, int rank); /* some of its rows */
+int hpc_feeds_share_by_stages(const hpc_engine *en, const hpc_share *share,
+                              int rank); /* some, through other rows or ranks */
 /* Whether rank's pushes reach the share, or the share itself sends rank parameters. */
 int hpc_share_involves(const hpc_engine *en, const hpc_share *share, int rank);
 /* Whether the owner of a row may have its own parameters while the row has not sent all to other rows. */

@@ -89,6 +89,20 @@ static int check_fold(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
+/* Pushes that come by other ranks need a discipline whose ranks pass them on. */
+static int check_via(const hpc_exchange_config *f) {
+    const hpc_discipline *d = hpc_discipline_of(f);
+    for (int i = 0; i < f->plan->n_rows && (d == NULL || !d->passes_on); i++)
+        for (int e = 0; e < f->plan->rows[i].n_in; e++)
+            if (hpc_edge_via(&f->plan->rows[i].in[e]) >= 0)
+                return hpc_fail(
+                    HPC_ERR_UNSUPPORTED, op_create,
+                    "exchange: row %d takes pushes of rank %d by way of rank %d; that needs peers under BSP "
+                    "or SSP",
+                    i, f->plan->rows[i].in[e].rank, hpc_edge_via(&f->plan->rows[i].in[e]));
+    return HPC_OK;
+}
+
 /* A prox gets whole rows of the key's matrix, so no chunk may cut one apart. */
 static int check_prox(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows; i++) {
@@ -263,6 +277,7 @@ int hpc_engine_check_config(const hpc_context *c, const hpc_exchange_config *f) 
     if (status == HPC_OK) status = check_prox(f);
     if (status == HPC_OK) status = check_receivers(f);
     if (status == HPC_OK) status = check_empty(f);
+    if (status == HPC_OK) status = check_via(f);
     if (status == HPC_OK) status = check_encoded(f);
     if (status == HPC_OK) status = hpc_codecs_check(f);
     if (status == HPC_OK) status = check_quorum(f);

@@ -259,7 +259,10 @@ static int check_in(const struct check *c, int r, int *wire) {
         if (edge->rank < 0 || edge->rank >= c->size)
             return wrong(r, "has in-edge %d from rank %d; ranks are 0 to %d", e, edge->rank, c->size - 1);
         if (!isfinite(edge->weight)) return wrong(r, "has in-edge %d with weight %g; must be finite", e, edge->weight);
-        if (edge->row == -1) {
+        if (hpc_edge_via(edge) >= c->size)
+            return wrong(r, "has in-edge %d, which comes by rank %d; ranks are 0 to %d", e, hpc_edge_via(edge),
+                         c->size - 1);
+        if (edge->row < 0) {
             if (c->rank_mark[edge->rank] == r) return wrong(r, "has two in-edges from rank %d", edge->rank);
             c->rank_mark[edge->rank] = r;
             if (*wire == -1) *wire = row->codec_in;
@@ -268,7 +271,7 @@ static int check_in(const struct check *c, int r, int *wire) {
                              name_of(row->codec_in), name_of(*wire));
             continue;
         }
-        if (edge->row < 0 || edge->row >= c->plan->n_rows)
+        if (edge->row >= c->plan->n_rows)
             return wrong(r, "has in-edge %d from row %d; there are rows 0 to %d, and -1 for a push", e, edge->row,
                          c->plan->n_rows - 1);
         if (c->row_mark[edge->row] == 2 * r) return wrong(r, "has two in-edges from row %d", edge->row);

@@ -11,18 +11,46 @@ void hpc_peer_to_peer_init(hpc_peer_to_peer *peers) {
     *peers = (hpc_peer_to_peer){.size = sizeof *peers, .cores = 1, .chunk = 256 << 10, .depth = 2, .wire = HPC_F32};
 }
 
+/* Whether the pushes of one worker go to another; both are numbers of workers. */
+static int sends(const hpc_peer_to_peer *p, int from, int to) {
+    return from == to || p->sends == NULL || p->sends[(size_t)from * (size_t)p->n_workers + (size_t)to] != 0;
+}
+
+static int parent_of(const hpc_peer_to_peer *p, int from, int to) {
+    return p->parents == NULL || from == to ? from : p->parents[(size_t)from * (size_t)p->n_workers + (size_t)to];
+}
+
+/* hpc_edge.row of an input. */
+static int source(const hpc_peer_to_peer *p, int from, int to) {
+    const int parent = parent_of(p, from, to);
+    return parent == from ? -1 : -2 - p->workers[parent];
+}
+
+/* From every worker the way up ends at the one whose pushes go down the tree. */
+static int check_parents(const hpc_peer_to_peer *p) {
+    const int n = p->n_workers;
+    for (int from = 0; from < n && p->parents != NULL; from++)
+        for (int to = 0; to < n; to++) {
+            int at = to, steps = 0;
+            while (at >= 0 && at < n && at != from && steps++ < n) at = parent_of(p, from, at);
+            if (at == from) continue;
+            return hpc_fail(HPC_ERR_INVALID, op_plan,
+                            "plan: the pushes of worker %d do not come to worker %d: parents lead to %d, and not to "
+                            "worker %d",
+                            from, to, at, from);
+        }
+    if (p->parents == NULL || p->sends == NULL) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op_plan,
+                    "plan: sends and parents are given; where pushes are passed on they go to all: leave sends out");
+}
+
 static int check(const hpc_peer_to_peer *p) {
     int status = hpc_plan_check_keys(p->keys, p->n_keys);
     if (status == HPC_OK) status = hpc_plan_check_ranks(p->workers, p->n_workers, "worker", "group of peers");
     if (status == HPC_OK) status = hpc_plan_check_cut(p->cores, p->chunk, p->depth);
     if (status == HPC_OK)
         status = hpc_plan_check_codecs(p->keys, p->n_keys, "wire", p->wire, "wires", p->wires, p->n_wires);
-    return status;
-}
-
-/* Whether the pushes of one worker go to another; both are numbers of workers. */
-static int sends(const hpc_peer_to_peer *p, int from, int to) {
-    return from == to || p->sends == NULL || p->sends[(size_t)from * (size_t)p->n_workers + (size_t)to] != 0;
+    return status == HPC_OK ? check_parents(p) : status;
 }
 
 /* In-edges of every worker, in the order of workers, then the one edge that goes out. first: in-edges of the workers
@@ -32,7 +60,7 @@ static void fill_edges(const hpc_peer_to_peer *p, const int *first, hpc_edge *ed
     for (int to = 0; to < p->n_workers; to++) {
         hpc_edge *edge = edges + first[to] + to;
         for (int from = 0; from < p->n_workers; from++)
-            if (sends(p, from, to)) *edge++ = (hpc_edge){p->workers[from], -1, weight};
+            if (sends(p, from, to)) *edge++ = (hpc_edge){p->workers[from], source(p, from, to), weight};
         *edge = (hpc_edge){p->workers[to], -1, 1.0};
     }
 }

@@ -85,6 +85,11 @@ static inline double hpc_graph_weight(const hpc_graph *graph, int phase, int to,
     return graph->weights[((size_t)phase * ranks + (size_t)to) * ranks + (size_t)from];
 }
 
+/* The rank that passes the pushes of an in-edge on, among peers; -1: none does. */
+static inline int hpc_edge_via(const hpc_edge *edge) {
+    return edge->row < -1 ? -2 - edge->row : -1;
+}
+
 /* Whether every input of every row is plain float32. */
 int hpc_plan_takes_float32(const hpc_plan *plan);
 

@@ -37,7 +37,8 @@ class Compiled:
         plan: of these keys.
         phases: the graphs that the steps take in turn; () with servers.
         graph: C's struct of these graphs; None with servers.
-        own: whether each rank has parameters of its own: on graphs, and where copies of peers differ.
+        own: whether each rank has parameters of its own: on graphs, and among peers of which not all send to all.
+        peers: whether each rank applies all updates that come to it.
         threads: whether its ranks can have more cores than NICs, so that how many depends on progress, of which a rank
             knows its own only. The same on all ranks.
     """
@@ -48,6 +49,7 @@ class Compiled:
     phases: tuple[Graph, ...]
     graph: Any
     own: bool
+    peers: bool
     threads: bool
 
 
@@ -137,8 +139,8 @@ def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float3
     )
     check_plan(plan, own, ctx.size)
     c_graph = _c_graph(plan, phases) if phases else None
-    apart = bool(phases) or (peers and (topology.updates_of != "all" or bool(scheme.consistency.staleness)))
-    return Compiled(scheme, mode, plan, phases, c_graph, apart, threads=spare > interfaces)
+    own_models = topology.updates_of == "neighbours"
+    return Compiled(scheme, mode, plan, phases, c_graph, own_models, peers, threads=spare > interfaces)
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:

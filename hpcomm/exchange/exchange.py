@@ -85,7 +85,9 @@ class Exchange(SplitCalls):
             0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
         topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces),
             or "flat", which is the default one of these. Or a Hierarchy, where updates are folded inside each host
-            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a mapping
+            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a
+            PeerToPeer, where every rank applies the updates of all ranks to parameters of its own (SFB, section 3),
+            under BSP or SSP(s). Or a mapping
             from names of keys to these; keys that it does not name are flat.
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
@@ -96,9 +98,9 @@ class Exchange(SplitCalls):
             Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
             with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
             NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
-            keys to these; keys that it does not name are BSP. Keys of one consistency, with servers or on one graph,
-            are a scheme: schemes stand side by side, and each goes as it would in an exchange of its own. All keys have
-            the same workers.
+            keys to these; keys that it does not name are BSP. Keys of one consistency, with servers, on one graph or
+            with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of
+            its own. All keys have the same workers.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
             its own.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
@@ -134,8 +136,8 @@ class Exchange(SplitCalls):
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
     With a Hierarchy a host comes late as a whole, and all its ranks are told.
 
-    Where keys have schemes of their own: reduce is for those with servers; shared_params needs BSP for all keys,
-    split BSP with servers, and in_place graphs; checkpoints hold all keys, and recover refuses.
+    Where keys have schemes of their own: reduce is for those with servers and peers; shared_params needs BSP for all
+    keys, split BSP with servers, and in_place graphs; checkpoints hold all keys, and recover refuses.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
     The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL
@@ -157,6 +159,7 @@ class Exchange(SplitCalls):
         "_kind",
         "_made",
         "_nbytes",
+        "_peers_rows",
         "_processor",
         "_rows",
         "_rules",
@@ -231,6 +234,8 @@ class Exchange(SplitCalls):
         self._made, self._rules, self._schemes = made, given.rules, given.schemes
         self.plan, self.graph = given.plan, next((one.phases for one in given.schemes if one.phases), ())
         self._rows = owned_rows(self.plan, ctx.rank)
+        late = {n for one in given.schemes if one.scheme.consistency.staleness for n in one.scheme.names if one.peers}
+        self._peers_rows = [i for i, (_, span) in enumerate(self._rows) if span.key in late]
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         counts = {name: value.size for name, value in given.values.items()}
         kinds = tuple(
@@ -560,6 +565,8 @@ class Exchange(SplitCalls):
         encoders.save(self._handle, self._encoders, shard)
         if self._counts_updates:
             shard["clock"] = self.clock
+        for i in self._peers_rows:  # which count the folds of a rank, and ranks make them of other updates
+            shard["row_step"][i] = self.clock
         return shard
 
     @property

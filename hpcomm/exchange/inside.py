@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from .. import _core
 from ..errors import NotSupported
 from . import encoders
+from .arguments import Compiled
 from .exchange import Exchange
 from .pieces import Shard
 from .schemes import Made
@@ -30,8 +31,13 @@ class Kept:
 
 
 def kept(ex: Exchange) -> Kept:
-    begun = -1 if not ex.params else ex.clock if ex.graph else ex._begun()
+    begun = -1 if not ex.params else ex.clock if has_own_models(ex) else ex._begun()
     return Kept(ex._saved(), ex._folded(), begun)
+
+
+def has_own_models(ex: Exchange) -> bool:
+    """Whether each rank has parameters of its own, for some keys: on graphs, and among peers that not all send to."""
+    return bool(ex._kind.own)
 
 
 def made(ex: Exchange) -> Made:
@@ -47,15 +53,15 @@ def begin_together(ex: Exchange) -> None:
 def check_one_scheme(ex: Exchange, op: str) -> None:
     """Raises NotSupported where keys have several schemes."""
     if len(ex._schemes) > 1:
-        each = (
-            f"key {one.scheme.names[0]!r} is {'on a graph' if one.phases else 'with servers'} under "
-            f"{one.scheme.consistency}"
-            for one in ex._schemes
-        )
+        each = (f"key {one.scheme.names[0]!r} is {_where(one)} under {one.scheme.consistency}" for one in ex._schemes)
         raise NotSupported(
             f"{op}: {', '.join(each)}: where keys have schemes of their own, make another exchange, of "
             "Context.shrink's context, and restore a checkpoint"
         )
+
+
+def _where(one: Compiled) -> str:
+    return "on a graph" if one.phases else "among peers" if one.peers else "with servers"
 
 
 def make_as(ex: Exchange, arguments: Made) -> None:
@@ -101,6 +107,7 @@ def go_on(ex: Exchange, from_: Kept, args: NDArray[np.float64], clock: int, time
         shard |= encoders.whose(ex._encoders)
     if not ex._counts_updates:
         steps = shard["row_step"]
-        left_out = (clock > steps + 1) & (not ex.graph and not has_quorum(ex))  # rows without a gradient in some steps
+        # rows without a gradient in some steps
+        left_out = (clock > steps + 1) & (not has_own_models(ex) and not has_quorum(ex))
         shard["row_step"] = np.where(left_out, steps, clock).astype(steps.dtype)
     ex.load_state_dict(shard, timeout)

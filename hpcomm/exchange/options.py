@@ -29,11 +29,11 @@ class PlanOptions:
             where several cores would get fewer than four of all keys half of it, and so on down to 32 KiB.
         depth: slots for gradients of a key, 1 to 32. Under ASYNC this many pushes of it may be under way; under BSP
             one, while the next gradient is written; under SSP with servers a push waits for a free slot, and where
-            receivers apply the rule there are staleness + 2 at least. On a graph: updates that may be on their way to a
-            neighbour that has not folded them; at least staleness + 2, and with in_place at most 31.
+            receivers or peers apply the rule there are staleness + 2 at least. On a graph: updates that may be on their
+            way to a neighbour that has not folded them; at least staleness + 2, and with in_place at most 31.
         codec: what gradients are on the wire: "float32", "float16", "bfloat16", a value of hpcomm.codec such as
-            TopK(0.01), or "auto", which measures whether that one is faster; or a mapping from names of keys to these,
-            and keys that it does not name are float32. Sums are float32. With a Plan it gives
+            TopK(0.01) or Factors(32), or "auto", which measures whether TopK(0.01) is faster; or a mapping from names
+            of keys to these, and keys that it does not name are float32. Sums are float32. With a Plan it gives
             the arguments of codecs of pieces, which a plan does not hold.
         codec_out: what parameters are on their way from servers to workers, given likewise. With "float16" or
             "bfloat16" params stay float32 arrays (float16's largest number is 65504), of rounded values, the same bits

@@ -87,8 +87,8 @@ def settled(
     measure: Callable[[Any], Any] = unmeasured,
 ) -> tuple[Scheme, ...]:
     """The schemes, in the order of their first keys; each key is in one. Keys under one consistency that are with
-    servers form one scheme, whatever their topologies; keys on equal graphs under one consistency form another. Keys of
-    peers are with servers where all copies of their parameters are equal, and else they are as keys on graphs.
+    servers form one scheme, whatever their topologies; keys on equal graphs under one consistency form another, as do
+    keys of equal peers.
 
     Args:
         ctx: the ranks, whose hosts stand in the place of those that were not given.
@@ -111,7 +111,7 @@ def settled(
         peers = applies_at_peers(one)
         averages = one.updates_of == "neighbours" and not peers
         its = consistencies[name] if averages else with_servers(consistencies[name])
-        model = one if one.updates_of in OWN_MODELS or (peers and its.staleness) else None
+        model = one if one.updates_of in OWN_MODELS or peers else None
         for found, other, group in groups:
             if found == its and (other is model or other == model):
                 group[name] = one

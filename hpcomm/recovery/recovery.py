@@ -157,9 +157,10 @@ def _over(
     plan = made.plan
     if plan.cores is None and not ex.graph:
         plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
-    copies = not ex.graph and has_copies(ex.plan)  # a step that was cut short may be in some of them, and not in others
+    alone = inside.has_own_models(ex)
+    copies = not alone and has_copies(ex.plan)  # a step that was cut short may be in some of them, and not in others
     owners = (set(range(old.size)) if copies else _owners(ex.plan)).difference(here)
-    missing = -1 if ex.graph else max((old.ranks[rank] for rank in owners), default=-1)
+    missing = -1 if alone else max((old.ranks[rank] for rank in owners), default=-1)
     clock, missing, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
         raise CheckpointError(

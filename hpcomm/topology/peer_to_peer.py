@@ -97,7 +97,8 @@ class PeerToPeer(Topology):
             )
         if not job.deterministic:
             return (
-                "deterministic is False: a peer may be a step ahead of others, so its update waits for theirs: leave it out"
+                "deterministic is False: a peer may be a step ahead of others, so its update waits for theirs: leave "
+                "it out"
             )
         if job.averages:
             return (

@@ -9,8 +9,18 @@
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
 /* Parts of a case's arg: s, and flags. PARTIAL: each sends to the two behind it. SHALLOW: one slot. FACTORS: the first
- * key goes as pairs of vectors. */
-enum { THREADS = 32, PARTIAL = 64, SHALLOW = 128, FACTORS = 256, HALF = 512, MOMENTUM = 1024, COLUMNS = 5, PAIRS = 3 };
+ * key goes as pairs of vectors. RELAY: each update goes on from rank to rank, by a binary tree. */
+enum {
+    THREADS = 32,
+    PARTIAL = 64,
+    SHALLOW = 128,
+    FACTORS = 256,
+    HALF = 512,
+    MOMENTUM = 1024,
+    RELAY = 2048,
+    COLUMNS = 5,
+    PAIRS = 3
+};
 
 typedef struct peers {
     job j;
@@ -19,7 +29,7 @@ typedef struct peers {
     unsigned char sends[RANKS_MAX * RANKS_MAX];
     hpc_codec_config factors;
     const hpc_codec_config *codecs[JOB_KEYS];
-    int wires[JOB_KEYS];
+    int wires[JOB_KEYS], parents[RANKS_MAX * RANKS_MAX];
 } peers;
 
 static bool hears(const rank *r, int to, int from) {
@@ -47,10 +57,17 @@ static peers *peers_new(const rank *r) {
         p->codecs[0] = &p->factors;
         p->wires[0] = HPC_FACTORS;
     }
+    for (int from = 0; from < r->size; from++)
+        for (int i = 0; i < r->size; i++)
+            p->parents[from * r->size + (from + i) % r->size] = (from + (i > 0 ? (i - 1) / 2 : 0)) % r->size;
     hpc_peer_to_peer all;
     hpc_peer_to_peer_init(&all);
     all.keys = j->keys, all.n_keys = j->n_keys, all.workers = j->workers, all.n_workers = j->n_workers;
-    all.sends = p->sends, all.cores = 2, all.chunk = 2048, all.sum = 1;
+    if (r->arg & RELAY)
+        all.parents = p->parents;
+    else
+        all.sends = p->sends;
+    all.cores = 2, all.chunk = 2048, all.sum = 1;
     all.depth = r->arg & SHALLOW ? 1 : p->s + 2;
     all.wires = p->wires, all.n_wires = j->n_keys;
     CHECK_OK(hpc_plan_peer_to_peer(&all, &p->plan));
@@ -423,6 +440,17 @@ int main(int argc, char **argv) {
         {.name = "whole_factors_partial", .size = 5, .run = whole, .arg = FACTORS | PARTIAL | THREADS},
         {.name = "whole_two_hosts", .size = 4, .run = whole, .arg = FACTORS, .per_host = 2},
         {.name = "whole_alone", .size = 1, .run = whole, .arg = FACTORS},
+        {.name = "whole_relay", .size = 5, .run = whole, .arg = FACTORS | RELAY},
+        {.name = "whole_relay_threads", .size = 7, .run = whole, .arg = RELAY | THREADS},
+        {.name = "whole_relay_hosts", .size = 6, .run = whole, .arg = FACTORS | RELAY, .per_host = 2},
+        {.name = "totals_relay", .size = 5, .run = totals, .arg = FACTORS | RELAY | 2},
+        {.name = "totals_relay_threads", .size = 4, .run = totals, .arg = RELAY | THREADS | 3},
+        {.name = "bounded_relay", .size = 5, .run = bounded, .arg = RELAY | 2},
+        {.name = "rates_relay", .size = 5, .run = rates, .arg = RELAY | 2},
+        {.name = "rates_relay_whole", .size = 4, .run = rates, .arg = RELAY | THREADS},
+        {.name = "rates_differ_relay", .size = 4, .run = rates_differ, .arg = RELAY, .apart = true},
+        {.name = "closes_early_relay", .size = 4, .run = closes_early, .arg = RELAY | 1},
+        {.name = "dies_relay", .size = 5, .run = dies, .arg = RELAY, .victims = 16, .timeout = 30},
         {.name = "totals", .size = 3, .run = totals, .arg = 1},
         {.name = "totals_factors", .size = 4, .run = totals, .arg = FACTORS | THREADS | 3},
         {.name = "totals_partial", .size = 5, .run = totals, .arg = PARTIAL | FACTORS | 2},

@@ -563,7 +563,8 @@ typedef struct hpc_key {
 
 typedef struct hpc_edge {
     int rank;
-    int row;       /* -1: rank's pushes of the key (in), or rank's parameters (out); else the row, which rank owns */
+    int row; /* -1: rank's pushes of the key (in), or rank's parameters (out); else the row, which rank owns. Among
+                peers -2 - r, of an input: rank's pushes, which rank r passes on: its own row takes them too */
     double weight; /* of an input */
 } hpc_edge;
 

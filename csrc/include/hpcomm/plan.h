@@ -122,13 +122,15 @@ typedef struct hpc_peer_to_peer {
     int n_workers;
     const unsigned char *sends; /* [from][to], by number of worker: whether from sends to to; every worker takes its own
                                    updates. NULL: all send to all */
-    int cores;                  /* of each worker, 1 or more */
-    uint64_t chunk;             /* bytes of float32, a multiple of 64; 256 KiB */
-    int depth;        /* updates of one key that may be on their way to a peer; 2. Under SSP(s) s + 2 at least */
-    int wire;         /* hpc_dtype of the updates, or a codec of pieces */
-    int sum;          /* 0: each update weighs 1 / n_workers, 1: each weighs 1 */
-    const int *wires; /* wire of each key by itself, n_keys of them; NULL: wire for all */
-    int n_wires;      /* n_keys where wires is given, else 0 */
+    const int *parents; /* [from][to], by number of worker: the worker that sends from's pushes to to, which is from or
+                           one that passes them on, unopened: a tree for each from. NULL: each sends its own */
+    int cores;          /* of each worker, 1 or more */
+    uint64_t chunk;     /* bytes of float32, a multiple of 64; 256 KiB */
+    int depth;          /* updates of one key that may be on their way to a peer; 2. Under SSP(s) s + 2 at least */
+    int wire;           /* hpc_dtype of the updates, or a codec of pieces */
+    int sum;            /* 0: each update weighs 1 / n_workers, 1: each weighs 1 */
+    const int *wires;   /* wire of each key by itself, n_keys of them; NULL: wire for all */
+    int n_wires;        /* n_keys where wires is given, else 0 */
 } hpc_peer_to_peer;
 
 HPC_API void hpc_peer_to_peer_init(hpc_peer_to_peer *peers);
