@@ -21,7 +21,7 @@ from . import _core
 from .errors import InvalidArgument
 from .stage import check_number
 
-__all__ = ["L1", "L2", "ElasticNet", "L2Ball", "Own", "Prox", "Simplex"]
+__all__ = ["L1", "L2", "ElasticNet", "L2Ball", "OwnProx", "Prox", "Simplex"]
 
 MOST_ARGS = _core.RULE_ARGS - 3  # the step, and the learning rate and weight decay of the rule, come first
 
@@ -34,6 +34,11 @@ class Prox:
     def numbers(self) -> Mapping[str, float]:
         """Its numbers by name, in C's order."""
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+
+    @property
+    def takes_matrix(self) -> bool:
+        """Whether it needs the whole matrix at once."""
+        return False
 
     def with_numbers(self, values: Sequence[float]) -> "Prox":
         """The same with other numbers, in C's order."""
@@ -109,7 +114,7 @@ class Simplex(Prox):
 
 
 @dataclass(frozen=True)
-class Own(Prox):
+class OwnProx(Prox):
     """A prox of one's own: machine code. `hpcomm.kernels.prox` makes one of a Python function.
 
     Attributes:
@@ -148,6 +153,10 @@ class Own(Prox):
     def with_numbers(self, values: Sequence[float]) -> "Prox":
         named = dict(zip(self.numbers, values, strict=True))
         return dataclasses.replace(self, args=named if isinstance(self.args, Mapping) else tuple(values))
+
+    @property
+    def takes_matrix(self) -> bool:
+        return self.per == "matrix"
 
     def title(self, dual: bool) -> str:
         return str(self.name)

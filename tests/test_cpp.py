@@ -285,6 +285,10 @@ static void exchanges(hpcomm::Context &context) {
     hpcomm::Exchange halving(context, plan, own, values, config, 1.0, code);
     halving.push_pull(1, ones, 1.0, code);
     assert(!code && halving.params(1)[0] == 1 && halving.params(1)[2] == 0 && !halving.stats(code).threads);
+    const hpcomm::Rule lasso = hpcomm::Rule("proxsgd", {0.5, 0.0, 200.0}).with_prox("l1", 1, code);
+    hpcomm::Exchange shrinking(context, plan, lasso, values, config, 1.0, code);
+    shrinking.push_pull(1, ones, 1.0, code);
+    assert(!code && shrinking.params(1)[0] == 0 && shrinking.params(1)[2] == 0);
     hpcomm::Exchange moved = std::move(halving);
     assert(moved && !halving);
 

@@ -34,6 +34,7 @@ model
 plan
 flow
 codec
+prox
 stage
 launch
 _core

@@ -1,5 +1,6 @@
 """Rules with a prox: exchanges against NumPy, the same bits whatever the plan, and what is refused."""
 
+import functools
 import io
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from conftest import on_both, run_threads
 
 import hpcomm
 from hpcomm import SGD, SSP, Dual, Exchange, Hierarchy, InvalidArgument, ParameterServer, Plan, ProxSGD, _core, optim
-from hpcomm.prox import L1, L2, ElasticNet, L2Ball, Own, Prox, Simplex
+from hpcomm.prox import L1, L2, ElasticNet, L2Ball, OwnProx, Prox, Simplex
 
 F32 = np.float32
 SHAPE = (210, 37)  # rows that no chunk of a power of two fits
@@ -122,6 +123,7 @@ def check(ctx: hpcomm.Context, rule: ProxSGD | Dual, shape: tuple[int, int], **o
     return ex.params["W"].tobytes()
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("shape", [SHAPE, LONG], ids=str)
 def test_steps_are_those_of_numpy(rule: ProxSGD | Dual, shape: tuple[int, int]) -> None:
@@ -164,16 +166,23 @@ def test_same_bits_whatever_the_plan(
         assert trained(**{"progress": "inline", **way}) == want, way
 
 
-def test_without_servers_for_all_and_with_updates_one_by_one() -> None:
-    """A graph and ASYNC: each rank alone is the reference."""
+@pytest.mark.parametrize("rule", [ProxSGD(0.5, L1(2.5)), Dual(ElasticNet(2, 0.7))], ids=str)
+def test_updates_one_by_one(rule: ProxSGD | Dual) -> None:
+    """Under ASYNC and SSP the prox follows each update."""
 
     def body(ctx: hpcomm.Context) -> None:
-        for options in ({"consistency": hpcomm.ASYNC}, {"consistency": SSP(2)}):
-            check(ctx, ProxSGD(0.5, L1(2.5)), SHAPE, **options)
-            check(ctx, Dual(ElasticNet(2, 0.7)), SHAPE, **options)
+        for consistency in (hpcomm.ASYNC, SSP(2)):
+            ex = Exchange(ctx, {"W": initial(SHAPE)}, consistency=consistency, rule=rule)
+            reference = Reference(rule, initial(SHAPE))
+            for step in range(4):
+                ex.push_pull("W", update(step, 0, SHAPE))
+                reference.step([update(step, 0, SHAPE)])
+            np.testing.assert_array_equal(ex.pull("W"), reference.w)
 
     run_threads(1, body)
 
+
+def test_each_rank_of_a_graph_has_a_prox() -> None:
     def on_graph(ctx: hpcomm.Context) -> None:
         rule = Dual(L1(3))
         ex = Exchange(ctx, {"W": initial(SHAPE)}, hpcomm.topology.complete(2), hpcomm.NOTIFY_ACK, rule)
@@ -228,7 +237,10 @@ def test_rows_and_the_whole_matrix_in_numba() -> None:
         for step in range(3):
             if step == 2:
                 ex.set(least=-2, keys="rows")
-                assert ex.rule["rows"].prox.numbers == {"least": -2}  # type: ignore[index]
+                rule = ex.rule["rows"]  # type: ignore[index]
+                assert isinstance(rule, ProxSGD)
+                assert rule.prox is not None
+                assert rule.prox.numbers == {"least": -2}
             ex.step({"rows": update(step, ctx.rank, SHAPE), "matrix": update(step, ctx.rank, shape)})
             rows -= F32(0.5) * sum(update(step, rank, SHAPE) for rank in range(2))
             rows = np.maximum(rows, -2 if step == 2 else 0)
@@ -249,15 +261,25 @@ def test_kernels_that_are_refused() -> None:
             print(rows[0, 0])
 
     with pytest.raises(InvalidArgument, match=r"prox: per is 'columns': must be 'rows' or 'matrix'"):
-        Own(8, per="columns")
-    for args in ({"lr": 1}, (1,) * 6, "ab", (float("nan"),)):
+        OwnProx(8, per="columns")
+    wrong: tuple[Any, ...] = ({"lr": 1}, (1,) * 6, "ab", (float("nan"),))
+    for args in wrong:
         with pytest.raises(InvalidArgument, match="prox: args"):
-            Own(8, args)
+            OwnProx(8, args)
     with pytest.raises(InvalidArgument, match="prox: name is"):
-        Own(8, name="n" * 41)
+        OwnProx(8, name="n" * 41)
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def sentences(body: Callable[[hpcomm.Context], str]) -> list[str]:
+    """Both ranks' errors; the context is over then."""
+    told: list[str] = []
+    with pytest.raises(hpcomm.HpcommError):  # the last barrier
+        run_threads(2, lambda ctx: told.append(body(ctx)))
+    assert len(told) == 2
+    return told
 
 
 def test_a_nan_of_a_prox_names_key_rank_row_and_step() -> None:
@@ -271,31 +293,32 @@ def test_a_nan_of_a_prox_names_key_rank_row_and_step() -> None:
     def fails(rows: Any, args: Any) -> int:
         return 7 if args[0] == 2 else 0
 
-    def body(ctx: hpcomm.Context, rule: ProxSGD | Dual, message: str, steps: int) -> None:
+    def body(ctx: hpcomm.Context, rule: ProxSGD | Dual, steps: int) -> str:
         start = np.zeros((40, 37), F32)
         start[17, 0] = -1000
-        ex = Exchange(
-            ctx, {"b": np.zeros(3, F32), "W": start}, ParameterServer("NCC", servers=[1]), rule={"b": SGD(), "W": rule}
-        )
-        for step in range(steps):
+        keys, rules = {"b": np.zeros(3, F32), "W": start}, {"b": SGD(), "W": rule}
+        ex = Exchange(ctx, keys, ParameterServer("CS", servers=[1]), rule=rules)
+        for _ in range(steps):
             ex.push_pull("W", np.zeros_like(start))
-        with pytest.raises(InvalidArgument, match=message):
+        with pytest.raises((InvalidArgument, hpcomm.PeerFailed)) as raised:
             ex.push_pull("W", np.zeros_like(start))
+        return str(raised.value)
 
     for rule, message, steps in (
-        (ProxSGD(0.5, breaks), r"rank 1: the prox of key W returned a NaN in row 17 at step 3", 2),
-        (Dual(fails), r"rank 1: the prox of key W returned 7 on rows 0 to 39 at step 2", 1),
+        (ProxSGD(0.5, breaks), "rank 1: the prox of key W returned a NaN in row 17 at step 3", 2),
+        (Dual(fails), "rank 1: the prox of key W returned 7 on rows 0 to 39 at step 2", 1),
     ):
-        run_threads(2, lambda ctx, rule=rule, message=message, steps=steps: body(ctx, rule, message, steps))
+        for told in sentences(functools.partial(body, rule=rule, steps=steps)):
+            assert message in told
 
 
-def test_a_nan_of_an_update_is_found_too(alone: hpcomm.Context) -> None:
-    for prox in (L1(1), L2(1), ElasticNet(1, 1), L2Ball(), Simplex()):
-        ex = Exchange(alone, {"W": np.zeros((9, 1000), F32)}, rule=ProxSGD(0.5, prox))
-        wrong = np.zeros((9, 1000), F32)
-        wrong[4, 999] = np.nan
-        with pytest.raises(InvalidArgument, match=r"rank 0: the prox of key W returned a NaN in row 4 at step 1"):
-            ex.push_pull("W", wrong)
+@pytest.mark.parametrize("prox", [L1(1), L2(1), ElasticNet(1, 1), L2Ball(), Simplex()], ids=str)
+def test_a_nan_of_an_update_is_found_too(alone: hpcomm.Context, prox: Prox) -> None:
+    ex = Exchange(alone, {"W": np.zeros((9, 1000), F32)}, rule=ProxSGD(0.5, prox))
+    wrong = np.zeros((9, 1000), F32)
+    wrong[4, 999] = np.nan
+    with pytest.raises(InvalidArgument, match=r"rank 0: the prox of key W returned a NaN in row 4 at step 1"):
+        ex.push_pull("W", wrong)
 
 
 def test_values_that_are_refused() -> None:
@@ -305,9 +328,9 @@ def test_values_that_are_refused() -> None:
         (lambda: ElasticNet(1, float("inf")), r"ElasticNet: l2 is inf"),
         (lambda: L2Ball(-0.5), r"L2Ball: radius is -0.5"),
         (
-            lambda: ProxSGD(prox=L1),
+            lambda: ProxSGD(prox=L1),  # type: ignore[arg-type]
             r"ProxSGD: prox is .*L1.*: must be a value of hpcomm.prox such as L1\(0.1\), or None",
-        ),  # type: ignore[arg-type]
+        ),
         (lambda: ProxSGD(-1), r"ProxSGD: lr is -1"),
         (lambda: Dual(L2(0)), r"Dual: lam of L2\(lam=0.0\) is 0: must be more"),
         (lambda: Dual(ElasticNet(1, 0)), r"Dual: l2 of .* is 0"),
@@ -328,8 +351,8 @@ def test_hyper_parameters_of_a_rule_and_its_prox() -> None:
         optim.changed(rule, {"lam": 1})
     with pytest.raises(InvalidArgument, match=r"L1: lam is -2"):
         optim.changed(Dual(L1(1)), {"lam": -2})
-    nameless = Own(8, (1, 2))
-    assert optim.with_arguments(Dual(nameless), (1, 0, 3, 4)) == Dual(Own(8, (3, 4)))
+    nameless = OwnProx(8, (1, 2))
+    assert optim.with_arguments(Dual(nameless), (1, 0, 3, 4)) == Dual(OwnProx(8, (3, 4)))
     for proxes in (L1(1), L2(1), ElasticNet(1, 1), L2Ball(), Simplex()):
         assert {proxes.title(True), proxes.title(False)} <= set(_core.PROXES)
 
@@ -342,7 +365,7 @@ def test_a_key_that_is_no_matrix_is_named(alone: hpcomm.Context) -> None:
 
 
 def test_a_plan_that_cuts_rows_apart_is_refused(alone: hpcomm.Context) -> None:
-    plan = Plan.hub({"W": SHAPE}, 1, chunk_bytes=4096)
+    plan = Plan.hub({"W": SHAPE}, [0], [0], 1, chunk_bytes=4096)
     with pytest.raises(
         hpcomm.ConfigError,
         match=r"row 0 has .* elements at offset 0 of key W, and the prox of rule "
@@ -360,7 +383,7 @@ def test_ranks_with_other_proxes_are_told() -> None:
             Exchange(ctx, {"W": initial(SHAPE)}, rule=other if ctx.rank else ProxSGD(0.5, L1(1)), chunk_bytes=1 << 30)
 
     for other in others:
-        run_threads(2, lambda ctx, other=other: body(ctx, other))
+        run_threads(2, functools.partial(body, other=other))
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-/* The built-in proxes, for whichever instruction set the file that includes this is compiled. They are plain loops that
- * the compiler turns into vectors. An element or a row sees the same operations in the same order everywhere: sums go
- * into SUMS partial sums, element i into number i % SUMS, and nothing is contracted (-ffp-contract=off). A NaN stays
- * one. args[1] is the step t, args[3] and on are the prox's. */
+/* The built-in proxes, for whichever instruction set the file that includes this is compiled; it defines VECTOR_BYTES.
+ * They are loops that the compiler turns into vectors, or sums in such vectors. An element or a row sees the same
+ * operations in the same order everywhere: sums go into SUMS partial sums, element i into number i % SUMS, and nothing
+ * is contracted (-ffp-contract=off). A NaN stays one. args[1] is the step t, args[3] and on are the prox's. */
 #ifndef HPC_PROX_KERNEL_H
 #define HPC_PROX_KERNEL_H
 
@@ -65,6 +65,19 @@ static int dual_elastic_net(float *param, int64_t rows, int64_t columns, const d
 
 /* ---- row by row ---- */
 
+typedef double doubles __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t integers __attribute__((vector_size(VECTOR_BYTES)));
+typedef float floats __attribute__((vector_size(VECTOR_BYTES / 2)));
+
+enum { LANES = VECTOR_BYTES / sizeof(double), PARTS = SUMS / LANES };
+
+/* Element i + part * LANES and on. */
+INLINE doubles load(const float *x, int64_t i, int part) {
+    floats values;
+    memcpy(&values, x + i + part * LANES, sizeof values);
+    return __builtin_convertvector(values, doubles);
+}
+
 INLINE double total(double *sums) {
     for (int half = SUMS / 2; half > 0; half /= 2)
         for (int k = 0; k < half; k++) sums[k] += sums[k + half];
@@ -72,10 +85,15 @@ INLINE double total(double *sums) {
 }
 
 INLINE double squares(const float *x, int64_t n) {
-    double sums[SUMS] = {0};
+    doubles parts[PARTS] = {0};
+    double sums[SUMS];
     int64_t i = 0;
     for (; n - i >= SUMS; i += SUMS)
-        for (int k = 0; k < SUMS; k++) sums[k] += (double)x[i + k] * (double)x[i + k];
+        for (int p = 0; p < PARTS; p++) {
+            const doubles some = load(x, i, p);
+            parts[p] += some * some;
+        }
+    memcpy(sums, parts, sizeof sums);
     for (int k = 0; i + k < n; k++) sums[k] += (double)x[i + k] * (double)x[i + k];
     return total(sums);
 }
@@ -104,19 +122,29 @@ INLINE float largest(const float *x, int64_t n) {
     return found[0];
 }
 
-INLINE void add_above(double x, double theta, double *sum, double *count) {
-    *sum += x > theta ? x : 0;
-    *count += x > theta ? 1 : 0;
-}
-
 /* The sum and the number of the values x - top above theta. */
 INLINE double sum_above(const float *x, int64_t n, double top, double theta, double *number) {
-    double sums[SUMS] = {0}, counts[SUMS] = {0};
-    int64_t i = 0;
+    doubles parts[PARTS] = {0};
+    integers counts[PARTS] = {0};
+    double sums[SUMS];
+    int64_t i = 0, count = 0;
     for (; n - i >= SUMS; i += SUMS)
-        for (int k = 0; k < SUMS; k++) add_above((double)x[i + k] - top, theta, &sums[k], &counts[k]);
-    for (int k = 0; i + k < n; k++) add_above((double)x[i + k] - top, theta, &sums[k], &counts[k]);
-    *number = total(counts);
+        for (int p = 0; p < PARTS; p++) {
+            const doubles some = load(x, i, p) - top;
+            const integers above = some > theta; /* -1, and 0 also of a NaN */
+            parts[p] += (doubles)((integers)some & above);
+            counts[p] -= above;
+        }
+    memcpy(sums, parts, sizeof sums);
+    for (int p = 0; p < PARTS; p++)
+        for (int k = 0; k < LANES; k++) count += counts[p][k];
+    for (int k = 0; i + k < n; k++) {
+        const double one = (double)x[i + k] - top;
+        if (!(one > theta)) continue;
+        sums[k] += one;
+        count++;
+    }
+    *number = (double)count;
     return total(sums);
 }
 

@@ -16,7 +16,7 @@ from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
 from ..optim import AnyRule, Dual, Rule
 from ..plan import Plan, c_keys
-from ..prox import Own
+from ..prox import OwnProx
 from ..stage import Key, whole
 from ..topology import Graph
 from ..topology.by_key import check_names, check_workers, join
@@ -112,8 +112,7 @@ def _as_key(name: str, value: NDArray[np.float32], rule: AnyRule) -> NDArray[np.
             f"key {name!r} has shape {value.shape}: the prox of {type(rule).__name__} needs a matrix; give this key "
             "another rule by a mapping, such as SGD"
         )
-    whole_matrix = isinstance(prox, Own) and prox.per == "matrix"
-    return Key(name, value.shape, unit=value.size if whole_matrix else value.shape[1])
+    return Key(name, value.shape, unit=value.size if prox.takes_matrix else value.shape[1])
 
 
 def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float32] | Key], made: Made) -> Compiled:
@@ -333,6 +332,6 @@ def c_rule(rule: AnyRule, isa: str, columns: int = 0) -> Any:
     prox = optim.prox_of(rule)
     if prox is None:
         return found
-    code = _core.function_address(prox.code, "prox") if isinstance(prox, Own) else prox.title(isinstance(rule, Dual))
-    whole_matrix = isinstance(prox, Own) and prox.per == "matrix"
-    return _core.with_prox(found, optim.c_name(rule), code, columns, whole_matrix, _core.ISAS[isa])
+    own = prox if isinstance(prox, OwnProx) else None
+    code = prox.title(isinstance(rule, Dual)) if own is None else _core.function_address(own.code, "prox")
+    return _core.with_prox(found, optim.c_name(rule), code, columns, prox.takes_matrix, _core.ISAS[isa])

@@ -101,8 +101,8 @@ class Exchange(SplitCalls):
             keys to these; keys that it does not name are BSP. Keys of one consistency, with servers, on one graph or
             with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of
             its own. All keys have the same workers.
-        rule: SGD, Momentum, Nesterov, Adam, AdamW, Average, or a Rule of one's own; or a mapping that gives every key
-            its own.
+        rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or a Rule of one's own; or a mapping that
+            gives every key its own. ProxSGD and Dual with a prox are for keys that are matrices.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
             must be with servers, and the fields of PlanOptions are then ignored.
         engine: EngineOptions: how the exchange works.

@@ -33,8 +33,7 @@ import numpy as np
 from .. import _core
 from ..errors import InvalidArgument, NotSupported
 from ..optim import MOST_ARGS, MOST_SLOTS, Rule
-from ..prox import Own as OwnProx
-from ..prox import Prox
+from ..prox import OwnProx, Prox
 
 PIP_KERNELS = "pip install numba"
 RAISED = -1  # the status of a kernel that raised

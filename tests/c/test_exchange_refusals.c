@@ -210,6 +210,43 @@ static void accepted(rank *r) {
     good_exchange(r);
 }
 
+/* Rules with the same name and arguments, whose proxes differ on one rank; and rows that they cannot have. */
+static void other_proxes(rank *r) {
+    hpc_rule rule;
+    hpc_prox_fn l1, l2;
+    hpc_exchange_config c;
+    const bool odd = r->rank == r->arg;
+    char who[16];
+    job j;
+    hpc_exchange *e = NULL;
+    job_init(&j, r);
+    snprintf(who, sizeof who, "rank %d", r->arg);
+    CHECK_OK(hpc_rule_find("proxsgd", HPC_ISA_BEST, &rule));
+    CHECK_OK(hpc_prox_find("l1", HPC_ISA_BEST, &l1));
+    CHECK_OK(hpc_prox_find("l2", HPC_ISA_BEST, &l2));
+    hpc_exchange_config_init(&c);
+    c.rule = &rule, rule.columns = 1;
+    rule.prox = odd ? l2 : l1;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("rule proxsgd has prox l2");
+    CHECK_MESSAGE(who);
+    rule.prox = odd ? l1 : NULL;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("and none");
+    rule.prox = l1, rule.columns = (uint64_t)1 << 40;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("give the rule the columns of the key's matrix");
+    rule.columns = odd ? 0 : 1;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_INVALID);
+    CHECK_MESSAGE("columns of rule 'proxsgd' is 0");
+    rule.columns = 1, rule.prox_whole = 1;
+    j.chunk = 64;
+    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("reads the whole matrix: make the plan with a unit of");
+    CHECK(!e);
+    good_exchange(r);
+}
+
 /* Arguments of create that are wrong, by hand, on one rank. */
 static void bad_create(rank *r) {
     job j;
@@ -523,6 +560,7 @@ int main(int argc, char **argv) {
         {.name = "bad_config_first", .size = 2, .run = bad_config, .arg = 0, .where = RANKS_UNSEEDED},
         {.name = "bad_config_last", .size = 3, .run = bad_config, .arg = 2, .where = RANKS_UNSEEDED},
         {.name = "accepted", .size = 3, .run = accepted, .arg = 1, .where = RANKS_UNSEEDED},
+        {.name = "other_proxes", .size = 2, .run = other_proxes, .arg = 1, .where = RANKS_UNSEEDED},
         {.name = "bad_create", .size = 4, .run = bad_create, .arg = 1, .where = RANKS_UNSEEDED},
         {.name = "too_much_memory", .size = 3, .run = too_much_memory, .where = RANKS_UNSEEDED},
         {.name = "shared_refused", .size = 3, .run = shared_refused, .where = RANKS_UNSEEDED},
