@@ -211,6 +211,7 @@ def trained(ctx: hpcomm.Context, one: Training, target: float | None) -> Row:
         peers=one.peers,
         every=one.every,
         target=target,
+        later=one.staleness > 0,
     )
     ctx.barrier()
     run = job.WAYS[WAYS[one.way]](ctx, model, plan, lambda step, objective: None)

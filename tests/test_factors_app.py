@@ -324,3 +324,16 @@ def test_a_target_ends_the_training_of_all_ranks() -> None:
         assert len({each[4] for each in run.ranks}) == 1
         assert run.points[-1][2] <= 1.4 or run.points[-2][2] <= 1.4
         assert run.ranks[0][4] < 100
+
+
+def test_an_objective_that_is_measured_later_is_the_same() -> None:
+    def body(ctx: hpcomm.Context) -> Any:
+        found = []
+        for later in (False, True):
+            model = MAKE["sdca"]((ctx.rank, ctx.size))
+            plan = job.Plan(steps=4, pairs=K, every=2, later=later)
+            found.append(job.by_factors(ctx, model, plan, lambda step, objective: None).points)
+        return [[(point[0], *point[2:]) for point in points] for points in found]
+
+    online, later = run_threads(RANKS, body)[0]
+    assert online == later
