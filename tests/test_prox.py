@@ -123,7 +123,7 @@ def check(ctx: hpcomm.Context, rule: ProxSGD | Dual, shape: tuple[int, int], **o
     return ex.params["W"].tobytes()
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("shape", [SHAPE, LONG], ids=str)
 def test_steps_are_those_of_numpy(rule: ProxSGD | Dual, shape: tuple[int, int]) -> None:
