@@ -7,7 +7,7 @@ are those of the paper (section 5) and of its supplement, at sizes that take min
     6, S5   MLR: objective over time, samples over time, objective over samples; by K, and under SSP(20)
     7, S4   speed-up by the number of hosts, under BSP and SSP(20)
     8       computing, and time in the exchange, by staleness
-    9, S6   time to an objective over Q, under BSP and SSP(20)
+    9, S6   time to an objective over Q, under BSP and SSP(20); r: updates are relayed to all
     S7      bytes sent to that objective
     target  MLR of 4,000 classes and 5,000 features on 8 hosts, and Q = 4 of 7
 
@@ -18,7 +18,6 @@ the first one of its group has reached.
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -37,6 +36,7 @@ from mpi4py import MPI
 import hpcomm
 from bench import plots
 from bench.cluster_bench import UNABLE
+from bench.factors_apps_plots import lines, panels
 from bench.harness import as_rank
 from bench.launch import ROOT, attend, launched, mpirun
 from bench.options import add_output, add_quick, write
@@ -49,28 +49,20 @@ from factors import data, dml, job, mlr, sc, sdca
 from factors.model import Model
 
 LIMIT = 3600.0  # seconds of one job
+MORE = 3  # times the steps of the first training of a group, which the others may take
 SAMPLES, STORED = 4096, 30  # of synthetic data; values other than 0 of each
 STALE = 20  # the paper's
 HOSTS = 4
 L2 = 0.01
 MODELS = ("mlr", "dml", "sc", "sdca")
-NAMES = {"mlr": "MLR", "dml": "DML", "sc": "SC", "sdca": "L2-MLR"}
 RATES = {"mlr": 50.0, "dml": 2.0, "sc": 5.0, "sdca": 1.0}  # of learning
 WAYS = {"factors": job.FACTORS, "dense": job.DENSE}
 
-PAPER = {
-    "5": "SFB reaches the objective sooner than FMS, and the more so the larger W is",
-    "S3": "the same under SSP(20)",
-    "6": "SFB takes more samples a second; the progress by samples is the same under BSP; K = 10 to 100 is best",
-    "S5": "SFB takes far more samples a second; its progress by samples is a little less than that of FMS",
-    "7": "nearly linear, a little less at 12 machines; 17.4x and 15.7x for MLR and L2-MLR on 28",
-    "S4": "the same under SSP(20)",
-    "8": "SFB waits far less at every staleness; it computes a little longer; some staleness is best",
-    "9": "each Q reaches the objective of all peers; from Q = 4 of 11 on it takes as long",
-    "S6": "the same under SSP(20)",
-    "S7": "SFB sends far less than FMS",
-    "target": "(asked here: 6x where samples pick rows, 3x where they scatter; Q = 4 of 7 in 1.1 of the steps)",
-}
+try:  # updates may go on to those that no edge leads to
+    hpcomm.PeerToPeer(hpcomm.topology.ring(3), relay=True)
+    RELAYS = True
+except hpcomm.NotSupported:
+    RELAYS = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +74,8 @@ class Training:
         group: trainings of one name end at the objective of the first of them.
         steps: of the first of a group; the others take twice as many at the most.
         stored: values other than 0 of a sample.
+        samples: how many there are.
+        noise: the part of samples whose class is any.
     """
 
     figure: str
@@ -94,15 +88,21 @@ class Training:
     pairs: int = 32
     staleness: int = 0
     peers: int | None = None
+    relay: bool = False
     rate: float = 1.0  # a factor of the learning rate
     classes_first: bool = False
     stored: int = STORED
     every: int = 2
+    samples: int = SAMPLES
+    noise: float = 0.0
 
     def made(self, ctx: hpcomm.Context) -> Model:
         (rows, columns), seed = self.size, 0
         if self.model in ("mlr", "sdca"):
-            x = data.synthetic(SAMPLES, rows, columns, self.stored, seed)
+            x = data.synthetic(self.samples, rows, columns, self.stored, seed)
+            rng = np.random.default_rng(seed)
+            any_class = rng.random(self.samples) < self.noise
+            x.y[any_class] = rng.integers(columns, size=np.count_nonzero(any_class))
             if self.model == "mlr":
                 return mlr.Regression(x, self.classes_first)
             part = (ctx.rank, ctx.size)
@@ -155,11 +155,17 @@ def by_staleness(figure: str) -> Iterator[Training]:
             yield from (replace(one, group=model), replace(one, group=model, way="dense"))
 
 
+NOISY: dict[str, Any] = {"size": (500, 50), "hosts": 8, "pairs": 16, "samples": 32768, "noise": 0.3, "stored": 20}
+
+
 def by_degree(figure: str, staleness: int) -> Iterator[Training]:
     for model in ("mlr", "sdca"):
-        for peers in (None, 5, 4, 3, 2, 1):
-            size = SIZES[model][0]
-            yield Training(figure, model, size, model, hosts=8, peers=peers, staleness=staleness, pairs=16, steps=40)
+        more = {**NOISY, "samples": 8192} if model == "sdca" else NOISY
+        for peers, relay in ((None, False), (4, True), (5, False), (4, False), (3, False), (2, False), (1, False)):
+            if relay and (staleness or not RELAYS):
+                continue
+            one = Training(figure, model, group=model, peers=peers, relay=relay, staleness=staleness, steps=40, **more)
+            yield replace(one, every=1 if model == "mlr" else 2)
 
 
 def targets(figure: str) -> Iterator[Training]:
@@ -176,11 +182,13 @@ def targets(figure: str) -> Iterator[Training]:
             classes_first=classes_first,
         )
         yield from (one, replace(one, staleness=STALE), replace(one, way="dense"))
-    for peers in (None, 4):
-        for rate in (0.5, 1.0, 2.0, 4.0):
-            yield Training(
-                figure, "mlr", SIZES["mlr"][0], "Q", hosts=8, pairs=16, peers=peers, rate=rate, steps=60, every=1
-            )
+    for peers, relay in ((None, False), (4, False), (4, True)):
+        for rate in (3.2, 1.6, 6.4, 12.8):
+            if RELAYS or not relay:
+                one = Training(
+                    figure, "mlr", group="Q", peers=peers, relay=relay, rate=rate, steps=20, every=1, **NOISY
+                )
+                yield one
 
 
 FIGURES: dict[str, Callable[[str], Iterator[Training]]] = {
@@ -204,11 +212,12 @@ def trained(ctx: hpcomm.Context, one: Training, target: float | None) -> Row:
     """The row of a training. Collective."""
     model = one.made(ctx)
     plan = job.Plan(
-        steps=one.steps if target is None else 2 * one.steps,
+        steps=one.steps if target is None else MORE * one.steps,
         pairs=one.pairs,
         lr=RATES[one.model] * one.rate,
         staleness=one.staleness,
         peers=one.peers,
+        relay=one.relay,
         every=one.every,
         target=target,
         later=one.staleness > 0,
@@ -303,140 +312,7 @@ def alone(rows: Sequence[Row]) -> Row | None:
         iterations *= 2
 
 
-# ---- telling ---------------------------------------------------------------------------------------------------------
-
-
-def told(seconds: float | None) -> str:
-    return "never" if seconds is None else f"{seconds:.2f}"
-
-
-def size_of(row: Row) -> float:
-    """MB of W."""
-    return float(4e-6 * row["size"][0] * row["size"][1])
-
-
-def ratio(rows: Sequence[Row], **chosen: Any) -> str:
-    """Seconds of the dense way over those of factors."""
-    own = [row for row in rows if all(row[name] == value for name, value in chosen.items())]
-    found = {row["way"]: row["seconds"] for row in own}
-    dense, factors = found.get("dense"), found.get("factors")
-    return "" if dense is None or factors is None else f"{dense / factors:.2f}x"
-
-
-def lines(figure: str, rows: Sequence[Row]) -> Iterator[str]:
-    yield f"\n# figure {figure}. The paper: {PAPER[figure]}"
-    columns = f"{'hosts':>6}{'K':>5}{'s':>4}{'Q':>4}{'lr':>7}{'steps':>7}{'time s':>9}{'computing':>11}{'exchange':>10}"
-    yield f"# {'model':8}{'W':>14}  {'way':14}{columns}{'MB a rank':>11}{'samples/s':>11}{'objective':>11}"
-    for row in rows:
-        run, size = row["run"], "x".join(map(str, row["size"]))
-        way = row["way"] + (", scatter" if row["classes_first"] else "")
-        rate = row["hosts"] * row["pairs"] * run["steps"] / max(run["seconds"], 1e-9)
-        peers = "all" if row["peers"] is None else str(row["peers"])
-        cells = f"{row['hosts']:6}{row['pairs']:5}{row['staleness']:4}{peers:>4}{row['rate']:7.2f}"
-        steps = "never" if row["steps_to"] is None else f"{row['steps_to']:.0f}"
-        cells += f"{steps:>7}{told(row['seconds']):>9}{run['computed']:11.2f}{run['waited']:10.2f}"
-        cells += f"{run['sent'] / 1e6:11.1f}{rate:11.0f}{row['points'][-1][2]:11.4f}"
-        yield f"  {NAMES[row['model']]:8}{size:>14}  {way:14}{cells}"
-    yield from (f"# ours: {text}" for text in findings(figure, rows))
-
-
-def findings(figure: str, rows: Sequence[Row]) -> Iterator[str]:
-    """What a figure shows, in a line each."""
-    if figure == "target":
-        yield from target_lines(rows)
-    if figure in ("6", "S5"):
-        for pairs in sorted({row["pairs"] for row in rows}):
-            yield f"K = {pairs}: dense / factors {ratio(rows, pairs=pairs)}"
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model]
-        finding = of_model(figure, model, own)
-        if finding:
-            yield f"{NAMES[model]}: {finding}"
-
-
-def of_model(figure: str, model: str, rows: Sequence[Row]) -> str:
-    if figure in ("5", "S3"):
-        ratios = [ratio(rows, size=list(size)) for size in SIZES[model]]
-        largest = [row for row in rows if row["size"] == list(SIZES[model][-1])]
-        sent = {row["way"]: row["run"]["sent"] / row["run"]["steps"] for row in largest}
-        fewer = f"; bytes of a step (figure S7) {sent['dense'] / sent['factors']:.1f}x" if len(sent) == 2 else ""
-        return f"dense / factors {', '.join(filter(None, ratios))}, W growing{fewer}"
-    if figure in ("7", "S4"):
-        times = {row["hosts"]: row["seconds"] for row in rows if row["seconds"]}
-        ups = [f"{hosts}: {times[1] / times[hosts]:.2f}x" for hosts in sorted(times) if 1 in times]
-        return f"speed-up by hosts {', '.join(ups)} (all hosts share the cores of this machine)"
-    if figure == "8":
-        ratios = [f"s = {s}: {ratio(rows, staleness=s)}" for s in (0, 5, STALE)]
-        return f"dense / factors {', '.join(ratios)}"
-    if figure in ("9", "S6"):
-        steps = {row["peers"] or row["hosts"] - 1: row["steps_to"] for row in rows}
-        each = [f"Q = {q}: {'never' if steps[q] is None else f'{steps[q]:.0f}'}" for q in sorted(steps, reverse=True)]
-        return f"steps of rank 0 by {', '.join(each)}"
-    return ""
-
-
-def target_lines(rows: Sequence[Row]) -> Iterator[str]:
-    for first, wanted in ((False, 6), (True, 3)):
-        own = [row for row in rows if row["classes_first"] == first and row["group"] != "Q"]
-        for staleness in (0, STALE):
-            dense = [row["seconds"] for row in own if row["way"] == "dense" and row["seconds"]]
-            ours = [
-                row["seconds"]
-                for row in own
-                if row["way"] == "factors" and row["staleness"] == staleness and row["seconds"]
-            ]
-            if dense and ours:
-                how = "scatter" if first else "rows"
-                asked = "" if staleness else f", asked {wanted}"
-                found = statistics.median(dense) / statistics.median(ours)
-                yield f"MLR 4,000 x 5,000, {how}, s = {staleness}: {found:.2f}x{asked}"
-    by_peers: dict[int | None, list[float]] = {None: [], 4: []}
-    for row in rows:
-        if row["group"] == "Q" and row["steps_to"]:
-            by_peers[row["peers"]].append(row["steps_to"])
-    best = {peers: min(steps) for peers, steps in by_peers.items() if steps}
-    if len(best) == 2:
-        yield f"Q = 4 of 7: {best[4] / best[None]:.2f} of the steps of Q = 7, each at its best rate, asked 1.1"
-
-
-def panels(document: Row) -> list[plots.Draw]:
-    draws: list[plots.Draw] = []
-    for figure, rows in document["figures"].items():
-        for model in dict.fromkeys(row["model"] for row in rows):
-            own = [row for row in rows if row["model"] == model]
-            draws.append(partial(draw, figure, model, own))
-    return draws
-
-
-def draw(figure: str, model: str, rows: Sequence[Row], axis: Any) -> None:
-    heading = f"figure {figure}: {NAMES[model]}"
-    if figure in ("6", "S5"):
-        for row in rows:
-            points = np.array([point[:3] for point in row["points"]])
-            axis.plot(points[:, 1], points[:, 2], marker=".", label=f"{row['way']}, K = {row['pairs']}")
-        axis.set(title=heading, xlabel="seconds", ylabel="objective")
-    elif figure == "8":
-        for i, row in enumerate(rows):
-            run = row["run"]
-            axis.bar(i, run["computed"], color="tab:blue", label="computing" if i == 0 else None)
-            axis.bar(i, run["waited"], bottom=run["computed"], color="tab:red", label="exchange" if i == 0 else None)
-        axis.set_xticks(range(len(rows)), [f"{row['way']}\ns = {row['staleness']}" for row in rows], fontsize="x-small")
-        axis.set(title=heading, ylabel="seconds")
-    else:
-        over: dict[str, tuple[str, Callable[[Row], float]]] = {
-            "7": ("hosts", lambda row: row["hosts"]),
-            "9": ("Q", lambda row: row["peers"] or row["hosts"] - 1),
-        }
-        over |= {"S4": over["7"], "S6": over["9"], "target": over["9"]}
-        label, value = over.get(figure, ("MB of W", size_of))
-        for way in dict.fromkeys(row["way"] for row in rows):
-            own = sorted((value(row), row["seconds"]) for row in rows if row["way"] == way and row["seconds"])
-            if own:
-                axis.plot(*zip(*own, strict=True), "-o", label=way)
-        axis.set(title=heading, xlabel=label, ylabel="seconds to the objective")
-        axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize="small")
+# ---- the program -----------------------------------------------------------------------------------------------------
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
