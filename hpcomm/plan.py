@@ -472,6 +472,7 @@ class Plan:
         size: int,
         *,
         sends: NDArray[np.bool_] | None = None,
+        parents: NDArray[np.intp] | None = None,
         cores: int = 1,
         chunk_bytes: int | None = None,
         depth: int = 2,
@@ -486,6 +487,8 @@ class Plan:
             keys, size, codec: as hub takes them.
             sends: bool (size, size): whether the first rank sends its updates to the second; a rank always takes its
                 own. None: all send to all.
+            parents: int (size, size): the rank that sends the updates of the first rank to the second: the first one
+                itself, or a rank that passes them on, unopened. None: each rank sends its own.
             cores: of each rank, to which its chunks are dealt, the largest first.
             chunk_bytes: as hub takes it, but 256 KiB where hub's is 32 KiB.
             depth: updates of a key, 1 to 32, that may be on their way to a peer that has not applied them. BSP needs 2,
@@ -493,14 +496,19 @@ class Plan:
             reduce: "mean": an update weighs 1 / size, whoever sends it; "sum": it weighs 1.
 
         Raises:
-            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
+            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key;
+                parents do not lead from every rank to every other one, or sends is given too.
         """
         choice("reduce", reduce, ("mean", "sum"))
         size = whole("size", size, 1)
+        if parents is not None and (parents.shape != (size, size) or parents.dtype.kind != "i"):
+            raise InvalidArgument(f"parents is {parents.dtype} of shape {parents.shape}: must be int {(size, size)}")
         if sends is not None and (sends.shape != (size, size) or sends.dtype != np.bool_):
             raise InvalidArgument(f"sends is {sends.dtype} of shape {sends.shape}: must be bool {(size, size)}")
         own_keys, codecs = coded(as_keys(keys), codec)
-        given = {} if sends is None else {"sends": np.ascontiguousarray(sends).view(np.uint8)}
+        given: dict[str, Any] = {} if sends is None else {"sends": np.ascontiguousarray(sends).view(np.uint8)}
+        if parents is not None:
+            given["parents"] = np.ascontiguousarray(parents, np.intc)
         handle = _planned(
             "peer_to_peer",
             own_keys,

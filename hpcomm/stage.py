@@ -84,7 +84,8 @@ class Edge:
 
     Attributes:
         rank: the peer.
-        row: a row that the peer owns; -1: what the peer pushes of the key (in), its parameters (out).
+        row: a row that the peer owns; -1: what the peer pushes of the key (in), its parameters (out); -2 - r: what the
+            peer pushes, and rank r passes on (in, among peers).
         weight: of an input in the fold; of no meaning on the way out.
 
     Raises:
@@ -97,7 +98,7 @@ class Edge:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rank", whole("edge: rank", self.rank, 0))
-        object.__setattr__(self, "row", whole("edge: row", self.row, -1))
+        object.__setattr__(self, "row", whole("edge: row", self.row, -(1 << 31)))
         try:
             weight = float(self.weight)
         except (TypeError, ValueError):

@@ -372,11 +372,13 @@ def test_stages_that_own_no_parameters_save_none(transport: dict[str, Any]) -> N
 
 @on_both
 def test_plan_of_several_owners_has_no_checkpoint() -> None:
+    """Copies that apply the same pushes have one: they are equal."""
+
     def body(context: hpcomm.Context) -> None:
         """Each rank applies for itself alone."""
-        rows = [Row(0, rank, 0, 0, 16, (Edge(0), Edge(1)), (Edge(rank),)) for rank in range(2)]
+        rows = [Row(0, rank, 0, 0, 16, (Edge(0), Edge(1, -1, 1 + rank)), (Edge(rank),)) for rank in range(2)]
         ex = Exchange(context, {"w": np.zeros(16, F32)}, plan=Plan({"w": (16,)}, rows, 2), rule=SGD(lr=1))
-        assert set(ex.push_pull("w", np.ones(16, F32))) == {-2}
+        assert set(ex.push_pull("w", np.ones(16, F32))) == {-2 - context.rank}
         with pytest.raises(hpcomm.NotSupported, match=r"applies 32 elements of key 'w', which has 16"):
             ex.state_dict()
         with pytest.raises(hpcomm.NotSupported, match="load_state_dict"):

@@ -33,7 +33,7 @@ from hpcomm import (
 from hpcomm.codec import FLOAT32, Auto, Codec, Factors, Products
 from hpcomm.exchange import trial
 from hpcomm.measure import hosts_of
-from hpcomm.topology import ParameterServer, from_edges
+from hpcomm.topology import ParameterServer, complete, from_edges, ring, spread
 
 F32 = np.float32
 STEPS = 3
@@ -86,7 +86,9 @@ def test_factors_give_the_bits_of_dense_updates(
             (ParameterServer(), None),
             (ParameterServer(), Factors(most, blocks)),
             (PeerToPeer(), Factors(most, blocks)),
+            (PeerToPeer(), Factors(most, values="bfloat16")),
             (PeerToPeer(), None),
+            (PeerToPeer(spread(ranks, 1) if ranks > 1 else None, relay=True), Factors(most, blocks)),
         ):
             with exchange(ctx, {"w": shape}, topology, codec, cores=cores, rule=rule) as ex:
                 for step in range(STEPS):
@@ -254,10 +256,11 @@ def test_what_is_not_finite_is_refused(wrong: float, at: tuple[int, int, int]) -
         (lambda: Factors(2, blocks=0), "Factors: blocks is 0"),
         (lambda: Factors(2, values="int8"), "Factors: values is 'int8'"),
         (lambda: PeerToPeer(3), "graph is 3: must be a Graph, or None"),  # type: ignore[arg-type]
+        (lambda: PeerToPeer(from_edges(3, [(0, 1)]), relay=True), "the update of rank 0 never reaches rank 2"),
         (lambda: PeerToPeer(relay=1), "relay is 1: must be True or False"),  # type: ignore[arg-type]
         (lambda: PeerToPeer().compile({"w": (5,)}, 2, codec=Factors(2)), r"codec of 'w' is Factors\(2\): its shape is"),
         (lambda: ParameterServer().compile({"w": (4, 5, 6)}, 2, codec=Factors(2)), "codec of 'w' .* only a matrix"),
-        (lambda: PeerToPeer().compile({"w": (1 << 15, 1 << 15)}, 2, codec=Factors(2)), "'w' .*give blocks=2 or more"),
+        (lambda: PeerToPeer().compile({"w": (1 << 15, 1 << 15)}, 2, codec=Factors(2)), "'w' .* at most 536870912 elem"),
         (lambda: PeerToPeer().compile({"w": (5, 5)}, 2, codec_out="float16"), "peers send no parameters"),
         (lambda: PeerToPeer().compile({"w": (5, 5)}, 2, in_place=True), "in_place is True"),
     ],
@@ -296,6 +299,7 @@ def trained(ex: Exchange, first: int, steps: int) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in ex.params.items()}
 
 
+@pytest.mark.some(3)
 @on_both
 @pytest.mark.parametrize("topology", [MIXED, PeerToPeer(), "flat"], ids=["by key", "peers", "servers"])
 def test_a_checkpoint_goes_on_with_the_same_bits(topology: Any, tmp_path: Path) -> None:
@@ -383,6 +387,7 @@ def test_recovery_takes_the_last_checkpoint(tmp_path: Path) -> None:
 # ---- peers under SSP(s), and peers that not all send to --------------------------------------------------------------
 
 
+@pytest.mark.some(3)
 @on_both
 @pytest.mark.parametrize("staleness", [1, 20])
 @pytest.mark.parametrize("codec", [Factors(2), None], ids=str)
@@ -419,6 +424,7 @@ def test_copies_have_all_updates_in_the_end(staleness: int, codec: Any) -> None:
 PARTIAL = from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (1, 3), (2, 0), (3, 1)])
 
 
+@pytest.mark.some(3)
 @on_both
 @pytest.mark.parametrize("consistency", [BSP, SSP(3)], ids=str)
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -444,6 +450,17 @@ def test_a_rank_applies_the_updates_of_its_neighbours(consistency: Any, reduce: 
         sources = [*PARTIAL.in_peers(rank), rank]
         updates = [dense(pairs_of(source, step, 2, shape)) for source in sources for step in range(STEPS)]
         assert np.array_equal(found, F32(weight) * trained_by(updates))
+
+
+def test_peers_that_are_left_send_to_as_many() -> None:
+    assert PeerToPeer().among([0, 2], 3) == PeerToPeer()
+    assert PeerToPeer(complete(3)).among([0, 2], 3) == PeerToPeer()
+    assert PeerToPeer(PARTIAL).among(range(4), 4) == PeerToPeer(PARTIAL)
+    assert PeerToPeer(PARTIAL).among([0, 1, 3], 4) == PeerToPeer()  # two others are left
+    assert PeerToPeer(PARTIAL).among([2], 4) == PeerToPeer()
+    left = PeerToPeer(ring(6)).among([0, 2, 3, 4, 5], 6)
+    assert left.graph is not None
+    assert left.graph.out_degrees.tolist() == [1] * 5
 
 
 @on_both
@@ -520,15 +537,16 @@ def test_ranks_that_disagree_are_told() -> None:
 # ---- costs and choice ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.some(4)
 @on_both
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize(("blocks", "values"), [(1, "float32"), (4, "float32"), (1, "float16")])
 @pytest.mark.parametrize("topology", [PeerToPeer(), "flat", {"w": PeerToPeer()}], ids=["peers", "servers", "by key"])
-def test_bytes_and_memory_are_those_of_the_model(topology: Any, blocks: int) -> None:
+def test_bytes_and_memory_are_those_of_the_model(topology: Any, blocks: int, values: str) -> None:
     """Peers send P (P - 1) K (J + D) values a step, and the heads of their pieces."""
     ranks, most, shape = 4, 8, (500, 512)
 
     def body(ctx: hpcomm.Context) -> tuple[int, int, int]:
-        codec = {"w": Factors(most, blocks)}
+        codec = {"w": Factors(most, blocks, values)}
         with exchange(ctx, {"w": shape, "b": (70,)}, topology, codec) as ex:
             codecs, hosts = list(ex.codecs.values()), hosts_of(ctx)
             memory = model.memory_of(ex.plan, hosts, codecs=codecs)
@@ -544,20 +562,21 @@ def test_bytes_and_memory_are_those_of_the_model(topology: Any, blocks: int) -> 
     every = run_threads(ranks, body)
     assert all(counted == predicted for counted, predicted, _ in every)
     if topology != "flat":
-        values = ranks * (ranks - 1) * most * (shape[0] + blocks * shape[1])
-        assert sum(of_w for *_, of_w in every) == 4 * values + 16 * blocks * ranks * (ranks - 1)
+        n, width = ranks * (ranks - 1), 4 if values == "float32" else 2
+        assert sum(of_w for *_, of_w in every) == n * (most * (shape[0] + blocks * shape[1]) * width + 16 * blocks)
 
 
 @pytest.mark.parametrize("faster", ["pairs", "arrays"])
 def test_the_faster_way_is_chosen_and_takes_pairs(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measurement itself is a step of an exchange of that key alone."""
     shape = (64, 80)
-    real, timed = trial.step_seconds, []
+    real = trial.step_seconds
+    timed: list[type] = []
 
-    def measured(*args: Any) -> float:
-        timed.append(type(args[-1]))
-        assert real(*args) > 0
-        return float((type(args[-1]) is Factors) == (faster == "arrays"))
+    def measured(*args: Any) -> list[float]:
+        timed.extend(map(type, args[-1]))
+        assert min(real(*args)) > 0
+        return [float(faster == "arrays"), float(faster == "pairs")]
 
     monkeypatch.setattr("hpcomm.exchange.exchange.step_seconds", measured)
 

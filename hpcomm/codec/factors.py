@@ -6,7 +6,6 @@ from math import gcd
 from typing import Any
 
 from .. import _core
-from ..errors import NotSupported
 from ..stage import whole
 from .base import WireFormat
 from .dtype import Codec, check_dtype
@@ -32,7 +31,7 @@ class Factors(WireFormat):
             Each part is sent with all of v, so the bytes of v are multiplied. The parts are a little larger where
             blocks of them would not end at multiples of 16 elements. 1: the matrix stays in one part, and v is sent
             once.
-        values: what the vectors are sent in; "float32" is the only choice now.
+        values: what the vectors are sent in: "float32", "float16" or "bfloat16". The error of rounding is lost.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -46,8 +45,6 @@ class Factors(WireFormat):
         object.__setattr__(self, "K", whole("Factors: K", self.K, 1, _MOST))
         object.__setattr__(self, "blocks", whole("Factors: blocks", self.blocks, 1, _MOST))
         check_dtype("Factors: values", self.values)
-        if self.values != "float32":
-            raise NotSupported(f"Factors: values is {self.values!r}: vectors are sent in 'float32'; leave it out")
 
     def __repr__(self) -> str:
         """Shows K, and what differs from its default."""
@@ -69,12 +66,10 @@ class Factors(WireFormat):
     def refuses(self, shape: Sequence[int]) -> str | None:
         if len(shape) != 2:
             return f"its shape is {tuple(shape)}, and only a matrix is a sum of products u v^T: give it another codec"
-        unit = self.unit_of(shape)
-        if unit > _core.PIECE_ELEMENTS:
-            least = -(-shape[0] * shape[1] // _core.PIECE_ELEMENTS)
+        if shape[0] * shape[1] > _core.PIECE_ELEMENTS:
             return (
-                f"a part of its {shape[0]} x {shape[1]} elements has {unit}, and a piece has at most "
-                f"{_core.PIECE_ELEMENTS}: give blocks={max(least, self.blocks + 1)} or more"
+                f"its shape is {tuple(shape)}, and a matrix has at most {_core.PIECE_ELEMENTS} elements: make several "
+                "keys of it"
             )
         return None
 
@@ -102,7 +97,7 @@ class Factors(WireFormat):
         """Bytes of a piece at most: those of all K pairs, or of the matrix where it is smaller."""
         columns = shape[1]
         pairs = self.K * (count // columns + columns)
-        return min(pairs, count) * 4 + _HEAD
+        return min(pairs, count) * Codec(self.values).dtype.itemsize + _HEAD
 
 
 @dataclass(frozen=True, repr=False)

@@ -51,10 +51,10 @@ def decided(
     rules: Mapping[str, AnyRule],
     make: Callable[..., Any],
     timeout: float,
-    step: Callable[[Key, Factors | Products], float],
+    step: Callable[[Key, Sequence[Factors | Products]], Sequence[float]],
 ) -> Decided:
     """Collective, once all ranks have accepted. plan: that of the codecs tried. rules: by key. make: Exchange, which
-    measures codecs. step: measures the seconds of a step of a key."""
+    measures codecs. step: measures the seconds of a step of a key with each of some codecs."""
     keys = [key.name for key in plan.keys]
     codecs, open_ = tried({key.name: key.shape for key in plan.keys}, codec), undecided(keys, codec)
     why: dict[str, str] = {}
@@ -67,7 +67,7 @@ def decided(
         if (refused := asks.refuses(own.shape)) is not None:
             why[own.name] = refused
         elif isinstance(asks, Factors) and own.count >= _SHORT and not isinstance(rules[own.name], Average):
-            by_pairs, by_array = (step(own, one) for one in (asks, Products(asks.K)))
+            by_pairs, by_array = step(own, (asks, Products(asks.K)))
             why[own.name] = f"a step took {by_pairs:.3g} s by {asks} and {by_array:.3g} s in float32"
             if by_pairs <= by_array:
                 del open_[own.name]

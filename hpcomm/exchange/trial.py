@@ -1,9 +1,10 @@
-"""The time that a step of a key takes with a codec, measured by an exchange of that key alone. It is for codecs whose
-work depends on the shape of a key and on the rank that does it, so that no rate tells it."""
+"""The time that a step of a key takes with each of several codecs, measured by exchanges of that key alone. It is for
+codecs whose work depends on the shape of a key and on the rank that does it, so that no rate tells it."""
 
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from .options import EngineOptions
 from .schemes import Made
 
 _TIME = struct.Struct("d")
-_ROUNDS = 3
+_LEAST, _MOST = 3, 30  # rounds
+_LONG = 0.2  # seconds of rounds after which there are no more
 
 
 def step_seconds(
@@ -28,10 +30,10 @@ def step_seconds(
     make: Callable[..., Any],
     timeout: float,
     key: Key,
-    codec: Factors | Products,
-) -> float:
-    """Seconds of a step under BSP, of the slowest rank the best of some rounds. Collective, with the same result on all
-    ranks.
+    codecs: Sequence[Factors | Products],
+) -> list[float]:
+    """Seconds of a step under BSP with each codec: of the slowest rank, in the best of some rounds. The codecs take
+    turns. Collective, with the same results on all ranks.
 
     Args:
         ctx: the ranks.
@@ -40,30 +42,42 @@ def step_seconds(
         make: hpcomm.Exchange.
         timeout: seconds for each part.
         key: a matrix.
-        codec: of the key. Each push has as many pairs of vectors as it takes.
+        codecs: each push has as many pairs of vectors as its codec takes.
     """
     topology = next(
         by_names(scheme.topology, scheme.names)[key.name] for scheme in made.schemes if key.name in scheme.names
     )
     random = np.random.default_rng(ctx.rank)
-    u, v = (random.standard_normal((codec.K, n), np.float32) for n in key.shape)
+    pairs = [tuple(random.standard_normal((codec.K, n), np.float32) for n in key.shape) for codec in codecs]
     parameters = made.plan.codec_out
     if isinstance(parameters, Mapping):
         parameters = {name: one for name, one in parameters.items() if name == key.name}
-    best = float("inf")
-    with make(
-        ctx,
-        {key.name: np.zeros(key.shape, np.float32)},
-        topology,
-        rule=rules[key.name],
-        plan=replace(made.plan, codec={key.name: codec}, codec_out=parameters),
-        engine=EngineOptions(deterministic=made.engine.deterministic, progress=made.engine.progress),
-        timeout=timeout,
-    ) as ex:
-        for _ in range(1 + _ROUNDS):
-            ctx.barrier(timeout)
-            start = time.monotonic()
-            ex.push_pull(key.name, (u, v), timeout)
-            taken = time.monotonic() - start
-            best = min(best, max(_TIME.unpack(part)[0] for part in ctx.allgather(_TIME.pack(taken), timeout)))
+    engine = EngineOptions(deterministic=made.engine.deterministic, progress=made.engine.progress)
+    best, spent = [float("inf")] * len(codecs), 0.0
+    with ExitStack() as stack:
+        exchanges = [
+            stack.enter_context(
+                make(
+                    ctx,
+                    {key.name: np.zeros(key.shape, np.float32)},
+                    topology,
+                    rule=rules[key.name],
+                    plan=replace(made.plan, codec={key.name: codec}, codec_out=parameters),
+                    engine=engine,
+                    timeout=timeout,
+                )
+            )
+            for codec in codecs
+        ]
+        for n in range(1 + _MOST):
+            for i, (ex, pair) in enumerate(zip(exchanges, pairs, strict=True)):
+                ctx.barrier(timeout)
+                start = time.monotonic()
+                ex.push_pull(key.name, pair, timeout)
+                mine = _TIME.pack(time.monotonic() - start)
+                taken = max(_TIME.unpack(part)[0] for part in ctx.allgather(mine, timeout))
+                best[i] = min(best[i], taken) if n else best[i]  # in the first round pages are new
+                spent += taken if n else 0
+            if n >= _LEAST and spent > _LONG:
+                break
     return best

@@ -135,7 +135,10 @@ def load_of(
     row, source, fold, _ = inputs
     target, key, count, codec = table.owner[row], table.key[row], table.count[row], table.input_codec(inputs)
     relayed, pieces = table.has("relay")[row], PIECES[codec]
+    passed, fold = fold < -1, np.maximum(fold, -1)  # a peer's push, which another one passes on
+    sender = np.where(passed, -2 - inputs.other, source)
     stage = np.where(fold < 0, _STAGE["push"], np.where(relayed, _STAGE["relay"], _STAGE["forward"]))
+    stage[passed] = _STAGE["relay"]
     first = np.zeros(len(row), bool)  # what goes to several rows is encoded, and copied, once
     first[_firsts(source, key, table.offset[row], fold)[0]] = True
 
@@ -148,7 +151,7 @@ def load_of(
         keys=table.keys,
         hosts=at,
         sent=_summed(
-            (key, stage, source, target, pieces, wire_bytes(plan, codecs, key, count, codec)),
+            (key, stage, sender, target, pieces, wire_bytes(plan, codecs, key, count, codec)),
             _parameters(table, at),
         ),
         encodes=sums(source, count, first & pieces & ~relayed),

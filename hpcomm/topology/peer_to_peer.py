@@ -2,17 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
 from .. import _core
 from ..codec import Codecs, by_key_out
 from ..consistency import BSP, SSP, Consistency, with_servers
-from ..errors import InvalidArgument, NotSupported
+from ..errors import InvalidArgument
 from ..plan import Plan
 from ..stage import Key, as_keys, whole
+from .forwarding import shortest_path_trees
 from .graph import Graph
 from .protocol import Job, Roles, Topology
+from .spread import spread
 
 _MOST_STALE = _core.PLAN_DEPTH - 2
 
@@ -35,11 +36,13 @@ class PeerToPeer(Topology):
     Attributes:
         graph: its edges say which rank sends to which. Their weights have no meaning: each update weighs 1 / P with
             reduce="mean", and 1 with "sum". None: every rank sends to all others.
-        relay: whether updates go on, by other ranks, to those that no edge leads to. True is refused for now.
+        relay: whether updates go on, from rank to rank and unopened, to those that no edge leads to, each down a tree
+            of shortest paths. Then every rank applies the updates of all ranks once, as if all sent to all, and so all
+            copies are equal under BSP. It needs a graph in which every rank reaches every other one.
 
     Raises:
-        InvalidArgument: graph is no Graph, or relay no bool.
-        NotSupported: relay is True.
+        InvalidArgument: graph is no Graph, relay no bool, or relay is True and the graph does not lead from every rank
+            to every other one.
     """
 
     graph: Graph | None = None
@@ -50,12 +53,16 @@ class PeerToPeer(Topology):
             raise InvalidArgument(f"PeerToPeer: graph is {self.graph!r}: must be a Graph, or None for all to all")
         if not isinstance(self.relay, bool):
             raise InvalidArgument(f"PeerToPeer: relay is {self.relay!r}: must be True or False")
-        if self.relay:
-            raise NotSupported("PeerToPeer: relay is True, and no rank passes updates on yet: leave it out")
+        if self.relay and self.graph is not None:
+            shortest_path_trees(self.graph)
 
     @property
     def all_to_all(self) -> bool:
-        """Whether every rank sends to all others."""
+        """Whether the updates of every rank come to all others."""
+        return self.relay or self._direct
+
+    @property
+    def _direct(self) -> bool:
         return self.graph is None or int(self.graph.in_degrees.min()) == self.graph.size - 1
 
     @property
@@ -143,6 +150,9 @@ class PeerToPeer(Topology):
             own_keys,
             size,
             sends=None if self.graph is None or self.all_to_all else self.graph.dense().T != 0,
+            parents=shortest_path_trees(self.graph)
+            if self.relay and not self._direct and self.graph is not None
+            else None,
             cores=cores,
             chunk_bytes=chunk_bytes,
             depth=max(whole("depth", depth, 0), least),
@@ -153,15 +163,11 @@ class PeerToPeer(Topology):
     def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":
         """All to all stays so. A graph becomes one that spreads updates well over as many ranks as are left, of the
         same out-degree if so many others are left."""
-        if self.graph is None or self.all_to_all:
+        if self.graph is None or self._direct:
             return PeerToPeer()
         if len(ranks) == size:
             return self
         degree = min(int(self.graph.out_degrees.max()), len(ranks) - 1)
         if degree == len(ranks) - 1:
             return PeerToPeer()
-        try:
-            spread = import_module(".spread", __package__).spread
-        except ModuleNotFoundError:
-            return PeerToPeer()
-        return PeerToPeer(spread(len(ranks), degree))
+        return PeerToPeer(spread(len(ranks), degree), self.relay)

@@ -253,7 +253,7 @@ static void test_hub_refusals(void) {
     REFUSED("depth is 0", hub.depth = 0);
     REFUSED("depth is 33", hub.depth = 33);
     REFUSED("wire is 1", hub.wire = HPC_F64);
-    REFUSED("wire is 12", hub.wire = 12);
+    REFUSED("wire is 13", hub.wire = 13);
     static const int wrong[] = {HPC_F32, HPC_F64, HPC_F16};
     REFUSED("wires[1], of key 'bias', is 1", hub.wires = wrong; hub.n_wires = 3);
     REFUSED("n_wires is 2 and wires is given; must be 3, one for each key", hub.wires = wrong; hub.n_wires = 2);
@@ -610,7 +610,7 @@ static void test_check_edges(void) {
     BROKEN("row 2 has in-edge 0 with weight inf", p.sums[0][0].weight = INFINITY);
     BROKEN("row 0 has two in-edges from rank 0", p.pushes[0][1].rank = 0);
     BROKEN("row 1 takes pushes as bfloat16, rows before it of the same key as float16", p.rows[1].codec_in = HPC_BF16);
-    BROKEN("row 0 has in-edge 0 from row -2", p.pushes[0][0].row = -2);
+    BROKEN("row 0 has in-edge 0, which comes by rank 4; ranks are 0 to 3", p.pushes[0][0].row = -6);
     BROKEN("row 2 has in-edge 2 from row 9", add_input(&p, 2, (hpc_edge){0, ROWS, 1}));
     BROKEN("row 2 has two in-edges from row 0", add_input(&p, 2, p.sums[0][0]));
     BROKEN("row 2 has an edge to row 1 of rank 0, but rank 2 owns that row", p.sums[0][1].rank = 0);

@@ -124,7 +124,8 @@ struct PeerToPeerConfig {
     std::vector<Key> keys;
     std::vector<int> workers;         // ranks; empty: all of the context
     std::vector<unsigned char> sends; // [from][to], by number of worker: 1, from sends to to, or 0; empty: all to all
-    int cores = 1;                    // of each worker
+    std::vector<int> parents; // [from][to], by number of worker: the one that sends from's pushes to to; empty: from
+    int cores = 1;            // of each worker
     std::size_t chunk = 256 * 1024;
     int depth = 2; // under SSP(s) s + 2
     Wire wire = HPC_F32;
@@ -134,13 +135,16 @@ struct PeerToPeerConfig {
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
         std::vector<unsigned char> matrix = sends;
+        std::vector<int> ways = parents;
         if (!matrix.empty()) matrix.resize(working.size() * working.size(), 0);
+        if (!ways.empty()) ways.resize(working.size() * working.size(), -1);
         hpc_peer_to_peer peers;
         hpc_peer_to_peer_init(&peers);
         detail::set_common(peers, *this);
         peers.workers = working.data();
         peers.n_workers = static_cast<int>(working.size());
         peers.sends = matrix.empty() ? nullptr : matrix.data();
+        peers.parents = ways.empty() ? nullptr : ways.data();
         peers.sum = sum;
         return hpc_plan_peer_to_peer(&peers, out);
     }
