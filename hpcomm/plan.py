@@ -508,7 +508,7 @@ class Plan:
         own_keys, codecs = coded(as_keys(keys), codec)
         given: dict[str, Any] = {} if sends is None else {"sends": np.ascontiguousarray(sends).view(np.uint8)}
         if parents is not None:
-            given["parents"] = np.ascontiguousarray(parents, np.intc)
+            given["parents"] = parents.ravel().tolist()
         handle = _planned(
             "peer_to_peer",
             own_keys,
