@@ -92,7 +92,7 @@ class Training:
     rate: float = 1.0  # a factor of the learning rate
     classes_first: bool = False
     stored: int = STORED
-    every: int = 2
+    every: int = 4
     samples: int = SAMPLES
     noise: float = 0.0
 
@@ -165,7 +165,7 @@ def by_degree(figure: str, staleness: int) -> Iterator[Training]:
             if relay and (staleness or not RELAYS):
                 continue
             one = Training(figure, model, group=model, peers=peers, relay=relay, staleness=staleness, steps=40, **more)
-            yield replace(one, every=1 if model == "mlr" else 2)
+            yield replace(one, every=1 if model == "mlr" else 4)
 
 
 def targets(figure: str) -> Iterator[Training]:

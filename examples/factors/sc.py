@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 import hpcomm
 
-from .model import Floats, Model, Rows, Vectors, prox_sgd
+from .model import Floats, Model, Rows, Vectors, prox_sgd, spread
 
+HELD = 256  # patches that the objective is measured by, at most: each needs a code
 STEPS = 30  # of FISTA for the codes of a minibatch
 POWER = 8  # steps of the power method for the largest singular value of W
 ABOVE = 1.05  # the power method finds a little less than that
@@ -67,7 +68,7 @@ class Coding(Model):
         return found.astype(np.float64)
 
     def held(self) -> Rows:
-        return super().held()[:: max(1, self.samples // 4096)]
+        return spread(self.samples, HELD)
 
 
 def _norm(mat: Floats) -> float:
