@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import codec, topology
-from ._core import seconds
 from .consistency import SSP
 from .context import Context
 from .errors import HpcommError, InvalidArgument
@@ -234,10 +233,8 @@ class SufficientFactors:
 
     def close(self, timeout: float | None = None) -> None:
         """Waits for the commit that is under way, and closes the exchange. mat stays valid. See Exchange.close."""
-        limit = seconds(timeout, self._context.config.timeout)
-        for name in list(self._handles):
-            self._settle(name, limit)
-        self.exchange.close(limit)
+        self.exchange.close(timeout)
+        self._handles.clear()
 
     def __enter__(self) -> "SufficientFactors":
         return self

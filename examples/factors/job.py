@@ -38,6 +38,8 @@ class Plan:
         peers: to how many ranks each sends; None: to all.
         every: steps between two looks at the objective.
         target: an objective that ends the training.
+        later: the objective is measured after the training, by copies of W, and target ends nothing. So ranks that do
+            not wait for rank 0 gain nothing by its looks.
         options: of Exchange.
     """
 
@@ -49,13 +51,14 @@ class Plan:
     relay: bool = False
     every: int = 10
     target: float | None = None
+    later: bool = False
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Run:
-    """What a training has found. Rank 0 measures; its clock stands while it does.
+    """What a training has found. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
 
     Attributes:
         points: of rank 0: step, seconds, objective, bytes that it has sent, and for SDCA the duality gap.
@@ -77,6 +80,7 @@ class Measure:
     def __init__(self, ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int, float], object]) -> None:
         self.ctx, self.model, self.plan, self.tell = ctx, model, plan, tell
         self.points: list[tuple[float, ...]] = []
+        self.kept: list[tuple[int, float, Floats, int, float]] = []
         self.paused = 0.0
         self.entropies = Entropies(ctx, model, plan) if isinstance(model, DualRegression) else None
         self.begin = time.perf_counter()
@@ -90,12 +94,20 @@ class Measure:
         if self.ctx.rank or step % self.plan.every:
             return False
         seconds, before = self.seconds, time.perf_counter()
-        objective = self.model.objective(mat)
-        gap = () if self.entropies is None else (objective - self.entropies.dual(mat, step),)
-        self.points.append((step, seconds, objective, float(sent()), *gap))
-        self.tell(step, objective)
-        self.paused += time.perf_counter() - before
+        conjugate = 0.0 if self.entropies is None else self.entropies.sum(step)
+        if self.plan.later:
+            self.kept.append((step, seconds, mat.copy(), sent(), conjugate))
+            return False
+        objective = self._point(step, seconds, mat, sent(), conjugate)
+        self.paused += 0 if self.plan.staleness else time.perf_counter() - before
         return self.plan.target is not None and objective <= self.plan.target
+
+    def _point(self, step: int, seconds: float, mat: Floats, sent: int, conjugate: float) -> float:
+        objective = self.model.objective(mat)
+        gap = (objective - self.model.dual(mat, conjugate),) if isinstance(self.model, DualRegression) else ()
+        self.points.append((step, seconds, objective, float(sent), *gap))
+        self.tell(step, objective)
+        return objective
 
     def before_commit(self, step: int) -> None:
         """step: the number of the commit, from 1."""
@@ -105,6 +117,8 @@ class Measure:
     def run(self, way: str, sent: int, waited: float, computed: float, steps: int) -> Run:
         """Collective."""
         mine = np.array([self.seconds, waited, computed, sent, steps], np.float64)
+        for kept in self.kept:
+            self._point(*kept)
         everyone = self.ctx.allgather(mine.tobytes())
         return Run(way, self.points, [np.frombuffer(each).tolist() for each in everyone])
 
@@ -126,12 +140,11 @@ class Entropies:
         self.window.put(0, np.array([step, self.model.conjugate]), place)
         self.window.flush(0)
 
-    def dual(self, mat: Floats, step: int) -> float:
-        if step == 0:
-            return 0.0
+    def sum(self, step: int) -> float:
+        """Of all ranks."""
         told = self.window.array
         newest = np.where(told[:, :, 0] <= step, told[:, :, 0], -1).argmax(axis=1)
-        return self.model.dual(mat, float(told[np.arange(len(told)), newest, 1].sum()))
+        return float(told[np.arange(len(told)), newest, 1].sum())
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -185,7 +198,7 @@ def by_dense(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int,
         step = 0
         while True:
             ends = measure.look(step, mat, lambda: exchange.stats().bytes_sent) or step == plan.steps
-            if plan.target is not None and step % plan.every == 0:
+            if plan.target is not None and not plan.later and step % plan.every == 0:
                 ends = any(ctx.allgather(bytes([ends]))[0])
             if ends:
                 break

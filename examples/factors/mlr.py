@@ -12,6 +12,8 @@ import hpcomm
 from .data import Labelled
 from .model import Floats, Model, Rows, Vectors, prox_sgd
 
+FEW = 128  # samples; more are worth a copy of W with classes in columns, which sparse samples need
+
 
 def softmax(scores: Floats) -> Floats:
     """By rows, in place."""
@@ -45,7 +47,12 @@ class Linear:
         return shape[::-1] if self.classes_first else shape
 
     def scores(self, mat: Floats, x: Any) -> Floats:
-        found: Floats = x.toarray() @ mat.T if self.classes_first else x @ mat
+        if not self.classes_first:
+            found: Floats = x @ mat
+        elif x.shape[0] <= FEW:
+            found = x.toarray() @ mat.T
+        else:
+            found = x @ np.ascontiguousarray(mat.T)
         return found
 
     def pairs(self, x: Any, by_class: Floats) -> tuple[Vectors, Vectors]:

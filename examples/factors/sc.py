@@ -5,6 +5,7 @@ has an atom in each row, so that the l2 ball is one of rows; the gradient is a (
 columns.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 import hpcomm
 
-from .model import Floats, Model, Rows, Vectors, prox_sgd
+from .model import Floats, Model, Rows, Vectors, prox_sgd, spread
 
+HELD = 256  # patches that the objective is measured by, at most: each needs a code
 STEPS = 30  # of FISTA for the codes of a minibatch
 POWER = 8  # steps of the power method for the largest singular value of W
 ABOVE = 1.05  # the power method finds a little less than that
@@ -62,17 +64,17 @@ class Coding(Model):
         x = self.patches[rows]
         code = self.codes(mat, x)
         rest = code @ mat - x
-        found = np.einsum("ij,ij->i", rest, rest) / 2 + self.l1 * np.abs(code).sum(axis=1)
+        found: Floats = np.einsum("ij,ij->i", rest, rest) / 2 + self.l1 * np.abs(code).sum(axis=1)
         return found.astype(np.float64)
 
     def held(self) -> Rows:
-        return super().held()[:: max(1, self.samples // 4096)]
+        return spread(self.samples, HELD)
 
 
 def _norm(mat: Floats) -> float:
     """The largest singular value, nearly."""
-    vector = np.ones(mat.shape[1], np.float32)
+    vector: Floats = np.ones(mat.shape[1], np.float32)
     for _ in range(POWER):
         vector /= np.linalg.norm(vector)
         vector = mat.T @ (mat @ vector)
-    return float(np.linalg.norm(vector)) ** 0.5
+    return math.sqrt(float(np.linalg.norm(vector)))
