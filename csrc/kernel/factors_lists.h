@@ -259,14 +259,12 @@ FACTORS_INLINE void weigh_rows(float *to, const hpc_factor_pair *pairs, size_t n
         const double weight = pairs[k].weight;
         if (pairs[k].u.n - from > 2 * tall)
             __builtin_prefetch((const char *)pairs[k].u.values + (from + tall) * (dtype == HPC_F32 ? 4 : 2), 0, 2);
-        if (rows == tall) {
-            widen(to, pairs[k].u.values, from, tall, dtype);
+        if (rows == tall) { /* a constant */
+            weigh(to, pairs[k].u.values, from, tall, weight, dtype);
         } else {
-            widen(to, pairs[k].u.values, from, rows, dtype);
+            weigh(to, pairs[k].u.values, from, rows, weight, dtype);
             memset(to + rows, 0, (tall - rows) * sizeof *to);
         }
-        if (weight == 1) continue;
-        for (size_t i = 0; i < tall; i++) to[i] = (float)(weight * (double)to[i]);
     }
 }
 
