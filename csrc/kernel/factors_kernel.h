@@ -12,7 +12,7 @@
 
 #define FACTORS_INLINE static inline __attribute__((always_inline))
 
-typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+typedef float stored __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
 
 enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
 enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
@@ -37,12 +37,12 @@ FACTORS_INLINE void widen(float *to, const void *values, size_t from, size_t n, 
     size_t i = 0;
     if (dtype == HPC_F32) { /* by vectors: these are short */
         const float *x = (const float *)values + from;
-        for (; n - i >= LANES; i += LANES) *(vector *)(to + i) = *(const vector *)(x + i);
+        for (; n - i >= LANES; i += LANES) *(stored *)(to + i) = *(const stored *)(x + i);
         for (; i < n; i++) to[i] = x[i];
         return;
     }
     for (; n - i >= LANES; i += LANES)
-        *(vector *)(to + i) = dtype == HPC_F16 ? load_f16(halves + i) : load_bf16(halves + i);
+        *(stored *)(to + i) = dtype == HPC_F16 ? load_f16(halves + i) : load_bf16(halves + i);
     for (; i < n; i++) to[i] = value_at(values, from + i, dtype);
 }
 
@@ -53,8 +53,8 @@ FACTORS_INLINE void weigh(float *to, const void *values, size_t from, size_t n, 
     widen(to, values, from, n, dtype);
     if (weight == 1) return;
     for (; n - i >= LANES; i += LANES) {
-        const doubles x = __builtin_convertvector((reals) * (const vector *)(to + i), doubles);
-        *(vector *)(to + i) = __builtin_convertvector(weight * x, reals);
+        const doubles x = __builtin_convertvector((reals) * (const stored *)(to + i), doubles);
+        *(stored *)(to + i) = __builtin_convertvector(weight * x, reals);
     }
     for (; i < n; i++) to[i] = (float)(weight * (double)to[i]);
 }
@@ -63,7 +63,7 @@ FACTORS_INLINE void weigh(float *to, const void *values, size_t from, size_t n, 
 FACTORS_INLINE void take_values(float *to, const float *sums, size_t n, float rate) {
     size_t d = 0;
     for (; n - d >= LANES; d += LANES)
-        *(vector *)(to + d) = (reals) * (const vector *)(to + d) - rate * (reals) * (const vector *)(sums + d);
+        *(stored *)(to + d) = (reals) * (const stored *)(to + d) - rate * (reals) * (const stored *)(sums + d);
     for (; d < n; d++) to[d] -= rate * sums[d];
 }
 
@@ -122,13 +122,13 @@ FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, siz
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++)
-            s[i][j] = purpose == TAKE ? (reals){0} : (reals) * (const vector *)(to + (size_t)i * stride + j * LANES);
+            s[i][j] = purpose == TAKE ? (reals){0} : (reals) * (const stored *)(to + (size_t)i * stride + j * LANES);
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) __builtin_prefetch(ahead + (size_t)i * stride, 1);
     for (size_t k = 0; k < depth; k++, u += ROWS, v += WIDE) {
         reals x[VECTORS];
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) x[j] = (reals) * (const vector *)(v + j * LANES);
+        for (int j = 0; j < VECTORS; j++) x[j] = (reals) * (const stored *)(v + j * LANES);
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
@@ -138,7 +138,7 @@ FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, siz
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            vector *at = (vector *)(to + (size_t)i * stride + j * LANES);
+            stored *at = (stored *)(to + (size_t)i * stride + j * LANES);
             *at = purpose == TAKE ? (reals)*at - rate * s[i][j] : s[i][j];
         }
 }
@@ -265,7 +265,7 @@ static size_t count(const float *values, size_t n) {
     while (n - i >= LANES) {
         ints zeros = {0};
         const size_t end = n - i < MOST ? n : i + MOST, begin = i;
-        for (; end - i >= LANES; i += LANES) zeros += (reals) * (const vector *)(values + i) == 0;
+        for (; end - i >= LANES; i += LANES) zeros += (reals) * (const stored *)(values + i) == 0;
         some += i - begin;
         for (int lane = 0; lane < (int)LANES; lane++) some -= (size_t)-zeros[lane];
     }
