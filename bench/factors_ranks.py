@@ -227,8 +227,9 @@ class Ranks:
             found += int(np.count_nonzero(way.param[part] != update[part] * np.float32(-RATE * steps)))
         return found
 
-    def measure(self, case: Case, ways: Ways, part: str) -> Iterator[Row]:
-        """The rows of all ways of a case, by name: role and how to set it up; nothing on ranks other than 0."""
+    def measure(self, case: Case, ways: Ways, part: str, last: Callable[[], object] = lambda: None) -> Iterator[Row]:
+        """The rows of all ways of a case, by name: role and how to set it up; nothing on ranks other than 0. last: ends
+        each cycle."""
         ways = {name: way for name, way in ways.items() if self.wanted(name)}
         found = {name: Series(self.facts(case, name, role, part)) for name, (role, _) in ways.items()}
         names = list(ways)
@@ -238,6 +239,7 @@ class Ranks:
                 gathered = self.comm.gather(self.turn(ways[name][1], case))
                 if gathered is not None:
                     found[name].cycles.append(gathered)
+            last()
         if self.ctx.rank == 0:
             yield from (series.row() for series in found.values())
 
@@ -272,39 +274,11 @@ class Ranks:
             }
             if has_torch():
                 ways[PEER] = ("peer", partial(by_gloo, self.ctx, case))
-            rows += self.measure(case, ways, "hosts")
-            rows += self.rebuilds(case)
+            rebuilds = Rebuilds(self, case)
+            rows += self.measure(case, ways, "hosts", rebuilds.turn)
+            rows += rebuilds.rows()
             self.tell((i + 1) / len(cases))
         return rows
-
-    def rebuilds(self, case: Case) -> list[Row]:
-        """The time of one rank's rebuild of all ranks' pairs, by exchanges of one rank each, without any wire: as many
-        at once as there are cores. The row is a bound of its own: see factors_table."""
-        busy = min(cores(), self.ctx.size)
-        whole = Case(case.rows, case.columns, case.pairs * self.ctx.size)
-        cycles: list[list[float]] = []
-        used: list[float] = []
-        with hpcomm.init(MPI.COMM_SELF) as alone:
-            for _ in range(self.options.run_cycles):
-                meet(self.comm)
-                seconds = list[float]()
-                if self.ctx.rank < busy:
-                    way = by_peers(alone, whole, None)
-                    way.step()
-                    before = processor()
-                    for _ in range(REBUILDS):
-                        began = time.perf_counter()
-                        way.step()
-                        seconds.append(time.perf_counter() - began)
-                    used.append((processor() - before) / REBUILDS)
-                    way.close()
-                cycles.append(seconds)
-        gathered = self.comm.gather((cycles, used))
-        if gathered is None:
-            return []
-        row = {**self.facts(case, REBUILD, "bound", "hosts"), **times([own for own, _ in gathered[:busy]])}
-        processors = [statistics.median(cycle) for cycle in zip(*(used for _, used in gathered[:busy]), strict=True)]
-        return [{**row, "busy": busy, "processor": processors, "sent": 0, "memory": 0, "wrong": 0}]
 
     def host(self, cases: list[Case]) -> list[Row]:
         """The ranks of one host. A hub that is given the products does not depend on K: it runs once for a shape."""
@@ -321,6 +295,41 @@ class Ranks:
             rows += self.measure(case, ways, "host")
             self.tell((i + 1) / len(cases))
         return rows
+
+
+class Rebuilds:
+    """One rank's rebuild of all ranks' pairs, by exchanges of one rank each, without any wire: as many at once as there
+    are cores. Its row is part of a bound: see factors_table."""
+
+    def __init__(self, ranks: Ranks, case: Case) -> None:
+        self.ranks, self.case, self.busy = ranks, case, min(cores(), ranks.ctx.size)
+        self.whole = Case(case.rows, case.columns, case.pairs * ranks.ctx.size)
+        self.cycles, self.used = list[list[float]](), list[float]()
+
+    def turn(self) -> None:
+        meet(self.ranks.comm)
+        if self.ranks.ctx.rank < self.busy:
+            with hpcomm.init(MPI.COMM_SELF) as alone:
+                way = by_peers(alone, self.whole, None)
+                way.step()
+                seconds, before = list[float](), processor()
+                for _ in range(REBUILDS):
+                    began = time.perf_counter()
+                    way.step()
+                    seconds.append(time.perf_counter() - began)
+                self.used.append((processor() - before) / REBUILDS)
+                self.cycles.append(seconds)
+                way.close()
+        meet(self.ranks.comm)
+
+    def rows(self) -> list[Row]:
+        gathered = self.ranks.comm.gather((self.cycles, self.used))
+        if gathered is None:
+            return []
+        own = gathered[: self.busy]
+        row = {**self.ranks.facts(self.case, REBUILD, "bound", "hosts"), **times([cycles for cycles, _ in own])}
+        processors = [statistics.median(cycle) for cycle in zip(*(used for _, used in own), strict=True)]
+        return [{**row, "busy": self.busy, "processor": processors, "sent": 0, "memory": 0, "wrong": 0}]
 
 
 def cases_of(options: argparse.Namespace, part: str) -> list[Case]:
