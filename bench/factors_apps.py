@@ -344,7 +344,7 @@ def begin(options: argparse.Namespace) -> int:
                 document["scikit-learn"] = alone(rows)
             if not options.json:
                 print("\n".join(lines(figure, rows)), flush=True)
-                if document.get("scikit-learn"):
+                if figure == "target" and document.get("scikit-learn"):
                     found = document["scikit-learn"]
                     print(f"# scikit-learn, one host: {found['seconds']:.1f} s, {found['iterations']} iterations")
             write(options, json.dumps(document, indent=1))  # what is there if this run is ended
