@@ -184,7 +184,7 @@ class Ranks:
 
     def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
         self.options, self.ctx, self.comm = options, ctx, MPI.COMM_WORLD
-        self.expected: tuple[Any, Floats | None] = (None, None)
+        self.expected: dict[tuple[Case, tuple[int, ...]], Floats] = {}  # updates of one case, by whose pairs they are
 
     def turn(self, made: Callable[[], Turn], case: Case) -> Found:
         gc.collect()
@@ -216,10 +216,10 @@ class Ranks:
     def wrong(self, way: Turn, case: Case, steps: int) -> int:
         """How many elements of W are not what so many steps make of zeros."""
         key = case, tuple(way.sources)
-        if self.expected[0] != key:
-            self.expected = key, case.update(way.sources)
-        update = self.expected[1]
-        assert update is not None
+        if key not in self.expected:
+            self.expected = {other: update for other, update in self.expected.items() if other[0] == case}
+            self.expected[key] = case.update(way.sources)
+        update = self.expected[key]
         found = 0
         for low in range(0, case.rows, 256):
             part = slice(low, low + 256)

@@ -616,3 +616,34 @@ def test_the_faster_way_is_chosen_and_takes_pairs(faster: str, monkeypatch: pyte
     updates = [dense(pairs_of(rank, step, 3, shape)) for rank in range(2) for step in range(4)]
     assert set(every) == {trained_by(updates).tobytes()}
     assert {*timed} == {Factors, Products}
+
+
+def _memory(field: str) -> int:
+    """Bytes of this process by /proc/self/status."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:"))
+
+
+@pytest.mark.parametrize("rule", [SGD(lr=0.5), Momentum(lr=0.5, momentum=0.5)], ids=["sgd", "momentum"])
+def test_a_rank_has_no_dense_gradient_and_no_dense_sum(rule: Any) -> None:
+    """Training takes no memory beside W, the rule's state and slots: no matrix of any kind."""
+    n, ranks, spare = 1536, 2, 4 << 20
+    matrix = n * n * 4
+    grown = []
+
+    def body(ctx: hpcomm.Context) -> None:
+        with exchange(ctx, {"w": (n, n)}, PeerToPeer(), Factors(4), rule=rule) as ex:
+            for step in range(3):
+                pair = pairs_of(ctx.rank, step, 4, (n, n))
+                ctx.barrier()
+                if ctx.rank == 0 and step == 1:  # all pages of W and of the state have been written
+                    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+                    grown.append(-_memory("VmRSS"))
+                ctx.barrier()
+                ex.push_pull("w", pair)
+            ctx.barrier()
+            if ctx.rank == 0:
+                grown.append(_memory("VmHWM"))
+
+    run_threads(ranks, body)
+    assert sum(grown) < spare < matrix

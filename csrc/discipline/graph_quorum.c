@@ -324,7 +324,7 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .refuses_pieces = refuses_pieces,
     .quorum = 1,
     .whole = 1,
-    .puts = 1,
+    .puts = HPC_PUTS,
     .one_slot = 1,
     .makes_params = hpc_graph_makes_params,
     .opening = &(const hpc_opening){.prepare = prepare,

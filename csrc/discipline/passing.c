@@ -38,7 +38,7 @@ typedef struct queue {
     _Atomic size_t n;
 } queue;
 
-struct hpc_passing {
+struct hpc_ways {
     hop *hops;
     int *first; /* by input of this rank's rows, all in a row: hops[first[i]] up to hops[first[i + 1]] are its children
                  */
@@ -65,7 +65,7 @@ static int row_of(const hpc_plan *plan, int row, int owner) {
     return -1;
 }
 
-static int find_own(const hpc_engine *en, hpc_passing *its) {
+static int find_own(const hpc_engine *en, hpc_ways *its) {
     its->own = malloc((size_t)en->plan->n_rows * sizeof *its->own);
     for (int i = 0; i < en->plan->n_rows && its->own != NULL; i++)
         its->own[i] = row_of(en->plan, i, en->context->group.rank);
@@ -75,7 +75,7 @@ static int find_own(const hpc_engine *en, hpc_passing *its) {
 /* A walk over the receive slots of a child. */
 typedef struct finding {
     const hpc_engine *en;
-    hpc_passing *its;
+    hpc_ways *its;
     int child, counts; /* counts: only how many children each input has */
 } finding;
 
@@ -95,14 +95,14 @@ static void find_hop(void *arg, int row, int edge, size_t offset) {
                                       .at = en->layout.slot_base[(size_t)f->child * size + (size_t)in->rank] + offset};
 }
 
-static int walk(const hpc_engine *en, hpc_passing *its, int counts) {
+static int walk(const hpc_engine *en, hpc_ways *its, int counts) {
     int status = HPC_OK;
     for (int r = 0; r < en->context->group.size && status == HPC_OK; r++)
         if (r != en->context->group.rank) status = hpc_layout_walk(en, r, -1, find_hop, &(finding){en, its, r, counts});
     return status;
 }
 
-static int find_hops(const hpc_engine *en, hpc_passing *its) {
+static int find_hops(const hpc_engine *en, hpc_ways *its) {
     size_t n = 0;
     for (int i = 0; i < en->n_work; i++) n += (size_t)en->work[i].row->n_in;
     its->first = calloc(n + 2, sizeof *its->first);
@@ -116,7 +116,7 @@ static int find_hops(const hpc_engine *en, hpc_passing *its) {
 }
 
 /* Room for all that can wait: each input, in each slot. */
-static int open_queues(const hpc_engine *en, hpc_passing *its) {
+static int open_queues(const hpc_engine *en, hpc_ways *its) {
     const int size = en->context->group.size;
     its->n_queues = en->n_own_cores * size;
     its->queues = calloc((size_t)its->n_queues + 1, sizeof *its->queues);
@@ -134,15 +134,15 @@ static int open_queues(const hpc_engine *en, hpc_passing *its) {
     return 1;
 }
 
-hpc_passing *hpc_passing_open(const hpc_engine *en, const char *op) {
-    hpc_passing *its = calloc(1, sizeof *its);
+hpc_ways *hpc_passing_open(const hpc_engine *en, const char *op) {
+    hpc_ways *its = calloc(1, sizeof *its);
     if (its != NULL && find_own(en, its) && find_hops(en, its) && open_queues(en, its)) return its;
     hpc_passing_free(its);
     hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the ways of updates", op);
     return NULL;
 }
 
-void hpc_passing_free(hpc_passing *its) {
+void hpc_passing_free(hpc_ways *its) {
     if (its == NULL) return;
     for (int q = 0; its->queues != NULL && q < its->n_queues; q++) free(its->queues[q].items);
     free(its->queues);
@@ -168,7 +168,7 @@ static int send_hop(hpc_core *core, const hop *to, const hpc_work *w, int input,
     return status;
 }
 
-static queue *queue_of(const hpc_core *core, const hpc_passing *its, int rank) {
+static queue *queue_of(const hpc_core *core, const hpc_ways *its, int rank) {
     return &its->queues[core->index * core->engine->context->group.size + rank];
 }
 
@@ -176,7 +176,7 @@ static size_t waiting_in(const queue *q) {
     return atomic_load_explicit(&q->n, memory_order_relaxed);
 }
 
-void hpc_pass_on(hpc_core *core, hpc_passing *its, hpc_work *w, int input, int slot) {
+void hpc_pass_on(hpc_core *core, hpc_ways *its, hpc_work *w, int input, int slot) {
     const size_t number = number_of(core->engine, w, input);
     for (int h = its->first[number]; h < its->first[number + 1]; h++) {
         queue *q = queue_of(core, its, its->hops[h].rank);
@@ -190,7 +190,7 @@ void hpc_pass_on(hpc_core *core, hpc_passing *its, hpc_work *w, int input, int s
     }
 }
 
-int hpc_pass_waiting(hpc_core *core, hpc_passing *its) {
+int hpc_pass_waiting(hpc_core *core, hpc_ways *its) {
     int n = 0;
     for (int r = 0; r < core->engine->context->group.size; r++) {
         queue *q = queue_of(core, its, r);
@@ -204,7 +204,7 @@ int hpc_pass_waiting(hpc_core *core, hpc_passing *its) {
     return n;
 }
 
-int hpc_passed_input(hpc_core *core, const hpc_passing *its, const hpc_event *event, hpc_work **w) {
+int hpc_passed_input(hpc_core *core, const hpc_ways *its, const hpc_event *event, hpc_work **w) {
     const hpc_plan *plan = core->engine->plan;
     const int row = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm);
     if (hpc_imm_operation(event->imm) != HPC_OP_PASSED || row >= plan->n_rows || slot >= core->engine->layout.depth)
@@ -217,7 +217,7 @@ int hpc_passed_input(hpc_core *core, const hpc_passing *its, const hpc_event *ev
     return event->nbytes == due && due > 0 ? input : -1;
 }
 
-int hpc_passing_waits(const hpc_engine *en, const hpc_passing *its, int *ranks) {
+int hpc_passing_waits(const hpc_engine *en, const hpc_ways *its, int *ranks) {
     const int size = en->context->group.size;
     int n = 0;
     for (int q = 0; q < its->n_queues; q++) {

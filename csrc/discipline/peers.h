@@ -10,12 +10,15 @@ int hpc_peers_are_planned(const hpc_exchange_config *config);
 /* Whether some pushes come by way of other ranks. */
 int hpc_peers_pass_on(const hpc_exchange_config *config);
 /* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
-int hpc_peers_check(const hpc_exchange_config *config);
+int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);
 
 /* hpc_discipline's slots. A pull waits for this rank's own shares, and a slot is free when all shares that it feeds
  * have answered its push. */
 int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share);
 int hpc_peers_is_free(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_peers_may_push(hpc_engine *en, int key, const char *op);
+/* Under BSP: each push needs as many of every rank that sends to this one. */
+uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n);
 int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 
 /* Whether a share has answered a push of this rank, if this rank feeds it. */

@@ -85,6 +85,13 @@ typedef struct hpc_facts {
     void (*count_peer)(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
 } hpc_facts;
 
+/* The way of updates into receive slots. */
+typedef enum hpc_putting {
+    HPC_READS_IN_PLACE, /* owners read updates in place, where they map the worker's memory */
+    HPC_PUTS,           /* updates are put, even if the owner could read them in place */
+    HPC_PASSES_ON       /* and cores put them on to cores of other ranks */
+} hpc_putting;
+
 struct hpc_discipline {
     const char *name; /* for errors */
 
@@ -117,8 +124,7 @@ struct hpc_discipline {
     /* With several stages: owners hear of each worker's calls from itself, and answer it. 0: each share answers the
      * ranks at its own ends. */
     int answers_all;
-    int puts;         /* updates are put into receive slots, even if the owner could read them in place */
-    int passes_on;    /* cores send updates on to cores of other ranks */
+    hpc_putting puts;
     int involves_all; /* every rank takes part in every share; 0: only the ranks at either end of its rows do */
     /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
     int (*makes_params)(const hpc_engine *en, const hpc_share *share);

@@ -92,7 +92,7 @@ static int check_fold(const hpc_exchange_config *f) {
 /* Pushes that come by other ranks need a discipline whose ranks pass them on. */
 static int check_via(const hpc_exchange_config *f) {
     const hpc_discipline *d = hpc_discipline_of(f);
-    for (int i = 0; i < f->plan->n_rows && (d == NULL || !d->passes_on); i++)
+    for (int i = 0; i < f->plan->n_rows && (d == NULL || d->puts != HPC_PASSES_ON); i++)
         for (int e = 0; e < f->plan->rows[i].n_in; e++)
             if (hpc_edge_via(&f->plan->rows[i].in[e]) >= 0)
                 return hpc_fail(

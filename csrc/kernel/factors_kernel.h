@@ -17,8 +17,8 @@ typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(fl
 enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
 enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
 
-/* What becomes of the weighted sum. */
-typedef enum purpose { ADD, TAKE } purpose;
+/* What becomes of the weighted sum: it is continued from what is there, subtracted from that, or written over it. */
+typedef enum purpose { ADD, TAKE, SET } purpose;
 
 static inline float value_at(const void *values, size_t i, int dtype) {
     if (dtype == HPC_F32) {
@@ -44,7 +44,16 @@ FACTORS_INLINE void widen(float *to, const void *values, size_t from, size_t n, 
     for (; i < n; i++) to[i] = value_at(values, from + i, dtype);
 }
 
-/* ---- dense u and v ------------------------------------------------------------------------------------------------ */
+/* n values, less rate times n sums. */
+FACTORS_INLINE void take_values(float *to, const float *sums, size_t n, float rate) {
+    size_t d = 0;
+    for (; n - d >= LANES; d += LANES)
+        *(vector *)(to + d) = (reals) * (const vector *)(to + d) - rate * (reals) * (const vector *)(sums + d);
+    for (; d < n; d++) to[d] -= rate * sums[d];
+}
+
+/* ---- dense u and v ------------------------------------------------------------------------------------------------
+ */
 
 /* Values of the packed v of a panel, which stay in the second cache, as do those of u of a block of rows. */
 enum { PANEL = 1 << 14, BLOCK = 24 << 10, DEEP = HPC_FACTOR_DENSE_PAIRS };
@@ -169,7 +178,8 @@ static void take_dense(const hpc_factor_part *p, const hpc_factor_pair *pairs, s
 
 #include "kernel/factors_lists.h"
 
-/* ---- runs of one kind ---------------------------------------------------------------------------------------------- */
+/* ---- runs of one kind ----------------------------------------------------------------------------------------------
+ */
 
 static inline int kind_of(const hpc_factor_pair *pair) {
     return (pair->u.indices != NULL) + 2 * (pair->v.indices != NULL);
@@ -213,18 +223,13 @@ static void take(const hpc_factor_part *part, const hpc_factor_pair *pairs, size
 }
 
 static void take_sum(const hpc_factor_part *part, const float *sum, size_t stride, float rate) {
-    for (size_t j = 0; j < part->rows; j++) {
-        float *to = part->to + j * part->stride;
-        const float *from = sum + j * stride;
-        size_t d = 0;
-        for (; part->columns - d >= LANES; d += LANES)
-            *(vector *)(to + d) = (reals) * (const vector *)(to + d) - rate * (reals) * (const vector *)(from + d);
-        for (; d < part->columns; d++) to[d] -= rate * from[d];
-    }
+    for (size_t j = 0; j < part->rows; j++)
+        take_values(part->to + j * part->stride, sum + j * stride, part->columns, rate);
     fold_end(0);
 }
 
-/* ---- the rest ------------------------------------------------------------------------------------------------------ */
+/* ---- the rest ------------------------------------------------------------------------------------------------------
+ */
 
 static size_t count(const float *values, size_t n) {
     typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
@@ -243,17 +248,18 @@ static size_t count(const float *values, size_t n) {
 }
 
 static double dot(const hpc_factor *a, const hpc_factor *b, size_t n, int values, int wide) {
-    enum { SUMS = 16 };
-    double sums[SUMS] = {0};
+    enum { DOT_SUMS = 16 };
+    double sums[DOT_SUMS] = {0};
     if (a->indices == NULL && b->indices == NULL) {
-        float x[SUMS], y[SUMS];
+        float x[DOT_SUMS], y[DOT_SUMS];
         size_t i = 0;
-        for (; n - i >= SUMS; i += SUMS) {
-            widen(x, a->values, i, SUMS, values);
-            widen(y, b->values, i, SUMS, values);
-            for (int lane = 0; lane < SUMS; lane++) sums[lane] += (double)x[lane] * (double)y[lane];
+        for (; n - i >= DOT_SUMS; i += DOT_SUMS) {
+            widen(x, a->values, i, DOT_SUMS, values);
+            widen(y, b->values, i, DOT_SUMS, values);
+            for (int lane = 0; lane < DOT_SUMS; lane++) sums[lane] += (double)x[lane] * (double)y[lane];
         }
-        for (; i < n; i++) sums[i % SUMS] += (double)value_at(a->values, i, values) * (double)value_at(b->values, i, values);
+        for (; i < n; i++)
+            sums[i % DOT_SUMS] += (double)value_at(a->values, i, values) * (double)value_at(b->values, i, values);
     } else {
         for (size_t i = 0, j = 0; i < a->n && j < b->n;) {
             const uint32_t x = index_at(a, i, wide), y = index_at(b, j, wide);
@@ -262,7 +268,7 @@ static double dot(const hpc_factor *a, const hpc_factor *b, size_t n, int values
             j += y <= x;
         }
     }
-    for (int half = SUMS / 2; half > 0; half /= 2)
+    for (int half = DOT_SUMS / 2; half > 0; half /= 2)
         for (int lane = 0; lane < half; lane++) sums[lane] += sums[lane + half];
     return sums[0];
 }

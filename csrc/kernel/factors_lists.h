@@ -1,4 +1,5 @@
-/* The products of pairs of which one vector is sparse, or both: lists of what a row, or a column, takes of all pairs. */
+/* The products of pairs of which one vector is sparse, or both: lists of what a row, or a column, takes of all pairs.
+ */
 
 /* The place of entry i: read once, as its memory may change. */
 static inline uint32_t index_at(const hpc_factor *f, size_t i, int wide) {
@@ -19,11 +20,11 @@ static inline size_t first_from(const hpc_factor *f, uint32_t from, int wide) {
     return low;
 }
 
-enum { ENTRIES = 1 << 13, LISTS = 1 << 10 };
+enum { ENTRIES = 1 << 13, LISTS = 1 << 11 };
 
 typedef struct entry {
     float value; /* of u, weighted, or of v */
-    uint32_t pair;
+    uint16_t pair, list;
 } entry;
 
 /* The entries of some rows, or columns, in the order of pairs: those of number i from starts[i] to ends[i]. */
@@ -63,43 +64,93 @@ static void make_lists(lists *l, const hpc_factor_pair *pairs, size_t n_pairs, i
             if (l->ends[at] == l->starts[at + 1]) continue;
             const float value = value_at(f->values, i, dtype);
             l->entries[l->ends[at]++] =
-                (entry){of_rows ? (float)(pairs[k].weight * (double)value) : value, (uint32_t)k};
+                (entry){of_rows ? (float)(pairs[k].weight * (double)value) : value, (uint16_t)k, (uint16_t)at};
         }
     }
+    for (uint32_t i = 0; i < l->n; i++)
+        while (l->ends[i] < l->starts[i + 1]) l->entries[l->ends[i]++] = (entry){0, 0, (uint16_t)i};
 }
 
-/* ---- sparse u ------------------------------------------------------------------------------------------------------ */
+/* ---- sparse u ------------------------------------------------------------------------------------------------------
+ */
 
-enum { NEAR = 1 << 16, PACKED = 1 << 14 }; /* values of v that a second cache may hold; of those that are packed */
+/* NEAR: values of v that a second cache may hold; PACKED: of those that are packed; SPAN: columns at once, at most */
+enum { NEAR = 1 << 16, PACKED = 1 << 14, SPAN = 1 << 11, FEW = 8 };
 
-/* n vectors of a row, from element d on. */
-FACTORS_INLINE void sum_along(purpose purpose, int n, float *to, const entry *e, const entry *end,
-                              const float *const *v, size_t d, float rate) {
-    reals s[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < n; i++) s[i] = purpose == TAKE ? (reals){0} : (reals) * (const vector *)(to + d + i * LANES);
-    for (; e < end; e++) {
-        const float *x = v[e->pair] + d;
-#pragma GCC unroll 8
-        for (int i = 0; i < n; i++) s[i] += e->value * (reals) * (const vector *)(x + i * LANES);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < n; i++) {
-        vector *at = (vector *)(to + d + i * LANES);
-        *at = purpose == TAKE ? (reals)*at - rate * s[i] : s[i];
-    }
-}
-
-FACTORS_INLINE void add_row(purpose purpose, float *to, size_t n, const entry *e, const entry *end,
-                            const float *const *v, float rate) {
+/* The weighted sum of a few vectors, n of them, for each of count elements. So many are told apart that the loop over
+ * elements has no loop in it. */
+FACTORS_INLINE void sum_few(purpose purpose, int n, float *to, size_t count, const entry *e, const float *const *v,
+                            float rate, const float *ahead) {
+    const float *x[FEW];
+    float value[FEW];
     size_t d = 0;
-    for (; n - d >= 8 * LANES; d += 8 * LANES) sum_along(purpose, 8, to, e, end, v, d, rate);
-    for (; n - d >= LANES; d += LANES) sum_along(purpose, 1, to, e, end, v, d, rate);
-    for (; d < n; d++) {
-        float s = purpose == TAKE ? 0 : to[d];
-        for (const entry *at = e; at < end; at++) s += at->value * v[at->pair][d];
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) x[i] = v[e[i].pair], value[i] = e[i].value;
+    for (; count - d >= LANES; d += LANES) {
+        vector *at = (vector *)(to + d);
+        reals s = purpose == ADD ? (reals)*at : (reals){0};
+        if (ahead != NULL && d % LINE_VALUES == 0) __builtin_prefetch(ahead + d, 1);
+#pragma GCC unroll 8
+        for (int i = 0; i < n; i++) s += value[i] * (reals) * (const vector *)(x[i] + d);
+        *at = purpose == TAKE ? (reals)*at - rate * s : s;
+    }
+    for (; d < count; d++) {
+        float s = purpose == ADD ? to[d] : 0;
+#pragma GCC unroll 8
+        for (int i = 0; i < n; i++) s += value[i] * x[i][d];
         to[d] = purpose == TAKE ? to[d] - rate * s : s;
     }
+}
+
+FACTORS_INLINE void sum_some(purpose purpose, int n, float *to, size_t count, const entry *e, const float *const *v,
+                             float rate, const float *ahead) {
+    switch (n) {
+    case 0:
+        if (purpose == SET) memset(to, 0, count * sizeof *to);
+        break;
+    case 1:
+        sum_few(purpose, 1, to, count, e, v, rate, ahead);
+        break;
+    case 2:
+        sum_few(purpose, 2, to, count, e, v, rate, ahead);
+        break;
+    case 3:
+        sum_few(purpose, 3, to, count, e, v, rate, ahead);
+        break;
+    case 4:
+        sum_few(purpose, 4, to, count, e, v, rate, ahead);
+        break;
+    case 5:
+        sum_few(purpose, 5, to, count, e, v, rate, ahead);
+        break;
+    case 6:
+        sum_few(purpose, 6, to, count, e, v, rate, ahead);
+        break;
+    case 7:
+        sum_few(purpose, 7, to, count, e, v, rate, ahead);
+        break;
+    default:
+        sum_few(purpose, 8, to, count, e, v, rate, ahead);
+    }
+}
+
+/* Any number of entries: the sum of more than a few is continued, and taken when it is complete. */
+FACTORS_INLINE void sum_list(purpose purpose, float *to, size_t count, const entry *e, const entry *end,
+                             const float *const *v, float rate, const float *ahead) {
+    float sums[SPAN];
+    float *at = to;
+    if (end - e <= FEW) {
+        sum_some(purpose, (int)(end - e), to, count, e, v, rate, ahead);
+        return;
+    }
+    if (purpose == TAKE) at = sums;
+    if (purpose != ADD) {
+        sum_few(SET, FEW, at, count, e, v, 0, ahead);
+        e += FEW;
+    }
+    for (; end - e >= FEW; e += FEW) sum_few(ADD, FEW, at, count, e, v, 0, NULL);
+    sum_some(ADD, (int)(end - e), at, count, e, v, 0, NULL);
+    if (purpose == TAKE) take_values(to, sums, count, rate);
 }
 
 /* The next row that has entries, from number i on. */
@@ -114,7 +165,7 @@ FACTORS_INLINE void add_by_rows_of(purpose purpose, const hpc_factor_part *p, co
     const float *v[HPC_FACTOR_PAIRS];
     float packed[PACKED];
     const int in_place = p->values == HPC_F32;
-    const size_t wide = (in_place ? NEAR : PACKED) / n / 32 * 32;
+    const size_t fit = (in_place ? NEAR : PACKED) / n / 32 * 32, wide = fit < SPAN ? fit : SPAN;
     for (uint32_t row = 0; row < p->rows; row += l.n) {
         make_lists(&l, pairs, n, 1, p->row + row, p->rows - row, p->values, p->wide_rows);
         for (size_t column = 0, columns; column < p->columns; column += columns) {
@@ -126,10 +177,8 @@ FACTORS_INLINE void add_by_rows_of(purpose purpose, const hpc_factor_part *p, co
             for (uint32_t i = next_of(&l, 0), next; i < l.n; i = next) {
                 float *to = p->to + (row + i) * p->stride + column;
                 next = next_of(&l, i + 1);
-                if (next < l.n)
-                    for (size_t d = 0; d < columns; d += LINE_VALUES)
-                        __builtin_prefetch(p->to + (row + next) * p->stride + column + d, 1);
-                add_row(purpose, to, columns, l.entries + l.starts[i], l.entries + l.ends[i], v, rate);
+                const float *ahead = p->to + (row + next) * p->stride + column;
+                sum_list(purpose, to, columns, l.entries + l.starts[i], l.entries + l.ends[i], v, rate, ahead);
             }
         }
     }
@@ -142,10 +191,31 @@ static void add_by_rows(purpose purpose, const hpc_factor_part *p, const hpc_fac
         add_by_rows_of(ADD, p, pairs, n, rate);
 }
 
-/* ---- sparse v ------------------------------------------------------------------------------------------------------ */
+/* ---- sparse v ------------------------------------------------------------------------------------------------------
+ */
 
-/* Sums of a group of columns are made column by column, as vectors of rows, and turned. */
-enum { GROUP = 16, TALL = 64 };
+/* Sums of some columns are made column by column, as vectors of rows, and turned. TALLEST: rows at once, at most;
+ * WEIGHED: values of the u of as many rows, which the first cache holds; SUMS: of these rows */
+enum { GROUP = 16, TALLEST = 64, WEIGHED = 1 << 13, SUMS = 1 << 11 };
+
+/* The entries of each so many lists in another order: the first ones of all lists, the second ones, and so on. A sum is
+ * in memory again before its next product comes. What they name becomes where that lies, among tall values of each. */
+FACTORS_INLINE void interleave(entry *to, const lists *l, uint32_t together, size_t tall) {
+    for (uint32_t from = 0; from < l->n; from += together) {
+        const uint32_t end = l->n - from < together ? l->n : from + together;
+        uint32_t left[SUMS / (TALLEST / 4)], n = 0;
+        for (uint32_t i = from; i < end; i++)
+            if (l->starts[i] < l->starts[i + 1]) left[n++] = i;
+        for (uint32_t turn = 0, still; n > 0; turn++, n = still) {
+            still = 0;
+            for (uint32_t i = 0; i < n; i++) {
+                const entry *e = &l->entries[l->starts[left[i]] + turn];
+                *to++ = (entry){e->value, (uint16_t)(e->pair * tall), (uint16_t)((e->list - from) * tall)};
+                if (l->starts[left[i]] + turn + 1 < l->starts[left[i] + 1]) left[still++] = left[i];
+            }
+        }
+    }
+}
 
 #if defined(__AVX2__)
 
@@ -182,37 +252,39 @@ static inline void turn8(const float *from, size_t stride, float *to, size_t to_
 
 #endif
 
-/* Weighted rows of each u: TALL of each pair, 0 behind the last row. */
-static void pack_columns(float *to, const hpc_factor_pair *pairs, size_t n, size_t from, size_t rows, size_t tall,
-                         int dtype) {
+/* Weighted rows of each u: tall of each pair, 0 behind the last row. */
+FACTORS_INLINE void weigh_rows(float *to, const hpc_factor_pair *pairs, size_t n, size_t from, size_t rows, size_t tall,
+                               int dtype) {
     for (size_t k = 0; k < n; k++, to += tall) {
         const double weight = pairs[k].weight;
-        widen(to, pairs[k].u.values, from, rows, dtype);
-        if (weight != 1)
-            for (size_t i = 0; i < rows; i++) to[i] = (float)(weight * (double)to[i]);
-        memset(to + rows, 0, (tall - rows) * sizeof *to);
-    }
-}
-
-/* The sums of one column: tall of them, a multiple of 32. */
-FACTORS_INLINE void sum_down(float *sums, const entry *e, const entry *end, const float *u, size_t tall) {
-    enum { SOME = 32 / LANES }; /* vectors */
-    for (size_t i = 0; i < tall; i += SOME * LANES) {
-        reals s[SOME];
-#pragma GCC unroll 8
-        for (int j = 0; j < (int)SOME; j++) s[j] = (reals) * (const vector *)(sums + i + (size_t)j * LANES);
-        for (const entry *at = e; at < end; at++) {
-            const float *x = u + at->pair * tall + i;
-#pragma GCC unroll 8
-            for (int j = 0; j < (int)SOME; j++) s[j] += at->value * (reals) * (const vector *)(x + j * LANES);
+        if (pairs[k].u.n - from > 2 * tall)
+            __builtin_prefetch((const char *)pairs[k].u.values + (from + tall) * (dtype == HPC_F32 ? 4 : 2), 0, 2);
+        if (rows == tall) {
+            widen(to, pairs[k].u.values, from, tall, dtype);
+        } else {
+            widen(to, pairs[k].u.values, from, rows, dtype);
+            memset(to + rows, 0, (tall - rows) * sizeof *to);
         }
-#pragma GCC unroll 8
-        for (int j = 0; j < (int)SOME; j++) *(vector *)(sums + i + (size_t)j * LANES) = s[j];
+        if (weight == 1) continue;
+        for (size_t i = 0; i < tall; i++) to[i] = (float)(weight * (double)to[i]);
     }
 }
 
-/* A group of columns of some rows: to its sums, column by column, and back. */
-FACTORS_INLINE void take_group(float *sums, const float *from, size_t stride, size_t rows, size_t columns, size_t tall) {
+/* Adds the products of all entries to sums, tall of each column: memory adds them up, as a column has few. */
+FACTORS_INLINE void sum_columns(float *sums, const entry *e, const entry *end, const float *u, size_t tall) {
+    for (; e < end; e++) {
+        float *to = sums + e->list;
+        const float *x = u + e->pair;
+        const float value = e->value;
+#pragma GCC unroll 16
+        for (size_t i = 0; i < tall; i += LANES)
+            *(vector *)(to + i) = (reals) * (const vector *)(to + i) + value * (reals) * (const vector *)(x + i);
+    }
+}
+
+/* Turns rows to columns: from memory of rows to sums, and back. */
+FACTORS_INLINE void take_columns(float *sums, const float *from, size_t stride, size_t rows, size_t columns,
+                                 size_t tall) {
     for (size_t i = 0; i < rows; i += 8)
         for (size_t d = 0; d < columns; d += 8) {
             if (rows - i >= 8 && columns - d >= 8) {
@@ -224,65 +296,88 @@ FACTORS_INLINE void take_group(float *sums, const float *from, size_t stride, si
         }
 }
 
-FACTORS_INLINE void give_group(purpose purpose, const float *sums, float *to, size_t stride, size_t rows,
-                               size_t columns, size_t tall, float rate) {
+FACTORS_INLINE void give_columns(purpose purpose, const float *sums, float *to, size_t stride, size_t rows,
+                                 size_t columns, size_t tall, float rate) {
     float turned[8 * GROUP];
-    for (size_t i = 0; i < rows; i += 8) {
-        for (size_t d = 0; d < GROUP; d += 8) turn8(sums + d * tall + i, tall, turned + d, GROUP);
-        for (size_t a = 0; a < 8 && i + a < rows; a++) {
-            float *row = to + (i + a) * stride;
-            const float *its = turned + a * GROUP;
-            if (columns < GROUP) {
-                for (size_t d = 0; d < columns; d++) row[d] = purpose == TAKE ? row[d] - rate * its[d] : its[d];
-                continue;
-            }
+    for (size_t i = 0; i < rows; i += 8)
+        for (size_t from = 0; from < columns; from += GROUP) {
+            for (size_t d = 0; d < GROUP; d += 8) turn8(sums + (from + d) * tall + i, tall, turned + d, GROUP);
+            for (size_t a = 0; a < 8 && i + a < rows; a++) {
+                float *row = to + (i + a) * stride + from;
+                const float *its = turned + a * GROUP;
+                if (columns - from < GROUP) {
+                    for (size_t d = 0; d < columns - from; d++)
+                        row[d] = purpose == TAKE ? row[d] - rate * its[d] : its[d];
+                    continue;
+                }
 #pragma GCC unroll 4
-            for (size_t d = 0; d < GROUP; d += LANES)
-                *(vector *)(row + d) = purpose == TAKE ? (reals) * (const vector *)(row + d) - rate * (reals) *
-                                                                                             (const vector *)(its + d)
-                                                       : (reals) * (const vector *)(its + d);
+                for (size_t d = 0; d < GROUP; d += LANES) {
+                    const reals s = (reals) * (const vector *)(its + d);
+                    vector *at = (vector *)(row + d);
+                    *at = purpose == TAKE ? (reals)*at - rate * s : s;
+                }
+            }
+        }
+}
+
+/* Some rows of some columns. */
+FACTORS_INLINE void add_columns(purpose purpose, float *to, size_t stride, size_t rows, size_t columns, const entry *e,
+                                const entry *end, const float *u, size_t tall, float rate) {
+    float sums[SUMS];
+    const size_t some = (size_t)(end - e) / rows;
+    if (purpose == TAKE || columns % GROUP != 0 || rows < tall)
+        memset(sums, 0, (columns + GROUP - 1) / GROUP * GROUP * tall * sizeof *sums);
+    if (purpose == ADD) take_columns(sums, to, stride, rows, columns, tall);
+    for (size_t i = 0; i < rows; i++, e += some) { /* memory comes meanwhile */
+        for (size_t d = 0; d < columns; d += LINE_VALUES) __builtin_prefetch(to + i * stride + d, 1);
+        sum_columns(sums, e, i + 1 < rows ? e + some : end, u, tall);
+    }
+    give_columns(purpose, sums, to, stride, rows, columns, tall, rate);
+}
+
+FACTORS_INLINE void add_by_columns_of(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n,
+                                      float rate, size_t tall) {
+    lists l;
+    entry entries[ENTRIES];
+    float u[WEIGHED];
+    const uint32_t together = (uint32_t)(SUMS / tall);
+    for (uint32_t column = 0; column < p->columns; column += l.n) {
+        make_lists(&l, pairs, n, 0, p->column + column, p->columns - column, p->values, p->wide_columns);
+        if (l.starts[l.n] == 0) continue;
+        interleave(entries, &l, together, tall);
+        for (size_t row = 0, rows; row < p->rows; row += rows) {
+            rows = p->rows - row < tall ? p->rows - row : tall;
+            weigh_rows(u, pairs, n, p->row + row, rows, tall, p->values);
+            for (uint32_t d = 0; d < l.n; d += together) {
+                const uint32_t end = l.n - d < together ? l.n : d + together;
+                if (l.starts[d] == l.starts[end]) continue;
+                add_columns(purpose, p->to + row * p->stride + column + d, p->stride, rows, end - d,
+                            entries + l.starts[d], entries + l.starts[end], u, tall, rate);
+            }
         }
     }
 }
 
-FACTORS_INLINE void add_by_columns_of(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs,
-                                      size_t n, float rate) {
-    lists l;
-    float u[PACKED], sums[GROUP * TALL];
-    const size_t tall = PACKED / n < TALL ? PACKED / n / 32 * 32 : TALL;
-    for (uint32_t column = 0; column < p->columns; column += l.n) {
-        make_lists(&l, pairs, n, 0, p->column + column, p->columns - column, p->values, p->wide_columns);
-        if (l.n > GROUP && l.n < p->columns - column) l.n = l.n / GROUP * GROUP;
-        for (size_t row = 0, rows; row < p->rows; row += rows) {
-            rows = p->rows - row < tall ? p->rows - row : tall;
-            pack_columns(u, pairs, n, p->row + row, rows, tall, p->values);
-            for (uint32_t d = next_of(&l, 0) / GROUP * GROUP; d < l.n; d = next_of(&l, d + GROUP) / GROUP * GROUP) {
-                const size_t columns = l.n - d < GROUP ? l.n - d : GROUP;
-                float *to = p->to + row * p->stride + column + d;
-                if (purpose == TAKE)
-                    memset(sums, 0, GROUP * tall * sizeof *sums);
-                else
-                    take_group(sums, to, p->stride, rows, columns, tall);
-                for (size_t i = 0; i < columns; i++)
-                    sum_down(sums + i * tall, l.entries + l.starts[d + i], l.entries + l.ends[d + i], u, tall);
-                for (size_t i = 0; i < rows; i++) __builtin_prefetch(to + i * p->stride + GROUP, 1);
-                give_group(purpose, sums, to, p->stride, rows, columns, tall, rate);
-            }
-        }
-    }
+FACTORS_INLINE void add_by_columns_tall(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs,
+                                        size_t n, float rate) {
+    if (n <= WEIGHED / 2 / TALLEST)
+        add_by_columns_of(purpose, p, pairs, n, rate, TALLEST);
+    else if (n <= WEIGHED / TALLEST)
+        add_by_columns_of(purpose, p, pairs, n, rate, TALLEST / 2);
+    else
+        add_by_columns_of(purpose, p, pairs, n, rate, TALLEST / 4);
 }
 
 static void add_by_columns(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n,
                            float rate) {
     if (purpose == TAKE)
-        add_by_columns_of(TAKE, p, pairs, n, rate);
+        add_by_columns_tall(TAKE, p, pairs, n, rate);
     else
-        add_by_columns_of(ADD, p, pairs, n, rate);
+        add_by_columns_tall(ADD, p, pairs, n, rate);
 }
 
-/* ---- both sparse --------------------------------------------------------------------------------------------------- */
-
-enum { SPAN = 1 << 12 }; /* columns of a row of sums */
+/* ---- both sparse ---------------------------------------------------------------------------------------------------
+ */
 
 /* Adds wu times the entries of v in columns from to from + n to sums; or (take) takes rate times the sums there from
  * to, and sets them to 0. */

@@ -5,7 +5,8 @@
 
 #include "kernel/rule_average.h"
 #include "kernel/rule_sgd.h"
-#include "kernel/rule_prox.h"
+#include "kernel/rule_proxsgd.h"
+#include "kernel/rule_dual.h"
 #include "kernel/rule_momentum.h"
 #include "kernel/rule_nesterov.h"
 #include "kernel/rule_adam.h"
