@@ -133,10 +133,10 @@ def by_size(figure: str, staleness: int) -> Iterator[Training]:
 
 
 def by_pairs(figure: str, staleness: int, every: Sequence[int]) -> Iterator[Training]:
+    """The samples are as many for each K, and so the steps are not."""
     for pairs in every:
-        one = Training(
-            figure, "mlr", SIZES["mlr"][1], "mlr", pairs=pairs, staleness=staleness, steps=3200 // pairs // 2
-        )
+        one = Training(figure, "mlr", SIZES["mlr"][1], f"mlr {pairs}", pairs=pairs, staleness=staleness)
+        one = replace(one, steps=1600 // pairs)
         yield from (one, replace(one, way="dense"))
 
 
