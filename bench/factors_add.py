@@ -12,6 +12,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,33 +46,33 @@ def loops(folder: Path = BUILD) -> ctypes.CDLL:
     return library
 
 
+def sgemm_of(blas: ctypes.CDLL, name: str) -> Callable[[Floats, Floats, Floats], float]:
+    """Seconds of W -= RATE * U^T V by a CBLAS function of OpenBLAS, on one thread."""
+    gemm, integer = getattr(blas, name), ctypes.c_int64 if name.endswith("64_") else ctypes.c_int
+    getattr(blas, name.replace("cblas_sgemm", "openblas_set_num_threads"))(integer(1))
+
+    def measure(w: Floats, u: Floats, v: Floats) -> float:
+        (k, rows), columns = u.shape, v.shape[1]
+        sizes = [integer(n) for n in (rows, columns, k)]
+        scale, one = ctypes.c_float(-RATE), ctypes.c_float(1)
+        arrays = [ctypes.c_void_p(address(a)) for a in (u, v, w)]
+        start = time.perf_counter()
+        gemm(
+            ROW_MAJOR, TRANS, NO_TRANS, *sizes, scale, arrays[0], integer(rows),
+            arrays[1], integer(columns), one, arrays[2], integer(columns),
+        )  # fmt: skip
+        return time.perf_counter() - start
+
+    return measure
+
+
 def sgemm() -> Callable[[Floats, Floats, Floats], float] | None:
-    """Seconds of W -= RATE * U^T V by NumPy's OpenBLAS, on one thread; None where NumPy brings none."""
+    """NumPy's own OpenBLAS; None where NumPy brings none."""
     folder = Path(np.__file__).parent.parent / "numpy.libs"
     for path in sorted(folder.glob("libscipy_openblas*.so*")):
-        blas = ctypes.CDLL(str(path))
         for name in ("scipy_cblas_sgemm64_", "scipy_cblas_sgemm"):
             with contextlib.suppress(AttributeError):
-                gemm, integer = getattr(blas, name), ctypes.c_int64 if name.endswith("64_") else ctypes.c_int
-                threads = getattr(blas, name.replace("cblas_sgemm", "openblas_set_num_threads"))
-                threads(integer(1))
-                break
-        else:
-            continue
-
-        def measure(w: Floats, u: Floats, v: Floats) -> float:
-            (k, rows), columns = u.shape, v.shape[1]
-            sizes = [integer(n) for n in (rows, columns, k)]
-            scale, one = ctypes.c_float(-RATE), ctypes.c_float(1)
-            arrays = [ctypes.c_void_p(address(a)) for a in (u, v, w)]
-            start = time.perf_counter()
-            gemm(
-                ROW_MAJOR, TRANS, NO_TRANS, *sizes, scale, arrays[0], integer(rows),
-                arrays[1], integer(columns), one, arrays[2], integer(columns),
-            )  # fmt: skip
-            return time.perf_counter() - start
-
-        return measure
+                return sgemm_of(ctypes.CDLL(str(path)), name)
     return None
 
 
@@ -124,6 +125,13 @@ def medians(repeats: int, *ways: Callable[[], float]) -> list[float]:
     return [statistics.median(its[1:]) for its in seconds]
 
 
+def touch(w: Floats) -> float:
+    """Seconds of reading and writing all of W once."""
+    start = time.perf_counter()
+    np.subtract(w, np.float32(RATE), out=w)
+    return time.perf_counter() - start
+
+
 def dense_table(native: ctypes.CDLL, repeats: int) -> None:
     gemm = sgemm()
     random = np.random.default_rng(1)
@@ -134,9 +142,9 @@ def dense_table(native: ctypes.CDLL, repeats: int) -> None:
                 continue
             u, v = (random.integers(-3, 4, (k, size)).astype(np.float32) for _ in range(2))
             updates, w, by_gemm = Updates(native, u, v, ranks), zeros(size * size), zeros(size * size)
-            ways = [lambda updates=updates, w=w: updates.take(w)]
+            ways: list[Callable[[], float]] = [partial(updates.take, w)]
             if gemm is not None:
-                ways.append(lambda u=u, v=v, w=by_gemm: gemm(w, u, v))
+                ways.append(partial(gemm, by_gemm, u, v))
             seconds = medians(repeats, *ways)
             rates = [2 * k * size * size / one / 1e9 for one in seconds]
             wrong = np.count_nonzero(w != by_gemm) if gemm is not None else 0
@@ -157,21 +165,15 @@ def sparse_table(native: ctypes.CDLL, repeats: int) -> None:
     few = sparse(random, n, features, kept)
     for name, u, v in (("u sparse: picks rows", few, dense), ("v sparse: scatters", dense, few)):
         updates = Updates(native, u, v, ranks)
-        w, other, sums = zeros(u.shape[1] * v.shape[1]), zeros(u.shape[1] * v.shape[1]), np.float32(RATE)
+        w, other = zeros(u.shape[1] * v.shape[1]), zeros(u.shape[1] * v.shape[1])
 
-        def touch(other: Floats = other, by: np.float32 = sums) -> float:
-            start = time.perf_counter()
-            np.subtract(other, by, out=other)
-            return time.perf_counter() - start
-
-        seconds = medians(repeats, lambda updates=updates, w=w: updates.take(w), touch)
+        seconds = medians(repeats, partial(updates.take, w), partial(touch, other))
         expected = (u.T @ v) * np.float32(-RATE * (repeats + 1))
         wrong = np.count_nonzero(w != expected.ravel())
-        moved = 8 * w.size / 1e9
+        columns = [f"{one * 1e3:6.1f} ms {8 * w.size / one / 1e9:5.1f} GB/s" for one in seconds]
+        ratio = seconds[1] / seconds[0]
         print(
-            f"{name:22} {u.shape[1]} x {v.shape[1]}  {seconds[0] * 1e3:6.1f} ms {moved / seconds[0]:5.1f} GB/s"
-            f"  {seconds[1] * 1e3:6.1f} ms {moved / seconds[1]:5.1f} GB/s   {seconds[1] / seconds[0]:16.2f}   {wrong:5}",
-            flush=True,
+            f"{name:22} {u.shape[1]} x {v.shape[1]}  {columns[0]}  {columns[1]}   {ratio:16.2f}   {wrong:5}", flush=True
         )
 
 

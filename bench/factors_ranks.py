@@ -20,7 +20,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
-from bench.factors_table import ALL, AUTO, DENSE, HUB, PEER, PRODUCT, REBUILD, SOME
+from bench.factors_table import ALL, AUTO, DENSE, HUB, PEER, PRODUCT, REBUILD, RELAYED, SOME
 from bench.harness import has_torch
 from bench.launch import cores
 from bench.rows import Row
@@ -35,6 +35,7 @@ Ways = dict[str, tuple[str, Callable[[], "Turn"]]]  # role and set-up, by name
 RATE = 0.5  # of learning: a power of two
 LONG = 0.6  # seconds that the timed steps of a turn take, about
 MOST_STEPS = 20
+REBUILDS = 5  # of a turn
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,12 @@ class Series:
 # ---- ways ------------------------------------------------------------------------------------------------------------
 
 
-def by_peers(ctx: hpcomm.Context, case: Case, graph: topology.Graph | None) -> Turn:
-    made = _exchange(ctx, case, hpcomm.PeerToPeer(graph), Factors(case.pairs))
+def by_peers(ctx: hpcomm.Context, case: Case, graph: topology.Graph | None, relay: bool = False) -> Turn:
+    made = _exchange(ctx, case, hpcomm.PeerToPeer(graph, relay), Factors(case.pairs))
     pairs = made.factors("w")
     pairs.u[...], pairs.v[...] = case.of_rank(ctx.rank)
     pairs.count = case.pairs
-    sources = [*range(ctx.size)] if graph is None else sorted([ctx.rank, *graph.in_peers(ctx.rank)])
+    sources = [*range(ctx.size)] if graph is None or relay else sorted([ctx.rank, *graph.in_peers(ctx.rank)])
     return Turn(lambda: made.push_pull("w"), made.params["w"], sources, made.close, lambda: _sent(made))
 
 
@@ -242,7 +243,7 @@ class Ranks:
 
     def facts(self, case: Case, name: str, role: str, part: str) -> Row:
         facts = {"part": part, "rows": case.rows, "columns": case.columns, "K": case.pairs, "ranks": self.ctx.size}
-        return {**facts, "name": name, "role": role, "Q": self.degree if name == SOME else self.ctx.size - 1}
+        return {**facts, "name": name, "role": role, "Q": self.degree if name in (SOME, RELAYED) else self.ctx.size - 1}
 
     @property
     def degree(self) -> int:
@@ -266,6 +267,7 @@ class Ranks:
             ways: Ways = {
                 ALL: ("hpcomm", partial(by_peers, self.ctx, case, None)),
                 SOME: ("hpcomm", partial(by_peers, self.ctx, case, graph)),
+                RELAYED: ("hpcomm", partial(by_peers, self.ctx, case, graph, relay=True)),
                 HUB: ("peer", partial(by_hub, self.ctx, case, product=False)),
             }
             if has_torch():
@@ -281,6 +283,7 @@ class Ranks:
         busy = min(cores(), self.ctx.size)
         whole = Case(case.rows, case.columns, case.pairs * self.ctx.size)
         cycles: list[list[float]] = []
+        used: list[float] = []
         with hpcomm.init(MPI.COMM_SELF) as alone:
             for _ in range(self.options.run_cycles):
                 meet(self.comm)
@@ -288,17 +291,20 @@ class Ranks:
                 if self.ctx.rank < busy:
                     way = by_peers(alone, whole, None)
                     way.step()
-                    for _ in range(5):
+                    before = processor()
+                    for _ in range(REBUILDS):
                         began = time.perf_counter()
                         way.step()
                         seconds.append(time.perf_counter() - began)
+                    used.append((processor() - before) / REBUILDS)
                     way.close()
                 cycles.append(seconds)
-        gathered = self.comm.gather(cycles)
+        gathered = self.comm.gather((cycles, used))
         if gathered is None:
             return []
-        row = {**self.facts(case, REBUILD, "bound", "hosts"), **times(gathered[:busy])}
-        return [{**row, "busy": busy, "processor": [], "sent": 0, "memory": 0, "wrong": 0}]
+        row = {**self.facts(case, REBUILD, "bound", "hosts"), **times([own for own, _ in gathered[:busy]])}
+        processors = [statistics.median(cycle) for cycle in zip(*(used for _, used in gathered[:busy]), strict=True)]
+        return [{**row, "busy": busy, "processor": processors, "sent": 0, "memory": 0, "wrong": 0}]
 
     def host(self, cases: list[Case]) -> list[Row]:
         """The ranks of one host. A hub that is given the products does not depend on K: it runs once for a shape."""

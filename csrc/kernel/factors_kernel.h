@@ -12,7 +12,7 @@
 
 #define FACTORS_INLINE static inline __attribute__((always_inline))
 
-typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+typedef float stored __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
 
 enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
 enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
@@ -35,20 +35,35 @@ static inline float value_at(const void *values, size_t i, int dtype) {
 FACTORS_INLINE void widen(float *to, const void *values, size_t from, size_t n, int dtype) {
     const uint16_t *halves = (const uint16_t *)values + from;
     size_t i = 0;
-    if (dtype == HPC_F32) {
-        memcpy(to, (const char *)values + from * sizeof *to, n * sizeof *to);
+    if (dtype == HPC_F32) { /* by vectors: these are short */
+        const float *x = (const float *)values + from;
+        for (; n - i >= LANES; i += LANES) *(stored *)(to + i) = *(const stored *)(x + i);
+        for (; i < n; i++) to[i] = x[i];
         return;
     }
     for (; n - i >= LANES; i += LANES)
-        *(vector *)(to + i) = dtype == HPC_F16 ? load_f16(halves + i) : load_bf16(halves + i);
+        *(stored *)(to + i) = dtype == HPC_F16 ? load_f16(halves + i) : load_bf16(halves + i);
     for (; i < n; i++) to[i] = value_at(values, from + i, dtype);
+}
+
+/* The same, times a weight in float64. */
+FACTORS_INLINE void weigh(float *to, const void *values, size_t from, size_t n, double weight, int dtype) {
+    typedef double doubles __attribute__((vector_size(2 * VECTOR_BYTES)));
+    size_t i = 0;
+    widen(to, values, from, n, dtype);
+    if (weight == 1) return;
+    for (; n - i >= LANES; i += LANES) {
+        const doubles x = __builtin_convertvector((reals) * (const stored *)(to + i), doubles);
+        *(stored *)(to + i) = __builtin_convertvector(weight * x, reals);
+    }
+    for (; i < n; i++) to[i] = (float)(weight * (double)to[i]);
 }
 
 /* n values, less rate times n sums. */
 FACTORS_INLINE void take_values(float *to, const float *sums, size_t n, float rate) {
     size_t d = 0;
     for (; n - d >= LANES; d += LANES)
-        *(vector *)(to + d) = (reals) * (const vector *)(to + d) - rate * (reals) * (const vector *)(sums + d);
+        *(stored *)(to + d) = (reals) * (const stored *)(to + d) - rate * (reals) * (const stored *)(sums + d);
     for (; d < n; d++) to[d] -= rate * sums[d];
 }
 
@@ -56,11 +71,18 @@ FACTORS_INLINE void take_values(float *to, const float *sums, size_t n, float ra
  */
 
 /* Values of the packed v of a panel, which stay in the second cache, as do those of u of a block of rows. */
-enum { PANEL = 1 << 14, BLOCK = 24 << 10, DEEP = HPC_FACTOR_DENSE_PAIRS };
+enum { SOON = 6, PANEL = 1 << 14, BLOCK = 24 << 10, DEEP = HPC_FACTOR_DENSE_PAIRS };
 
 /* Tiles of a panel lie a vector further apart than their values: a power of two would put all in the same sets. */
 static inline size_t tile_values(size_t depth) {
     return (depth + 1) * WIDE;
+}
+
+/* Asks for n values that will be packed soon. */
+static inline void fetch(const hpc_factor *f, size_t from, size_t n, int dtype) {
+    const size_t item = dtype == HPC_F32 ? sizeof(float) : sizeof(uint16_t);
+    const char *at = (const char *)f->values + from * item;
+    for (size_t byte = 0; byte < n * item; byte += LINE) __builtin_prefetch(at + byte);
 }
 
 /* Columns from to from + n of each v: tile after tile, in each pair after pair. Behind the last column 0. */
@@ -68,6 +90,7 @@ FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth
     const size_t whole = n / WIDE, left = n % WIDE;
     for (size_t k = 0; k < depth; k++) {
         float *at = to + k * WIDE;
+        if (k + SOON < depth) fetch(&pairs[k + SOON].v, from, n, dtype);
         for (size_t t = 0; t < whole; t++, at += tile_values(depth))
             widen(at, pairs[k].v.values, from + t * WIDE, WIDE, dtype);
         if (left == 0) continue;
@@ -77,14 +100,16 @@ FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth
 }
 
 /* Rows from to from + n of each weighted u, likewise. */
-static void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype) {
-    for (size_t row = 0; row < n; row += ROWS) {
-        const size_t some = n - row < ROWS ? n - row : ROWS;
-        for (size_t k = 0; k < depth; k++, to += ROWS) {
-            const double weight = pairs[k].weight;
-            size_t i = 0;
-            for (; i < some; i++) to[i] = (float)(weight * (double)value_at(pairs[k].u.values, from + row + i, dtype));
-            for (; i < ROWS; i++) to[i] = 0;
+FACTORS_INLINE void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype) {
+    enum { SOME = 64 * ROWS };
+    float x[SOME + ROWS];
+    for (size_t row = 0, some; row < n; row += some, to += some * depth) {
+        some = n - row < SOME ? n - row : SOME;
+        memset(x + some, 0, ROWS * sizeof *x);
+        for (size_t k = 0; k < depth; k++) {
+            if (k + SOON < depth) fetch(&pairs[k + SOON].u, from + row, some, dtype);
+            weigh(x, pairs[k].u.values, from + row, some, pairs[k].weight, dtype);
+            for (size_t i = 0; i < some; i += ROWS) memcpy(to + i * depth + k * ROWS, x + i, ROWS * sizeof *x);
         }
     }
 }
@@ -97,13 +122,13 @@ FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, siz
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++)
-            s[i][j] = purpose == TAKE ? (reals){0} : (reals) * (const vector *)(to + (size_t)i * stride + j * LANES);
+            s[i][j] = purpose == TAKE ? (reals){0} : (reals) * (const stored *)(to + (size_t)i * stride + j * LANES);
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) __builtin_prefetch(ahead + (size_t)i * stride, 1);
     for (size_t k = 0; k < depth; k++, u += ROWS, v += WIDE) {
         reals x[VECTORS];
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) x[j] = (reals) * (const vector *)(v + j * LANES);
+        for (int j = 0; j < VECTORS; j++) x[j] = (reals) * (const stored *)(v + j * LANES);
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
@@ -113,7 +138,7 @@ FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, siz
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            vector *at = (vector *)(to + (size_t)i * stride + j * LANES);
+            stored *at = (stored *)(to + (size_t)i * stride + j * LANES);
             *at = purpose == TAKE ? (reals)*at - rate * s[i][j] : s[i][j];
         }
 }
@@ -228,6 +253,8 @@ static void take_sum(const hpc_factor_part *part, const float *sum, size_t strid
     fold_end(0);
 }
 
+enum { DOT_SUMS = 16 };
+
 /* ---- the rest ------------------------------------------------------------------------------------------------------
  */
 
@@ -238,7 +265,7 @@ static size_t count(const float *values, size_t n) {
     while (n - i >= LANES) {
         ints zeros = {0};
         const size_t end = n - i < MOST ? n : i + MOST, begin = i;
-        for (; end - i >= LANES; i += LANES) zeros += (reals) * (const vector *)(values + i) == 0;
+        for (; end - i >= LANES; i += LANES) zeros += (reals) * (const stored *)(values + i) == 0;
         some += i - begin;
         for (int lane = 0; lane < (int)LANES; lane++) some -= (size_t)-zeros[lane];
     }
@@ -247,12 +274,28 @@ static size_t count(const float *values, size_t n) {
     return some;
 }
 
+/* Dense vectors of float32: vectors of half as many lanes, as float64. */
+static size_t dot_floats(double *sums, const float *a, const float *b, size_t n) {
+    typedef float floats __attribute__((vector_size(VECTOR_BYTES / 2), aligned(sizeof(float)), may_alias));
+    typedef double doubles __attribute__((vector_size(VECTOR_BYTES)));
+    enum { SOME = VECTOR_BYTES / sizeof(double), PARTS = DOT_SUMS / SOME };
+    doubles s[PARTS] = {{0}};
+    size_t i = 0;
+    for (; n - i >= DOT_SUMS; i += DOT_SUMS)
+#pragma GCC unroll 8
+        for (size_t j = 0; j < PARTS; j++)
+            s[j] += __builtin_convertvector(*(const floats *)(a + i + j * SOME), doubles) *
+                    __builtin_convertvector(*(const floats *)(b + i + j * SOME), doubles);
+    for (size_t j = 0; j < PARTS; j++)
+        for (size_t lane = 0; lane < SOME; lane++) sums[j * SOME + lane] = s[j][lane];
+    return i;
+}
+
 static double dot(const hpc_factor *a, const hpc_factor *b, size_t n, int values, int wide) {
-    enum { DOT_SUMS = 16 };
     double sums[DOT_SUMS] = {0};
     if (a->indices == NULL && b->indices == NULL) {
         float x[DOT_SUMS], y[DOT_SUMS];
-        size_t i = 0;
+        size_t i = values == HPC_F32 ? dot_floats(sums, a->values, b->values, n) : 0;
         for (; n - i >= DOT_SUMS; i += DOT_SUMS) {
             widen(x, a->values, i, DOT_SUMS, values);
             widen(y, b->values, i, DOT_SUMS, values);
@@ -268,6 +311,7 @@ static double dot(const hpc_factor *a, const hpc_factor *b, size_t n, int values
             j += y <= x;
         }
     }
+    fold_end(0);
     for (int half = DOT_SUMS / 2; half > 0; half /= 2)
         for (int lane = 0; lane < half; lane++) sums[lane] += sums[lane + half];
     return sums[0];

@@ -28,16 +28,16 @@ typedef struct entry {
 } entry;
 
 /* The entries of some rows, or columns, in the order of pairs: those of number i from starts[i] to ends[i]. */
-typedef struct lists {
+typedef struct entry_lists {
     uint32_t from, n;
     uint32_t starts[LISTS + 1], ends[LISTS];
     entry entries[ENTRIES];
-} lists;
+} entry_lists;
 
 /* Makes the lists of so many from number from on as there is room for, at most n. What a piece says when it is read
  * again may be something else: the room of a list bounds it. */
-static void make_lists(lists *l, const hpc_factor_pair *pairs, size_t n_pairs, int of_rows, uint32_t from, uint32_t n,
-                       int dtype, int wide) {
+static void make_lists(entry_lists *l, const hpc_factor_pair *pairs, size_t n_pairs, int of_rows, uint32_t from,
+                       uint32_t n, int dtype, int wide) {
     l->from = from;
     l->n = n < LISTS ? n : LISTS;
     memset(l->starts, 0, (l->n + 1) * sizeof *l->starts);
@@ -87,11 +87,11 @@ FACTORS_INLINE void sum_few(purpose purpose, int n, float *to, size_t count, con
 #pragma GCC unroll 8
     for (int i = 0; i < n; i++) x[i] = v[e[i].pair], value[i] = e[i].value;
     for (; count - d >= LANES; d += LANES) {
-        vector *at = (vector *)(to + d);
+        stored *at = (stored *)(to + d);
         reals s = purpose == ADD ? (reals)*at : (reals){0};
         if (ahead != NULL && d % LINE_VALUES == 0) __builtin_prefetch(ahead + d, 1);
 #pragma GCC unroll 8
-        for (int i = 0; i < n; i++) s += value[i] * (reals) * (const vector *)(x[i] + d);
+        for (int i = 0; i < n; i++) s += value[i] * (reals) * (const stored *)(x[i] + d);
         *at = purpose == TAKE ? (reals)*at - rate * s : s;
     }
     for (; d < count; d++) {
@@ -154,14 +154,14 @@ FACTORS_INLINE void sum_list(purpose purpose, float *to, size_t count, const ent
 }
 
 /* The next row that has entries, from number i on. */
-static inline uint32_t next_of(const lists *l, uint32_t i) {
+static inline uint32_t next_of(const entry_lists *l, uint32_t i) {
     while (i < l->n && l->starts[i] == l->ends[i]) i++;
     return i;
 }
 
 FACTORS_INLINE void add_by_rows_of(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n,
                                    float rate) {
-    lists l;
+    entry_lists l;
     const float *v[HPC_FACTOR_PAIRS];
     float packed[PACKED];
     const int in_place = p->values == HPC_F32;
@@ -200,7 +200,7 @@ enum { GROUP = 16, TALLEST = 64, WEIGHED = 1 << 13, SUMS = 1 << 11 };
 
 /* The entries of each so many lists in another order: the first ones of all lists, the second ones, and so on. A sum is
  * in memory again before its next product comes. What they name becomes where that lies, among tall values of each. */
-FACTORS_INLINE void interleave(entry *to, const lists *l, uint32_t together, size_t tall) {
+FACTORS_INLINE void interleave(entry *to, const entry_lists *l, uint32_t together, size_t tall) {
     for (uint32_t from = 0; from < l->n; from += together) {
         const uint32_t end = l->n - from < together ? l->n : from + together;
         uint32_t left[SUMS / (TALLEST / 4)], n = 0;
@@ -259,14 +259,12 @@ FACTORS_INLINE void weigh_rows(float *to, const hpc_factor_pair *pairs, size_t n
         const double weight = pairs[k].weight;
         if (pairs[k].u.n - from > 2 * tall)
             __builtin_prefetch((const char *)pairs[k].u.values + (from + tall) * (dtype == HPC_F32 ? 4 : 2), 0, 2);
-        if (rows == tall) {
-            widen(to, pairs[k].u.values, from, tall, dtype);
+        if (rows == tall) { /* a constant */
+            weigh(to, pairs[k].u.values, from, tall, weight, dtype);
         } else {
-            widen(to, pairs[k].u.values, from, rows, dtype);
+            weigh(to, pairs[k].u.values, from, rows, weight, dtype);
             memset(to + rows, 0, (tall - rows) * sizeof *to);
         }
-        if (weight == 1) continue;
-        for (size_t i = 0; i < tall; i++) to[i] = (float)(weight * (double)to[i]);
     }
 }
 
@@ -278,7 +276,7 @@ FACTORS_INLINE void sum_columns(float *sums, const entry *e, const entry *end, c
         const float value = e->value;
 #pragma GCC unroll 16
         for (size_t i = 0; i < tall; i += LANES)
-            *(vector *)(to + i) = (reals) * (const vector *)(to + i) + value * (reals) * (const vector *)(x + i);
+            *(stored *)(to + i) = (reals) * (const stored *)(to + i) + value * (reals) * (const stored *)(x + i);
     }
 }
 
@@ -312,8 +310,8 @@ FACTORS_INLINE void give_columns(purpose purpose, const float *sums, float *to, 
                 }
 #pragma GCC unroll 4
                 for (size_t d = 0; d < GROUP; d += LANES) {
-                    const reals s = (reals) * (const vector *)(its + d);
-                    vector *at = (vector *)(row + d);
+                    const reals s = (reals) * (const stored *)(its + d);
+                    stored *at = (stored *)(row + d);
                     *at = purpose == TAKE ? (reals)*at - rate * s : s;
                 }
             }
@@ -337,7 +335,7 @@ FACTORS_INLINE void add_columns(purpose purpose, float *to, size_t stride, size_
 
 FACTORS_INLINE void add_by_columns_of(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n,
                                       float rate, size_t tall) {
-    lists l;
+    entry_lists l;
     entry entries[ENTRIES];
     float u[WEIGHED];
     const uint32_t together = (uint32_t)(SUMS / tall);
@@ -402,7 +400,7 @@ FACTORS_INLINE void take_points(const hpc_factor *v, uint32_t from, uint32_t n, 
 
 /* Of columns that several v have, the second one to take finds a sum of 0. */
 static void add_points(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n, float rate) {
-    lists l;
+    entry_lists l;
     float sums[SPAN] = {0};
     for (uint32_t row = 0; row < p->rows; row += l.n) {
         make_lists(&l, pairs, n, 1, p->row + row, p->rows - row, p->values, p->wide_rows);

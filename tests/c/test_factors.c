@@ -215,8 +215,8 @@ static void check_shape(const shape *s, int way, int values, int isa) {
 
 static void test_bits(int isa) {
     static const shape shapes[] = {
-        {1, 1, 1, 1},     {1, 100, 3, 2},    {100, 1, 3, 2},   {5, 7, 2, 3},       {6, 16, 4, 5},   {13, 33, 4, 5},
-        {97, 130, 9, 5},  {64, 64, 16, 4},   {200, 50, 11, 3}, {7, 1100, 5, 3},    {1100, 7, 5, 3}, {33, 257, 40, 5},
+        {1, 1, 1, 1},     {1, 100, 3, 2},    {100, 1, 3, 2},   {5, 7, 2, 3},      {6, 16, 4, 5},   {13, 33, 4, 5},
+        {97, 130, 9, 5},  {64, 64, 16, 4},   {200, 50, 11, 3}, {7, 1100, 5, 3},   {1100, 7, 5, 3}, {33, 257, 40, 5},
         {150, 90, 27, 2}, {101, 190, 60, 5}, {40, 600, 2, 1},  {65, 150, 130, 4}, {65, 70, 70, 2}, {3, 9000, 2, 3}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int way = 0; way <= 4; way++) {
@@ -321,6 +321,7 @@ static void test_refusals(void) {
     refusing = &c, refusing_n = 9000;
     for (int way = 0; way < 4; way++) {
         const hpc_factors f = update_of(&c, 3, way);
+        if (way == 3) f.v[5] = f.v[50] = 1; /* two entries at least */
         const hpc_codec_input in = piece_of(&c, &f, 0, 100, 1, HPC_ISA_BEST);
         const uint32_t nbytes = (uint32_t)in.nbytes;
         CHECK(hpc_codec_factors.decode_add(&c, NULL, 8999, in.piece, in.nbytes, 1) != 0);
@@ -335,7 +336,7 @@ static void test_refusals(void) {
         refused_with(&in, 8, 9090, 4, HPC_PIECE_BAD_HEAD);
         refused_with(&in, 12, 4, 4, HPC_PIECE_BAD_COUNT);
         refused_with(&in, 12, UINT32_MAX, 4, HPC_PIECE_BAD_COUNT);
-        refused_with(&in, 12, 2, 4, ANY);
+        if (way != 1) refused_with(&in, 12, 2, 4, ANY); /* there the rest may be a piece of two */
         if (way > 0) {
             const size_t table = HEAD;
             for (size_t k = 0; k < 6; k++) {
