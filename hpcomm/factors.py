@@ -104,13 +104,26 @@ class SufficientFactors:
         mats: this rank's copies by key, a mapping; see mat.
     """
 
-    __slots__ = ("_context", "_handles", "_keys", "_last", "_lead", "_window", "commits", "exchange", "mats", "waited")
+    __slots__ = (
+        "_context",
+        "_handles",
+        "_keys",
+        "_last",
+        "_lead",
+        "_unsent",
+        "_window",
+        "commits",
+        "exchange",
+        "mats",
+        "waited",
+    )
 
     def __init__(self, exchange: Exchange, pairs: int, lead: int) -> None:
         """lead: after how many more commits than rank 0 has made all ranks can end at the same one."""
         self.exchange, self._context, self._lead = exchange, exchange.context, lead
         self._keys = {name: _Written(exchange, name, pairs) for name in exchange.params}
         self._handles: dict[str, Handle] = {}
+        self._unsent: dict[str, Pairs] = {}  # of a commit that was cut short
         self._last: int | None = None  # the number of the last commit
         self._window = self._context.window(8, signals=1)
         self.commits, self.waited = 0, 0.0
@@ -154,21 +167,26 @@ class SufficientFactors:
         Raises:
             InvalidArgument: a pair has no u or no v; a value is NaN or infinite; the last commit has been made. Nothing
                 has been sent then.
-            Timeout, PeerFailed: with the ranks still waited for.
+            Timeout: with the ranks still waited for. Nothing is lost: commit again goes on where this one stopped.
+            PeerFailed: a rank is gone.
         """
         if not self.running:
             raise InvalidArgument(
                 f"rank {self._context.rank}: commit: rank 0 has ended the job after {self._last} commits: leave the "
                 "loop when running is False"
             )
-        for written in self._keys.values():
-            written.check()
         before = time.perf_counter()
-        for name in list(self._handles):
-            self._settle(name, timeout)
-        pushed = [(name, written.finish(timeout)) for name, written in self._keys.items()]
-        for name, pairs in pushed:
-            self._handles[name] = self.exchange.push_pull_nb(name, pairs, timeout)
+        if not self._unsent:
+            for written in self._keys.values():
+                written.check()
+            for name in list(self._handles):
+                self._settle(name, timeout)
+            for written in self._keys.values():
+                written.pairs(timeout)
+            self._unsent = {name: written.finish() for name, written in self._keys.items()}
+        for name in list(self._unsent):
+            self._handles[name] = self.exchange.push_pull_nb(name, self._unsent[name], timeout)
+            del self._unsent[name]
         self.commits += 1
         self.waited += time.perf_counter() - before
 
@@ -306,7 +324,7 @@ class _Written:
         if isinstance(vec, tuple):
             self._scatter(what, vec, to)
         else:
-            array = np.asarray(vec)
+            array = self._array(f"write_{what}: pair {i}", vec)
             if array.shape != to.shape:
                 raise self._wrong(f"write_{what}: pair {i} has shape {array.shape}: must be {to.shape}")
             self._check_kind(what, array)
@@ -316,7 +334,7 @@ class _Written:
     def _scatter(self, what: str, vec: tuple[Any, ...], to: NDArray[np.float32]) -> None:
         if len(vec) != 2:
             raise self._wrong(f"write_{what}: a tuple of {len(vec)}: a sparse vector is (indices, values)")
-        indices, values = (np.asarray(part) for part in vec)
+        indices, values = (self._array(f"write_{what}", part) for part in vec)
         if indices.ndim != 1 or indices.shape != values.shape or (indices.size and indices.dtype.kind not in "iu"):
             raise self._wrong(
                 f"write_{what}: indices are {indices.dtype} {indices.shape}, values {values.dtype} {values.shape}: "
@@ -333,6 +351,10 @@ class _Written:
 
     def write_all(self, u: Any, v: Any) -> None:
         pairs = self.pairs()
+        u, v = (
+            given if hasattr(given, "toarray") else self._array(f"write: {what}", given)
+            for what, given in (("u", u), ("v", v))
+        )
         for what, given, to in (("u", u, pairs.u), ("v", v, pairs.v)):
             if len(given.shape) != 2 or given.shape[0] > len(to) or given.shape[1] != to.shape[1]:
                 raise self._wrong(
@@ -366,9 +388,9 @@ class _Written:
                 value = getattr(self._pairs, what)[i, at]
                 raise self._wrong(f"commit: {what} of pair {i} has {value:g} at element {at}: must be finite")
 
-    def finish(self, timeout: float | None) -> Pairs:
+    def finish(self) -> Pairs:
         """The pairs of this commit, with their count. The next write begins another one."""
-        pairs = self.pairs(timeout)
+        pairs = self.pairs()
         pairs.count = self._count()
         self._pairs = None
         for written in self._written.values():
@@ -378,6 +400,12 @@ class _Written:
     def _count(self) -> int:
         found = np.flatnonzero(self._written["u"] | self._written["v"])
         return int(found[-1]) + 1 if found.size else 0
+
+    def _array(self, what: str, given: Any) -> NDArray[Any]:
+        try:
+            return np.asarray(given)
+        except (TypeError, ValueError) as wrong:
+            raise self._wrong(f"{what} is no array: {wrong}") from None
 
     def _check_kind(self, what: str, values: Any) -> None:
         if values.dtype.kind not in "fiu":

@@ -299,9 +299,19 @@ def trained(ex: Exchange, first: int, steps: int) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in ex.params.items()}
 
 
+def settled(ex: Exchange, first: int, steps: int) -> dict[str, bytes]:
+    trained(ex, first, steps)
+    ex.state_dict()  # waits for the updates of peers up to this step
+    return {name: value.tobytes() for name, value in ex.params.items()}
+
+
 @pytest.mark.some(3)
 @on_both
-@pytest.mark.parametrize("topology", [MIXED, PeerToPeer(), "flat"], ids=["by key", "peers", "servers"])
+@pytest.mark.parametrize(
+    "topology",
+    [MIXED, PeerToPeer(), "flat", PeerToPeer(ring(3), relay=True)],
+    ids=["by key", "peers", "servers", "relay"],
+)
 def test_a_checkpoint_goes_on_with_the_same_bits(topology: Any, tmp_path: Path) -> None:
     options: Any = {"rule": Momentum(lr=0.5, momentum=0.5)}
 
@@ -329,24 +339,21 @@ def test_a_checkpoint_goes_on_with_the_same_bits(topology: Any, tmp_path: Path) 
     run_threads(3, body)
 
 
+@pytest.mark.some(1)
 @on_both
-def test_a_checkpoint_under_ssp_has_all_updates_of_its_step(tmp_path: Path) -> None:
-    def settled(ex: Exchange, first: int, steps: int) -> dict[str, bytes]:
-        trained(ex, first, steps)
-        ex.state_dict()  # waits for the updates of peers up to this step
-        return {name: value.tobytes() for name, value in ex.params.items()}
-
+@pytest.mark.parametrize("topology", [PeerToPeer(), PeerToPeer(ring(3), relay=True)], ids=["direct", "relay"])
+def test_a_checkpoint_under_ssp_has_all_updates_of_its_step(topology: PeerToPeer, tmp_path: Path) -> None:
     def body(ctx: hpcomm.Context) -> None:
         with (
-            exchange(ctx, SHAPES, PeerToPeer(), CODECS, consistency=SSP(2)) as ex,
+            exchange(ctx, SHAPES, topology, CODECS, consistency=SSP(2)) as ex,
             hpcomm.Checkpointer(ex, tmp_path, every=2) as ckpt,
         ):
             for step in range(3):
                 trained(ex, step, step + 1)
                 ckpt.after(step + 1)
             whole = settled(ex, 3, 4)
-        for topology, consistency in ((PeerToPeer(), SSP(2)), (PeerToPeer(), BSP)):
-            with exchange(ctx, SHAPES, topology, CODECS, consistency=consistency) as ex:
+        for other, consistency in ((topology, SSP(2)), (PeerToPeer(), BSP)):
+            with exchange(ctx, SHAPES, other, CODECS, consistency=consistency) as ex:
                 found = hpcomm.restore(ex, tmp_path)
                 assert found is not None
                 assert (found.step, ex.clock) == (2, 2)
@@ -355,15 +362,25 @@ def test_a_checkpoint_under_ssp_has_all_updates_of_its_step(tmp_path: Path) -> N
     run_threads(3, body)
 
 
+@pytest.mark.some(2)
 @on_both
-def test_recovery_takes_the_last_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("topology", "consistency"),
+    [
+        (PeerToPeer(), BSP),
+        (PeerToPeer(ring(4), relay=True), BSP),
+        (PeerToPeer(spread(4, 2), relay=True), SSP(2)),
+    ],
+    ids=["direct", "relay", "relay under SSP"],
+)
+def test_recovery_takes_the_last_checkpoint(topology: PeerToPeer, consistency: Consistency, tmp_path: Path) -> None:
     """Copies may differ by the step in which the rank died."""
     found = []
 
     def body(ctx: hpcomm.Context) -> None:
-        ex = exchange(ctx, SHAPES, PeerToPeer(), CODECS)
+        ex = exchange(ctx, SHAPES, topology, CODECS, consistency=consistency)
         with hpcomm.Checkpointer(ex, tmp_path, every=1) as ckpt:
-            saved = trained(ex, 0, 1)
+            saved = settled(ex, 0, 1)
             ckpt.after(1)
         if ctx.rank == 3:
             ctx.abort("test")
@@ -375,7 +392,7 @@ def test_recovery_takes_the_last_checkpoint(tmp_path: Path) -> None:
         assert (recovered.clock, recovered.lost) == (1, (3,))
         assert len(fresh.plan.rows_of("fc")) % 3 == 0
         assert {name: value.tobytes() for name, value in fresh.params.items()} == saved
-        found.append(trained(fresh, 1, 2))
+        found.append(settled(fresh, 1, 2))
         fresh.context.close()
         raise Left
 

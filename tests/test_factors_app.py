@@ -203,6 +203,9 @@ WRONG: dict[str, tuple[Callable[[SufficientFactors], object], str]] = {
     "tuple": (lambda app: app.write_u(0, (1, 2, 3)), r"write_u: a tuple of 3"),
     "text": (lambda app: app.write_v(0, ["a", "b"]), r"write_v: values are <U1: must be numbers"),
     "many": (lambda app: app.write(np.ones((5, 3)), np.ones((5, 2))), r"write: u has shape \(5, 3\): must be \(n, 3\)"),
+    "ragged": (lambda app: app.write_u(0, [1, [2, 3], 4]), r"write_u: pair 0 is no array: setting an array element"),
+    "ragged indices": (lambda app: app.write_u(0, ([1, [2]], [1, 2])), r"write_u is no array: setting an array"),
+    "number": (lambda app: app.write(1, np.ones((1, 2))), r"write: u has shape \(\): must be \(n, 3\)"),
     "numbers": (lambda app: app.write(np.ones((2, 3)), np.ones((1, 2))), r"write: u has 2 vectors and v 1"),
     "no v": (
         committed(("u", 0, ONES), ("v", 0, [1, 1]), ("u", 1, ONES)),
@@ -269,6 +272,28 @@ def test_a_look_at_one_of_several_matrices_asks_which(alone: hpcomm.Context) -> 
             print(app.mat)
         app.commit()  # without writes
         assert (app.commits, app.mats["b"].item()) == (1, 0)
+
+
+@pytest.mark.parametrize("call", ["factors", "push_pull_nb"])
+def test_a_commit_that_timed_out_goes_on(alone: hpcomm.Context, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key of it is pushed once, with its pairs."""
+    real, left = getattr(hpcomm.Exchange, call), [1]
+
+    def late(exchange: hpcomm.Exchange, name: str, *given: Any) -> Any:
+        if name == "b" and left:
+            left.pop()
+            raise hpcomm.Timeout("late")
+        return real(exchange, name, *given)
+
+    with sufficient_factors(alone, {"a": (1, 1), "b": (1, 1)}, K=1, rule=hpcomm.SGD(lr=1.0)) as app:
+        app.write([[2]], [[3]], key="a")
+        monkeypatch.setattr(hpcomm.Exchange, call, late)
+        with pytest.raises(hpcomm.Timeout):
+            app.commit()
+        assert app.commits == 0
+        app.commit()
+        assert (app.commits, app.stats().pushes) == (1, 2)
+        assert (app.mats["a"].item(), app.mats["b"].item()) == (-6, 0)
 
 
 def commit(app: SufficientFactors, times: int) -> None:

@@ -358,14 +358,26 @@ int hpc_stale_peers_ended(hpc_engine *en, int key, const char *op) {
     return HPC_OK;
 }
 
+/* Adds the rank that holds up push n of an input: the one whose push it is, or if that has made it the one that passes
+ * it on. Of a rank whose memory is not mapped nobody knows what it has made, and both are added. */
+static int add_holder(const hpc_engine *en, const hpc_share *share, int input, uint64_t n, int *ranks, int found) {
+    const int rank = hpc_first_work(en, share)->inputs[input].rank;
+    const int sender = hpc_sender_of(hpc_first_work(en, share)->row, input);
+    const uint64_t pushes = hpc_pushes_of(en, rank, share->key);
+    if (sender == rank || pushes == UINT64_MAX || pushes < n) found = hpc_add_rank(ranks, found, rank);
+    if (pushes == UINT64_MAX || pushes >= n) found = hpc_add_rank(ranks, found, sender);
+    return found;
+}
+
 /* Adds the open peers that a share of this rank waits for, for the step behind push n. */
 static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     const peer_clocks *c = share->own;
     const hpc_work *w = hpc_first_work(en, share);
+    const uint64_t least = behind(en, n - c->base[c->own]);
     for (int e = 0; e < c->n; e++)
-        if (e != c->own && came_at(c, e) < behind(en, n - c->base[c->own]) && is_open(en, w->inputs[e].rank))
-            found = hpc_add_rank(ranks, found, hpc_sender_of(w->row, e));
+        if (e != c->own && came_at(c, e) < least && is_open(en, w->inputs[e].rank))
+            found = add_holder(en, share, e, c->base[e] + least, ranks, found);
     return found;
 }
 
@@ -390,15 +402,13 @@ typedef struct catching {
     int key;
 } catching;
 
-/* Whether a share lacks updates of an input. */
-static int lacks(const catching *c, const hpc_share *share, int input) {
+/* The pushes of an input that a share has to have. */
+static uint64_t goal_of(const catching *c, const hpc_share *share, int input) {
     const hpc_engine *en = c->en;
     const peer_clocks *its = share->own;
     const int rank = hpc_first_work(en, share)->inputs[input].rank;
-    const uint64_t applied = atomic_load_explicit(&its->applied[input], memory_order_acquire);
-    if (c->key < 0)
-        return applied < peering_of(en)->last[(size_t)share->key * (size_t)en->context->group.size + (size_t)rank];
-    return applied - its->base[input] < en->keys[share->key].pushes - its->base[its->own] && is_open(en, rank);
+    if (c->key < 0) return peering_of(en)->last[(size_t)share->key * (size_t)en->context->group.size + (size_t)rank];
+    return is_open(en, rank) ? its->base[input] + en->keys[share->key].pushes - its->base[its->own] : 0;
 }
 
 /* Adds the ranks whose updates are lacking to ranks (NULL: only counts one). */
@@ -407,11 +417,13 @@ static int lacking(const catching *c, int *ranks) {
     int n = 0;
     for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];
+        const peer_clocks *its = share->own;
         if (share->owner != en->context->group.rank || (c->key >= 0 && share->key != c->key)) continue;
-        for (int e = 0; e < ((const peer_clocks *)share->own)->n; e++) {
-            if (!lacks(c, share, e)) continue;
+        for (int e = 0; e < its->n; e++) {
+            const uint64_t goal = goal_of(c, share, e);
+            if (atomic_load_explicit(&its->applied[e], memory_order_acquire) >= goal) continue;
             if (ranks == NULL) return 1;
-            n = hpc_add_rank(ranks, n, hpc_first_work(en, share)->inputs[e].rank);
+            n = add_holder(en, share, e, goal, ranks, n);
         }
     }
     return n;

@@ -295,9 +295,12 @@ def _applied(plan: Plan) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[n
 
 
 def _same_fold(plan: Plan, row: int, other: int) -> bool:
-    """Whether two rows of the same elements have the same fold."""
-    mine = plan.rows.in_edges(row)
-    return row == other or (all(edge.row < 0 for edge in mine) and mine == plan.rows.in_edges(other))
+    """Whether two rows of the same elements have the same fold. By which way pushes come makes no difference."""
+    if row == other:
+        return True
+    mine, theirs = (plan.rows.in_edges(one) for one in (row, other))
+    pushes = all(edge.row < 0 for edge in (*mine, *theirs))
+    return pushes and [(edge.rank, edge.weight) for edge in mine] == [(edge.rank, edge.weight) for edge in theirs]
 
 
 def _fold_of(plan: Plan, row: int) -> int:

@@ -164,6 +164,11 @@ static void train(rank *r, const peers *p, hpc_exchange *e, int from, int to) {
     }
 }
 
+/* Trains one key alone. */
+static void train_key(rank *r, const peers *p, hpc_exchange *e, int key, int from, int to) {
+    for (int step = from; step < to; step++) CHECK_OK(hpc_exchange_wait(e, key, start(r, p, e, key, step), -1));
+}
+
 /* The parameters of a rank when it has so many steps of each rank that sends to it. */
 static void check_after(const rank *r, const peers *p, hpc_exchange *e, const int *steps) {
     for (int key = 0; key < p->j.n_keys; key++)
@@ -332,6 +337,46 @@ static void stands_still(rank *r) {
     end(e, p);
 }
 
+/* Rank 1 makes its first push and then stands still, so that it does not pass those of rank 0 on. Ranks 3 and 4, which
+ * get them by way of it, name it. A wait may be too short to hear from others. */
+static void stands_on_the_way(rank *r, int settles) {
+    const int still = 1;
+    peers *p = peers_new(r);
+    hpc_exchange *e = peers_open(r, p);
+    uint64_t ticket = start(r, p, e, 0, 0);
+    if (r->rank == still) {
+        atomic_fetch_add(&r->board[1], 1);
+        rank_await(r, 0, (uint64_t)r->size - 1); /* makes no progress */
+    } else {
+        for (int step = 1; step <= p->s && !settles; step++) {
+            CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+            ticket = start(r, p, e, 0, step);
+        }
+        atomic_fetch_add(&r->board[1], 1);
+        progress_until(r, e, 1, (uint64_t)r->size);
+        for (int tries = r->rank < 3 ? 0 : 40, named = 0; tries > 0 && !named; tries--) {
+            const int status = settles ? hpc_exchange_settle(e, 0.1) : hpc_exchange_wait(e, 0, ticket, 0.1);
+            CHECK_EQ(status, HPC_ERR_TIMEOUT);
+            for (int i = 0; i < hpc_last_error()->n_culprits; i++) named |= hpc_last_error()->culprits[i].rank == still;
+            CHECK(named || tries > 1);
+        }
+        atomic_fetch_add(&r->board[0], 1);
+        progress_until(r, e, 0, (uint64_t)r->size - 1);
+    }
+    CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
+    if (r->rank == still && !settles) train_key(r, p, e, 0, 1, p->s + 1);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    end(e, p);
+}
+
+static void waits_behind(rank *r) {
+    stands_on_the_way(r, 0);
+}
+
+static void settles_behind(rank *r) {
+    stands_on_the_way(r, 1);
+}
+
 /* The last rank closes after two steps. Under SSP the others go on without it, and it has their updates in the end.
  * Under BSP they hear that it has closed. */
 static void closes_early(rank *r) {
@@ -464,6 +509,9 @@ int main(int argc, char **argv) {
         {.name = "rates_differ", .size = 3, .run = rates_differ, .apart = true},
         {.name = "stands_still", .size = 4, .run = stands_still, .arg = 2, .where = RANKS_UNSEEDED},
         {.name = "stands_still_whole", .size = 3, .run = stands_still, .where = RANKS_UNSEEDED},
+        {.name = "stands_on_the_way", .size = 5, .run = waits_behind, .arg = RELAY, .where = RANKS_UNSEEDED},
+        {.name = "stands_on_the_way_stale", .size = 5, .run = waits_behind, .arg = RELAY | 1, .where = RANKS_UNSEEDED},
+        {.name = "settles_behind", .size = 5, .run = settles_behind, .arg = RELAY | 1, .where = RANKS_UNSEEDED},
         {.name = "closes_early", .size = 3, .run = closes_early, .arg = FACTORS | 1},
         {.name = "closes_early_threads", .size = 4, .run = closes_early, .arg = THREADS | 2},
         {.name = "closes_early_whole", .size = 3, .run = closes_early},
