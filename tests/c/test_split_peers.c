@@ -311,9 +311,16 @@ static void mixed(rank *r) {
         }
         for (int key = 0; key < n; key++) {
             double *sum = sum_of(r, g, step, key);
+            double *of_all = calloc(hub.keys[key].count, sizeof *of_all);
+            for (int who = 0; who < r->size; who++)
+                for (uint64_t i = 0; i < hub.keys[key].count; i++)
+                    of_all[i] += (double)job_gradient(&hub, who, step, key, i);
             if (step != 1) reference_apply(&ref, key, sum);
+            if (step != 1) reference_apply(&of_hub, key, of_all);
             reference_check(&ref, r, e, key);
+            reference_check(&of_hub, r, e, key);
             free(sum);
+            free(of_all);
         }
     }
     reference_free(&ref);
