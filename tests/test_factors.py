@@ -28,11 +28,13 @@ from hpcomm import (
     InvalidArgument,
     Momentum,
     PeerToPeer,
+    ProxSGD,
     model,
 )
 from hpcomm.codec import FLOAT32, Auto, Codec, Factors, Products
 from hpcomm.exchange import trial
 from hpcomm.measure import hosts_of
+from hpcomm.prox import L1
 from hpcomm.topology import ParameterServer, complete, from_edges, ring, spread
 
 F32 = np.float32
@@ -710,6 +712,22 @@ def test_fold_and_apply_among_peers_are_those_of_servers(
         return found
 
     every = run_threads(ranks, body)
+    assert all(found == every[0][0] for rank in every for found in rank)
+
+
+def test_a_prox_goes_over_parameters_that_travel_rounded() -> None:
+    def body(ctx: hpcomm.Context) -> list[bytes]:
+        found = []
+        for codec in (None, Factors(3)):
+            rule = ProxSGD(lr=0.5, prox=L1(0.5))
+            with exchange(ctx, {"w": (40, 24)}, ParameterServer(), codec, codec_out="float16", rule=rule) as ex:
+                for step in range(STEPS):
+                    pair = pairs_of(ctx.rank, step, 2, (40, 24))
+                    ex.push_pull("w", dense(pair) if codec is None else pair)
+                found.append(ex.params["w"].tobytes())
+        return found
+
+    every = run_threads(2, body)
     assert all(found == every[0][0] for rank in every for found in rank)
 
 

@@ -152,7 +152,8 @@ def clipping_by_hand_after_synchronize(ctx: hpcomm.Context) -> None:
 
 @everywhere
 def clip_norm_is_exact(ctx: hpcomm.Context) -> None:
-    check(ctx, loop=clipped, clip_norm=0.5)
+    for topology in (None, hpcomm.PeerToPeer()):
+        check(ctx, loop=clipped, topology=topology, clip_norm=0.5)
     with refuses("clip_norm"):
         ht.DistributedOptimizer(momentum(net().parameters()), ctx, net(), clip_norm=0.0)
 
@@ -581,7 +582,7 @@ def every_codec_gives_the_mean_to_p_grad(ctx: hpcomm.Context) -> None:
 
     wholes: list[Any] = [hpcomm.codec.Threshold(0.0), hpcomm.codec.TopK(1.0), "float32"]
     for codec in wholes:
-        for topology in (None, hpcomm.ParameterServer(apply_at="receivers")):
+        for topology in (None, hpcomm.ParameterServer(apply_at="receivers"), hpcomm.PeerToPeer()):
             check(ctx, loop=by_hand, codec=codec, topology=topology)
             check(ctx, loop=clipped, codec=codec, topology=topology, clip_norm=0.5)
     parts: list[Any] = ["float16", "bfloat16", hpcomm.codec.TopK(0.05, kernel="c"), hpcomm.codec.OneBit()]

@@ -8,7 +8,8 @@
  *
  * A core with a thread of its own makes the mean of a row as soon as its inputs are there, and keeps it. Inline that
  * would take the time of the same CPU, and memory is passed over once more: so the updates stay where they are, and an
- * apply with factor 1 folds them as it applies them, as BSP does. The bits are the same.
+ * apply with factor 1 folds them as it applies them, as BSP does. The bits are the same. Rows of codecs that need no
+ * sum of a whole row keep their updates in any case (engine/kept.h).
  *
  * A core works in slices, and always for the lowest key that has work: keys are given in the order in which a forward
  * pass needs them (P3, Jayarajan et al., SysML 2019). Between slices it takes events, so a key that has just come can

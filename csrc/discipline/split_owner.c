@@ -9,6 +9,7 @@
 #include "engine/core.h"
 #include "engine/args.h"
 #include "engine/forward.h"
+#include "engine/kept.h"
 #include "engine/layout.h"
 #include "engine/mean.h"
 #include "engine/pieces.h"
@@ -136,7 +137,9 @@ static int fold(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = present_inputs(core, w);
     double *squares = &m->squares[hpc_split_place(w->share, w->index)];
     *squares = m->squared || inputs.n == 0 ? 0 : UNKNOWN;
-    return inputs.n == 0 ? 0 : hpc_row_fold(core, w, &inputs, m->squared ? squares : NULL);
+    if (inputs.n == 0 || (hpc_row_keeps_inputs(w) && !m->squared)) return 0;
+    if (hpc_row_keeps_inputs(w)) return hpc_row_read_kept(core, w, &inputs, NULL, squares);
+    return hpc_row_fold(core, w, &inputs, m->squared ? squares : NULL);
 }
 
 static void look_at_inputs(const hpc_core *core, hpc_work *w) {
@@ -147,6 +150,7 @@ static void look_at_inputs(const hpc_core *core, hpc_work *w) {
     }
     hpc_row_took(w, 0);
     w->mean = NULL;
+    ((hpc_split_means *)w->share->own)->squares[hpc_split_place(w->share, w->index)] = UNKNOWN;
 }
 
 static void tell_folded(hpc_core *core, const hpc_share *share) {
@@ -230,13 +234,19 @@ static void answer_pulls(hpc_core *core, hpc_share *share) {
 }
 
 static int apply(hpc_core *core, hpc_work *w, const double *args) {
-    if (w->mean == NULL && args[0] == 1) {
+    if (hpc_row_keeps_inputs(w) || (w->mean == NULL && args[0] == 1)) {
         hpc_inputs inputs = present_inputs(core, w);
         inputs.args = args;
-        return hpc_row_work(core, w, &inputs);
+        return hpc_row_apply_kept(core, w, &inputs, args[0]);
     }
     int failed = w->mean == NULL ? fold(core, w) : 0;
     return failed ? failed : hpc_row_apply(core, w, args);
+}
+
+static int keep_mean(hpc_core *core, hpc_work *w) {
+    if (!hpc_row_keeps_inputs(w)) return fold(core, w);
+    const hpc_inputs inputs = present_inputs(core, w);
+    return hpc_row_keep_mean(core, w, &inputs);
 }
 
 /* Does for a row what all workers have pulled for. */
@@ -257,14 +267,14 @@ static int use_row(hpc_core *core, hpc_share *share, int place) {
         break;
     case HPC_USE_SQUARES:
         m->squared = 1;
-        if (w->mean == NULL)
+        if (hpc_row_keeps_inputs(w) ? m->squares[place] == UNKNOWN : w->mean == NULL)
             failed = fold(core, w);
         else if (m->squares[place] == UNKNOWN)
             m->squares[place] = hpc_row_squares(core, w);
         break;
     case HPC_USE_GATHER:
-        if (w->mean == NULL) failed = fold(core, w);
-        if (!failed) hpc_row_gather(core, w, empty);
+        if (w->mean == NULL) failed = keep_mean(core, w);
+        if (!failed) hpc_row_gather(core, w, empty && !hpc_row_keeps_inputs(w));
         break;
     }
     return failed;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/answer.h"
-#include "engine/kind.h"
+#include "engine/kind_parts.h"
 #include "engine/layout.h"
 
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned) {
@@ -26,10 +26,16 @@ void hpc_row_turn(const hpc_engine *en, hpc_work *w, uint64_t slot) {
     w->param = (float *)(void *)at + w->row->offset;
 }
 
+int hpc_row_keeps_fold(const hpc_engine *en, const hpc_row *row) {
+    const hpc_codec *codec = row->action == HPC_APPLY ? hpc_row_pieces(en, row) : NULL;
+    if (en->discipline->split == NULL) return hpc_row_is_early(en);
+    return !en->discipline->split->keeps_inputs && (codec == NULL || codec->add_range == NULL);
+}
+
 hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row) {
     hpc_row_room room = {0};
     if (row->action == HPC_APPLY) room.state = hpc_row_floats(row, (size_t)en->rules[row->key].rule.slots);
-    if (hpc_row_keeps_fold(en)) room.acc = hpc_row_floats(row, 1);
+    if (hpc_row_keeps_fold(en, row)) room.acc = hpc_row_floats(row, 1);
     if (hpc_row_encodes(row)) room.encoded = (hpc_output_bytes(en, row) + 63) / 64 * 64;
     return room;
 }

@@ -37,10 +37,9 @@ static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_a
 static inline int hpc_row_is_early(const hpc_engine *en) {
     return en->asked.eager && en->discipline->whole;
 }
-/* Whether a fold outlasts the work on its row: inputs are added as they come, or a mean is kept. */
-static inline int hpc_row_keeps_fold(const hpc_engine *en) {
-    return hpc_row_is_early(en) || (en->discipline->split != NULL && !en->discipline->split->keeps_inputs);
-}
+/* Whether a fold outlasts the work on its row: inputs are added as they come, or a mean is kept. With split some rows
+ * keep their inputs instead (kept.c): those of peers, and those of codecs that need no sum of a whole row. */
+int hpc_row_keeps_fold(const hpc_engine *en, const hpc_row *row);
 /* Whether the discipline has the sums of a forward. */
 static inline int hpc_row_is_summed(const hpc_engine *en, const hpc_row *row) {
     return en->discipline->sums && row->action == HPC_FORWARD;

@@ -1,8 +1,10 @@
 /* Fold and apply in two calls, where a row keeps its inputs: each call folds them again, block by block. */
 #include "engine/kept.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+#include "engine/answer.h"
 #include "engine/block.h"
 #include "engine/kind.h"
 #include "engine/prox.h"
@@ -22,6 +24,23 @@ int hpc_row_read_kept(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, flo
     hpc_row_next_args(w, inputs, args);
     if (squares != NULL) *squares = 0;
     return w->kind->read(core, w, inputs, args, to, squares);
+}
+
+int hpc_row_keeps_inputs(const hpc_work *w) {
+    return w->kind->fold == NULL && w->kind->read != NULL;
+}
+
+int hpc_row_keep_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    const size_t nbytes = (size_t)w->row->count * sizeof *w->gathered;
+    if (w->gathered == NULL) w->gathered = malloc(nbytes);
+    if (w->gathered == NULL) {
+        hpc_engine_fail(core->engine, HPC_ERR_MEMORY, "there is no memory for the mean of a row");
+        return -1;
+    }
+    w->mean = w->gathered;
+    if (inputs->n > 0) return hpc_row_read_kept(core, w, inputs, w->gathered, NULL);
+    memset(w->gathered, 0, nbytes);
+    return 0;
 }
 
 int hpc_blocks_scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {

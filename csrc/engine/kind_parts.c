@@ -21,7 +21,7 @@ const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row) {
 
 static int suits(const hpc_engine *en, const hpc_row *row) {
     const hpc_codec *codec = hpc_row_pieces(en, row);
-    return codec != NULL && codec->add_range != NULL && row->action == HPC_APPLY && !hpc_row_keeps_fold(en);
+    return codec != NULL && codec->add_range != NULL && row->action == HPC_APPLY && !hpc_row_keeps_fold(en, row);
 }
 
 static size_t part_count(const hpc_work *w, size_t part) {

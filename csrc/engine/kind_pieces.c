@@ -116,7 +116,7 @@ const hpc_row_kind hpc_kind_pieces_early = {
 /* Parameters, or Z, are changed where they lie. Parameters go out as float32, and no other row sends them on. */
 static int is_sgd(const hpc_engine *en, const hpc_row *row) {
     const hpc_key_rule *rule = &en->rules[row->key];
-    if (!rule->is_sgd || hpc_row_keeps_fold(en)) return 0;
+    if (!rule->is_sgd || hpc_row_keeps_fold(en, row)) return 0;
     if (row->action != HPC_APPLY || !hpc_codec_of(row->codec_out)->plain) return 0;
     for (int e = 0; e < row->n_out; e++)
         if (row->out[e].row >= 0) return 0;

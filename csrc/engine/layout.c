@@ -117,11 +117,14 @@ static void add_share(hpc_engine *en, int s) {
         key->awaited[key->n_awaited++] = s;
 }
 
+/* An update that is no array lies before the mean: its trainer finds what it has written there. */
+static size_t before_mean(const hpc_engine *en, int key) {
+    return en->keys[key].codec->source_bytes == NULL ? 0 : aligned(hpc_pieces_source_bytes(en, key), LINE);
+}
+
 /* Room for a mean in float32, and for the update of which pieces are made. */
 static size_t dense_bytes(const hpc_engine *en, int key) {
-    const size_t mean = (size_t)en->plan->keys[key].count * sizeof(float);
-    const size_t source = en->keys[key].codec->addressable ? 0 : hpc_pieces_source_bytes(en, key);
-    return aligned(mean > source ? mean : source, LINE);
+    return before_mean(en, key) + aligned((size_t)en->plan->keys[key].count * sizeof(float), LINE);
 }
 
 static int find_keys(hpc_engine *en, const char *op) {
@@ -265,7 +268,7 @@ int hpc_layout_make(hpc_engine *en, const char *op) {
 size_t hpc_gathered_at(const hpc_engine *en, int rank, int key) {
     const hpc_place *place = &en->layout.places[rank];
     return en->keys[key].codec->plain ? place->gradients + en->keys[key].gradient
-                                      : place->dense + en->layout.dense_at[key];
+                                      : place->dense + en->layout.dense_at[key] + before_mean(en, key);
 }
 
 /* A key of models that rotate begins in the parameters where it does in a slot: both are float32. */

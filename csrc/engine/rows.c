@@ -336,6 +336,7 @@ void hpc_rows_free(hpc_engine *en) {
         free(core->holds);
         free(core->sent);
     }
+    for (int i = 0; en->work != NULL && i < en->n_work; i++) free(en->work[i].gathered);
     for (int i = 0; en->work != NULL && i < en->n_work; i++)
         for (int o = 0; o < en->work[i].n_outputs; o++) free(en->work[i].outputs[o].copy);
     free(en->cores);

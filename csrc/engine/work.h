@@ -115,6 +115,7 @@ typedef struct hpc_work {
     float *state;      /* block by block: slots times the values of the block */
     float *acc;        /* hpc_row_room.acc, or core->acc where that is sum */
     const float *mean; /* fold and apply: what the fold has kept, in acc or in the slot of its only input */
+    float *gathered;   /* the same of a row that keeps its inputs, for a gather; NULL: there was none yet */
     int n_updates;     /* in mean */
     char *encoded;     /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
     hpc_encoder *encoder;     /* of a forward that sends pieces */

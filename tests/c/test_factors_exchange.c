@@ -32,7 +32,8 @@ typedef struct game {
     hpc_exchange *e;
 } game;
 
-enum { HUB, SERVER, PEERS };
+/* SPLIT, beside the rest: fold and apply are two calls. */
+enum { HUB, SERVER, PEERS, SPLIT = 4 };
 
 static void make_plan(game *g, const rank *r, int topology) {
     int ranks[RANKS_MAX];
@@ -53,7 +54,7 @@ static void make_plan(game *g, const rank *r, int topology) {
     CHECK_OK(hpc_plan_hub(&hub, &g->plan));
 }
 
-static void open_game(game *g, const rank *r, int topology, int factors) {
+static void open_game(game *g, const rank *r, int arg, int factors) {
     hpc_exchange_config c;
     memset(g, 0, sizeof *g);
     for (int k = 0; k < KEYS; k++) {
@@ -73,8 +74,9 @@ static void open_game(game *g, const rank *r, int topology, int factors) {
         CHECK(g->values[k] != NULL);
         for (uint64_t i = 0; i < n; i++) g->values[k][i] = (float)(i % 37) - 11;
     }
-    make_plan(g, r, topology);
+    make_plan(g, r, arg & ~SPLIT);
     hpc_exchange_config_init(&c);
+    c.split = (arg & SPLIT) != 0;
     c.plan = g->plan, c.rules = g->given, c.values = (const float *const *)g->values;
     if (factors) c.codecs = g->list;
     CHECK_OK(hpc_exchange_create(r->context, &c, -1, &g->e));
@@ -115,10 +117,26 @@ static void check_rows(const hpc_exchange *e) {
     for (int c = 0; c < en->n_own_cores; c++) CHECK(en->cores[c].acc_bytes <= 64 * HPC_BLOCK * sizeof(float));
 }
 
+/* Waits for a step of a key. A fold has the squares and the mean of a dense one, and is applied with a scale. */
+static void finish(const rank *r, hpc_exchange *e, int k, int step, uint64_t ticket, double *squares) {
+    CHECK_OK(hpc_exchange_wait(e, k, ticket, -1));
+    if (!(r->arg & SPLIT)) return;
+    CHECK_OK(hpc_exchange_squares(e, k, -1, &ticket));
+    CHECK_OK(hpc_exchange_wait(e, k, ticket, -1));
+    CHECK_OK(hpc_exchange_get_squares(e, k, squares));
+    if (step == 1) {
+        CHECK_OK(hpc_exchange_gather(e, k, -1, &ticket));
+        CHECK_OK(hpc_exchange_wait(e, k, ticket, -1));
+    }
+    CHECK_OK(hpc_exchange_apply(e, k, 0.5, -1, &ticket));
+    CHECK_OK(hpc_exchange_wait(e, k, ticket, -1));
+}
+
 static void trains(rank *r) {
+    const int flags = r->arg & SPLIT ? HPC_PUSH : BOTH;
     game factors, dense;
     open_game(&factors, r, r->arg, 1);
-    open_game(&dense, r, r->arg == PEERS ? HUB : r->arg, 0);
+    open_game(&dense, r, (r->arg & ~SPLIT) == PEERS ? r->arg - PEERS : r->arg, 0);
     check_rows(factors.e);
     for (int step = 0; step < STEPS; step++)
         for (int k = 0; k < KEYS; k++) {
@@ -129,10 +147,17 @@ static void trains(rank *r) {
             CHECK_OK(hpc_exchange_factors(factors.e, k, -1, &to));
             CHECK_OK(hpc_exchange_gradient(dense.e, k, -1, &gradient));
             write_update(r, k, step, &to, gradient);
-            CHECK_OK(hpc_exchange_start(factors.e, k, BOTH, NULL, -1, &tickets[0]));
-            CHECK_OK(hpc_exchange_start(dense.e, k, BOTH, NULL, -1, &tickets[1]));
-            CHECK_OK(hpc_exchange_wait(factors.e, k, tickets[0], -1));
-            CHECK_OK(hpc_exchange_wait(dense.e, k, tickets[1], -1));
+            const int pairs = *to.count;
+            double squares[2] = {0};
+            CHECK_OK(hpc_exchange_start(factors.e, k, flags, NULL, -1, &tickets[0]));
+            CHECK_OK(hpc_exchange_start(dense.e, k, flags, NULL, -1, &tickets[1]));
+            finish(r, factors.e, k, step, tickets[0], &squares[0]);
+            finish(r, dense.e, k, step, tickets[1], &squares[1]);
+            CHECK_EQ(squares[0], squares[1]);
+            CHECK_EQ(*to.count, pairs);
+            if (r->arg & SPLIT && step == 1)
+                CHECK(memcmp(hpc_exchange_gathered(factors.e, k), hpc_exchange_gathered(dense.e, k),
+                             n * sizeof(float)) == 0);
             CHECK(memcmp(hpc_exchange_params(factors.e, k), hpc_exchange_params(dense.e, k), n * sizeof(float)) == 0);
         }
     close_game(&factors);
@@ -143,6 +168,9 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {{.name = "hub", .size = 3, .run = trains, .arg = HUB},
                                        {.name = "server", .size = 3, .run = trains, .arg = SERVER},
                                        {.name = "peers", .size = 3, .run = trains, .arg = PEERS},
+                                       {.name = "hub_split", .size = 3, .run = trains, .arg = HUB | SPLIT},
+                                       {.name = "server_split", .size = 3, .run = trains, .arg = SERVER | SPLIT},
+                                       {.name = "peers_split", .size = 3, .run = trains, .arg = PEERS | SPLIT},
                                        {0}};
     return ranks_main(argc, argv, cases);
 }
