@@ -472,7 +472,7 @@ class Plan:
         size: int,
         *,
         sends: NDArray[np.bool_] | None = None,
-        parents: NDArray[np.intp] | None = None,
+        parents: NDArray[np.signedinteger[Any]] | None = None,
         cores: int = 1,
         chunk_bytes: int | None = None,
         depth: int = 2,
