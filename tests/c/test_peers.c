@@ -454,6 +454,27 @@ static void refused(rank *r) {
     free(p);
 }
 
+/* Plans that no planner makes. */
+static void ways_refused(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = NULL;
+    hpc_row *rows = (hpc_row *)(uintptr_t)p->plan->rows;
+    const int core = rows[1].core;
+    rows[1].core = 1 - core;
+    CHECK_STATUS(create(r, p, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("of the same elements have cores");
+    rows[1].core = core;
+    rows[1].in = (hpc_edge *)memcpy(malloc((size_t)rows[1].n_in * sizeof(hpc_edge)), rows[1].in,
+                                    (size_t)rows[1].n_in * sizeof(hpc_edge));
+    ((hpc_edge *)(uintptr_t)rows[1].in)[4].row = -2 - 3; /* of rank 4 by way of rank 3, which gets it from rank 1 */
+    ((hpc_edge *)(uintptr_t)rows[3].in)[4].row = -2 - 1;
+    CHECK_STATUS(create(r, p, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("takes pushes of rank 4 by way of rank");
+    free((void *)(uintptr_t)rows[1].in);
+    hpc_plan_free(p->plan);
+    free(p);
+}
+
 static void factors_refused(rank *r) {
     peers *p = peers_new(r);
     hpc_exchange *e = peers_open(r, p);
@@ -518,6 +539,7 @@ int main(int argc, char **argv) {
         {.name = "dies", .size = 3, .run = dies, .arg = 2, .victims = 4, .timeout = 30},
         {.name = "dies_whole", .size = 4, .run = dies, .arg = FACTORS, .victims = 8, .timeout = 30},
         {.name = "refused", .size = 3, .run = refused, .arg = 1},
+        {.name = "ways_refused", .size = 5, .run = ways_refused, .arg = RELAY},
         {.name = "factors_refused", .size = 3, .run = factors_refused, .arg = FACTORS},
         {0},
     };
