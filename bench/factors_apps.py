@@ -133,10 +133,10 @@ def by_size(figure: str, staleness: int) -> Iterator[Training]:
 
 
 def by_pairs(figure: str, staleness: int, every: Sequence[int]) -> Iterator[Training]:
+    """The samples are as many for each K, and so the steps are not."""
     for pairs in every:
-        one = Training(
-            figure, "mlr", SIZES["mlr"][1], "mlr", pairs=pairs, staleness=staleness, steps=3200 // pairs // 2
-        )
+        one = Training(figure, "mlr", SIZES["mlr"][1], f"mlr {pairs}", pairs=pairs, staleness=staleness)
+        one = replace(one, steps=1600 // pairs)
         yield from (one, replace(one, way="dense"))
 
 
@@ -344,7 +344,7 @@ def begin(options: argparse.Namespace) -> int:
                 document["scikit-learn"] = alone(rows)
             if not options.json:
                 print("\n".join(lines(figure, rows)), flush=True)
-                if document.get("scikit-learn"):
+                if figure == "target" and document.get("scikit-learn"):
                     found = document["scikit-learn"]
                     print(f"# scikit-learn, one host: {found['seconds']:.1f} s, {found['iterations']} iterations")
             write(options, json.dumps(document, indent=1))  # what is there if this run is ended

@@ -30,6 +30,11 @@ def told(seconds: float | None) -> str:
     return "never" if seconds is None else f"{seconds:.2f}"
 
 
+def a_step(row: Row, what: str) -> float:
+    """Milliseconds of a step."""
+    return float(1e3 * row["run"][what] / max(row["run"]["steps"], 1))
+
+
 def size_of(row: Row) -> float:
     """MB of W."""
     return float(4e-6 * row["size"][0] * row["size"][1])
@@ -45,7 +50,9 @@ def ratio(rows: Sequence[Row], **chosen: Any) -> str:
 
 def lines(figure: str, rows: Sequence[Row]) -> Iterator[str]:
     yield f"\n# figure {figure}. The paper: {PAPER[figure]}"
-    columns = f"{'hosts':>6}{'K':>5}{'s':>4}{'Q':>4}{'lr':>7}{'steps':>7}{'time s':>9}{'computing':>11}{'exchange':>10}"
+    columns = (
+        f"{'hosts':>6}{'K':>5}{'s':>4}{'Q':>4}{'lr':>7}{'steps':>7}{'time s':>9}{'compute ms':>11}{'exch. ms':>10}"
+    )
     yield f"# {'model':8}{'W':>14}  {'way':14}{columns}{'MB a rank':>11}{'samples/s':>11}{'objective':>11}"
     for row in rows:
         run, size = row["run"], "x".join(map(str, row["size"]))
@@ -54,7 +61,7 @@ def lines(figure: str, rows: Sequence[Row]) -> Iterator[str]:
         peers = "all" if row["peers"] is None else f"{row['peers']}{'r' * row['relay']}"
         cells = f"{row['hosts']:6}{row['pairs']:5}{row['staleness']:4}{peers:>4}{row['rate']:7.2f}"
         steps = "never" if row["steps_to"] is None else f"{row['steps_to']:.0f}"
-        cells += f"{steps:>7}{told(row['seconds']):>9}{run['computed']:11.2f}{run['waited']:10.2f}"
+        cells += f"{steps:>7}{told(row['seconds']):>9}{a_step(row, 'computed'):11.1f}{a_step(row, 'waited'):10.1f}"
         cells += f"{run['sent'] / 1e6:11.1f}{rate:11.0f}{row['points'][-1][2]:11.4f}"
         yield f"  {NAMES[row['model']]:8}{size:>14}  {way:14}{cells}"
     yield from (f"# ours: {text}" for text in findings(figure, rows))
@@ -142,11 +149,11 @@ def draw(figure: str, model: str, rows: Sequence[Row], axis: Any) -> None:
         axis.set(title=heading, xlabel="seconds", ylabel="objective")
     elif figure == "8":
         for i, row in enumerate(rows):
-            run = row["run"]
-            axis.bar(i, run["computed"], color="tab:blue", label="computing" if i == 0 else None)
-            axis.bar(i, run["waited"], bottom=run["computed"], color="tab:red", label="exchange" if i == 0 else None)
+            parts = [1e-3 * a_step(row, what) * (row["steps_to"] or np.nan) for what in ("computed", "waited")]
+            axis.bar(i, parts[0], color="tab:blue", label="computing" if i == 0 else None)
+            axis.bar(i, parts[1], bottom=parts[0], color="tab:red", label="exchange" if i == 0 else None)
         axis.set_xticks(range(len(rows)), [f"{row['way']}\ns = {row['staleness']}" for row in rows], fontsize="x-small")
-        axis.set(title=heading, ylabel="seconds")
+        axis.set(title=heading, ylabel="seconds to the objective")
     else:
         over: dict[str, tuple[str, Callable[[Row], float]]] = {
             "7": ("hosts", lambda row: row["hosts"]),

@@ -11,10 +11,9 @@ from bench.factors_table import (
     AUTO,
     DENSE,
     FLOAT,
-    HUB,
     PRODUCT,
     REBUILD,
-    SOME,
+    TITLES,
     bound,
     cases,
     formulas,
@@ -42,8 +41,7 @@ def draw(document: Row, path: Path) -> bool:
 
 def _figure_4(axis: Any, rows: Sequence[Row]) -> None:
     """Bytes of a step and memory of a rank: by formula and measured."""
-    titles = {ALL: "SFB, full", SOME: "SFB, partial", HUB: "FMS"}
-    own = [row for row in rows if row["name"] in titles]
+    own = [row for row in rows if row["name"] in TITLES]
     series = {
         "bytes of a step, by formula": [formulas(row)[0] for row in own],
         "measured": [row["sent"] for row in own],
@@ -54,7 +52,7 @@ def _figure_4(axis: Any, rows: Sequence[Row]) -> None:
     for i, ((label, values), colour) in enumerate(zip(series.items(), colours, strict=True)):
         at = [k + 0.2 * (i - 1.5) for k in range(len(own))]
         axis.bar(at, [value / 1e6 for value in values], 0.18, label=label, color=colour)
-    axis.set_xticks(range(len(own)), [titles[row["name"]] for row in own])
+    axis.set_xticks(range(len(own)), [TITLES[row["name"]] for row in own])
     axis.set_yscale("log")
     axis.set(title="figure 4 of the paper", ylabel="MB")
     axis.legend(fontsize="small")

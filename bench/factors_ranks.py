@@ -20,7 +20,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
-from bench.factors_table import ALL, AUTO, DENSE, HUB, PEER, PRODUCT, REBUILD, SOME
+from bench.factors_table import ALL, AUTO, DENSE, HUB, PEER, PRODUCT, REBUILD, RELAYED, SOME
 from bench.harness import has_torch
 from bench.launch import cores
 from bench.rows import Row
@@ -35,6 +35,7 @@ Ways = dict[str, tuple[str, Callable[[], "Turn"]]]  # role and set-up, by name
 RATE = 0.5  # of learning: a power of two
 LONG = 0.6  # seconds that the timed steps of a turn take, about
 MOST_STEPS = 20
+REBUILDS = 5  # of a turn
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,12 @@ class Series:
 # ---- ways ------------------------------------------------------------------------------------------------------------
 
 
-def by_peers(ctx: hpcomm.Context, case: Case, graph: topology.Graph | None) -> Turn:
-    made = _exchange(ctx, case, hpcomm.PeerToPeer(graph), Factors(case.pairs))
+def by_peers(ctx: hpcomm.Context, case: Case, graph: topology.Graph | None, relay: bool = False) -> Turn:
+    made = _exchange(ctx, case, hpcomm.PeerToPeer(graph, relay), Factors(case.pairs))
     pairs = made.factors("w")
     pairs.u[...], pairs.v[...] = case.of_rank(ctx.rank)
     pairs.count = case.pairs
-    sources = [*range(ctx.size)] if graph is None else sorted([ctx.rank, *graph.in_peers(ctx.rank)])
+    sources = [*range(ctx.size)] if graph is None or relay else sorted([ctx.rank, *graph.in_peers(ctx.rank)])
     return Turn(lambda: made.push_pull("w"), made.params["w"], sources, made.close, lambda: _sent(made))
 
 
@@ -226,8 +227,9 @@ class Ranks:
             found += int(np.count_nonzero(way.param[part] != update[part] * np.float32(-RATE * steps)))
         return found
 
-    def measure(self, case: Case, ways: Ways, part: str) -> Iterator[Row]:
-        """The rows of all ways of a case, by name: role and how to set it up; nothing on ranks other than 0."""
+    def measure(self, case: Case, ways: Ways, part: str, last: Callable[[], object] = lambda: None) -> Iterator[Row]:
+        """The rows of all ways of a case, by name: role and how to set it up; nothing on ranks other than 0. last: ends
+        each cycle."""
         ways = {name: way for name, way in ways.items() if self.wanted(name)}
         found = {name: Series(self.facts(case, name, role, part)) for name, (role, _) in ways.items()}
         names = list(ways)
@@ -237,12 +239,13 @@ class Ranks:
                 gathered = self.comm.gather(self.turn(ways[name][1], case))
                 if gathered is not None:
                     found[name].cycles.append(gathered)
+            last()
         if self.ctx.rank == 0:
             yield from (series.row() for series in found.values())
 
     def facts(self, case: Case, name: str, role: str, part: str) -> Row:
         facts = {"part": part, "rows": case.rows, "columns": case.columns, "K": case.pairs, "ranks": self.ctx.size}
-        return {**facts, "name": name, "role": role, "Q": self.degree if name == SOME else self.ctx.size - 1}
+        return {**facts, "name": name, "role": role, "Q": self.degree if name in (SOME, RELAYED) else self.ctx.size - 1}
 
     @property
     def degree(self) -> int:
@@ -266,39 +269,16 @@ class Ranks:
             ways: Ways = {
                 ALL: ("hpcomm", partial(by_peers, self.ctx, case, None)),
                 SOME: ("hpcomm", partial(by_peers, self.ctx, case, graph)),
+                RELAYED: ("hpcomm", partial(by_peers, self.ctx, case, graph, relay=True)),
                 HUB: ("peer", partial(by_hub, self.ctx, case, product=False)),
             }
             if has_torch():
                 ways[PEER] = ("peer", partial(by_gloo, self.ctx, case))
-            rows += self.measure(case, ways, "hosts")
-            rows += self.rebuilds(case)
+            rebuilds = Rebuilds(self, case)
+            rows += self.measure(case, ways, "hosts", rebuilds.turn)
+            rows += rebuilds.rows()
             self.tell((i + 1) / len(cases))
         return rows
-
-    def rebuilds(self, case: Case) -> list[Row]:
-        """The time of one rank's rebuild of all ranks' pairs, by exchanges of one rank each, without any wire: as many
-        at once as there are cores. The row is a bound of its own: see factors_table."""
-        busy = min(cores(), self.ctx.size)
-        whole = Case(case.rows, case.columns, case.pairs * self.ctx.size)
-        cycles: list[list[float]] = []
-        with hpcomm.init(MPI.COMM_SELF) as alone:
-            for _ in range(self.options.run_cycles):
-                meet(self.comm)
-                seconds = list[float]()
-                if self.ctx.rank < busy:
-                    way = by_peers(alone, whole, None)
-                    way.step()
-                    for _ in range(5):
-                        began = time.perf_counter()
-                        way.step()
-                        seconds.append(time.perf_counter() - began)
-                    way.close()
-                cycles.append(seconds)
-        gathered = self.comm.gather(cycles)
-        if gathered is None:
-            return []
-        row = {**self.facts(case, REBUILD, "bound", "hosts"), **times(gathered[:busy])}
-        return [{**row, "busy": busy, "processor": [], "sent": 0, "memory": 0, "wrong": 0}]
 
     def host(self, cases: list[Case]) -> list[Row]:
         """The ranks of one host. A hub that is given the products does not depend on K: it runs once for a shape."""
@@ -315,6 +295,41 @@ class Ranks:
             rows += self.measure(case, ways, "host")
             self.tell((i + 1) / len(cases))
         return rows
+
+
+class Rebuilds:
+    """One rank's rebuild of all ranks' pairs, by exchanges of one rank each, without any wire: as many at once as there
+    are cores. Its row is part of a bound: see factors_table."""
+
+    def __init__(self, ranks: Ranks, case: Case) -> None:
+        self.ranks, self.case, self.busy = ranks, case, min(cores(), ranks.ctx.size)
+        self.whole = Case(case.rows, case.columns, case.pairs * ranks.ctx.size)
+        self.cycles, self.used = list[list[float]](), list[float]()
+
+    def turn(self) -> None:
+        meet(self.ranks.comm)
+        if self.ranks.ctx.rank < self.busy:
+            with hpcomm.init(MPI.COMM_SELF) as alone:
+                way = by_peers(alone, self.whole, None)
+                way.step()
+                seconds, before = list[float](), processor()
+                for _ in range(REBUILDS):
+                    began = time.perf_counter()
+                    way.step()
+                    seconds.append(time.perf_counter() - began)
+                self.used.append((processor() - before) / REBUILDS)
+                self.cycles.append(seconds)
+                way.close()
+        meet(self.ranks.comm)
+
+    def rows(self) -> list[Row]:
+        gathered = self.ranks.comm.gather((self.cycles, self.used))
+        if gathered is None:
+            return []
+        own = gathered[: self.busy]
+        row = {**self.ranks.facts(self.case, REBUILD, "bound", "hosts"), **times([cycles for cycles, _ in own])}
+        processors = [statistics.median(cycle) for cycle in zip(*(used for _, used in own), strict=True)]
+        return [{**row, "busy": self.busy, "processor": processors, "sent": 0, "memory": 0, "wrong": 0}]
 
 
 def cases_of(options: argparse.Namespace, part: str) -> list[Case]:

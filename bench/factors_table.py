@@ -8,10 +8,12 @@ from bench.judge import Promise, span, table
 from bench.plots import named_size
 from bench.rows import Row, ratio
 
-ALL, SOME, HUB, PEER = "factors to all", "factors to Q", "dense hub", "Gloo all_gather + sgemm"
+ALL, SOME, RELAYED = "factors to all", "factors to Q", "factors to Q, relayed"
+HUB, PEER = "dense hub", "Gloo all_gather + sgemm"
 REBUILD, BOUND = "rebuild alone", "wire + rebuilds (bound)"
 DENSE, PRODUCT, AUTO = "dense", "product + dense", "Auto(Factors(K))"
 DENSER, LEAST, PEERS, CHOSEN, BYTES = 5.0, 1.15, 1.0, 1.05, 1.01
+TITLES = {ALL: "SFB, full", SOME: "SFB, partial", RELAYED: "SFB, relayed", HUB: "FMS"}  # in figure 4 of the paper
 FLOAT = 4  # bytes
 HEAD = ("W", "K", "ranks", "who", "step", "least", "most", "factors /", "processor", "sent", "memory", "#wrong")
 UNITS = ("", "", "", "", "(ms)", "(ms)", "(ms)", "", "(ms)", "(MB)", "(MB)", "")
@@ -62,7 +64,7 @@ def _table(heading: str, rows: Sequence[Row]) -> list[str]:
 def cells(rows: Sequence[Row], row: Row) -> list[str]:
     own = [other for other in rows if (shape(other), other["K"]) == (shape(row), row["K"])]
     factors = of_name(own, ALL)
-    name = row["name"].replace("Q", f"Q = {row['Q']}") if row["name"] == SOME else row["name"]
+    name = row["name"].replace("to Q", f"to Q = {row['Q']}")
     found = [shape(row), str(row["K"]), str(row["ranks"]), name]
     found += [f"{1e3 * value:.2f}" for value in (median(row), min(row["cycles"]), max(row["cycles"]))]
     found.append(f"{ratio(factors, row)[0]:.3f}" if factors and row is not factors else "")
@@ -118,6 +120,8 @@ def formulas(row: Row) -> tuple[float, float, float]:
     P, Q, K, W = row["ranks"], row["Q"], row["K"], row["rows"] * row["columns"]
     if row["name"] == HUB:
         return 2 * (P - 1) * W * FLOAT, W, P * W + P * K * W
+    if row["name"] == RELAYED:
+        return P * (P - 1) * vectors(row), W, P * P * K * W
     return P * Q * vectors(row), W, P * (Q + 1) * K * W
 
 
@@ -130,8 +134,7 @@ def figure_4(document: Row, rows: Sequence[Row]) -> list[str]:
             "", "bytes", "measured", "ratio", "memory (W)", "measured", "time (ms)", "measured"
         ),
     ]
-    titles = {ALL: "SFB, full", SOME: "SFB, partial", HUB: "FMS"}
-    for row in (row for row in rows if row["name"] in titles):
+    for row in (row for row in rows if row["name"] in TITLES):
         sent, floats, work = formulas(row)
         seconds = sent / row["ranks"] / document["carried"]
         if rebuild is not None and row["name"] != HUB:  # a hub's rebuilds are in the gradient that it is given
@@ -140,7 +143,7 @@ def figure_4(document: Row, rows: Sequence[Row]) -> list[str]:
         measured = f"{row['sent']:.4g}", f"{row['sent'] / sent:.3f}"
         space = f"{floats * FLOAT / 1e6:.1f} MB", f"{row['memory'] / 1e6:.1f} MB"
         cells = [f"{sent:.4g}", *measured, *space, f"{1e3 * seconds:.1f}", f"{1e3 * median(row):.1f}"]
-        found.append("  {:14} {:>11} {:>11} {:>6} {:>12} {:>12} {:>10} {:>10}".format(titles[row["name"]], *cells))
+        found.append("  {:14} {:>11} {:>11} {:>6} {:>12} {:>12} {:>10} {:>10}".format(TITLES[row["name"]], *cells))
     return found
 
 
@@ -149,7 +152,7 @@ def figure_4(document: Row, rows: Sequence[Row]) -> list[str]:
 
 def promises(document: Row) -> Iterator[Promise]:
     for rows in cases(document, "hosts"):
-        factors, some = of_name(rows, ALL), of_name(rows, SOME)
+        factors, some, relayed = (of_name(rows, name) for name in (ALL, SOME, RELAYED))
         what = f"{rows[0]['ranks']} hosts, {shape(rows[0])}, K = {rows[0]['K']}"
         if factors:
             for name, target in ((HUB, DENSER), (PEER, PEERS)):
@@ -159,11 +162,12 @@ def promises(document: Row) -> Iterator[Promise]:
             if of_name(rows, REBUILD):
                 least = bound(document, rows)
                 yield _times(f"{what}: factors / bound", factors, least, ratio(factors, least), LEAST, True)
-        for row in (row for row in (factors, some) if row):
+        for row in (row for row in (factors, some, relayed) if row):
             sent = formulas(row)[0]
             over = max(row["sent"] / sent, sent / row["sent"]) if row["sent"] else float("inf")
             told = f"{row['sent']:.0f} B", f"{sent:.0f} B by formula"
-            yield Promise(f"{what}: bytes, Q = {row['Q']}", *told, over, over, over, BYTES, at_most=True)
+            relay = ", relayed" if row is relayed else ""
+            yield Promise(f"{what}: bytes, Q = {row['Q']}{relay}", *told, over, over, over, BYTES, at_most=True)
     for rows in cases(document, "host"):
         auto, ways = of_name(rows, AUTO), [row for row in rows if row["name"] in (ALL, PRODUCT)]
         if auto and len(ways) == 2:

@@ -472,7 +472,7 @@ class Plan:
         size: int,
         *,
         sends: NDArray[np.bool_] | None = None,
-        parents: NDArray[np.signedinteger[Any]] | None = None,
+        parents: NDArray[np.int32] | None = None,
         cores: int = 1,
         chunk_bytes: int | None = None,
         depth: int = 2,
@@ -487,7 +487,7 @@ class Plan:
             keys, size, codec: as hub takes them.
             sends: bool (size, size): whether the first rank sends its updates to the second; a rank always takes its
                 own. None: all send to all.
-            parents: int (size, size): the rank that sends the updates of the first rank to the second: the first one
+            parents: int32 (size, size): the rank that sends the updates of the first rank to the second: the first one
                 itself, or a rank that passes them on, unopened. None: each rank sends its own.
             cores: of each rank, to which its chunks are dealt, the largest first.
             chunk_bytes: as hub takes it, but 256 KiB where hub's is 32 KiB.
@@ -501,8 +501,8 @@ class Plan:
         """
         choice("reduce", reduce, ("mean", "sum"))
         size = whole("size", size, 1)
-        if parents is not None and (parents.shape != (size, size) or parents.dtype.kind != "i"):
-            raise InvalidArgument(f"parents is {parents.dtype} of shape {parents.shape}: must be int {(size, size)}")
+        if parents is not None and (parents.shape != (size, size) or parents.dtype != np.int32):
+            raise InvalidArgument(f"parents is {parents.dtype} of shape {parents.shape}: must be int32 {(size, size)}")
         if sends is not None and (sends.shape != (size, size) or sends.dtype != np.bool_):
             raise InvalidArgument(f"sends is {sends.dtype} of shape {sends.shape}: must be bool {(size, size)}")
         own_keys, codecs = coded(as_keys(keys), codec)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench import factors_plots, factors_table
-from bench.factors_table import ALL, AUTO, DENSE, HUB, PEER, PRODUCT, REBUILD, SOME
+from bench.factors_table import ALL, AUTO, DENSE, HUB, PEER, PRODUCT, REBUILD, RELAYED, SOME
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -84,5 +84,5 @@ def test_every_way_ends_with_the_same_matrix_and_a_spoilt_value_is_found() -> No
         pytest.skip(ended.stderr)
     assert ended.returncode == 1, ended.stderr
     rows = json.loads(ended.stdout)["rows"]
-    assert {ALL, SOME, HUB, REBUILD, PRODUCT, AUTO, DENSE} <= {own["name"] for own in rows}
+    assert {ALL, SOME, RELAYED, HUB, REBUILD, PRODUCT, AUTO, DENSE} <= {own["name"] for own in rows}
     assert {own["wrong"] for own in rows if own["name"] != REBUILD} == {1}

@@ -667,3 +667,59 @@ def test_a_rank_has_no_dense_gradient_and_no_dense_sum(rule: Any) -> None:
 
     run_threads(ranks, body)
     assert sum(grown) < spare < matrix
+
+
+@pytest.mark.some(2)
+@on_both
+@settings(max_examples=8)
+@given(
+    shape=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    most=st.integers(1, 5),
+    blocks=st.integers(1, 3),
+    ranks=st.integers(1, 4),
+    cores=st.integers(1, 2),
+    rule=st.sampled_from([SGD(lr=0.5), SGD(lr=0.5, weight_decay=0.25), Momentum(lr=0.5, momentum=0.5)]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_fold_and_apply_among_peers_are_those_of_servers(
+    shape: tuple[int, int], most: int, blocks: int, ranks: int, cores: int, rule: Any, seed: int
+) -> None:
+    """A scale, steps that are skipped, squares and gathered sums: of factors from peer to peer as of dense updates."""
+
+    def body(ctx: hpcomm.Context) -> list[list[Any]]:
+        found = []
+        for topology, codec in (
+            (ParameterServer(), None),
+            (ParameterServer(), Factors(most, blocks)),
+            (PeerToPeer(), Factors(most, blocks)),
+            (PeerToPeer(), None),
+        ):
+            with exchange(ctx, {"w": shape}, topology, codec, cores=cores, rule=rule, split=True) as ex:
+                told: list[Any] = []
+                for step in range(5):
+                    pair = pairs_of(ctx.rank, step, (step + ctx.rank) % (most + 1), shape, seed)
+                    if step == 2 and ctx.rank == 1:
+                        ex.fold("w", nothing=True)
+                    else:
+                        ex.fold("w", dense(pair) if codec is None else pair)
+                    if step % 2 == 1:
+                        told += [ex.squares("w"), ex.gather("w").tobytes()]
+                    if step == 3:
+                        ex.skip("w")
+                    else:
+                        ex.apply("w", 0.5 if step else 1.0)
+                    told.append(ex.params["w"].tobytes())
+                found.append(told)
+        return found
+
+    every = run_threads(ranks, body)
+    assert all(found == every[0][0] for rank in every for found in rank)
+
+
+def test_split_is_refused_where_updates_pass_from_peer_to_peer() -> None:
+    def body(ctx: hpcomm.Context) -> str:
+        with pytest.raises(HpcommError) as told:
+            exchange(ctx, {"w": (4, 5)}, PeerToPeer(spread(3, 1), relay=True), Factors(2), split=True)
+        return str(told.value)
+
+    assert all("by way of rank" in told and "without split" in told for told in run_threads(3, body))

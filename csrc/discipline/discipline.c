@@ -17,6 +17,7 @@ static const hpc_discipline *const disciplines[] = {
     &hpc_discipline_server_ssp,
     &hpc_discipline_notify_ack,
     &hpc_discipline_async,
+    &hpc_discipline_split_peers,
     &hpc_discipline_split,
     &hpc_discipline_graph_bsp,
     &hpc_discipline_bsp,

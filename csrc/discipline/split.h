@@ -13,6 +13,7 @@ typedef struct hpc_split_ask {
     double scale;
     double unit, kept_unit; /* of the updates; of what encoders have kept of them */
     int keeps;              /* the owners have a mean that was neither applied nor skipped */
+    float *gathered;        /* among peers: the mean that was gathered last; NULL: none was */
     int first, last;        /* of the shares of the key */
 } hpc_split_ask;
 
@@ -44,6 +45,22 @@ typedef struct hpc_split_means {
 /* The action of all rows of a share, which is the same. */
 static inline int hpc_split_action(const hpc_engine *en, const hpc_share *share) {
     return en->plan->rows[share->rows[0]].action;
+}
+
+/* How an input came: hpc_work.came has one of these. Empty: its worker has no gradient. */
+enum { HPC_CAME = 1, HPC_CAME_EMPTY = 2 };
+
+/* The number of a row in its share, whose rows are in rising order. */
+static inline int hpc_split_place(const hpc_share *share, int row) {
+    int low = 0, high = share->n_rows - 1;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (share->rows[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 /* ---- the worker (split_worker.c) ---- */

@@ -17,9 +17,6 @@
 
 enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
 
-/* How an input came: hpc_work.came has one of these. */
-enum { CAME = 1, CAME_EMPTY = 2 };
-
 static const double UNKNOWN = -1; /* a sum of squares */
 
 /* A core's own: shares that have work, by their number among all shares. */
@@ -106,27 +103,14 @@ static hpc_share *lowest_work(const hpc_core *core) {
     return &core->engine->layout.shares[w * 64 + (size_t)__builtin_ctzll(list->words[w])];
 }
 
-/* The rows of a share are in rising order. */
-static int place_in_share(const hpc_share *share, int row) {
-    int low = 0, high = share->n_rows - 1;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (share->rows[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static char *how_of(const hpc_work *w) {
     const hpc_split_means *m = w->share->own;
-    return m->how + (size_t)place_in_share(w->share, w->index) * (size_t)m->most_inputs;
+    return m->how + (size_t)hpc_split_place(w->share, w->index) * (size_t)m->most_inputs;
 }
 
 /* No worker has a gradient. */
 static int is_empty(const hpc_work *w) {
-    return memchr(how_of(w), CAME, (size_t)w->row->n_in) == NULL;
+    return memchr(how_of(w), HPC_CAME, (size_t)w->row->n_in) == NULL;
 }
 
 /* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
@@ -136,7 +120,7 @@ static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
     int n = 0;
     inputs.n_updates = 0;
     for (int e = 0; e < w->row->n_in; e++) {
-        if (how[e] != CAME) continue;
+        if (how[e] != HPC_CAME) continue;
         core->bases[n] = core->bases[e];
         core->base_inputs[n] = core->base_inputs[e];
         core->base_weights[n++] = core->base_weights[e];
@@ -150,7 +134,7 @@ static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
 static int fold(hpc_core *core, hpc_work *w) {
     const hpc_split_means *m = w->share->own;
     const hpc_inputs inputs = present_inputs(core, w);
-    double *squares = &m->squares[place_in_share(w->share, w->index)];
+    double *squares = &m->squares[hpc_split_place(w->share, w->index)];
     *squares = m->squared || inputs.n == 0 ? 0 : UNKNOWN;
     return inputs.n == 0 ? 0 : hpc_row_fold(core, w, &inputs, m->squared ? squares : NULL);
 }
@@ -159,7 +143,7 @@ static void look_at_inputs(const hpc_core *core, hpc_work *w) {
     char *how = how_of(w);
     for (int e = 0; e < w->row->n_in; e++) {
         how[e] = atomic_load_explicit(&w->came[e], memory_order_relaxed);
-        if (how[e] == CAME) hpc_row_count_received(core, w, e);
+        if (how[e] == HPC_CAME) hpc_row_count_received(core, w, e);
     }
     hpc_row_took(w, 0);
     w->mean = NULL;
@@ -309,7 +293,7 @@ static int is_ahead(const hpc_share *share) {
 static int use_ahead(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     int place;
-    do place = place_in_share(share, m->ready[m->n_ahead++]->index);
+    do place = hpc_split_place(share, m->ready[m->n_ahead++]->index);
     while (m->finished[place]);
     return use_row(core, share, place);
 }
@@ -322,7 +306,7 @@ static int fold_next(hpc_core *core, hpc_share *share) {
     if (w->row->action == HPC_FORWARD)
         failed = forward(core, w);
     else if (applies_ahead(share))
-        failed = use_row(core, share, place_in_share(share, w->index));
+        failed = use_row(core, share, hpc_split_place(share, w->index));
     else if (!core->engine->inline_progress)
         failed = fold(core, w);
     if (failed) return failed;
@@ -383,7 +367,7 @@ static void inputs_came(hpc_core *core, hpc_share *share, int rank, int how) {
 
 int hpc_split_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     (void)slot;
-    inputs_came(core, share, rank, CAME);
+    inputs_came(core, share, rank, HPC_CAME);
     return 1;
 }
 
@@ -395,7 +379,7 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     if (hpc_engine_has_failed(en)) return;
     if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
-    if (how == CAME) {
+    if (how == HPC_CAME) {
         hpc_row_count_received(core, w, 0);
         hpc_row_pass_on(core, w, 0);
     } else if (w->sends_to_rows) {
@@ -420,7 +404,7 @@ static void came(hpc_core *core, hpc_work *w, int input, int how) {
 
 int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     (void)slot;
-    came(core, w, input, CAME);
+    came(core, w, input, HPC_CAME);
     return 1;
 }
 
@@ -428,7 +412,7 @@ int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
     const int input = w == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
     if (input < 0) return 0;
-    if (hpc_core_brings(core, event, "nothing for row", w->row->key, 0)) came(core, w, input, CAME_EMPTY);
+    if (hpc_core_brings(core, event, "nothing for row", w->row->key, 0)) came(core, w, input, HPC_CAME_EMPTY);
     return 1;
 }
 
@@ -436,7 +420,7 @@ static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
 static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     if (share == NULL || !hpc_feeds_share(core->engine, share, event->peer)) return 0;
     if (hpc_core_brings(core, event, "no gradient of share", share->key, 0))
-        inputs_came(core, share, event->peer, CAME_EMPTY);
+        inputs_came(core, share, event->peer, HPC_CAME_EMPTY);
     return 1;
 }
 

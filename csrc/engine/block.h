@@ -39,7 +39,7 @@ static inline int hpc_row_is_early(const hpc_engine *en) {
 }
 /* Whether a fold outlasts the work on its row: inputs are added as they come, or a mean is kept. */
 static inline int hpc_row_keeps_fold(const hpc_engine *en) {
-    return hpc_row_is_early(en) || en->discipline->split != NULL;
+    return hpc_row_is_early(en) || (en->discipline->split != NULL && !en->discipline->split->keeps_inputs);
 }
 /* Whether the discipline has the sums of a forward. */
 static inline int hpc_row_is_summed(const hpc_engine *en, const hpc_row *row) {

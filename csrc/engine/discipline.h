@@ -33,6 +33,10 @@ typedef struct hpc_splitting {
     /* The units in which updates are from the present fold on; those in which encoders hold what they have kept. */
     void (*set_unit)(hpc_engine *en, int key, double unit);
     double (*unit)(const hpc_engine *en, int key);
+    /* Rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is gathered by its worker's own
+     * core, into memory that gathered gives: NULL before the first gather of a key. */
+    int keeps_inputs;
+    float *(*gathered)(const hpc_engine *en, int key); /* NULL: hpc_gathered_at */
 } hpc_splitting;
 
 /* Pulls that ask owners, and have a signal of their own. */

@@ -42,6 +42,10 @@ struct hpc_row_kind {
      * is NULL. apply is the work on a mean, as the only input. NULL: the row has no parameters, or is never split. */
     int (*fold)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);
     int (*apply)(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args);
+    /* The same where a row keeps its inputs instead of a mean (kept.c). scaled is the work on scale times their fold.
+     * read writes the fold to to, and adds its squares to *squares; either may be NULL. */
+    int (*scaled)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);
+    int (*read)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to, double *squares);
 
     /* Writes the parameters that lie in a slot into the memory of workers that is mapped here. NULL: there are none. */
     void (*write)(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);

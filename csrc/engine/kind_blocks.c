@@ -3,6 +3,7 @@
  * add their inputs as they come, and apply the sum. */
 #include "engine/block.h"
 #include "engine/discipline.h"
+#include "engine/kept.h"
 #include "engine/kind.h"
 #include "engine/mean.h"
 #include "engine/prox.h"
@@ -37,6 +38,8 @@ const hpc_row_kind hpc_kind_blocks = {
     .work = work,
     .fold = hpc_blocks_mean,
     .apply = hpc_blocks_apply_mean,
+    .scaled = hpc_blocks_scaled,
+    .read = hpc_blocks_read,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
 };

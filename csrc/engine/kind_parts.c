@@ -5,6 +5,7 @@
 #include "engine/block.h"
 #include "engine/layout.h"
 #include "engine/pieces.h"
+#include "engine/prox.h"
 #include "engine/write.h"
 
 /* Elements of a part: what a codec prepares for a part it prepares once for so many. */
@@ -23,6 +24,10 @@ static int suits(const hpc_engine *en, const hpc_row *row) {
     return codec != NULL && codec->add_range != NULL && row->action == HPC_APPLY && !hpc_row_keeps_fold(en);
 }
 
+static size_t part_count(const hpc_work *w, size_t part) {
+    return w->row->count - part < PART ? w->row->count - part : PART;
+}
+
 hpc_row_room hpc_parts_room(const hpc_engine *en, const hpc_row *row) {
     hpc_row_room room = hpc_blocks_room(en, row);
     room.sum = hpc_row_floats(row, 1);
@@ -30,20 +35,43 @@ hpc_row_room hpc_parts_room(const hpc_engine *en, const hpc_row *row) {
     return room;
 }
 
-int hpc_parts_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    if (hpc_pieces_check_all(core, w, inputs) != 0) return -1;
+int hpc_parts_scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
+    const void *sum = w->acc;
+    if (hpc_pieces_check_all(core, w, inputs, 1) != 0) return -1;
     hpc_row_begin_step(core->engine, w, inputs->slot);
     for (size_t part = 0; part < w->row->count; part += PART) {
-        const size_t left = w->row->count - part, all = left < PART ? left : PART;
+        const size_t all = part_count(w, part);
         hpc_pieces_sum_range(core, w, inputs, part, all, w->acc);
+        if (scale != 1) core->engine->kernels->f32(w->acc, &sum, &scale, 1, all, 0);
         for (size_t from = part; from < part + all; from += HPC_BLOCK) {
             const size_t n = hpc_block_count(w, from);
-            if (hpc_block_apply(core, w, w->acc + (from - part), inputs->n_updates, args, from, n) != 0) return -1;
-            hpc_block_write(core, w, inputs->to, from, n);
+            if (hpc_block_apply(core, w, w->acc + (from - part), inputs->n_updates, args, from, n) != 0 ||
+                hpc_block_finish(core, w, inputs->to, args, from, n) != 0)
+                return -1;
         }
     }
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+int hpc_parts_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    return hpc_parts_scaled(core, w, inputs, args, 1);
+}
+
+/* The squares alone may be had without the fold. */
+int hpc_parts_read(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to,
+                   double *squares) {
+    (void)args;
+    if (hpc_pieces_check_all(core, w, inputs, 0) != 0) return -1;
+    if (to == NULL && hpc_pieces_squares(core, w, inputs, squares)) return 0;
+    for (size_t part = 0; part < w->row->count; part += PART) {
+        const size_t all = part_count(w, part);
+        float *sum = to != NULL ? to + part : w->acc;
+        hpc_pieces_sum_range(core, w, inputs, part, all, sum);
+        for (size_t from = part; from < part + all && squares != NULL; from += HPC_BLOCK)
+            *squares += core->engine->kernels->squares(sum + (from - part), hpc_block_count(w, from));
+    }
     return 0;
 }
 
@@ -52,6 +80,8 @@ const hpc_row_kind hpc_kind_pieces_parts = {
     .suits = suits,
     .room = hpc_parts_room,
     .work = hpc_parts_work,
+    .scaled = hpc_parts_scaled,
+    .read = hpc_parts_read,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
 };

@@ -1,6 +1,7 @@
 /* Rows in one pass: float32 is folded, applied and written to every worker by one kernel, which reads and writes memory
  * once. This is the default, and the fastest kind. */
 #include "engine/block.h"
+#include "engine/kept.h"
 #include "engine/kind.h"
 #include "engine/layout.h"
 #include "engine/mean.h"
@@ -68,6 +69,8 @@ const hpc_row_kind hpc_kind_pass = {
     .work = work,
     .fold = hpc_blocks_mean,
     .apply = apply,
+    .scaled = hpc_blocks_scaled,
+    .read = hpc_blocks_read,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
 };

@@ -1,5 +1,6 @@
 /* Rows that take pieces of variable length, or send them. Pieces are added one by one, as a whole, to a sum that begins
  * with zeros; then the rule goes by blocks. Where the rule is sgd a piece goes straight into the parameters. */
+#include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -61,6 +62,27 @@ static int fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
     return 0;
 }
 
+/* Rows that keep their inputs. */
+static int scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
+    const void *sum = w->acc;
+    if (add(core, w, inputs, args, 1) != 0) return -1;
+    core->engine->kernels->f32(w->acc, &sum, &scale, 1, (size_t)w->row->count, 0);
+    return apply_sum(core, w, inputs, args);
+}
+
+static int read_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to,
+                    double *squares) {
+    (void)args;
+    memset(w->acc, 0, (size_t)w->row->count * sizeof *w->acc);
+    for (int i = 0; i < inputs->n; i++)
+        if (hpc_pieces_add_again(core, w, inputs->from[i], inputs->bases[i], inputs->weights[i], w->acc) != 0)
+            return -1;
+    w->mean = w->acc;
+    if (squares != NULL) *squares += hpc_row_squares(core, w);
+    if (to != NULL) memcpy(to, w->acc, (size_t)w->row->count * sizeof *to);
+    return 0;
+}
+
 const hpc_row_kind hpc_kind_pieces = {
     .name = "pieces",
     .suits = takes_pieces,
@@ -68,6 +90,8 @@ const hpc_row_kind hpc_kind_pieces = {
     .work = work,
     .fold = fold,
     .apply = hpc_blocks_apply_mean,
+    .scaled = scaled,
+    .read = read_sum,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
 };
@@ -123,6 +147,15 @@ static int work_by_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, co
     return take_sum(core, w) != 0 ? -1 : work(core, w, inputs, args);
 }
 
+static int scaled_by_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
+    return take_sum(core, w) != 0 ? -1 : scaled(core, w, inputs, args, scale);
+}
+
+static int read_by_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to,
+                       double *squares) {
+    return take_sum(core, w) != 0 ? -1 : read_sum(core, w, inputs, args, to, squares);
+}
+
 /* sgd changes nothing but what a piece has: that is added to the parameters, times minus the rate. The bits are those
  * of a sum that begins with zeros. A weight of the piece, or a decay of the parameters, needs the sum. */
 static int work_in_place(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
@@ -144,6 +177,8 @@ const hpc_row_kind hpc_kind_pieces_in_place = {
     .suits = suits_in_place,
     .room = hpc_blocks_room,
     .work = work_in_place,
+    .scaled = scaled_by_sum,
+    .read = read_by_sum,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
 };
@@ -158,12 +193,13 @@ static hpc_row_room room_all(const hpc_engine *en, const hpc_row *row) {
     return hpc_row_pieces(en, row)->add_range != NULL ? hpc_parts_room(en, row) : hpc_blocks_room(en, row);
 }
 
-/* A decay of the parameters needs the sum. */
-static int work_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+/* A decay of the parameters needs the sum, and so does a scale that is NaN: then all parameters become NaN. */
+static int scaled_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
     const double rate = args[1], decay = args[2];
-    if (decay != 0 && w->in_codec->add_range != NULL) return hpc_parts_work(core, w, inputs, args);
-    if (decay != 0) return work_by_sum(core, w, inputs, args);
-    if (hpc_pieces_add_all(core, w, inputs, rate, hpc_row_target(w)) != 0) return -1;
+    const int sums = decay != 0 || isnan(scale);
+    if (sums && w->in_codec->add_range != NULL) return hpc_parts_scaled(core, w, inputs, args, scale);
+    if (sums) return scale == 1 ? work_by_sum(core, w, inputs, args) : scaled_by_sum(core, w, inputs, args, scale);
+    if (hpc_pieces_add_all(core, w, inputs, rate * scale, hpc_row_target(w)) != 0) return -1;
     if (hpc_prox_row(core, w, args) != 0) return -1;
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params != NULL && hpc_goes_to(inputs->to, &w->outputs[o]))
@@ -174,11 +210,23 @@ static int work_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
     return 0;
 }
 
+static int work_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    return scaled_all(core, w, inputs, args, 1);
+}
+
+static int read_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to,
+                    double *squares) {
+    return w->in_codec->add_range != NULL ? hpc_parts_read(core, w, inputs, args, to, squares)
+                                          : read_by_sum(core, w, inputs, args, to, squares);
+}
+
 const hpc_row_kind hpc_kind_pieces_all = {
     .name = "all pieces at once",
     .suits = suits_all,
     .room = room_all,
     .work = work_all,
+    .scaled = scaled_all,
+    .read = read_all,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
 };

@@ -149,8 +149,9 @@ static int find_keys(hpc_engine *en, const char *op) {
             const int forwards = plan->rows[share->rows[0]].action == HPC_FORWARD, wraps = share->owner <= rank;
             if (forwards == (round < 2) && wraps == round % 2) add_share(en, s);
         }
-    en->layout.depth =
-        en->discipline->split != NULL ? 1 : plan->rows[0].depth; /* a plan has one, and a key one codec */
+    const hpc_splitting *split = en->discipline->split;
+    const int keeps_mean = split != NULL && !split->keeps_inputs;
+    en->layout.depth = keeps_mean ? 1 : plan->rows[0].depth; /* a plan has one, and a key one codec */
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         for (int e = 0; e < row->n_in; e++) {
@@ -167,7 +168,7 @@ static int find_keys(hpc_engine *en, const char *op) {
         int status = en->keys[k].codec->addressable ? HPC_OK : hpc_pieces_find(en, k, row, op);
         if (status != HPC_OK) return status;
         en->layout.dense_at[k] = en->layout.dense_bytes;
-        if (en->discipline->split != NULL && !en->keys[k].codec->plain) en->layout.dense_bytes += dense_bytes(en, k);
+        if (keeps_mean && !en->keys[k].codec->plain) en->layout.dense_bytes += dense_bytes(en, k);
         en->layout.gradient_bytes +=
             aligned(en->keys[k].codec->addressable ? en->keys[k].codec->max_bytes(NULL, plan->keys[k].count)
                                                    : en->pieces[k].slot_bytes,

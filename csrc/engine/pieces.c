@@ -404,14 +404,14 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
     return 0;
 }
 
-/* Notes the pieces of all inputs in core->pieces, and counts them as received: the bytes of all. */
-static uint64_t gather(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs) {
+/* Notes the pieces of all inputs in core->pieces, and counts them as received, if they count: the bytes of all. */
+static uint64_t gather(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, int counts) {
     const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
     uint64_t nbytes = 0;
     for (int i = 0; i < inputs->n; i++) {
         const size_t its = codec->length(w->config, inputs->bases[i], w->row->count);
         core->pieces[i] = (hpc_codec_input){inputs->bases[i], (int64_t)its, inputs->weights[i]};
-        hpc_count_received(core->engine, inputs->from[i]->rank, its);
+        if (counts) hpc_count_received(core->engine, inputs->from[i]->rank, its);
         nbytes += its;
     }
     return nbytes;
@@ -426,7 +426,7 @@ static void count_decoded(hpc_core *core, hpc_work *w, uint64_t nbytes, double s
 int hpc_pieces_add_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double rate, float *param) {
     const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
     const double since = hpc_now();
-    const uint64_t nbytes = gather(core, w, inputs);
+    const uint64_t nbytes = gather(core, w, inputs, 1);
     int wrong = 0;
     int status = codec->add_all(w->config, param, (int64_t)w->row->count, core->pieces, inputs->n, rate, &wrong);
     if (status != 0) {
@@ -437,17 +437,17 @@ int hpc_pieces_add_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, do
     return 0;
 }
 
-int hpc_pieces_check_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+int hpc_pieces_check_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int counts) {
     const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
     const double since = hpc_now();
-    const uint64_t nbytes = gather(core, w, inputs);
+    const uint64_t nbytes = gather(core, w, inputs, counts);
     int wrong = 0;
     int status = codec->check_all(w->config, (int64_t)w->row->count, core->pieces, inputs->n, &wrong);
     if (status != 0) {
         cannot_decode(core, w, inputs->from[wrong]->rank, status);
         return -1;
     }
-    count_decoded(core, w, nbytes, since);
+    if (counts) count_decoded(core, w, nbytes, since);
     return 0;
 }
 
@@ -457,6 +457,15 @@ void hpc_pieces_sum_range(hpc_core *core, hpc_work *w, const hpc_inputs *inputs,
     memset(sum, 0, n * sizeof *sum);
     codec->add_range(w->config, (int64_t)w->row->count, core->pieces, inputs->n, from, n, sum);
     hpc_tally_add_seconds(&w->decode_seconds, hpc_now() - since);
+}
+
+int hpc_pieces_squares(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
+    const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
+    double sum = 0;
+    if (codec->squares == NULL || !codec->squares(w->config, (int64_t)w->row->count, core->pieces, inputs->n, &sum))
+        return 0;
+    *squares += sum;
+    return 1;
 }
 
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {

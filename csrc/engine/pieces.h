@@ -55,9 +55,11 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
 /* Takes rate times the weighted sum of all inputs from param, in one pass (hpc_codec.add_all). Nonzero as above. */
 int hpc_pieces_add_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double rate, float *param);
 /* For codecs with add_range. Whether all inputs are pieces: nonzero when one is none, and then the exchange has failed.
- * After that, elements from to from + n of their weighted sum into sum, as often as is needed. */
-int hpc_pieces_check_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
+ * counts: they are counted as received and folded. After that, elements from to from + n of their weighted sum into
+ * sum, as often as is needed; or whether their codec knows the sum of squares of all elements without it. */
+int hpc_pieces_check_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int counts);
 void hpc_pieces_sum_range(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, size_t from, size_t n, float *sum);
+int hpc_pieces_squares(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
 /* Brings the encoder of a row up to date, once: its last piece may have been left out, and its last fold may be over.
  * The caller is the row's core, or has paused it; packing is the caller's. */
 void hpc_pieces_settle(hpc_engine *en, hpc_work *w, const hpc_packing *packing);

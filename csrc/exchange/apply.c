@@ -64,6 +64,7 @@ const float *hpc_exchange_gathered(const hpc_exchange *ex, int key) {
     const hpc_engine *en = hpc_engine_at(ex, &key);
     if (en == NULL || en->discipline->split == NULL) return NULL;
     const int me = en->context->group.rank;
+    if (en->discipline->split->gathered != NULL) return en->discipline->split->gathered(en, key);
     if (!en->layout.places[me].gives) return NULL;
     return (const float *)(const void *)(hpc_own_part(en) + hpc_gathered_at(en, me, key));
 }

@@ -1,0 +1,459 @@
+/* Fold and apply in two calls among peers: each rank says what becomes of its own fold. All numbers are whole, so that
+ * a sum has the same bits in every order. */
+#include <math.h>
+
+#include "engine/kind.h"
+#include "exchange_plans.h"
+#include "inside.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL };
+
+/* In an arg. PARTIAL: each sends to the two behind it. FACTORS: the first key goes as pairs of vectors. */
+enum { THREADS = 1, PARTIAL = 2, FACTORS = 4, HALF = 8, MOMENTUM = 16, DEEP = 32, ROWS = 24, COLUMNS = 5, PAIRS = 3 };
+
+typedef struct game {
+    job j;
+    hpc_plan *plan;
+    hpc_codec_config factors;
+    const hpc_codec_config *codecs[JOB_KEYS];
+    int wires[JOB_KEYS], arg;
+    unsigned char sends[RANKS_MAX * RANKS_MAX];
+} game;
+
+static bool hears(const rank *r, int arg, int to, int from) {
+    return !(arg & PARTIAL) || (to - from + r->size) % r->size <= 2;
+}
+
+static void plan_of(game *g, const rank *r, int depth) {
+    hpc_peer_to_peer all;
+    hpc_peer_to_peer_init(&all);
+    all.keys = g->j.keys, all.n_keys = g->j.n_keys, all.workers = g->j.workers, all.n_workers = g->j.n_workers;
+    all.sends = g->sends, all.cores = 2, all.chunk = 2048, all.sum = 1, all.depth = depth;
+    all.wires = g->wires, all.n_wires = g->j.n_keys;
+    CHECK_OK(hpc_plan_peer_to_peer(&all, &g->plan));
+    CHECK_OK(hpc_plan_check(g->plan, r->size));
+    g->j.plan = g->plan;
+}
+
+static game *game_new(const rank *r, int arg) {
+    game *g = calloc(1, sizeof *g);
+    job *j = &g->j;
+    job_init(j, r);
+    g->arg = arg;
+    j->split = 1;
+    j->rule = arg & MOMENTUM ? "momentum" : "sgd";
+    if (arg & MOMENTUM) j->args[3] = 0.5;
+    j->progress = arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
+    for (int from = 0; from < r->size; from++)
+        for (int to = 0; to < r->size; to++) g->sends[from * r->size + to] = hears(r, arg, to, from);
+    for (int k = 0; k < j->n_keys; k++) g->wires[k] = arg & HALF ? HPC_F16 : HPC_F32;
+    if (arg & FACTORS) {
+        j->keys[0].count = j->keys[0].unit = (uint64_t)(ROWS * COLUMNS);
+        hpc_codec_config_init(&g->factors);
+        g->factors.rows = ROWS, g->factors.columns = COLUMNS, g->factors.pairs = PAIRS;
+        g->factors.unit = j->keys[0].count;
+        g->codecs[0] = &g->factors;
+        g->wires[0] = HPC_FACTORS;
+    }
+    plan_of(g, r, arg & DEEP ? 4 : 2);
+    return g;
+}
+
+static int create(const rank *r, const game *g, int consistency, hpc_exchange **e) {
+    hpc_exchange_config c;
+    hpc_exchange_config_init(&c);
+    c.consistency = consistency, c.progress = g->j.progress, c.split = g->j.split;
+    if (consistency == HPC_SSP) c.staleness = 1;
+    if (g->arg & FACTORS) c.codecs = g->codecs;
+    return job_create_with(r, &g->j, &c, -1, e);
+}
+
+static hpc_exchange *game_open(const rank *r, const game *g) {
+    hpc_exchange *e = NULL;
+    CHECK_OK(create(r, g, HPC_BSP, &e));
+    return e;
+}
+
+static void game_free(game *g) {
+    hpc_plan_free(g->plan);
+    free(g);
+}
+
+static void end(hpc_exchange *e, game *g) {
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+    game_free(g);
+}
+
+/* ---- updates ---- */
+
+static float element(int worker, int step, int key, uint64_t i) {
+    return (float)(worker + 1 + step % 3 + key + (int)(i % 5));
+}
+
+static int pairs_of(int worker, int step) {
+    return (worker + step) % (PAIRS + 1);
+}
+
+static float u_of(int worker, int step, int pair, uint64_t row) {
+    return (float)((int)(row + (uint64_t)(worker + step)) % 3 + pair - 1);
+}
+
+static float v_of(int worker, int step, int pair, uint64_t column) {
+    return (float)((int)(column + (uint64_t)(2 * worker + step)) % 4 - pair);
+}
+
+static double update(const game *g, int worker, int step, int key, uint64_t i) {
+    if (key > 0 || !(g->arg & FACTORS)) return (double)element(worker, step, key, i);
+    double sum = 0;
+    for (int k = 0; k < pairs_of(worker, step); k++)
+        sum += (double)u_of(worker, step, k, i / COLUMNS) * (double)v_of(worker, step, k, i % COLUMNS);
+    return sum;
+}
+
+static bool is_empty(int who, int step, int key) {
+    return step % 5 == 4 && (who + key + step / 5) % 2 == 0;
+}
+
+static double *sum_of(const rank *r, const game *g, int step, int key) {
+    double *sum = calloc(g->j.keys[key].count, sizeof *sum);
+    CHECK(sum);
+    for (int who = 0; who < r->size; who++)
+        for (uint64_t i = 0; i < g->j.keys[key].count; i++)
+            if (hears(r, g->arg, r->rank, who) && !is_empty(who, step, key)) sum[i] += update(g, who, step, key, i);
+    return sum;
+}
+
+static uint64_t start(const rank *r, const game *g, hpc_exchange *e, int key, int step, int flags) {
+    uint64_t ticket;
+    if (flags == HPC_PUSH && is_empty(r->rank, step, key)) {
+        CHECK_OK(hpc_exchange_fold_nothing(e, key, -1, &ticket));
+    } else if (key == 0 && g->arg & FACTORS) {
+        hpc_factors f;
+        CHECK_OK(hpc_exchange_factors(e, 0, -1, &f));
+        *f.count = pairs_of(r->rank, step);
+        for (int k = 0; k < *f.count; k++) {
+            for (uint64_t i = 0; i < f.rows; i++) f.u[(uint64_t)k * f.rows + i] = u_of(r->rank, step, k, i);
+            for (uint64_t i = 0; i < f.columns; i++) f.v[(uint64_t)k * f.columns + i] = v_of(r->rank, step, k, i);
+        }
+        CHECK_OK(hpc_exchange_start(e, 0, flags, NULL, -1, &ticket));
+    } else {
+        float *values = malloc(g->j.keys[key].count * sizeof *values);
+        for (uint64_t i = 0; i < g->j.keys[key].count; i++) values[i] = element(r->rank, step, key, i);
+        CHECK_OK(hpc_exchange_start(e, key, flags, values, -1, &ticket));
+        free(values);
+    }
+    return ticket;
+}
+
+static void do_wait(hpc_exchange *e, int key, uint64_t ticket) {
+    CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
+}
+
+static void fold(const rank *r, const game *g, hpc_exchange *e, int key, int step) {
+    do_wait(e, key, start(r, g, e, key, step, HPC_PUSH));
+}
+
+static void apply(hpc_exchange *e, int key, double scale) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_apply(e, key, scale, -1, &ticket));
+    do_wait(e, key, ticket);
+}
+
+static void skip(hpc_exchange *e, int key) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_skip(e, key, -1, &ticket));
+    do_wait(e, key, ticket);
+}
+
+static void check_squares(hpc_exchange *e, int key, double expected) {
+    double found = -1;
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_squares(e, key, -1, &ticket));
+    do_wait(e, key, ticket);
+    CHECK_OK(hpc_exchange_get_squares(e, key, &found));
+    CHECK_EQ(found, expected);
+}
+
+static void check_gathered(const rank *r, const game *g, hpc_exchange *e, int key, const double *sum) {
+    const uint64_t count = g->j.keys[key].count;
+    float *mean = malloc(count * sizeof *mean);
+    uint64_t ticket;
+    for (uint64_t i = 0; i < count; i++) mean[i] = (float)sum[i];
+    CHECK_OK(hpc_exchange_gather(e, key, -1, &ticket));
+    do_wait(e, key, ticket);
+    CHECK(same_floats(hpc_exchange_gathered(e, key), mean, count, "gathered", r->rank, key));
+    free(mean);
+}
+
+/* ---- what comes out ---- */
+
+/* Folds that are applied with a scale, skipped, looked at, or replaced; and workers without a gradient. */
+static void between(rank *r) {
+    game *g = game_new(r, r->arg);
+    reference ref;
+    hpc_exchange *e = game_open(r, g);
+    const int steps = ranks_rounds(14);
+    reference_init(&ref, &g->j);
+    for (int step = 0; step < steps; step++)
+        for (int key = 0; key < g->j.n_keys; key++) {
+            double *sum = sum_of(r, g, step, key), squares = 0;
+            for (uint64_t i = 0; i < g->j.keys[key].count; i++) squares += sum[i] * sum[i];
+            if (step % 6 == 5) fold(r, g, e, key, step + 1); /* which is replaced */
+            fold(r, g, e, key, step);
+            for (int twice = 0; twice < step % 3; twice++) check_squares(e, key, squares);
+            if (step % 4 == 1) check_gathered(r, g, e, key, sum);
+            if (step % 4 == 3) {
+                skip(e, key);
+            } else {
+                const double scale = step % 2 ? 0.5 : 1;
+                for (uint64_t i = 0; i < g->j.keys[key].count; i++) sum[i] *= scale;
+                apply(e, key, scale);
+                reference_apply(&ref, key, sum);
+            }
+            reference_check(&ref, r, e, key);
+            free(sum);
+        }
+    reference_free(&ref);
+    end(e, g);
+}
+
+/* Folds and pulls of all keys are under way at once, and ranks apply them in different orders. */
+static void at_once(rank *r) {
+    game *g = game_new(r, r->arg);
+    reference ref;
+    uint64_t tickets[JOB_KEYS];
+    hpc_exchange *e = game_open(r, g);
+    const int steps = ranks_rounds(9), n = g->j.n_keys;
+    reference_init(&ref, &g->j);
+    for (int step = 0; step < steps; step++) {
+        if (step % 5 == 4) continue; /* where some have no gradient */
+        for (int i = 0; i < n; i++) {
+            const int key = (i + r->rank) % n;
+            tickets[key] = start(r, g, e, key, step, step % 2 ? BOTH : HPC_PUSH);
+            if (step % 2 == 0) CHECK_OK(hpc_exchange_apply(e, key, 1, -1, &tickets[key]));
+        }
+        for (int key = 0; key < n; key++) {
+            double *sum = sum_of(r, g, step, key);
+            do_wait(e, key, tickets[key]);
+            reference_apply(&ref, key, sum);
+            reference_check(&ref, r, e, key);
+            free(sum);
+        }
+    }
+    CHECK_EQ(hpc_exchange_apply(e, 0, 1, -1, &tickets[0]), HPC_ERR_INVALID);
+    CHECK_MESSAGE("has no fold on rank");
+    reference_free(&ref);
+    end(e, g);
+}
+
+/* A scale of factors under sgd has the bits of a rate that is scaled, whatever the numbers; and no sum is made. */
+static void scaled_rate(rank *r) {
+    const double rate = 0.3, scale = 0.7;
+    double args[HPC_RULE_ARGS];
+    game *two = game_new(r, FACTORS), *one = game_new(r, FACTORS);
+    one->j.split = 0;
+    two->j.args[1] = rate, one->j.args[1] = rate * scale;
+    hpc_exchange *e = game_open(r, two), *whole = game_open(r, one);
+    CHECK(inside(e)->work[0].kind == &hpc_kind_pieces_all);
+    CHECK(inside(e)->layout.dense_bytes == 0 && inside(e)->pieces[0].source == NULL);
+    memcpy(args, two->j.args, sizeof args);
+    for (int step = 0; step < 4; step++) {
+        args[1] = rate + step, one->j.args[1] = (rate + step) * scale;
+        CHECK_OK(hpc_exchange_set_args(e, 0, args)); /* of the apply */
+        CHECK_OK(hpc_exchange_set_args(whole, 0, one->j.args));
+        fold(r, two, e, 0, step);
+        apply(e, 0, scale);
+        do_wait(whole, 0, start(r, one, whole, 0, step, BOTH));
+        CHECK(same_floats(hpc_exchange_params(e, 0), hpc_exchange_params(whole, 0), ROWS * COLUMNS, "scaled", r->rank,
+                          0));
+    }
+    fold(r, two, e, 0, 1);
+    apply(e, 0, NAN);
+    for (uint64_t i = 0; i < ROWS * COLUMNS; i++) CHECK(isnan(hpc_exchange_params(e, 0)[i]));
+    end(whole, one);
+    end(e, two);
+}
+
+/* Keys of peers and keys with servers are two configurations of one exchange. */
+static void mixed(rank *r) {
+    game *g = game_new(r, r->arg);
+    job hub;
+    job_config first, second;
+    hpc_exchange_config c;
+    hpc_exchange *e = NULL;
+    reference ref, of_hub;
+    const int n = g->j.n_keys;
+    job_init(&hub, r);
+    hub.split = 1;
+    job_number(&hub, n);
+    hpc_exchange_config_init(&c);
+    c.split = 1;
+    job_config_init(&second, r, &hub, &c);
+    if (g->arg & FACTORS) c.codecs = g->codecs;
+    job_config_init(&first, r, &g->j, &c);
+    first.config.next = &second.config;
+    CHECK_OK(hpc_exchange_create(r->context, &first.config, -1, &e));
+    reference_init(&ref, &g->j);
+    reference_init(&of_hub, &hub);
+    for (int step = 0; step < 4; step++) {
+        uint64_t tickets[2 * JOB_KEYS];
+        for (int key = n; key-- > 0;) {
+            tickets[n + key] = job_start(r, &hub, e, key, step, HPC_PUSH, false);
+            tickets[key] = start(r, g, e, key, step, HPC_PUSH);
+        }
+        for (int key = 0; key < 2 * n; key++) do_wait(e, key, tickets[key]);
+        for (int key = 0; key < 2 * n; key++) {
+            if (step == 1)
+                skip(e, key);
+            else
+                apply(e, key, 1);
+        }
+        for (int key = 0; key < n; key++) {
+            double *sum = sum_of(r, g, step, key);
+            double *of_all = calloc(hub.keys[key].count, sizeof *of_all);
+            for (int who = 0; who < r->size; who++)
+                for (uint64_t i = 0; i < hub.keys[key].count; i++)
+                    of_all[i] += (double)job_gradient(&hub, who, step, key, i);
+            if (step != 1) reference_apply(&ref, key, sum);
+            if (step != 1) reference_apply(&of_hub, key, of_all);
+            reference_check(&ref, r, e, key);
+            reference_check(&of_hub, r, e, key);
+            free(sum);
+            free(of_all);
+        }
+    }
+    reference_free(&ref);
+    reference_free(&of_hub);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+    job_config_free(&first);
+    job_config_free(&second);
+    game_free(g);
+}
+
+/* ---- ranks that differ, stand, close and die ---- */
+
+/* A rank skips a fold that the others apply: its copy lacks that update, and the next step is right everywhere. */
+static void one_skips(rank *r) {
+    game *g = game_new(r, r->arg);
+    hpc_exchange *e = game_open(r, g);
+    reference ref;
+    reference_init(&ref, &g->j);
+    for (int step = 0; step < 3; step++) {
+        double *sum = sum_of(r, g, step, 0);
+        fold(r, g, e, 0, step);
+        if (step == 1 && r->rank == 1) {
+            skip(e, 0);
+        } else {
+            apply(e, 0, 1);
+            reference_apply(&ref, 0, sum);
+        }
+        reference_check(&ref, r, e, 0);
+        free(sum);
+    }
+    reference_free(&ref);
+    end(e, g);
+}
+
+/* The last rank stands between fold and apply. The others apply, fold again, and wait for its next fold, by name; their
+ * pulls wait for the same. */
+static void stands_between(rank *r) {
+    const int still = r->size - 1;
+    uint64_t ticket;
+    game *g = game_new(r, r->arg);
+    hpc_exchange *e = game_open(r, g);
+    fold(r, g, e, 0, 0);
+    if (r->rank == still) {
+        rank_await(r, 0, (uint64_t)still);
+        apply(e, 0, 1);
+        fold(r, g, e, 0, 1);
+        apply(e, 0, 1);
+    } else {
+        apply(e, 0, 1);
+        const uint64_t push = start(r, g, e, 0, 1, HPC_PUSH);
+        CHECK_OK(hpc_exchange_apply(e, 0, 1, -1, &ticket));
+        CHECK_STATUS(hpc_exchange_wait(e, 0, r->rank % 2 ? push : ticket, 0.3), HPC_ERR_TIMEOUT);
+        CHECK_EQ(hpc_last_error()->n_culprits, 1);
+        CHECK_EQ(hpc_last_error()->culprits[0].rank, still);
+        atomic_fetch_add(&r->board[0], 1);
+        do_wait(e, 0, ticket);
+    }
+    end(e, g);
+}
+
+/* The last rank dies between fold and apply. */
+static void dies_between(rank *r) {
+    const int victim = r->size - 1;
+    game *g = game_new(r, r->arg);
+    hpc_exchange *e = game_open(r, g);
+    fold(r, g, e, 1, 0);
+    rank_meet(r);
+    if (r->rank == victim) {
+        rank_die(r);
+    } else {
+        int status = HPC_OK;
+        for (int step = 1; status == HPC_OK && step < 1000; step++) {
+            uint64_t ticket;
+            float *values = calloc(g->j.keys[1].count, sizeof *values);
+            status = hpc_exchange_apply(e, 1, 1, -1, &ticket);
+            if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
+            if (status == HPC_OK) status = hpc_exchange_start(e, 1, HPC_PUSH, values, -1, &ticket);
+            if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
+            free(values);
+        }
+        CHECK_EQ(status, HPC_ERR_PEER);
+        CHECK(ranks_error_names(victim));
+    }
+    hpc_exchange_free(e);
+    game_free(g);
+}
+
+/* A rank closes with a fold that it has neither applied nor skipped; the others may apply theirs. */
+static void closes_between(rank *r) {
+    game *g = game_new(r, r->arg);
+    hpc_exchange *e = game_open(r, g);
+    for (int key = 0; key < g->j.n_keys; key++) {
+        fold(r, g, e, key, 0);
+        if (r->rank != 1) apply(e, key, 0.5);
+    }
+    end(e, g);
+}
+
+static void refused(rank *r) {
+    game *g = game_new(r, 0);
+    hpc_exchange *e = NULL;
+    CHECK_STATUS(create(r, g, HPC_SSP, &e), HPC_ERR_UNSUPPORTED);
+    CHECK_MESSAGE("split needs BSP with servers or peers, without a quorum; here is SSP among peers");
+    hpc_plan_free(g->plan);
+    plan_of(g, r, 1);
+    CHECK_STATUS(create(r, g, HPC_BSP, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("the plan has depth 1; split among peers needs 2 or more");
+    game_free(g);
+}
+
+int main(int argc, char **argv) {
+    static const ranks_case cases[] = {
+        {.name = "between", .size = 3, .run = between, .arg = FACTORS},
+        {.name = "between_threads", .size = 4, .run = between, .arg = FACTORS | THREADS},
+        {.name = "between_partial", .size = 5, .run = between, .arg = FACTORS | PARTIAL},
+        {.name = "between_half", .size = 3, .run = between, .arg = HALF | MOMENTUM},
+        {.name = "between_momentum", .size = 3, .run = between, .arg = FACTORS | MOMENTUM | DEEP},
+        {.name = "between_alone", .size = 1, .run = between, .arg = FACTORS},
+        {.name = "between_hosts", .size = 4, .run = between, .arg = FACTORS, .per_host = 2},
+        {.name = "at_once", .size = 3, .run = at_once, .arg = FACTORS},
+        {.name = "at_once_threads", .size = 4, .run = at_once, .arg = FACTORS | THREADS},
+        {.name = "at_once_partial", .size = 5, .run = at_once, .arg = PARTIAL | MOMENTUM},
+        {.name = "at_once_sleepy", .size = 3, .run = at_once, .arg = FACTORS | THREADS, .sleepy = true},
+        {.name = "scaled_rate", .size = 3, .run = scaled_rate},
+        {.name = "mixed", .size = 3, .run = mixed, .arg = FACTORS},
+        {.name = "one_skips", .size = 3, .run = one_skips, .arg = FACTORS},
+        {.name = "stands_between", .size = 3, .run = stands_between, .arg = FACTORS, .where = RANKS_UNSEEDED},
+        {.name = "dies_between", .size = 3, .run = dies_between, .arg = FACTORS, .victims = 4, .timeout = 30},
+        {.name = "closes_between", .size = 3, .run = closes_between, .arg = FACTORS},
+        {.name = "closes_between_threads", .size = 4, .run = closes_between, .arg = FACTORS | THREADS},
+        {.name = "refused", .size = 2, .run = refused},
+        {0},
+    };
+    return ranks_main(argc, argv, cases);
+}
