@@ -48,8 +48,8 @@ class SplitCalls(Calls):
     ends in _nb and returns a Handle; apply_nb or skip_nb may be started behind fold_nb.
 
     Among peers (PeerToPeer) each rank keeps the updates that come to it, and its calls are for its own parameters: they
-    wait for no call of another rank, and no rank is told when calls, scales or hyper-parameters differ. Copies stay equal
-    while all ranks make the same calls.
+    wait for no call of another rank, and no rank is told when calls, scales or hyper-parameters differ. Copies stay
+    equal while all ranks make the same calls.
     """
 
     __slots__ = ()
@@ -121,8 +121,8 @@ class SplitCalls(Calls):
     def gather_nb(self, name: str, timeout: float | None = None) -> Gathering:
         """Starts a gather: every worker gets the mean, whatever the codec; wait of the handle returns it as a float32
         array of the key's shape. Where updates are float32 or pieces it lies in the array of gradient(name), and the
-        worker may write that again; among peers it lies beside it, in memory that the first gather of a key takes. The owners still keep the mean: apply, skip, or another fold, which replaces it,
-        follows."""
+        worker may write that again; among peers it lies beside it, in memory that the first gather of a key takes. The
+        owners still keep the mean: apply, skip, or another fold, which replaces it, follows."""
         key = self._key(name)
         return Gathering(self, key, self._use(key, _core.exchange_gather, timeout), pulls=False)
 
@@ -132,8 +132,8 @@ class SplitCalls(Calls):
 
     def squares_nb(self, name: str, timeout: float | None = None) -> Squares:
         """Starts to ask for the sum of squares of the mean of a key; wait of the handle returns it: in float64, the
-        same bits on all ranks that fold the same updates. The owners still keep the mean. Among peers that of factors is
-        the sum over all two pairs of (u . u') (v . v'), and no matrix is made."""
+        same bits on all ranks that fold the same updates. The owners still keep the mean. Among peers that of factors
+        is the sum over all two pairs of (u . u') (v . v'), and no matrix is made."""
         key = self._key(name)
         return Squares(self, key, self._use(key, _core.exchange_squares, timeout), pulls=False)
 
