@@ -404,14 +404,15 @@ static void closes_early(rank *r) {
     end(e, p);
 }
 
-/* A rank dies: all others are told its name. */
+/* A rank dies between a push and its pull, where updates go on by way of it: all others are told its name. */
 static void dies(rank *r) {
-    const int victim = r->size - 1;
+    const int victim = r->arg & RELAY ? 1 : r->size - 1;
     peers *p = peers_new(r);
     hpc_exchange *e = peers_open(r, p);
     train(r, p, e, 0, 3);
     rank_meet(r);
     if (r->rank == victim) {
+        start(r, p, e, 1, 3);
         rank_die(r);
     } else {
         int status = HPC_OK;
@@ -514,7 +515,8 @@ int main(int argc, char **argv) {
         {.name = "rates_relay_whole", .size = 4, .run = rates, .arg = RELAY | THREADS},
         {.name = "rates_differ_relay", .size = 4, .run = rates_differ, .arg = RELAY, .apart = true},
         {.name = "closes_early_relay", .size = 4, .run = closes_early, .arg = RELAY | 1},
-        {.name = "dies_relay", .size = 5, .run = dies, .arg = RELAY, .victims = 16, .timeout = 30},
+        {.name = "dies_relay", .size = 5, .run = dies, .arg = RELAY, .victims = 2, .timeout = 30},
+        {.name = "dies_relay_stale", .size = 5, .run = dies, .arg = RELAY | 2, .victims = 2, .timeout = 30},
         {.name = "totals_factors", .size = 4, .run = totals, .arg = FACTORS | THREADS | 3},
         {.name = "totals_partial", .size = 5, .run = totals, .arg = PARTIAL | FACTORS | 2},
         {.name = "totals_most_stale", .size = 3, .run = totals, .arg = 30},
