@@ -234,7 +234,7 @@ static void test_refusals(void) {
     REFUSED(h.chunk = 100, "chunk is 100 bytes");
     REFUSED(h.depth = 33, "depth is 33");
     REFUSED(h.sum = 2, "sum is 2");
-    REFUSED(h.wire = 12, "wire is 12");
+    REFUSED(h.wire = 13, "wire is 13");
     REFUSED(h.codec_out = HPC_THRESHOLD, "codec_out is 8; must be 0 (float32), 2 (float16), 3 (bfloat16)");
     REFUSED((h.wires = wires, h.n_wires = 3), "wires[1], of key 'bias', is 12");
     const hpc_key large[] = {{"w", 16u << 23, 0}};
