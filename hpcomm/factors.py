@@ -73,7 +73,7 @@ def sufficient_factors(
     try:
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
-        for name in ("codec", "plan"):
+        for name in ("codec", "plan", "topology", "consistency"):
             if name in options:
                 raise InvalidArgument(f"{name} is given: sufficient_factors has one of its own; see Exchange")
         start = {name: _first(name, value) for name, value in _mapping(params).items()}
@@ -271,7 +271,7 @@ class SufficientFactors:
     def _of(self, key: str | None) -> "_Written":
         if key is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
-        if key not in self._keys:
+        if not isinstance(key, str) or key not in self._keys:
             told = "key is None" if key is None else f"{key!r} is no key"
             raise InvalidArgument(f"rank {self._context.rank}: {told}: the keys are {', '.join(map(repr, self._keys))}")
         return self._keys[key]
@@ -429,7 +429,11 @@ def _first(name: str, value: Any) -> Any:
     if isinstance(value, tuple):
         if len(value) != 2:
             raise InvalidArgument(f"params[{name!r}] is {value!r}: must be a shape (J, D), or an array of that shape")
-        return np.zeros(tuple(whole(f"params[{name!r}]", size, 1) for size in value), np.float32)
+        shape = tuple(whole(f"params[{name!r}]", size, 1) for size in value)
+        try:
+            return np.zeros(shape, np.float32)
+        except (MemoryError, ValueError):
+            raise InvalidArgument(f"params[{name!r}] is {value!r}: there is no memory for such a matrix") from None
     return value
 
 

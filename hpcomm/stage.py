@@ -184,7 +184,10 @@ def check_number(rule: object, name: str, low: float, high: float = math.inf, *,
     value = getattr(rule, name)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (low <= number < high if open_high else low <= number <= high) or not math.isfinite(number):
         limits = f"{low:g} or more" if high == math.inf else f"from {low:g} to {'less than ' * open_high}{high:g}"
         raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be finite and {limits}")

@@ -477,6 +477,9 @@ def test_peers_that_are_left_send_to_as_many() -> None:
     assert PeerToPeer(PARTIAL).among(range(4), 4) == PeerToPeer(PARTIAL)
     assert PeerToPeer(PARTIAL).among([0, 1, 3], 4) == PeerToPeer()  # two others are left
     assert PeerToPeer(PARTIAL).among([2], 4) == PeerToPeer()
+    alone = PeerToPeer(from_edges(3, [])).among([0, 2], 3)  # nobody sends to anybody
+    assert alone.graph is not None
+    assert alone.graph.out_degrees.tolist() == [0, 0]
     left = PeerToPeer(ring(6)).among([0, 2, 3, 4, 5], 6)
     assert left.graph is not None
     assert left.graph.out_degrees.tolist() == [1] * 5

@@ -232,6 +232,8 @@ def test_what_cannot_be_written_is_refused_with_key_and_rank() -> None:
                     app.write(np.empty((0, 3)), np.empty((0, 2)))  # none of its pairs is left
                 with pytest.raises(InvalidArgument, match=r"rank 1: 'V' is no key: the keys are 'W'"):
                     app.write_u(0, ONES, key="V")
+                with pytest.raises(InvalidArgument, match=r"rank 1: \['W'\] is no key: the keys are 'W'"):
+                    app.write_u(0, ONES, key=["W"])  # type: ignore[arg-type]
                 with pytest.raises(InvalidArgument, match=r"stop: this is rank 1: rank 0 measures"):
                     app.stop()
             app.write(np.ones((1, 3), F32), np.ones((1, 2), F32))
@@ -248,6 +250,8 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "K": ({"K": 0}, r"Factors: K is 0"),
     "staleness": ({"staleness": -1}, r"staleness is -1"),
     "peers": ({"peers": 2}, r"peers is 2: must be an int from 1 to 1, or None for all 1"),
+    "large": ({"params": {"W": (1 << 30, 1 << 30)}}, r"params\['W'\] is .*: there is no memory for such a matrix"),
+    "topology": ({"topology": "flat"}, r"topology is given: sufficient_factors has one of its own"),
     "codec": ({"codec": "float16"}, r"codec is given: sufficient_factors has one of its own"),
 }
 

@@ -324,6 +324,7 @@ def test_a_nan_of_an_update_is_found_too(alone: hpcomm.Context, prox: Prox) -> N
 def test_values_that_are_refused() -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: L1(-1), r"L1: lam is -1: must be finite and 0 or more"),
+        (lambda: L1(10**400), r"L1: lam is 10+: must be finite and 0 or more"),
         (lambda: L2("1"), r"L2: lam is '1': must be a number"),  # type: ignore[arg-type]
         (lambda: ElasticNet(1, float("inf")), r"ElasticNet: l2 is inf"),
         (lambda: L2Ball(-0.5), r"L2Ball: radius is -0.5"),

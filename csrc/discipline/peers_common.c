@@ -54,10 +54,28 @@ static int check_way(const hpc_plan *plan, int i, const hpc_edge *in) {
                     in->rank, hpc_edge_via(in));
 }
 
+/* An event names the update that it brings by the row of its rank, and comes to the core of its sender's number. */
+static int check_passed(const hpc_plan *plan, int i, const hpc_edge *in) {
+    const hpc_row *row = &plan->rows[i], *before = i > 0 ? row - 1 : row;
+    if (find_push(plan, i, in->rank, in->rank) == NULL)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: row %d takes pushes of rank %d by way of rank %d, and rank %d has no row of these "
+                        "elements; among peers each rank has one",
+                        i, in->rank, hpc_edge_via(in), in->rank);
+    if (before->key != row->key || before->offset != row->offset || before->core == row->core) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                    "exchange: rows %d and %d of the same elements have cores %d and %d; a core passes pushes on to "
+                    "the core of its own number",
+                    i - 1, i, before->core, row->core);
+}
+
 static int check_ways(const hpc_plan *plan, int i) {
     int status = HPC_OK;
-    for (int e = 0; e < plan->rows[i].n_in && status == HPC_OK; e++)
-        if (hpc_edge_via(&plan->rows[i].in[e]) >= 0) status = check_way(plan, i, &plan->rows[i].in[e]);
+    for (int e = 0; e < plan->rows[i].n_in && status == HPC_OK; e++) {
+        if (hpc_edge_via(&plan->rows[i].in[e]) < 0) continue;
+        status = check_way(plan, i, &plan->rows[i].in[e]);
+        if (status == HPC_OK) status = check_passed(plan, i, &plan->rows[i].in[e]);
+    }
     return status;
 }
 

@@ -90,7 +90,7 @@ def reads_on(ex: Exchange) -> bool:
 
 
 def has_one_slot(ex: Exchange) -> bool:
-    """Whether all gradients of a key lie in one place, one behind the other: with split, but among peers."""
+    """Whether all gradients of a key lie in one place, one behind the other: with split, but not among peers."""
     split = bool(ex._made.engine.split) and not any(one.peers for one in ex._schemes)
     return split or ex.plan.rows.column("depth").max() == 1
 

@@ -12,6 +12,7 @@ from ..plan import Plan
 from ..stage import Key, as_keys, whole
 from .forwarding import shortest_path_trees
 from .graph import Graph
+from .graphs import from_edges
 from .protocol import Job, Roles, Topology
 from .spread import spread
 
@@ -162,7 +163,7 @@ class PeerToPeer(Topology):
 
     def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":
         """All to all stays so. A graph becomes one that spreads updates well over as many ranks as are left, of the
-        same out-degree if so many others are left."""
+        same out-degree if so many others are left. A graph without edges stays so."""
         if self.graph is None or self._direct:
             return PeerToPeer()
         if len(ranks) == size:
@@ -170,4 +171,4 @@ class PeerToPeer(Topology):
         degree = min(int(self.graph.out_degrees.max()), len(ranks) - 1)
         if degree == len(ranks) - 1:
             return PeerToPeer()
-        return PeerToPeer(spread(len(ranks), degree), self.relay)
+        return PeerToPeer(spread(len(ranks), degree) if degree > 0 else from_edges(len(ranks), []), self.relay)
