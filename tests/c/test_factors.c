@@ -213,6 +213,13 @@ static void check_shape(const shape *s, int way, int values, int isa) {
     free(expected), free(sum), free(param), free(by_rule);
 }
 
+/* One case of so many: sanitized loops take many times as long. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { ONE_OF = 4 };
+#else
+enum { ONE_OF = 1 };
+#endif
+
 static void test_bits(int isa) {
     static const shape shapes[] = {
         {1, 1, 1, 1},     {1, 100, 3, 2},    {100, 1, 3, 2},   {5, 7, 2, 3},      {6, 16, 4, 5},   {13, 33, 4, 5},
@@ -221,6 +228,7 @@ static void test_bits(int isa) {
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int way = 0; way <= 4; way++) {
             const int values = formats[(s + (size_t)way) % 3];
+            if ((s + (size_t)way) % ONE_OF != 0) continue;
             if (shapes[s].rows * shapes[s].columns > 20000 && (s + (size_t)way) % 2 && isa != HPC_ISA_AVX2) continue;
             check_shape(&shapes[s], way, HPC_F32, isa);
             if (values != HPC_F32) check_shape(&shapes[s], way, values, isa);
@@ -230,7 +238,7 @@ static void test_bits(int isa) {
 /* Vectors that need indices of four bytes. */
 static void test_long(int isa) {
     static const shape tall = {70000, 3, 2, 2}, wide = {3, 70000, 2, 2};
-    for (int way = 1; way <= 3; way++) {
+    for (int way = 1; way <= 3; way += ONE_OF) {
         check_shape(&tall, way, HPC_F16, isa);
         check_shape(&wide, way, HPC_F32, isa);
     }
