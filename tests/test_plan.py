@@ -441,7 +441,7 @@ def test_plan_refusals(match: str, row: int, change: dict[str, Any]) -> None:
     ("match", "edge"),
     [
         ("edge: rank is -1", {"rank": -1}),
-        ("edge: row is -2", {"rank": 0, "row": -2}),
+        ("edge: row is -4294967296", {"rank": 0, "row": -(1 << 32)}),
         ("edge: row is 1.0: must be an int", {"rank": 0, "row": 1.0}),
         ("edge: weight is nan", {"rank": 0, "weight": float("nan")}),
         ("edge: weight is 'x'", {"rank": 0, "weight": "x"}),

@@ -213,5 +213,5 @@ def started(folder: Path) -> list[int]:
     if not text:
         return []
     words = Path(f"/proc/{text}/environ").read_bytes().decode().split("\0")
-    (mark,) = (word.partition("=")[2] for word in words if word.startswith(ranks.MARK + "="))
-    return ranks.marked(mark.partition(".")[0])
+    marks = [word.partition("=")[2] for word in words if word.startswith(ranks.MARK + "=")]
+    return ranks.marked(marks[0].partition(".")[0]) if marks else []  # none while the process begins

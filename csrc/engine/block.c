@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/answer.h"
-#include "engine/kind_parts.h"
+#include "engine/pieces.h"
 #include "engine/layout.h"
 
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned) {

@@ -11,14 +11,6 @@
 /* Elements of a part: what a codec prepares for a part it prepares once for so many. */
 enum { PART = 64 * HPC_BLOCK };
 
-const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row) {
-    const hpc_codec *codec = en->pieces == NULL ? NULL : en->pieces[row->key].codec;
-    if (codec == NULL || en->pieces[row->key].packs) return NULL;
-    for (int e = 0; e < row->n_in; e++)
-        if (hpc_edge_codec(en->plan, row, &row->in[e]) != codec) return NULL;
-    return codec;
-}
-
 static int suits(const hpc_engine *en, const hpc_row *row) {
     const hpc_codec *codec = hpc_row_pieces(en, row);
     return codec != NULL && codec->add_range != NULL && row->action == HPC_APPLY && !hpc_row_keeps_fold(en, row);

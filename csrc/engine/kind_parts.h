@@ -4,9 +4,6 @@
 
 #include "engine/kind.h"
 
-/* The codec of all inputs of a row, if they are pieces that are not packed; else NULL. */
-const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row);
-
 /* hpc_row_kind.room and work. */
 hpc_row_room hpc_parts_room(const hpc_engine *en, const hpc_row *row);
 int hpc_parts_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);

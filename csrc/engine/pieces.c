@@ -105,6 +105,14 @@ void hpc_pieces_free(hpc_engine *en) {
     free(en->layout.row_room);
 }
 
+const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row) {
+    const hpc_codec *codec = en->pieces == NULL ? NULL : en->pieces[row->key].codec;
+    if (codec == NULL || en->pieces[row->key].packs) return NULL;
+    for (int e = 0; e < row->n_in; e++)
+        if (hpc_edge_codec(en->plan, row, &row->in[e]) != codec) return NULL;
+    return codec;
+}
+
 /* ---- encoders ---- */
 
 static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {

@@ -45,6 +45,9 @@ void hpc_pieces_end_fold(hpc_engine *en, int key, double factor);
 /* Bytes of the pieces of a share, in a slot of the update. */
 size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const char *slot);
 
+/* The codec of all inputs of a row, if they are pieces that are not packed; else NULL. */
+const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row);
+
 /* ---- the core ---- */
 
 /* Adds an input of a row to as many elements. Nonzero when it is no piece of the row: then the exchange has failed, and
