@@ -2,10 +2,10 @@
 
 import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields, replace
 from math import lcm
-from typing import Any, NamedTuple, NoReturn, TypedDict, overload
+from typing import Any, NamedTuple, NoReturn, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from . import _core
 from .codec import Codec, Codecs, WireFormat, by_key, by_key_out
 from .errors import InvalidArgument
-from .flow import Edges, Flow, drawn
+from .flow import Flow, drawn
+from .rows import ACTION_OF, CODEC_OF, Rows
 from .stage import Edge, Key, Row, as_keys, choice, whole
 
 __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
@@ -40,104 +41,6 @@ class Imbalance(NamedTuple):
     server: float
 
 
-class Rows(Sequence[Row]):
-    """The rows of a plan, made when they are looked at."""
-
-    __slots__ = ("_columns", "_edges", "_handle")
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle  # whose memory _columns are
-        self._columns = _core.plan_rows(handle)
-        self._edges: dict[tuple[int, int], tuple[Edge, ...]] = {}  # by address: rows share them
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    @overload
-    def __getitem__(self, i: int) -> Row: ...
-    @overload
-    def __getitem__(self, i: slice) -> tuple[Row, ...]: ...
-    def __getitem__(self, i: int | slice) -> Row | tuple[Row, ...]:
-        if isinstance(i, slice):
-            return tuple(map(self._row, range(*i.indices(len(self)))))
-        return self._row(i)
-
-    def __iter__(self) -> Iterator[Row]:
-        return map(self._row, range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} rows>"
-
-    def _row(self, i: int) -> Row:
-        values = dict(zip(_core.ROW_FIELDS, self._columns[i].item(), strict=True))
-        n_in, n_out = values.pop("n_in"), values.pop("n_out")
-        values["in_edges"], values["out_edges"] = (
-            self.edges(values.pop("in"), n_in),
-            self.edges(values.pop("out"), n_out),
-        )
-        values["action"] = _ACTION[values["action"]]
-        values["codec_in"], values["codec_out"] = _CODEC[values["codec_in"]], _CODEC[values["codec_out"]]
-        return Row(**values)
-
-    def edges(self, address: int, n: int) -> tuple[Edge, ...]:
-        found = self._edges.get((address, n))
-        if found is None:
-            found = tuple(Edge(*edge) for edge in _core.plan_edges(address, n))
-            self._edges[address, n] = found
-        return found
-
-    def in_edges(self, i: int) -> tuple[Edge, ...]:
-        """The in-edges of row i; no Row is made for them."""
-        return self.edges(int(self._columns["in"][i]), int(self._columns["n_in"][i]))
-
-    def column(self, name: str) -> Any:
-        """A field of the C struct for every row, as an array."""
-        return self._columns[name].copy()
-
-    def pushes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All in-edges that are pushes: their rows, in rising order, and ranks."""
-        row, rank, source = self.inputs()
-        return row[source < 0], rank[source < 0]
-
-    def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """All in-edges: their rows, in rising order, ranks, and the rows that they come from; -1: a push."""
-        return self.ends("in")[:3]
-
-    def ends(self, way: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """All in-edges ("in") or out-edges ("out"): their rows, in rising order; rank, row and weight of each edge."""
-        starts, n = self._columns[way], self._columns[f"n_{way}"].astype(np.int64)
-        row = np.repeat(np.arange(len(n)), n)
-        if len(row) == 0:
-            return row, row, row, np.zeros(0)
-        base = int(starts[n > 0].min())  # the edges of a plan lie in one block
-        first = np.where(n > 0, starts - np.uintp(base), np.uintp(0)) // np.uintp(_core.EDGE_BYTES)
-        at = np.repeat(first.astype(np.int64) - np.cumsum(n) + n, n) + np.arange(len(row))
-        edges = _core.plan_edge_table(base, int(at.max()) + 1)
-        return row, edges["rank"][at].astype(np.int64), edges["row"][at].astype(np.int64), edges["weight"][at]
-
-    def lists(self) -> tuple[list[Edges], list[int], list[int]]:
-        """The different lists of edges (rank, row, weight), and for every row which of them are its in- and its
-        out-edges."""
-        numbers: dict[Edges, int] = {}
-        placed: dict[tuple[int, int], int] = {}
-
-        def number(place: tuple[int, int]) -> int:
-            if place not in placed:
-                placed[place] = numbers.setdefault(tuple(_core.plan_edges(*place)), len(numbers))
-            return placed[place]
-
-        inputs, outputs = (
-            [
-                number(place)
-                for place in zip(self._columns[way].tolist(), self._columns[f"n_{way}"].tolist(), strict=True)
-            ]
-            for way in ("in", "out")
-        )
-        return list(numbers), inputs, outputs
-
-
-_ACTION = {value: name for name, value in _core.ACTIONS.items()}
-_CODEC = {value: name for name, value in _core.WIRES.items()}
 _AFFINITY = {value: name for name, value in _core.AFFINITIES.items()}
 
 
@@ -665,7 +568,7 @@ class Plan:
 
     def _stages(self) -> list[str]:
         """The stages as text, bytes as they are on the wire."""
-        owner, action = self.rows.column("owner").tolist(), [_ACTION[a] for a in self.rows.column("action").tolist()]
+        owner, action = self.rows.column("owner").tolist(), [ACTION_OF[a] for a in self.rows.column("action").tolist()]
         size = {value: Codec(name).dtype.itemsize for name, value in _core.CODECS.items()}
         size |= dict.fromkeys(_core.PIECES.values(), ELEMENT)  # at most
         inputs, outputs = (
@@ -679,9 +582,9 @@ class Plan:
         """The plan as JSON, from which from_json makes an equal one. Lists of edges that rows share are there once."""
         lists, inputs, outputs = self.rows.lists()
         column = {name: self.rows.column(name).tolist() for name in _NUMBERS}
-        column["action"] = [_ACTION[value] for value in column["action"]]
+        column["action"] = [ACTION_OF[value] for value in column["action"]]
         for name in ("codec_in", "codec_out"):
-            column[name] = [_CODEC[value] for value in column[name]]
+            column[name] = [CODEC_OF[value] for value in column[name]]
         column["in_edges"], column["out_edges"] = inputs, outputs
         return json.dumps(
             {

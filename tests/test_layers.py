@@ -32,6 +32,7 @@ queue kernels
 window optim topology
 model
 plan
+rows
 flow
 codec
 prox
@@ -80,7 +81,7 @@ context.hpp
 handle.hpp fold.hpp host.hpp
 codec.hpp error.hpp hpcomm_mpi.h
 hpcomm.h
-codec.h plan.h stats.h
+codec.h plan.h rule.h stats.h
 """
 
 
