@@ -1,7 +1,5 @@
 /* The plan of peers (SFB, section 3): every worker owns a row of every chunk, which applies the pushes that come to it
  * to parameters of its own. */
-#include <stdlib.h>
-
 #include "plan/planner.h"
 #include "base/status.h"
 
@@ -53,69 +51,35 @@ static int check(const hpc_peer_to_peer *p) {
     return status == HPC_OK ? check_parents(p) : status;
 }
 
-/* In-edges of every worker, in the order of workers, then the one edge that goes out. first: in-edges of the workers
- * before. */
-static void fill_edges(const hpc_peer_to_peer *p, const int *first, hpc_edge *edges) {
+/* In-edges of a worker, in the order of workers. */
+static int feed(const void *args, int to, hpc_edge *in) {
+    const hpc_peer_to_peer *p = args;
     const double weight = p->sum ? 1.0 : 1.0 / p->n_workers;
-    for (int to = 0; to < p->n_workers; to++) {
-        hpc_edge *edge = edges + first[to] + to;
-        for (int from = 0; from < p->n_workers; from++)
-            if (sends(p, from, to)) *edge++ = (hpc_edge){p->workers[from], source(p, from, to), weight};
-        *edge = (hpc_edge){p->workers[to], -1, 1.0};
+    int n = 0;
+    for (int from = 0; from < p->n_workers; from++) {
+        if (!sends(p, from, to)) continue;
+        if (in != NULL) in[n] = (hpc_edge){p->workers[from], source(p, from, to), weight};
+        n++;
     }
+    return n;
 }
 
 static int plan_peer_to_peer(const void *args, hpc_plan **plan) {
     const hpc_peer_to_peer *p = args;
-    const hpc_cutting how = {.chunk = p->chunk};
-    int status = check(p), n = 0;
+    const int status = check(p);
     if (status != HPC_OK) return status;
-    status = hpc_plan_chunks(p->keys, p->n_keys, &how, HPC_PLAN_NUMBERS / p->n_workers, op_plan, &n);
-    if (status != HPC_OK) return status;
-
-    hpc_plan_block b = {NULL, NULL, NULL};
-    hpc_row *chunks = calloc((size_t)n, sizeof *chunks);
-    int *core_of = malloc((size_t)n * sizeof *core_of);
-    int *first = malloc(((size_t)p->n_workers + 1) * sizeof *first);
-    if (chunks == NULL || core_of == NULL || first == NULL) {
-        status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d chunks", n);
-        goto err;
-    }
-    first[0] = 0;
-    for (int to = 0; to < p->n_workers; to++) {
-        first[to + 1] = first[to];
-        for (int from = 0; from < p->n_workers; from++) first[to + 1] += sends(p, from, to);
-    }
-    hpc_plan_cut(p->keys, p->n_keys, &how, 1, chunks);
-    status = hpc_plan_deal(chunks, n, 1, p->cores, 1, core_of);
-    if (status != HPC_OK) goto err;
-    status = hpc_plan_block_make(p->keys, p->n_keys, n * p->n_workers,
-                                 (size_t)first[p->n_workers] + (size_t)p->n_workers, op_plan, &b);
-    if (status != HPC_OK) goto err;
-    fill_edges(p, first, b.edges);
-    hpc_plan_cut(p->keys, p->n_keys, &how, p->n_workers, b.rows);
-    for (int r = 0; r < n * p->n_workers; r++) {
-        hpc_row *row = &b.rows[r];
-        const int worker = r % p->n_workers;
-        row->owner = p->workers[worker];
-        row->core = core_of[r / p->n_workers];
-        row->action = HPC_APPLY;
-        row->depth = p->depth;
-        row->codec_in = p->wires != NULL ? p->wires[row->key] : p->wire;
-        row->codec_out = HPC_F32;
-        row->n_in = row->quorum = first[worker + 1] - first[worker];
-        row->in = b.edges + first[worker] + worker;
-        row->n_out = 1;
-        row->out = row->in + row->n_in;
-    }
-    *plan = b.plan;
-    b.plan = NULL;
-err:
-    free(b.plan);
-    free(first);
-    free(core_of);
-    free(chunks);
-    return status;
+    const hpc_copies copies = {.keys = p->keys,
+                               .n_keys = p->n_keys,
+                               .owners = p->workers,
+                               .n_owners = p->n_workers,
+                               .cores = p->cores,
+                               .depth = p->depth,
+                               .chunk = p->chunk,
+                               .wire = p->wire,
+                               .wires = p->wires,
+                               .feed = feed,
+                               .args = p};
+    return hpc_plan_copies(&copies, plan);
 }
 
 static void init(void *args) {

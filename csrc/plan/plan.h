@@ -76,6 +76,23 @@ int hpc_plan_check_both(const hpc_key *keys, int n_keys, int wire, const int *wi
  * plan's block. hosts: by rank: a number of its host, where the ranks of one have one receiver; NULL: each is one. */
 int hpc_plan_check_apply_at(int apply_at);
 int hpc_plan_apply_at(hpc_plan **plan, const hpc_edge *edges, size_t n_edges, int apply_at, const int *hosts);
+/* copies.c: a plan by which each owner has a row of every chunk, which applies what feeds it to parameters of its own.
+ */
+typedef struct hpc_copies {
+    const hpc_key *keys;
+    int n_keys;
+    const int *owners; /* ranks; NULL: 0 to n_owners - 1 */
+    int n_owners, cores, depth;
+    uint64_t chunk;
+    int wire;
+    const int *wires; /* by key; NULL: wire for all */
+    /* Writes the in-edges of an owner, by its number, and returns how many there are. in NULL: only counts. */
+    int (*feed)(const void *args, int owner, hpc_edge *in);
+    const void *args;
+} hpc_copies;
+
+int hpc_plan_copies(const hpc_copies *copies, hpc_plan **plan);
+
 /* phases.c: every field, and every weight. */
 int hpc_graph_check(const hpc_graph *graph);
 
@@ -88,6 +105,12 @@ static inline double hpc_graph_weight(const hpc_graph *graph, int phase, int to,
 /* The rank that passes the pushes of an in-edge on, among peers; -1: none does. */
 static inline int hpc_edge_via(const hpc_edge *edge) {
     return edge->row < -1 ? -2 - edge->row : -1;
+}
+
+/* The rank that sends an input to the owner of its row. */
+static inline int hpc_edge_sender(const hpc_edge *edge) {
+    const int via = hpc_edge_via(edge);
+    return via >= 0 ? via : edge->rank;
 }
 
 /* Whether every input of every row is plain float32. */
