@@ -170,7 +170,7 @@ static int next_event(hpc_core *core, hpc_event *event) {
     } else {
         status = hpc_lane_poll(at_out ? core->out : core->in, event);
     }
-    if (core->engine->layout.stages.many || core->engine->discipline->puts == HPC_PASSES_ON) {
+    if (core->two_ways) {
         if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, event);
         core->at_out = !at_out;
     }

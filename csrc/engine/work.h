@@ -159,6 +159,7 @@ typedef struct hpc_core {
     _Alignas(64) hpc_engine *engine;
     int index, cpu, node; /* cpu -1: not pinned */
     hpc_lane *in, *out;   /* pushes come by in, answers go by out */
+    int two_ways;         /* cores of other ranks send updates: they come by out */
     float *acc;           /* one block, or a row whose inputs or outputs are pieces */
     size_t acc_bytes;
     float *sum; /* a row's, of rows that need one in few steps; NULL: none has needed it yet */
