@@ -1,5 +1,7 @@
 #include "discipline/each.h"
 
+#include <stdlib.h>
+
 #include "discipline/graph.h"
 #include "engine/answer.h"
 
@@ -68,4 +70,18 @@ int hpc_each_work(hpc_core *core, hpc_each_wake *wake) {
             n += wake(core, share);
     }
     return n;
+}
+
+int hpc_each_learn_pushes(hpc_engine *en, uint64_t *last, const char *op, double deadline) {
+    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
+    uint64_t *mine = malloc(keys * sizeof *mine), *all = malloc(keys * size * sizeof *all);
+    int status = mine != NULL && all != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for pushes", op);
+    status = hpc_context_agree(en->context, op, status, deadline);
+    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = en->keys[k].pushes;
+    if (status == HPC_OK) status = hpc_allgather(en->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
+    for (size_t k = 0; k < keys && status == HPC_OK; k++)
+        for (size_t r = 0; r < size; r++) last[k * size + r] = all[r * keys + k];
+    free(mine);
+    free(all);
+    return status;
 }

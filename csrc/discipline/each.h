@@ -30,4 +30,7 @@ typedef struct hpc_parking {
 typedef int hpc_each_wake(hpc_core *core, hpc_share *share);
 int hpc_each_work(hpc_core *core, hpc_each_wake *wake);
 
+/* Publish: tells all ranks the pushes of each, into last[key * size + rank]. */
+int hpc_each_learn_pushes(hpc_engine *en, uint64_t *last, const char *op, double deadline);
+
 #endif

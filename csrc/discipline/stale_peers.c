@@ -49,7 +49,7 @@ typedef struct peer_clocks {
     _Atomic uint64_t *applied; /* of these */
     uint64_t *base;            /* pushes before the last publish */
     uint64_t *upto;            /* clocks up to which the present fold applies */
-    int *rows_came;            /* rows of the push that is coming */
+    int *rows_came;            /* of the present push of each input: rows that are there */
     _Atomic uint64_t late;     /* clocks by which the slowest peer was behind the last step */
     int n, own;                /* inputs; the number of this rank's */
     int runs;                  /* 0: applies when the worker has pushed; else at once: up to its clock, or all */
@@ -362,7 +362,7 @@ int hpc_stale_peers_ended(hpc_engine *en, int key, const char *op) {
  * it on. Of a rank whose memory is not mapped nobody knows what it has made, and both are added. */
 static int add_holder(const hpc_engine *en, const hpc_share *share, int input, uint64_t n, int *ranks, int found) {
     const int rank = hpc_first_work(en, share)->inputs[input].rank;
-    const int sender = hpc_sender_of(hpc_first_work(en, share)->row, input);
+    const int sender = hpc_edge_sender(&hpc_first_work(en, share)->row->in[input]);
     const uint64_t pushes = hpc_pushes_of(en, rank, share->key);
     if (sender == rank || pushes == UINT64_MAX || pushes < n) found = hpc_add_rank(ranks, found, rank);
     if (pushes == UINT64_MAX || pushes >= n) found = hpc_add_rank(ranks, found, sender);
@@ -382,7 +382,7 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
 }
 
 int hpc_stale_peers_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_peers_have_read, missing);
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_share_has_answered, missing);
 }
 
 /* ---- settle and publish ---- */
@@ -402,7 +402,7 @@ typedef struct catching {
     int key;
 } catching;
 
-/* The pushes of an input that a share has to have. */
+/* The number of an input's pushes that a share waits for. */
 static uint64_t goal_of(const catching *c, const hpc_share *share, int input) {
     const hpc_engine *en = c->en;
     const peer_clocks *its = share->own;
@@ -464,26 +464,11 @@ int hpc_stale_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op
     return hpc_peers_finish(en, key, l, op);
 }
 
-/* Tells all ranks the pushes of each. */
-static int learn_pushes(hpc_engine *en, const char *op, double deadline) {
-    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
-    uint64_t *mine = malloc(keys * sizeof *mine), *all = malloc(keys * size * sizeof *all);
-    int status = mine != NULL && all != NULL ? HPC_OK : no_memory(op);
-    status = hpc_context_agree(en->context, op, status, deadline);
-    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = en->keys[k].pushes;
-    if (status == HPC_OK) status = hpc_allgather(en->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
-    for (size_t k = 0; k < keys && status == HPC_OK; k++)
-        for (size_t r = 0; r < size; r++) peering_of(en)->last[k * size + r] = all[r * keys + k];
-    free(mine);
-    free(all);
-    return status;
-}
-
 /* All peers go on from one clock, with all updates. Nothing is under way on any rank, and no rank pushes before the
  * publish has ended. */
 int hpc_stale_peers_level(hpc_engine *en, const char *op, double deadline) {
     const size_t size = (size_t)en->context->group.size;
-    int status = learn_pushes(en, op, deadline);
+    int status = hpc_each_learn_pushes(en, peering_of(en)->last, op, deadline);
     if (status != HPC_OK) return status;
     for (int s = 0; s < en->layout.n_shares; s++)
         if (en->layout.shares[s].owner == en->context->group.rank) let_run(en, &en->layout.shares[s], RUNS_TO_ALL);

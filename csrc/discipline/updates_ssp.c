@@ -449,23 +449,15 @@ static void pause_all(hpc_engine *en, int on) {
 
 /* Tells all ranks the pushes of each, from which the version follows that has them all. */
 static int agree_on_goal(hpc_engine *en, const char *op, double deadline) {
-    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
     hpc_updates *its = hpc_updates_of(en);
-    uint64_t *mine = malloc(keys * sizeof *mine), *all = malloc(keys * size * sizeof *all);
-    int status = mine != NULL && all != NULL ? HPC_OK : no_memory(op);
-    status = hpc_context_agree(en->context, op, status, deadline);
-    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = en->keys[k].pushes;
-    if (status == HPC_OK) status = hpc_allgather(en->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
-    for (int k = 0; (size_t)k < keys && status == HPC_OK; k++) {
+    const int status = hpc_each_learn_pushes(en, its->last, op, deadline);
+    for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++) {
         its->goal[k] = 0;
-        for (int r = 0; (size_t)r < size; r++) {
-            const uint64_t n = its->last[hpc_by_rank(en, k, r)] = all[(size_t)r * keys + (size_t)k];
-            if (hpc_pushes_key(en, r, k) && hpc_clock_at(en, k, r, n) > its->goal[k])
-                its->goal[k] = hpc_clock_at(en, k, r, n);
+        for (int r = 0; r < en->context->group.size; r++) {
+            const uint64_t clock = hpc_clock_at(en, k, r, its->last[hpc_by_rank(en, k, r)]);
+            if (hpc_pushes_key(en, r, k) && clock > its->goal[k]) its->goal[k] = clock;
         }
     }
-    free(mine);
-    free(all);
     return status;
 }
 
