@@ -31,7 +31,7 @@ typedef struct waiting {
     int input, hop, slot;
 } waiting;
 
-/* What waits of one core for one rank: a ring. */
+/* A ring of the updates of one core that wait for one rank. */
 typedef struct queue {
     waiting *items;
     size_t first, room;

@@ -7,8 +7,8 @@
 
 typedef struct hpc_ways hpc_ways;
 
-/* The trees, and what waits for room in the rings of children. NULL, and an error, where there is no memory, or where
- * the trees of a plan do not lead to all. */
+/* The trees, and the updates that wait for room in the rings of children. NULL, and an error, where there is no memory.
+ */
 hpc_ways *hpc_passing_open(const hpc_engine *en, const char *op);
 void hpc_passing_free(hpc_ways *its);
 
@@ -23,10 +23,5 @@ int hpc_passing_waits(const hpc_engine *en, const hpc_ways *its, int *ranks);
 
 /* hpc_discipline.send_share: to the first ranks of this rank's tree alone. */
 int hpc_passing_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
-/* The rank that sends an input of a row to its owner. */
-static inline int hpc_sender_of(const hpc_row *row, int input) {
-    const int via = hpc_edge_via(&row->in[input]);
-    return via >= 0 ? via : row->in[input].rank;
-}
 
 #endif

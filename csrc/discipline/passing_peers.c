@@ -1,6 +1,5 @@
 /* BSP among peers where updates pass from peer to peer: as peers.c, by way of passing.c. */
 #include "discipline/discipline.h"
-#include "discipline/graph.h"
 #include "discipline/passing.h"
 #include "discipline/whole.h"
 
@@ -36,27 +35,6 @@ static int pass_waiting(hpc_core *core) {
     return hpc_pass_waiting(core, core->engine->own);
 }
 
-/* Whoever should send what is missing may itself wait for it, and is asked. */
-static int missing_passed(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    const uint64_t fold = hpc_share_next_fold(en, s);
-    const int slot = hpc_whole_slot(en, 2 * fold);
-    (void)n;
-    for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
-        if (atomic_load_explicit(&w->folded, memory_order_relaxed) >= fold) continue;
-        for (int e = 0; e < w->row->n_in; e++)
-            if (!atomic_load_explicit(&came[e], memory_order_relaxed))
-                found = hpc_add_rank(ranks, found, hpc_sender_of(w->row, e));
-    }
-    return found;
-}
-
-static int awaited_passed(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_peers_have_read, missing_passed);
-}
-
 static int passing_outstanding(const hpc_engine *en, int *ranks) {
     return hpc_passing_waits(en, en->own, ranks);
 }
@@ -77,6 +55,6 @@ const hpc_discipline hpc_discipline_passing_peers = {
     .send_share = hpc_passing_send_share,
     .is_free = hpc_peers_is_free,
     .needs = hpc_peers_need,
-    .awaited = awaited_passed,
+    .awaited = hpc_peers_awaited,
     .leaving = &(const hpc_leaving){.finish = hpc_peers_finish, .outstanding = passing_outstanding},
 };

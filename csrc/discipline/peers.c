@@ -1,28 +1,17 @@
 /* BSP among peers: a worker applies its own update and those of its peers when all of them are there, in the order of
  * ranks. So where all send to all, all workers have the same parameters, bit for bit.
  *
- * A pull waits for this rank's own share alone, and a push for the answers of the peers that have read what was in its
- * slot. A worker that has ended step n has the updates of step n of those that send to it; it may be one step ahead of
+ * A pull waits for this rank's own share alone. A push waits for peers to answer the update that had its slot before. A
+ * worker that has ended step n has the updates of step n of those that send to it; it may be one step ahead of
  * a peer that it sends to. With two slots, and all sending to all, no push waits: when a worker begins push n + 2, all
  * peers have made push n + 1, and so have applied push n. */
 #include "discipline/discipline.h"
-#include "discipline/graph.h"
 #include "discipline/peers.h"
 #include "discipline/whole.h"
+#include "engine/send.h"
 
 static int suits(const hpc_exchange_config *f) {
     return hpc_config_is_bsp(f) && !f->split && hpc_peers_are_planned(f) && !hpc_peers_pass_on(f);
-}
-
-/* The ranks whose inputs to the next fold of share s are missing, as hpc_missing. */
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
-    const uint64_t fold = hpc_share_next_fold(en, s);
-    (void)n;
-    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * fold), fold, ranks, found);
-}
-
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_peers_have_read, missing);
 }
 
 const hpc_discipline hpc_discipline_peers = {
@@ -37,6 +26,6 @@ const hpc_discipline hpc_discipline_peers = {
     .send_share = hpc_push_in_turn,
     .is_free = hpc_peers_is_free,
     .needs = hpc_peers_need,
-    .awaited = awaited,
+    .awaited = hpc_peers_awaited,
     .leaving = &(const hpc_leaving){.finish = hpc_peers_finish},
 };

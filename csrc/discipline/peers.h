@@ -19,11 +19,8 @@ int hpc_peers_is_free(const hpc_engine *en, int key, uint64_t ticket);
 int hpc_peers_may_push(hpc_engine *en, int key, const char *op);
 /* Under BSP: each push needs as many of every rank that sends to this one. */
 uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n);
+/* Under BSP: the ranks that have not sent their updates, or have not answered. */
+int hpc_peers_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
 int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
-
-/* Whether a share has answered a push of this rank, if this rank feeds it. */
-int hpc_peers_have_read(const hpc_engine *en, int s, uint64_t ticket);
-/* Whether rank sends its pushes of a key to this rank. */
-int hpc_peers_hear(const hpc_engine *en, int rank, int key);
 
 #endif

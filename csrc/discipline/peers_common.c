@@ -1,6 +1,8 @@
-/* What all disciplines of peers ask of a plan, and their worker's steps. */
+/* The checks of a plan for peers, and the steps of their workers. */
+#include "discipline/graph.h"
 #include "discipline/grouping.h"
 #include "discipline/peers.h"
+#include "discipline/whole.h"
 #include "engine/send.h"
 #include "engine/stages.h"
 
@@ -34,7 +36,7 @@ int hpc_peers_pass_on(const hpc_exchange_config *f) {
     return 0;
 }
 
-/* The row of a rank that applies the same elements, and its push of another rank; NULL: there is none. */
+/* The in-edge by which the row of owner, of the same elements as row, takes the pushes of rank; NULL: no such edge. */
 static const hpc_edge *find_push(const hpc_plan *plan, int row, int owner, int rank) {
     const hpc_row *own = &plan->rows[row];
     while (row > 0 && plan->rows[row - 1].key == own->key && plan->rows[row - 1].offset == own->offset) row--;
@@ -102,15 +104,10 @@ int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share) {
     return share->owner == en->context->group.rank;
 }
 
-int hpc_peers_have_read(const hpc_engine *en, int s, uint64_t ticket) {
-    return ticket == 0 || !hpc_feeds_share(en, &en->layout.shares[s], en->context->group.rank) ||
-           hpc_share_has_answered(en, s, ticket);
-}
-
 int hpc_peers_is_free(const hpc_engine *en, int key, uint64_t ticket) {
     const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_shares; i++)
-        if (!hpc_peers_have_read(en, k->shares[i], ticket)) return 0;
+        if (!hpc_share_has_answered(en, k->shares[i], ticket)) return 0;
     return 1;
 }
 
@@ -118,7 +115,8 @@ int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     return hpc_ticket_wait_slot(en, key, 2 * en->keys[key].pushes, hpc_limit_left(en, l), op);
 }
 
-int hpc_peers_hear(const hpc_engine *en, int rank, int key) {
+/* Whether rank sends its pushes of a key to this rank. */
+static int hears(const hpc_engine *en, int rank, int key) {
     const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_awaited; i++)
         if (hpc_feeds_share(en, &en->layout.shares[k->awaited[i]], rank)) return 1;
@@ -126,9 +124,20 @@ int hpc_peers_hear(const hpc_engine *en, int rank, int key) {
 }
 
 uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n) {
-    return hpc_peers_hear(en, rank, key) ? n : 0;
+    return hears(en, rank, key) ? n : 0;
 }
 
 int hpc_peers_may_push(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+}
+
+/* The ranks whose inputs to the next fold of share s are missing, as hpc_missing. */
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    const uint64_t fold = hpc_share_next_fold(en, s);
+    (void)n;
+    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * fold), fold, ranks, found);
+}
+
+int hpc_peers_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_share_has_answered, missing);
 }

@@ -35,7 +35,7 @@ enum { PULL, DROP };
 typedef struct kept {
     hpc_use use; /* of the pull at hand */
     double scale;
-    uint64_t fold;           /* the number of the fold that it means */
+    uint64_t fold;           /* the number of the pull's fold */
     int asked;               /* its event has come, and it is not answered */
     uint64_t pushes;         /* of this rank that have come */
     uint64_t answered;       /* pulls */
@@ -349,7 +349,7 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
 /* A pull waits for what its fold waits for. */
 static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     const uint64_t push = ticket & HPC_PULL_TICKET ? 2 * en->keys[key].pushes : ticket;
-    return hpc_graph_awaited(en, key, push, for_slot, ranks, hpc_peers_have_read, missing);
+    return hpc_graph_awaited(en, key, push, for_slot, ranks, hpc_share_has_answered, missing);
 }
 
 static const hpc_splitting splitting = {

@@ -43,7 +43,8 @@ int hpc_whole_missing(const hpc_engine *en, const hpc_share *share, int slot, ui
         if (atomic_load_explicit(&w->folded, memory_order_relaxed) >= fold) continue;
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
         for (int e = 0; e < w->row->n_in; e++)
-            if (!atomic_load_explicit(&came[e], memory_order_relaxed)) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+            if (!atomic_load_explicit(&came[e], memory_order_relaxed))
+                n = hpc_add_rank(ranks, n, hpc_edge_sender(&w->row->in[e]));
     }
     return n;
 }

@@ -51,7 +51,7 @@ static inline void hpc_whole_each_row(hpc_core *core, const hpc_share *share, in
 
 /* The slot of the push of a ticket. */
 int hpc_whole_slot(const hpc_engine *en, uint64_t ticket);
-/* Adds the ranks whose inputs to a slot of a share of this rank's own are missing; returns the number of ranks. fold:
+/* Adds the ranks that have not sent inputs to a slot of a share of this rank's own; returns the number of ranks. fold:
  * the number of the fold that waits for them; rows that have made it are left out. UINT64_MAX: no row is. */
 int hpc_whole_missing(const hpc_engine *en, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n);
 /* With several stages: writes the ranks whose inputs are missing for the folds of a ticket that this rank forwards, and
