@@ -330,7 +330,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = p.parse_args(arguments)
     for figure in options.figures:
         if figure not in FIGURES:
-            p.error(f"--figures: {figure!r} is none of {', '.join(FIGURES)}")
+            p.error(f"--figures is {figure!r}: must be some of {', '.join(FIGURES)}")
     return options
 
 

@@ -1,4 +1,4 @@
-"""The tables, findings and plots of factors_apps, of the rows that its ranks have written."""
+"""Tables, findings and plots of factors_apps: it makes them of rows that its ranks have written."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence

@@ -178,7 +178,7 @@ static void encode_nothing(const hpc_codec_config *config, int64_t n, void *out)
 
 /* ---- add ---- */
 
-/* The first of pieces that is none: its status, and its number. */
+/* 0, or the status of the first input that is no piece, whose number *wrong gets. */
 static int check_all(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                      int *wrong) {
     for (int i = 0; i < n_inputs; i++) {

@@ -12,7 +12,7 @@ static inline size_t hpc_factors_bytes(const hpc_codec_config *config) {
     return HPC_FACTORS_HEAD + (size_t)config->pairs * (size_t)(config->rows + config->columns) * sizeof(float);
 }
 
-/* The parts of the update that lies at source, which hpc_factors_bytes makes room for. */
+/* The parts of an update at source, which has hpc_factors_bytes. */
 static inline hpc_factors hpc_factors_at(const hpc_codec_config *config, void *source) {
     float *u = (float *)(void *)((char *)source + HPC_FACTORS_HEAD);
     return (hpc_factors){.count = source,

@@ -13,7 +13,7 @@
  *   prox.c      the prox of a rule, on rows of a matrix
  *   sum.c       folds that lie in a row's accumulator
  *   mean.c      fold and apply in two calls: the mean that a row keeps
- *   kept.c      the same of a row that keeps its inputs instead
+ *   kept.c      fold and apply in two calls: rows that keep their inputs, and no mean
  *   write.c     parameters go to workers
  *   forward.c   a row of several stages sends its fold on
  *   answer.c    a share is answered, or the exchange fails

@@ -1,5 +1,5 @@
-/* Rows that take pieces of a codec that can sum a part of them: a part of all pieces is summed, and the rule goes over
- * it block by block, while it is in the caches. No sum of the whole row is ever made. */
+/* Rows whose codec can sum a part of its pieces. The row goes part by part: it sums the part of all pieces, and the
+ * rule then goes over that sum block by block, while it is in the caches. No sum of the whole row is ever made. */
 #include "engine/kind_parts.h"
 
 #include "engine/block.h"

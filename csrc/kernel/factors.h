@@ -5,8 +5,9 @@
  * pair, the product rounded. What a sparse vector leaves out is skipped: a sum that begins with 0 never becomes -0, so
  * adding a product that is 0 changes no bit of it.
  *
- * A kernel has at most 256 KiB on its stack, and takes no other memory. Indices that are out of range, or that change
- * while it works, cost nothing but wrong sums: nothing outside the part is written. */
+ * A kernel has at most 192 KiB on its stack, beside 128 KiB of the codec that calls it, and takes no other memory.
+ * Indices that are out of range, or that change while it works, cost nothing but wrong sums: nothing outside the part
+ * is written. */
 #ifndef HPC_KERNEL_FACTORS_H
 #define HPC_KERNEL_FACTORS_H
 

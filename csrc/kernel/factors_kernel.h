@@ -17,7 +17,7 @@ typedef float stored __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(fl
 enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
 enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
 
-/* What becomes of the weighted sum: it is continued from what is there, subtracted from that, or written over it. */
+/* The use of the weighted sum: added to the values at its place, subtracted from them, or written over them. */
 typedef enum purpose { ADD, TAKE, SET } purpose;
 
 static inline float value_at(const void *values, size_t i, int dtype) {

@@ -398,7 +398,7 @@ FACTORS_INLINE void take_points(const hpc_factor *v, uint32_t from, uint32_t n, 
     }
 }
 
-/* Of columns that several v have, the second one to take finds a sum of 0. */
+/* The sum of a column that several v have is 0 once it was taken. */
 static void add_points(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n, float rate) {
     entry_lists l;
     float sums[SPAN] = {0};
