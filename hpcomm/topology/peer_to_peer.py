@@ -151,9 +151,7 @@ class PeerToPeer(Topology):
             own_keys,
             size,
             sends=None if self.graph is None or self.all_to_all else self.graph.dense().T != 0,
-            parents=shortest_path_trees(self.graph)
-            if self.relay and not self._direct and self.graph is not None
-            else None,
+            parents=None if self.graph is None or self._direct or not self.relay else shortest_path_trees(self.graph),
             cores=cores,
             chunk_bytes=chunk_bytes,
             depth=max(whole("depth", depth, 0), least),
