@@ -15,6 +15,7 @@ from .context import Context
 from .errors import HpcommError, InvalidArgument
 from .exchange import Exchange, ExchangeStats, Handle, Pairs
 from .exchange.arguments import refuse
+from .exchange.factors import scatter
 from .optim import SGD, RuleOrRules
 from .stage import whole
 from .topology import Graph, PeerToPeer
@@ -322,45 +323,22 @@ class _Written:
         to = getattr(self.pairs(), what)[i]
         self._written[what][i] = False
         if isinstance(vec, tuple):
-            self._scatter(what, vec, to)
+            scatter(f"write_{what}: pair {i}", vec, to, self._numbers, self._wrong)
         else:
-            array = self._array(f"write_{what}: pair {i}", vec)
+            array = self._numbers(f"write_{what}: pair {i}", vec)
             if array.shape != to.shape:
                 raise self._wrong(f"write_{what}: pair {i} has shape {array.shape}: must be {to.shape}")
-            self._check_kind(what, array)
             to[:] = array
         self._written[what][i] = True
 
-    def _scatter(self, what: str, vec: tuple[Any, ...], to: NDArray[np.float32]) -> None:
-        if len(vec) != 2:
-            raise self._wrong(f"write_{what}: a tuple of {len(vec)}: a sparse vector is (indices, values)")
-        indices, values = (self._array(f"write_{what}", part) for part in vec)
-        if indices.ndim != 1 or indices.shape != values.shape or (indices.size and indices.dtype.kind not in "iu"):
-            raise self._wrong(
-                f"write_{what}: indices are {indices.dtype} {indices.shape}, values {values.dtype} {values.shape}: "
-                "must be as many whole numbers as values"
-            )
-        self._check_kind(what, values)
-        if indices.size and not 0 <= indices.min() <= indices.max() < len(to):
-            bad = indices.min() if indices.min() < 0 else indices.max()
-            raise self._wrong(f"write_{what}: index {bad}: must be 0 to {len(to) - 1}")
-        if np.unique(indices).size != indices.size:
-            raise self._wrong(f"write_{what}: an index comes twice: give each once")
-        to[:] = 0
-        to[indices.astype(np.intp)] = values
-
     def write_all(self, u: Any, v: Any) -> None:
         pairs = self.pairs()
-        u, v = (
-            given if hasattr(given, "toarray") else self._array(f"write: {what}", given)
-            for what, given in (("u", u), ("v", v))
-        )
+        u, v = (self._numbers(f"write: {what}", given) for what, given in (("u", u), ("v", v)))
         for what, given, to in (("u", u, pairs.u), ("v", v, pairs.v)):
             if len(given.shape) != 2 or given.shape[0] > len(to) or given.shape[1] != to.shape[1]:
                 raise self._wrong(
                     f"write: {what} has shape {given.shape}: must be (n, {to.shape[1]}), with n from 0 to {len(to)}"
                 )
-            self._check_kind(what, given)
         n = u.shape[0]
         if v.shape[0] != n:
             raise self._wrong(f"write: u has {n} vectors and v {v.shape[0]}: each pair has one of both")
@@ -401,15 +379,15 @@ class _Written:
         found = np.flatnonzero(self._written["u"] | self._written["v"])
         return int(found[-1]) + 1 if found.size else 0
 
-    def _array(self, what: str, given: Any) -> NDArray[Any]:
+    def _numbers(self, what: str, given: Any) -> Any:
+        """given as an array of numbers; a SciPy matrix as it is."""
         try:
-            return np.asarray(given)
+            array = given if hasattr(given, "toarray") else np.asarray(given)
         except (TypeError, ValueError) as wrong:
             raise self._wrong(f"{what} is no array: {wrong}") from None
-
-    def _check_kind(self, what: str, values: Any) -> None:
-        if values.dtype.kind not in "fiu":
-            raise self._wrong(f"write_{what}: values are {values.dtype}: must be numbers")
+        if array.dtype.kind not in "fiu":
+            raise self._wrong(f"{what} is {array.dtype}: must be numbers")
+        return array
 
     def _wrong(self, told: str) -> InvalidArgument:
         return InvalidArgument(f"rank {self._rank}: key {self.name!r}: {told}")

@@ -197,14 +197,20 @@ def committed(*written: tuple[str, int, Any]) -> Callable[[SufficientFactors], N
 WRONG: dict[str, tuple[Callable[[SufficientFactors], object], str]] = {
     "pair": (lambda app: app.write_u(4, ONES), r"write_u: pair 4: must be an int from 0 to 3, as K says"),
     "length": (lambda app: app.write_v(0, ONES), r"write_v: pair 0 has shape \(3,\): must be \(2,\)"),
-    "index": (lambda app: app.write_u(0, ([1, 3], [1.0, 1.0])), r"write_u: index 3: must be 0 to 2"),
-    "index twice": (lambda app: app.write_u(0, ([1, 1], [1.0, 1.0])), r"write_u: an index comes twice"),
-    "indices": (lambda app: app.write_u(0, ([0.5], [1.0])), r"write_u: indices are float64 \(1,\)"),
-    "tuple": (lambda app: app.write_u(0, (1, 2, 3)), r"write_u: a tuple of 3"),
-    "text": (lambda app: app.write_v(0, ["a", "b"]), r"write_v: values are <U1: must be numbers"),
+    "index": (lambda app: app.write_u(0, ([1, 3], [1.0, 1.0])), r"write_u: pair 0 has index 3: must be 0 to 2"),
+    "index twice": (lambda app: app.write_u(0, ([1, 1], [1.0, 1.0])), r"write_u: pair 0 has index 1 twice"),
+    "indices": (
+        lambda app: app.write_u(0, ([0.5], [1.0])),
+        r"write_u: pair 0 has indices of shape \(1,\) and dtype float64",
+    ),
+    "tuple": (lambda app: app.write_u(0, (1, 2, 3)), r"write_u: pair 0 is a tuple of 3"),
+    "text": (lambda app: app.write_v(0, ["a", "b"]), r"write_v: pair 0 is <U1: must be numbers"),
     "many": (lambda app: app.write(np.ones((5, 3)), np.ones((5, 2))), r"write: u has shape \(5, 3\): must be \(n, 3\)"),
     "ragged": (lambda app: app.write_u(0, [1, [2, 3], 4]), r"write_u: pair 0 is no array: setting an array element"),
-    "ragged indices": (lambda app: app.write_u(0, ([1, [2]], [1, 2])), r"write_u is no array: setting an array"),
+    "ragged indices": (
+        lambda app: app.write_u(0, ([1, [2]], [1, 2])),
+        r"write_u: pair 0 has indices that are no array: setting an array",
+    ),
     "number": (lambda app: app.write(1, np.ones((1, 2))), r"write: u has shape \(\): must be \(n, 3\)"),
     "numbers": (lambda app: app.write(np.ones((2, 3)), np.ones((1, 2))), r"write: u has 2 vectors and v 1"),
     "no v": (

@@ -16,6 +16,49 @@ from .keys import KeyState
 _HEAD = _core.FACTORS_HEAD  # bytes before the vectors
 
 
+def scatter(
+    what: str,
+    vector: tuple[Any, ...],
+    to: NDArray[np.float32],
+    values_of: Callable[[str, Any], NDArray[Any]],
+    wrong: Callable[[str], InvalidArgument],
+) -> None:
+    """Writes a sparse vector, (indices, values): zeros elsewhere.
+
+    Args:
+        what: the vector, for errors.
+        to: float32 (n,).
+        values_of: makes an array of the values, or refuses them; its first argument names them.
+        wrong: makes the error of a sentence.
+    """
+    if len(vector) != 2:
+        raise wrong(
+            f"{what} is a tuple of {len(vector)}: a sparse vector is (indices, values), and several vectors are a list"
+        )
+    try:
+        indices = np.asarray(vector[0])
+    except (TypeError, ValueError) as bad:
+        raise wrong(f"{what} has indices that are no array: {bad}") from None
+    if indices.size == 0 and indices.ndim == 1:
+        indices = indices.astype(np.intp)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise wrong(
+            f"{what} has indices of shape {indices.shape} and dtype {indices.dtype}: must be whole numbers, one for "
+            "each value; several vectors are a list"
+        )
+    values = values_of(f"the values of {what}", vector[1])
+    if values.shape != indices.shape:
+        raise wrong(f"{what} has {indices.size} indices and values of shape {values.shape}: must be as many")
+    outside = (indices < 0) | (indices >= len(to))
+    if outside.any():
+        raise wrong(f"{what} has index {indices[outside][0]}: must be 0 to {len(to) - 1}")
+    found, times = np.unique(indices, return_counts=True)
+    if len(found) != len(indices):
+        raise wrong(f"{what} has index {found[times > 1][0]} twice: give each once")
+    to[:] = 0
+    to[indices.astype(np.intp)] = values
+
+
 class Pairs:
     """An update of a key of shape (J, D): the first count pairs of vectors, whose products u v^T add up to it (SFB,
     section 2).
@@ -70,18 +113,29 @@ class PairsKey(KeyState):
 
     def _copy_pair(self, grad: tuple[Any, ...], to: Pairs) -> None:
         n_u, n_v = self._copied("u", grad[0], to.u), self._copied("v", grad[1], to.v)
+        self._check_both(n_u, n_v)
+        to.count = n_u
+
+    def _check_both(self, n_u: int, n_v: int) -> None:
         if n_u != n_v:
             raise self._wrong(f"u has {n_u} vectors and v {n_v}: each pair has one of both")
-        to.count = n_u
 
     def _copied(self, what: str, given: Any, to: NDArray[np.float32]) -> int:
         """Copies one vector or several, and returns how many."""
+        array = self._rows(what, given, to)
+        if array is not None:
+            to[: len(array)] = array
+            return len(array)
+        vectors: Sequence[Any] = given if isinstance(given, list) else [given]
+        self._check_count(what, len(vectors), to)
+        for k, vector in enumerate(vectors):
+            self._copy(f"{what}[{k}]", vector, to[k])
+        return len(vectors)
+
+    def _rows(self, what: str, given: Any, to: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """The vectors of an array, as they would go into to; None: they are not given as one."""
         if isinstance(given, list | tuple):
-            vectors: Sequence[Any] = given if isinstance(given, list) else [given]
-            self._check_count(what, len(vectors), to)
-            for k, vector in enumerate(vectors):
-                self._copy(f"{what}[{k}]", vector, to[k])
-            return len(vectors)
+            return None
         array = self._array(what, given)
         if array.ndim == 1:
             array = array.reshape(1, -1)
@@ -91,8 +145,7 @@ class PairsKey(KeyState):
                 f"{what} has shape {told}: must be (k, {to.shape[1]}), or ({to.shape[1]},) for one vector"
             )
         self._check_count(what, len(array), to)
-        to[: len(array)] = array
-        return len(array)
+        return array
 
     def _copy(self, what: str, vector: Any, to: NDArray[np.float32]) -> None:
         """Copies one vector, dense or as (indices, values)."""
@@ -102,33 +155,7 @@ class PairsKey(KeyState):
                 raise self._wrong(f"{what} has shape {array.shape}: must be {to.shape}")
             to[:] = array
             return
-        if len(vector) != 2:
-            raise self._wrong(
-                f"{what} is a tuple of {len(vector)}: a sparse vector is (indices, values), and several vectors are a "
-                "list"
-            )
-        try:
-            indices = np.asarray(vector[0])
-        except ValueError:
-            indices = np.empty((0, 0))
-        if indices.size == 0 and indices.ndim == 1:
-            indices = indices.astype(np.intp)
-        if indices.ndim != 1 or indices.dtype.kind not in "iu":
-            raise self._wrong(
-                f"{what} has indices of shape {indices.shape} and dtype {indices.dtype}: must be whole numbers, one "
-                "for each value; several vectors are a list"
-            )
-        values = self._array(f"the values of {what}", vector[1])
-        if values.shape != indices.shape:
-            raise self._wrong(f"{what} has {indices.size} indices and values of shape {values.shape}: must be as many")
-        outside = (indices < 0) | (indices >= len(to))
-        if outside.any():
-            raise self._wrong(f"{what} has index {indices[outside][0]}: must be 0 to {len(to) - 1}")
-        to[:] = 0
-        to[indices] = values
-        if np.unique(indices).size != indices.size:
-            found, times = np.unique(indices, return_counts=True)
-            raise self._wrong(f"{what} has index {found[times > 1][0]} twice: give each once")
+        scatter(what, vector, to, self._array, self._wrong)
 
     def _array(self, what: str, given: Any) -> NDArray[np.float32]:
         try:
@@ -209,11 +236,18 @@ class ProductKey(PairsKey):
 
     def source(self, grad: Any) -> Any:
         if isinstance(grad, tuple) and len(grad) == 2:
+            u, v = self._rows("u", grad[0], self.pairs.u), self._rows("v", grad[1], self.pairs.v)
+            if u is not None and v is not None:
+                self._check_both(len(u), len(v))
+                return self._multiply(u, v)
             if self._filled is None:
                 self._filled = self._new_pairs(len(self.pairs.u))
             self._copy_pair(grad, self._filled)
             grad = self._filled
         if not isinstance(grad, Pairs):
             return super().source(grad)
-        np.matmul(grad.u[: grad.count].T, grad.v[: grad.count], out=self._place())
-        return None
+        return self._multiply(grad.u[: grad.count], grad.v[: grad.count])
+
+    def _multiply(self, u: NDArray[np.float32], v: NDArray[np.float32]) -> None:
+        """Writes the sum of products where the next push finds it."""
+        np.matmul(u.T, v, out=self._place())
