@@ -77,8 +77,9 @@ static void write_sum(const outlet *o) {
                 hpc_factor_pair pairs[HPC_FACTOR_PAIRS];
                 size_t some = 0;
                 for (; k < o->count && some < HPC_FACTOR_PAIRS; k++, some++)
-                    pairs[some] = (hpc_factor_pair){
-                        {u_of(o, k), NULL, (uint32_t)s->rows}, {v_of(o, k), NULL, (uint32_t)s->columns}, 1};
+                    pairs[some] = (hpc_factor_pair){{u_of(o, k), NULL, (uint32_t)s->rows, (uint32_t)s->rows},
+                                                    {v_of(o, k), NULL, (uint32_t)s->columns, (uint32_t)s->columns},
+                                                    1};
                 o->kernels->add(&part, pairs, some);
             }
             for (uint64_t j = 0; j < rows; j++)

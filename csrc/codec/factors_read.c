@@ -34,7 +34,10 @@ static int take_vector(const hpc_factor_sizes *sizes, const char **at, const cha
     const uint64_t nbytes = padded ? hpc_factors_vector(length, entries, sizes->item, index) : length * sizes->item;
     if (nbytes > (uint64_t)(end - *at)) return HPC_PIECE_BAD_LENGTH;
     const char *values = dense ? *at : *at + ((uint64_t)entries * index + 3) / 4 * 4;
-    *vector = (hpc_factor){.values = values, .indices = dense ? NULL : *at, .n = dense ? (uint32_t)length : entries};
+    *vector = (hpc_factor){.values = values,
+                           .indices = dense ? NULL : *at,
+                           .n = dense ? (uint32_t)length : entries,
+                           .length = (uint32_t)length};
     *at += nbytes;
     return 0;
 }

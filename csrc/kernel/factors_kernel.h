@@ -16,6 +16,9 @@ typedef float stored __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(fl
 
 enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
 enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
+/* Sparse vectors have at most one value of so many: where one of both is sparse, and where both are. Others go faster
+ * with their zeros. */
+enum { SPARSE = 4, SPARSER = 12 };
 
 /* The use of the weighted sum: added to the values at its place, subtracted from them, or written over them. */
 typedef enum purpose { ADD, TAKE, SET } purpose;
@@ -46,17 +49,49 @@ FACTORS_INLINE void widen(float *to, const void *values, size_t from, size_t n, 
     for (; i < n; i++) to[i] = value_at(values, from + i, dtype);
 }
 
-/* The same, times a weight in float64. */
-FACTORS_INLINE void weigh(float *to, const void *values, size_t from, size_t n, double weight, int dtype) {
+/* n values, times a weight in float64. */
+FACTORS_INLINE void weigh(float *to, size_t n, double weight) {
     typedef double doubles __attribute__((vector_size(2 * VECTOR_BYTES)));
     size_t i = 0;
-    widen(to, values, from, n, dtype);
     if (weight == 1) return;
     for (; n - i >= LANES; i += LANES) {
         const doubles x = __builtin_convertvector((reals) * (const stored *)(to + i), doubles);
         *(stored *)(to + i) = __builtin_convertvector(weight * x, reals);
     }
     for (; i < n; i++) to[i] = (float)(weight * (double)to[i]);
+}
+
+/* The place of entry i: read once, as its memory may change. */
+static inline uint32_t index_at(const hpc_factor *f, size_t i, int wide) {
+    if (f->indices == NULL) return (uint32_t)i;
+    return wide ? ((const volatile uint32_t *)f->indices)[i] : ((const volatile uint16_t *)f->indices)[i];
+}
+
+/* The first entry at from or behind it. */
+static inline size_t first_from(const hpc_factor *f, uint32_t from, int wide) {
+    size_t low = 0, high = f->n;
+    while (low < high) {
+        const size_t mid = (low + high) / 2;
+        if (index_at(f, mid, wide) < from)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* The values of elements from to from + n, as float32: of a sparse vector with its zeros. */
+FACTORS_INLINE void values_of(float *to, const hpc_factor *f, size_t from, size_t n, int dtype, int wide) {
+    if (f->indices == NULL) {
+        widen(to, f->values, from, n, dtype);
+        return;
+    }
+    memset(to, 0, n * sizeof *to);
+    for (size_t i = first_from(f, (uint32_t)from, wide); i < f->n; i++) {
+        const size_t at = index_at(f, i, wide) - (uint32_t)from;
+        if (at >= n) break;
+        to[at] = value_at(f->values, i, dtype);
+    }
 }
 
 /* n values, less rate times n sums. */
@@ -82,14 +117,31 @@ static inline size_t tile_values(size_t depth) {
 static inline void fetch(const hpc_factor *f, size_t from, size_t n, int dtype) {
     const size_t item = dtype == HPC_F32 ? sizeof(float) : sizeof(uint16_t);
     const char *at = (const char *)f->values + from * item;
+    if (f->indices != NULL) return;
     for (size_t byte = 0; byte < n * item; byte += LINE) __builtin_prefetch(at + byte);
 }
 
+/* Columns from to from + n of a v that has indices: tile after tile. */
+FACTORS_INLINE void scatter_v(float *to, const hpc_factor *v, size_t depth, size_t from, size_t n, int dtype,
+                              int wide) {
+    for (size_t t = 0; t < (n + WIDE - 1) / WIDE; t++) memset(to + t * tile_values(depth), 0, WIDE * sizeof *to);
+    for (size_t i = first_from(v, (uint32_t)from, wide); i < v->n; i++) {
+        const size_t at = index_at(v, i, wide) - (uint32_t)from;
+        if (at >= n) break;
+        to[at / WIDE * tile_values(depth) + at % WIDE] = value_at(v->values, i, dtype);
+    }
+}
+
 /* Columns from to from + n of each v: tile after tile, in each pair after pair. Behind the last column 0. */
-FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype) {
+FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype,
+                           int wide) {
     const size_t whole = n / WIDE, left = n % WIDE;
     for (size_t k = 0; k < depth; k++) {
         float *at = to + k * WIDE;
+        if (pairs[k].v.indices != NULL) {
+            scatter_v(at, &pairs[k].v, depth, from, n, dtype, wide);
+            continue;
+        }
         if (k + SOON < depth) fetch(&pairs[k + SOON].v, from, n, dtype);
         for (size_t t = 0; t < whole; t++, at += tile_values(depth))
             widen(at, pairs[k].v.values, from + t * WIDE, WIDE, dtype);
@@ -100,7 +152,8 @@ FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth
 }
 
 /* Rows from to from + n of each weighted u, likewise. */
-FACTORS_INLINE void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype) {
+FACTORS_INLINE void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype,
+                           int wide) {
     enum { SOME = 64 * ROWS };
     float x[SOME + ROWS];
     for (size_t row = 0, some; row < n; row += some, to += some * depth) {
@@ -108,7 +161,8 @@ FACTORS_INLINE void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth
         memset(x + some, 0, ROWS * sizeof *x);
         for (size_t k = 0; k < depth; k++) {
             if (k + SOON < depth) fetch(&pairs[k + SOON].u, from + row, some, dtype);
-            weigh(x, pairs[k].u.values, from + row, some, pairs[k].weight, dtype);
+            values_of(x, &pairs[k].u, from + row, some, dtype, wide);
+            weigh(x, some, pairs[k].weight);
             for (size_t i = 0; i < some; i += ROWS) memcpy(to + i * depth + k * ROWS, x + i, ROWS * sizeof *x);
         }
     }
@@ -181,10 +235,10 @@ FACTORS_INLINE void add_dense_of(purpose purpose, const hpc_factor_part *p, cons
     const size_t wide = PANEL / tile_values(depth) * WIDE, tall = BLOCK / depth / ROWS * ROWS;
     for (size_t row = 0, rows; row < p->rows; row += rows) {
         rows = p->rows - row < tall ? p->rows - row : tall;
-        pack_u(u, pairs, depth, p->row + row, rows, dtype);
+        pack_u(u, pairs, depth, p->row + row, rows, dtype, p->wide_rows);
         for (size_t column = 0, columns; column < p->columns; column += columns) {
             columns = p->columns - column < wide ? p->columns - column : wide;
-            pack_v(v, pairs, depth, p->column + column, columns, dtype);
+            pack_v(v, pairs, depth, p->column + column, columns, dtype, p->wide_columns);
             panel_of(purpose, p, row, rows, column, columns, u, v, depth, rate);
         }
     }
@@ -206,14 +260,36 @@ static void take_dense(const hpc_factor_part *p, const hpc_factor_pair *pairs, s
 /* ---- runs of one kind ----------------------------------------------------------------------------------------------
  */
 
-static inline int kind_of(const hpc_factor_pair *pair) {
-    return (pair->u.indices != NULL) + 2 * (pair->v.indices != NULL);
+/* How many values some vectors have, of how many elements. */
+typedef struct filling {
+    uint64_t values, elements;
+} filling;
+
+static inline void fill(filling *of, const hpc_factor *f) {
+    of->values += f->n;
+    of->elements += f->indices != NULL ? f->length : f->n;
+}
+
+/* Which vectors of some pairs are taken for sparse ones, if they have indices: 1: u; 2: v. All of them alike, so that
+ * vectors about as full as that make no short runs. */
+static int sparse_of(const hpc_factor_pair *pairs, size_t n) {
+    filling u = {0, 0}, v = {0, 0};
+    for (size_t k = 0; k < n; k++) fill(&u, &pairs[k].u), fill(&v, &pairs[k].v);
+    const int both = u.values * SPARSER < u.elements && v.values * SPARSER < v.elements;
+    const int of_u = u.values * SPARSE < u.elements, of_v = v.values * SPARSE < v.elements;
+    if (both || !of_u || !of_v) return of_u + 2 * of_v;
+    return (double)u.values * (double)v.elements < (double)v.values * (double)u.elements ? 1 : 2;
+}
+
+static inline int kind_of(const hpc_factor_pair *pair, int sparse) {
+    return sparse & ((pair->u.indices != NULL) + 2 * (pair->v.indices != NULL));
 }
 
 static void add(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_t n) {
+    const int sparse = sparse_of(pairs, n);
     for (size_t k = 0, end; k < n && part->rows > 0 && part->columns > 0; k = end) {
-        const int kind = kind_of(&pairs[k]);
-        for (end = k + 1; end < n && kind_of(&pairs[end]) == kind;) end++;
+        const int kind = kind_of(&pairs[k], sparse);
+        for (end = k + 1; end < n && kind_of(&pairs[end], sparse) == kind;) end++;
         if (kind == 0)
             add_dense(part, pairs + k, end - k);
         else if (kind == 1)
@@ -227,14 +303,14 @@ static void add(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_
 }
 
 static int can_take(const hpc_factor_pair *pairs, size_t n) {
-    const int kind = n > 0 ? kind_of(&pairs[0]) : 0;
+    const int sparse = sparse_of(pairs, n), kind = n > 0 ? kind_of(&pairs[0], sparse) : 0;
     for (size_t k = 1; k < n; k++)
-        if (kind_of(&pairs[k]) != kind) return 0;
+        if (kind_of(&pairs[k], sparse) != kind) return 0;
     return kind != 0 || n <= HPC_FACTOR_DENSE_PAIRS;
 }
 
 static void take(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_t n, float rate) {
-    const int kind = n > 0 ? kind_of(&pairs[0]) : 0;
+    const int kind = n > 0 ? kind_of(&pairs[0], sparse_of(pairs, n)) : 0;
     if (n == 0 || part->rows == 0 || part->columns == 0) return;
     if (kind == 0)
         take_dense(part, pairs, n, rate);
@@ -303,6 +379,18 @@ static double dot(const hpc_factor *a, const hpc_factor *b, size_t n, int values
         }
         for (; i < n; i++)
             sums[i % DOT_SUMS] += (double)value_at(a->values, i, values) * (double)value_at(b->values, i, values);
+    } else if ((uint64_t)a->n * SPARSER >= n && (uint64_t)b->n * SPARSER >= n) {
+        enum { SOME = 1 << 11 };
+        float x[SOME], y[SOME];
+        for (size_t from = 0, some; from < n; from += some) {
+            double part[DOT_SUMS] = {0};
+            some = n - from < SOME ? n - from : SOME;
+            values_of(x, a, from, some, values, wide);
+            values_of(y, b, from, some, values, wide);
+            size_t i = dot_floats(part, x, y, some);
+            for (; i < some; i++) part[i % DOT_SUMS] += (double)x[i] * (double)y[i];
+            for (int lane = 0; lane < DOT_SUMS; lane++) sums[lane] += part[lane];
+        }
     } else {
         for (size_t i = 0, j = 0; i < a->n && j < b->n;) {
             const uint32_t x = index_at(a, i, wide), y = index_at(b, j, wide);

@@ -1,25 +1,6 @@
 /* The products of pairs of which one vector is sparse, or both: lists of what a row, or a column, takes of all pairs.
  */
 
-/* The place of entry i: read once, as its memory may change. */
-static inline uint32_t index_at(const hpc_factor *f, size_t i, int wide) {
-    if (f->indices == NULL) return (uint32_t)i;
-    return wide ? ((const volatile uint32_t *)f->indices)[i] : ((const volatile uint16_t *)f->indices)[i];
-}
-
-/* The first entry at from or behind it. */
-static inline size_t first_from(const hpc_factor *f, uint32_t from, int wide) {
-    size_t low = 0, high = f->n;
-    while (low < high) {
-        const size_t mid = (low + high) / 2;
-        if (index_at(f, mid, wide) < from)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
 enum { ENTRIES = 1 << 13, LISTS = 1 << 11 };
 
 typedef struct entry {
@@ -164,7 +145,8 @@ FACTORS_INLINE void add_by_rows_of(purpose purpose, const hpc_factor_part *p, co
     entry_lists l;
     const float *v[HPC_FACTOR_PAIRS];
     float packed[PACKED];
-    const int in_place = p->values == HPC_F32;
+    int in_place = p->values == HPC_F32;
+    for (size_t k = 0; k < n; k++) in_place &= pairs[k].v.indices == NULL;
     const size_t fit = (in_place ? NEAR : PACKED) / n / 32 * 32, wide = fit < SPAN ? fit : SPAN;
     for (uint32_t row = 0; row < p->rows; row += l.n) {
         make_lists(&l, pairs, n, 1, p->row + row, p->rows - row, p->values, p->wide_rows);
@@ -172,7 +154,8 @@ FACTORS_INLINE void add_by_rows_of(purpose purpose, const hpc_factor_part *p, co
             columns = p->columns - column < wide ? p->columns - column : wide;
             for (size_t k = 0; k < n; k++) {
                 v[k] = in_place ? (const float *)pairs[k].v.values + p->column + column : packed + k * wide;
-                if (!in_place) widen(packed + k * wide, pairs[k].v.values, p->column + column, columns, p->values);
+                if (!in_place)
+                    values_of(packed + k * wide, &pairs[k].v, p->column + column, columns, p->values, p->wide_columns);
             }
             for (uint32_t i = next_of(&l, 0), next; i < l.n; i = next) {
                 float *to = p->to + (row + i) * p->stride + column;
@@ -254,15 +237,17 @@ static inline void turn8(const float *from, size_t stride, float *to, size_t to_
 
 /* Weighted rows of each u: tall of each pair, 0 behind the last row. */
 FACTORS_INLINE void weigh_rows(float *to, const hpc_factor_pair *pairs, size_t n, size_t from, size_t rows, size_t tall,
-                               int dtype) {
+                               int dtype, int wide) {
     for (size_t k = 0; k < n; k++, to += tall) {
         const double weight = pairs[k].weight;
-        if (pairs[k].u.n - from > 2 * tall)
+        if (pairs[k].u.indices == NULL && pairs[k].u.n - from > 2 * tall)
             __builtin_prefetch((const char *)pairs[k].u.values + (from + tall) * (dtype == HPC_F32 ? 4 : 2), 0, 2);
         if (rows == tall) { /* a constant */
-            weigh(to, pairs[k].u.values, from, tall, weight, dtype);
+            values_of(to, &pairs[k].u, from, tall, dtype, wide);
+            weigh(to, tall, weight);
         } else {
-            weigh(to, pairs[k].u.values, from, rows, weight, dtype);
+            values_of(to, &pairs[k].u, from, rows, dtype, wide);
+            weigh(to, rows, weight);
             memset(to + rows, 0, (tall - rows) * sizeof *to);
         }
     }
@@ -345,7 +330,7 @@ FACTORS_INLINE void add_by_columns_of(purpose purpose, const hpc_factor_part *p,
         interleave(entries, &l, together, tall);
         for (size_t row = 0, rows; row < p->rows; row += rows) {
             rows = p->rows - row < tall ? p->rows - row : tall;
-            weigh_rows(u, pairs, n, p->row + row, rows, tall, p->values);
+            weigh_rows(u, pairs, n, p->row + row, rows, tall, p->values, p->wide_rows);
             for (uint32_t d = 0; d < l.n; d += together) {
                 const uint32_t end = l.n - d < together ? l.n : d + together;
                 if (l.starts[d] == l.starts[end]) continue;

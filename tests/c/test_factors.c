@@ -86,14 +86,19 @@ static void fill(float *vector, uint64_t n, uint32_t one_in) {
             vector[i] = (float)(int)(random_word() % 2000) / 64 + 1;
 }
 
-/* ways: 0 dense; 1, 2: sparse u, v; 3: both; 4: any */
+/* Of how many elements of a sparse vector one is a value: few have many, as behind rectified units. */
+static uint32_t sparse_at_random(int thick) {
+    return (thick ? 2 : 7) + random_word() % (thick ? 3 : 40);
+}
+
+/* ways: 0 dense; 1, 2: sparse u, v; 3: both; 4: any; and 4 more: half full, a third, a quarter */
 static hpc_factors update_of(const hpc_codec_config *c, int count, int way) {
     hpc_factors f = hpc_factors_at(c, room_of(hpc_factors_bytes(c)));
     *f.count = count;
     for (int k = 0; k < count; k++) {
-        const int its = way == 4 ? (int)(random_word() % 4) : way;
-        fill(f.u + (uint64_t)k * c->rows, c->rows, its & 1 ? 7 + random_word() % 40 : 1);
-        fill(f.v + (uint64_t)k * c->columns, c->columns, its & 2 ? 7 + random_word() % 40 : 1);
+        const int any = way % 4 == 0 && way > 0, its = any ? (int)(random_word() % 4) : way % 4;
+        fill(f.u + (uint64_t)k * c->rows, c->rows, its & 1 ? sparse_at_random(way > 4) : 1);
+        fill(f.v + (uint64_t)k * c->columns, c->columns, its & 2 ? sparse_at_random(way > 4) : 1);
     }
     return f;
 }
@@ -226,7 +231,7 @@ static void test_bits(int isa) {
         {97, 130, 9, 5},  {64, 64, 16, 4},   {200, 50, 11, 3}, {7, 1100, 5, 3},   {1100, 7, 5, 3}, {33, 257, 40, 5},
         {150, 90, 27, 2}, {101, 190, 60, 5}, {40, 600, 2, 1},  {65, 150, 130, 4}, {65, 70, 70, 2}, {3, 9000, 2, 3}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-        for (int way = 0; way <= 4; way++) {
+        for (int way = 0; way <= 8; way++) {
             const int values = formats[(s + (size_t)way) % 3];
             if ((s + (size_t)way) % ONE_OF != 0) continue;
             if (shapes[s].rows * shapes[s].columns > 20000 && (s + (size_t)way) % 2 && isa != HPC_ISA_AVX2) continue;
@@ -251,7 +256,7 @@ static void test_long(int isa) {
 static void test_units(void) {
     hpc_codec_config c = config_of(12, 19, 3, HPC_F32);
     c.unit = 4 * 19;
-    for (int way = 0; way <= 4; way++) {
+    for (int way = 0; way <= 8; way++) {
         const hpc_factors f = update_of(&c, 3, way);
         float *expected = room_of(12 * 19 * 4), *sum = room_of(12 * 19 * 4);
         for (uint64_t row = 0, rows = 4; row < 12; row += rows, rows = 8) {
