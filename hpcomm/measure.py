@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from . import _core
-from .codec import WireFormat
+from .codec import Factors, WireFormat
 from .context import Context
 from .errors import InvalidArgument
 from .model import Bandwidths, CodecRates, Rates
 from .optim import SGD
 from .stage import whole
-from .topology import Hierarchy, ParameterServer
+from .topology import Hierarchy, ParameterServer, PeerToPeer
 
 _DEFAULT = Hierarchy()
 _ROUNDS = 3
@@ -32,6 +32,7 @@ _MAPPED = ("self", "shm")
 _CARRIED = 4 << 20  # bytes that a rank writes to another
 _WORKED = 1 << 20  # elements that a rank copies, and folds
 _TRIED = 1 << 17  # elements of the update that is encoded and decoded
+_SIDE, _PAIRS = 1024, 32  # of the matrix whose pairs are added
 _STEPS = 10  # of which the first half finds the delta, and the best of the others counts
 
 Flows = Sequence[tuple[int, int]]  # ranks that write, and the ranks that they write to
@@ -129,6 +130,48 @@ def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeo
     """
     trial = codec.trial()
     return once(ctx, ("codec", trial), lambda: _tried(ctx, trial, make, timeout), timeout)
+
+
+def multiply_rate(ctx: Context, make: Callable[..., Any], timeout: float | None) -> float:
+    """Floating-point operations a second by which the slowest rank adds up products of pairs of vectors, while all do.
+    Collective; measured once for a context.
+
+    Args:
+        ctx: the ranks.
+        make: hpcomm.Exchange.
+        timeout: seconds for each part.
+    """
+    found: float = once(ctx, "multiply", lambda: _multiplied(ctx, make, timeout), timeout)
+    return found
+
+
+def _multiplied(ctx: Context, make: Callable[..., Any], timeout: float | None) -> float:
+    random = np.random.default_rng(ctx.rank)
+    u, v = random.standard_normal((2, _PAIRS, _SIDE), np.float32)
+    busy = []
+    with make(
+        ctx,
+        {"trial": np.zeros((_SIDE, _SIDE), np.float32)},
+        PeerToPeer(),
+        rule=SGD(lr=0.0),
+        codec=Factors(_PAIRS),
+        cores=1,
+        progress="inline",
+        timeout=timeout,
+    ) as ex:
+        for _ in range(1 + _ROUNDS):
+            ctx.barrier(timeout)
+            ex.push_pull("trial", (u, v))
+            busy.append(ex.stats().busy)
+    mine = min(now - before for before, now in pairwise(busy))
+    taken = max(_TIME.unpack(part)[0] for part in ctx.allgather(_TIME.pack(mine), timeout))
+    found: float = 2 * ctx.size * _PAIRS * _SIDE * _SIDE / taken
+    return found
+
+
+def forget(ctx: Context) -> None:
+    """The rates of a context are measured anew when they are next asked for. Every rank calls it."""
+    _kept.pop(ctx, None)
 
 
 def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:

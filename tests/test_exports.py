@@ -19,7 +19,8 @@ def declared() -> set[str]:
     """The functions that the installed headers declare."""
     folder = PACKAGE / "include/hpcomm"
     headers = "".join(
-        (folder / name).read_text(encoding="utf-8") for name in ("hpcomm.h", "rule.h", "codec.h", "plan.h", "stats.h")
+        (folder / name).read_text(encoding="utf-8")
+        for name in ("hpcomm.h", "rule.h", "codec.h", "plan.h", "scheme.h", "stats.h")
     )
     return set(re.findall(r"^HPC_API [^;]*?\b(hpc_\w+)\(", headers, re.MULTILINE))
 

@@ -76,12 +76,12 @@ VECTORS = {"reals", "words"}
 PUBLIC = """
 hpcomm.hpp
 exchange.hpp
-plan.hpp queue.hpp window.hpp
+plan.hpp queue.hpp scheme.hpp window.hpp
 context.hpp
 handle.hpp fold.hpp host.hpp
 codec.hpp error.hpp hpcomm_mpi.h
 hpcomm.h
-codec.h plan.h rule.h stats.h
+codec.h plan.h rule.h scheme.h stats.h
 """
 
 

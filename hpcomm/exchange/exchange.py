@@ -25,7 +25,7 @@ from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..measure import measured
-from ..model import saved_seconds
+from ..model import Cluster, Layer, saved_seconds
 from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
 from ..topology import ParameterServer
@@ -41,6 +41,7 @@ from .arguments import (
     owned_rows,
     refuse,
 )
+from .book import Book
 from .calls import Handle
 from .factors import FactorsKey, Pairs, ProductKey
 from .keys import KeyState, Params
@@ -154,6 +155,7 @@ class Exchange(SplitCalls):
     __slots__ = (
         "__weakref__",
         "_ahead",
+        "_book",
         "_decided",
         "_encoders",
         "_kind",
@@ -190,6 +192,7 @@ class Exchange(SplitCalls):
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
+        self._book: Book | None = None
         self._processor = Processor()
         self._rank, self._default = ctx.rank, ctx.config.timeout
         asked: list[Any] = []  # hierarchies with bandwidths that are measured once no rank refuses
@@ -451,6 +454,19 @@ class Exchange(SplitCalls):
         if not _core.exchange_late(self._handle, -1):
             return ()
         return tuple(key.name for key in self._every.values() if _core.exchange_late(self._handle, key.index))
+
+    @property
+    def book(self) -> Book:
+        """The information book (Poseidon, section 4.1): layers, workers, servers and hosts, and the scheme that each
+        key is best exchanged by. hpcomm.torch keeps its choices and the rates of the machine there."""
+        if self._book is None:
+            layers = {}
+            for key, kind in zip(self.plan.keys, self._kind.rules, strict=True):
+                pairs = int(getattr(self.codecs[key.name], "K", 0))
+                layers[key.name] = Layer(key.name, key.shape, pairs, kind.slots)
+            ctx = self.context
+            self._book = Book(layers, Cluster(ctx.size, len(self.plan.servers), len(set(ctx.hosts))))
+        return self._book
 
     # ---- the rule --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from .. import _core
 from ..errors import NotSupported
 from . import encoders
 from .arguments import Compiled
+from .book import Book
 from .exchange import Exchange
 from .pieces import Shard
 from .schemes import Made
@@ -43,6 +44,16 @@ def has_own_models(ex: Exchange) -> bool:
 def made(ex: Exchange) -> Made:
     """The arguments from which recover makes the next exchange."""
     return ex._made
+
+
+def keep_book(ex: Exchange, book: Book) -> None:
+    """The book of an exchange from here on."""
+    ex._book = book
+
+
+def memory_available() -> int:
+    """Bytes that this host has for new memory."""
+    return _core.memory_available()
 
 
 def begin_together(ex: Exchange) -> None:
@@ -89,10 +100,10 @@ def reads_on(ex: Exchange) -> bool:
     return ex._settles or bool(ex.graph)
 
 
-def has_one_slot(ex: Exchange) -> bool:
+def has_one_slot(ex: Exchange, name: str) -> bool:
     """Whether all gradients of a key lie in one place, one behind the other: with split, but not among peers."""
-    split = bool(ex._made.engine.split) and not any(one.peers for one in ex._schemes)
-    return split or ex.plan.rows.column("depth").max() == 1
+    own = next(one for one in ex._schemes if name in one.scheme.names)
+    return bool(ex._made.engine.split and not own.peers) or own.plan.rows.column("depth").max() == 1
 
 
 def check_idle(ex: Exchange, op: str) -> None:

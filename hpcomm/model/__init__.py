@@ -9,6 +9,7 @@ model.step_seconds(load, model.Rates(between=1.25e9))      # over 10 Gb/s
 model.memory_of(plan, hosts=[0, 0, 2, 2]).total            # bytes of each rank
 
 rates: the rates, as values. load: bytes and elements of a step. costs: seconds. memory: bytes that a rank keeps.
+scheme: the way of each layer that costs least (Poseidon).
 """
 
 from .costs import (
@@ -23,6 +24,7 @@ from .costs import (
 from .load import PARAMETERS, STAGES, UPDATES, Load, Sent, load_of
 from .memory import Memory, memory_of
 from .rates import DENSE, Bandwidths, CodecRates, Rates
+from .scheme import Cluster, Cost, Layer, SchemeChoice, best_scheme, cost_of
 
 __all__ = [
     "DENSE",
@@ -30,12 +32,18 @@ __all__ = [
     "STAGES",
     "UPDATES",
     "Bandwidths",
+    "Cluster",
     "CodecRates",
+    "Cost",
+    "Layer",
     "Load",
     "Memory",
     "Rates",
+    "SchemeChoice",
     "Sent",
+    "best_scheme",
     "busiest_link",
+    "cost_of",
     "link_seconds",
     "load_of",
     "memory_of",

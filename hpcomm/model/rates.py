@@ -33,6 +33,8 @@ class Rates:
         memory: bytes a second that a rank copies within its own memory.
         fold: seconds that a rank takes to add an element of an input.
         latency: seconds that a step takes beside all that.
+        multiply: floating-point operations a second of sums of products u v^T, by which a rank rebuilds an update
+            that came as pairs of vectors. A product and its sum are two.
 
     Raises:
         InvalidArgument: a rate is out of range.
@@ -43,12 +45,14 @@ class Rates:
     memory: float = inf
     fold: float = 0.0
     latency: float = 0.0
+    multiply: float = inf
 
     def __post_init__(self) -> None:
-        for name in ("between", "inside", "memory"):
+        for name in ("between", "inside", "memory", "multiply"):
             value = getattr(self, name)
             if not _is_number(value) or not value > 0:
-                raise InvalidArgument(f"rates: {name} is {value!r}: must be a number above 0, in bytes a second")
+                what = "operations" if name == "multiply" else "bytes"
+                raise InvalidArgument(f"rates: {name} is {value!r}: must be a number above 0, in {what} a second")
         for name in ("fold", "latency"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value < inf:

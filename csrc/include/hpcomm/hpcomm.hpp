@@ -32,6 +32,7 @@
 #include "host.hpp"
 #include "plan.hpp"
 #include "queue.hpp"
+#include "scheme.hpp"
 #include "window.hpp"
 
 #endif

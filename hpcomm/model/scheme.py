@@ -1,0 +1,216 @@
+"""The way to exchange a layer that costs least (Poseidon, section 3.2): by bytes, as in the paper, or by seconds.
+
+The formulas are in C (hpcomm/scheme.h), where C++ trainers have them too. They count what load_of counts of the plans
+of these schemes, and answer in microseconds for layers and clusters that nobody has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isinf, prod
+
+from .. import _core
+from ..codec import OneBit, WireFormat
+from ..errors import InvalidArgument
+from ..stage import choice, whole
+from .rates import CodecRates, Rates
+
+BY = ("measured", "paper")
+_PAPER = {"ps": "PS", "hosts": "PS", "factors": "SFB", "adam": "Adam", "1bit": "1bit"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a model, as far as its exchange goes.
+
+    Attributes:
+        name: of its key.
+        shape: of its parameters: (M, N) for a fully connected one.
+        pairs: K: pairs of vectors of a worker's update, such as the samples of its batch; 0: its updates are no sums of
+            products u v^T, as those of a convolution.
+        slots: float32 values of state that its rule keeps of an element: 0 for SGD, 2 for Adam.
+        type: of the layer, in words, such as "Linear".
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    pairs: int = 0
+    slots: int = 0
+    type: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(whole(f"layer {self.name!r}: shape", n, 1) for n in self.shape))
+        whole(f"layer {self.name!r}: pairs", self.pairs, 0)
+        whole(f"layer {self.name!r}: slots", self.slots, 0)
+        if self.pairs and len(self.shape) != 2:
+            raise InvalidArgument(
+                f"layer {self.name!r}: pairs is {self.pairs}, and shape is {self.shape}: only a matrix is a sum of "
+                "products: give pairs 0"
+            )
+
+    @property
+    def _terms(self) -> tuple[int, int, int, int]:
+        rows, columns = self.shape if len(self.shape) == 2 else (prod(self.shape), 1)
+        return rows, columns, self.pairs, self.slots
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The ranks that exchange a layer.
+
+    Attributes:
+        workers: P1.
+        servers: P2, of the workers; None: all of them.
+        hosts: over which both are spread evenly; None: each worker is a host of its own.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    workers: int
+    servers: int | None = None
+    hosts: int | None = None
+
+    def __post_init__(self) -> None:
+        whole("cluster: workers", self.workers, 1)
+        for name in ("servers", "hosts"):
+            value = getattr(self, name)
+            most = whole(f"cluster: {name}", self.workers if value is None else value, 1, self.workers)
+            object.__setattr__(self, name, most)
+
+    @property
+    def _terms(self) -> tuple[int, int, int]:
+        assert self.servers
+        assert self.hosts
+        return self.workers, self.servers, self.hosts
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a step of a layer in one of its ways.
+
+    Attributes:
+        seconds: of the busiest link, then of the busiest rank's work; nothing is taken to overlap.
+        sent: bytes that all ranks send to others.
+        busiest: bytes that the busiest rank sends and gets (table 1 of the paper).
+        memory: bytes of a rank at most: parameters, gradients, slots and state.
+    """
+
+    seconds: float
+    sent: float
+    busiest: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class SchemeChoice:
+    """The way of a layer.
+
+    Attributes:
+        way: "ps", "hosts" (the same with the updates of each host folded there first), "factors", or "codec": to
+            servers, by the codec.
+        costs: by way, of all that were compared; those of codecs by their repr.
+        by: "measured" or "paper".
+        codec: of way "codec".
+        why: a sentence where the fastest way does not fit in memory, else "".
+    """
+
+    way: str
+    costs: Mapping[str, Cost]
+    by: str
+    codec: WireFormat | None = None
+    why: str = ""
+
+    @property
+    def scheme(self) -> str:
+        """The name that hpcomm.torch has for it: "ps", "factors" or "1bit"."""
+        if self.codec is not None:
+            return "1bit" if isinstance(self.codec, OneBit) else "ps"
+        return "factors" if self.way == "factors" else "ps"
+
+    @property
+    def paper(self) -> str:
+        """The name that the paper has for it: "PS", "SFB" or "1bit"."""
+        return _PAPER[self.scheme]
+
+    @property
+    def cost(self) -> Cost:
+        """That of the way."""
+        return self.costs[self.way if self.codec is None else repr(self.codec)]
+
+
+def cost_of(
+    scheme: str, layer: Layer, cluster: Cluster, rates: Rates | None = None, codec: CodecRates | None = None
+) -> Cost:
+    """The cost of a layer by a scheme.
+
+    Args:
+        scheme: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
+        layer, cluster: what is exchanged, and among whom.
+        rates: of the machine; None: only bytes are asked for.
+        codec: of updates that go to servers as arrays; None: float32.
+
+    Raises:
+        InvalidArgument: an unknown scheme.
+        NotSupported: the scheme sends pairs, and the layer has none.
+    """
+    choice("scheme", scheme, _core.SCHEMES)
+    given = None if codec is None else (codec.ratio, codec.encode, codec.decode)
+    return Cost(*_core.scheme_cost(scheme, layer._terms, cluster._terms, _terms(rates), given))
+
+
+def best_scheme(
+    layer: Layer,
+    cluster: Cluster,
+    rates: Rates | None = None,
+    *,
+    by: str = "measured",
+    codecs: Mapping[WireFormat, CodecRates] | None = None,
+    memory: float = 0,
+) -> SchemeChoice:
+    """The way to exchange a layer that costs least. A pure function: all ranks that ask the same get the same.
+
+    Args:
+        layer, cluster: what is exchanged, and among whom.
+        rates: of the machine (hpcomm.measure.measure_rates); by="paper" needs none.
+        by: "measured": the fewest seconds of servers, servers with hosts first, and factors to all. "paper": algorithm
+            1, which counts bytes alone.
+        codecs: lossy ones that may be taken too, with their rates, such as those of bf16, Threshold, TopK and OneBit.
+        memory: bytes of a rank that a layer may take; 0: any. A way that needs more is not taken if another one fits.
+
+    Raises:
+        InvalidArgument: by is unknown, or "measured" without rates.
+    """
+    choice("by", by, BY)
+    if by == "measured" and rates is None:
+        raise InvalidArgument('rates is None: by="measured" needs those of the machine, see hpcomm.measure')
+    ways = ["ps", *(["hosts"] if cluster.hosts != cluster.workers else []), *(["factors"] if layer.pairs else [])]
+    costs = {way: cost_of(way, layer, cluster, rates) for way in ways}
+    terms = _terms(rates) if by == "measured" else None
+    way = _core.best_scheme(layer._terms, cluster._terms, terms, memory)
+    why = ""
+    if by == "measured":
+        fastest = min(costs, key=lambda one: costs[one].seconds)
+        if fastest != way:
+            why = (
+                f"{fastest!r} would take {costs[fastest].seconds:.3g} s, and {way!r} is taken with "
+                f"{costs[way].seconds:.3g} s, as that needs {costs[fastest].memory:.3g} bytes of a rank, and "
+                f"{memory:.3g} may be taken"
+            )
+    found, base = None, "hosts" if "hosts" in costs and costs["hosts"].seconds < costs["ps"].seconds else "ps"
+    for codec, own in (codecs or {}).items() if by == "measured" else ():
+        costs[repr(codec)] = cost_of(base, layer, cluster, rates, own)
+        if costs[repr(codec)].seconds < (costs[way] if found is None else costs[repr(found)]).seconds:
+            found = codec
+    return SchemeChoice("codec" if found else way, costs, by, found, why)
+
+
+def _terms(rates: Rates | None) -> tuple[float, ...] | None:
+    """As C has them: 0 costs nothing."""
+    if rates is None:
+        return None
+    speeds = [getattr(rates, name) for name in ("between", "inside", "memory")]
+    between, inside, memory, multiply = (0.0 if isinf(one) else one for one in (*speeds, rates.multiply))
+    return between, inside, memory, rates.fold, multiply
