@@ -70,6 +70,12 @@ def _debug(value: object) -> str:
     return level
 
 
+def _scheme(value: object) -> str:
+    if value not in ("", "auto", "paper"):
+        raise ValueError("must be auto or paper")
+    return str(value)
+
+
 def _switch(value: object) -> bool:
     if str(value) not in ("0", "1", "False", "True"):
         raise ValueError("must be 0 or 1")
@@ -142,6 +148,9 @@ class Config:
     overlap: bool = _setting(
         False, "switch", _switch, "hpcomm.torch: 1: step() returns while parameters are on their way"
     )
+    scheme: str = _setting(
+        "", "word", _scheme, "hpcomm.torch: auto or paper: how linear layers are exchanged, by what costs least"
+    )
 
     @property
     def init_seconds(self) -> float:
@@ -171,6 +180,7 @@ class Settings(TypedDict, total=False):
     timeline: str | os.PathLike[str] | None
     debug: str | None
     overlap: bool | None
+    scheme: str | None
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ class Sender(Protocol):
 
     quiet: bool
     unguarded: bool
+    synchronized: bool
     passes: int
 
     def send(self, key: "ParamKey") -> None: ...
     def passed(self, key: "ParamKey") -> None: ...
 
 
-class Layer(Protocol):
+class LayerUse(Protocol):
     """Facts about the layer of a parameter: syncer.py."""
 
     calls: int
@@ -94,6 +95,7 @@ class ParamKey:
 
     mode: Sender
     master: Tensor
+    factor = 1.0  # by which the mean counts that synchronize gave
 
     def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> None:
         self.name, self.param, self.group, self.counts, self.sparse = name, param, group, counts, sparse
@@ -107,7 +109,7 @@ class ParamKey:
         self.slot = self.seen = self.mean = None  # type: Tensor | None
         self.sum: Tensor | None = None
         self.slot_at = 0
-        self.syncer: Layer | None = None
+        self.syncer: LayerUse | None = None
 
     # ---- its places --------------------------------------------------------------------------------------------------
 
@@ -124,7 +126,7 @@ class ParamKey:
     def takes_slot(self, exchange: Exchange) -> None:
         """Its gradients go to the exchange from here on: where there is one float32 slot, p.grad lies in it."""
         slot = exchange.gradient(self.name)
-        single = inside.has_one_slot(exchange) and not inside.reads_on(exchange)
+        single = inside.has_one_slot(exchange, self.name) and not inside.reads_on(exchange)
         self.slot = as_tensor(slot, self.order) if single and slot.dtype == np.float32 else None
         self.slot_at = 0 if self.slot is None else self.slot.data_ptr()
         self.seen = None
@@ -195,6 +197,10 @@ class ParamKey:
         self.counts.params_copied += 1
 
     # ---- send --------------------------------------------------------------------------------------------------------
+
+    def is_there(self) -> bool:
+        """Whether this rank has a gradient."""
+        return self.param.grad is not None
 
     def arrived(self, param: Tensor) -> None:
         """The hook of the parameter: a backward pass has its whole gradient."""
@@ -305,6 +311,10 @@ class ParamKey:
         if grad is None:
             return False
         return grad._version != self.version or (grad is self.seen and grad.data_ptr() != self.slot_at)
+
+    def sends_again(self, asked: bool) -> bool:
+        """Whether the mean that synchronize gave must be folded anew. asked: it may have been written unseen."""
+        return asked or self.changed()
 
     def done(self) -> None:
         """After a step."""

@@ -85,8 +85,8 @@ class Mode(ABC):
         if self.roll is not None:
             self.roll.drop()
         for key in self.keys:
+            key.done()
             key.handle = key.fold = key.held = key.sum = key.param.grad = None
-            key.sent, key.passes = False, 0
 
     # ---- hooks -------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """DistributedOptimizer: a torch optimizer whose gradients, or parameters, are those of all ranks."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -23,9 +23,11 @@ from ..stage import whole
 from ..topology.given import as_topology
 from . import saved, state
 from .buffers import KINDS, make_buffers
+from .linear import LinearKey, layers_of
 from .local import Averaged, Neighbours, check_local
 from .mode import ROLL, Mode, Scaling, check_clip
 from .rules import rules_of
+from .schemes import Schemes
 from .split import Split
 from .start import (
     agree,
@@ -89,6 +91,17 @@ class DistributedOptimizer(Optimizer):
         codec: of gradients, as Exchange takes it; a mapping has the names of the model's parameters.
         overlap: whether step() returns while parameters are on their way, which between hosts saves 2 to 7 % of a step;
             None: what init(overlap=) or HPCOMM_OVERLAP says; else not.
+        scheme: how each linear layer is exchanged (Poseidon, section 3.2): "auto": as a matrix or as pairs of vectors,
+            whichever takes fewer seconds by the rates measured here; "paper": by algorithm 1, which counts bytes; or a
+            mapping from names of parameters to "ps" (a matrix, through servers), "factors" (pairs, to all ranks),
+            "adam" (pairs to one server, the matrix back) or "1bit", where those that are not named are "ps"; or one of
+            these four for all linear layers. None: what init(scheme=) or HPCOMM_SCHEME says, else "ps". For
+            apply="step" under BSP, with optimizers that have a rule. Keys that topology= or codec= names keep that.
+        batch: K, the most rows that a linear layer has in a step on a rank: samples times positions times calls. None:
+            the first step goes as matrices, and then K is twice the most rows that a rank has had.
+        revisit: after how many steps "auto" measures and decides again; None: never.
+        skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
+            synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
         options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
 
     Attributes:
@@ -119,6 +132,10 @@ class DistributedOptimizer(Optimizer):
         consistency: Consistency = BSP,
         codec: Codecs | None = None,
         overlap: bool | None = None,
+        scheme: str | Mapping[str, str] | None = None,
+        batch: int | None = None,
+        revisit: int | None = None,
+        skip_weight_grad: bool = False,
         **options: "Unpack[Options]",
     ) -> None:
         if not isinstance(ctx, Context):
@@ -130,6 +147,8 @@ class DistributedOptimizer(Optimizer):
             check_choice("apply", apply, ("step", "backward"))
             check_choice("buffers", buffers, KINDS)
             check_choice("sparse", sparse, ("dense", "refuse"))
+            check_choice("skip_weight_grad", skip_weight_grad, bool)
+            asked = ctx.config.scheme if scheme is None else scheme
             self._overlap = overlaps(ctx, overlap)
             check_options(options)
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
@@ -144,7 +163,7 @@ class DistributedOptimizer(Optimizer):
                 )
             if servers:
                 consistency = with_servers(consistency)
-            keys = keys_of(optimizer, model, counts, sparse)
+            keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked else {})
             given = given_of(model, keys)
             if servers:
                 check_no_max_norm(model, keys)
@@ -165,6 +184,25 @@ class DistributedOptimizer(Optimizer):
                         f"{type(optimizer).__name__} steps on each rank, by the mean gradient of all: give BSP"
                     )
             loaded = state.parse(keys, rules.forms, optimizer.state) if rules and size else None
+            splits = servers and rules is not None and apply == "step" and consistency == BSP
+            if asked and not splits:
+                if scheme is not None:
+                    raise NotSupported(
+                        f'scheme is {scheme!r}: it needs apply="step", BSP with servers, and an optimizer that has a '
+                        "rule in the exchange (SGD, Adam, AdamW): leave it out"
+                    )
+                asked = ""
+            schemes = self._schemes = Schemes(
+                ctx,
+                model,
+                keys,
+                {key.name: len(rules.forms[key.group].state) for key in keys} if rules else {},
+                asked or "ps",
+                batch,
+                revisit,
+                skip_weight_grad,
+                [name for given in (topology, codec) if isinstance(given, Mapping) for name in given],
+            )
         except Exception as wrong:
             refuse(ctx, wrong)
             raise
@@ -173,7 +211,7 @@ class DistributedOptimizer(Optimizer):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self._counts, self._rules = counts, rules
         self._join: JoinBlock | None = None
-        make = _maker(topology, consistency, options if codec is None else {**options, "codec": codec})
+        make = _maker(topology, consistency, options if codec is None else {**options, "codec": codec}, schemes)
         args = (ctx, keys, counts)
         mode: Mode
         if not servers:
@@ -187,6 +225,7 @@ class DistributedOptimizer(Optimizer):
         elif apply == "backward":
             mode = Backward(*args, passes, clip, rules, make, consistency)
         elif consistency == BSP:
+            schemes.begin()
             mode = Split(*args, passes, clip, rules, make)
         else:
             mode = OnePass(*args, passes, clip, rules, make, consistency)
@@ -208,7 +247,7 @@ class DistributedOptimizer(Optimizer):
         self._ready = True
 
     @torch.no_grad()
-    def _take_loaded(self, found: Sequence[state.Loaded]) -> None:
+    def _take_loaded(self, found: Mapping[str, state.Loaded]) -> None:
         """State that the wrapped optimizer has goes to its owners."""
         state.load(self._mode.exchange, found)
         self._move()
@@ -282,6 +321,8 @@ class DistributedOptimizer(Optimizer):
                 self._layers.wait_late()
             else:
                 self._mode.wait()
+        if isinstance(self._mode, Split):
+            self._schemes.after_step(self._mode)
         if len(self._hooked) < len(self._mode.keys):
             self._hook()
 
@@ -328,6 +369,26 @@ class DistributedOptimizer(Optimizer):
         """Waits until the parameters of the last step are there, and may be read."""
         self._mode.wait()
 
+    @property
+    def schemes(self) -> Schemes:
+        """The scheme of each layer: print it."""
+        return self._schemes
+
+    @torch.no_grad()
+    def measure_schemes(self, rounds: int = 3) -> Schemes:
+        """Exchanges each key by itself, and adds what it took, the best of some rounds, to the table of schemes.
+        Collective, between zero_grad() and a backward pass; parameters stay as they are.
+
+        Raises:
+            NotSupported: another mode than apply="step" under BSP with servers.
+        """
+        if not isinstance(self._mode, Split):
+            raise NotSupported('measure_schemes: it needs apply="step", and BSP with servers')
+        self._check_between("measure_schemes()")
+        self._mode.wait()
+        self._schemes.time(self._mode.exchange, whole("rounds", rounds, 1))
+        return self._schemes
+
     def stats(self) -> Stats:
         """Counts of what was moved and waited for, on this rank."""
         return self._counts.stats()
@@ -370,6 +431,9 @@ class DistributedOptimizer(Optimizer):
             hook.remove()
         self._watched.remove()
         self._layers.remove()
+        for key in self._mode.keys:
+            if isinstance(key, LinearKey):
+                key.unwatch()
         self._mode.exchange.close()
         self._buffers.close()
 
@@ -522,8 +586,9 @@ def _check_kinds(optimizer: Any, model: Any) -> None:
         raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
 
 
-def _maker(topology: Any, consistency: Consistency, options: Mapping[str, Any]) -> Callable[..., Exchange]:
+def _maker(given: Any, consistency: Consistency, asked: Mapping[str, Any], schemes: Schemes) -> Callable[..., Exchange]:
     def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
+        topology, options = schemes.arranged(given, asked)
         codec = options.get("codec")
         if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # it is no gradient
             more["codec"] = {name: codec for name in values if name != ROLL}
@@ -535,6 +600,7 @@ def _maker(topology: Any, consistency: Consistency, options: Mapping[str, Any]) 
         if len(ex.plan.workers) < ctx.size:
             ex.close()
             raise NotSupported("a rank would only serve: with hpcomm.torch every rank is a worker")
+        schemes.made(ex)
         return ex
 
     return make

@@ -9,6 +9,7 @@ import torch
 from ..context import Context
 from ..errors import InvalidArgument
 from ..exchange import Exchange, inside
+from . import state
 from .key import ParamKey
 from .mode import Mode, Scaling, scale_of
 from .rules import Rules
@@ -30,8 +31,20 @@ class Split(Mode):
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self._zero: set[ParamKey] = set()  # whose mean is zero, after synchronize
-        self.rules = rules
-        self.bind(make(ctx, {key.name: key.value() for key in keys}, rules.by_key(), split=True))
+        self.rules, self._make = rules, make
+        self.bind(self._made())
+
+    def _made(self) -> Exchange:
+        return self._make(self.context, {key.name: key.value() for key in self.keys}, self.rules.by_key(), split=True)
+
+    def remake(self) -> None:
+        """Between two steps: makes the exchange anew, with the same parameters and state, as make has it now. What
+        codecs hold back is dropped. Collective."""
+        self.wait()
+        owned = state.gather(self.exchange)
+        self.exchange.close()
+        self.bind(self._made())
+        state.load(self.exchange, {name: state.Loaded(*own) for name, own in owned.items()})
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._fold, self._unit = exchange, exchange.fold_nb, 1.0
@@ -67,7 +80,7 @@ class Split(Mode):
             with ex.together():
                 for key in self.order:
                     key.give()
-                    key.handle = apply(key.name, scale)
+                    key.handle = apply(key.name, scale * key.factor)
         self._end()
         self.pending = True
         self.guard()
@@ -85,7 +98,7 @@ class Split(Mode):
         """Folds what the hooks have not. again: also what synchronize has averaged."""
         if self.synchronized:
             for key in self.keys:
-                if again or key in self._zero or key.changed():
+                if key.sends_again(again) or key in self._zero:
                     key.sent = False
         elif not self._looked:
             self.check_unchanged()
@@ -95,7 +108,7 @@ class Split(Mode):
                 continue
             if key.handle is not None:  # its layer was not used
                 key.receive()
-            if key.param.grad is not None:
+            if key.is_there():
                 key.fold = key.push(fold)
             else:
                 key.fold = fold(key.name, nothing=True)
@@ -107,8 +120,8 @@ class Split(Mode):
         found = 0.0
         with self.exchange.together():
             asked = [self.exchange.squares_nb(key.name) for key in self.keys]
-        for handle in asked:
-            found += handle.wait()
+        for key, handle in zip(self.keys, asked, strict=True):
+            found += key.factor**2 * handle.wait()
         return found
 
     def _wait_folds(self) -> None:

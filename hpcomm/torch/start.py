@@ -17,6 +17,7 @@ from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..exchange.options import EngineOptions, KeywordsButCodec
 from .buffers import KINDS
 from .key import ParamKey, make_key
+from .linear import LinearKey
 from .stats import Counts
 from .tensors import broadcast, check_dense, check_written
 
@@ -46,8 +47,11 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise InvalidArgument(f"{name} is given: hpcomm.torch decides it, leave it out")
 
 
-def keys_of(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str) -> list[ParamKey]:
-    """A key for each parameter of the optimizer, in the order of the model."""
+def keys_of(
+    optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str, layers: Mapping[int, nn.Linear]
+) -> list[ParamKey]:
+    """A key for each parameter of the optimizer, in the order of the model. layers: by id of the weight, those whose
+    weights may go as pairs of vectors."""
     groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     keys = []
     for name, param in model.named_parameters():
@@ -56,7 +60,9 @@ def keys_of(optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str)
             continue
         check_dense(f"parameter {name!r}", param)  # a lazy one has no numel
         if param.numel():
-            keys.append(make_key(name.replace("_orig_mod.", ""), param, group, counts, sparse))
+            args = (name.replace("_orig_mod.", ""), param, group, counts, sparse)
+            layer = layers.get(id(param)) if param.dtype == torch.float32 else None
+            keys.append(make_key(*args) if layer is None else LinearKey(*args, layer))
     if groups:
         raise InvalidArgument(
             f"{len(groups)} parameters of the optimizer are not parameters of the model: a parameter goes by its name"

@@ -47,9 +47,9 @@ class Owned(NamedTuple):
     state: list[NDArray[np.float32]]
 
 
-def gather(exchange: Exchange) -> list[Owned]:
-    """The state that owners keep of each key, on every rank. Collective; it takes a window of that size for a
-    moment."""
+def gather(exchange: Exchange) -> dict[str, Owned]:
+    """The state that owners keep of each key, by its name, on every rank. Collective; it takes a window of that size
+    for a moment."""
     ctx, shard = exchange.context, exchange.state_dict()
     counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
     starts = np.cumsum([0, *(4 * n * (1 + s) for n, s in zip(counts, slots, strict=True))]).tolist()
@@ -70,18 +70,20 @@ def gather(exchange: Exchange) -> list[Owned]:
     window.flush()
     ctx.barrier()
     memory = window.array.copy()
-    found = []
-    for start, n, s, taken in zip(starts, counts, slots, memory[end:].view(np.uint64).tolist(), strict=False):
+    found = {}
+    every = zip(exchange.plan.keys, starts, counts, slots, memory[end:].view(np.uint64).tolist(), strict=False)
+    for key, start, n, s, taken in every:
         whole = memory[start : start + 4 * n * (1 + s)].view(np.float32).reshape(1 + s, n)
-        found.append(Owned(int(taken), whole[0], list(whole[1:])))
+        found[key.name] = Owned(int(taken), whole[0], list(whole[1:]))
     return found
 
 
 def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) -> dict[Tensor, dict[str, Any]]:
     """torch's state of each parameter that has had a step. Collective."""
     found: dict[Tensor, dict[str, Any]] = {}
-    for key, whole in zip(keys, gather(exchange), strict=False):
-        form = forms[key.group]
+    owned = gather(exchange)
+    for key in keys:
+        form, whole = forms[key.group], owned[key.name]
         if not whole.steps:
             continue
         state: dict[str, Any] = {}
@@ -104,22 +106,24 @@ class Loaded(NamedTuple):
     state: list[NDArray[np.float32]]
 
 
-def parse(keys: Sequence[ParamKey], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]) -> list[Loaded]:
+def parse(
+    keys: Sequence[ParamKey], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]
+) -> dict[str, Loaded]:
     """torch's state of each parameter in the form of load: of all keys, so that every rank refuses the same.
 
     Raises:
         InvalidArgument: a parameter's state has not the tensors of its optimizer, or they have another shape.
     """
-    return [_loaded(key, forms[key.group], given.get(key.param, {})) for key in keys]
+    return {key.name: _loaded(key, forms[key.group], given.get(key.param, {})) for key in keys}
 
 
-def load(exchange: Exchange, found: Sequence[Loaded]) -> None:
+def load(exchange: Exchange, found: Mapping[str, Loaded]) -> None:
     """The reverse of gather. Collective: the same on every rank."""
-    shard = exchange.state_dict()
+    shard, keys = exchange.state_dict(), exchange.plan.keys
     for i, row in enumerate(rows(shard)):
-        if row.key >= len(found):
+        if keys[row.key].name not in found:
             continue
-        own, part = found[row.key], slice(row.offset, row.offset + row.length)
+        own, part = found[keys[row.key].name], slice(row.offset, row.offset + row.length)
         shard["row_step"][i] = own.steps
         for slot, values in zip(row.state, own.state, strict=True):
             slot[:] = values[part]
@@ -132,11 +136,11 @@ def load(exchange: Exchange, found: Sequence[Loaded]) -> None:
 
 def publish(exchange: Exchange, keys: Sequence[ParamKey]) -> None:
     """Makes the model's values those of the owners. Collective: the same values on every rank."""
-    shard = exchange.state_dict()
-    values = [key.value().reshape(-1) for key in keys]
+    shard, names = exchange.state_dict(), [key.name for key in exchange.plan.keys]
+    values = {key.name: key.value().reshape(-1) for key in keys}
     for row in rows(shard):
-        if row.key < len(keys):
-            row.params[:] = values[row.key][row.offset : row.offset + row.length]
+        if names[row.key] in values:
+            row.params[:] = values[names[row.key]][row.offset : row.offset + row.length]
     exchange.load_state_dict(shard)
 
 

@@ -1,0 +1,293 @@
+"""The weight of a linear layer, whose gradient is a sum of products: of each row of the layer's inputs, and of the
+gradient of its outputs (SFB, section 2; Poseidon, section 3.2). Its key can go as those pairs of vectors."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import InvalidArgument
+from ..exchange import Exchange, Handle
+from .key import ParamKey, Start
+from .stats import Counts
+
+_is_compiling = torch.compiler.is_compiling
+_SAME = 1e-3  # by which a gradient may differ from the sum of its products, of its norm: sums have other orders
+_SCALED = 1e-5  # by which a mean may differ from a multiple of what it was
+
+
+class Call(NamedTuple):
+    """A call of the layer, of which a backward pass has come back: rows of inputs, and of gradients of outputs.
+
+    Attributes:
+        inputs: (..., N).
+        version: of inputs, when the layer read them.
+        outputs: the gradient, (..., M).
+        task: the backward pass.
+    """
+
+    inputs: Tensor
+    version: int
+    outputs: Tensor
+    task: int
+
+    @property
+    def rows(self) -> int:
+        return self.outputs.numel() // max(1, self.outputs.shape[-1])
+
+
+class LinearKey(ParamKey):
+    """The key of a weight (M, N), which goes as a matrix until goes_as_pairs.
+
+    Attributes:
+        module: the layer.
+        rows: the most pairs that a step has had.
+        K: the most that a step may have; 0: not known yet.
+        most: K, where it goes as pairs; 0: it goes as a matrix.
+        factor: by which the trainer has scaled the mean that synchronize gave.
+        refused: why its gradient is no sum of its pairs, as a step has shown; "" if it is.
+    """
+
+    __slots__ = (
+        "K",
+        "_came",
+        "_exchange",
+        "_hooks",
+        "_kept",
+        "_mean",
+        "_open",
+        "factor",
+        "module",
+        "most",
+        "refused",
+        "rows",
+        "skips",
+    )
+
+    _exchange: Exchange
+
+    def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str, module: nn.Linear) -> None:
+        super().__init__(name, param, group, counts, sparse)
+        self.module = module
+        self.rows = self.K = self.most = self._open = 0
+        self.factor, self.refused, self.skips = 1.0, "", False
+        self._came: list[Call] = []  # of backward passes that run
+        self._kept: list[Call] = []  # of those that have given the weight its gradient
+        self._mean: NDArray[np.float32] | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    # ---- the layer's calls -------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """From here on its pairs are taken."""
+        if not self._hooks:
+            self._hooks.append(self.module.register_forward_hook(self._called, with_kwargs=True))
+
+    def unwatch(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._came.clear()
+        self._kept.clear()
+        self._open = 0
+
+    def goes_as_pairs(self, most: int, *, skips: bool) -> None:
+        """From here on it sends its pairs, up to most. skips: and autograd does not compute its gradient."""
+        self.most, self.skips = most, skips
+        if skips:
+            self._hooks.append(self.module.register_forward_pre_hook(self._hide))
+            self._hooks.append(self.module.register_forward_hook(self._show, always_call=True))
+
+    def goes_as_matrix(self) -> None:
+        """From here on it sends its gradient."""
+        self.most, self.skips = 0, False
+        for hook in self._hooks[1:]:
+            hook.remove()
+        del self._hooks[1:]
+
+    def _hide(self, module: nn.Module, args: object) -> None:
+        """Before a forward pass: the layer reads a weight for which autograd computes nothing."""
+        if torch.is_grad_enabled() and not _is_compiling():
+            module._parameters["weight"] = self.param.detach()  # type: ignore[assignment]
+
+    def _show(self, module: nn.Module, args: object, result: object) -> None:
+        module._parameters["weight"] = self.param  # type: ignore[assignment]
+
+    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Any:
+        """The forward hook."""
+        if _is_compiling() or not torch.is_grad_enabled() or not self.param.requires_grad:
+            return None
+        given = result
+        if result.grad_fn is None:  # nothing but the weight asks for a gradient here
+            if not self.skips:
+                return None
+            given = result.requires_grad_().clone()
+        inputs: Tensor = args[0] if args else kwargs["input"]
+        self._open += 1
+        assert given.grad_fn is not None
+        given.grad_fn.register_prehook(partial(self._backward, inputs.detach(), inputs._version))
+        return None if given is result else given
+
+    def _backward(self, inputs: Tensor, version: int, grads: tuple[Tensor, ...]) -> None:
+        """Before the layer's backward pass."""
+        if inputs._version != version:
+            raise InvalidArgument(
+                f"the inputs of the layer of {self.name!r} were written after its forward pass, and its gradient is "
+                "made of them: write a copy, or " + self._as_matrix()
+            )
+        self._open -= 1
+        if grads[0] is not None:
+            self._came.append(Call(inputs, version, grads[0].detach(), torch._C._current_graph_task_id()))
+        if self.skips and self._open == 0:  # no gradient of the weight will come
+            self.arrived(self.param)
+
+    def arrived(self, param: Tensor) -> None:
+        self._keep_pairs()
+        super().arrived(param)
+
+    def _keep_pairs(self) -> None:
+        """The pairs of this backward pass belong to the gradient; those of others, such as a trainer's
+        torch.autograd.grad by the inputs, do not."""
+        task = torch._C._current_graph_task_id()
+        self._kept += [call for call in self._came if call.task == task]
+        self._came.clear()
+
+    # ---- send --------------------------------------------------------------------------------------------------------
+
+    def takes_slot(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        if not self.most:
+            super().takes_slot(exchange)
+            return
+        self.slot = self.seen = None
+        self.slot_at = 0
+
+    def _as_matrix(self) -> str:
+        return f'give scheme={{{self.name!r}: "ps"}}, by which it goes as a matrix'
+
+    def is_there(self) -> bool:
+        return bool(self._kept or (self.skips and self._came)) or super().is_there()
+
+    def push(self, start: Start) -> Handle:
+        rows = sum(call.rows for call in self._kept)
+        self.rows = max(self.rows, rows)
+        if not self.most:
+            if self._hooks and not self.refused and not self.mode.synchronized:
+                self.refused = self._differs()
+            return super().push(start)
+        if self.skips and self._came:  # step sends what no hook has: a call has no backward pass
+            self._kept += self._came
+            self._came.clear()
+            rows = sum(call.rows for call in self._kept)
+        grad = self.param.grad
+        if not self._kept and grad is not None:
+            raise InvalidArgument(
+                f"{self.name!r} has a gradient, and its layer was not called for it: " + self._as_matrix()
+            )
+        if rows > self.most:
+            raise InvalidArgument(
+                f"layer {self.name!r} had {rows} rows in this step, and goes as {self.most} pairs at most: give "
+                f"batch={rows} or more, or " + self._as_matrix()
+            )
+        pairs = self._exchange.factors(self.name)
+        at = 0
+        for call in self._kept:
+            end = at + call.rows
+            _copy(pairs.u[at:end], call.outputs)
+            _copy(pairs.v[at:end], call.inputs)
+            at = end
+        pairs.count = rows
+        handle = start(self.name)
+        self.counts.copied += 1
+        self.counts.copied_bytes += 4 * rows * (pairs.u.shape[1] + pairs.v.shape[1])
+        self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
+        return handle
+
+    def _differs(self) -> str:
+        """Why the gradient is no sum of the pairs."""
+        grad = self.param.grad
+        if grad is None or not self._kept:
+            return "" if grad is None else "its layer is not called where its weight is used"
+        if grad.layout is not torch.strided:
+            return "its gradient is sparse"
+        found = torch.zeros_like(grad, requires_grad=False)
+        for call in self._kept:
+            outputs, inputs = (one.reshape(-1, one.shape[-1]).float() for one in (call.outputs, call.inputs))
+            found.addmm_(outputs.T, inputs)
+        off = float((found - grad).norm())
+        if off > _SAME * float(grad.norm()):  # False for NaN
+            return "its gradient is not the sum of its layer's inputs and gradients of outputs alone"
+        return ""
+
+    # ---- the mean ----------------------------------------------------------------------------------------------------
+
+    def averaged(self, mean: NDArray[np.float32]) -> None:
+        super().averaged(mean)
+        if self.most:
+            self._mean = mean
+
+    def sends_again(self, asked: bool) -> bool:
+        """Pairs stay folded: what the trainer did to their mean becomes a factor of it."""
+        if not self.most:
+            return super().sends_again(asked)
+        if (asked or self.changed()) and self._mean is not None and self.param.grad is not None:
+            self.factor = self._ratio(self._mean)
+            self.held, self.version = self.param.grad, self.param.grad._version
+        return False
+
+    def _ratio(self, mean: NDArray[np.float32]) -> float:
+        grad = self.param.grad
+        assert grad is not None
+        before, now = torch.from_numpy(mean), grad.detach()
+        if not bool(torch.isfinite(before).all()):
+            return 1.0  # which a scaler has seen as well, and skips the step
+        square = float((before.double() ** 2).sum())
+        factor = float((before.double() * now.double()).sum()) / square if square else 1.0
+        if float((now - factor * before).abs().max()) > _SCALED * abs(factor) * float(before.abs().max()):
+            raise InvalidArgument(
+                f"the mean gradient of {self.name!r}, which goes as pairs of vectors, was changed by more than a "
+                "factor: " + self._as_matrix()
+            )
+        return factor
+
+    def done(self) -> None:
+        super().done()
+        self._kept.clear()
+        self._came.clear()
+        self._open, self.factor, self._mean = 0, 1.0, None
+
+
+def _copy(to: NDArray[np.float32], rows: Tensor) -> None:
+    torch.from_numpy(to).copy_(rows.reshape(-1, rows.shape[-1]))
+
+
+def layers_of(model: nn.Module) -> dict[int, nn.Linear]:
+    """By id of the weight: the plain linear layers whose weight nothing else of the model uses."""
+    uses: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                uses.setdefault(id(param), []).append((module, name))
+    found = {}
+    for own, ((module, name), *others) in uses.items():
+        if type(module) is nn.Linear and name == "weight" and not others:
+            found[own] = module
+    return found
+
+
+def why_not(module: nn.Linear) -> str:
+    """Why a layer's gradient cannot be told from its inputs and outputs; "" if it can."""
+    weight = module.weight
+    if weight.dtype != torch.float32:
+        return f"its weight is {weight.dtype}"
+    if not weight.is_contiguous():
+        return "its weight is not contiguous"
+    if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return "its weight has hooks, which may change its gradient"
+    if hasattr(module, "parametrizations"):
+        return "its weight is parametrized"
+    return ""

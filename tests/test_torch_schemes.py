@@ -1,0 +1,368 @@
+"""hpcomm.torch with scheme=: linear layers that go as pairs of vectors, beside one process with all the data."""
+
+import contextlib
+import re
+from typing import Any
+
+import pytest
+import torchcases as cases
+from told import logs
+from torchcases import (
+    BATCH,
+    OPTIMIZERS,
+    Data,
+    F,
+    case,
+    check,
+    check_bits,
+    check_same,
+    clipped,
+    everywhere,
+    nn,
+    refuses,
+    torch,
+)
+
+import hpcomm
+import hpcomm.torch as ht
+
+pytestmark = pytest.mark.xdist_group("group torch schemes")  # one job for all tests
+
+PAIRS = ("first.weight", "second.weight")  # those of Wide that are large enough
+
+
+class Wide(nn.Module):
+    """Two layers that may go as pairs, the second one without a bias; and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 512)
+        self.second = nn.Linear(512, 64, bias=False)
+        self.last = nn.Linear(64, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def wide() -> Any:
+    torch.manual_seed(3)
+    return Wide()
+
+
+def schemes_of(optimizer: Any) -> dict[str, str]:
+    return {name: scheme for name, scheme in optimizer.schemes.of.items() if scheme != "ps"}
+
+
+WAYS: list[dict[str, Any]] = [
+    {"scheme": "factors"},
+    {"scheme": "factors", "batch": BATCH},
+    {"scheme": "factors", "batch": BATCH, "skip_weight_grad": True},
+    {"scheme": {"second.weight": "factors", "first.weight": "adam"}},
+    {"scheme": "adam", "batch": BATCH},
+]
+
+
+@everywhere
+def pairs_take_the_steps_of_one_process(ctx: hpcomm.Context) -> None:
+    for way in WAYS:
+        for make in OPTIMIZERS.values():
+            optimizer = check(ctx, make, model=wide, **way)
+            asked = way["scheme"] if isinstance(way["scheme"], dict) else dict.fromkeys(PAIRS, way["scheme"])
+            assert schemes_of(optimizer) == (asked if ctx.size > 1 else {})
+            optimizer.close()
+
+
+@everywhere
+def the_norm_of_pairs_clips(ctx: hpcomm.Context) -> None:
+    for way in WAYS:
+        check(ctx, model=wide, loop=clipped, clip_norm=0.5, **way).close()
+
+
+@case
+def means_are_looked_at_and_scaled(ctx: hpcomm.Context) -> None:
+    """clip_grad_norm_ by hand, between synchronize and step."""
+
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+        if data.ctx is not None:
+            optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+    for way in WAYS:
+        check(ctx, model=wide, loop=loop, **way).close()
+
+    def changed(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+        optimizer.synchronize()
+        model.second.weight.grad[0, 0] += 1
+        optimizer.step()
+
+    model = wide()
+    optimizer = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH)
+    with refuses(
+        r"the mean gradient of 'second.weight'.* by more than a factor: give scheme=\{'second.weight': \"ps\"\}"
+    ):
+        changed(model, optimizer, Data(ctx, ctx.size), 0)
+
+
+@case
+def a_scaler_skips_a_step_of_pairs(ctx: hpcomm.Context) -> None:
+    for way in WAYS:
+        scalers: dict[bool, Any] = {}
+
+        def loop(model: Any, optimizer: Any, data: Data, step: int, scalers: dict[bool, Any] = scalers) -> None:
+            scaler = scalers.setdefault(data.ctx is None, torch.amp.GradScaler("cpu", init_scale=1024.0))
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(data.batch()[0]), data.batch()[1])
+            if step == 3 and (data.ctx is None or data.ctx.rank == data.size - 1):  # one rank alone overflows
+                loss = loss * torch.inf
+            scaler.scale(loss).backward()
+            if step == 1:
+                if data.ctx is not None:
+                    optimizer.synchronize()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            scaler.step(optimizer)
+            scaler.update()
+
+        optimizer = check(ctx, model=wide, loop=loop, **way)
+        assert optimizer.stats().skipped == 1
+        optimizer.close()
+
+
+@case
+def passes_add_their_pairs(ctx: hpcomm.Context) -> None:
+    """no_sync, several passes a step, a layer that is called twice, and sequences."""
+
+    def quiet(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        with contextlib.nullcontext() if data.ctx is None else optimizer.no_sync():
+            F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()
+        x, y = data.batch()
+        F.cross_entropy(model(x.reshape(2, -1, 10)).reshape(-1, 4), y).backward()  # (2, n, 10): a sequence
+        optimizer.step()
+
+    def twice(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        (x, y), (other, _) = data.batch(), data.batch()
+        F.cross_entropy(model(x) + model(other), y).backward()
+        optimizer.step()
+
+    for way in WAYS:
+        more = {"batch": 2 * BATCH} if "batch" in way else {}
+        check(ctx, model=wide, loop=quiet, **{**way, **more}).close()
+        check(ctx, model=wide, loop=twice, **{**way, **more}).close()
+
+
+@case
+def gradients_by_the_inputs_are_none_of_the_weight(ctx: hpcomm.Context) -> None:
+    """A gradient penalty, which runs a backward pass through the layers that gives weights nothing."""
+
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        x, y = data.batch()
+        x.requires_grad_()
+        loss = F.cross_entropy(model(x), y)
+        torch.autograd.grad(loss, x, retain_graph=True)
+        loss.backward()
+        optimizer.step()
+
+    check(ctx, model=wide, loop=loop, scheme="factors", batch=BATCH).close()
+
+
+@case
+def a_rank_has_no_gradient(ctx: hpcomm.Context) -> None:
+    """Rank 1 skips a backward pass, and zero_grad takes one back."""
+    for skip in (False, True):
+        ours, alone = wide(), wide()
+        options: Any = {"scheme": "factors", "batch": BATCH, "skip_weight_grad": skip}
+        optimizer = ht.DistributedOptimizer(cases.momentum(ours.parameters()), ctx, ours, **options)
+        plain = cases.momentum(alone.parameters())
+        x, y = Data(None, 1).batch()
+        for step in range(4):
+            if step == 2:  # it does not count
+                F.cross_entropy(ours(x), y).backward()
+            optimizer.zero_grad()
+            plain.zero_grad()
+            if ctx.rank == 0:
+                F.cross_entropy(ours(x), y).backward()
+            (F.cross_entropy(alone(x), y) / ctx.size).backward()
+            optimizer.step()
+            plain.step()
+        check_same(ours, alone)
+        check_bits(ctx, ours)
+        optimizer.close()
+
+
+@case
+def skipped_gradients_are_none(ctx: hpcomm.Context) -> None:
+    model = wide()
+    optimizer = ht.DistributedOptimizer(
+        cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH, skip_weight_grad=True
+    )
+    x, y = Data(ctx, ctx.size).batch()
+    F.cross_entropy(model(x), y).backward()
+    assert model.first.weight.grad is None
+    assert model.second.weight.grad is None
+    assert model.last.weight.grad is not None
+    optimizer.synchronize()
+    alone, (every, targets) = wide(), Data(None, ctx.size).batch()
+    F.cross_entropy(alone(every), targets).backward()
+    torch.testing.assert_close(model.second.weight.grad, alone.second.weight.grad, rtol=1e-4, atol=1e-6)
+    optimizer.step()
+    optimizer.close()
+    F.cross_entropy(model(x), y).backward()  # the model is torch's own again
+    assert model.first.weight.grad is not None
+
+
+@everywhere
+def the_choice_is_the_same_on_all_ranks(ctx: hpcomm.Context) -> None:
+    """auto, paper, and what the book says of them; the table has each key once, and what was measured."""
+    for scheme in ("auto", "paper"):
+        optimizer = check(ctx, model=wide, scheme=scheme, steps=3, revisit=2)
+        told = str(sorted(optimizer.schemes.of.items())).encode()
+        assert len(set(ctx.allgather(told))) == 1
+        book = optimizer.exchange.book
+        assert book.query("n_worker", "n_server") == (ctx.size, ctx.size)
+        if ctx.size > 1:
+            assert book.query("second.weight").pairs == 2 * BATCH
+            assert (book.rates is None) == (scheme == "paper")
+            for name in PAIRS:
+                assert book.best_scheme(name) == {"ps": "PS", "factors": "SFB"}[optimizer.schemes.of[name]]
+                shape, p, k = book.query(name).shape, ctx.size, 2 * BATCH
+                saves = 2 * k * (p - 1) * sum(shape) <= 2 * shape[0] * shape[1] * (2 * p - 2) / p
+                assert book.best_scheme(name, "paper") == ("SFB" if saves else "PS")
+        optimizer.zero_grad()
+        optimizer.measure_schemes(1)
+        table = str(optimizer.schemes).splitlines()
+        assert [line.split()[0] for line in table[1:]] == [name for name, _ in optimizer._model.named_parameters()]
+        for name in PAIRS if ctx.size > 1 else ():
+            assert 0 < optimizer.schemes.measured[name].sent <= 1.01 * optimizer.schemes.predicted(name).sent + 64
+        optimizer.close()
+
+
+@case
+def states_are_those_of_torch(ctx: hpcomm.Context) -> None:
+    make = OPTIMIZERS["adamw"]
+    ours, optimizer, _, plain = cases.both(ctx, make, model=wide, scheme="factors")
+    cases.check_state(optimizer.state_dict(), plain.state_dict())
+    again = make(ours.parameters())
+    again.load_state_dict(optimizer.state_dict())
+    optimizer.load_state_dict(plain.state_dict())
+    cases.check_state(optimizer.state_dict(), plain.state_dict())
+    optimizer.close()
+
+
+class Odd(nn.Module):
+    """A weight that a function reads, one with a hook, a tied one, and one whose output is a plain product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.hooked = nn.Linear(10, 512), nn.Linear(512, 64)
+        self.tied, self.plain = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.same, self.last = nn.Linear(64, 64), nn.Linear(64, 4)
+        self.same.weight = self.tied.weight
+        self.hooked.weight.register_hook(lambda grad: grad * 1)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.tanh(F.linear(x, self.read.weight, self.read.bias))
+        x = self.plain(self.same(torch.tanh(self.tied(torch.tanh(self.hooked(x))))))
+        return self.last(x)
+
+
+def odd() -> Any:
+    torch.manual_seed(3)
+    return Odd()
+
+
+@case
+def other_layers_go_as_matrices(ctx: hpcomm.Context) -> None:
+    with logs() as told:
+        optimizer = check(ctx, model=odd, scheme="factors", steps=3)
+    assert schemes_of(optimizer) == {"plain.weight": "factors"}
+    assert "not called" in optimizer.schemes.why["read.weight"]
+    assert "has hooks" in optimizer.schemes.why["hooked.weight"]
+    assert ctx.rank or any("'read.weight' goes as a matrix" in sentence for sentence in told)
+    optimizer.close()
+
+
+@case
+def more_rows_than_agreed_are_an_error(ctx: hpcomm.Context) -> None:
+    model = wide()
+    ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH - 1)
+    x, y = Data(ctx, ctx.size).batch()
+    with refuses(f"'second.weight' had {BATCH} rows .* goes as {BATCH - 1} pairs at most: give batch={BATCH} or"):
+        F.cross_entropy(model(x), y).backward()
+
+
+@case
+def bad_arguments_are_refused(ctx: hpcomm.Context) -> None:
+    def made(match: str, model: Any = None, error: Any = hpcomm.InvalidArgument, **options: Any) -> None:
+        model = model or wide()
+        with pytest.raises(error, match=match):
+            ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, **options)
+
+    made(r"scheme is 'best': must be one of 'auto', 'paper'", scheme="best")
+    made(r"scheme is 3: must be a word, or a mapping", scheme=3)
+    made(
+        r"scheme names 'secnd.weight', which is no parameter: did you mean 'second.weight'",
+        scheme={"secnd.weight": "ps"},
+    )
+    made(r"scheme of 'second.weight' is 'sfb': must be one of 'ps'", scheme={"second.weight": "sfb"})
+    made(
+        r"scheme of 'first.bias' is 'factors': it is not the weight of a plain nn.Linear",
+        scheme={"first.bias": "factors"},
+    )
+    made(r"scheme of 'hooked.weight' is 'adam': its weight has hooks", odd(), scheme={"hooked.weight": "adam"})
+    made(r"'tied.weight' is 'factors': it is not the weight of a plain", odd(), scheme={"tied.weight": "factors"})
+    made(
+        r"scheme of 'second.weight' is 'factors', and topology= or codec= names it as well",
+        scheme={"second.weight": "factors"},
+        codec={"second.weight": "float16"},
+    )
+    made(r"batch is 0: must be 1 to", scheme="auto", batch=0)
+    made(r"revisit is 0: must be 1 to", scheme="auto", revisit=0)
+    made(r"skip_weight_grad is 2: must be a bool", scheme="auto", skip_weight_grad=2)
+    made(r"scheme is 'auto': it needs apply=\"step\"", error=hpcomm.NotSupported, scheme="auto", apply="backward")
+    made(r"scheme is 'auto': it needs", error=hpcomm.NotSupported, scheme="auto", consistency=hpcomm.SSP(1))
+
+
+@case
+def keys_that_are_named_keep_what_was_said(ctx: hpcomm.Context) -> None:
+    optimizer = check(ctx, model=wide, scheme="factors", topology={"first.weight": hpcomm.PeerToPeer()}, steps=3)
+    assert schemes_of(optimizer) == {"second.weight": "factors"}
+    assert re.search(r"^first\.weight.* ps ", str(optimizer.schemes), re.MULTILINE)
+    optimizer.close()
+
+
+@pytest.fixture(scope="module")
+def shm() -> list[dict[str, str]]:
+    return cases.on_shm(__name__)
+
+
+@pytest.fixture(scope="module")
+def one() -> list[dict[str, str]]:
+    return cases.by_one_rank(__name__)
+
+
+@pytest.fixture(scope="module")
+def wire() -> list[dict[str, str]]:
+    return cases.over_wire(__name__)
+
+
+@pytest.mark.parametrize("name", cases.names(__name__))
+def test_case(shm: list[dict[str, str]], name: str) -> None:
+    assert [value[name] for value in shm] == [""] * 2
+
+
+@pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
+def test_case_by_one_rank(one: list[dict[str, str]], name: str) -> None:
+    assert [value[name] for value in one] == [""]
+
+
+@pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
+def test_case_over_a_wire(wire: list[dict[str, str]], name: str) -> None:
+    assert [value[name] for value in wire] == [""] * 3
