@@ -191,6 +191,7 @@ class Case:
 CASES = {
     "mlp3": Case("MLP, 1024 -> 3 x 1024 -> 10", lambda: mlp([1024, 1024, 1024, 1024, CLASSES]), images(32, 1024)),
     "mlp38": Case("MLP, 1024 -> 3 x 4096 -> 10", lambda: mlp([1024, 4096, 4096, 4096, CLASSES]), images(32, 1024)),
+    "mlp19": Case("MLP, 512 -> 2 x 4096 -> 10", lambda: mlp([512, 4096, 4096, CLASSES]), images(32, 512)),
     "resnet18": Case("ResNet-18, images of 16 x 16", resnet18, images(8, 3, 16, 16), 0.001, JUMPS),
     "transformer": Case("transformer, 4 layers of 192", Transformer, texts(8), 0.001),
     "transformer38": Case(

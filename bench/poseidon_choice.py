@@ -1,0 +1,110 @@
+"""The ranks of bench.poseidon that ask what is chosen for random layers, and which node carries how much."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import hpcomm
+from bench.rows import Row
+from bench.torch_step import Group
+from hpcomm import measure
+from hpcomm.codec import Factors
+from hpcomm.model import Cluster, Layer, best_scheme
+from hpcomm.topology import PeerToPeer
+
+ROUNDS = 5
+QUARTER = (1024, 6272), (1024, 1024), (250, 1024)  # fc6, fc7 and fc8 of VGG19 at a quarter of its width
+CONVOLUTIONS = (3, 16, 16, 32, 32, *4 * (64,), *8 * (128,))  # channels of VGG19, likewise
+SAMPLES = 8  # K: a quarter of the paper's
+TRAFFIC = ("TF-WFBP", "Adam", "Poseidon")  # figure 10
+
+
+class Choice(Group):
+    def rows(self) -> list[Row]:
+        """What is chosen for random layers, beside what both ways take; [] on all ranks but 0."""
+        ctx, random = self.ctx, np.random.default_rng(self.options.seed)
+        rates = replace(measure.measure_rates(ctx), multiply=measure.multiply_rate(ctx, hpcomm.Exchange, None))
+        cluster, found = Cluster(self.size, hosts=self.size), []
+        for i in range(self.options.layers):
+            m, n = (int(2 ** random.uniform(8, 12)) // 16 * 16 for _ in range(2))
+            k = int(2 ** random.uniform(0, 9))
+            layer = Layer("w", (m, n), k)
+            took = {
+                "ps": self.seconds((m, n), hpcomm.ParameterServer(), "float32"),
+                "factors": self.seconds((m, n), PeerToPeer(), Factors(k)),
+            }
+            row: Row = {"group": "choice", "ranks": self.size, "rows": m, "columns": n, "K": k, **took, "wrong": 0}
+            for by in ("measured", "paper"):
+                choice = best_scheme(layer, cluster, rates, by=by)
+                row |= {by: choice.scheme, f"{by} ratio": took[choice.scheme] / min(took.values())}
+            costs = best_scheme(layer, cluster, rates).costs
+            row["predicted"] = {name: cost.seconds for name, cost in costs.items()}
+            found.append(row)
+            self.tell((i + 1) / self.options.layers)
+        return found if self.rank == 0 else []
+
+    def seconds(self, shape: tuple[int, int], topology: Any, codec: Any) -> float:
+        """Of a step of a key, by its slowest rank: the median of some."""
+        random, took = np.random.default_rng(self.rank), list[float]()
+        with hpcomm.Exchange(
+            self.ctx, {"w": np.zeros(shape, np.float32)}, topology, codec=codec, rule=hpcomm.SGD(0.1)
+        ) as ex:
+            for step in range(1 + ROUNDS):
+                if isinstance(codec, Factors):
+                    pairs = ex.factors("w")
+                    pairs.u[:], pairs.v[:] = (
+                        random.standard_normal(one.shape, np.float32) for one in (pairs.u, pairs.v)
+                    )
+                    pairs.count = codec.K
+                else:
+                    ex.gradient("w")[:] = random.standard_normal(shape, np.float32) if step < 2 else 1
+                self.meet()
+                start = time.perf_counter()
+                ex.push_pull("w")
+                took.append(max(self.comm.allgather(time.perf_counter() - start)))
+        return float(statistics.median(took[1:]))
+
+
+class Load(Group):
+    def rows(self) -> list[Row]:
+        """Figure 10: the bytes that each node sends and gets in a step of VGG19; [] on all ranks but 0."""
+        found = []
+        kernels = [(b, 9 * a) for a, b in itertools.pairwise(CONVOLUTIONS)]
+        shapes = {f"conv{i}": shape for i, shape in enumerate(kernels)}
+        shapes |= {f"fc{6 + i}": shape for i, shape in enumerate(QUARTER)}
+        layers = {f"fc{6 + i}" for i in range(len(QUARTER))}
+        pairs = {name: Factors(SAMPLES) for name in layers}
+        ways: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+            TRAFFIC[0]: ({}, {}),
+            TRAFFIC[1]: ({}, pairs),
+            TRAFFIC[2]: (dict.fromkeys(layers, PeerToPeer()), pairs),
+        }
+        for name, (topology, codec) in ways.items():
+            with hpcomm.Exchange(
+                self.ctx,
+                {key: np.zeros(shape, np.float32) for key, shape in shapes.items()},
+                topology,
+                codec=codec,
+                rule=hpcomm.SGD(0.1),
+            ) as ex:
+                for key in shapes:
+                    if key in codec:
+                        one = ex.factors(key)
+                        one.u[:], one.v[:], one.count = 1, 1, SAMPLES
+                    else:
+                        ex.gradient(key).fill(1)
+                for handle in [ex.push_pull_nb(key) for key in shapes]:
+                    handle.wait()
+                self.ctx.barrier()  # owners have sent all
+                sent = np.zeros(self.size, np.int64)
+                for entry in ex.stats().traffic:
+                    sent[entry.rank] += entry.bytes
+            matrix = np.array(self.comm.allgather(sent))
+            nodes = (matrix.sum(axis=0) + matrix.sum(axis=1)).tolist()
+            found.append({"group": "traffic", "ranks": self.size, "name": name, "nodes": nodes, "wrong": 0})
+        return found if self.rank == 0 else []
