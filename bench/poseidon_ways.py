@@ -13,6 +13,8 @@ from bench.poseidon_table import FP16, HYBRID, PEER, POWER, SCHEMES, SKIPPED
 from bench.torch_models import Batch, Task
 from bench.torch_ways import ALONE, DDP, OverGloo, Rule, Way, plain
 
+ONE_BUCKET = 1000.0  # MB
+
 
 class Gathered(Way):
     """The exact peer: each linear layer's inputs and gradients of outputs are gathered, and multiplied; autograd makes
@@ -51,10 +53,11 @@ def _all(own: Tensor) -> Tensor:
 
 
 class Hooked(OverGloo):
-    """DDP with one of its lossy hooks."""
+    """DDP with one of its lossy hooks. PowerSGD has one bucket: over Gloo the allreduces of several come in an order of
+    each rank's own, and it hangs or aborts (torch 2.13)."""
 
     def __init__(self, case: Task, batches: Sequence[Batch], name: str, rule: Rule = plain) -> None:
-        super().__init__(case, batches, rule)
+        super().__init__(case, batches, rule, bucket=ONE_BUCKET if name == POWER else None)
         self.name = name
         if name == FP16:
             self.called.register_comm_hook(None, default_hooks.fp16_compress_hook)  # type: ignore[operator]

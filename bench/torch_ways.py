@@ -106,12 +106,20 @@ class OverGloo(Way):
 
     name = DDP
 
-    def __init__(self, case: Task, batches: Sequence[Batch], rule: Rule = plain, loss: Loss = cross_entropy) -> None:
+    def __init__(
+        self,
+        case: Task,
+        batches: Sequence[Batch],
+        rule: Rule = plain,
+        loss: Loss = cross_entropy,
+        bucket: float | None = None,
+    ) -> None:
+        """bucket: MB of one; None: DDP's own."""
         super().__init__(case, batches, rule, loss)
         with warnings.catch_warnings():  # torch 2.13 has another name for it, which 2.4 does not know
             warnings.simplefilter("ignore", FutureWarning)
             self.called = nn.parallel.DistributedDataParallel(
-                self.model, gradient_as_bucket_view=True, broadcast_buffers=False
+                self.model, gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=bucket
             )
 
 
