@@ -121,25 +121,27 @@ static inline void fetch(const hpc_factor *f, size_t from, size_t n, int dtype) 
     for (size_t byte = 0; byte < n * item; byte += LINE) __builtin_prefetch(at + byte);
 }
 
-/* Columns from to from + n of a v that has indices: tile after tile. */
-FACTORS_INLINE void scatter_v(float *to, const hpc_factor *v, size_t depth, size_t from, size_t n, int dtype,
-                              int wide) {
+/* Columns from to from + n of a v that has indices: tile after tile, from its entry i on. The entry behind them. */
+FACTORS_INLINE uint32_t scatter_v(float *to, const hpc_factor *v, uint32_t i, size_t depth, size_t from, size_t n,
+                                  int dtype, int wide) {
     for (size_t t = 0; t < (n + WIDE - 1) / WIDE; t++) memset(to + t * tile_values(depth), 0, WIDE * sizeof *to);
-    for (size_t i = first_from(v, (uint32_t)from, wide); i < v->n; i++) {
+    for (; i < v->n; i++) {
         const size_t at = index_at(v, i, wide) - (uint32_t)from;
         if (at >= n) break;
         to[at / WIDE * tile_values(depth) + at % WIDE] = value_at(v->values, i, dtype);
     }
+    return i;
 }
 
-/* Columns from to from + n of each v: tile after tile, in each pair after pair. Behind the last column 0. */
+/* Columns from to from + n of each v: tile after tile, in each pair after pair. Behind the last column 0. entries: of
+ * each v that has indices the first one here, and then the first one behind. */
 FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype,
-                           int wide) {
+                           int wide, uint32_t *entries) {
     const size_t whole = n / WIDE, left = n % WIDE;
     for (size_t k = 0; k < depth; k++) {
         float *at = to + k * WIDE;
         if (pairs[k].v.indices != NULL) {
-            scatter_v(at, &pairs[k].v, depth, from, n, dtype, wide);
+            entries[k] = scatter_v(at, &pairs[k].v, entries[k], depth, from, n, dtype, wide);
             continue;
         }
         if (k + SOON < depth) fetch(&pairs[k + SOON].v, from, n, dtype);
@@ -232,13 +234,16 @@ FACTORS_INLINE void panel_of(purpose purpose, const hpc_factor_part *p, size_t r
 FACTORS_INLINE void add_dense_of(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t depth,
                                  float rate, int dtype) {
     float u[BLOCK], v[PANEL];
+    uint32_t entries[DEEP];
     const size_t wide = PANEL / tile_values(depth) * WIDE, tall = BLOCK / depth / ROWS * ROWS;
     for (size_t row = 0, rows; row < p->rows; row += rows) {
         rows = p->rows - row < tall ? p->rows - row : tall;
         pack_u(u, pairs, depth, p->row + row, rows, dtype, p->wide_rows);
+        for (size_t k = 0; k < depth; k++)
+            entries[k] = pairs[k].v.indices == NULL ? 0 : (uint32_t)first_from(&pairs[k].v, p->column, p->wide_columns);
         for (size_t column = 0, columns; column < p->columns; column += columns) {
             columns = p->columns - column < wide ? p->columns - column : wide;
-            pack_v(v, pairs, depth, p->column + column, columns, dtype, p->wide_columns);
+            pack_v(v, pairs, depth, p->column + column, columns, dtype, p->wide_columns, entries);
             panel_of(purpose, p, row, rows, column, columns, u, v, depth, rate);
         }
     }
