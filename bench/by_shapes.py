@@ -38,15 +38,20 @@ def measure(name: str, options: argparse.Namespace, given: Sequence[str], shape:
 
 
 def start(
-    name: str, options: argparse.Namespace, given: Sequence[str], facts: Row, lines: Callable[[Row], Iterable[str]]
+    name: str,
+    options: argparse.Namespace,
+    given: Sequence[str],
+    facts: Row,
+    lines: Callable[[Row], Iterable[str]],
+    runs: Iterable[tuple[Shape, Sequence[str]]] | None = None,
 ) -> int:
     """Starts the ranks of one shape after another, and prints the rows of all. facts: of the document; lines: its
-    table."""
+    table. runs: shapes and what their ranks are given; None: options.shapes, which are given the same."""
     document: Row = {"benchmark": name, "hpcomm": hpcomm.__version__, "rate": options.rate, **facts, "rows": []}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for shape in options.shapes:
-                found = measure(name, options, given, shape, Path(folder))
+            for shape, its in [(shape, given) for shape in options.shapes] if runs is None else runs:
+                found = measure(name, options, its, shape, Path(folder))
                 document |= {"transport": found["transport"], "torch": found["torch"]}
                 document["rows"] += found["rows"]
                 write(options, json.dumps(document, indent=1))  # what is there if this run is ended

@@ -43,7 +43,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--steps", type=int, default=3, help="timed steps of a turn")
     p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles: the ways take turns")
     p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
-    add_quick(p, "two hosts, one cycle")
+    add_quick(p, "two hosts, a small model, one cycle, two random layers")
     p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
     add_output(p, "")
@@ -61,7 +61,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         p.error("--hosts must be 2 or more")
     if min(options.steps, options.run_cycles, options.layers) < 1:
         p.error("--steps, --run_cycles and --layers must be 1 or more")
-    options.models = list(MODELS)
+    options.models = ["mlp3"] if options.quick else list(MODELS)
     return options
 
 
@@ -69,8 +69,8 @@ class Poseidon(Group):
     def rows(self, shape: Shape) -> list[Row]:
         """Of all models; [] on all ranks but 0."""
         found = []
-        for i, key in enumerate(MODELS):
-            self.done = i / len(MODELS)
+        for i, key in enumerate(self.options.models):
+            self.done = i / len(self.options.models)
             found += self.turns(key, shape)
             gc.collect()
         return found
@@ -158,19 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not has_torch():
         print("poseidon: torch is missing: pip install 'torch>=2.4'", file=sys.stderr)
         return UNABLE
-    return by_shapes.run(lambda: start(options, given), lambda: job(options))
-
-
-def start(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Each group on its hosts."""
-    status = 0
-    for group in options.groups:
-        own = argparse.Namespace(**vars(options))
-        own.shapes = options.shapes or [shape_of(GROUPS[group])]
-        own.progress = getattr(options, "progress", None)
-        parts = [*given, "--groups", group]  # the last one counts
-        status = by_shapes.start("poseidon", own, parts, {}, poseidon_table.lines) or status
-    return status
+    runs = [
+        (shape, [*given, "--groups", group])  # the last --groups counts
+        for group in options.groups
+        for shape in options.shapes or [shape_of(GROUPS[group])]
+    ]
+    return by_shapes.run(
+        lambda: by_shapes.start("poseidon", options, given, {}, poseidon_table.lines, runs), lambda: job(options)
+    )
 
 
 if __name__ == "__main__":
