@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import tempfile
 from typing import Any
 
 import pytest
@@ -254,6 +255,42 @@ def states_are_those_of_torch(ctx: hpcomm.Context) -> None:
     optimizer.load_state_dict(plain.state_dict())
     cases.check_state(optimizer.state_dict(), plain.state_dict())
     optimizer.close()
+
+
+@case
+def checkpoints_go_from_scheme_to_scheme(ctx: hpcomm.Context) -> None:
+    """A checkpointer follows the exchange that the first step makes; what it saved is restored under other schemes."""
+    data = Data(ctx, ctx.size)
+    batches = [data.batch() for _ in range(5)]
+
+    def trained(optimizer: Any, model: Any, steps: Any) -> list[Any]:
+        for x, y in steps:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        optimizer.wait()
+        return [p.detach().clone() for p in model.parameters()]
+
+    with tempfile.TemporaryDirectory() as own:
+        folder = ctx.allgather(own.encode())[0].decode()
+        model = wide()
+        optimizer = ht.DistributedOptimizer(OPTIMIZERS["adamw"](model.parameters()), ctx, model, scheme="factors")
+        with ht.ModelCheckpointer(optimizer, folder, every=1) as saver:
+            trained(optimizer, model, batches[:3])
+            saver.after(3)
+        expected = trained(optimizer, model, batches[3:])
+        optimizer.close()
+        others: list[dict[str, Any]] = [{}, {"scheme": "factors", "batch": BATCH}, {"scheme": "adam"}]
+        for options in others:
+            model = wide()
+            optimizer = ht.DistributedOptimizer(OPTIMIZERS["adamw"](model.parameters()), ctx, model, **options)
+            restored = ht.restore(optimizer, folder)
+            assert restored is not None
+            assert restored.step == 3
+            for found, value in zip(trained(optimizer, model, batches[3:]), expected, strict=True):
+                torch.testing.assert_close(found, value, rtol=1e-4, atol=2e-6)
+            optimizer.close()
+        ctx.barrier()
 
 
 class Odd(nn.Module):

@@ -297,6 +297,14 @@ class Checkpointer:
     def __repr__(self) -> str:
         return f"<hpcomm.Checkpointer rank {self._rank}, every {self.every} steps into {self._folder}>"
 
+    def _follow(self, ex: Exchange) -> None:
+        """From here on another exchange of this context is saved, of the same keys and workers. Every rank calls it
+        between the same steps."""
+        self._finish()  # the copy is being written
+        self._ex, self._shard = ex, ex.state_dict()
+        _check_steps(ex.plan, self._workers, own_keys(self._shard))
+        self._plan, self._skips = resume.digest(ex.plan), inside.has_quorum(ex)
+
     # ---- the copy ---------------------------------------------------------------------------------------------------
 
     def _let_servers_copy(self, step: int) -> None:

@@ -41,6 +41,8 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         self._seen = step
         if due:
             self._optimizer.wait()
+        if self._ex is not self._optimizer.exchange:  # scheme= has made another one
+            self._follow(self._optimizer.exchange)
 
         def whole() -> dict[str, Any]:
             own = extra() if callable(extra) else extra
