@@ -9,7 +9,8 @@ from bench.torch_table import ALONE, DDP, cost, median, processor
 
 FP16, POWER, PEER = "DDP, fp16 hook", "DDP, PowerSGD 4", "Gloo all_gather + sgemm"
 HUB, AUTO, SKIPPED, ADAM, ONE_BIT = "hub (WFBP + PS)", "auto", "auto, skip", "Adam's way", "1-bit"
-SCHEMES = {HUB: None, AUTO: "auto", SKIPPED: "auto", ADAM: "adam", ONE_BIT: "1bit"}
+AFTER, COARSE = "PS after backward", "PS, whole tensors"
+SCHEMES = {AFTER: None, COARSE: None, HUB: None, AUTO: "auto", SKIPPED: "auto", ADAM: "adam", ONE_BIT: "1bit"}
 HYBRID = tuple(SCHEMES)
 LOSSY = (FP16, POWER, ONE_BIT)
 NAMES = (ALONE, DDP, FP16, POWER, PEER, *HYBRID)

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 import hpcomm
-from bench.poseidon_table import FP16, HYBRID, PEER, POWER, SCHEMES, SKIPPED
+from bench.poseidon_table import AFTER, COARSE, FP16, HYBRID, PEER, POWER, SCHEMES, SKIPPED
 from bench.torch_models import Batch, Task
 from bench.torch_ways import ALONE, DDP, OverGloo, Rule, Way, plain
 
 ONE_BUCKET = 1000.0  # MB
+WHOLE = 1 << 30  # bytes of a chunk, so that each tensor is one: TensorFlow's placement
 
 
 class Gathered(Way):
@@ -77,7 +78,14 @@ class Hybrid(Way):
         super().__init__(case, batches, rule)
         self.name = name
         self.wrapped = hpcomm.torch.DistributedOptimizer(
-            self.optimizer, ctx, self.model, overlap=True, scheme=SCHEMES[name], skip_weight_grad=name == SKIPPED
+            self.optimizer,
+            ctx,
+            self.model,
+            apply="after" if name == AFTER else "step",
+            overlap=name != AFTER,
+            scheme=SCHEMES[name],
+            skip_weight_grad=name == SKIPPED,
+            chunk_bytes=WHOLE if name == COARSE else None,
         )
         self.optimizer = self.wrapped
 

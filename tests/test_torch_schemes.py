@@ -1,6 +1,7 @@
 """hpcomm.torch with scheme=: linear layers that go as pairs of vectors, beside one process with all the data."""
 
 import contextlib
+import copy
 import re
 import tempfile
 from typing import Any
@@ -77,6 +78,24 @@ def pairs_take_the_steps_of_one_process(ctx: hpcomm.Context) -> None:
 def the_norm_of_pairs_clips(ctx: hpcomm.Context) -> None:
     for way in WAYS:
         check(ctx, model=wide, loop=clipped, clip_norm=0.5, **way).close()
+
+
+@everywhere
+def a_plain_server_gets_gradients_after_the_backward_pass(ctx: hpcomm.Context) -> None:
+    for make in OPTIMIZERS.values():
+        check(ctx, make, model=wide, apply="after").close()
+    check(ctx, model=wide, apply="after", scheme="factors", batch=BATCH, loop=clipped, clip_norm=0.5).close()
+    model = wide()
+    optimizer = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, apply="after")
+    x, y = Data(ctx, ctx.size).batch()
+    F.cross_entropy(model(x), y).backward()
+    assert not optimizer._mode.begun
+    assert optimizer.exchange.stats().pushes == 0
+    optimizer.step()
+    optimizer.close()
+    made = cases.momentum(model.parameters())
+    with pytest.raises(hpcomm.NotSupported, match='apply is "after": it needs BSP'):
+        ht.DistributedOptimizer(made, ctx, model, apply="after", consistency=hpcomm.SSP(1))
 
 
 @case
@@ -217,6 +236,27 @@ def skipped_gradients_are_none(ctx: hpcomm.Context) -> None:
     optimizer.close()
     F.cross_entropy(model(x), y).backward()  # the model is torch's own again
     assert model.first.weight.grad is not None
+
+
+@case
+def a_copy_of_the_model_is_torchs_own(ctx: hpcomm.Context) -> None:
+    """As trainers keep one for its mean weights."""
+    for skip in (False, True):
+        model = wide()
+        optimizer = ht.DistributedOptimizer(
+            cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH, skip_weight_grad=skip
+        )
+        x, y = Data(ctx, ctx.size).batch()
+        twin = copy.deepcopy(model)
+        F.cross_entropy(model(x), y).backward()
+        F.cross_entropy(twin(x), y).backward()
+        plain = wide()
+        plain.load_state_dict(twin.state_dict())
+        F.cross_entropy(plain(x), y).backward()
+        for p, q in zip(twin.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+        optimizer.step()
+        optimizer.close()
 
 
 @everywhere
@@ -363,7 +403,7 @@ def bad_arguments_are_refused(ctx: hpcomm.Context) -> None:
     made(r"batch is 0: must be 1 to", scheme="auto", batch=0)
     made(r"revisit is 0: must be 1 to", scheme="auto", revisit=0)
     made(r"skip_weight_grad is 2: must be a bool", scheme="auto", skip_weight_grad=2)
-    made(r"scheme is 'auto': it needs apply=\"step\"", error=hpcomm.NotSupported, scheme="auto", apply="backward")
+    made(r"scheme is 'auto': it needs apply=\"step\" or", error=hpcomm.NotSupported, scheme="auto", apply="backward")
     made(r"scheme is 'auto': it needs", error=hpcomm.NotSupported, scheme="auto", consistency=hpcomm.SSP(1))
 
 

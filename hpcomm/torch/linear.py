@@ -1,6 +1,7 @@
 """The weight of a linear layer, whose gradient is a sum of products: of each row of the layer's inputs, and of the
 gradient of its outputs (SFB, section 2; Poseidon, section 3.2). Its key can go as those pairs of vectors."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,6 +39,21 @@ class Call(NamedTuple):
     @property
     def rows(self) -> int:
         return self.outputs.numel() // max(1, self.outputs.shape[-1])
+
+
+class Hook:
+    """A hook of a layer. In a copy of the model (copy.deepcopy, pickle) it does nothing."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return None if self._call is None else self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
 
 
 class LinearKey(ParamKey):
@@ -85,7 +101,7 @@ class LinearKey(ParamKey):
     def watch(self) -> None:
         """From here on its pairs are taken."""
         if not self._hooks:
-            self._hooks.append(self.module.register_forward_hook(self._called, with_kwargs=True))
+            self._hooks.append(self.module.register_forward_hook(Hook(self._called), with_kwargs=True))
 
     def unwatch(self) -> None:
         for hook in self._hooks:
@@ -99,8 +115,8 @@ class LinearKey(ParamKey):
         """From here on it sends its pairs, up to most. skips: and autograd does not compute its gradient."""
         self.most, self.skips = most, skips
         if skips:
-            self._hooks.append(self.module.register_forward_pre_hook(self._hide))
-            self._hooks.append(self.module.register_forward_hook(self._show, always_call=True))
+            self._hooks.append(self.module.register_forward_pre_hook(Hook(self._hide)))
+            self._hooks.append(self.module.register_forward_hook(Hook(self._show), always_call=True))
 
     def goes_as_matrix(self) -> None:
         """From here on it sends its gradient."""

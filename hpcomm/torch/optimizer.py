@@ -28,7 +28,7 @@ from .local import Averaged, Neighbours, check_local
 from .mode import ROLL, Mode, Scaling, check_clip
 from .rules import rules_of
 from .schemes import Schemes
-from .split import Split
+from .split import After, Split
 from .start import (
     agree,
     check_no_max_norm,
@@ -77,7 +77,8 @@ class DistributedOptimizer(Optimizer):
             Give a model that is compiled after it was compiled.
         apply: "step": gradients are exchanged while the backward pass runs, and applied by step(). "backward": they are
             also applied as soon as they are there, where nothing in this backward pass reads the weight again; this is
-            fastest, and goes without synchronize, clip_norm and GradScaler.
+            fastest, and goes without synchronize, clip_norm and GradScaler. "after": nothing is sent before step(), as
+            by a plain parameter server (section 5); it is there to be compared with.
         clip_norm: the norm of the mean gradient is at most this, as by torch.nn.utils.clip_grad_norm_; the same bits on
             all ranks.
         backward_passes_per_step: gradients of so many backward passes are summed here before they are exchanged.
@@ -123,7 +124,7 @@ class DistributedOptimizer(Optimizer):
         ctx: Context,
         model: nn.Module,
         *,
-        apply: Literal["step", "backward"] = "step",
+        apply: Literal["step", "backward", "after"] = "step",
         clip_norm: float | None = None,
         backward_passes_per_step: int = 1,
         buffers: Literal["local", "broadcast", "average"] = "local",
@@ -144,7 +145,7 @@ class DistributedOptimizer(Optimizer):
         self._ready = False
         try:
             _check_kinds(optimizer, model)
-            check_choice("apply", apply, ("step", "backward"))
+            check_choice("apply", apply, ("step", "backward", "after"))
             check_choice("buffers", buffers, KINDS)
             check_choice("sparse", sparse, ("dense", "refuse"))
             check_choice("skip_weight_grad", skip_weight_grad, bool)
@@ -163,7 +164,7 @@ class DistributedOptimizer(Optimizer):
                 )
             if servers:
                 consistency = with_servers(consistency)
-            keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked else {})
+            keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked and ctx.size > 1 else {})
             given = given_of(model, keys)
             if servers:
                 check_no_max_norm(model, keys)
@@ -184,12 +185,17 @@ class DistributedOptimizer(Optimizer):
                         f"{type(optimizer).__name__} steps on each rank, by the mean gradient of all: give BSP"
                     )
             loaded = state.parse(keys, rules.forms, optimizer.state) if rules and size else None
-            splits = servers and rules is not None and apply == "step" and consistency == BSP
+            splits = servers and rules is not None and apply != "backward" and consistency == BSP
+            if apply == "after" and not splits:
+                raise NotSupported(
+                    'apply is "after": it needs BSP with servers, and an optimizer that has a rule in the exchange '
+                    "(SGD, Adam, AdamW): leave it out"
+                )
             if asked and not splits:
                 if scheme is not None:
                     raise NotSupported(
-                        f'scheme is {scheme!r}: it needs apply="step", BSP with servers, and an optimizer that has a '
-                        "rule in the exchange (SGD, Adam, AdamW): leave it out"
+                        f'scheme is {scheme!r}: it needs apply="step" or "after", BSP with servers, and an optimizer '
+                        "that has a rule in the exchange (SGD, Adam, AdamW): leave it out"
                     )
                 asked = ""
             schemes = self._schemes = Schemes(
@@ -226,7 +232,7 @@ class DistributedOptimizer(Optimizer):
             mode = Backward(*args, passes, clip, rules, make, consistency)
         elif consistency == BSP:
             schemes.begin()
-            mode = Split(*args, passes, clip, rules, make)
+            mode = (After if apply == "after" else Split)(*args, passes, clip, rules, make)
         else:
             mode = OnePass(*args, passes, clip, rules, make, consistency)
         self._mode = mode

@@ -174,3 +174,10 @@ class Split(Mode):
         self._looked = False
         self._zero.clear()
         super().forget()
+
+
+class After(Split):
+    """apply="after": nothing is sent before the backward pass has ended, as by a plain parameter server."""
+
+    def send(self, key: ParamKey) -> None:
+        self.passed(key)
