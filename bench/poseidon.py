@@ -97,8 +97,11 @@ class Poseidon(Group):
                 way = make(name, case, self.ctx)
                 for _ in range(WARMUP):
                     way.step()
+                way.wait()
+                self.meet()  # owners have sent all
                 before = _sent(way.wrapped.exchange) if isinstance(way, Hybrid) else 0
                 each[name].append(self.block(way, self.options.steps, 0))
+                self.meet()
                 if isinstance(way, Hybrid):
                     sent[name] = (_sent(way.wrapped.exchange) - before) // (1 + self.options.steps)
                     way.wrapped.zero_grad()
