@@ -408,6 +408,28 @@ def bad_arguments_are_refused(ctx: hpcomm.Context) -> None:
 
 
 @case
+def ranks_that_ask_for_different_schemes_are_told(ctx: hpcomm.Context) -> None:
+    def hooked() -> Any:
+        model = wide()
+        model.second.weight.register_hook(lambda grad: grad)
+        return model
+
+    ways: list[tuple[Any, dict[str, Any], Any, dict[str, Any]]] = [
+        (wide, {"scheme": "auto"}, wide, {}),
+        (wide, {"scheme": "auto"}, wide, {"scheme": "paper"}),
+        (wide, {"scheme": "factors", "batch": 6}, wide, {"scheme": "factors", "batch": 7}),
+        (wide, {"scheme": "factors"}, wide, {"scheme": "factors", "skip_weight_grad": True}),
+        (wide, {"scheme": "factors"}, hooked, {"scheme": "factors"}),
+    ]
+    for make, options, other, others in ways:
+        model = make() if ctx.rank == 0 else other()
+        with pytest.raises(hpcomm.ConfigError, match="rank 1 has another scheme, batch, revisit"):
+            ht.DistributedOptimizer(
+                cases.momentum(model.parameters()), ctx, model, **(options if ctx.rank == 0 else others)
+            )
+
+
+@case
 def keys_that_are_named_keep_what_was_said(ctx: hpcomm.Context) -> None:
     optimizer = check(ctx, model=wide, scheme="factors", topology={"first.weight": hpcomm.PeerToPeer()}, steps=3)
     assert schemes_of(optimizer) == {"second.weight": "factors"}

@@ -219,6 +219,7 @@ class DistributedOptimizer(Optimizer):
         self._join: JoinBlock | None = None
         make = _maker(topology, consistency, options if codec is None else {**options, "codec": codec}, schemes)
         args = (ctx, keys, counts)
+        schemes.begin()
         mode: Mode
         if not servers:
             mode = Neighbours(*args, clip, optimizer.step, make)
@@ -231,7 +232,6 @@ class DistributedOptimizer(Optimizer):
         elif apply == "backward":
             mode = Backward(*args, passes, clip, rules, make, consistency)
         elif consistency == BSP:
-            schemes.begin()
             mode = (After if apply == "after" else Split)(*args, passes, clip, rules, make)
         else:
             mode = OnePass(*args, passes, clip, rules, make, consistency)

@@ -1,6 +1,7 @@
 """How each layer of a model is exchanged: as a matrix through servers, or as pairs of vectors, whichever costs least
 here (Poseidon, section 3.2)."""
 
+import hashlib
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import nn
 from .. import measure
 from ..codec import Factors, OneBit
 from ..context import Context
-from ..errors import InvalidArgument
+from ..errors import ConfigError, InvalidArgument
 from ..exchange import Exchange, inside
 from ..exchange.book import Book
 from ..log import logger
@@ -92,6 +93,7 @@ class Schemes:
         self._free = 0.0
         self._steps = 0
         self._given = self._checked(asked, named)
+        self._asked = (self._word or sorted(self._given.items()), batch, revisit, skips)
         compiled = any(hasattr(module, "_orig_mod") for module in model.modules())
         self._open: list[LinearKey] = []  # layers whose scheme is looked for
         for key in keys if ctx.size > 1 else ():
@@ -165,11 +167,26 @@ class Schemes:
 
     def begin(self) -> None:
         """Before the first exchange is made: with batch= the schemes are known, else the first step shows how many rows
-        layers have. Collective."""
+        layers have. Collective.
+
+        Raises:
+            ConfigError: ranks ask for different schemes, or have other layers that may go as pairs.
+        """
+        self._agree()
         for key in self._open:
             key.watch()
         if self._batch is not None and self._open:
             self._settle()
+
+    def _agree(self) -> None:
+        told = repr((self._asked, [key.name for key in self._open]))
+        digests = self._ctx.allgather(hashlib.blake2b(told.encode(), digest_size=8).digest())
+        if other := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+            raise ConfigError(
+                f"rank {other[0]} has another scheme, batch, revisit or skip_weight_grad than rank 0, or other layers "
+                f"that may go as pairs, as where one rank alone has hooks on a weight: give the same; rank "
+                f"{self._ctx.rank} has {told[:200]}"
+            )
 
     def made(self, exchange: Exchange) -> None:
         """An exchange has been made of them."""
@@ -232,6 +249,8 @@ class Schemes:
             left.append(key)
             if not key.K:
                 key.K = self._batch or 2 * max(rows)
+            if not key.K:
+                self.why[key.name] = "its layer has had no rows yet"
         self._open = left
 
     def _decide(self) -> None:
