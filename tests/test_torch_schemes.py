@@ -385,8 +385,8 @@ def bad_arguments_are_refused(ctx: hpcomm.Context) -> None:
     made(r"scheme is 'best': must be one of 'auto', 'paper'", scheme="best")
     made(r"scheme is 3: must be a word, or a mapping", scheme=3)
     made(
-        r"scheme names 'secnd.weight', which is no parameter: did you mean 'second.weight'",
-        scheme={"secnd.weight": "ps"},
+        r"scheme names 'second.weigh', which is no parameter: did you mean 'second.weight'",
+        scheme={"second.weigh": "ps"},
     )
     made(r"scheme of 'second.weight' is 'sfb': must be one of 'ps'", scheme={"second.weight": "sfb"})
     made(
