@@ -28,7 +28,7 @@ VALUES = ("ps", "factors", "adam", "1bit")
 WORDS = ("auto", "paper", *VALUES)
 _PAIRS = ("factors", "adam")  # send pairs
 _SERVERS = ("placement", "servers", "affinity", "interfaces", "apply_at")  # of ParameterServer
-_LEAST = 4096  # elements of a layer that may go as pairs
+_LEAST = 4096  # elements: smaller layers go as matrices
 _ROWS = struct.Struct("<q")
 _SPENT = struct.Struct("<dq")
 _WORDS = 5  # columns of words in the table
@@ -81,6 +81,7 @@ class Schemes:
             InvalidArgument: an argument that cannot be.
         """
         self._ctx, self._keys, self._slots, self._skips = ctx, list(keys), dict(slots), skips
+        self._named = {key.name: key for key in keys}
         self._word = asked if isinstance(asked, str) else ""
         self._batch = None if batch is None else whole("batch", batch, 1)
         self._revisit = None if revisit is None else whole("revisit", revisit, 1)
@@ -287,7 +288,7 @@ class Schemes:
         return Cluster(size, size if exchange is None else len(exchange.plan.servers), len(set(self._ctx.hosts)))
 
     def _layer(self, name: str) -> Layer:
-        key = next(key for key in self._keys if key.name == name)
+        key = self._named[name]
         pairs = key.K if isinstance(key, LinearKey) else 0
         kind = self._types.get(id(key.param), "")
         return Layer(name, tuple(key.param.shape), pairs, self._slots.get(name, 0), kind)
