@@ -21,7 +21,7 @@ sides = st.integers(1, 40)
 
 @given(sides, sides, st.integers(1, 60), st.integers(1, 4), st.integers(1, 3))
 def test_bytes_are_those_of_the_plans(rows: int, columns: int, pairs: int, hosts: int, near: int) -> None:
-    """Of a layer that all servers have equal parts of, as servers have on the average of many layers."""
+    """All servers have equal parts of the layer, as servers have on the average of many layers."""
     size = hosts * near
     shape = (rows * size, 16 * columns)
     where = [rank // near for rank in range(size)]

@@ -1,4 +1,4 @@
-/* What a layer costs by each scheme: a pure function of its shape, the cluster and the machine's rates. */
+/* Costs of a layer by each scheme: a pure function of its shape, the cluster and the machine's rates. */
 #include <math.h>
 #include <stddef.h>
 

@@ -1,7 +1,7 @@
 """The way to exchange a layer that costs least (Poseidon, section 3.2): by bytes, as in the paper, or by seconds.
 
 The formulas are in C (hpcomm/scheme.h), where C++ trainers have them too. They count what load_of counts of the plans
-of these schemes, and answer in microseconds for layers and clusters that nobody has.
+of these schemes, and answer for layers and clusters that nobody has.
 """
 
 from collections.abc import Mapping
@@ -178,7 +178,7 @@ def best_scheme(
         by: "measured": the fewest seconds of servers, servers with hosts first, and factors to all. "paper": algorithm
             1, which counts bytes alone.
         codecs: lossy ones that may be taken too, with their rates, such as those of bf16, Threshold, TopK and OneBit.
-        memory: bytes of a rank that a layer may take; 0: any. A way that needs more is not taken if another one fits.
+        memory: bytes of a rank that a layer may take; 0: any. A way that needs more bytes is left out if another fits.
 
     Raises:
         InvalidArgument: by is unknown, or "measured" without rates.

@@ -43,7 +43,7 @@ typedef struct hpc_rates {
     double multiply; /* floating-point operations a second of sums of products; a product and its sum are two */
 } hpc_rates;
 
-/* A codec of the updates that go to servers. */
+/* The rates of a codec, for updates that servers take. */
 typedef struct hpc_codec_rates {
     double ratio;          /* bytes of pieces by bytes of float32 */
     double encode, decode; /* seconds an element */
