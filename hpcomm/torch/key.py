@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..context import Context
 from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle, inside
 from ..log import logger
@@ -31,6 +32,7 @@ class Sender(Protocol):
     unguarded: bool
     synchronized: bool
     passes: int
+    context: Context
 
     def send(self, key: "ParamKey") -> None: ...
     def passed(self, key: "ParamKey") -> None: ...

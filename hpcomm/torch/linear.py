@@ -152,7 +152,8 @@ class LinearKey(ParamKey):
         """Before the layer's backward pass."""
         if inputs._version != version:
             raise InvalidArgument(
-                f"the inputs of the layer of {self.name!r} were written after its forward pass, and its gradient is "
+                f"rank {self.mode.context.rank}: the inputs of the layer of {self.name!r} were written after its "
+                "forward pass, and its gradient is "
                 "made of them: write a copy, or " + self._as_matrix()
             )
         self._open -= 1
@@ -206,7 +207,8 @@ class LinearKey(ParamKey):
             )
         if rows > self.most:
             raise InvalidArgument(
-                f"layer {self.name!r} had {rows} rows in this step, and goes as {self.most} pairs at most: give "
+                f"rank {self.mode.context.rank}: layer {self.name!r} had {rows} rows in this step, and goes as "
+                f"{self.most} pairs at most: give "
                 f"batch={rows} or more, or " + self._as_matrix()
             )
         pairs = self._exchange.factors(self.name)
