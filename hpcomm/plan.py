@@ -376,6 +376,8 @@ class Plan:
         *,
         sends: NDArray[np.bool_] | None = None,
         parents: NDArray[np.int32] | None = None,
+        hosts: Sequence[Sequence[int]] | None = None,
+        leaders: Sequence[int] | None = None,
         cores: int = 1,
         chunk_bytes: int | None = None,
         depth: int = 2,
@@ -392,6 +394,10 @@ class Plan:
                 own. None: all send to all.
             parents: int32 (size, size): the rank that sends the updates of the first rank to the second: the first one
                 itself, or a rank that passes them on, unopened. None: each rank sends its own.
+            hosts: the ranks of each host. One rank of each host owns a row of a chunk, to which all ranks push, and
+                sends the parameters to the ranks of its host: for BSP, and without sends or parents. None: each rank
+                has a row of its own.
+            leaders: with hosts: ranks that may own rows, one at least of each host; None: all.
             cores: of each rank, to which its chunks are dealt, the largest first.
             chunk_bytes: as hub takes it, but 256 KiB where hub's is 32 KiB.
             depth: updates of a key, 1 to 32, that may be on their way to a peer that has not applied them. BSP needs 2,
@@ -400,7 +406,8 @@ class Plan:
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key;
-                parents do not lead from every rank to every other one, or sends is given too.
+                parents do not lead from every rank to every other one; sends, parents and hosts are given at once; a
+                rank is on no host, or on two, or a host has no leader.
         """
         choice("reduce", reduce, ("mean", "sum"))
         size = whole("size", size, 1)
@@ -412,6 +419,13 @@ class Plan:
         given: dict[str, Any] = {} if sends is None else {"sends": np.ascontiguousarray(sends).view(np.uint8)}
         if parents is not None:
             given["parents"] = parents.ravel().tolist()
+        if hosts is not None:
+            numbers = group_numbers([hosts], size)[0]
+            if missing := set(range(size)) - set(numbers):
+                raise InvalidArgument(f"rank {min(missing)} is in none of hosts: each rank is on one")
+            given["hosts"] = [numbers[rank] for rank in range(size)]
+            if leaders is not None:
+                given["leads"] = np.isin(np.arange(size), _ranks("leaders", leaders, size)).view(np.uint8)
         handle = _planned(
             "peer_to_peer",
             own_keys,

@@ -528,10 +528,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "in place": ({"in_place": True}, "in_place is True: peers apply updates"),
     "parameters in 16 bits": ({"codec_out": "float16"}, "codec_out is 'float16': peers send no parameters"),
     "vector": ({"codec": {"b": Factors(2)}}, r"codec of 'b' is Factors\(2\): its shape is \(7,\)"),
-    "hierarchy": (
-        {"topology": Hierarchy([[0, 1]])},
-        r"'w' is Factors\(2\), .* a hierarchy sends the sum .* PeerToPeer",
-    ),
     "receivers": ({"topology": ParameterServer(apply_at="receivers")}, r"apply_at is 'receivers', where servers send"),
 }
 

@@ -6,10 +6,17 @@
 #include "engine/send.h"
 #include "engine/stages.h"
 
+/* Whether some row has several outputs. Then servers' disciplines suit: those of each host apply alike. */
+static int serves_others(const hpc_plan *plan) {
+    for (int i = 0; i < plan->n_rows; i++)
+        if (plan->rows[i].n_out > 1) return 1;
+    return 0;
+}
+
 int hpc_peers_are_planned(const hpc_exchange_config *f) {
     int other;
     const int copy = f->plan == NULL || f->graph != NULL ? -1 : hpc_plan_find_copy(f->plan, &other);
-    return copy >= 0 && f->plan->rows[copy].in[0].row < 0 && !hpc_plan_has_stages(f->plan);
+    return copy >= 0 && f->plan->rows[copy].in[0].row < 0 && !hpc_plan_has_stages(f->plan) && !serves_others(f->plan);
 }
 
 static int refuse_row(int i, const char *why) {

@@ -1,5 +1,6 @@
 /* The plan of peers (SFB, section 3): every worker owns a row of every chunk, which applies the pushes that come to it
- * to parameters of its own. */
+ * to parameters of its own. Where hosts are given, one worker of each owns the row for all of them (peer_hosts.c). */
+#include "plan/peer_hosts.h"
 #include "plan/planner.h"
 #include "base/status.h"
 
@@ -37,6 +38,11 @@ static int check_parents(const hpc_peer_to_peer *p) {
                             "worker %d",
                             from, to, at, from);
         }
+    if (p->hosts != NULL && (p->parents != NULL || p->sends != NULL))
+        return hpc_fail(HPC_ERR_INVALID, op_plan,
+                        "plan: hosts and %s are given; where a worker applies the pushes for its host, all come to it "
+                        "straight: leave one of the two out",
+                        p->sends != NULL ? "sends" : "parents");
     if (p->parents == NULL || p->sends == NULL) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op_plan,
                     "plan: sends and parents are given; where pushes are passed on they go to all: leave sends out");
@@ -68,6 +74,7 @@ static int plan_peer_to_peer(const void *args, hpc_plan **plan) {
     const hpc_peer_to_peer *p = args;
     const int status = check(p);
     if (status != HPC_OK) return status;
+    if (p->hosts != NULL) return hpc_plan_peer_hosts(p, plan);
     const hpc_copies copies = {.keys = p->keys,
                                .n_keys = p->n_keys,
                                .owners = p->workers,

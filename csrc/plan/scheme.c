@@ -61,13 +61,14 @@ static void by_hosts(const terms *t, hpc_cost *cost) {
     cost->memory = (2 * t->n + part * (t->slots + t->hosts) + lead) * ITEM;
 }
 
+/* One rank of each host adds the products, and passes the layer to the others. */
 static void by_factors(const terms *t, hpc_cost *cost) {
-    const double sent = t->vectors * (t->workers - 1);
-    const double crossing = t->near * t->vectors * (t->workers - t->near);
-    cost->seconds = link_seconds(t, crossing, crossing) + pass(t, t->vectors) + products(t);
-    cost->sent = t->workers * sent * ITEM;
-    cost->busiest = 2 * sent * ITEM;
-    cost->memory = (t->n * (1 + t->slots) + 2 * t->workers * t->vectors) * ITEM;
+    const double host = t->near - 1, slots = host > 0 ? 1 + t->workers : 2 * t->workers;
+    cost->seconds = link_seconds(t, t->near * t->vectors * (t->hosts - 1), t->vectors * (t->workers - t->near)) +
+                    pass(t, t->vectors) + products(t) + over(host * t->n * ITEM, t->rates->inside);
+    cost->sent = (t->vectors * t->hosts * (t->workers - 1) + t->n * (t->workers - t->hosts)) * ITEM;
+    cost->busiest = (t->vectors * (t->hosts + t->workers - 2) + t->n * host) * ITEM;
+    cost->memory = (t->n * (1 + t->slots) + slots * t->vectors) * ITEM;
 }
 
 static void by_adam(const terms *t, hpc_cost *cost) {

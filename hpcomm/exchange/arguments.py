@@ -139,6 +139,7 @@ def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float3
     check_plan(plan, own, ctx.size)
     c_graph = _c_graph(plan, phases) if phases else None
     own_models = topology.updates_of == "neighbours"
+    peers = peers or (not phases and _is_of_peers(plan))
     return Compiled(scheme, mode, plan, phases, c_graph, own_models, peers, threads=spare > interfaces)
 
 
@@ -271,6 +272,12 @@ def has_copies(plan: Plan) -> bool:
     """Whether several rows apply the same elements."""
     _, _, first = _applied(plan)
     return not first.all()
+
+
+def _is_of_peers(plan: Plan) -> bool:
+    """Whether rows of the same elements apply pushes for their owner alone, as C looks for peers."""
+    pushes_only = bool((plan.rows.inputs()[2] < 0).all())
+    return pushes_only and has_copies(plan) and bool((plan.rows.column("n_out") == 1).all())
 
 
 def check_owners(plan: Plan, op: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..codec import by_key, by_key_out
@@ -121,30 +122,39 @@ class ByKey(Topology):
         names = [key.name for key in own_keys]
         check_names("topology", self.topologies, names)
         self.roles(size)
-        own, number = {name: self.of(name) for name in names}, {name: i for i, name in enumerate(names)}
+        own = {name: self.of(name) for name in names}
         check_affinity(own.values())
-        codecs, codecs_out = (
-            dict(zip(names, found, strict=True))
-            for found in (by_key(names, cut.get("codec")), by_key_out(names, cut.get("codec_out")))
-        )
-        parts = []
-        for one, group in grouped(own.items()):
-            of_group: Cut = {
-                **cut,
-                "codec": {name: codecs[name] for name in group},
-                "codec_out": {name: codecs_out[name] for name in group},
-            }
-            plan = one.compile(
-                [own_keys[number[name]] for name in group],
-                size,
-                consistency=consistency,
-                in_place=in_place,
-                reduce=reduce,
-                interfaces=interfaces,
-                **of_group,
-            )
-            parts.append((plan, [number[name] for name in group]))
-        return join(with_units(own_keys, [codecs[name] for name in names]), size, parts)
+        options = {"consistency": consistency, "in_place": in_place, "reduce": reduce, "interfaces": interfaces}
+        parts = [(partial(one.compile, size=size, **options), group) for one, group in grouped(own.items())]
+        return compiled(own_keys, size, cut, parts)
+
+
+def compiled(
+    keys: Sequence[Key], size: int, cut: Cut, parts: Iterable[tuple[Callable[..., Plan], Sequence[str]]]
+) -> Plan:
+    """One plan, of those that functions make of some of the keys each.
+
+    Args:
+        keys, size: of the whole.
+        cut: of all keys; a function gets it with the codecs of its keys.
+        parts: the functions, each with the names of its keys.
+    """
+    names = [key.name for key in keys]
+    number = {name: i for i, name in enumerate(names)}
+    codecs, codecs_out = (
+        dict(zip(names, found, strict=True))
+        for found in (by_key(names, cut.get("codec")), by_key_out(names, cut.get("codec_out")))
+    )
+    made = []
+    for make, group in parts:
+        of_group: Cut = {
+            **cut,
+            "codec": {name: codecs[name] for name in group},
+            "codec_out": {name: codecs_out[name] for name in group},
+        }
+        numbers = [number[name] for name in group]
+        made.append((make([keys[i] for i in numbers], **of_group), numbers))
+    return join(with_units(keys, [codecs[name] for name in names]), size, made)
 
 
 Named = TypeVar("Named")

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..codec import Codecs, by_key, by_key_out
 from ..consistency import ASYNC, BSP, Consistency, applies_each, goes_apart
 from ..errors import InvalidArgument
 from ..model import Bandwidths, racks_pay
 from ..plan import Cut, Plan, group_numbers
-from ..stage import Key, choice, whole
+from ..stage import Key, as_keys, choice, whole
+from .by_key import compiled
 from .parameter_server import refused_at_receivers
 from .protocol import Job, Topology
 
@@ -28,6 +31,10 @@ class Hierarchy(Topology):
 
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy())                                   # this job's hosts
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 3], [4, 5, 6, 7]]))
+
+    An update that goes as pairs of vectors (codec.Factors) is a sum that nobody can make on its way. So each rank sends
+    its pairs once to each host, to a rank that adds the products of all ranks and passes the parameters to its host.
+    This needs BSP, and racks make no difference to it.
 
     The order of each sum is that of ranks, then of groups, so the same placement gives the same bits.
 
@@ -187,21 +194,32 @@ class Hierarchy(Topology):
         interfaces: int = 1,
         **cut: "Unpack[Cut]",
     ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.hosts of these levels; interfaces and in_place have no
-        meaning. Args and errors are those of Plan.hosts, of levels, of roles and of Topology.compile."""
-        leaders = self.roles(size)[1]
-        return Plan.hosts(
-            keys,
-            self.levels(size),
-            size,
+        """The plan of these keys for a job of size ranks: Plan.hosts of these levels, and for keys with codec.Factors
+        Plan.peer_to_peer of these hosts. interfaces and in_place have no meaning.
+
+        Args and errors are those of Plan.hosts, of levels, of roles and of Topology.compile.
+        """
+        leaders, levels = self.roles(size)[1], self.levels(size)
+        hosts = partial(
+            Plan.hosts,
+            levels=levels,
+            size=size,
             leaders=leaders,
             top=self.top,
             reduce=reduce,
             apart=goes_apart(consistency),
             each=consistency == ASYNC,
             apply_at=self.apply_at,
-            **cut,
         )
+        own_keys = as_keys(keys)
+        names = [key.name for key in own_keys]
+        codecs = dict(zip(names, by_key(names, cut.get("codec")), strict=True))
+        pairs = [name for name in names if not codecs[name].sums]
+        if not pairs or consistency != BSP:
+            return hosts(own_keys, **cut)
+        peers = partial(_peers, size=size, hosts=levels[0], leaders=leaders, reduce=reduce)
+        rest = [name for name in names if codecs[name].sums]
+        return compiled(own_keys, size, cut, [(peers, pairs), *([(hosts, rest)] if rest else [])])
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
         """The hierarchy of some of the ranks. Groups without a rank are gone; where the leaders of a host are gone, all
@@ -225,6 +243,27 @@ class Hierarchy(Topology):
             racks=None if racks is None else _left([_flat(rack) for rack in racks], new),
             leaders=leaders,
         )
+
+
+def _peers(
+    keys: Sequence[Key],
+    *,
+    hosts: Groups,
+    codec_out: Codecs | None = None,
+    over_sockets: bool = False,
+    depth: int = 1,
+    **options: Any,
+) -> Plan:
+    """The plan of keys whose updates go once to each host."""
+    names = [key.name for key in keys]
+    for name, out in zip(names, by_key_out(names, codec_out), strict=True):
+        if out.name != "float32":
+            raise InvalidArgument(
+                f"codec_out of {name!r} is {out.name}: parameters of keys with codec.Factors stay on each host: leave "
+                "it out"
+            )
+    least = 1 if any(len(host) > 1 for host in hosts) else 2  # as peers need it
+    return Plan.peer_to_peer(keys, hosts=hosts, depth=max(whole("depth", depth, 0), least), **options)
 
 
 def by_name(names: Sequence[Any]) -> Groups:

@@ -20,7 +20,7 @@ from ..exchange.book import Book
 from ..log import logger
 from ..model import Cluster, Cost, Layer, Rates, SchemeChoice, best_scheme, cost_of
 from ..stage import nearest, whole
-from ..topology import ParameterServer, PeerToPeer
+from ..topology import Hierarchy, ParameterServer, PeerToPeer, Topology
 from .key import ParamKey
 from .linear import LinearKey, why_not
 
@@ -160,11 +160,16 @@ class Schemes:
         codecs = dict(codec) if isinstance(codec, Mapping) else {} if codec is None else dict.fromkeys(self.of, codec)
         for name, scheme in apart.items():
             if scheme in _PAIRS:
-                places[name] = PeerToPeer() if scheme == "factors" else ParameterServer()
+                places[name] = self._peers if scheme == "factors" else ParameterServer()
                 codecs[name] = Factors(self._layer(name).pairs)
             else:
                 codecs[name] = OneBit()
         return places, {**{name: one for name, one in options.items() if name not in _SERVERS}, "codec": codecs}
+
+    @property
+    def _peers(self) -> Topology:
+        """Of factors: where hosts have several ranks, one of each adds the products for all."""
+        return PeerToPeer() if len(set(self._ctx.hosts)) == self._ctx.size else Hierarchy()
 
     def begin(self) -> None:
         """Before the first exchange is made: with batch= the schemes are known, else the first step shows how many rows

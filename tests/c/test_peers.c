@@ -9,7 +9,8 @@
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
 /* Parts of a case's arg: s, and flags. PARTIAL: each sends to the two behind it. SHALLOW: one slot. FACTORS: the first
- * key goes as pairs of vectors. RELAY: each update goes on from rank to rank, by a binary tree. */
+ * key goes as pairs of vectors. RELAY: each update goes on from rank to rank, by a binary tree. HOSTS: one rank of each
+ * two applies for both. */
 enum {
     THREADS = 32,
     PARTIAL = 64,
@@ -18,6 +19,7 @@ enum {
     HALF = 512,
     MOMENTUM = 1024,
     RELAY = 2048,
+    HOSTS = 4096,
     COLUMNS = 5,
     PAIRS = 3
 };
@@ -29,7 +31,7 @@ typedef struct peers {
     unsigned char sends[RANKS_MAX * RANKS_MAX];
     hpc_codec_config factors;
     const hpc_codec_config *codecs[JOB_KEYS];
-    int wires[JOB_KEYS], parents[RANKS_MAX * RANKS_MAX];
+    int wires[JOB_KEYS], parents[RANKS_MAX * RANKS_MAX], hosts[RANKS_MAX];
 } peers;
 
 static bool hears(const rank *r, int to, int from) {
@@ -63,8 +65,11 @@ static peers *peers_new(const rank *r) {
     hpc_peer_to_peer all;
     hpc_peer_to_peer_init(&all);
     all.keys = j->keys, all.n_keys = j->n_keys, all.workers = j->workers, all.n_workers = j->n_workers;
+    for (int who = 0; who < r->size; who++) p->hosts[who] = who / 2;
     if (r->arg & RELAY)
         all.parents = p->parents;
+    else if (r->arg & HOSTS)
+        all.hosts = p->hosts;
     else
         all.sends = p->sends;
     all.cores = 2, all.chunk = 2048, all.sum = 1;
@@ -508,6 +513,13 @@ int main(int argc, char **argv) {
         {.name = "whole_alone", .size = 1, .run = whole, .arg = FACTORS},
         {.name = "whole_relay_threads", .size = 7, .run = whole, .arg = RELAY | THREADS},
         {.name = "whole_relay_hosts", .size = 6, .run = whole, .arg = FACTORS | RELAY, .per_host = 2},
+        {.name = "whole_hosts", .size = 5, .run = whole, .arg = FACTORS | HOSTS, .per_host = 2},
+        {.name = "whole_hosts_shallow", .size = 6, .run = whole, .arg = HOSTS | SHALLOW | THREADS},
+        {.name = "rates_hosts", .size = 4, .run = rates, .arg = HOSTS | THREADS},
+        {.name = "rates_differ_hosts", .size = 4, .run = rates_differ, .arg = HOSTS, .apart = true},
+        {.name = "stands_still_hosts", .size = 5, .run = stands_still, .arg = HOSTS, .where = RANKS_UNSEEDED},
+        {.name = "closes_early_hosts", .size = 5, .run = closes_early, .arg = HOSTS | FACTORS},
+        {.name = "dies_hosts", .size = 5, .run = dies, .arg = HOSTS | FACTORS, .victims = 16, .timeout = 30},
         {.name = "totals_relay", .size = 5, .run = totals, .arg = FACTORS | RELAY | 2},
         {.name = "totals_relay_threads", .size = 4, .run = totals, .arg = RELAY | THREADS | 3},
         {.name = "bounded_relay", .size = 5, .run = bounded, .arg = RELAY | 2},

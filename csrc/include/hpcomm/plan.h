@@ -131,6 +131,10 @@ typedef struct hpc_peer_to_peer {
     int sum;            /* 0: each update weighs 1 / n_workers, 1: each weighs 1 */
     const int *wires;   /* wire of each key by itself, n_keys of them; NULL: wire for all */
     int n_wires;        /* n_keys where wires is given, else 0 */
+    const int *hosts;   /* by number of worker: a number of its host. One worker of each host has a row of a chunk, and
+                           sends the parameters to all workers of the host. Needs BSP, and neither sends nor parents.
+                           NULL: each worker has a row of its own */
+    const unsigned char *leads; /* with hosts, by number of worker: whether it may have rows; NULL: all */
 } hpc_peer_to_peer;
 
 HPC_API void hpc_peer_to_peer_init(hpc_peer_to_peer *peers);

@@ -125,6 +125,8 @@ struct PeerToPeerConfig {
     std::vector<int> workers;         // ranks; empty: all of the context
     std::vector<unsigned char> sends; // [from][to], by number of worker: 1, from sends to to, or 0; empty: all to all
     std::vector<int> parents; // [from][to], by number of worker: the one that sends from's pushes to to; empty: from
+    std::vector<int> hosts;   // by worker: a number of its host, where one worker applies for all; empty: each does
+    std::vector<unsigned char> leads; // with hosts, by worker: 1, it may apply for others, or 0; empty: all may
     int cores = 1;            // of each worker
     std::size_t chunk = 256 * 1024;
     int depth = 2; // under SSP(s) s + 2
@@ -138,6 +140,10 @@ struct PeerToPeerConfig {
         std::vector<int> ways = parents;
         if (!matrix.empty()) matrix.resize(working.size() * working.size(), 0);
         if (!ways.empty()) ways.resize(working.size() * working.size(), -1);
+        std::vector<int> places = hosts;
+        if (!places.empty()) places.resize(working.size(), -1);
+        std::vector<unsigned char> leading = leads;
+        if (!leading.empty()) leading.resize(working.size(), 0);
         hpc_peer_to_peer peers;
         hpc_peer_to_peer_init(&peers);
         detail::set_common(peers, *this);
@@ -145,6 +151,8 @@ struct PeerToPeerConfig {
         peers.n_workers = static_cast<int>(working.size());
         peers.sends = matrix.empty() ? nullptr : matrix.data();
         peers.parents = ways.empty() ? nullptr : ways.data();
+        peers.hosts = places.empty() ? nullptr : places.data();
+        peers.leads = leading.empty() ? nullptr : leading.data();
         peers.sum = sum;
         return hpc_plan_peer_to_peer(&peers, out);
     }

@@ -1,0 +1,181 @@
+"""Pairs of vectors where hosts have several ranks (Poseidon, section 5.1): they go once to each host, and one rank of it
+adds the products of all ranks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Left, on_both, run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_factors import F32, STEPS, dense, exchange, pairs_of
+
+import hpcomm
+from hpcomm import SSP, Adam, Consistency, Hierarchy, InvalidArgument, Momentum, PeerToPeer, Plan, model
+from hpcomm.codec import Factors
+from hpcomm.topology import ParameterServer, from_edges
+
+SHAPES = {"fc": (20, 33), "bias": (70,), "out": (9, 20)}
+CODEC = {"fc": Factors(4, blocks=2), "out": Factors(3)}
+HOSTS = [[0, 3], [1], [2, 4]]
+
+
+def hosts_of(places: list[int]) -> list[list[int]]:
+    return [[rank for rank, place in enumerate(places) if place == host] for host in sorted(set(places))]
+
+
+def gradients(ctx: hpcomm.Context, step: int, seed: int = 0) -> dict[str, Any]:
+    """Small whole numbers; with fewer pairs in some steps, and none."""
+    found: dict[str, Any] = {}
+    for name, codec in CODEC.items():
+        k = int(np.random.default_rng([seed, ctx.rank, step]).integers(0, codec.K + 1))
+        found[name] = pairs_of(ctx.rank, step, k, SHAPES[name], seed)
+    return found | {"bias": pairs_of(ctx.rank, step, 1, SHAPES["bias"] * 2, seed)[0][0]}
+
+
+@pytest.mark.some(2)
+@on_both
+@settings(max_examples=12)
+@given(
+    places=st.lists(st.integers(0, 2), min_size=2, max_size=5),
+    cores=st.integers(1, 2),
+    split=st.booleans(),
+    rule=st.sampled_from([hpcomm.SGD(lr=0.5), Momentum(lr=0.5, momentum=0.5)]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_hosts_have_the_bits_of_dense_updates(places: list[int], cores: int, split: bool, rule: Any, seed: int) -> None:
+    def body(ctx: hpcomm.Context) -> list[bytes]:
+        found = []
+        for topology, codec in (("flat", None), (Hierarchy(hosts_of(places)), CODEC)):
+            with exchange(ctx, SHAPES, topology, codec, cores=cores, rule=rule, split=split) as ex:
+                for step in range(STEPS):
+                    given = gradients(ctx, step, seed)
+                    for name in CODEC if codec is None else ():
+                        given[name] = dense(given[name])
+                    if not split:
+                        ex.step(given)
+                        continue
+                    for name, value in given.items():
+                        ex.fold(name, value)
+                    found += [ex.gather(name).tobytes() for name in given]
+                    found += [np.float64(sum(map(ex.squares, given))).tobytes()]
+                    for name in given:
+                        ex.apply(name)
+                found += [value.tobytes() for value in ex.params.values()]
+        return found
+
+    for found in run_threads(len(places), body):
+        assert found[: len(found) // 2] == found[len(found) // 2 :]
+
+
+@given(
+    places=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    blocks=st.integers(1, 4),
+    cores=st.integers(1, 2),
+    data=st.data(),
+)
+def test_pairs_cross_once_to_each_host(places: list[int], blocks: int, cores: int, data: st.DataObject) -> None:
+    hosts, size, shape = hosts_of(places), len(places), (64, 48)
+    leaders = [data.draw(st.sampled_from(host)) for host in hosts]
+    leaders = data.draw(st.sampled_from([leaders, list(range(size))]))
+    codec = Factors(2, blocks=blocks)
+    topology = Hierarchy(hosts, (), leaders=leaders)
+    plan = topology.compile({"w": shape, "b": (64,)}, size, codec={"w": codec}, cores=cores)
+    rows = plan.rows_of("w")
+    for offset in {row.offset for row in rows}:
+        its = [row for row in rows if row.offset == offset]
+        assert sorted(places[row.owner] for row in its) == sorted(set(places))
+        for row in its:
+            assert row.owner in leaders
+            assert [edge.rank for edge in row.in_edges] == list(range(size))
+            assert sorted(edge.rank for edge in row.out_edges) == sorted(hosts[sorted(set(places)).index(places[row.owner])])
+    counted = [float(side[0].sum()) for side in model.load_of(plan, places, codecs=(codec, hpcomm.codec.Codec())).by_host()]
+    once = sum(codec.most_bytes(shape, row.count) for row in rows) / len(hosts)
+    assert counted == [size * (len(hosts) - 1) * once] * 2
+
+
+def test_one_rank_of_a_host_works_for_it() -> None:
+    def body(ctx: hpcomm.Context) -> Any:
+        with exchange(ctx, {"w": (32, 48)}, Hierarchy([[0, 1], [2, 3]]), Factors(2), rule=Adam()) as ex:
+            ex.push_pull("w", pairs_of(ctx.rank, 0, 2, (32, 48)))
+            stats = ex.stats()
+        return stats.bytes_written, {one.rank for one in stats.traffic if one.stage == "push"}
+
+    both = 4 * 32 * 48
+    assert run_threads(4, body) == [(both, {2}), (0, {0, 2}), (both, {0}), (0, {0, 2})]
+
+
+def test_checkpoints_go_from_hosts_to_servers_and_back() -> None:
+    """Each way goes on from the state that the one before it has saved."""
+    rule = Momentum(lr=0.5, momentum=0.5)
+    shards: list[Any] = []
+
+    def body(ctx: hpcomm.Context, topology: Any, start: int, steps: int) -> Any:
+        with exchange(ctx, SHAPES, topology, CODEC, rule=rule) as ex:
+            if start:
+                ex.load_state_dict(shards)
+            for step in range(start, start + steps):
+                ex.step(gradients(ctx, step))
+            return ex.state_dict(), {name: value.copy() for name, value in ex.params.items()}
+
+    ways = (Hierarchy(HOSTS), ParameterServer(), PeerToPeer(), Hierarchy(HOSTS))
+    for start, topology in enumerate(ways):
+        found = run_threads(5, lambda ctx, t=topology, s=start: body(ctx, t, s, 1))  # type: ignore[misc]
+        shards = [state for state, _ in found]
+    once = run_threads(5, lambda ctx: body(ctx, "flat", 0, len(ways)))
+    for (_, expected), (_, params) in zip(once, found, strict=True):
+        assert all(np.array_equal(value, params[name]) for name, value in expected.items())
+
+
+def test_a_rank_that_is_gone_may_have_reached_some_hosts() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        ex = exchange(ctx, SHAPES, Hierarchy(HOSTS), CODEC)
+        ex.step(gradients(ctx, 0))
+        if ctx.rank == 3:
+            ctx.abort("test")
+            raise Left
+
+        def go_on() -> None:
+            for step in range(100):
+                ex.step(gradients(ctx, step))
+
+        with pytest.raises(hpcomm.PeerFailed):
+            go_on()
+        with pytest.raises(hpcomm.CheckpointError, match="rank 3 is gone, and copies of the parameters may differ"):
+            hpcomm.recover(ex)
+        raise Left
+
+    run_threads(5, body, timeout=10)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "stale": ({"consistency": SSP(1)}, r"codec of 'fc' is Factors\(4, blocks=2\), which only the rank"),
+    "quorum": ({"consistency": Consistency(quorum=2)}, r"codec of 'fc' is Factors\(4, blocks=2\), .* 'flat'"),
+    "16 bits": ({"codec_out": {"out": "float16"}}, "codec_out of 'out' is float16: parameters .* stay on"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_hosts_refuse(case: str) -> None:
+    options, told = REFUSED[case]
+
+    def body(ctx: hpcomm.Context) -> None:
+        with pytest.raises(InvalidArgument, match=told):
+            exchange(ctx, SHAPES, Hierarchy([[0, 1], [2]]), CODEC, **options)
+
+    run_threads(3, body)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"sends": from_edges(3, [(0, 1)]).dense() != 0}, "hosts and sends are given"),
+        ({"parents": np.arange(9, dtype=np.int32).reshape(3, 3) // 3}, "hosts and parents are given"),
+        ({"leaders": [0]}, "the host of rank 2 has no rank that leads; name one"),
+        ({"hosts": [[0, 1]]}, "rank 2 is in none of hosts"),
+        ({"hosts": [[0, 1], [1, 2]]}, r"rank 1 is in hosts\[1\] and hosts\[0\]"),
+    ],
+)
+def test_plans_that_cannot_be(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        Plan.peer_to_peer({"w": (4, 4)}, 3, **{"hosts": [[0, 1], [2]], **options})
