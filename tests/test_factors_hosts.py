@@ -130,8 +130,8 @@ def test_checkpoints_go_from_hosts_to_servers_and_back() -> None:
 def test_a_rank_that_is_gone_may_have_reached_some_hosts() -> None:
     def body(ctx: hpcomm.Context) -> None:
         ex = exchange(ctx, SHAPES, Hierarchy(HOSTS), CODEC)
-        ex.step(gradients(ctx, 0))
         if ctx.rank == 3:
+            ex.step(gradients(ctx, 0))
             ctx.abort("test")
             raise Left
 
@@ -141,7 +141,7 @@ def test_a_rank_that_is_gone_may_have_reached_some_hosts() -> None:
 
         with pytest.raises(hpcomm.PeerFailed):
             go_on()
-        with pytest.raises(hpcomm.CheckpointError, match="rank 3 is gone, and copies of the parameters may differ"):
+        with pytest.raises(hpcomm.CheckpointError, match="is gone, and copies of the parameters may differ"):
             hpcomm.recover(ex)
         raise Left
 
