@@ -14,6 +14,7 @@ from conftest import Left, on_both, run_threads
 
 import hpcomm
 from hpcomm import SGD, Checkpointer, Context, Exchange, InvalidArgument, ParameterServer
+from hpcomm.codec import Factors
 from hpcomm.consistency import Consistency
 
 F32 = np.float32
@@ -25,10 +26,16 @@ def zeros() -> dict[str, Any]:
     return {name: np.zeros(shape, F32) for name, shape in SHAPES.items()}
 
 
-def whole(rank: int, step: int) -> dict[str, Any]:
-    """Multiples of 3, whose mean of three ranks is whole."""
+def pairs(rank: int, step: int) -> dict[str, Any]:
+    """Multiples of 3, whose mean of three ranks is whole; w is a sum of products."""
     rng = np.random.default_rng(100 * step + rank)
-    return {name: 3 * rng.integers(-8, 8, shape).astype(F32) for name, shape in SHAPES.items()}
+    u, v, b = (rng.integers(-8, 8, shape).astype(F32) for shape in ((2, 40), (2, 70), 3))
+    return {"w": (3 * u, v), "b": 3 * b}
+
+
+def whole(rank: int, step: int) -> dict[str, Any]:
+    found = pairs(rank, step)
+    return {**found, "w": found["w"][0].T @ found["w"][1]}
 
 
 def quorum(n: int, grace: float | None = 0) -> Consistency:
@@ -39,8 +46,10 @@ def exchange(context: Context, consistency: Consistency, **options: Any) -> Exch
     return Exchange(context, zeros(), **{"consistency": consistency, "rule": SGD(lr=1), "chunk_bytes": 1024, **options})
 
 
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
-def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, transport: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("reduce", "codec"), [("mean", None), ("sum", None), ("mean", {"w": Factors(3)})])
+def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, codec: Any, transport: dict[str, Any]) -> None:
+    """Of pairs too: the owner decides whose count, so all copies agree."""
+    update = pairs if codec else whole
     passed = threading.Event()
     meet = threading.Barrier(4, timeout=20)
     folded = [threading.Barrier(3, timeout=20) for _ in range(2)]
@@ -58,17 +67,17 @@ def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, transport: d
             np.testing.assert_array_equal(ex.params[name], value, err_msg=name)
 
     def body(context: Context) -> tuple[int, int, list[int]]:
-        with exchange(context, quorum(3), reduce=reduce, progress="thread") as ex:
+        with exchange(context, quorum(3), reduce=reduce, codec=codec, progress="thread") as ex:
             if context.rank == 3:
                 assert passed.wait(20)
                 same(ex, zeros())
                 assert (ex.version, ex.late) == (0, ())
-                ex.step(whole(3, 0))
+                ex.step(update(3, 0))
                 assert (ex.version, ex.late) == (2, tuple(SHAPES))
                 assert ex.stats().dropped_at == 2
             else:
                 for step in range(2):
-                    ex.step(whole(context.rank, step))
+                    ex.step(update(context.rank, step))
                     same(ex, made(OTHERS, tuple(range(step + 1))))
                     assert (ex.version, ex.late) == (step + 1, ())
                     folded[step].wait()
@@ -76,7 +85,7 @@ def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, transport: d
             same(ex, made(OTHERS, (0, 1)))
             meet.wait()
             if context.rank != 0:  # now that one is late
-                ex.step(whole(context.rank, 2))
+                ex.step(update(context.rank, 2))
                 assert (ex.version, ex.late) == (3, ())
                 want = made(OTHERS, (0, 1))
                 for name, value in made((1, 2, 3), (2,)).items():
@@ -84,7 +93,7 @@ def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, transport: d
                 same(ex, want)
             meet.wait()
             stats = ex.stats()
-            assert stats.by_inputs == (0, 0, 0, stats.reduces, 0)
+            assert stats.by_inputs == ((0, 0, 0, stats.reduces, 0) if stats.reduces else ())
             assert stats.whole == 3 * stats.missing == 3 * stats.reduces
             return stats.dropped, stats.reduces, [peer.late for peer in stats.peers]
 

@@ -96,7 +96,7 @@ class PeerToPeer(Topology):
         if consistency != BSP and (not staleness or consistency != SSP(staleness)):
             return (
                 f"consistency is {consistency}: peers apply each update of each rank once and in order, which needs "
-                "BSP or SSP(s), without a quorum"
+                "BSP or SSP(s), without a quorum: give ParameterServer(), with which one owner says whose updates count"
             )
         if staleness and staleness > _MOST_STALE:
             return (
