@@ -23,7 +23,6 @@ from hpcomm import (
     ConfigError,
     Consistency,
     Exchange,
-    Hierarchy,
     HpcommError,
     InvalidArgument,
     Momentum,

@@ -9,7 +9,7 @@
 #include "engine/write.h"
 
 /* Elements of a part: what a codec prepares for a part it prepares once for so many. */
-enum { PART = 64 * HPC_BLOCK };
+enum { PART = 128 * HPC_BLOCK };
 
 static int suits(const hpc_engine *en, const hpc_row *row) {
     const hpc_codec *codec = hpc_row_pieces(en, row);

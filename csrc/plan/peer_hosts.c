@@ -85,8 +85,7 @@ static int make(const hpc_peer_to_peer *p, const grouped *hosts, hpc_plan **plan
     if (chunks == NULL || bin_of == NULL)
         status = hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for %d chunks", n);
     if (status == HPC_OK)
-        status =
-            hpc_plan_block_make(p->keys, p->n_keys, n * hosts->n, 2 * (size_t)p->n_workers, op_plan, &b);
+        status = hpc_plan_block_make(p->keys, p->n_keys, n * hosts->n, 2 * (size_t)p->n_workers, op_plan, &b);
     if (status == HPC_OK) {
         fill_edges(p, hosts, b.edges);
         hpc_plan_cut(p->keys, p->n_keys, &how, 1, chunks);

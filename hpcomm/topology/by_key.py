@@ -124,7 +124,12 @@ class ByKey(Topology):
         self.roles(size)
         own = {name: self.of(name) for name in names}
         check_affinity(own.values())
-        options = {"consistency": consistency, "in_place": in_place, "reduce": reduce, "interfaces": interfaces}
+        options: dict[str, Any] = {
+            "consistency": consistency,
+            "in_place": in_place,
+            "reduce": reduce,
+            "interfaces": interfaces,
+        }
         parts = [(partial(one.compile, size=size, **options), group) for one, group in grouped(own.items())]
         return compiled(own_keys, size, cut, parts)
 

@@ -127,7 +127,7 @@ struct PeerToPeerConfig {
     std::vector<int> parents; // [from][to], by number of worker: the one that sends from's pushes to to; empty: from
     std::vector<int> hosts;   // by worker: a number of its host, where one worker applies for all; empty: each does
     std::vector<unsigned char> leads; // with hosts, by worker: 1, it may apply for others, or 0; empty: all may
-    int cores = 1;            // of each worker
+    int cores = 1;                    // of each worker
     std::size_t chunk = 256 * 1024;
     int depth = 2; // under SSP(s) s + 2
     Wire wire = HPC_F32;
