@@ -1,10 +1,11 @@
 """factors: a matrix update as pairs of vectors from peer to peer (SFB), beside the dense hub and an exact peer.
 
-Two groups of ranks, one after another:
+Three groups of ranks, one after another:
 
     hosts   four hosts of one rank each, namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py):
             factors to all peers and to Q of them, the dense hub, and all_gather over Gloo with a sgemm for each rank;
             also the bytes that were sent and the memory that it took (the paper's figure 4)
+    ranks   the same hosts with two ranks each: factors once to each host and to all peers, and dense, hosts first
     host    two ranks of one host, over K: factors, and the dense hub with and without the product that makes a
             gradient of the pairs, and Auto(Factors(K)), which chooses
 
@@ -28,6 +29,7 @@ from bench.cluster_bench import UNABLE
 from bench.factors_ranks import Ranks, cases_of
 from bench.harness import as_rank
 from bench.hosts_bench import Shape, carried, rate_of
+from bench.hosts_bench import shape_of as shape_of_hosts
 from bench.keys_hosts import process_group
 from bench.launch import ROOT, attend, cores, launched, launcher
 from bench.options import add_output, add_quick, write
@@ -36,7 +38,7 @@ from bench.rows import Row
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Unavailable
 
-GROUPS = ("hosts", "host")
+GROUPS = ("hosts", "ranks", "host")
 LIMIT = 3600.0  # seconds of the ranks of one group
 
 
@@ -59,7 +61,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m bench.factors", description=__doc__.partition("\n")[0])
 
     p.add_argument("--groups", default=",".join(GROUPS), help=f"of {', '.join(GROUPS)}; default: all")
-    p.add_argument("--hosts", type=int, default=4, help="hosts of one rank each, a power of two; default: 4")
+    p.add_argument("--hosts", type=int, default=4, help="hosts of groups hosts and ranks, a power of two; default: 4")
+    p.add_argument("--per-host", type=int, default=2, help="ranks of a host of group ranks, a power of two; default: 2")
     p.add_argument("--degree", type=int, default=2, help="Q, the peers that factors go to in partial broadcasting")
     p.add_argument(
         "--shapes-of-hosts", help="of W, between hosts; default: 4096x4096", type=shapes_of, default="4096x4096"
@@ -87,21 +90,23 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         p.error(f"--groups: there is no {', '.join(sorted(unknown))}: {', '.join(GROUPS)}")
     if min(options.run_cycles, options.warmup, *options.pairs_of_hosts, *options.pairs_of_host) < 1:
         p.error("-N, --warmup and all K must be 1 or more")
-    if options.hosts < 2 or options.hosts & (options.hosts - 1) or options.degree < 1:
-        p.error("--hosts must be 2, 4, 8, ..., and --degree 1 or more")
+    if min(options.hosts, options.per_host) < 2 or any(n & (n - 1) for n in (options.hosts, options.per_host)):
+        p.error("--hosts and --per-host must be 2, 4, 8, ...")
+    if options.degree < 1:
+        p.error("--degree must be 1 or more")
     return options
 
 
 def job(options: argparse.Namespace) -> int:
     """The program of a rank; 0 if no value was wrong."""
     comm = MPI.COMM_WORLD
-    part = "hosts" if options.part else "host"
+    part = "host" if not options.part else "hosts" if shape_of_hosts(options.part).ranks == 1 else "ranks"
     cases = cases_of(options, part)
     with hpcomm.init(comm) as ctx:
         ranks = Ranks(options, ctx)
-        if part == "hosts":
+        if part != "host":
             with process_group(comm, comm.bcast(options.address)) as torch:
-                rows = ranks.hosts(cases)
+                rows = ranks.hosts(cases) if part == "hosts" else ranks.ranks(cases)
         else:
             torch, rows = "", ranks.host(cases)
         transport = ",".join(sorted({peer.transport for peer in ctx.peers} - {"self"}))
@@ -125,10 +130,11 @@ def start(options: argparse.Namespace, given: Sequence[str]) -> int:
     """Starts the groups one after another, and prints what all have found."""
     document: Row = {"benchmark": "factors", "hpcomm": hpcomm.__version__, "rate": options.rate, "burst": options.burst}
     document |= {"carried": carried(options.rate), "cores": cores(), "transport": "", "torch": "", "rows": []}
+    several = (("hosts", 1), ("ranks", options.per_host))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            if "hosts" in options.groups:
-                found = by_shapes.measure("factors", options, given, Shape(1, options.hosts, 1), Path(folder))
+            for shape in [Shape(1, options.hosts, near) for group, near in several if group in options.groups]:
+                found = by_shapes.measure("factors", options, given, shape, Path(folder))
                 document |= {"transport": found["transport"], "torch": found["torch"]}
                 document["rows"] += found["rows"]
             if "host" in options.groups:

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
-from bench.factors_table import ALL, AUTO, DENSE, HUB, PEER, PRODUCT, REBUILD, RELAYED, SOME
+from bench.factors_table import ALL, AUTO, DENSE, FOLDED, HUB, ONCE, PEER, PRODUCT, REBUILD, RELAYED, SOME
 from bench.harness import has_torch
 from bench.launch import cores
 from bench.rows import Row
@@ -36,6 +36,7 @@ RATE = 0.5  # of learning: a power of two
 LONG = 0.6  # seconds that the timed steps of a turn take, about
 MOST_STEPS = 20
 REBUILDS = 5  # of a turn
+_SERVERS = topology.ParameterServer()
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,15 @@ class Series:
 
 
 def by_peers(ctx: hpcomm.Context, case: Case, graph: topology.Graph | None, relay: bool = False) -> Turn:
-    made = _exchange(ctx, case, hpcomm.PeerToPeer(graph, relay), Factors(case.pairs))
+    sources = [*range(ctx.size)] if graph is None or relay else sorted([ctx.rank, *graph.in_peers(ctx.rank)])
+    return by_pairs(ctx, case, hpcomm.PeerToPeer(graph, relay), sources)
+
+
+def by_pairs(ctx: hpcomm.Context, case: Case, who: Any, sources: list[int]) -> Turn:
+    made = _exchange(ctx, case, who, Factors(case.pairs))
     pairs = made.factors("w")
     pairs.u[...], pairs.v[...] = case.of_rank(ctx.rank)
     pairs.count = case.pairs
-    sources = [*range(ctx.size)] if graph is None or relay else sorted([ctx.rank, *graph.in_peers(ctx.rank)])
     return Turn(lambda: made.push_pull("w"), made.params["w"], sources, made.close, lambda: _sent(made))
 
 
@@ -129,9 +134,9 @@ def by_auto(ctx: hpcomm.Context, case: Case) -> Turn:
     return Turn(lambda: made.push_pull("w", pairs), made.params["w"], [*range(ctx.size)], made.close)
 
 
-def by_hub(ctx: hpcomm.Context, case: Case, product: bool) -> Turn:
-    """A parameter server: the products are there, or are made in each step by sgemm."""
-    made = _exchange(ctx, case, topology.ParameterServer(), None)
+def by_hub(ctx: hpcomm.Context, case: Case, product: bool, who: Any = _SERVERS) -> Turn:
+    """Servers: the products are there, or are made in each step by sgemm."""
+    made = _exchange(ctx, case, who, None)
     gradient, (u, v) = made.gradient("w"), case.of_rank(ctx.rank)
     np.matmul(u.T, v, out=gradient)
 
@@ -280,6 +285,20 @@ class Ranks:
             self.tell((i + 1) / len(cases))
         return rows
 
+    def ranks(self, cases: list[Case]) -> list[Row]:
+        """Several hosts, several ranks on each."""
+        rows: list[Row] = []
+        near = self.ctx.size // len(set(self.ctx.hosts))
+        for i, case in enumerate(cases):
+            ways: Ways = {
+                ONCE: ("hpcomm", partial(by_pairs, self.ctx, case, hpcomm.Hierarchy(), [*range(self.ctx.size)])),
+                ALL: ("hpcomm", partial(by_peers, self.ctx, case, None)),
+                FOLDED: ("hpcomm", partial(by_hub, self.ctx, case, product=False, who=hpcomm.Hierarchy())),
+            }
+            rows += [{**row, "near": near} for row in self.measure(case, ways, "ranks")]
+            self.tell((i + 1) / len(cases))
+        return rows
+
     def host(self, cases: list[Case]) -> list[Row]:
         """The ranks of one host. A hub that is given the products does not depend on K: it runs once for a shape."""
         rows: list[Row] = []
@@ -333,6 +352,6 @@ class Rebuilds:
 
 
 def cases_of(options: argparse.Namespace, part: str) -> list[Case]:
-    shapes = options.shapes_of_hosts if part == "hosts" else options.shapes_of_host
-    pairs = options.pairs_of_hosts if part == "hosts" else options.pairs_of_host
+    shapes = options.shapes_of_host if part == "host" else options.shapes_of_hosts
+    pairs = options.pairs_of_host if part == "host" else options.pairs_of_hosts
     return [Case(rows, columns, K) for (rows, columns), K in itertools.product(shapes, pairs)]

@@ -11,6 +11,7 @@ from bench.rows import Row, ratio
 ALL, SOME, RELAYED = "factors to all", "factors to Q", "factors to Q, relayed"
 HUB, PEER = "dense hub", "Gloo all_gather + sgemm"
 REBUILD, BOUND = "rebuild alone", "wire + rebuilds (bound)"
+ONCE, FOLDED = "factors once to a host", "dense, hosts first"
 DENSE, PRODUCT, AUTO = "dense", "product + dense", "Auto(Factors(K))"
 DENSER, LEAST, PEERS, CHOSEN, BYTES = 5.0, 1.15, 1.0, 1.05, 1.01
 TITLES = {ALL: "SFB, full", SOME: "SFB, partial", RELAYED: "SFB, relayed", HUB: "FMS"}  # in figure 4 of the paper
@@ -32,6 +33,8 @@ def lines(document: Row) -> list[str]:
         found += _table(f"{rows[0]['ranks']} hosts of one rank", shown)
         found += real_hosts(document, rows)
         found += figure_4(document, rows)
+    for rows in cases(document, "ranks"):
+        found += _table(f"{rows[0]['ranks']} ranks, {rows[0]['near']} on each host", rows)
     host = cases(document, "host")
     if host:
         found += _table(f"{host[0][0]['ranks']} ranks of one host", [row for rows in host for row in rows])
@@ -168,6 +171,13 @@ def promises(document: Row) -> Iterator[Promise]:
             told = f"{row['sent']:.0f} B", f"{sent:.0f} B by formula"
             relay = ", relayed" if row is relayed else ""
             yield Promise(f"{what}: bytes, Q = {row['Q']}{relay}", *told, over, over, over, BYTES, at_most=True)
+    for rows in cases(document, "ranks"):
+        once = of_name(rows, ONCE)
+        what = f"{rows[0]['ranks']} ranks, {rows[0]['near']} a host, {shape(rows[0])}, K = {rows[0]['K']}"
+        for name in (ALL, FOLDED):
+            other = of_name(rows, name)
+            if once and other:
+                yield _times(f"{what}: {name} / once to a host", once, other, ratio(other, once), 1.0, False)
     for rows in cases(document, "host"):
         auto, ways = of_name(rows, AUTO), [row for row in rows if row["name"] in (ALL, PRODUCT)]
         if auto and len(ways) == 2:

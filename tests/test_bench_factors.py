@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench import factors_plots, factors_table
-from bench.factors_table import ALL, AUTO, DENSE, HUB, PEER, PRODUCT, REBUILD, RELAYED, SOME
+from bench.factors_table import ALL, AUTO, DENSE, HUB, ONCE, PEER, PRODUCT, REBUILD, RELAYED, SOME
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -28,6 +28,8 @@ def document() -> dict[str, Any]:
         row("hosts", HUB, [0.9, 0.91, 0.92], sent=6 * 4 * 4096**2, memory=140e6),
         row("hosts", PEER, [0.12, 0.13, 0.13]),
         row("hosts", REBUILD, [0.05, 0.05, 0.06], role="bound", busy=2, processor=[]),
+        row("ranks", ONCE, [0.4], ranks=8, near=2),
+        row("ranks", ALL, [0.6], ranks=8, near=2),
         row("host", ALL, [0.02], ranks=2, Q=1),
         row("host", PRODUCT, [0.03], ranks=2, Q=1),
         row("host", AUTO, [0.0208], ranks=2, Q=1),
@@ -49,6 +51,8 @@ def test_factors_are_judged_beside_hub_peer_and_bound() -> None:
     assert found[f"{what}bytes, Q = 3"].met
     assert found[f"{what}bytes, Q = 2"].value == pytest.approx(1.025)
     assert not found[f"{what}bytes, Q = 2"].met
+    once = found["8 ranks, 2 a host, 4096x4096, K = 32: factors to all / once to a host"]
+    assert once.value == pytest.approx(1.5)
     chosen = found["one host, 4096x4096, K = 32: Auto / factors to all"]
     assert chosen.value == pytest.approx(1.04)
     assert chosen.met
