@@ -135,6 +135,10 @@ int main(int, char **argv) {
             train(context, hpcomm::HubConfig(), 1);
             train(context, hpcomm::PeerToPeerConfig(), 1);
             train(context, hpcomm::PeerToPeerConfig(), 3);
+            hpcomm::PeerToPeerConfig hosts; // ranks 0 and 2 are on one, and rank 2 applies for both
+            hosts.hosts = {0, 1, 0};
+            hosts.leads = {0, 1, 1};
+            train(context, hosts, 1);
             refusals(context);
             context.barrier(SECONDS);
         });
