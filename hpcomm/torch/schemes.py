@@ -108,7 +108,7 @@ class Schemes:
             elif isinstance(key, LinearKey):
                 self.why[key.name] = refused
         self._could = tuple(self._open)
-        self._made = dict(self.of), dict(self.codecs)
+        self._keep()
 
     @property
     def choices(self) -> Mapping[str, SchemeChoice]:
@@ -180,6 +180,7 @@ class Schemes:
         if self._batch is not None and self._open_or_lossy():
             self._settle()
         self._decided = self._batch is not None
+        self._keep()
 
     def _agree(self) -> None:
         told = repr((self._asked, [key.name for key in self._open]))
@@ -193,7 +194,6 @@ class Schemes:
 
     def made(self, exchange: Exchange) -> None:
         """An exchange has been made of them."""
-        self._made = dict(self.of), dict(self.codecs)
         layers, found = {key.name: self._layer(key.name) for key in self._keys}, self._decision
         inside.keep_book(exchange, Book(layers, self._cluster(exchange), found.rates, found.choices, found.free))
 
@@ -210,6 +210,7 @@ class Schemes:
         if self._settle():
             mode.remake()
         self._decided = True
+        self._keep()
         self.made(mode.exchange)
 
     def _open_or_lossy(self) -> bool:
@@ -248,9 +249,13 @@ class Schemes:
 
     # ---- when ranks are gone -----------------------------------------------------------------------------------------
 
+    def _keep(self) -> None:
+        """The mode has an exchange of these schemes from here on."""
+        self._kept = dict(self.of), dict(self.codecs)
+
     def lost(self) -> None:
         """Schemes are those of the exchange that there is, whatever was being decided."""
-        schemes, codecs = self._made
+        schemes, codecs = self._kept
         self.of, self.codecs = dict(schemes), dict(codecs)
         for key in self._could:
             self._goes(key)
