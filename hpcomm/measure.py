@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from . import _core
-from .codec import Factors, WireFormat
+from .codec import Codec, Factors, WireFormat
 from .context import Context
 from .errors import InvalidArgument
 from .model import Bandwidths, CodecRates, Rates
@@ -118,18 +119,21 @@ def _folder() -> Callable[[], None]:
 
 
 def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:
-    """The rates of a codec of pieces, on the slowest rank. Collective; measured once for a context.
+    """The rates of a codec, on the slowest rank. Collective; measured once for a context.
 
-    An exchange of its own pushes random updates with a normal distribution, and each rank owns its part of them. A
-    codec that is tried as another one (WireFormat.trial) is measured as that.
+    For a codec of pieces an exchange of its own pushes random updates with a normal distribution, and each rank owns
+    its part of them. A codec that is tried as another one (WireFormat.trial) is measured as that. Arrays of 16 bits are
+    encoded, and folded beside arrays of float32.
 
     Args:
         ctx: the ranks.
-        codec: a value of hpcomm.codec that sends pieces.
+        codec: a value of hpcomm.codec that sends pieces, or arrays of 16 bits.
         make: hpcomm.Exchange.
         timeout: seconds for each part.
     """
     trial = codec.trial()
+    if isinstance(trial, Codec):
+        return once(ctx, ("codec", trial), lambda: _narrowed(ctx, trial, timeout), timeout)
     return once(ctx, ("codec", trial), lambda: _tried(ctx, trial, make, timeout), timeout)
 
 
@@ -174,6 +178,17 @@ def _multiplied(ctx: Context, make: Callable[..., Any], timeout: float | None) -
 def forget(ctx: Context) -> None:
     """The rates of a context are measured anew when they are next asked for. Every rank calls it."""
     _kept.pop(ctx, None)
+
+
+def _narrowed(ctx: Context, codec: Codec, timeout: float) -> CodecRates:
+    dtype, source = _core.CODECS[codec.name], np.ones(_WORKED, np.float32)
+    wire, total = np.empty(_WORKED, np.uint16), np.empty(_WORKED, np.float32)
+    encode = _slowest(ctx, lambda: _core.encode(wire, source, dtype), timeout)
+    wide, narrow = (
+        _slowest(ctx, partial(_core.fold, total, [own, own], [0.5, 0.5], of), timeout)
+        for own, of in ((source, _core.CODECS["float32"]), (wire, dtype))
+    )
+    return CodecRates(0.5, encode / _WORKED, max(0.0, narrow - wide) / (2 * _WORKED))
 
 
 def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:

@@ -366,16 +366,18 @@ def test_a_checkpoint_under_ssp_has_all_updates_of_its_step(topology: PeerToPeer
 @pytest.mark.some(2)
 @on_both
 @pytest.mark.parametrize(
-    ("topology", "consistency"),
+    ("topology", "consistency", "needs_checkpoint"),
     [
-        (PeerToPeer(), BSP),
-        (PeerToPeer(ring(4), relay=True), BSP),
-        (PeerToPeer(spread(4, 2), relay=True), SSP(2)),
+        (PeerToPeer(), BSP, False),
+        (PeerToPeer(ring(4), relay=True), BSP, False),
+        (PeerToPeer(spread(4, 2), relay=True), SSP(2), True),
     ],
     ids=["direct", "relay", "relay under SSP"],
 )
-def test_recovery_takes_the_last_checkpoint(topology: PeerToPeer, consistency: Consistency, tmp_path: Path) -> None:
-    """Copies may differ by the step in which the rank died."""
+def test_peers_go_on_without_a_rank(
+    topology: PeerToPeer, consistency: Consistency, needs_checkpoint: bool, tmp_path: Path
+) -> None:
+    """Under SSP copies may differ by the steps of each rank, and the last checkpoint is restored."""
     found = []
 
     def body(ctx: hpcomm.Context) -> None:
@@ -388,7 +390,7 @@ def test_recovery_takes_the_last_checkpoint(topology: PeerToPeer, consistency: C
             raise Left
         with pytest.raises(hpcomm.PeerFailed, match="3"):
             trained(ex, 1, 100)
-        recovered = hpcomm.recover(ex, checkpoint=tmp_path)
+        recovered = hpcomm.recover(ex, checkpoint=tmp_path if needs_checkpoint else None)
         fresh = recovered.exchange
         assert (recovered.clock, recovered.lost) == (1, (3,))
         assert len(fresh.plan.rows_of("fc")) % 3 == 0
@@ -400,6 +402,50 @@ def test_recovery_takes_the_last_checkpoint(topology: PeerToPeer, consistency: C
     run_threads(4, body, timeout=10)
     assert len(found) == 3
     assert all(each == found[0] for each in found)
+
+
+@pytest.mark.some(1)
+@on_both
+def test_the_furthest_copy_counts_after_a_step_that_was_cut_short() -> None:
+    """Rank 0 has applied the step to fc, rank 1 has not, and bias lies at both; rank 2 owns nothing alone."""
+    pairs, found = [pairs_of(rank, 0, 4, SHAPES["fc"]) for rank in range(3)], []
+
+    def body(ctx: hpcomm.Context) -> None:
+        topology, rule = {"fc": PeerToPeer(), "bias": ParameterServer(servers=[0, 1])}, Momentum(lr=0.5, momentum=0.5)
+        ex = exchange(ctx, {"bias": (20,), "fc": SHAPES["fc"]}, topology, CODECS, rule=rule, split=True)
+        ex.set(lr=0.25)
+        ex.fold("fc", pairs[ctx.rank])
+        ctx.barrier()
+        if ctx.rank == 0:
+            ex.apply("fc")
+        if ctx.rank == 2:
+            ctx.barrier()
+            ctx.abort("test")
+            raise Left
+
+        def meet() -> None:
+            ctx.barrier()  # rank 2 may be through, and gone, before the others are
+            ctx.barrier()
+
+        with pytest.raises(hpcomm.PeerFailed):
+            meet()
+        recovered = hpcomm.recover(ex)
+        fresh = recovered.exchange
+        assert (recovered.clock, recovered.lost) == (1, (2,))
+        assert (list(fresh.params), fresh.rule) == (["bias", "fc"], Momentum(lr=0.25, momentum=0.5))
+        once = -F32(0.25) * sum(map(dense, pairs))
+        np.testing.assert_array_equal(fresh.params["fc"], once)
+        fresh.fold("fc", pairs[ctx.rank])
+        fresh.fold("bias", np.full(20, 1 + ctx.rank, F32))
+        now = sum(map(dense, pairs[:2])) + F32(0.5) * sum(map(dense, pairs))  # momentum is there as well
+        np.testing.assert_array_equal(fresh.apply("fc"), once - F32(0.25) * now)
+        np.testing.assert_array_equal(fresh.apply("bias"), np.full(20, -0.75, F32))
+        found.append(ctx.rank)
+        fresh.context.close()
+        raise Left
+
+    run_threads(3, body, timeout=10)
+    assert sorted(found) == [0, 1]
 
 
 # ---- peers under SSP(s), and peers that not all send to --------------------------------------------------------------

@@ -28,17 +28,18 @@ def test_bytes_are_those_of_the_plans(rows: int, columns: int, pairs: int, hosts
     layer, cluster = Layer("w", shape, pairs), Cluster(size, hosts=hosts)
     piece = Factors(pairs).most_bytes(shape, math.prod(shape))
     groups = [[host * near + i for i in range(near)] for host in range(hosts)]
+    adding = groups if hosts > 1 else [[rank] for rank in range(size)]
     chunk = 64 * columns
     plans: dict[str, tuple[Plan, Any]] = {
         "ps": (Plan.hub({"w": shape}, range(size), range(size), size, chunk_bytes=chunk), ()),
         "hosts": (Plan.hosts({"w": shape}, [groups], size, chunk_bytes=chunk), ()),
-        "factors": (Plan.peer_to_peer({"w": shape}, size, hosts=groups, codec=Factors(pairs)), (Factors(pairs),)),
+        "factors": (Plan.peer_to_peer({"w": shape}, size, hosts=adding, codec=Factors(pairs)), (Factors(pairs),)),
         "adam": (Plan.hub({"w": shape}, range(size), range(size), size, codec=Factors(pairs)), (Factors(pairs),)),
     }
     for scheme, (plan, codecs) in plans.items():
         load = model.load_of(plan, where, codecs=codecs)
         heads = (
-            (piece - 4 * min(pairs * sum(shape), math.prod(shape))) * (size - 1) * (hosts if scheme == "factors" else 1)
+            (piece - 4 * min(pairs * sum(shape), math.prod(shape))) * (size - 1) * (len(adding) if scheme == "factors" else 1)
         )
         out, into = (side[0] for side in load.by_rank())
         cost = cost_of(scheme, layer, cluster)

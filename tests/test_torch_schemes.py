@@ -2,9 +2,13 @@
 
 import contextlib
 import copy
+import math
 import re
 import tempfile
-from typing import Any
+import time
+from functools import partial
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torchcases as cases
@@ -96,6 +100,134 @@ def a_plain_server_gets_gradients_after_the_backward_pass(ctx: hpcomm.Context) -
     made = cases.momentum(model.parameters())
     with pytest.raises(hpcomm.NotSupported, match='apply is "after": it needs BSP'):
         ht.DistributedOptimizer(made, ctx, model, apply="after", consistency=hpcomm.SSP(1))
+
+
+@case
+def batches_of_all_sizes_take_the_steps_of_one_process(ctx: hpcomm.Context) -> None:
+    """eps is as large as rounding, which Adam else makes as large as a step where a gradient is almost 0."""
+    makes = [OPTIMIZERS["momentum"]]
+    makes += [partial(kind, lr=0.01, eps=1e-4) for kind in (torch.optim.Adam, torch.optim.AdamW)]
+    for rows in (1, 32, 512):
+
+        def loop(model: Any, optimizer: Any, data: Data, step: int, rows: int = rows) -> None:
+            optimizer.zero_grad()
+            x, y = data.batch(rows=rows)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        for make in makes:
+            scheme = {"second.weight": "factors", "first.weight": "adam"}
+            check(ctx, make, model=wide, loop=loop, scheme=scheme, batch=rows, steps=2).close()
+
+
+@case
+def a_layer_waits_for_the_updates_of_a_slow_rank(ctx: hpcomm.Context) -> None:
+    """No layer begins a step before its update is there (the binary vector C): one rank sends each layer late."""
+    slow = ctx.rank == ctx.size - 1
+
+    def late() -> Any:
+        model = wide()
+        for layer in (model.first, model.second, model.last) if slow else ():
+            layer.register_full_backward_hook(lambda *_: time.sleep(0.004))
+        return model
+
+    for scheme in ("ps", "factors", "adam"):
+        check(ctx, model=late, steps=3, overlap=True, scheme=scheme, batch=BATCH).close()
+
+
+@case
+def ranks_that_have_run_out_of_batches_follow(ctx: hpcomm.Context) -> None:
+    for way in WAYS[2:4]:
+        ours, alone = wide(), wide()
+        optimizer = ht.DistributedOptimizer(cases.momentum(ours.parameters()), ctx, ours, clip_norm=0.3, **way)
+        plain, data, every = cases.momentum(alone.parameters()), Data(ctx, ctx.size), Data(None, ctx.size)
+        steps = [3 + 2 * rank for rank in range(ctx.size)]
+        with ht.join(optimizer):
+            for step in range(steps[ctx.rank]):
+                cases.plain_step(ours, optimizer, data, step)
+        for step in range(max(steps)):
+            plain.zero_grad()
+            (x, _), (_, y) = every.batch(), every.batch()
+            for rank in range(ctx.size):
+                own = slice(rank * BATCH, (rank + 1) * BATCH)
+                if step < steps[rank]:
+                    (F.cross_entropy(alone(x[own]), y[own]) / ctx.size).backward()
+            nn.utils.clip_grad_norm_(alone.parameters(), 0.3)
+            plain.step()
+        check_same(ours, alone)
+        check_bits(ctx, ours)
+        optimizer.close()
+
+
+def goes_on(first: int, scheme: Any, chooses: bool = False, **options: Any) -> None:
+    """The last rank leaves after some steps; the others keep the schemes, and take the steps of one process. chooses:
+    it leaves at the end of the last of them, while the exchange is made anew."""
+    world: Any = cases.mpi.world()
+    with hpcomm.init(world, timeout=20) as ctx:
+        ours, alone, left = wide(), wide(), ctx.size - 1
+        make = OPTIMIZERS["adamw"]
+        optimizer = ht.DistributedOptimizer(make(ours.parameters()), ctx, ours, servers=left, scheme=scheme, **options)
+        plain = make(alone.parameters())
+        batches = [Data(None, ctx.size).batch() for _ in range(first + 4)]
+
+        def step(number: int) -> None:
+            x, y = batches[number]
+            own = slice(ctx.rank * BATCH, (ctx.rank + 1) * BATCH)
+            optimizer.zero_grad()
+            F.cross_entropy(ours(x[own]), y[own]).backward()
+            optimizer.step()
+
+        def leave() -> None:
+            ctx.abort("test")
+            raise ZeroDivisionError
+
+        for number in range(first - chooses):
+            step(number)
+        optimizer.wait()
+        before, mode = dict(optimizer.schemes.of), cast("Any", optimizer._mode)
+        world.allgather(b"")  # not by the context, which some would not have left yet
+        if ctx.rank == left and chooses:
+            mode._made = leave
+            with pytest.raises(ZeroDivisionError):
+                step(first - 1)
+            return
+        if ctx.rank == left:
+            ctx.abort("test")
+            return
+        with pytest.raises(hpcomm.PeerFailed):
+            step(first - chooses)
+        found = optimizer.recover()
+        assert (found.clock, found.lost) == (first, (left,))
+        assert optimizer.schemes.of == before
+        for number in range(first, first + 4):
+            step(number)
+        for number, (x, y) in enumerate(batches):
+            plain.zero_grad()
+            rows = BATCH * (ctx.size if number < first else left)
+            F.cross_entropy(alone(x[:rows]), y[:rows]).backward()
+            plain.step()
+        optimizer.wait()
+        check_same(ours, alone, 1e-5)
+        check_bits(optimizer.context, ours)
+        cases.check_state(optimizer.state_dict(), plain.state_dict())
+        assert optimizer.exchange.book.query("n_worker") == left
+        assert schemes_of(optimizer) or scheme == "paper"
+        told = str(sorted(optimizer.schemes.of.items())).encode()
+        assert len(set(optimizer.context.allgather(told))) == 1
+        optimizer.context.close()
+
+
+@everywhere
+def the_others_go_on_without_a_rank(ctx: hpcomm.Context) -> None:
+    """Each rank counts as a host: where several hosts have several ranks, pairs need a checkpoint."""
+    if ctx.size == 1:
+        return
+    with mock.patch.object(hpcomm.Context, "hosts", property(lambda ctx: tuple(range(ctx.size)))):
+        goes_on(3, {"second.weight": "factors"})
+        goes_on(3, "factors", batch=BATCH, skip_weight_grad=True, clip_norm=1e6)
+        goes_on(0, "factors")  # nothing is chosen yet
+        goes_on(1, "factors", chooses=True)
+        goes_on(3, "paper", revisit=2)  # chosen again afterwards
 
 
 @case
@@ -286,10 +418,67 @@ def the_choice_is_the_same_on_all_ranks(ctx: hpcomm.Context) -> None:
 
 
 @case
+def lossy_codecs_are_chosen_where_links_are_slow(ctx: hpcomm.Context) -> None:
+    """By the rates of their encoders, which are measured, and those of links and products, which are told here."""
+    between, multiply = [1e6], [1e3]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hpcomm.Context, "hosts", property(lambda ctx: ctx.ranks))
+        patched.setattr(hpcomm.measure, "measure_rates", lambda *_: hpcomm.model.Rates(between[0]))
+        patched.setattr(hpcomm.measure, "multiply_rate", lambda *_: multiply[0])
+
+        def made(**options: Any) -> tuple[Any, Any]:
+            model = wide()
+            optimizer = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, **options)
+            return model, optimizer
+
+        model, optimizer = made(scheme="auto", lossy=True, revisit=3)
+        data, top = Data(ctx, ctx.size), hpcomm.codec.TopK(0.01)
+        for step in range(8):
+            assert optimizer.schemes.codecs == ({} if step in (0, 6, 7) else dict.fromkeys(PAIRS, top)), step
+            if step == 5:
+                between[0] = math.inf  # and the links are measured again
+            assert [optimizer.exchange.codecs[name] == top for name in PAIRS] == [0 < step < 6] * 2
+            cases.plain_step(model, optimizer, data, step)
+        optimizer.close()
+
+        between[0] = 1e6
+        for lossy, way, told in (
+            ([hpcomm.codec.BFLOAT16], "ps", "ps, bfloat16"),
+            ([hpcomm.codec.BFLOAT16, hpcomm.codec.OneBit()], "1bit", "1bit"),
+            ([hpcomm.codec.Threshold(1e-3)], "ps", "ps, Threshold(0.001)"),
+        ):
+            model, optimizer = made(scheme="auto", lossy=lossy, batch=BATCH)
+            assert schemes_of(optimizer) == ({} if way == "ps" else dict.fromkeys(PAIRS, way))
+            assert optimizer.exchange.codecs["second.weight"] == lossy[-1]
+            assert optimizer.exchange.codecs["last.weight"] == hpcomm.codec.FLOAT32  # it is small
+            assert re.search(rf"^second.weight .*  {re.escape(told)}  ", str(optimizer.schemes), re.MULTILINE)
+            dense = 2 * 4 * model.second.weight.numel() * (ctx.size - 1)
+            assert optimizer.schemes.predicted("second.weight").sent < 0.8 * dense
+            cases.plain_step(model, optimizer, data, 0)
+            cases.check_bits(ctx, model)
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.close()
+        multiply[0] = 1e15  # pairs take next to nothing
+        model, optimizer = made(scheme="auto", lossy=True, batch=1)
+        assert schemes_of(optimizer) == dict.fromkeys(PAIRS, "factors")
+        optimizer.close()
+
+
+@case
 def states_are_those_of_torch(ctx: hpcomm.Context) -> None:
     make = OPTIMIZERS["adamw"]
     ours, optimizer, _, plain = cases.both(ctx, make, model=wide, scheme="factors")
-    cases.check_state(optimizer.state_dict(), plain.state_dict())
+    sent: list[int] = []
+    put = hpcomm.Window.put
+
+    def counted(window: Any, peer: int, data: Any, at: int) -> None:
+        sent.append(data.size)
+        put(window, peer, data, at)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hpcomm.Window, "put", counted)
+        cases.check_state(optimizer.state_dict(), plain.state_dict())
+    assert 0 < sum(sent) < 4 * ours.second.weight.numel()  # what all have is not sent
     again = make(ours.parameters())
     again.load_state_dict(optimizer.state_dict())
     optimizer.load_state_dict(plain.state_dict())
@@ -405,6 +594,11 @@ def bad_arguments_are_refused(ctx: hpcomm.Context) -> None:
     made(r"batch is 0: must be 1 to", scheme="auto", batch=0)
     made(r"revisit is 0: must be 1 to", scheme="auto", revisit=0)
     made(r"skip_weight_grad is 2: must be a bool", scheme="auto", skip_weight_grad=2)
+    for wrong in (3, "bfloat16", [hpcomm.codec.FLOAT32], [hpcomm.codec.Factors(3)], [hpcomm.codec.Auto()]):
+        made(r"lossy has .*: must be True, False, or lossy values of hpcomm.codec", scheme="auto", lossy=wrong)
+    for scheme in ("factors", "paper", {"second.weight": "ps"}, None):
+        made(r'lossy is True, and scheme is not "auto", which alone chooses codecs', scheme=scheme, lossy=True)
+    made(r"lossy is True, and codec is 'float16' for all keys", scheme="auto", lossy=True, codec="float16")
     made(r"scheme is 'auto': it needs apply=\"step\" or", error=hpcomm.NotSupported, scheme="auto", apply="backward")
     made(r"scheme is 'auto': it needs", error=hpcomm.NotSupported, scheme="auto", consistency=hpcomm.SSP(1))
 
@@ -422,6 +616,7 @@ def ranks_that_ask_for_different_schemes_are_told(ctx: hpcomm.Context) -> None:
         (wide, {"scheme": "factors", "batch": 6}, wide, {"scheme": "factors", "batch": 7}),
         (wide, {"scheme": "factors"}, wide, {"scheme": "factors", "skip_weight_grad": True}),
         (wide, {"scheme": "factors"}, hooked, {"scheme": "factors"}),
+        (wide, {"scheme": "auto"}, wide, {"scheme": "auto", "lossy": True}),
     ]
     for make, options, other, others in ways:
         model = make() if ctx.rank == 0 else other()

@@ -61,13 +61,14 @@ static void by_hosts(const terms *t, hpc_cost *cost) {
     cost->memory = (2 * t->n + part * (t->slots + t->hosts) + lead) * ITEM;
 }
 
-/* One rank of each host adds the products, and passes the layer to the others. */
+/* Of several hosts one rank of each adds the products, and passes the layer to the others; on one host all ranks do. */
 static void by_factors(const terms *t, hpc_cost *cost) {
-    const double host = t->near - 1, slots = host > 0 ? 1 + t->workers : 2 * t->workers;
+    const double adding = t->hosts > 1 ? t->hosts : t->workers, others = t->hosts > 1 ? t->near - 1 : 0;
+    const double slots = others > 0 ? 1 + t->workers : 2 * t->workers;
     cost->seconds = link_seconds(t, t->near * t->vectors * (t->hosts - 1), t->vectors * (t->workers - t->near)) +
-                    pass(t, t->vectors) + products(t) + over(host * t->n * ITEM, t->rates->inside);
-    cost->sent = (t->vectors * t->hosts * (t->workers - 1) + t->n * (t->workers - t->hosts)) * ITEM;
-    cost->busiest = (t->vectors * (t->hosts + t->workers - 2) + t->n * host) * ITEM;
+                    pass(t, t->vectors) + products(t) + over(others * t->n * ITEM, t->rates->inside);
+    cost->sent = (t->vectors * adding * (t->workers - 1) + t->n * (t->workers - adding)) * ITEM;
+    cost->busiest = (t->vectors * (adding + t->workers - 2) + t->n * others) * ITEM;
     cost->memory = (t->n * (1 + t->slots) + slots * t->vectors) * ITEM;
 }
 

@@ -83,11 +83,12 @@ def rule_own(
     return rule
 
 
-def fold(out: NDArray[np.float32], inputs: list[NDArray[np.float32]], weights: list[float]) -> None:
-    """hpc_fold: the weighted sum of float32 arrays of out's length."""
-    pointers = [from_buffer("float[]", array) for array in inputs]
-    check(
-        lib.hpc_fold(
-            from_buffer("float[]", out), pointers, weights, len(inputs), out.size, lib.HPC_F32, lib.HPC_ISA_BEST
-        )
-    )
+def fold(out: NDArray[np.float32], inputs: list[NDArray[Any]], weights: list[float], dtype: int = lib.HPC_F32) -> None:
+    """hpc_fold: the weighted sum of arrays of out's length. dtype: of the inputs, as CODECS has it."""
+    pointers = [from_buffer(array) for array in inputs]
+    check(lib.hpc_fold(from_buffer("float[]", out), pointers, weights, len(inputs), out.size, dtype, lib.HPC_ISA_BEST))
+
+
+def encode(out: NDArray[Any], source: NDArray[np.float32], dtype: int) -> None:
+    """hpc_encode: source, rounded to 16 bits."""
+    check(lib.hpc_encode(from_buffer(out), from_buffer("float[]", source), source.size, dtype, lib.HPC_ISA_BEST))

@@ -7,9 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
+from ..consistency import BSP
 from ..errors import NotSupported
+from ..plan import Plan
 from . import encoders
-from .arguments import Compiled
+from .arguments import Compiled, has_copies
 from .book import Book
 from .exchange import Exchange
 from .pieces import Shard
@@ -61,14 +63,43 @@ def begin_together(ex: Exchange) -> None:
     _core.exchange_together(ex._handle, True)
 
 
-def check_one_scheme(ex: Exchange, op: str) -> None:
-    """Raises NotSupported where keys have several schemes."""
-    if len(ex._schemes) > 1:
-        each = (f"key {one.scheme.names[0]!r} is {_where(one)} under {one.scheme.consistency}" for one in ex._schemes)
-        raise NotSupported(
-            f"{op}: {', '.join(each)}: where keys have schemes of their own, make another exchange, of "
-            "Context.shrink's context, and restore a checkpoint"
-        )
+def check_recovers(ex: Exchange) -> None:
+    """Raises NotSupported where keys have several schemes, and some of them have more than a step that all ranks
+    begin and end together."""
+    if len(ex._schemes) == 1 or all(one.scheme.consistency == BSP and not one.own for one in ex._schemes):
+        return
+    each = (f"key {one.scheme.names[0]!r} is {_where(one)} under {one.scheme.consistency}" for one in ex._schemes)
+    raise NotSupported(
+        f"recover: {', '.join(each)}: keys may have several schemes only under BSP, with servers and among peers that "
+        "all send to all: make another exchange, of Context.shrink's context, and restore a checkpoint"
+    )
+
+
+def copied(ex: Exchange) -> frozenset[str]:
+    """The keys of which every rank has a copy, where copies of equal steps have equal bits: among peers under BSP."""
+    return frozenset(name for one in ex._schemes if _is_copied(one) for name in one.scheme.names)
+
+
+def may_differ(ex: Exchange) -> bool:
+    """Whether several ranks apply the same elements, and their copies may differ without a sign of which is newer."""
+    return any(not one.own and not _is_copied(one) and has_copies(one.plan) for one in ex._schemes)
+
+
+def needed(ex: Exchange) -> set[int]:
+    """The ranks with which parameters go, or after which copies may differ."""
+    if may_differ(ex):
+        return set(range(ex.context.size))
+    return {rank for one in ex._schemes if not one.own and not _is_copied(one) for rank in _owners(one.plan)}
+
+
+def _is_copied(one: Compiled) -> bool:
+    return one.peers and not one.own and one.scheme.consistency == BSP
+
+
+def _owners(plan: Plan) -> set[int]:
+    """The ranks that keep parameters; others may only fold for their hosts, and pass on."""
+    keeps = np.isin(plan.rows.column("action"), [_core.ACTIONS[name] for name in ("forward", "relay")], invert=True)
+    return set(np.unique(plan.rows.column("owner")[keeps]).tolist())
 
 
 def _where(one: Compiled) -> str:

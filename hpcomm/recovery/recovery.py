@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core, optim
+from .. import optim
 from ..checkpoint import restore
 from ..context import Context
 from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
-from ..exchange.arguments import has_copies
 from ..log import logger
-from ..plan import Plan
 from ..topology import Graph, spectral_gap
+from .copies import furthest
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,10 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     the last checkpoint is restored (ASAP, section 5): of a directory that all ranks can read. Likewise where receivers
     apply the rule (apply_at), whoever is gone: a step that was cut short may be in some of their copies only.
 
+    Among peers under BSP every rank has all parameters, and nothing is lost. The copies of those that are left are made
+    equal: each chunk is that of the rank which has applied most steps to it. Peers under SSP(s) need a checkpoint.
+    Where keys have schemes of their own, all are under BSP, with servers and among peers, and each goes on as above.
+
     Under ASYNC and SSP(s) servers that are all there keep what they have: every update that was folded, those of the
     lost workers as well, counts once. All workers go on from the first step of which no server has anything of any of
     them: none pushes again what was folded, and those that are behind skip what they had not pushed. An update that was
@@ -86,14 +89,15 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
         ConfigError: no worker is left, only ranks that serve.
         NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; or each host has a
-            model of its own (hosts_first); or keys have schemes of their own.
+            model of its own (hosts_first); or keys have schemes of their own, and one of them is not under BSP, or on a
+            graph.
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
     """
     made, old = inside.made(ex), ex.context
     old.revoke()  # where a rank has left, only those who wait for that one know
-    inside.check_one_scheme(ex, "recover")
+    inside.check_recovers(ex)
     for scheme in made.schemes:  # what cannot be rebuilt is refused before the links change hands
         scheme.among(range(len(made.ranks)), len(made.ranks))
     lost = _lost(ex, {})  # before the links that are left change hands
@@ -157,22 +161,23 @@ def _over(
     plan = made.plan
     if plan.cores is None and not ex.graph:
         plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
-    alone = inside.has_own_models(ex)
-    copies = not alone and has_copies(ex.plan)  # a step that was cut short may be in some of them, and not in others
-    owners = (set(range(old.size)) if copies else _owners(ex.plan)).difference(here)
-    missing = -1 if alone else max((old.ranks[rank] for rank in owners), default=-1)
+    missing = max((old.ranks[rank] for rank in inside.needed(ex).difference(here)), default=-1)
     clock, missing, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
+        differ = inside.may_differ(ex)
         raise CheckpointError(
             f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} "
-            f"{'is gone, and copies of the parameters may differ' if copies else 'owned parameters and is gone'}: give "
+            f"{'is gone, and copies of the parameters may differ' if differ else 'owned parameters and is gone'}: give "
             "checkpoint, the directory of a Checkpointer (the rank is numbered as in the first context)"
         )
-    values = {key.name: ex.params[key.name] if ex.params else np.zeros(key.shape, np.float32) for key in ex.plan.keys}
+    keys = {key.name: (key.shape, row) for key, row in zip(ex.plan.keys, args.tolist(), strict=True)}
+    values = {  # in the order that the trainer gave
+        name: ex.params[name] if ex.params else np.zeros(keys[name][0], np.float32) for name in ex.codecs
+    }
     rule = optim.gathered(
         {
-            name: optim.with_arguments(own, row[: len(optim.arguments(own))])
-            for (name, own), row in zip(optim.by_key(made.rule, values).items(), args.tolist(), strict=True)
+            name: optim.with_arguments(own, keys[name][1][: len(optim.arguments(own))])
+            for name, own in optim.by_key(made.rule, values).items()
         }
     )
     topologies = {name: scheme.topology for scheme in schemes for name in scheme.names}
@@ -187,7 +192,7 @@ def _over(
             raise CheckpointError(f"recover: there is no checkpoint in {checkpoint}", path=checkpoint)
         clock, extra = found.step, found.extra
     else:
-        inside.go_on(new, lost.kept, args, clock, timeout)
+        inside.go_on(new, furthest(fresh, lost.kept, inside.copied(ex), timeout), args, clock, timeout)
     gap = _gaps(first.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
         held = "; what they held back by codecs is lost" if gone and inside.holds_back(new) else ""
@@ -217,12 +222,6 @@ def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] 
         return spectral_gap(before), spectral_gap(now)
     except NotSupported:  # a large graph, and no SciPy: nothing depends on it
         return None
-
-
-def _owners(plan: Plan) -> set[int]:
-    """The ranks that keep parameters; others may only fold for their hosts, and pass on."""
-    keeps = np.isin(plan.rows.column("action"), [_core.ACTIONS[name] for name in ("forward", "relay")], invert=True)
-    return set(np.unique(plan.rows.column("owner")[keeps]).tolist())
 
 
 def _told(gap: tuple[float, float] | None) -> str:

@@ -1,6 +1,6 @@
 """DistributedOptimizer: a torch optimizer whose gradients, or parameters, are those of all ranks."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..codec import Codecs
+from ..codec import Codecs, WireFormat
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
@@ -101,6 +101,9 @@ class DistributedOptimizer(Optimizer):
         batch: K, the most rows that a linear layer has in a step on a rank: samples times positions times calls. None:
             the first step goes as matrices, and then K is twice the most rows that a rank has had.
         revisit: after how many steps "auto" measures and decides again; None: never.
+        lossy: whether "auto" also compares bfloat16, TopK(0.01) and OneBit() for each parameter of 4,096 elements or
+            more; or a list of the codecs that it compares, such as [Threshold(1e-3)]. What they hold back is dropped
+            when a scheme changes.
         skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
             synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
         options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
@@ -137,6 +140,7 @@ class DistributedOptimizer(Optimizer):
         batch: int | None = None,
         revisit: int | None = None,
         skip_weight_grad: bool = False,
+        lossy: bool | Sequence[WireFormat] = False,
         **options: "Unpack[Options]",
     ) -> None:
         if not isinstance(ctx, Context):
@@ -207,7 +211,9 @@ class DistributedOptimizer(Optimizer):
                 batch,
                 revisit,
                 skip_weight_grad,
-                [name for given in (topology, codec) if isinstance(given, Mapping) for name in given],
+                topology,
+                codec,
+                lossy,
             )
         except Exception as wrong:
             refuse(ctx, wrong)
@@ -417,8 +423,10 @@ class DistributedOptimizer(Optimizer):
             As hpcomm.recover.
         """
         mode = self._mode
+        self._schemes.lost()
         found = mode.recovered(checkpoint, timeout)
         self.context = mode.context = self._layers.context = found.exchange.context
+        self._schemes.recovered(self.context, found.exchange)
         if self._rules is not None:
             self._rules.are_of(found.exchange)
         extra: dict[str, Any] = {}

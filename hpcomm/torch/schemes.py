@@ -2,25 +2,25 @@
 here (Poseidon, section 3.2)."""
 
 import hashlib
-import math
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from time import monotonic
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import nn
 
 from .. import measure
-from ..codec import Factors, OneBit
+from ..codec import Codec, Factors, OneBit, WireFormat
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument
 from ..exchange import Exchange, inside
 from ..exchange.book import Book
 from ..log import logger
-from ..model import Cluster, Cost, Layer, Rates, SchemeChoice, best_scheme, cost_of
+from ..model import Cluster, Cost, Layer, SchemeChoice, cost_of
 from ..stage import nearest, whole
 from ..topology import Hierarchy, ParameterServer, PeerToPeer, Topology
+from . import scheme_table
+from .choice import Decision, check_lossy, decide
 from .key import ParamKey
 from .linear import LinearKey, why_not
 
@@ -28,11 +28,9 @@ VALUES = ("ps", "factors", "adam", "1bit")
 WORDS = ("auto", "paper", *VALUES)
 _PAIRS = ("factors", "adam")  # send pairs
 _SERVERS = ("placement", "servers", "affinity", "interfaces", "apply_at")  # of ParameterServer
-_LEAST = 4096  # elements: smaller layers go as matrices
+_LEAST = 4096  # elements: smaller layers go as float32 matrices
 _ROWS = struct.Struct("<q")
-_SPENT = struct.Struct("<dq")
-_WORDS = 5  # columns of words in the table
-_MEMORY = 0.5  # of what a host has available, which its ranks may take for factors
+_SHUT = -1  # in place of K: the scheme of the layer is not looked for
 
 
 class Owner(Protocol):
@@ -44,19 +42,12 @@ class Owner(Protocol):
     def remake(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a key's exchange took by itself: seconds of the slowest rank, and bytes that all ranks sent to others."""
-
-    seconds: float
-    sent: int
-
-
 class Schemes:
     """The scheme of each key: "ps", "factors", "adam" or "1bit". print shows them.
 
     Attributes:
         of: by name of the key.
+        codecs: by name of the key, the lossy codecs that lossy= has let it choose.
         choices: by name of the key, of those that were decided by cost.
         measured: by name of the key, what DistributedOptimizer.measure_schemes found.
         why: by name of the key, why a linear layer goes as a matrix where its cost did not decide it.
@@ -72,10 +63,12 @@ class Schemes:
         batch: int | None,
         revisit: int | None,
         skips: bool,
-        named: Sequence[str],
+        topology: Any,
+        codec: Any,
+        lossy: bool | Sequence[WireFormat],
     ) -> None:
-        """slots: by name of the key, values of state that its rule keeps of an element. named: keys that topology= or
-        codec= name.
+        """slots: by name of the key, values of state that its rule keeps of an element. topology, codec: as the user
+        gave them; keys that they name keep what they say.
 
         Raises:
             InvalidArgument: an argument that cannot be.
@@ -87,14 +80,15 @@ class Schemes:
         self._revisit = None if revisit is None else whole("revisit", revisit, 1)
         self._types = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values()}
         self.of = {key.name: "ps" for key in keys}
-        self.choices: dict[str, SchemeChoice] = {}
-        self.measured: dict[str, Measured] = {}
+        self.codecs: dict[str, WireFormat] = {}
+        self.measured: dict[str, scheme_table.Measured] = {}
         self.why: dict[str, str] = {}
-        self._rates: Rates | None = None
-        self._free = 0.0
-        self._steps = 0
+        self._decision = Decision()
+        self._decided, self._steps = False, 0
+        self._fixed = named = frozenset(name for one in (topology, codec) if isinstance(one, Mapping) for name in one)
         self._given = self._checked(asked, named)
-        self._asked = (self._word or sorted(self._given.items()), batch, revisit, skips)
+        self._lossy = check_lossy(lossy, self._word, codec)
+        self._asked = (self._word or sorted(self._given.items()), batch, revisit, skips, self._lossy)
         compiled = any(hasattr(module, "_orig_mod") for module in model.modules())
         self._open: list[LinearKey] = []  # layers whose scheme is looked for
         for key in keys if ctx.size > 1 else ():
@@ -113,8 +107,14 @@ class Schemes:
                 raise InvalidArgument(f"scheme of {key.name!r} is {wanted!r}: {refused}: give it 'ps'")
             elif isinstance(key, LinearKey):
                 self.why[key.name] = refused
+        self._could = tuple(self._open)
+        self._keep()
 
-    def _checked(self, asked: Any, named: Sequence[str]) -> dict[str, str]:
+    @property
+    def choices(self) -> Mapping[str, SchemeChoice]:
+        return self._decision.choices
+
+    def _checked(self, asked: Any, named: Container[str]) -> dict[str, str]:
         if isinstance(asked, str):
             if asked not in WORDS:
                 raise InvalidArgument(
@@ -151,7 +151,7 @@ class Schemes:
     def arranged(self, topology: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The topology and the options of an exchange of these schemes, of those that a user gave."""
         apart = {name: scheme for name, scheme in self.of.items() if scheme != "ps"}
-        if not apart:
+        if not apart and not self.codecs:
             return topology, dict(options)
         servers = {name: options[name] for name in _SERVERS if options.get(name) is not None}
         base = ParameterServer(**servers) if servers else "auto" if topology is None else topology
@@ -164,12 +164,13 @@ class Schemes:
                 codecs[name] = Factors(self._layer(name).pairs)
             else:
                 codecs[name] = OneBit()
+        codecs |= self.codecs
         return places, {**{name: one for name, one in options.items() if name not in _SERVERS}, "codec": codecs}
 
     @property
     def _peers(self) -> Topology:
-        """Of factors: where hosts have several ranks, one of each adds the products for all."""
-        return PeerToPeer() if len(set(self._ctx.hosts)) == self._ctx.size else Hierarchy()
+        """Of factors: where several hosts have several ranks, one rank of each adds the products for all."""
+        return Hierarchy() if 1 < len(set(self._ctx.hosts)) < self._ctx.size else PeerToPeer()
 
     def begin(self) -> None:
         """Before the first exchange is made: with batch= the schemes are known, else the first step shows how many rows
@@ -181,58 +182,111 @@ class Schemes:
         self._agree()
         for key in self._open:
             key.watch()
-        if self._batch is not None and self._open:
+        if self._batch is not None and self._open_or_lossy():
             self._settle()
+        self._decided = self._batch is not None
+        self._keep()
 
     def _agree(self) -> None:
         told = repr((self._asked, [key.name for key in self._open]))
         digests = self._ctx.allgather(hashlib.blake2b(told.encode(), digest_size=8).digest())
         if other := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise ConfigError(
-                f"rank {other[0]} has another scheme, batch, revisit or skip_weight_grad than rank 0, or other layers "
-                f"that may go as pairs, as where one rank alone has hooks on a weight: give the same; rank "
+                f"rank {other[0]} has another scheme, batch, revisit, skip_weight_grad or lossy than rank 0, or other "
+                f"layers that may go as pairs, as where one rank alone has hooks on a weight: give the same; rank "
                 f"{self._ctx.rank} has {told[:200]}"
             )
 
     def made(self, exchange: Exchange) -> None:
         """An exchange has been made of them."""
-        layers = {key.name: self._layer(key.name) for key in self._keys}
-        inside.keep_book(exchange, Book(layers, self._cluster(exchange), self._rates, self.choices, self._free))
+        layers, found = {key.name: self._layer(key.name) for key in self._keys}, self._decision
+        inside.keep_book(exchange, Book(layers, self._cluster(exchange), found.rates, found.choices, found.free))
 
     def after_step(self, mode: Owner) -> None:
         """Between two steps. Collective."""
-        if not self._open:
+        if not self._open_or_lossy():
             return
         self._steps += 1
-        first = self._steps == 1 and self._batch is None
-        again = self._revisit is not None and self._steps % self._revisit == 0
-        if not first and not again:
+        again = self._decided and self._revisit is not None and self._steps % self._revisit == 0
+        if self._decided and not again:
             return
-        if again and not first:
+        if again:
             measure.forget(self._ctx)
         if self._settle():
             mode.remake()
+        self._decided = True
+        self._keep()
         self.made(mode.exchange)
+
+    def _open_or_lossy(self) -> bool:
+        """Whether there is something to decide. The same on all ranks."""
+        return bool(self._open or self._by_codec())
+
+    def _by_codec(self) -> list[ParamKey]:
+        """The keys that lossy codecs are compared for, and no pairs."""
+        if not self._lossy or self._ctx.size == 1 or (self._decided and self._revisit is None):
+            return []
+        open_ = {key.name for key in self._open} | self._fixed
+        return [key for key in self._keys if key.param.numel() >= _LEAST and key.name not in open_]
 
     def _settle(self) -> bool:
         """Decides, and tells the keys; whether a scheme has changed. Collective."""
         self._find_pairs()
-        before = dict(self.of)
+        before = dict(self.of), dict(self.codecs)
         self._decide()
         for key in self._open:
             now = self.of[key.name]
-            if now == before[key.name]:
-                continue
-            if now in _PAIRS:
-                key.goes_as_pairs(self._layer(key.name).pairs, skips=self._skips)
-            else:
-                key.goes_as_matrix()
+            if now != before[0][key.name]:
+                self._goes(key)
         if self._revisit is None:
             for key in self._open:
                 if self.of[key.name] not in _PAIRS:
                     key.unwatch()
             self._open = [key for key in self._open if self.of[key.name] in _PAIRS]
-        return self.of != before
+        return (self.of, self.codecs) != before
+
+    def _goes(self, key: LinearKey) -> None:
+        """The key sends what its scheme says."""
+        if self.of[key.name] not in _PAIRS:
+            key.goes_as_matrix()
+        elif not key.most:
+            key.goes_as_pairs(self._layer(key.name).pairs, skips=self._skips)
+
+    # ---- when ranks are gone -----------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """The mode has an exchange of these schemes from here on."""
+        self._kept = dict(self.of), dict(self.codecs)
+
+    def lost(self) -> None:
+        """Schemes are those of the exchange that there is, whatever was being decided."""
+        schemes, codecs = self._kept
+        self.of, self.codecs = dict(schemes), dict(codecs)
+        for key in self._could:
+            self._goes(key)
+
+    def recovered(self, ctx: Context, exchange: Exchange) -> None:
+        """Goes on with the same schemes among the ranks that are left. Some may have decided at the end of the step
+        that was cut short, and others not: then all decide after the next one. Collective."""
+        self._ctx = ctx
+        told = [self._decided, self._steps, *(key.K if key in self._open else _SHUT for key in self._could)]
+        every = [
+            [n for (n,) in _ROWS.iter_unpack(part)] for part in ctx.allgather(b"".join(_ROWS.pack(n) for n in told))
+        ]
+        self._decided = all(theirs[0] for theirs in every)
+        self._steps = max(theirs[1] for theirs in every)
+        self._open = []
+        for key, *given in zip(self._could, *(theirs[2:] for theirs in every), strict=True):
+            if not self._decided:
+                key.K = 0
+            elif min(given) != _SHUT:
+                key.K = given[0]
+            else:
+                key.unwatch()
+                continue
+            key.watch()
+            self._open.append(key)
+        self.made(exchange)
 
     # ---- the choice --------------------------------------------------------------------------------------------------
 
@@ -260,33 +314,24 @@ class Schemes:
         self._open = left
 
     def _decide(self) -> None:
-        deciding = [key for key in self._open if self._given.get(key.name, self._word) in ("auto", "paper")]
-        for key in self._open:
-            asked = self._given.get(key.name, self._word)
-            if asked in _PAIRS and key.K:
-                self.of[key.name] = asked
-        if not deciding:
+        if self._word not in ("auto", "paper"):
+            for key in self._open:
+                if key.K:
+                    self.of[key.name] = self._given.get(key.name, self._word)
             return
-        self._rates = self._measured_rates() if self._word == "auto" else None
-        cluster = self._cluster(None)
-        available = [n for (n,) in map(_ROWS.unpack, self._ctx.allgather(_ROWS.pack(inside.memory_available())))]
-        free = self._free = _MEMORY * min(available) / math.ceil(cluster.workers / (cluster.hosts or 1))
+        layers = [self._layer(key.name) for key in self._open]
+        layers += [replace(self._layer(key.name), pairs=0) for key in self._by_codec()]
+        if not layers:
+            return
         by = "measured" if self._word == "auto" else "paper"
-        picked = []
-        for key in deciding:
-            choice = best_scheme(self._layer(key.name), cluster, self._rates, by=by, memory=max(1.0, free))
-            self.choices[key.name] = choice
-            free -= choice.cost.memory if choice.scheme == "factors" else 0
-            picked.append(VALUES.index(choice.scheme))
-            if choice.why:
-                self._tell(f"{key.name!r}: {choice.why}")
-        for key, index in zip(deciding, self._ctx.allgather(bytes(picked))[0], strict=True):
-            self.of[key.name] = VALUES[index]
-
-    def _measured_rates(self) -> Rates:
-        limit = self._ctx.config.timeout
-        rates = measure.measure_rates(self._ctx, limit)
-        return replace(rates, multiply=measure.multiply_rate(self._ctx, Exchange, limit))
+        self._decision = decide(self._ctx, layers, self._cluster(None), by, self._lossy)
+        for name, (scheme, codec) in self._decision.ways.items():
+            self.of[name] = scheme
+            self.codecs.pop(name, None)
+            if codec is not None:
+                self.codecs[name] = codec
+            if self.choices[name].why:
+                self._tell(f"{name!r}: {self.choices[name].why}")
 
     def _cluster(self, exchange: Exchange | None) -> Cluster:
         size = self._ctx.size
@@ -306,62 +351,35 @@ class Schemes:
 
     def predicted(self, name: str) -> Cost:
         """The cost of a key by the model; its seconds are 0 where no rates were measured."""
-        way = self.of[name]
-        if name in self.choices and way in self.choices[name].costs:
-            return self.choices[name].costs[way]
-        cluster = self._cluster(None)
-        base = "hosts" if cluster.hosts not in (1, cluster.workers) else "ps"
-        return cost_of(way if way in _PAIRS else base, self._layer(name), cluster, self._rates)
+        way, cluster, found = self.of[name], self._cluster(None), self._decision
+        if way not in _PAIRS:
+            way = "hosts" if cluster.hosts not in (1, cluster.workers) else "ps"
+        coded = found.codecs.get(self.codecs[name]) if name in self.codecs else None
+        return cost_of(way, self._layer(name), cluster, found.rates, coded)
 
     def time(self, exchange: Exchange, rounds: int) -> None:
-        """Exchanges each key by itself, and takes the best of some rounds into measured. Collective, between two steps;
-        p.grad is overwritten, parameters stay as they are."""
-        ctx = self._ctx
-        for key in self._keys:
-            best, sent = math.inf, 0
-            for _ in range(rounds):
-                if self.of[key.name] in _PAIRS:
-                    pairs = exchange.factors(key.name)
-                    pairs.u[:], pairs.v[:], pairs.count = 1, 1, len(pairs.u)
-                else:
-                    exchange.gradient(key.name).fill(1)
-                before = _sent(exchange)
-                ctx.barrier()
-                start = monotonic()
-                exchange.fold(key.name)
-                exchange.gather(key.name)
-                taken = monotonic() - start
-                exchange.skip(key.name)
-                ctx.barrier()  # owners have sent all
-                every = [_SPENT.unpack(one) for one in ctx.allgather(_SPENT.pack(taken, _sent(exchange) - before))]
-                best, sent = min(best, max(seconds for seconds, _ in every)), sum(n for _, n in every)
-            self.measured[key.name] = Measured(best, sent)
+        """Exchanges each key by itself, and takes what it took into measured: see scheme_table.measured."""
+        pairs = {name for name, scheme in self.of.items() if scheme in _PAIRS}
+        self.measured |= scheme_table.measured(self._ctx, exchange, list(self._named), pairs, rounds)
 
     def __str__(self) -> str:
-        head = ("key", "layer", "shape", "K", "scheme", "predicted ms", "bytes", "measured ms", "bytes", "why")
-        lines = [head, *(self._line(key) for key in self._keys)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        sides = ["<"] * _WORDS + [">"] * (len(head) - _WORDS - 1) + ["<"]
-        padded = [
-            [f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)] for line in lines
-        ]
-        return "\n".join("  ".join(line).rstrip() for line in padded)
-
-    def _line(self, key: ParamKey) -> tuple[str, ...]:
-        layer, cost, seen = self._layer(key.name), self.predicted(key.name), self.measured.get(key.name)
-        return (
-            key.name,
-            layer.type,
-            " x ".join(map(str, layer.shape)),
-            str(layer.pairs or "-"),
-            self.of[key.name],
-            f"{1e3 * cost.seconds:.2f}" if self._rates else "-",
-            f"{cost.sent:.0f}",
-            f"{1e3 * seen.seconds:.2f}" if seen else "-",
-            str(seen.sent) if seen else "-",
-            self.why.get(key.name, ""),
+        rates = self._decision.rates is not None
+        return scheme_table.table(
+            [
+                scheme_table.line(
+                    self._layer(name),
+                    self._told(name),
+                    self.predicted(name),
+                    self.measured.get(name),
+                    self.why.get(name, ""),
+                    has_rates=rates,
+                )
+                for name in self.of
+            ]
         )
 
-
-def _sent(exchange: Exchange) -> int:
-    return sum(entry.bytes for entry in exchange.stats().traffic)
+    def _told(self, name: str) -> str:
+        codec = self.codecs.get(name)
+        if codec is None or self.of[name] == "1bit":
+            return self.of[name]
+        return f"{self.of[name]}, {codec.name if isinstance(codec, Codec) else repr(codec)}"

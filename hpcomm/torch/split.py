@@ -39,12 +39,15 @@ class Split(Mode):
 
     def remake(self) -> None:
         """Between two steps: makes the exchange anew, with the same parameters and state, as make has it now. What
-        codecs hold back is dropped. Collective."""
+        codecs hold back is dropped. Where it raises, recover goes on from the exchange before, closed or not.
+        Collective."""
         self.wait()
         owned = state.gather(self.exchange)
         self.exchange.close()
-        self.bind(self._made())
-        state.load(self.exchange, {name: state.Loaded(*own) for name, own in owned.items()})
+        made = self._made()
+        state.load(made, {name: state.Loaded(*own) for name, own in owned.items()})
+        self.context.barrier()  # all have it, or none
+        self.bind(made)
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._fold, self._unit = exchange, exchange.fold_nb, 1.0

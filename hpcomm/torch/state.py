@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvalidArgument
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from .key import NarrowKey, ParamKey
 from .rules import Form
 from .tensors import as_float32, as_tensor
@@ -49,8 +49,9 @@ class Owned(NamedTuple):
 
 def gather(exchange: Exchange) -> dict[str, Owned]:
     """The state that owners keep of each key, by its name, on every rank. Collective; it takes a window of that size
-    for a moment."""
-    ctx, shard = exchange.context, exchange.state_dict()
+    for a moment. What each rank has a copy of is not sent."""
+    ctx, shard, copied = exchange.context, exchange.state_dict(), inside.copied(exchange)
+    here = [key.name in copied for key in exchange.plan.keys]
     counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
     starts = np.cumsum([0, *(4 * n * (1 + s) for n, s in zip(counts, slots, strict=True))]).tolist()
     end = -(-starts[-1] // 8) * 8  # here the steps begin
@@ -64,7 +65,7 @@ def gather(exchange: Exchange) -> dict[str, Owned]:
         for at, part in parts:
             own = part.view(np.uint8)
             window.array[at : at + own.size] = own
-            for peer in range(ctx.size):
+            for peer in () if here[row.key] else range(ctx.size):
                 if peer != ctx.rank:
                     window.put(peer, own, at)
     window.flush()

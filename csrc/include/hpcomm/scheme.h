@@ -17,7 +17,8 @@ extern "C" {
 typedef enum hpc_scheme {
     HPC_SCHEME_PS = 0,      /* updates to servers that have equal parts of the layer, and parameters back */
     HPC_SCHEME_HOSTS = 1,   /* the same, after the updates of each host are folded there */
-    HPC_SCHEME_FACTORS = 2, /* pairs of vectors to a worker of each host, which adds the products of all (SFB) */
+    HPC_SCHEME_FACTORS = 2, /* pairs of vectors to all workers, each of which adds their products (SFB); where there
+                               are several hosts, to one of each host, which adds them for it */
     HPC_SCHEME_ADAM = 3     /* pairs to one server, and the matrix back */
 } hpc_scheme;
 

@@ -1,0 +1,57 @@
+"""Copies of the same parameters at all ranks, after a step that was cut short: some ranks may have applied it, others
+not."""
+
+from collections.abc import Container
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..context import Context
+from ..exchange import inside
+
+
+def furthest(ctx: Context, kept: inside.Kept, keys: Container[str], timeout: float | None) -> inside.Kept:
+    """What this rank keeps, where each row of these keys is that of the rank which has applied most steps to it, and of
+    the lowest one among several. Collective. All ranks have the same rows of these keys, in the same order, and rows of
+    equal steps have equal bits."""
+    shard = kept.shard
+    copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
+    told = np.ascontiguousarray(shard["row_step"][copied], np.uint64)
+    if not told.size:
+        return kept
+    steps = np.stack([np.frombuffer(part, np.uint64) for part in ctx.allgather(told.tobytes(), timeout)])
+    source = steps.argmax(axis=0)
+    differ = np.flatnonzero((steps != steps[0]).any(axis=0))
+    if not differ.size:
+        return kept
+    rows = np.flatnonzero(copied)[differ]
+    count, slots = shard["row_count"], shard["slots"][shard["row_key"]]
+    starts, state_starts = _starts(count), _starts(count * slots)
+    shard = {**shard, **{name: shard[name].copy() for name in ("row_step", "params", "state")}}
+    ends = np.cumsum([0, *(count[rows] * (1 + slots[rows]))]).tolist()
+    window = ctx.window(4 * ends[-1], timeout=timeout)
+    parts: list[list[NDArray[Any]]] = []
+    for row in rows.tolist():
+        n, s = int(count[row]), int(slots[row])
+        parts.append([shard["params"][starts[row] :][:n], shard["state"][state_starts[row] :][: n * s]])
+    for (params, state), at, owner in zip(parts, ends, source[differ].tolist(), strict=False):
+        if owner != ctx.rank:
+            continue
+        for own, place in ((params, at), (state, at + params.size)):
+            window.array[4 * place : 4 * (place + own.size)] = own.view(np.uint8)
+            for peer in range(ctx.size):
+                if peer != ctx.rank and own.size:
+                    window.put(peer, own.view(np.uint8), 4 * place)
+    window.flush(timeout=timeout)
+    ctx.barrier(timeout)
+    values = window.array.view(np.float32)
+    for (params, state), at in zip(parts, ends, strict=False):
+        params[:], state[:] = np.split(values[at : at + params.size + state.size], [params.size])
+    shard["row_step"][rows] = steps.max(axis=0)[differ]
+    return inside.Kept(shard, kept.folded, kept.begun)
+
+
+def _starts(counts: NDArray[np.int64]) -> list[int]:
+    found: list[int] = np.cumsum([0, *counts]).tolist()
+    return found

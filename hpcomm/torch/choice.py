@@ -1,0 +1,99 @@
+"""The choice of a way for each layer, by what it costs here (Poseidon, section 3.2)."""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .. import measure
+from ..codec import BFLOAT16, FLOAT32, Codec, Factors, OneBit, Products, TopK, WireFormat
+from ..context import Context
+from ..errors import InvalidArgument
+from ..exchange import Exchange, inside
+from ..model import Cluster, CodecRates, Layer, Rates, SchemeChoice, best_scheme
+
+LOSSY: tuple[WireFormat, ...] = (BFLOAT16, TopK(0.01), OneBit())
+SCHEMES = ("ps", "factors", "1bit")  # what SchemeChoice.scheme may be
+_MEMORY = 0.5  # of what a host has available, which its ranks may take for factors
+_BYTES = struct.Struct("<q")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided, and by which numbers.
+
+    Attributes:
+        ways: by name of the key, its scheme and its codec; None: none of the lossy ones.
+        choices: by name of the key, what each way costs.
+        rates: of the machine; None: they were not asked for.
+        codecs: the rates of the lossy codecs that were compared.
+        free: bytes that the choice left for factors on each rank.
+    """
+
+    ways: Mapping[str, tuple[str, WireFormat | None]] = field(default_factory=dict)
+    choices: Mapping[str, SchemeChoice] = field(default_factory=dict)
+    rates: Rates | None = None
+    codecs: Mapping[WireFormat, CodecRates] = field(default_factory=dict)
+    free: float = 0.0
+
+
+def decide(ctx: Context, layers: Sequence[Layer], cluster: Cluster, by: str, codecs: Sequence[WireFormat]) -> Decision:
+    """The way of each layer; all ranks take rank 0's. Collective.
+
+    Args:
+        by: as best_scheme takes it.
+        codecs: lossy ones, which are compared where ranks send to other hosts: memory that ranks map is not sent.
+    """
+    rates, costs = None, {}
+    if by == "measured":
+        limit = ctx.config.timeout
+        rates = measure.measure_rates(ctx, limit)
+        if rates.between < math.inf:
+            costs = {one: measure.codec_rates(ctx, one, Exchange, limit) for one in codecs}
+        rates = replace(rates, multiply=measure.multiply_rate(ctx, Exchange, limit))
+    available = [n for (n,) in map(_BYTES.unpack, ctx.allgather(_BYTES.pack(inside.memory_available())))]
+    left = free = _MEMORY * min(available) / math.ceil(cluster.workers / (cluster.hosts or 1))
+    choices = {}
+    for layer in layers:
+        own = {one: cost for one, cost in costs.items() if one.refuses(layer.shape) is None}
+        choice = best_scheme(layer, cluster, rates, by=by, codecs=own, memory=max(1.0, left))
+        choices[layer.name] = choice
+        left -= choice.cost.memory if choice.scheme == "factors" else 0
+    numbers = (None, *costs)
+    picked = [(SCHEMES.index(one.scheme), numbers.index(one.codec)) for one in choices.values()]
+    first = ctx.allgather(bytes(n for pair in picked for n in pair))[0]
+    ways = {
+        name: (SCHEMES[scheme], numbers[codec])
+        for name, scheme, codec in zip(choices, first[::2], first[1::2], strict=True)
+    }
+    return Decision(ways, choices, rates, costs, free)
+
+
+def check_lossy(lossy: Any, word: str, codec: Any) -> tuple[WireFormat, ...]:
+    """The lossy codecs that may be chosen. word: of scheme=. codec: of all keys, as codec= says.
+
+    Raises:
+        InvalidArgument: lossy is neither a bool nor codecs, or something else says what codecs keys have.
+    """
+    if isinstance(lossy, bool):
+        found = LOSSY if lossy else ()
+    else:
+        found = tuple(lossy) if isinstance(lossy, Sequence) and not isinstance(lossy, str) else (lossy,)
+        for one in found:
+            fits = isinstance(one, Codec) and one != FLOAT32
+            if isinstance(one, Factors | Products) or not (fits or _sends_pieces(one)):
+                raise InvalidArgument(
+                    f"lossy has {one!r}: must be True, False, or lossy values of hpcomm.codec, such as Threshold(1e-3)"
+                )
+    if found and word != "auto":
+        raise InvalidArgument(
+            f'lossy is {lossy!r}, and scheme is not "auto", which alone chooses codecs: leave one of the two out'
+        )
+    if found and codec is not None and not isinstance(codec, Mapping):
+        raise InvalidArgument(f"lossy is {lossy!r}, and codec is {codec!r} for all keys: leave one of the two out")
+    return found
+
+
+def _sends_pieces(codec: Any) -> bool:
+    return isinstance(codec, WireFormat) and codec.settings(()) is not None

@@ -1,0 +1,80 @@
+"""What the schemes of keys take by the model and by the clock, as a table."""
+
+import math
+import struct
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from ..context import Context
+from ..exchange import Exchange
+from ..model import Cost, Layer
+
+_SPENT = struct.Struct("<dq")
+_HEAD = ("key", "layer", "shape", "K", "scheme", "predicted ms", "bytes", "measured ms", "bytes", "why")
+_WORDS = 5  # columns of words, before those of numbers
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a key's exchange took by itself: seconds of the slowest rank, and bytes that all ranks sent to others."""
+
+    seconds: float
+    sent: int
+
+
+def measured(
+    ctx: Context, exchange: Exchange, names: Sequence[str], pairs: Container[str], rounds: int
+) -> dict[str, Measured]:
+    """What each key takes by itself: the best of some rounds. Collective, between two steps; gradients are overwritten,
+    parameters stay as they are. pairs: the keys that go as pairs of vectors."""
+    found = {}
+    for name in names:
+        best, sent = math.inf, 0
+        for _ in range(rounds):
+            if name in pairs:
+                own = exchange.factors(name)
+                own.u[:], own.v[:], own.count = 1, 1, len(own.u)
+            else:
+                exchange.gradient(name).fill(1)
+            before = _sent(exchange)
+            ctx.barrier()
+            start = monotonic()
+            exchange.fold(name)
+            exchange.gather(name)
+            taken = monotonic() - start
+            exchange.skip(name)
+            ctx.barrier()  # owners have sent all
+            every = [_SPENT.unpack(one) for one in ctx.allgather(_SPENT.pack(taken, _sent(exchange) - before))]
+            best, sent = min(best, max(seconds for seconds, _ in every)), sum(n for _, n in every)
+        found[name] = Measured(best, sent)
+    return found
+
+
+def line(layer: Layer, scheme: str, cost: Cost, seen: Measured | None, why: str, *, has_rates: bool) -> tuple[str, ...]:
+    """A line of the table. has_rates: the cost has seconds."""
+    return (
+        layer.name,
+        layer.type,
+        " x ".join(map(str, layer.shape)),
+        str(layer.pairs or "-"),
+        scheme,
+        f"{1e3 * cost.seconds:.2f}" if has_rates else "-",
+        f"{cost.sent:.0f}",
+        f"{1e3 * seen.seconds:.2f}" if seen else "-",
+        str(seen.sent) if seen else "-",
+        why,
+    )
+
+
+def table(lines: Sequence[tuple[str, ...]]) -> str:
+    """These lines under their head."""
+    every = [_HEAD, *lines]
+    widths = [max(len(one[i]) for one in every) for i in range(len(_HEAD))]
+    sides = ["<"] * _WORDS + [">"] * (len(_HEAD) - _WORDS - 1) + ["<"]
+    padded = [[f"{cell:{side}{width}}" for cell, side, width in zip(one, sides, widths, strict=True)] for one in every]
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
+
+
+def _sent(exchange: Exchange) -> int:
+    return sum(entry.bytes for entry in exchange.stats().traffic)
