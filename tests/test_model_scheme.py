@@ -38,9 +38,8 @@ def test_bytes_are_those_of_the_plans(rows: int, columns: int, pairs: int, hosts
     }
     for scheme, (plan, codecs) in plans.items():
         load = model.load_of(plan, where, codecs=codecs)
-        heads = (
-            (piece - 4 * min(pairs * sum(shape), math.prod(shape))) * (size - 1) * (len(adding) if scheme == "factors" else 1)
-        )
+        copies = (size - 1) * (len(adding) if scheme == "factors" else 1)
+        heads = (piece - 4 * min(pairs * sum(shape), math.prod(shape))) * copies
         out, into = (side[0] for side in load.by_rank())
         cost = cost_of(scheme, layer, cluster)
         assert out.sum() == cost.sent + (heads if codecs else 0)
