@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
+from bench import poseidon_figures_table
 from bench.judge import Promise, span, table
 from bench.rows import Row
 from bench.torch_table import ALONE, DDP, cost, median, processor
@@ -36,6 +37,7 @@ def lines(document: Row) -> list[str]:
                 found += [f"\n# {name}, by layer", *("# " + line for line in rows[name]["schemes"].splitlines())]
     found += choices(document)
     found += traffic(document)
+    found += poseidon_figures_table.lines(document)
     promised = list(promises(document))
     return [*found, *(["", table(promised)] if promised else [])]
 
@@ -106,6 +108,7 @@ def promises(document: Row) -> Iterator[Promise]:
         yield Promise(
             what, f"{ours / 1e6:.2f} MB", f"{adam / 1e6:.2f} MB, {adam / ours:.2f}", asked, asked, asked, 1.02, True
         )
+    yield from poseidon_figures_table.promises(document)
 
 
 def _chosen(rows: Sequence[Row]) -> Iterator[Promise]:
