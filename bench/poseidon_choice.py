@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,8 @@ QUARTER = (1024, 6272), (1024, 1024), (250, 1024)  # fc6, fc7 and fc8 of VGG19 a
 CONVOLUTIONS = (3, 16, 16, 32, 32, *4 * (64,), *8 * (128,))  # channels of VGG19, likewise
 SAMPLES = 8  # K: a quarter of the paper's
 TRAFFIC = ("TF-WFBP", "Adam", "Poseidon")  # figure 10
+METHODS = ("PS", "Adam", "SFB")  # table 1
+SIDE, BATCH = 4096, 32  # of the layer of section 3.2, and of its samples
 
 
 class Choice(Group):
@@ -72,30 +74,39 @@ class Choice(Group):
 
 class Load(Group):
     def rows(self) -> list[Row]:
-        """Figure 10: the bytes that each node sends and gets in a step of VGG19; [] on all ranks but 0."""
-        found = []
+        """The bytes that each node sends and gets in a step of VGG19 (figure 10) and of one layer (table 1); [] on all
+        ranks but 0."""
         kernels = [(b, 9 * a) for a, b in itertools.pairwise(CONVOLUTIONS)]
         shapes = {f"conv{i}": shape for i, shape in enumerate(kernels)}
-        shapes |= {f"fc{6 + i}": shape for i, shape in enumerate(QUARTER)}
-        layers = {f"fc{6 + i}" for i in range(len(QUARTER))}
-        pairs = {name: Factors(SAMPLES) for name in layers}
-        ways: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-            TRAFFIC[0]: ({}, {}),
-            TRAFFIC[1]: ({}, pairs),
-            TRAFFIC[2]: (dict.fromkeys(layers, PeerToPeer()), pairs),
-        }
-        for name, (topology, codec) in ways.items():
-            with hpcomm.Exchange(
-                self.ctx,
-                {key: np.zeros(shape, np.float32) for key, shape in shapes.items()},
-                topology,
-                codec=codec,
-                rule=hpcomm.SGD(0.1),
-            ) as ex:
+        linear = {f"fc{6 + i}": shape for i, shape in enumerate(QUARTER)}
+        found = []
+        for name, nodes in self.counted(shapes | linear, linear, SAMPLES, TRAFFIC):
+            found.append({"group": "traffic", "ranks": self.size, "name": name, "nodes": nodes, "wrong": 0})
+        side = SIDE // 16 if self.options.quick else SIDE
+        shape = {"fc": (side, side)}
+        place = {"group": "table 1", "ranks": self.size, "rows": side, "columns": side, "K": BATCH, "wrong": 0}
+        for name, nodes in self.counted(shape, shape, BATCH, METHODS):
+            found.append({**place, "name": name, "nodes": nodes})
+        return found if self.rank == 0 else []
+
+    def counted(
+        self, shapes: Mapping[str, tuple[int, int]], linear: Iterable[str], K: int, names: Sequence[str]
+    ) -> Iterator[tuple[str, list[int]]]:
+        """By each node in a step: where all layers go through servers, where linear ones go as K pairs to one server,
+        and where they go so to all. names: of these three ways."""
+        pairs = {name: Factors(K) for name in linear}
+        ways: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
+            ({}, {}),
+            ({}, pairs),
+            (dict.fromkeys(pairs, PeerToPeer()), pairs),
+        ]
+        for name, (topology, codec) in zip(names, ways, strict=True):
+            zeros = {key: np.zeros(shape, np.float32) for key, shape in shapes.items()}
+            with hpcomm.Exchange(self.ctx, zeros, topology, codec=codec, rule=hpcomm.SGD(0.1)) as ex:
                 for key in shapes:
                     if key in codec:
                         one = ex.factors(key)
-                        one.u[:], one.v[:], one.count = 1, 1, SAMPLES
+                        one.u[:], one.v[:], one.count = 1, 1, K
                     else:
                         ex.gradient(key).fill(1)
                 for handle in [ex.push_pull_nb(key) for key in shapes]:
@@ -105,6 +116,4 @@ class Load(Group):
                 for entry in ex.stats().traffic:
                     sent[entry.rank] += entry.bytes
             matrix = np.array(self.comm.allgather(sent))
-            nodes = (matrix.sum(axis=0) + matrix.sum(axis=1)).tolist()
-            found.append({"group": "traffic", "ranks": self.size, "name": name, "nodes": nodes, "wrong": 0})
-        return found if self.rank == 0 else []
+            yield name, (matrix.sum(axis=0) + matrix.sum(axis=1)).tolist()

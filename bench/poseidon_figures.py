@@ -107,13 +107,13 @@ class Trainer:
             self.arrived(layer)
 
     def fill(self, pairs: int, value: float) -> None:
-        """All updates are value, on this rank."""
+        """All updates are pairs * value, on this rank."""
         for layer in self.layers:
             if isinstance(self.exchange.codecs[layer.name], Factors):
                 one = self.exchange.factors(layer.name)
-                one.u[:], one.v[:], one.count = 1, value / pairs, pairs
+                one.u[:], one.v[:], one.count = 1, value, pairs
             else:
-                self.exchange.gradient(layer.name).fill(value)
+                self.exchange.gradient(layer.name).fill(pairs * value)
 
     def wrong(self, mean: float, plant: bool) -> int:
         """Parameters that are not what the steps make of them."""
@@ -189,7 +189,7 @@ class Timed(Group):
             trainer.drain()
             self.meet()  # owners have sent all
             sent = sum(entry.bytes for entry in exchange.stats().traffic) / trainer.steps
-            wrong = trainer.wrong((self.size + 1) / 2, self.options.plant)
+            wrong = trainer.wrong(system.pairs * (self.size + 1) / 2, self.options.plant)
         (began, stalled, used), (ended, in_all, used_by) = trainer.marks[WARMUP], trainer.marks[-1]
         parts = {"step": ended - began, "stalled": in_all - stalled, "processor": used_by - used}
         return {**{part: value / self.options.steps for part, value in parts.items()}, "sent": sent, "wrong": wrong}

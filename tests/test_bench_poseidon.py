@@ -126,6 +126,15 @@ def test_figures_tell_speedups_stall_and_trainings() -> None:
     assert any(line.split() == ["10", "2.0000", "25.0", "3.0000", "50.0"] for line in lines)
 
 
+def test_table_1_is_told_beside_what_was_counted() -> None:
+    place = {"group": "table 1", "ranks": 8, "rows": 4096, "columns": 4096, "K": 32, "wrong": 0}
+    rows = [{**place, "name": name, "nodes": [1e6, 240e6]} for name in ("PS", "SFB", "Adam")]
+    found = [poseidon_table.table_1(row) / 4e6 for row in rows]
+    assert found[:2] == pytest.approx([58.7, 3.67], rel=0.001)  # section 3.2
+    lines = poseidon_table.lines({**document(), "rows": rows})
+    assert any(line.split()[:3] == ["PS", "234.881", "240.000"] for line in lines)
+
+
 def test_figures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert poseidon_plots.draw(figures(), tmp_path / "figures.png")
@@ -155,13 +164,14 @@ def test_each_group_has_its_hosts_and_links() -> None:
 @pytest.mark.bench
 def test_every_exact_way_ends_with_the_same_parameters_and_a_spoilt_value_is_found() -> None:
     groups = "steps,choice,traffic,bandwidth"
-    command = [sys.executable, "-m", "bench.poseidon", "--quick", "--plant", "--json", "--groups", groups]
+    command = [sys.executable, "-m", "bench.poseidon", "--quick", "--plant", "--json"]
+    command += ["--groups", groups, "--networks", "VGG19"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)
     assert ended.returncode == 1, ended.stderr
     rows = json.loads(ended.stdout)["rows"]
-    assert {own["group"] for own in rows} == set(groups.split(","))
+    assert {own["group"] for own in rows} == {*groups.split(","), "table 1"}
     steps = [own for own in rows if own["group"] == "steps"]
     assert all(own["wrong"] for own in rows if own["group"] == "bandwidth")
     unspoilt = (*LOSSY, ALONE, DDP)
