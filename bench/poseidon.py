@@ -12,6 +12,7 @@ Networks of these groups are lists of layers at a quarter of their width, which 
     scaling   figures 5, 6 and 9a: the speedup of 2, 4 and 8 hosts.
     stall     figure 7: computing and waiting on eight hosts.
     bandwidth figure 8: the speedup with links of 0.1 to 1 Gb/s.
+    methods   section 5.3: Adam's way and 1-bit.
     ranks     several ranks on each host.
 
 These groups train on scikit-learn's digits:

@@ -14,12 +14,12 @@ import numpy as np
 import hpcomm
 from bench.hosts_bench import Shape, carried
 from bench.poseidon_networks import FLOAT, NETWORKS, Layer, Network, count, times
-from bench.poseidon_systems import AFTER, FIGURES, PAPER, POSEIDON, WHOLE, Figure
+from bench.poseidon_systems import AFTER, FIGURES, LINEAR, PAPER, POSEIDON, WHOLE, Figure
 from bench.rows import Row
 from bench.torch_step import Group
 from bench.training import processor
 from hpcomm import measure
-from hpcomm.codec import Factors
+from hpcomm.codec import Factors, OneBit
 from hpcomm.model import Cluster, Rates, best_scheme
 from hpcomm.model import Layer as Exchanged
 from hpcomm.topology import PeerToPeer
@@ -38,14 +38,13 @@ class System:
     pairs: int
 
     def exchange(self, ctx: hpcomm.Context, layers: Sequence[Layer]) -> hpcomm.Exchange:
-        factors = [name for name, scheme in self.schemes.items() if scheme == "factors"]
-        hosts = [name for name, scheme in self.schemes.items() if scheme == "hosts"]
-        topology: dict[str, Any] = {**dict.fromkeys(hosts, "auto"), **dict.fromkeys(factors, PeerToPeer())}
+        topologies: dict[str, Any] = {"hosts": "auto", "factors": PeerToPeer()}
+        codecs: dict[str, Any] = {"factors": Factors(self.pairs), "adam": Factors(self.pairs), "1bit": OneBit()}
         return hpcomm.Exchange(
             ctx,
             {one.name: np.zeros((one.rows, one.columns), np.float32) for one in layers},
-            topology,
-            codec=dict.fromkeys(factors, Factors(self.pairs)),
+            {name: topologies[scheme] for name, scheme in self.schemes.items() if scheme in topologies},
+            codec={name: codecs[scheme] for name, scheme in self.schemes.items() if scheme in codecs},
             rule=hpcomm.SGD(RATE),
             chunk_bytes=CHUNK if self.name == WHOLE else None,
             progress="thread",  # a GPU leaves the processor to it
@@ -147,7 +146,7 @@ class Timed(Group):
         base = "ps" if hosts == self.size else "hosts"
         found: list[System] = []
         for name in figure.systems:
-            schemes = {one.name: base for one in layers}
+            schemes = {one.name: LINEAR.get(name, base) if one.linear else base for one in layers}
             if name in (POSEIDON, PAPER) and self.size > 1:
                 cluster = Cluster(self.size, hosts=hosts)
                 for one in layers:

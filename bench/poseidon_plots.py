@@ -51,9 +51,11 @@ def _by_hosts(axis: Any, rows: Sequence[Row], heading: str) -> None:
 
 def _by_link(axis: Any, rows: Sequence[Row], heading: str) -> None:
     axis.axhline(rows[0]["ranks"], ls=":", color="black", lw=1, label="linear")
-    gigabits = carried("1gbit")
-    _lines(axis, rows, lambda row: carried(row["link"]) / gigabits)
+    gigabits = {row["link"]: carried(row["link"]) / carried("1gbit") for row in rows}
+    _lines(axis, rows, lambda row: gigabits[row["link"]])
     axis.set_xscale("log")
+    axis.set_xticks(list(gigabits.values()), [f"{value:g}" for value in gigabits.values()])
+    axis.minorticks_off()
     axis.set(title=f"{heading}, {rows[0]['ranks']} hosts, 1 Gb/s for 10 GbE", xlabel="link (Gb/s)")
 
 
@@ -68,11 +70,13 @@ def _stall(axis: Any, rows: Sequence[Row], heading: str) -> None:
 
 
 def _accuracy(axis: Any, rows: Sequence[Row]) -> None:
+    hosts = list(dict.fromkeys(row["hosts"] for row in rows))
     for row in rows:
-        dashes = "-" if row["name"] == rows[0]["name"] else ":"
+        ours = row["name"] == rows[0]["name"]
         errors = [100 * error for error in row["errors"]]
-        label = f"{row['hosts']} hosts" if dashes == "-" else f"one process, batch {row['batch']}"
-        axis.plot(range(1, len(errors) + 1), errors, dashes, label=label)
+        label = f"hosts: {row['hosts']}, batch {row['batch']}" if ours else f"one process, batch {row['batch']}"
+        colour = f"C{hosts.index(row['hosts'])}"
+        axis.plot(range(1, len(errors) + 1), errors, "-" if ours else ":", color=colour, label=label)
     axis.set(title="a small ResNet", xlabel="epoch", ylabel="test error (%)")
     axis.set_yscale("log")
     axis.grid(alpha=0.3)

@@ -6,13 +6,9 @@ from bench.poseidon_networks import NETWORKS
 
 AFTER, WHOLE, WFBP = "PS after backward", "PS, whole tensors", "WFBP + PS"
 POSEIDON, PAPER = "Poseidon", "Poseidon, algorithm 1"
-SYSTEMS = {
-    AFTER: "Caffe+PS",
-    WHOLE: "TF",
-    WFBP: "Caffe+WFBP, TF+WFBP",
-    POSEIDON: "Poseidon, by seconds",
-    PAPER: "Poseidon",
-}
+ADAM, ONE_BIT = "Adam's way", "1-bit"
+LINEAR = {ADAM: "adam", ONE_BIT: "1bit"}  # the scheme of all linear layers
+SYSTEMS = (AFTER, WHOLE, WFBP, POSEIDON, PAPER)
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class Figure:
     stands_for: float
     shapes: tuple[tuple[int, int], ...]
     networks: tuple[str, ...] = tuple(NETWORKS)
-    systems: tuple[str, ...] = tuple(SYSTEMS)
+    systems: tuple[str, ...] = SYSTEMS
     links: tuple[str, ...] = ()
 
 
@@ -51,6 +47,13 @@ FIGURES = {
         ("GoogLeNet", "VGG19", "VGG19-22K"),
         (WFBP, POSEIDON, PAPER),
         ("100mbit", "300mbit", "1gbit"),
+    ),
+    "methods": Figure(
+        "section 5.3: other methods on eight hosts; a link stands for 40 GbE",
+        40,
+        ((8, 1),),
+        ("VGG19",),
+        (ADAM, ONE_BIT, WFBP, POSEIDON),
     ),
     "ranks": Figure(
         "section 5.1, several ranks on each host; a link stands for 40 GbE",
