@@ -23,10 +23,13 @@ from cluster.hosts import HEAD, Cluster, Unavailable
 LIMIT = 3600.0  # seconds of the ranks of one shape
 
 
-def measure(name: str, options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path) -> Row:
-    """The document that the ranks of one shape have written."""
+def measure(
+    name: str, options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path, rate: str = ""
+) -> Row:
+    """The document that the ranks of one shape have written. rate: of the links; default: --rate."""
     output = folder / f"{shape.key}.json"
-    with Cluster(shape.all_hosts, rate=options.rate, burst=options.burst) as cluster:
+    output.unlink(missing_ok=True)
+    with Cluster(shape.all_hosts, rate=rate or options.rate, burst=options.burst) as cluster:
         command = cluster.mpirun(ranks_per_host=shape.ranks, path=mpirun(sys.executable))
         command += [sys.executable, "-m", f"bench.{name}", *given, "--part", shape.key]
         command += ["--address", cluster.address(cluster.hosts[0]), "-J", str(output)]
@@ -43,15 +46,17 @@ def start(
     given: Sequence[str],
     facts: Row,
     lines: Callable[[Row], Iterable[str]],
-    runs: Iterable[tuple[Shape, Sequence[str]]] | None = None,
+    runs: Iterable[tuple[Shape, Sequence[str], str]] | None = None,
+    draw: Callable[[Row, Path], object] | None = None,
 ) -> int:
     """Starts the ranks of one shape after another, and prints the rows of all. facts: of the document; lines: its
-    table. runs: shapes and what their ranks are given; None: options.shapes, which are given the same."""
+    table. runs: shapes, what their ranks are given and the rate of their links; None: options.shapes, which are given
+    the same. draw: plots the document into the file of --plot."""
     document: Row = {"benchmark": name, "hpcomm": hpcomm.__version__, "rate": options.rate, **facts, "rows": []}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for shape, its in [(shape, given) for shape in options.shapes] if runs is None else runs:
-                found = measure(name, options, its, shape, Path(folder))
+            for shape, its, rate in [(shape, given, "") for shape in options.shapes] if runs is None else runs:
+                found = measure(name, options, its, shape, Path(folder), rate)
                 document |= {"transport": found["transport"], "torch": found["torch"]}
                 document["rows"] += found["rows"]
                 write(options, json.dumps(document, indent=1))  # what is there if this run is ended
@@ -60,6 +65,8 @@ def start(
         write(options, json.dumps(document, indent=1))
         print(f"{name}: {document['unable']}", file=sys.stderr)
         return UNABLE
+    if draw is not None and options.plot is not None:
+        draw(document, options.plot)
     wrong = sum(row["wrong"] for row in document["rows"])
     closing = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
     print(json.dumps(document, indent=1) if options.json else "\n".join([*lines(document), closing]))

@@ -6,6 +6,19 @@ The hosts are namespaces of this machine with links of 1 Gb/s, one rank on each.
               steps and closes it. The parameters of exact ways are compared with DDP's.
     choice    random layers: what is chosen, and what both ways take.
     traffic   figure 10: the bytes of each node in a step of VGG19 at a quarter of its width.
+
+Networks of these groups are lists of layers at a quarter of their width, which compute by timer:
+
+    scaling   figures 5, 6 and 9a: the speedup of 2, 4 and 8 hosts.
+    stall     figure 7: computing and waiting on eight hosts.
+    bandwidth figure 8: the speedup with links of 0.1 to 1 Gb/s.
+    methods   section 5.3: Adam's way and 1-bit.
+    ranks     several ranks on each host.
+
+These groups train on scikit-learn's digits:
+
+    accuracy  figure 9b: a small ResNet on 1, 2 and 4 hosts, the error by epoch.
+    onebit    figure 11: CIFAR-10 quick on 4 hosts, exact and by 1-bit, the loss by iteration.
 """
 
 import argparse
@@ -17,52 +30,19 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 import hpcomm
-from bench import by_shapes, poseidon_table
+from bench import by_shapes, poseidon_plots, poseidon_table
 from bench.harness import has_torch
-from bench.hosts_bench import Shape, carried, rate_of, shape_of
-from bench.options import add_output, add_quick, write
+from bench.hosts_bench import Shape, carried
+from bench.options import write
 from bench.poseidon_choice import Choice, Load
+from bench.poseidon_figures import Timed
+from bench.poseidon_options import options_of, runs, shape_in
+from bench.poseidon_systems import FIGURES
 from bench.poseidon_table import HYBRID, LOSSY, NAMES, ROLES
 from bench.rows import Row
 from bench.torch_step import UNABLE, Block, Group, measured
 
 WARMUP = 3  # steps: the first one of scheme="auto" goes as matrices, DDP makes its buckets anew in the second
-GROUPS = {"steps": "4x1", "choice": "4x1", "traffic": "8x1"}  # and the hosts of each
-MODELS = ("mlp19",)  # bench/torch_models.py
-
-
-def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python -m bench.poseidon", description=__doc__.partition("\n")[0])
-    p.add_argument("--groups", default=",".join(GROUPS), help=f"of {', '.join(GROUPS)}; default: all")
-    p.add_argument("--hosts", default="", help="numbers of hosts, comma-separated; default: 4, traffic: 8")
-    p.add_argument("--layers", type=int, default=20, help="random layers of --groups choice")
-    p.add_argument("--seed", type=int, default=31, help="of random layers")
-    p.add_argument("--ways", default="", help="names that contain one of these, comma-separated; default: all")
-    p.add_argument("--rate", type=rate_of, default="1gbit", help="rate of each host's link, as tc writes it")
-    p.add_argument("--burst", default="256k", help="bucket of the links")
-    p.add_argument("--steps", type=int, default=3, help="timed steps of a turn")
-    p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles: the ways take turns")
-    p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
-    add_quick(p, "two hosts, a small model, one cycle, two random layers")
-    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
-    p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
-    add_output(p, "")
-    options = p.parse_args(arguments)
-    if options.quick:
-        options.hosts, options.run_cycles, options.steps, options.layers = "2", 1, 1, 2
-    options.groups = [word.strip() for word in options.groups.split(",") if word.strip()]
-    if unknown := set(options.groups) - set(GROUPS):
-        p.error(f"--groups: there is no {', '.join(sorted(unknown))}: {', '.join(GROUPS)}")
-    try:
-        options.shapes = [shape_of(f"{int(word)}x1") for word in options.hosts.split(",") if word]
-    except (ValueError, argparse.ArgumentTypeError):
-        p.error(f"--hosts: {options.hosts!r} are no numbers of hosts")
-    if any(shape.all_hosts == 1 for shape in options.shapes):
-        p.error("--hosts must be 2 or more")
-    if min(options.steps, options.run_cycles, options.layers) < 1:
-        p.error("--steps, --run_cycles and --layers must be 1 or more")
-    options.models = ["mlp3"] if options.quick else list(MODELS)
-    return options
 
 
 class Poseidon(Group):
@@ -139,14 +119,21 @@ def job(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     comm = MPI.COMM_WORLD
     address = comm.bcast(options.address)
+    shape, rows = shape_in(options.part), list[Row]()
     with hpcomm.init(comm) as ctx, gloo(comm, "eth0", address):
-        rows: list[Row] = []
-        if "steps" in options.groups:
-            rows += [{"group": "steps", **row} for row in Poseidon(options, ctx).rows(shape_of(options.part))]
-        if "choice" in options.groups:
-            rows += Choice(options, ctx).rows()
-        if "traffic" in options.groups:
-            rows += Load(options, ctx).rows()
+        for group in options.groups:
+            if group == "steps":
+                rows += [{"group": "steps", **row} for row in Poseidon(options, ctx).rows(shape)]
+            elif group == "choice":
+                rows += Choice(options, ctx).rows()
+            elif group == "traffic":
+                rows += Load(options, ctx).rows()
+            elif group in FIGURES:
+                rows += Timed(options, ctx).rows(group, shape)
+            else:
+                from bench.poseidon_training import Trainings  # noqa: PLC0415
+
+                rows += Trainings(options, ctx).rows(group)
         transports = sorted({peer.transport for peer in ctx.peers} - {"self"})
         facts = {"transport": ",".join(transports), "torch": torch.__version__}
     wrong = comm.bcast(sum(row["wrong"] for row in rows))
@@ -157,17 +144,13 @@ def job(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = options_of(given)
+    options = options_of(given, __doc__.partition("\n")[0])
     if not has_torch():
         print("poseidon: torch is missing: pip install 'torch>=2.4'", file=sys.stderr)
         return UNABLE
-    runs = [
-        (shape, [*given, "--groups", group])  # the last --groups counts
-        for group in options.groups
-        for shape in options.shapes or [shape_of(GROUPS[group])]
-    ]
+    jobs, lines = runs(options, given), poseidon_table.lines
     return by_shapes.run(
-        lambda: by_shapes.start("poseidon", options, given, {}, poseidon_table.lines, runs), lambda: job(options)
+        lambda: by_shapes.start("poseidon", options, given, {}, lines, jobs, poseidon_plots.draw), lambda: job(options)
     )
 
 

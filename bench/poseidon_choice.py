@@ -3,7 +3,7 @@
 import itertools
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,15 @@ from hpcomm import measure
 from hpcomm.codec import Factors
 from hpcomm.model import Cluster, Layer, best_scheme
 from hpcomm.topology import PeerToPeer
+from hpcomm.topology.automatic import automatic_pairs
 
 ROUNDS = 5
 QUARTER = (1024, 6272), (1024, 1024), (250, 1024)  # fc6, fc7 and fc8 of VGG19 at a quarter of its width
 CONVOLUTIONS = (3, 16, 16, 32, 32, *4 * (64,), *8 * (128,))  # channels of VGG19, likewise
 SAMPLES = 8  # K: a quarter of the paper's
 TRAFFIC = ("TF-WFBP", "Adam", "Poseidon")  # figure 10
+METHODS = ("PS", "Adam", "SFB")  # table 1
+SIDE, BATCH = 4096, 32  # of the layer of section 3.2, and of its samples
 
 
 class Choice(Group):
@@ -29,16 +32,25 @@ class Choice(Group):
         """What is chosen for random layers, beside what both ways take; [] on all ranks but 0."""
         ctx, random = self.ctx, np.random.default_rng(self.options.seed)
         rates = replace(measure.measure_rates(ctx), multiply=measure.multiply_rate(ctx, hpcomm.Exchange, None))
-        cluster, found = Cluster(self.size, hosts=self.size), []
+        cluster, found = Cluster(self.size, hosts=len(set(ctx.hosts))), []
         for i in range(self.options.layers):
             m, n = (int(2 ** random.uniform(8, 12)) // 16 * 16 for _ in range(2))
             k = int(2 ** random.uniform(0, 9))
             layer = Layer("w", (m, n), k)
             took = {
-                "ps": self.seconds((m, n), hpcomm.ParameterServer(), "float32"),
-                "factors": self.seconds((m, n), PeerToPeer(), Factors(k)),
+                "ps": self.seconds((m, n), "auto", "float32"),
+                "factors": self.seconds((m, n), automatic_pairs(ctx.hosts), Factors(k)),
             }
-            row: Row = {"group": "choice", "ranks": self.size, "rows": m, "columns": n, "K": k, **took, "wrong": 0}
+            row: Row = {
+                "group": "choice",
+                "ranks": self.size,
+                "hosts": cluster.hosts,
+                "rows": m,
+                "columns": n,
+                "K": k,
+                **took,
+                "wrong": 0,
+            }
             for by in ("measured", "paper"):
                 choice = best_scheme(layer, cluster, rates, by=by)
                 row |= {by: choice.scheme, f"{by} ratio": took[choice.scheme] / min(took.values())}
@@ -72,30 +84,39 @@ class Choice(Group):
 
 class Load(Group):
     def rows(self) -> list[Row]:
-        """Figure 10: the bytes that each node sends and gets in a step of VGG19; [] on all ranks but 0."""
-        found = []
+        """The bytes that each node sends and gets in a step of VGG19 (figure 10) and of one layer (table 1); [] on all
+        ranks but 0."""
         kernels = [(b, 9 * a) for a, b in itertools.pairwise(CONVOLUTIONS)]
         shapes = {f"conv{i}": shape for i, shape in enumerate(kernels)}
-        shapes |= {f"fc{6 + i}": shape for i, shape in enumerate(QUARTER)}
-        layers = {f"fc{6 + i}" for i in range(len(QUARTER))}
-        pairs = {name: Factors(SAMPLES) for name in layers}
-        ways: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-            TRAFFIC[0]: ({}, {}),
-            TRAFFIC[1]: ({}, pairs),
-            TRAFFIC[2]: (dict.fromkeys(layers, PeerToPeer()), pairs),
-        }
-        for name, (topology, codec) in ways.items():
-            with hpcomm.Exchange(
-                self.ctx,
-                {key: np.zeros(shape, np.float32) for key, shape in shapes.items()},
-                topology,
-                codec=codec,
-                rule=hpcomm.SGD(0.1),
-            ) as ex:
+        linear = {f"fc{6 + i}": shape for i, shape in enumerate(QUARTER)}
+        found = []
+        for name, nodes in self.counted(shapes | linear, linear, SAMPLES, TRAFFIC):
+            found.append({"group": "traffic", "ranks": self.size, "name": name, "nodes": nodes, "wrong": 0})
+        side = SIDE // 16 if self.options.quick else SIDE
+        shape = {"fc": (side, side)}
+        place = {"group": "table 1", "ranks": self.size, "rows": side, "columns": side, "K": BATCH, "wrong": 0}
+        for name, nodes in self.counted(shape, shape, BATCH, METHODS):
+            found.append({**place, "name": name, "nodes": nodes})
+        return found if self.rank == 0 else []
+
+    def counted(
+        self, shapes: Mapping[str, tuple[int, int]], linear: Iterable[str], K: int, names: Sequence[str]
+    ) -> Iterator[tuple[str, list[int]]]:
+        """By each node in a step: where all layers go through servers, where linear ones go as K pairs to one server,
+        and where they go so to all. names: of these three ways."""
+        pairs = {name: Factors(K) for name in linear}
+        ways: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
+            ({}, {}),
+            ({}, pairs),
+            (dict.fromkeys(pairs, PeerToPeer()), pairs),
+        ]
+        for name, (topology, codec) in zip(names, ways, strict=True):
+            zeros = {key: np.zeros(shape, np.float32) for key, shape in shapes.items()}
+            with hpcomm.Exchange(self.ctx, zeros, topology, codec=codec, rule=hpcomm.SGD(0.1)) as ex:
                 for key in shapes:
                     if key in codec:
                         one = ex.factors(key)
-                        one.u[:], one.v[:], one.count = 1, 1, SAMPLES
+                        one.u[:], one.v[:], one.count = 1, 1, K
                     else:
                         ex.gradient(key).fill(1)
                 for handle in [ex.push_pull_nb(key) for key in shapes]:
@@ -105,6 +126,4 @@ class Load(Group):
                 for entry in ex.stats().traffic:
                     sent[entry.rank] += entry.bytes
             matrix = np.array(self.comm.allgather(sent))
-            nodes = (matrix.sum(axis=0) + matrix.sum(axis=1)).tolist()
-            found.append({"group": "traffic", "ranks": self.size, "name": name, "nodes": nodes, "wrong": 0})
-        return found if self.rank == 0 else []
+            yield name, (matrix.sum(axis=0) + matrix.sum(axis=1)).tolist()

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
+from bench import poseidon_figures_table
 from bench.judge import Promise, span, table
 from bench.rows import Row
 from bench.torch_table import ALONE, DDP, cost, median, processor
@@ -36,6 +37,7 @@ def lines(document: Row) -> list[str]:
                 found += [f"\n# {name}, by layer", *("# " + line for line in rows[name]["schemes"].splitlines())]
     found += choices(document)
     found += traffic(document)
+    found += poseidon_figures_table.lines(document)
     promised = list(promises(document))
     return [*found, *(["", table(promised)] if promised else [])]
 
@@ -59,7 +61,30 @@ def traffic(document: Row) -> list[str]:
     found = (
         ["\n# figure 10: MB that each node sends and gets in a step of VGG19 at a quarter of its width"] if rows else []
     )
-    return [*found, *(f"  {row['name']:<10}" + "".join(f"{n / 1e6:>9.2f}" for n in row["nodes"]) for row in rows)]
+    found += [f"  {row['name']:<10}" + "".join(f"{n / 1e6:>9.2f}" for n in row["nodes"]) for row in rows]
+    rows = [row for row in document["rows"] if row["group"] == "table 1"]
+    if rows:
+        first = rows[0]
+        found.append(
+            f"\n# table 1: MB of the busiest node, a layer of {first['rows']} x {first['columns']}, K = {first['K']}, "
+            f"{first['ranks']} hosts"
+        )
+        found.append(f"# {'':<10}{'formula':>12}{'counted':>12}{'over':>9}")
+    for row in rows:
+        formula, counted = table_1(row) / 1e6, max(row["nodes"]) / 1e6
+        found.append(f"  {row['name']:<10}{formula:>12.3f}{counted:>12.3f}{counted / formula:>9.4f}")
+    return found
+
+
+def table_1(row: Row) -> float:
+    """Bytes of a node that is both a server and a worker, by the paper: of float32 values."""
+    m, n, k, p = (row[name] for name in ("rows", "columns", "K", "ranks"))
+    values = {
+        "PS": 2 * m * n * (p + p - 2) / p,
+        "SFB": 2 * k * (p - 1) * (m + n),
+        "Adam": (p - 1) * (m * n + k * (m + n)),
+    }
+    return float(4 * values[row["name"]])
 
 
 def models_of(document: Row) -> list[dict[str, Row]]:
@@ -106,6 +131,7 @@ def promises(document: Row) -> Iterator[Promise]:
         yield Promise(
             what, f"{ours / 1e6:.2f} MB", f"{adam / 1e6:.2f} MB, {adam / ours:.2f}", asked, asked, asked, 1.02, True
         )
+    yield from poseidon_figures_table.promises(document)
 
 
 def _chosen(rows: Sequence[Row]) -> Iterator[Promise]:

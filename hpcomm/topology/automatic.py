@@ -10,6 +10,7 @@ from ..plan import Cut, Plan
 from ..stage import Key, whole
 from .hierarchy import Hierarchy
 from .parameter_server import ParameterServer
+from .peer_to_peer import PeerToPeer
 from .protocol import Job, Roles, Topology
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ class Automatic(Topology):
             InvalidArgument: always.
         """
         raise InvalidArgument("topology is 'auto', which an Exchange decides: give a ParameterServer or a Hierarchy")
+
+
+def automatic_pairs(hosts: Sequence[int]) -> Topology:
+    """The topology of keys with codec.Factors: a hierarchy where several hosts have several ranks, of each of which one
+    then adds the products; else every rank does. hosts: by rank: the lowest rank on its host."""
+    return Hierarchy() if 1 < len(set(hosts)) < len(hosts) else PeerToPeer()
 
 
 def automatic(hosts: Sequence[int], racks: Sequence[str]) -> Topology:

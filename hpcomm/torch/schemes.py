@@ -18,7 +18,8 @@ from ..exchange.book import Book
 from ..log import logger
 from ..model import Cluster, Cost, Layer, SchemeChoice, cost_of
 from ..stage import nearest, whole
-from ..topology import Hierarchy, ParameterServer, PeerToPeer, Topology
+from ..topology import ParameterServer
+from ..topology.automatic import automatic_pairs
 from . import scheme_table
 from .choice import Decision, check_lossy, decide
 from .key import ParamKey
@@ -160,17 +161,12 @@ class Schemes:
         codecs = dict(codec) if isinstance(codec, Mapping) else {} if codec is None else dict.fromkeys(self.of, codec)
         for name, scheme in apart.items():
             if scheme in _PAIRS:
-                places[name] = self._peers if scheme == "factors" else ParameterServer()
+                places[name] = automatic_pairs(self._ctx.hosts) if scheme == "factors" else ParameterServer()
                 codecs[name] = Factors(self._layer(name).pairs)
             else:
                 codecs[name] = OneBit()
         codecs |= self.codecs
         return places, {**{name: one for name, one in options.items() if name not in _SERVERS}, "codec": codecs}
-
-    @property
-    def _peers(self) -> Topology:
-        """Of factors: where several hosts have several ranks, one rank of each adds the products for all."""
-        return Hierarchy() if 1 < len(set(self._ctx.hosts)) < self._ctx.size else PeerToPeer()
 
     def begin(self) -> None:
         """Before the first exchange is made: with batch= the schemes are known, else the first step shows how many rows
