@@ -38,7 +38,7 @@ from bench.poseidon_choice import Choice, Load
 from bench.poseidon_figures import Timed
 from bench.poseidon_options import options_of, runs, shape_in
 from bench.poseidon_systems import FIGURES
-from bench.poseidon_table import HYBRID, LOSSY, NAMES, ROLES
+from bench.poseidon_table import HYBRID, LOSSY, NAMES, OF_ONE, ROLES
 from bench.rows import Row
 from bench.torch_step import UNABLE, Block, Group, measured
 
@@ -60,7 +60,7 @@ class Poseidon(Group):
         from bench.torch_models import CASES, count  # noqa: PLC0415
 
         case = CASES[key]
-        names = [name for name in NAMES if self.wanted(name)]
+        names = [name for name in (NAMES if self.size > 1 else OF_ONE) if self.wanted(name)]
         exact = [name for name in names if name not in LOSSY]
         ways = [make(name, case, self.ctx) for name in exact]
         wrong = dict(zip(exact, self.check(ways, case), strict=True))

@@ -103,11 +103,13 @@ class Load(Group):
         self, shapes: Mapping[str, tuple[int, int]], linear: Iterable[str], K: int, names: Sequence[str]
     ) -> Iterator[tuple[str, list[int]]]:
         """By each node in a step: where all layers go through servers, where linear ones go as K pairs to one server,
-        and where they go so to all. names: of these three ways."""
+        and where they go so to all. names: of these three ways. Of Adam's way linear layers are dealt to servers by
+        themselves, and the others evenly to all, as table 1 has it."""
+        apart = hpcomm.ParameterServer(servers=range(self.size))
         pairs = {name: Factors(K) for name in linear}
         ways: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
             ({}, {}),
-            ({}, pairs),
+            (dict.fromkeys(pairs, apart), pairs),
             (dict.fromkeys(pairs, PeerToPeer()), pairs),
         ]
         for name, (topology, codec) in zip(names, ways, strict=True):

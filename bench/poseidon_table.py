@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from bench import poseidon_figures_table
 from bench.judge import Promise, span, table
-from bench.rows import Row
+from bench.rows import Row, ratio
 from bench.torch_table import ALONE, DDP, cost, median, processor
 
 FP16, POWER, PEER = "DDP, fp16 hook", "DDP, PowerSGD 4", "Gloo all_gather + sgemm"
@@ -15,6 +15,7 @@ SCHEMES = {AFTER: None, COARSE: None, HUB: None, AUTO: "auto", SKIPPED: "auto", 
 HYBRID = tuple(SCHEMES)
 LOSSY = (FP16, POWER, ONE_BIT)
 NAMES = (ALONE, DDP, FP16, POWER, PEER, *HYBRID)
+OF_ONE = (ALONE, HUB, AUTO)  # of one rank, which exchanges nothing
 ROLES = {ALONE: "bound", **dict.fromkeys((DDP, FP16, POWER, PEER), "peer"), **dict.fromkeys(HYBRID, "hpcomm")}
 ADAM_OVER = 9.17  # of VGG19 with K = 8 at a quarter of its width and 8 hosts
 HEAD = ("model", "hosts", "who", "step", "least", "most", "cost", "of DDP's", "processor", "sent", "#wrong")
@@ -111,6 +112,11 @@ def promises(document: Row) -> Iterator[Promise]:
     """Each is a ratio of what exchanges cost: a step less the time alone."""
     for rows in models_of(document):
         if ALONE not in rows:
+            continue
+        if next(iter(rows.values()))["ranks"] == 1:
+            if AUTO in rows and HUB in rows:
+                told = span(median(rows[AUTO])), f"{span(median(rows[HUB]))} {HUB}"
+                yield Promise("one rank: with scheme / without", *told, *ratio(rows[AUTO], rows[HUB]), 1.0, True)
             continue
         for ours, other, target in (
             (AUTO, DDP, 5.0),
