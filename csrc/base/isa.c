@@ -29,7 +29,7 @@ int hpc_isa_available(int isa) {
         return 1;
 #if defined(__x86_64__)
     case HPC_ISA_AVX2:
-        return __builtin_cpu_supports("avx2") && has_f16c();
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     case HPC_ISA_AVX512:
         return __builtin_cpu_supports("avx512f") != 0;
 #endif
@@ -43,7 +43,7 @@ int hpc_isa_check(int isa, const char *op) {
         return hpc_fail(HPC_ERR_INVALID, op, "%s: isa is %d, not one of 0 (best) to %d", op, isa, HPC_ISA_AVX512);
     if (!hpc_isa_available(isa))
         return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: this CPU lacks %s; use isa 0 (best)", op,
-                        isa == HPC_ISA_AVX512 ? "AVX-512F" : "AVX2 or F16C");
+                        isa == HPC_ISA_AVX512 ? "AVX-512F" : "AVX2, F16C or FMA");
     return HPC_OK;
 }
 

@@ -53,7 +53,7 @@ struct hpc_factor_kernels {
 };
 
 extern const struct hpc_factor_kernels hpc_factors_generic;
-extern const struct hpc_factor_kernels hpc_factors_avx2;   /* built on x86-64; the CPU must have AVX2 and F16C */
+extern const struct hpc_factor_kernels hpc_factors_avx2;   /* built on x86-64; the CPU must have AVX2, F16C and FMA */
 extern const struct hpc_factor_kernels hpc_factors_avx512; /* and AVX-512F */
 
 /* The table of an instruction set that hpc_isa_check let pass. Never NULL. */

@@ -1,4 +1,4 @@
-/* Compiled with -mavx2 -mf16c -ffp-contract=off; runs only where the CPU has it. */
+/* Compiled with -mavx2 -mf16c -mfma -ffp-contract=off; runs only where the CPU has it. */
 #include "kernel/factors.h"
 #include "kernel/lanes_avx2.h"
 

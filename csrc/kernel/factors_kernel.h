@@ -5,7 +5,9 @@
  *   dense u and v     tiles, from panels of v and blocks of u that are packed behind each other
  *   sparse u          a list for each row (factors_lists.h); its sums are vectors along the row
  *   sparse v          a list for each column; its sums are vectors of rows, and are turned
- *   both              a list for each row; products go to their places one by one */
+ *   both              a list for each row; products go to their places one by one
+ *
+ * A product and its sum round once. */
 #include "kernel/half.h"
 
 #include <string.h>
@@ -92,6 +94,10 @@ FACTORS_INLINE void values_of(float *to, const hpc_factor *f, size_t from, size_
         if (at >= n) break;
         to[at] = value_at(f->values, i, dtype);
     }
+}
+
+static inline float multiply_add_one(float a, float b, float c) {
+    return multiply_add(a, (reals){b}, (reals){c})[0];
 }
 
 /* n values, less rate times n sums. */
@@ -189,7 +195,7 @@ FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, siz
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) s[i][j] += u[i] * x[j];
+            for (int j = 0; j < VECTORS; j++) s[i][j] = multiply_add(u[i], x[j], s[i][j]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++)

@@ -72,13 +72,13 @@ FACTORS_INLINE void sum_few(purpose purpose, int n, float *to, size_t count, con
         reals s = purpose == ADD ? (reals)*at : (reals){0};
         if (ahead != NULL && d % LINE_VALUES == 0) __builtin_prefetch(ahead + d, 1);
 #pragma GCC unroll 8
-        for (int i = 0; i < n; i++) s += value[i] * (reals) * (const stored *)(x[i] + d);
+        for (int i = 0; i < n; i++) s = multiply_add(value[i], (reals) * (const stored *)(x[i] + d), s);
         *at = purpose == TAKE ? (reals)*at - rate * s : s;
     }
     for (; d < count; d++) {
         float s = purpose == ADD ? to[d] : 0;
 #pragma GCC unroll 8
-        for (int i = 0; i < n; i++) s += value[i] * x[i][d];
+        for (int i = 0; i < n; i++) s = multiply_add_one(value[i], x[i][d], s);
         to[d] = purpose == TAKE ? to[d] - rate * s : s;
     }
 }
@@ -261,7 +261,8 @@ FACTORS_INLINE void sum_columns(float *sums, const entry *e, const entry *end, c
         const float value = e->value;
 #pragma GCC unroll 16
         for (size_t i = 0; i < tall; i += LANES)
-            *(stored *)(to + i) = (reals) * (const stored *)(to + i) + value * (reals) * (const stored *)(x + i);
+            *(stored *)(to + i) =
+                multiply_add(value, (reals) * (const stored *)(x + i), (reals) * (const stored *)(to + i));
     }
 }
 
@@ -369,7 +370,7 @@ FACTORS_INLINE void each_point(const hpc_factor *v, uint32_t from, uint32_t n, f
     for (size_t i = from > 0 ? first_from(v, from, wide) : 0; i < v->n; i++) {
         const uint32_t d = index_at(v, i, wide) - from;
         if (d >= n) return;
-        sums[d] += wu * value_at(v->values, i, dtype);
+        sums[d] = multiply_add_one(wu, value_at(v->values, i, dtype), sums[d]);
     }
 }
 

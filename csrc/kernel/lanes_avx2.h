@@ -21,6 +21,13 @@ static inline void fold_end(int stream) {
 typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
 
+#if defined(__FMA__)
+/* a b + c, rounded once. */
+static inline reals multiply_add(float a, reals b, reals c) {
+    return (reals)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)b, (__m256)c);
+}
+#endif
+
 static inline reals load_f16(const uint16_t *in) {
     return (reals)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)in));
 }

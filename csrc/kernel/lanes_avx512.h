@@ -21,6 +21,11 @@ static inline void fold_end(int stream) {
 typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
 
+/* a b + c, rounded once. */
+static inline reals multiply_add(float a, reals b, reals c) {
+    return (reals)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)b, (__m512)c);
+}
+
 static inline reals load_f16(const uint16_t *in) {
     return (reals)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)in));
 }

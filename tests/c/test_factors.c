@@ -43,8 +43,8 @@ static void add_plainly(const hpc_codec_config *c, const hpc_factors *f, int val
         for (uint64_t j = 0; j < rows; j++) {
             const float u = through(f->u[(uint64_t)k * c->rows + row + j], values), wu = (float)(weight * (double)u);
             for (uint64_t d = 0; d < c->columns; d++) {
-                const float product = wu * through(f->v[(uint64_t)k * c->columns + d], values);
-                sum[j * c->columns + d] += product;
+                float *to = &sum[j * c->columns + d];
+                *to = fmaf(wu, through(f->v[(uint64_t)k * c->columns + d], values), *to);
             }
         }
 }
