@@ -66,7 +66,8 @@ def options_of(arguments: Sequence[str] | None, about: str) -> argparse.Namespac
         options.shapes = [_hosts(word.strip()) for word in options.hosts.split(",") if word]
     except (ValueError, argparse.ArgumentTypeError):
         p.error(f"--hosts: {options.hosts!r} are no numbers of hosts, nor hosts and ranks as 2x2")
-    if any(shape.all_hosts == 1 for shape in options.shapes) and not set(options.groups) <= {"steps", "scaling", ACCURACY}:
+    of_one = {"steps", "scaling", ACCURACY}
+    if any(shape.all_hosts == 1 for shape in options.shapes) and not set(options.groups) <= of_one:
         p.error(f"--hosts must be 2 or more, but for steps, scaling and {ACCURACY}")
     if min(options.steps, options.run_cycles, options.layers, options.epochs, options.iterations) < 1:
         p.error("--steps, --run_cycles, --layers, --epochs and --iterations must be 1 or more")
