@@ -36,8 +36,6 @@ static inline void fold_end(int stream) {
 typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
-typedef double doubles __attribute__((vector_size(2 * VECTOR_BYTES)));
-typedef int64_t longs __attribute__((vector_size(2 * VECTOR_BYTES)));
 typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
 
 static inline void store_words16(uint16_t *out, words x) {
@@ -47,6 +45,8 @@ static inline void store_words16(uint16_t *out, words x) {
 /* a b + c, rounded once. As float64 the product is exact. The sum is rounded to odd: its last bit is 1 where it is not
  * exact, so that it rounds to float32 as the exact sum does (Boldo and Melquiond, 2008). */
 static inline reals multiply_add(float a, reals b, reals c) {
+    typedef double doubles __attribute__((vector_size(2 * VECTOR_BYTES)));
+    typedef int64_t longs __attribute__((vector_size(2 * VECTOR_BYTES)));
     const doubles product = (double)a * __builtin_convertvector(b, doubles);
     const doubles other = __builtin_convertvector(c, doubles), sum = product + other, part = sum - product;
     const doubles error = (product - (sum - part)) + (other - part);

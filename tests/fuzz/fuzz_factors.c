@@ -5,6 +5,8 @@
  * Input: rows - 1, columns - 1, pairs - 1, bits (1: the piece says its true length, 2: and the true number of elements,
  * 4: and the format; from 8 on: the format), how many bytes of the piece change after its check, then the piece, and
  * what these bytes become. */
+#include <math.h>
+
 #include "codec/factors.h"
 #include "codec/factors_read.h"
 #include "fuzz.h"
@@ -82,8 +84,8 @@ static int decode(const hpc_codec_config *c, float *sum, const uint8_t *piece, u
     for (uint32_t k = 0; k < head.entries; k++)
         for (uint64_t j = 0; j < c->rows; j++)
             for (uint64_t d = 0; d < c->columns; d++) {
-                const float product = u[k][j] * v[k][d];
-                if (u[k][j] != 0 && v[k][d] != 0) sum[j * c->columns + d] += product;
+                float *to = &sum[j * c->columns + d];
+                if (u[k][j] != 0 && v[k][d] != 0) *to = fmaf(u[k][j], v[k][d], *to);
             }
     return 1;
 }
