@@ -90,8 +90,8 @@ static int decode(const hpc_codec_config *c, float *sum, const uint8_t *piece, u
     return 1;
 }
 
-/* What is no number may have become so by a product with a zero, which some skip; so may a zero have another sign, where
- * a product was too small for a float. */
+/* What is no number may have become so by a product with a zero, which some skip. A zero may have another sign, where a
+ * product was too small for a float. */
 static int same(const float *a, const float *b, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (a[i] != b[i] && a[i] - a[i] == 0 && b[i] - b[i] == 0) return 0;
