@@ -406,8 +406,8 @@ class Plan:
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key;
-                parents do not lead from every rank to every other one; sends, parents and hosts are given at once; a
-                rank is on no host, or on two, or a host has no leader.
+                parents do not lead from every rank to every other one; sends, parents and hosts are given at once, or
+                leaders without hosts; a rank is on no host, or on two, or a host has no leader.
         """
         choice("reduce", reduce, ("mean", "sum"))
         size = whole("size", size, 1)
@@ -424,8 +424,8 @@ class Plan:
             if missing := set(range(size)) - set(numbers):
                 raise InvalidArgument(f"rank {min(missing)} is in none of hosts: each rank is on one")
             given["hosts"] = [numbers[rank] for rank in range(size)]
-            if leaders is not None:
-                given["leads"] = np.isin(np.arange(size), _ranks("leaders", leaders, size)).view(np.uint8)
+        if leaders is not None:
+            given["leads"] = np.isin(np.arange(size), _ranks("leaders", leaders, size)).view(np.uint8)
         handle = _planned(
             "peer_to_peer",
             own_keys,

@@ -174,6 +174,7 @@ def test_what_hosts_refuse(case: str) -> None:
         ({"sends": from_edges(3, [(0, 1)]).dense() != 0}, "hosts and sends are given"),
         ({"parents": np.arange(9, dtype=np.int32).reshape(3, 3) // 3}, "hosts and parents are given"),
         ({"leaders": [0]}, "the host of rank 2 has no rank that leads; name one"),
+        ({"leaders": [0], "hosts": None}, "leads is given, and hosts is not"),
         ({"hosts": [[0, 1]]}, "rank 2 is in none of hosts"),
         ({"hosts": [[0, 1], [1, 2]]}, r"rank 1 is in hosts\[1\] and hosts\[0\]"),
     ],

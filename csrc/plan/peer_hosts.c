@@ -18,7 +18,9 @@ static int leads(const hpc_peer_to_peer *p, int worker) {
     return p->leads == NULL || p->leads[worker] != 0;
 }
 
-/* The workers of a host that lead, or those that do not; from `from` on. Returns how many. */
+/* Adds the workers of the host of worker `from` that lead, or those that do not, from this one on. Returns their
+ * number.
+ */
 static int add_workers(const hpc_peer_to_peer *p, int from, int leading, int *to) {
     int n = 0;
     for (int w = from; w < p->n_workers; w++)

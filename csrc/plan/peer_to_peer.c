@@ -43,6 +43,10 @@ static int check_parents(const hpc_peer_to_peer *p) {
                         "plan: hosts and %s are given; where a worker applies the pushes for its host, all come to it "
                         "straight: leave one of the two out",
                         p->sends != NULL ? "sends" : "parents");
+    if (p->hosts == NULL && p->leads != NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_plan,
+                        "plan: leads is given, and hosts is not; without hosts every worker has rows of its own: leave "
+                        "leads out, or give hosts");
     if (p->parents == NULL || p->sends == NULL) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op_plan,
                     "plan: sends and parents are given; where pushes are passed on they go to all: leave sends out");

@@ -61,7 +61,7 @@ static void by_hosts(const terms *t, hpc_cost *cost) {
     cost->memory = (2 * t->n + part * (t->slots + t->hosts) + lead) * ITEM;
 }
 
-/* Of several hosts one rank of each adds the products, and passes the layer to the others; on one host all ranks do. */
+/* One rank of each of several hosts adds the products, and passes the layer to the others; on one host all ranks do. */
 static void by_factors(const terms *t, hpc_cost *cost) {
     const double adding = t->hosts > 1 ? t->hosts : t->workers, others = t->hosts > 1 ? t->near - 1 : 0;
     const double slots = others > 0 ? 1 + t->workers : 2 * t->workers;
