@@ -275,9 +275,10 @@ def has_copies(plan: Plan) -> bool:
 
 
 def _is_of_peers(plan: Plan) -> bool:
-    """Whether rows of the same elements apply pushes for their owner alone, as C looks for peers."""
-    pushes_only = bool((plan.rows.inputs()[2] < 0).all())
-    return pushes_only and has_copies(plan) and bool((plan.rows.column("n_out") == 1).all())
+    """Whether rows of the same elements apply pushes for their owner alone, as C looks for peers. What is cheap is asked
+    first: a hub's rows have several outputs, and its inputs are many."""
+    for_one = bool((plan.rows.column("n_out") == 1).all())
+    return for_one and has_copies(plan) and bool((plan.rows.inputs()[2] < 0).all())
 
 
 def check_owners(plan: Plan, op: str) -> None:
