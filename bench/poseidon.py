@@ -61,6 +61,8 @@ class Poseidon(Group):
 
         case = CASES[key]
         names = [name for name in (NAMES if self.size > 1 else OF_ONE) if self.wanted(name)]
+        if not names:
+            return []
         exact = [name for name in names if name not in LOSSY]
         ways = [make(name, case, self.ctx) for name in exact]
         wrong = dict(zip(exact, self.check(ways, case), strict=True))

@@ -14,7 +14,7 @@ from bench.rows import Row
 from bench.torch_step import Group
 from hpcomm import measure
 from hpcomm.codec import Factors
-from hpcomm.model import Cluster, Layer, best_scheme
+from hpcomm.model import Cluster, Layer, Rates, best_scheme
 from hpcomm.topology import PeerToPeer
 from hpcomm.topology.automatic import automatic_pairs
 
@@ -27,11 +27,16 @@ METHODS = ("PS", "Adam", "SFB")  # table 1
 SIDE, BATCH = 4096, 32  # of the layer of section 3.2, and of its samples
 
 
+def rates_of(ctx: hpcomm.Context) -> Rates:
+    """What best_scheme needs to know of the machine. Collective."""
+    return replace(measure.measure_rates(ctx), multiply=measure.multiply_rate(ctx, hpcomm.Exchange, None))
+
+
 class Choice(Group):
     def rows(self) -> list[Row]:
         """What is chosen for random layers, beside what both ways take; [] on all ranks but 0."""
         ctx, random = self.ctx, np.random.default_rng(self.options.seed)
-        rates = replace(measure.measure_rates(ctx), multiply=measure.multiply_rate(ctx, hpcomm.Exchange, None))
+        rates = rates_of(ctx)
         cluster, found = Cluster(self.size, hosts=len(set(ctx.hosts))), []
         for i in range(self.options.layers):
             m, n = (int(2 ** random.uniform(8, 12)) // 16 * 16 for _ in range(2))

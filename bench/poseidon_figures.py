@@ -6,19 +6,19 @@ makes up for it, as a GPU would not have waited for a core. What is exchanged is
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import hpcomm
 from bench.hosts_bench import Shape, carried
+from bench.poseidon_choice import rates_of
 from bench.poseidon_networks import FLOAT, NETWORKS, Layer, Network, count, times
 from bench.poseidon_systems import AFTER, FIGURES, LINEAR, PAPER, POSEIDON, WHOLE, Figure
 from bench.rows import Row
 from bench.torch_step import Group
 from bench.training import processor
-from hpcomm import measure
 from hpcomm.codec import Factors, OneBit
 from hpcomm.model import Cluster, Rates, best_scheme
 from hpcomm.model import Layer as Exchanged
@@ -129,15 +129,12 @@ class Timed(Group):
     def rows(self, name: str, shape: Shape) -> list[Row]:
         """[] on all ranks but 0."""
         figure, found = FIGURES[name], list[Row]()
-        rates = self.rates() if self.size > 1 else None
+        rates = rates_of(self.ctx) if self.size > 1 else None
         networks = [one for one in figure.networks if one in self.options.networks]
         for i, key in enumerate(networks):
             self.done = i / len(networks)
             found += self.network(name, figure, key, shape, rates)
         return found
-
-    def rates(self) -> Rates:
-        return replace(measure.measure_rates(self.ctx), multiply=measure.multiply_rate(self.ctx, hpcomm.Exchange, None))
 
     def systems(
         self, figure: Figure, layers: Sequence[Layer], pairs: int, rates: Rates | None, hosts: int

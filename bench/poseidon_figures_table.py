@@ -5,12 +5,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.judge import Promise, span
-from bench.poseidon_systems import FIGURES, PAPER, POSEIDON
+from bench.poseidon_systems import ACCURACY, CONVERGENCE, FIGURES, PAPER, POSEIDON
 from bench.rows import Row
 
-CORES = 2  # of the machine that the hosts share
 ASKED = 0.9  # of linear, figure 8: VGG19, 1 Gb/s in the place of 10 GbE, eight hosts
-ACCURACY, ONE_BIT = "accuracy", "onebit"
 SAID = {  # by the paper's text
     "scaling": "on 32 nodes Caffe+WFBP and Poseidon nearly linear, with VGG19-22K 21.5x and 29.5x; TF 10x with "
     "Inception-V3, and no gain with VGG19; Poseidon 31x with ResNet-152",
@@ -19,7 +17,7 @@ SAID = {  # by the paper's text
     "methods": "VGG19 on 8 nodes: Adam 5x, CNTK's 1-bit 5.8x",
     "ranks": "linear to 4 GPUs of one node; on 4 nodes of 8 GPUs 32x (GoogLeNet) and 28x (VGG19)",
     ACCURACY: "ResNet-152: error 0.24 in less than 90 epochs on 16 and on 32 nodes, as on 8",
-    ONE_BIT: "4 GPUs: exact 0.3 error at iteration 1000, 1-bit 0.5 after 3000",
+    CONVERGENCE: "4 GPUs: exact 0.3 error at iteration 1000, 1-bit 0.5 after 3000",
 }
 HEAD = ("network", "hosts", "link", "system", "step", "least", "most", "compute", "speedup", "linear", "stall", "CPU")
 MORE = ("sent", "factors", "#wrong")
@@ -35,7 +33,7 @@ def lines(document: Row) -> Iterator[str]:
             yield from ("# " + _line((*HEAD, *MORE)), "# " + _line(UNITS))
             yield from ("  " + _line(cells(row)) for row in rows)
     yield from _accuracy([row for row in document["rows"] if row["group"] == ACCURACY])
-    yield from _one_bit([row for row in document["rows"] if row["group"] == ONE_BIT])
+    yield from _one_bit([row for row in document["rows"] if row["group"] == CONVERGENCE])
 
 
 def linear(row: Row) -> tuple[float, float, float]:
@@ -81,7 +79,7 @@ def _accuracy(rows: Sequence[Row]) -> Iterator[str]:
 def _one_bit(rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         return
-    yield f"\n# figure 11: CIFAR-10 quick on digits, {rows[0]['hosts']} hosts. The paper: {SAID[ONE_BIT]}"
+    yield f"\n# figure 11: CIFAR-10 quick on digits, {rows[0]['hosts']} hosts. The paper: {SAID[CONVERGENCE]}"
     yield "# iteration  " + "".join(f"{row['name'] + ' loss':>14}{'error (%)':>12}" for row in rows)
     for i, (step, _) in enumerate(rows[0]["errors"]):
         around = [row["losses"][max(0, step - 10) : step] for row in rows]

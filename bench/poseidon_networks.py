@@ -1,8 +1,8 @@
 """The networks of Poseidon's table 3 as lists of layers, at any width. Needs neither torch nor hpcomm.
 
 A layer is one matrix: a row for each output channel, and a column for each weight of it, its bias, or the scale and
-shift of its batch normalization. A bias is a weight of an input that is 1, so a linear layer with its bias is a sum of
-products of vectors as it is without. Branches follow one another.
+shift of its batch normalization. A bias is a weight of an input that is always 1, so the update of a linear layer with
+its bias is a sum of products of vectors too. Branches follow one another.
 """
 
 import math

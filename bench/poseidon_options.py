@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from bench.hosts_bench import Shape, rate_of, shape_of
 from bench.options import add_output, add_quick
 from bench.poseidon_networks import NETWORKS, QUARTER
-from bench.poseidon_systems import FIGURES
+from bench.poseidon_systems import ACCURACY, CONVERGENCE, FIGURES, LINEAR, SYSTEMS
+from bench.poseidon_table import NAMES
 
-ACCURACY, ONE_BIT = "accuracy", "onebit"
 GROUPS: dict[str, tuple[tuple[int, int], ...]] = {  # hosts, and the ranks on each
     "steps": ((4, 1),),
     "choice": ((4, 1),),
     "traffic": ((8, 1),),
     **{name: figure.shapes for name, figure in FIGURES.items()},
     ACCURACY: ((1, 1), (2, 1), (4, 1)),
-    ONE_BIT: ((4, 1),),
+    CONVERGENCE: ((4, 1),),
 }
 MODELS = ("mlp19",)  # bench/torch_models.py
 CYCLES, RATE = 5, "1gbit"
@@ -68,9 +68,13 @@ def options_of(arguments: Sequence[str] | None, about: str) -> argparse.Namespac
         p.error(f"--hosts: {options.hosts!r} are no numbers of hosts, nor hosts and ranks as 2x2")
     of_one = {"steps", "scaling", ACCURACY}
     if any(shape.all_hosts == 1 for shape in options.shapes) and not set(options.groups) <= of_one:
-        p.error(f"--hosts must be 2 or more, but for steps, scaling and {ACCURACY}")
+        p.error(f"--hosts must be 2 or more; only the groups {', '.join(sorted(of_one))} take 1")
     if min(options.steps, options.run_cycles, options.layers, options.epochs, options.iterations) < 1:
         p.error("--steps, --run_cycles, --layers, --epochs and --iterations must be 1 or more")
+    words = [word.strip().lower() for word in options.ways.split(",") if word.strip()]
+    known_ways = dict.fromkeys((*NAMES, *SYSTEMS, *LINEAR))
+    if words and not any(word in name.lower() for word in words for name in known_ways):
+        p.error(f"--ways: no name contains {options.ways!r}; there are {', '.join(known_ways)}")
     if options.width <= 0 or (options.stands_for is not None and options.stands_for <= 0):
         p.error("--width and --stands-for must be above 0")
     return options

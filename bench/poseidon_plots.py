@@ -7,8 +7,8 @@ from typing import Any
 
 from bench import plots
 from bench.hosts_bench import carried
-from bench.poseidon_figures_table import ACCURACY, ONE_BIT, linear, stall
-from bench.poseidon_systems import AFTER, PAPER, POSEIDON, WFBP, WHOLE
+from bench.poseidon_figures_table import linear, stall
+from bench.poseidon_systems import ACCURACY, AFTER, CONVERGENCE, PAPER, POSEIDON, WFBP, WHOLE
 from bench.rows import Row
 
 COLOURS = {AFTER: "tab:gray", WHOLE: "tab:orange", WFBP: "tab:red", POSEIDON: "tab:blue", PAPER: "tab:cyan"}
@@ -24,7 +24,7 @@ def draw(document: Row, path: Path) -> bool:
             rows = [row for row in rows if row["hosts"] == max(one["hosts"] for one in rows)]
         networks = dict.fromkeys(row["network"] for row in rows)
         panels += [partial(make, rows=[row for row in rows if row["network"] == key], heading=key) for key in networks]
-    trainings: dict[str, Callable[..., None]] = {ACCURACY: _accuracy, ONE_BIT: _one_bit}
+    trainings: dict[str, Callable[..., None]] = {ACCURACY: _accuracy, CONVERGENCE: _one_bit}
     for group, show in trainings.items():
         rows = [row for row in document["rows"] if row["group"] == group]
         panels += [partial(show, rows=rows)] * bool(rows)

@@ -78,7 +78,7 @@ def traffic(document: Row) -> list[str]:
 
 
 def table_1(row: Row) -> float:
-    """Bytes of a node that is both a server and a worker, by the paper: of float32 values."""
+    """The paper's bytes of a node that is both a server and a worker, with float32 values."""
     m, n, k, p = (row[name] for name in ("rows", "columns", "K", "ranks"))
     values = {
         "PS": 2 * m * n * (p + p - 2) / p,

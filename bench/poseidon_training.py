@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 import hpcomm
 import hpcomm.torch
-from bench.poseidon_options import ACCURACY, ONE_BIT
-from bench.poseidon_table import AUTO
-from bench.poseidon_table import ONE_BIT as LOSSY
+from bench.poseidon_systems import ACCURACY, CONVERGENCE
+from bench.poseidon_table import AUTO, ONE_BIT
 from bench.rows import Row
 from bench.torch_step import Group
 from bench.torch_ways import differing
@@ -190,7 +189,7 @@ class Trainings(Group):
 
     def one_bit(self) -> list[Row]:
         first, rows = cifar10_quick(), list[Row]()
-        for i, (name, scheme) in enumerate(((AUTO, "auto"), (LOSSY, "1bit"))):
+        for i, (name, scheme) in enumerate(((AUTO, "auto"), (ONE_BIT, "1bit"))):
             own = Training(
                 copy.deepcopy(first), self.data, QUICK_RATE, QUICK_BATCH, self.rank, self.size, self.wrap(scheme)
             )
@@ -203,6 +202,6 @@ class Trainings(Group):
             seconds = time.perf_counter() - began
             own.optimizer.close()
             losses = np.mean(self.comm.allgather(own.losses), axis=0).tolist()
-            row = {"group": ONE_BIT, "hosts": self.size, "batch": QUICK_BATCH * self.size, "name": name, "wrong": 0}
+            row = {"group": CONVERGENCE, "hosts": self.size, "batch": QUICK_BATCH * self.size, "name": name, "wrong": 0}
             rows.append({**row, "losses": losses, "errors": errors, "seconds": seconds})
         return rows if self.rank == 0 else []
