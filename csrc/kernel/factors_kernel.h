@@ -127,8 +127,8 @@ static inline void fetch(const hpc_factor *f, size_t from, size_t n, int dtype) 
     for (size_t byte = 0; byte < n * item; byte += LINE) __builtin_prefetch(at + byte);
 }
 
-/* Scatters columns from to from + n of a v that has indices, tile after tile. Entry i is the first of these columns;
- * the first entry behind them is returned. */
+/* Scatters n columns of a v that has indices, tile after tile, from column `from` on. Entry i is the first one in these
+ * columns. Returns the number of the first entry behind them. */
 FACTORS_INLINE uint32_t scatter_v(float *to, const hpc_factor *v, uint32_t i, size_t depth, size_t from, size_t n,
                                   int dtype, int wide) {
     for (size_t t = 0; t < (n + WIDE - 1) / WIDE; t++) memset(to + t * tile_values(depth), 0, WIDE * sizeof *to);

@@ -12,9 +12,9 @@ from ..exchange import inside
 
 
 def furthest(ctx: Context, kept: inside.Kept, keys: Container[str], timeout: float | None) -> inside.Kept:
-    """What this rank keeps, where each row of these keys is that of the rank which has applied most steps to it, and of
-    the lowest one among several. Collective. All ranks have the same rows of these keys, in the same order, and rows of
-    equal steps have equal bits."""
+    """The state that this rank keeps. Each row of these keys comes from the rank that has applied most steps to it, or
+    from the lowest of several such ranks. Collective. All ranks have the same rows of these keys, in the same order,
+    and rows of equal steps have equal bits."""
     shard = kept.shard
     copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
     told = np.ascontiguousarray(shard["row_step"][copied], np.uint64)

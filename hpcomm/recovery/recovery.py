@@ -64,7 +64,7 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     apply the rule (apply_at), whoever is gone: a step that was cut short may be in some of their copies only.
 
     Among peers under BSP every rank has all parameters, and nothing is lost. The copies of those that are left are made
-    equal: each chunk is that of the rank which has applied most steps to it. Peers under SSP(s) need a checkpoint.
+    equal: each chunk comes from the rank that has applied most steps to it. Peers under SSP(s) need a checkpoint.
     Where keys have schemes of their own, all are under BSP, with servers and among peers, and each goes on as above.
 
     Under ASYNC and SSP(s) servers that are all there keep what they have: every update that was folded, those of the
