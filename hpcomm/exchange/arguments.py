@@ -275,8 +275,8 @@ def has_copies(plan: Plan) -> bool:
 
 
 def _is_of_peers(plan: Plan) -> bool:
-    """Whether rows of the same elements apply pushes for their owner alone, as C looks for peers. What is cheap is asked
-    first: a hub's rows have several outputs, and its inputs are many."""
+    """Whether rows of the same elements apply pushes for their owner alone, as C looks for peers. A hub's rows have
+    several outputs, so its inputs, which are many, are not looked at."""
     for_one = bool((plan.rows.column("n_out") == 1).all())
     return for_one and has_copies(plan) and bool((plan.rows.inputs()[2] < 0).all())
 
