@@ -124,6 +124,7 @@ class Plan:
         interfaces: int = 1,
         codec_out: Codecs | None = None,
         apply_at: str = "owners",
+        parents: Sequence[Sequence[int]] | None = None,
         over_sockets: bool = False,
     ) -> "Plan":
         """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
@@ -159,6 +160,9 @@ class Plan:
             apply_at: who applies the rule: "owners", which send parameters; "receivers": owners send the folded update
                 on, as codec says, and each worker applies it by itself, with state of its own; "both": so do servers
                 that are no workers. Not with each. What it costs: docs/topology.md.
+            parents: [server][worker], by their numbers in servers and workers: the number of the worker that sends the
+                folds of the server's chunks on to that worker, unopened; -1: the server does. So each server has a tree
+                (Parameter Flow, section 3.4.2). Not with apply_at "owners". None: servers send to all workers.
             over_sockets: whether some of these ranks are joined by sockets, neither by mapped memory nor by RDMA. Then,
                 with chunk_bytes None and without pieces, each core of the servers gets an equal part of every key, in
                 equal chunks of at most 256 KiB, and in smaller ones, down to 64 KiB, where it would get fewer than
@@ -191,6 +195,7 @@ class Plan:
             interfaces=whole("interfaces", interfaces, 1),
             codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),
             apply_at=_core.APPLY_AT[apply_at],
+            **({} if parents is None else {"parents": [whole("parents", at, -1) for tree in parents for at in tree]}),
         )
         plan = cls.__new__(cls)
         owners = own_servers if apply_at == "owners" else sorted({*own_servers, *own_workers})

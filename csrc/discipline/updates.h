@@ -12,8 +12,9 @@ typedef struct hpc_version_note {
     double args[HPC_RULE_ARGS];
 } hpc_version_note;
 
-/* A row that forwards. */
+/* A row that forwards: a sum, or (below alone is used) one that passes on what has come. */
 typedef struct hpc_summing {
+    int *below, n_below;      /* the rows that apply what it sends, be it by way of others */
     _Atomic uint64_t *pushes; /* by input: how many have come */
     _Atomic uint64_t version; /* the last one that was closed */
     uint64_t sent;            /* how many sums were sent */
@@ -24,7 +25,7 @@ typedef struct hpc_summing {
     float *sum;               /* where sums are encoded */
 } hpc_summing;
 
-/* A row that applies. */
+/* A row that applies, or (came alone is used) passes on. */
 typedef struct hpc_receiving {
     uint64_t came, applied;
     _Atomic uint64_t version; /* the last one that was applied */
@@ -39,14 +40,14 @@ typedef struct hpc_receiver {
     int below;                /* rows that are below it */
     int runs;                 /* applies what comes at once: nobody reads the parameters */
     _Atomic uint64_t version; /* the smallest version of the share's rows */
-    int *sources, n_sources;  /* ranks that forward to it */
+    int *sources, n_sources;  /* ranks that forward to it, be it by way of others */
 } hpc_receiver;
 
 /* The exchange's own. */
 typedef struct hpc_updates {
     hpc_summing *sums;       /* by row of this rank; of the one or the other kind */
     hpc_receiving *receives; /* likewise */
-    size_t *note_at;         /* by row: in its owner's part, bytes from hpc_place.own */
+    size_t *note_at;         /* by row that takes versions: in its owner's part, bytes from hpc_place.own */
     uint64_t *base;          /* [key * size + rank]: a clock is the pushes less this, by wrapping arithmetic */
     uint64_t *last;          /* likewise, in a publish: the number of the last push */
     uint64_t *goal;          /* by key, in a publish: the version that all go on from */
@@ -77,6 +78,16 @@ static inline size_t hpc_by_rank(const hpc_engine *en, int key, int rank) {
     return (size_t)key * (size_t)en->context->group.size + (size_t)rank;
 }
 
+/* Whether a row sums pushes. */
+static inline int hpc_row_sums(const hpc_row *row) {
+    return row->action == HPC_FORWARD && row->in[0].row < 0;
+}
+
+/* Whether a row passes on what has come. */
+static inline int hpc_row_passes_on(const hpc_row *row) {
+    return row->action == HPC_FORWARD && row->in[0].row >= 0;
+}
+
 static inline int hpc_share_forwards(const hpc_engine *en, const hpc_share *share) {
     return en->plan->rows[share->rows[0]].action == HPC_FORWARD;
 }
@@ -104,18 +115,19 @@ static inline uint64_t hpc_pushes_from(const hpc_summing *its, int input) {
     return atomic_load_explicit(&its->pushes[input], memory_order_relaxed);
 }
 
-/* The version that a row which this one forwards to has applied, as far as it tells. */
-static inline uint64_t hpc_version_told(const hpc_engine *en, const hpc_output *out) {
-    const int s = en->layout.share_of[out->row];
+/* The version that a row below this one has applied, as far as it tells. */
+static inline uint64_t hpc_version_told(const hpc_engine *en, int row) {
+    const int s = en->layout.share_of[row];
     const hpc_share *share = &en->layout.shares[s];
     if (share->owner == en->context->group.rank) return hpc_version_at(&((const hpc_receiver *)share->own)->version);
     return hpc_version_at(hpc_own_signal(en->window, hpc_signal_applied(en, s)));
 }
 
 /* Whether it tells, as its rank has closed or only keeps a master, and has not told a version yet. */
-static inline int hpc_has_not_told(const hpc_engine *en, const hpc_output *out, uint64_t version) {
-    const int tells = en->plan->rows[out->row].n_out == 0 || hpc_closed_signal(en, out->rank) != 0;
-    return tells && hpc_version_told(en, out) < version;
+static inline int hpc_has_not_told(const hpc_engine *en, int row, uint64_t version) {
+    const hpc_row *below = &en->plan->rows[row];
+    const int tells = below->n_out == 0 || hpc_closed_signal(en, below->owner) != 0;
+    return tells && hpc_version_told(en, row) < version;
 }
 
 /* updates_core.c: slots of the discipline. */

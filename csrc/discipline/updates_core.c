@@ -50,8 +50,8 @@ static uint64_t waits_for(const hpc_engine *en, const hpc_work *w) {
     const uint64_t depth = (uint64_t)en->layout.depth;
     if (its->sent + 2 <= depth) return 0;
     const uint64_t freed = its->notes[(its->sent + 1) % depth].version;
-    for (int o = 0; o < w->n_outputs; o++)
-        if (hpc_has_not_told(en, &w->outputs[o], freed)) return freed;
+    for (int i = 0; i < its->n_below; i++)
+        if (hpc_has_not_told(en, its->below[i], freed)) return freed;
     return 0;
 }
 
@@ -102,10 +102,20 @@ static int has_to_wait(hpc_core *core, const hpc_work *w) {
 
 /* Whether a state was set in the present publish, which has none of the open version: all receivers leave it out. */
 static int is_left_out(const hpc_engine *en, const hpc_work *w) {
-    for (int o = 0; o < w->n_outputs && hpc_updates_of(en)->levels; o++)
-        if (w->outputs[o].rank == w->row->owner)
-            return hpc_received_by(en, &en->work[en->work_of[w->outputs[o].row]])->was_set;
+    const hpc_summing *its = hpc_sum_of(en, w);
+    for (int i = 0; i < its->n_below && hpc_updates_of(en)->levels; i++)
+        if (en->plan->rows[its->below[i]].owner == w->row->owner)
+            return hpc_received_by(en, &en->work[en->work_of[its->below[i]]])->was_set;
     return 0;
+}
+
+/* Puts a version's note where the rows look for it that get the version next, by the lane of the forward that follows.
+ */
+static void send_note(hpc_core *core, const hpc_work *w, const hpc_version_note *note, size_t slot) {
+    const hpc_engine *en = core->engine;
+    for (int o = 0; o < w->n_outputs; o++)
+        hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, note, sizeof *note,
+                                         note_place(en, w->outputs[o].row, slot)));
 }
 
 /* Sends the sum of the open version, if it can be closed. Returns how many were sent. */
@@ -123,9 +133,7 @@ static int close_version(hpc_core *core, hpc_work *w) {
     if (!take_version_args(core, w, version, note->args)) return 0;
     if (its->n_open == 0) memset(w->acc, 0, (size_t)w->row->count * sizeof *w->acc);
     if (w->encoded != NULL) w->encoded = its->leaving + slot * w->leaving_stride;
-    for (int o = 0; o < w->n_outputs; o++) /* before the forward, by the same lane */
-        hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, note, sizeof *note,
-                                         note_place(en, w->outputs[o].row, slot)));
+    send_note(core, w, note, slot);
     const hpc_inputs inputs = {.bases = core->bases,
                                .weights = core->base_weights,
                                .n = its->n_open,
@@ -156,6 +164,21 @@ static int update_came(hpc_core *core, hpc_work *w, int slot, int input) {
     hpc_tally_add(&its->pushes[input], 1);
     hpc_row_count_received(core, w, input);
     close_version(core, w);
+    return 1;
+}
+
+/* A version that came to a row which passes it on. Its slot is free again when that of every row below is. */
+static int version_came(hpc_core *core, hpc_work *w, int slot) {
+    const hpc_engine *en = core->engine;
+    hpc_receiving *row = hpc_received_by(en, w);
+    if (has_failed(core)) return 1;
+    if ((uint64_t)slot != row->came % (uint64_t)en->layout.depth) return 0;
+    const hpc_version_note *note = note_of(en, w, row->came++);
+    send_note(core, w, note, (size_t)slot);
+    hpc_row_count_received(core, w, -1);
+    hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
+    inputs.args = note->args;
+    hpc_row_work(core, w, &inputs);
     return 1;
 }
 
@@ -282,12 +305,14 @@ int hpc_updates_share_came(hpc_core *core, hpc_share *share, int rank, int slot)
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const int input = hpc_row_input_of(w, rank, 0);
+        if (hpc_row_passes_on(w->row)) continue;
         if (input < 0 || !update_came(core, w, slot, input)) return 0;
     }
     return 1;
 }
 
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    if (hpc_row_passes_on(w->row)) return version_came(core, w, slot);
     if (w->row->action == HPC_FORWARD) return update_came(core, w, slot, input);
     return has_failed(core) || forward_came(core, w, slot);
 }
@@ -301,7 +326,7 @@ int hpc_updates_work(hpc_core *core) {
     if (n_closed == its->n_closed && its->n_waiting == 0 && !hpc_updates_of(en)->levels) return 0;
     its->n_closed = n_closed;
     for (int i = 0; i < en->n_work; i++)
-        if (en->work[i].row->core == core->index && en->work[i].row->action == HPC_FORWARD)
+        if (en->work[i].row->core == core->index && hpc_row_sums(en->work[i].row))
             n += close_version(core, &en->work[i]);
     return n;
 }

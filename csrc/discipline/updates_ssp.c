@@ -17,11 +17,14 @@
  * rule gets), and the rule's arguments. Those are the arguments of push t of the workers, which must be equal. So they
  * go to the rows that forward, by the same lane as the push, and no receiver needs a place for them.
  *
+ * A row that forwards may pass on what another one has forwarded, note and all: the versions of a sum then go down a
+ * tree (section 3.4.2). Passing on waits for nothing.
+ *
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
  * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
  * for its number, and the receivers apply nothing. When all workers have closed, a last version has the number of the
  * largest clock. All ranks know that number from the closing counts, and ranks that own rows serve until all receivers
- * have applied it.
+ * below these have applied it.
  *
  * Slots. d is the plan's depth, s + 2 at least. A worker that has pushed t times has had the answer to push t - 1, so
  * its receiver has applied version t - 1 - s. Versions are sent in order, one number or more apart. So when version t
@@ -29,11 +32,13 @@
  *   a receive slot, and its note    written for the version d after the one that it had, which is applied
  *   a sum, and the source of puts   written for the version after t, so it had version t + 1 - d or an earlier one,
  *                                   which is applied and so has left
+ *   a slot of a row that passes on, and its note   written as the receive slots below it are, which have their copies
  *   a gradient's slot, its arguments   written for push p + d after the answer to push p + d - 1, so after the close of
  *                                   version p + 1, which read them
  *
  * Receivers of workers that have closed, and those that only keep a master, push nothing. They signal the version that
- * they have applied to the rows that forward. A version stays open until the slots that it needs are free.
+ * they have applied to the ranks of all rows by which it came. A version stays open until the slots that it needs are
+ * free, at whatever receiver of its sum.
  *
  * Writers, readers and order:
  *   a worker's parameters     written by its own core between the event of its question and the answer (a signal); in
@@ -65,15 +70,38 @@ static int refuse_row(int i, const char *why) {
     return hpc_fail(
         HPC_ERR_CONFIG, "exchange",
         "exchange: row %d %s; SSP where receivers apply needs a plan of parameter servers, whose rows forward "
-        "the sum of all workers' updates to one row at each worker (a hierarchy needs BSP)",
+        "the sum of all workers' updates to one row at each worker, be it over a tree (a hierarchy needs BSP)",
         i, why);
 }
 
-/* Whether row forwards to one that applies for rank. */
+/* Whether row forwards to one that applies for rank, be it by way of others. */
 static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
-    for (int e = 0; e < row->n_out; e++)
-        if (row->out[e].row >= 0 && row->out[e].rank == rank && plan->rows[row->out[e].row].n_out > 0) return 1;
+    for (int e = 0; e < row->n_out; e++) {
+        if (row->out[e].row < 0) continue;
+        const hpc_row *to = &plan->rows[row->out[e].row];
+        if (to->action == HPC_FORWARD ? serves(plan, to, rank) : to->owner == rank && to->n_out > 0) return 1;
+    }
     return 0;
+}
+
+/* Whether all rows that a row forwards to apply what comes, or pass it on. */
+static int check_outputs(const hpc_plan *plan, int i) {
+    const hpc_row *row = &plan->rows[i];
+    for (int e = 0; e < row->n_out; e++)
+        if (row->out[e].row < 0 ||
+            (plan->rows[row->out[e].row].action != HPC_APPLY && !hpc_row_passes_on(&plan->rows[row->out[e].row])))
+            return refuse_row(i, "forwards to a row that neither applies nor passes on");
+    return HPC_OK;
+}
+
+/* Checks a row that passes on what another one forwards. */
+static int check_passing(const hpc_plan *plan, int i) {
+    const hpc_row *row = &plan->rows[i];
+    if (row->n_in != 1 || row->in[0].weight != 1 || plan->rows[row->in[0].row].action != HPC_FORWARD)
+        return refuse_row(i, "sums what other rows forward");
+    if (plan->rows[row->in[0].row].codec_out != row->codec_out)
+        return refuse_row(i, "passes updates on in another form than they come in");
+    return check_outputs(plan, i);
 }
 
 /* Checks a row that forwards. first: the key's first row that does. */
@@ -83,16 +111,13 @@ static int check_sum(const hpc_plan *plan, int i, const hpc_row *first) {
     if (row->n_in != first->n_in) return refuse_row(i, "takes updates of other ranks than another row of its key");
     for (int e = 0; e < row->n_in; e++) {
         const hpc_edge *in = &row->in[e];
-        if (in->row >= 0) return refuse_row(i, "forwards what other rows forward");
+        if (in->row >= 0) return refuse_row(i, "sums what other rows forward");
         if (in->weight == 0) return refuse_row(i, "has an input of weight 0");
         if (!hpc_row_has_input(first, in->rank))
             return refuse_row(i, "takes updates of other ranks than another row of its key");
         if (!serves(plan, row, in->rank)) return refuse_row(i, "forwards nothing to a rank that pushes to it");
     }
-    for (int e = 0; e < row->n_out; e++)
-        if (row->out[e].row < 0 || plan->rows[row->out[e].row].action != HPC_APPLY)
-            return refuse_row(i, "forwards to a row that does not apply");
-    return HPC_OK;
+    return check_outputs(plan, i);
 }
 
 static int check_receiver(const hpc_plan *plan, int i) {
@@ -127,8 +152,8 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &f->plan->rows[i];
         if (first != NULL && first->key != row->key) first = NULL;
-        if (row->action != HPC_FORWARD) {
-            status = check_receiver(f->plan, i);
+        if (!hpc_row_sums(row)) {
+            status = hpc_row_passes_on(row) ? check_passing(f->plan, i) : check_receiver(f->plan, i);
             continue;
         }
         if (first == NULL) first = row;
@@ -142,7 +167,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 static size_t part(const hpc_engine *en, int rank) {
     size_t n = 0;
     for (int i = 0; i < en->plan->n_rows; i++)
-        n += en->plan->rows[i].owner == rank && en->plan->rows[i].action == HPC_APPLY;
+        n += en->plan->rows[i].owner == rank && !hpc_row_sums(&en->plan->rows[i]);
     return n * (size_t)en->layout.depth * sizeof(hpc_version_note);
 }
 
@@ -166,7 +191,7 @@ static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op)
                       its->goal != NULL && its->counted != NULL;
     for (int i = 0; i < en->plan->n_rows && found; i++) {
         const hpc_row *row = &en->plan->rows[i];
-        if (row->action != HPC_APPLY) continue;
+        if (hpc_row_sums(row)) continue;
         its->note_at[i] = used[row->owner];
         used[row->owner] += (size_t)row->depth * sizeof(hpc_version_note);
     }
@@ -192,6 +217,35 @@ static int open_sum(hpc_engine *en, hpc_work *w) {
     return its->sum != NULL ? 0 : -1;
 }
 
+/* The rows that apply what a row sends. rows: gets their numbers; NULL: they are counted. */
+static int find_below(const hpc_plan *plan, int row, int *rows, int n) {
+    for (int e = 0; e < plan->rows[row].n_out; e++) {
+        const int to = plan->rows[row].out[e].row;
+        if (plan->rows[to].action == HPC_FORWARD) {
+            n = find_below(plan, to, rows, n);
+        } else {
+            if (rows != NULL) rows[n] = to;
+            n++;
+        }
+    }
+    return n;
+}
+
+static int open_below(hpc_engine *en, const hpc_work *w) {
+    hpc_summing *its = hpc_sum_of(en, w);
+    its->n_below = find_below(en->plan, w->index, NULL, 0);
+    its->below = malloc((size_t)its->n_below * sizeof *its->below + 1);
+    if (its->below == NULL) return -1;
+    find_below(en->plan, w->index, its->below, 0);
+    return hpc_row_sums(w->row) ? open_sum(en, &en->work[w - en->work]) : 0;
+}
+
+/* Adds the ranks by whose rows a version comes to a row, up to the one that sums. */
+static void add_sources(const hpc_plan *plan, int row, hpc_receiver *its) {
+    for (int at = plan->rows[row].in[0].row; at >= 0; at = plan->rows[at].in[0].row)
+        its->n_sources = hpc_add_rank(its->sources, its->n_sources, plan->rows[at].owner);
+}
+
 static int open_share(hpc_engine *en, hpc_share *share) {
     hpc_receiver *its = share->own = calloc(1, sizeof *its);
     if (its == NULL) return -1;
@@ -199,8 +253,7 @@ static int open_share(hpc_engine *en, hpc_share *share) {
     if (its->sources == NULL) return -1;
     its->engine = en;
     if (hpc_share_forwards(en, share)) return 0;
-    for (int i = 0; i < share->n_rows; i++)
-        its->n_sources = hpc_add_rank(its->sources, its->n_sources, en->plan->rows[share->rows[i]].in[0].rank);
+    for (int i = 0; i < share->n_rows; i++) add_sources(en->plan, share->rows[i], its);
     its->runs = hpc_share_keeps(en, share);
     its->need = 1;
     its->below = share->n_rows;
@@ -215,7 +268,7 @@ static int open_all(hpc_engine *en, const char *op) {
     for (int c = 0; c < en->n_own_cores; c++)
         if ((en->cores[c].own = calloc(1, sizeof(hpc_closings))) == NULL) return no_memory(op);
     for (int i = 0; i < en->n_work; i++)
-        if (en->work[i].row->action == HPC_FORWARD && open_sum(en, &en->work[i]) != 0) return no_memory(op);
+        if (en->work[i].row->action == HPC_FORWARD && open_below(en, &en->work[i]) != 0) return no_memory(op);
     for (int s = 0; s < en->layout.n_shares; s++) {
         hpc_share *share = &en->layout.shares[s];
         if (share->owner == en->context->group.rank && open_share(en, share) != 0) return no_memory(op);
@@ -225,6 +278,7 @@ static int open_all(hpc_engine *en, const char *op) {
 
 static void free_sums(hpc_engine *en, hpc_summing *sums) {
     for (int i = 0; sums != NULL && i < en->n_work; i++) {
+        free(sums[i].below);
         free(sums[i].pushes);
         free(sums[i].notes);
         free(sums[i].leaving);
@@ -307,7 +361,7 @@ static int ended(hpc_engine *en, int key, const char *op) {
 static int is_missing_here(const hpc_engine *en, int key, int rank, uint64_t need) {
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
-        if (w->row->key != key || w->row->action != HPC_FORWARD) continue;
+        if (w->row->key != key || !hpc_row_sums(w->row)) continue;
         const int e = hpc_row_input_of(w, rank, 0);
         if (e >= 0 && hpc_clock_at(en, key, rank, hpc_pushes_from(hpc_sum_of(en, w), e)) < need) return 1;
     }
@@ -329,13 +383,20 @@ static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks
     return n;
 }
 
+/* The rank from which versions come to a row that applies: this one, where it has the sum. */
+static int source_of(const hpc_engine *en, const hpc_work *w) {
+    const hpc_row *from = &en->plan->rows[w->row->in[0].row];
+    return from->owner == w->row->owner && hpc_row_passes_on(from) ? en->plan->rows[from->in[0].row].owner
+                                                                    : from->owner;
+}
+
 /* The ranks that have not forwarded version need to rows of this rank. */
 static int silent_sources(const hpc_engine *en, int key, uint64_t need, int *ranks, int n) {
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
-        if (w->row->key != key || w->row->action == HPC_FORWARD || w->inputs[0].rank == w->row->owner) continue;
+        if (w->row->key != key || w->row->action == HPC_FORWARD || source_of(en, w) == w->row->owner) continue;
         if (atomic_load_explicit(&hpc_received_by(en, w)->version, memory_order_relaxed) < need)
-            n = hpc_add_rank(ranks, n, w->inputs[0].rank);
+            n = hpc_add_rank(ranks, n, source_of(en, w));
     }
     return n;
 }
@@ -344,11 +405,14 @@ static int silent_sources(const hpc_engine *en, int key, uint64_t need, int *ran
 static int full_receivers(const hpc_engine *en, int key, int *ranks, int n) {
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
-        if (w->row->key != key || w->row->action != HPC_FORWARD) continue;
-        const uint64_t version = atomic_load_explicit(&hpc_sum_of(en, w)->waits, memory_order_relaxed);
-        for (int o = 0; o < w->n_outputs && version > 0; o++)
-            if (w->outputs[o].rank != w->row->owner && hpc_has_not_told(en, &w->outputs[o], version))
-                n = hpc_add_rank(ranks, n, w->outputs[o].rank);
+        const hpc_summing *its = hpc_sum_of(en, w);
+        if (w->row->key != key || !hpc_row_sums(w->row)) continue;
+        const uint64_t version = atomic_load_explicit(&its->waits, memory_order_relaxed);
+        for (int b = 0; b < its->n_below && version > 0; b++) {
+            const int rank = en->plan->rows[its->below[b]].owner;
+            if (rank != w->row->owner && hpc_has_not_told(en, its->below[b], version))
+                n = hpc_add_rank(ranks, n, rank);
+        }
     }
     return n;
 }
@@ -390,6 +454,7 @@ typedef struct versions {
 static int are_level(const hpc_engine *en) {
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
+        if (hpc_row_passes_on(w->row)) continue; /* all ranks wait for the rows below it */
         const uint64_t version = w->row->action == HPC_FORWARD
                                      ? hpc_version_at(&hpc_sum_of(en, w)->version)
                                      : hpc_version_at(&((hpc_receiver *)w->share->own)->version);
@@ -413,7 +478,7 @@ static int version_makers(void *arg, int *ranks) {
     if (v->key >= 0) return missing_for(en, v->key, v->need, ranks);
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
-        for (int e = 0; e < w->row->n_in && w->row->action == HPC_FORWARD; e++)
+        for (int e = 0; e < w->row->n_in && hpc_row_sums(w->row); e++)
             if (hpc_pushes_from(hpc_sum_of(en, w), e) <
                 hpc_updates_of(en)->last[hpc_by_rank(en, w->row->key, w->inputs[e].rank)])
                 n = hpc_add_rank(ranks, n, w->inputs[e].rank);
@@ -514,11 +579,12 @@ static int outstanding(const hpc_engine *en, int *ranks) {
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
         const uint64_t last = last_version(en, w->row->key);
-        for (int o = 0; o < w->n_outputs && w->row->action == HPC_FORWARD; o++)
-            if (hpc_version_told(en, &w->outputs[o]) < last)
-                n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, w->outputs[o].rank);
+        const hpc_summing *its = hpc_sum_of(en, w);
+        for (int b = 0; b < its->n_below; b++) /* of rows that forward */
+            if (hpc_version_told(en, its->below[b]) < last)
+                n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, en->plan->rows[its->below[b]].owner);
         if (w->row->action != HPC_FORWARD && hpc_version_at(&((hpc_receiver *)w->share->own)->version) < last)
-            n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, w->inputs[0].rank);
+            n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, source_of(en, w));
         if (ranks == NULL && n > 0) return n;
     }
     return n;

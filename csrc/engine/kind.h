@@ -6,6 +6,7 @@
  *   kind_pieces.c    rows that take pieces, or send them
  *   kind_parts.c     rows that sum their pieces a part at a time
  *   kind_forward.c   the fold goes to another row, as an array
+ *   kind_passthrough.c  a fold that has come goes on, unopened
  *   kind_relay.c     parameters that have come go on
  *
  * Below them block.c has the steps of one block, sum.c those of a fold that lies in the accumulator, and write.c which

@@ -325,36 +325,12 @@ const hpc_row_kind hpc_kind_forward_filtered = {
     .leaving = hpc_fold_leaving,
 };
 
-/* One piece that goes on unopened: else it would be filtered twice. */
-static int is_passthrough(const hpc_engine *en, const hpc_row *row) {
-    return sends_pieces(row) && row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
-           en->plan->rows[row->in[0].row].codec_out == row->codec_out && !hpc_row_is_summed(en, row);
-}
+/* ---- sums of the discipline's ---- */
 
 static hpc_row_room no_room(const hpc_engine *en, const hpc_row *row) {
     (void)en, (void)row;
     return (hpc_row_room){0};
 }
-
-static int work_passthrough(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    (void)args;
-    hpc_row_begin_step(core->engine, w, inputs->slot);
-    const size_t nbytes = w->in_codec->length(w->config, inputs->bases[0], w->row->count);
-    hpc_count_received(core->engine, inputs->from[0]->rank, nbytes);
-    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
-    hpc_row_count_fold(core, w, 0);
-    return 0;
-}
-
-const hpc_row_kind hpc_kind_passthrough = {
-    .name = "passthrough",
-    .suits = is_passthrough,
-    .room = no_room,
-    .work = work_passthrough,
-    .leaving = hpc_input_leaving,
-};
-
-/* ---- sums of the discipline's ---- */
 
 static int is_opened_sum(const hpc_engine *en, const hpc_row *row) {
     return hpc_row_is_summed(en, row) && takes_pieces(en, row);

@@ -2,6 +2,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
+#include "plan/hub_trees.h"
 #include "plan/planner.h"
 #include "base/status.h"
 
@@ -38,13 +39,25 @@ static int check_hub(const hpc_hub *h) {
             hpc_fail(HPC_ERR_INVALID, op_plan,
                      "plan: apply_at is %d and each 1; receivers apply the fold of all updates, not each by itself",
                      h->apply_at);
-    return status == HPC_OK ? hpc_plan_check_affinity(h->affinity) : status;
+    if (status == HPC_OK) status = hpc_plan_check_affinity(h->affinity);
+    return status == HPC_OK ? hpc_hub_check_trees(h) : status;
+}
+
+void hpc_hub_set_row(const hpc_hub *hub, int bin, hpc_row *row) {
+    row->owner = hub->servers[bin / hub->cores];
+    row->core = bin % hub->cores;
+    row->action = HPC_APPLY;
+    row->depth = hub->depth;
+    row->quorum = hub->each ? 1 : hub->n_workers;
+    row->codec_in = hub->wires != NULL ? hub->wires[row->key] : hub->wire;
+    row->codec_out = hub->codecs_out != NULL ? hub->codecs_out[row->key] : hub->codec_out;
 }
 
 static int plan_hub(const void *args, hpc_plan **plan) {
     const hpc_hub *hub = args;
     int status = check_hub(hub);
     if (status != HPC_OK) return status;
+    if (hub->parents != NULL) return hpc_plan_hub_trees(hub, plan);
     const hpc_cutting how = {hub->chunk, hub->least, hub->n_servers * hub->cores};
     int n = 0;
     status = hpc_plan_chunks(hub->keys, hub->n_keys, &how, HPC_PLAN_NUMBERS, op_plan, &n);
@@ -70,13 +83,7 @@ static int plan_hub(const void *args, hpc_plan **plan) {
     if (status != HPC_OK) goto err;
     for (int r = 0; r < n; r++) {
         hpc_row *row = &b.rows[r];
-        row->owner = hub->servers[bin_of[r] / hub->cores];
-        row->core = bin_of[r] % hub->cores;
-        row->action = HPC_APPLY;
-        row->depth = hub->depth;
-        row->quorum = hub->each ? 1 : hub->n_workers;
-        row->codec_in = hub->wires != NULL ? hub->wires[row->key] : hub->wire;
-        row->codec_out = hub->codecs_out != NULL ? hub->codecs_out[row->key] : hub->codec_out;
+        hpc_hub_set_row(hub, bin_of[r], row);
         row->n_in = row->n_out = hub->n_workers;
         row->in = in;
         row->out = out;

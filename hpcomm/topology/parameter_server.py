@@ -10,6 +10,7 @@ from ..consistency import ASYNC, BSP, Consistency
 from ..errors import ConfigError, InvalidArgument
 from ..plan import Cut, Plan
 from ..stage import Key, choice, whole
+from .owner_trees import Trees, as_trees, trees_among, trees_of
 from .protocol import Job, Topology
 
 if TYPE_CHECKING:
@@ -47,10 +48,15 @@ class ParameterServer(Topology):
         apply_at: who applies the rule: "owners" (the servers, which send parameters back), "receivers" (servers send
             the folded update, and each worker applies it by itself, with state of its own), or "both" (servers that are
             no workers as well). Others than "owners" are for BSP and SSP(s).
+        tree: the way of the folded updates to the workers, where these apply the rule (Parameter Flow, section 3.4): a
+            Tree, turned so that each server is its root; a mapping from the rank of a server to its Tree, and servers
+            that it does not name send to all workers themselves; "auto": the trees that cost the least by
+            hpcomm.model, which may be none. None: servers send to all workers. Workers pass a fold on as it comes,
+            unopened.
 
     Raises:
         InvalidArgument: the placement, the affinity or apply_at is unknown, servers is neither a number nor ranks,
-            or interfaces is no number of NICs.
+            interfaces is no number of NICs, or tree is none of these, or given where owners apply.
         ConfigError: the placement and servers do not go together.
     """
 
@@ -59,6 +65,7 @@ class ParameterServer(Topology):
     affinity: str = "key"
     interfaces: int | None = None
     apply_at: str = "owners"
+    tree: Trees = None
 
     def __post_init__(self) -> None:
         placement = self.placement.upper() if isinstance(self.placement, str) else ""
@@ -75,6 +82,12 @@ class ParameterServer(Topology):
             raise ConfigError("placement NCS needs servers, a number or ranks: they serve and do nothing else")
         choice("affinity", self.affinity, _core.AFFINITIES)
         choice("apply_at", self.apply_at, _core.APPLY_AT)
+        object.__setattr__(self, "tree", as_trees(self.tree))
+        if self.tree is not None and self.apply_at == "owners":
+            raise InvalidArgument(
+                f"tree is {self.tree!r} and apply_at 'owners': only folded updates go down a tree; give "
+                "apply_at='receivers', or leave tree out"
+            )
         if self.interfaces is not None:
             object.__setattr__(self, "interfaces", whole("interfaces", self.interfaces, 1))
         object.__setattr__(self, "placement", placement)
@@ -117,9 +130,10 @@ class ParameterServer(Topology):
             size: how many there were.
         """
         living = [ranks.index(rank) for rank in self.roles(size)[1] if rank in ranks]
+        rest = self.affinity, self.interfaces, self.apply_at, trees_among(self.tree, ranks, size)
         if not living:  # one that was a worker serves as well
-            return ParameterServer("CC", [0], self.affinity, self.interfaces, self.apply_at)
-        return ParameterServer(self.placement, living, self.affinity, self.interfaces, self.apply_at)
+            return ParameterServer("CC", [0], *rest)
+        return ParameterServer(self.placement, living, *rest)
 
     def refuses(self, job: Job) -> str | None:
         return None if self.apply_at == "owners" else refused_at_receivers(self.apply_at, job)
@@ -138,7 +152,8 @@ class ParameterServer(Topology):
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers. Where the
         rule is applied at receivers and consistency is SSP(s), depth is s + 2 at least.
 
-        Args and errors are those of Plan.hub, of roles and of Topology.compile; but the topology's own interfaces come
+        Args and errors are those of Plan.hub, of roles and of Topology.compile; a tree "auto" that nobody has resolved is
+        none; and the topology's own interfaces come
         before those given here, of which no more are taken than there are cores.
         """
         workers, servers = self.roles(size)
@@ -156,6 +171,7 @@ class ParameterServer(Topology):
             reduce=reduce,
             each=consistency == ASYNC,
             apply_at=self.apply_at,
+            parents=trees_of(self.tree, workers, servers, size),
             **cut,
         )
 

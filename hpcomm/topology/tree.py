@@ -64,6 +64,24 @@ class Tree(Topology):
         places = ((rank - root) % size for rank in range(size))
         return tuple(-1 if at == 0 else ((at - 1) // self.arity + root) % size for at in places)
 
+    def turned(self, root: int, size: int) -> tuple[int, ...]:
+        """What above gives for the same tree with another root. A tree by arity begins at the new root; one by parents
+        keeps its edges, and those between the two roots point the other way.
+
+        Raises:
+            InvalidArgument: as above raises it, or root is no rank, or the ranks do not make a tree.
+        """
+        root = whole("root", root, 0, whole("size", size, 1) - 1)
+        if self.parents is None:
+            return replace(self, root=root).above(size)
+        above = list(self.above(size))
+        below, at = -1, root
+        for _ in range(size):
+            above[at], at, below = below, above[at], at
+            if at < 0:
+                return tuple(above)
+        raise InvalidArgument(f"parents is {self.parents!r}: rank {root} does not come from a root")
+
     def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The workers of a job of size ranks, and those whose cores have work: the root, and who has children."""
         above = self.above(size)

@@ -68,7 +68,8 @@ struct HubConfig {
     std::vector<int> wires;        // wire of each key by itself; empty: wire for all
     std::vector<int> codecs_out;   // the same of the parameters; empty: codec_out for all
     hpc_apply_at apply_at = HPC_AT_OWNERS;
-    std::size_t least = 0; // of the bytes of a chunk, where every core gets an equal part of a key
+    std::size_t least = 0;    // of the bytes of a chunk, where every core gets an equal part of a key
+    std::vector<int> parents; // [server][worker], by their numbers; empty: servers send to all workers themselves
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
@@ -87,6 +88,8 @@ struct HubConfig {
         hub.interfaces = interfaces;
         hub.apply_at = apply_at;
         hub.least = least;
+        hub.parents = parents.empty() ? nullptr : parents.data();
+        hub.n_parents = static_cast<int>(parents.size());
         return hpc_plan_hub(&hub, out);
     }
 };

@@ -1,0 +1,38 @@
+/* Rows that pass on what one other row has sent, unopened: a rack's way to its receivers, or a rank inside a tree
+ * (Parameter Flow, section 3.4.2). A piece that was opened would be filtered twice. The slot that it came in is the source
+ * of what is sent, so it must outlast that: it does where all inputs of a fold are taken, as its writer waits for
+ * receivers below. */
+#include "engine/block.h"
+#include "engine/kind.h"
+#include "engine/layout.h"
+#include "engine/write.h"
+
+static int suits(const hpc_engine *en, const hpc_row *row) {
+    if (row->action != HPC_FORWARD || row->n_in != 1 || row->in[0].row < 0 || row->in[0].weight != 1) return 0;
+    if (en->plan->rows[row->in[0].row].codec_out != row->codec_out) return 0;
+    return hpc_folds_whole(en) || !hpc_codec_of(row->codec_out)->addressable;
+}
+
+static hpc_row_room room(const hpc_engine *en, const hpc_row *row) {
+    (void)en, (void)row;
+    return (hpc_row_room){0};
+}
+
+static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    const hpc_input *in = inputs->from[0];
+    (void)args;
+    hpc_row_begin_step(core->engine, w, inputs->slot);
+    if (in->nbytes == 0) /* arrays are counted as they come */
+        hpc_count_received(core->engine, in->rank, in->codec->length(w->config, inputs->bases[0], w->row->count));
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_count_fold(core, w, 0);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_passthrough = {
+    .name = "passthrough",
+    .suits = suits,
+    .room = room,
+    .work = work,
+    .leaving = hpc_input_leaving,
+};

@@ -1,0 +1,84 @@
+"""The trees of a parameter server: one for each owner, by which its folded updates go to the workers (Parameter Flow,
+section 3.4)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from ..errors import InvalidArgument
+from ..stage import whole
+from .tree import Tree
+
+Trees: TypeAlias = Tree | Mapping[int, Tree] | tuple[tuple[int, Tree], ...] | Literal["auto"] | None
+
+
+def as_trees(given: object) -> Trees:
+    """ParameterServer.tree as it is kept: a mapping becomes pairs in the order of owners.
+
+    Raises:
+        InvalidArgument: it is none of what may be given.
+    """
+    if given is None or given == "auto" or isinstance(given, Tree):
+        return given  # type: ignore[return-value]
+    pairs = given.items() if isinstance(given, Mapping) else given
+    if isinstance(given, Mapping | tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        found = sorted((whole("tree: owner", owner, 0), tree) for owner, tree in pairs)  # owners differ
+        wrong = next((tree for _, tree in found if not isinstance(tree, Tree)), None)
+        if wrong is None:
+            return tuple(found)
+        given = wrong
+    raise InvalidArgument(
+        f"tree is {given!r}: must be a Tree, a mapping from ranks of servers to Tree values, 'auto' or None"
+    )
+
+
+def tree_for(trees: Trees, owner: int) -> Tree | None:
+    """The tree of one owner; None: it sends to all workers itself."""
+    if isinstance(trees, Tree):
+        return trees
+    return dict(trees).get(owner) if isinstance(trees, tuple) else None
+
+
+def trees_of(
+    trees: Trees, workers: Sequence[int], servers: Sequence[int], size: int
+) -> list[list[int]] | None:
+    """Plan.hub's parents for these trees; None where there is no tree. A rank that is no worker passes nothing on: its
+    children come to its parent.
+
+    Raises:
+        InvalidArgument: a tree is for another number of ranks, or is given for a rank that serves nothing.
+    """
+    if isinstance(trees, tuple) and (strange := next((owner for owner, _ in trees if owner not in servers), None)) is not None:
+        raise InvalidArgument(f"tree has rank {strange}, which does not serve: those that do are {list(servers)}")
+    own = [tree_for(trees, owner) for owner in servers]
+    if all(tree is None for tree in own):
+        return None
+    number = {rank: i for i, rank in enumerate(workers)}
+
+    def parents(tree: Tree | None, owner: int) -> list[int]:
+        if tree is None:
+            return [-1] * len(workers)
+        above = tree.turned(owner, size)
+
+        def parent(rank: int) -> int:
+            at = above[rank]
+            while at >= 0 and at != owner and at not in number:
+                at = above[at]
+            return -1 if at in (-1, owner) else number[at]
+
+        return [parent(rank) for rank in workers]
+
+    return [parents(tree, owner) for tree, owner in zip(own, servers, strict=True)]
+
+
+def trees_among(trees: Trees, ranks: Sequence[int], size: int) -> Trees:
+    """The trees of some of the ranks, in their new order, as Tree.among makes them. Owners that are gone have none."""
+    if isinstance(trees, Tree):
+        return _among(trees, ranks, size)
+    if not isinstance(trees, tuple):
+        return trees
+    new = {rank: i for i, rank in enumerate(ranks)}
+    return tuple((new[owner], _among(tree, ranks, size)) for owner, tree in trees if owner in new)
+
+
+def _among(tree: Tree, ranks: Sequence[int], size: int) -> Tree:
+    return Tree(tree.arity) if tree.parents is None else tree.among(ranks, size)
