@@ -30,6 +30,7 @@ CODECS: dict[str, Any] = {
 TOPOLOGIES: dict[str, Any] = {
     "servers": ParameterServer(),
     "receivers": ParameterServer(apply_at="receivers"),
+    "tree": ParameterServer(apply_at="receivers", tree=hpcomm.Tree(arity=1)),
     "hosts": Hierarchy([[0, 1], [2]], apply_at="receivers"),
 }
 
@@ -146,7 +147,7 @@ def test_what_is_kept_back_counts_as_much_with_other_ranks(ranks: int, reduce: s
 
 @pytest.mark.parametrize(
     ("of", "to"),
-    [("hosts", "receivers"), ("receivers", "hosts")],
+    [("hosts", "receivers"), ("receivers", "tree"), ("tree", "hosts")],
 )
 def test_what_rows_keep_back_moves_with_their_elements(of: str, to: str) -> None:
     before = shards_of(3, TOPOLOGIES[of])

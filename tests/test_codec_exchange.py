@@ -155,6 +155,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "any order": {"deterministic": False},
     "SSP": {"consistency": SSP(1), "depth": 2},
     "SSP, receivers": {"consistency": SSP(1), "topology": RECEIVERS},
+    "SSP, tree": {"consistency": SSP(1), "topology": ParameterServer(apply_at="receivers", tree=hpcomm.Tree(arity=1))},
 }
 CODECS = {
     "topk": TopK(0.05, **C),

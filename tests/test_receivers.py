@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import SGD, SSP, Adam, Consistency, Exchange, Hierarchy, Momentum, ParameterServer, kernels
+from hpcomm import SGD, SSP, Adam, Consistency, Exchange, Hierarchy, Momentum, ParameterServer, Tree, kernels
 from hpcomm.codec import Threshold, TopK
 from hpcomm.topology import ring
 from hpcomm.topology.by_key import ByKey
@@ -32,6 +32,21 @@ TOPOLOGIES: dict[str, Any] = {
     "racks": Hierarchy(HOSTS, RACKS, leaders=[1, 2, 4]),
     "ring": Hierarchy(HOSTS, (), top="ring"),
 }
+TREES: dict[str, Any] = {
+    "none": None,
+    "chain": Tree(arity=1),
+    "binary": Tree(),
+    "given": Tree(parents=[1, -1, 0, 1, 3]),
+    "of one": {3: Tree(arity=1, root=2)},
+}
+
+
+def received(name: str, apply_at: str, tree: str = "none") -> Any:
+    """A topology whose receivers apply; over a tree, if it may have one."""
+    one = TOPOLOGIES[name]
+    if isinstance(one, ParameterServer):
+        return replace(one, apply_at=apply_at, tree=TREES[tree])
+    return replace(one, apply_at=apply_at)
 
 
 def params() -> dict[str, NDArray[np.float32]]:
@@ -74,18 +89,19 @@ def rows_of(ex: Exchange) -> dict[tuple[str, int], tuple[int, bytes, bytes]]:
     name=st.sampled_from(sorted(TOPOLOGIES)),
     rule=st.sampled_from(sorted(RULES)),
     apply_at=st.sampled_from(["receivers", "both"]),
+    tree=st.sampled_from(sorted(TREES)),
     cores=st.integers(1, 3),
     seed=st.integers(0, 1 << 30),
 )
 def test_receivers_have_the_bits_that_owners_would_have(
-    name: str, rule: str, apply_at: str, cores: int, seed: int
+    name: str, rule: str, apply_at: str, tree: str, cores: int, seed: int
 ) -> None:
     topology = TOPOLOGIES[name]
 
     def body(ctx: hpcomm.Context) -> Any:
         return tuple(
             trained(ctx, each, RULES[rule], seed, cores=cores)
-            for each in (topology, replace(topology, apply_at=apply_at))
+            for each in (topology, received(name, apply_at, tree))
         )
 
     every = run_threads(5, body)
@@ -162,10 +178,10 @@ def test_a_state_comes_back_into_all_copies(name: str) -> None:
 
 
 @on_both
-@pytest.mark.parametrize("name", ["hub", "apart", "hosts"])
-def test_a_checkpoint_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "tree"), [("hub", "binary"), ("apart", "none"), ("hosts", "none")])
+def test_a_checkpoint_goes_on_with_the_same_bits(name: str, tree: str, tmp_path: Path) -> None:
     """By the same plan from a rank's own file, and by owners' plans from all files."""
-    topology = replace(TOPOLOGIES[name], apply_at="both")
+    topology = received(name, "both", tree)
     options: dict[str, Any] = {"rule": RULES["momentum"], "chunk_bytes": 1024, "progress": "inline"}
 
     def body(ctx: hpcomm.Context) -> None:
@@ -235,6 +251,72 @@ def test_recovery_takes_the_last_checkpoint(has_checkpoint: bool, tmp_path: Path
     run_threads(4, body, timeout=10)
     assert len(found) == 3 * has_checkpoint
     assert all(each == found[0] for each in found)
+
+
+@on_both
+def test_each_rank_sends_a_fold_to_its_children_alone() -> None:
+    """The traffic of one owner over a chain, a binary tree and none, in float16 pieces of 8192 bytes."""
+
+    def body(ctx: hpcomm.Context) -> dict[str, int]:
+        found = {}
+        for name in ("none", "chain", "binary"):
+            topology = ParameterServer("CS", [1], apply_at="receivers", tree=TREES[name])
+            with Exchange(ctx, {"w": np.zeros(4096, F32)}, topology, progress="inline", codec="float16") as ex:
+                ex.push_pull("w", np.ones(4096, F32))
+                ctx.barrier()
+                sent = [each for each in ex.stats().traffic if each.stage == "forward" and each.rank != ctx.rank]
+                assert all(each.bytes == 8192 for each in sent)
+                found[name] = [each.rank for each in sent]
+        return found
+
+    every = run_threads(5, body)
+    assert [each["none"] for each in every] == [[], [0, 2, 3, 4], [], [], []]
+    assert [each["chain"] for each in every] == [[], [2], [3], [4], [0]]
+    assert [each["binary"] for each in every] == [[], [2, 3], [0, 4], [], []]
+
+
+@on_both
+@pytest.mark.parametrize("tree", ["chain", "given"])
+def test_bounded_staleness_over_a_tree_loses_nothing(tree: str) -> None:
+    """Ranks make unequal numbers of steps, and some that pass on close first."""
+
+    def body(ctx: hpcomm.Context) -> None:
+        topology = ParameterServer(apply_at="receivers", tree=TREES[tree])
+        steps = [9, 6, 12, 7, 8]
+        with Exchange(
+            ctx, params(), topology, SSP(3), SGD(lr=1.0), reduce="sum", codec=Threshold(2.0, kernel="c", decays=False)
+        ) as ex:
+            before = {name: value.copy() for name, value in ex.params.items()}
+            for step in range(steps[ctx.rank]):
+                for name, shape in SHAPES.items():
+                    ex.push_pull(name, np.full(shape, ctx.rank + 3 + step, F32))
+        total = sum(sum(range(rank + 3, rank + 3 + n)) for rank, n in enumerate(steps))
+        for name, value in ex.params.items():
+            assert (before[name] - value == total).all()
+
+    run_threads(5, body)
+
+
+def test_a_tree_is_turned_to_its_owner() -> None:
+    given = Tree(parents=[1, -1, 0, 1, 3])
+    assert given.turned(1, 5) == given.above(5)
+    assert given.turned(4, 5) == (1, 3, 0, 4, -1)
+    assert Tree(arity=1, root=2).turned(4, 5) == (4, 0, 1, 2, -1)
+    for root in range(5):
+        turned = given.turned(root, 5)
+        assert {frozenset(edge) for edge in enumerate(turned) if -1 not in edge} == {
+            frozenset(edge) for edge in enumerate(given.above(5)) if -1 not in edge
+        }
+    left = ParameterServer("CS", [1, 4], apply_at="receivers", tree={4: given}).among([0, 2, 4], 5)
+    assert left == ParameterServer("CS", [2], apply_at="receivers", tree={2: Tree(parents=[-1, 0, 0])})
+    with pytest.raises(hpcomm.InvalidArgument, match="only folded updates go down a tree"):
+        ParameterServer(tree=Tree())
+    with pytest.raises(hpcomm.InvalidArgument, match="tree is 'best': must be a Tree, a mapping"):
+        ParameterServer(apply_at="receivers", tree="best")
+    with pytest.raises(hpcomm.InvalidArgument, match="tree has rank 0, which does not serve"):
+        ParameterServer("CS", [1], apply_at="receivers", tree={0: Tree()}).compile({"w": (9,)}, 3)
+    with pytest.raises(hpcomm.InvalidArgument, match="parents has 2 ranks: this job has 3"):
+        ParameterServer(apply_at="receivers", tree=Tree(parents=[-1, 0])).compile({"w": (9,)}, 3)
 
 
 def test_by_key_and_by_preset() -> None:

@@ -110,6 +110,22 @@ static bool among(const int *ranks, int n, int who) {
     return false;
 }
 
+void job_trees(const job *j, int children, int *parents) {
+    for (int s = 0; s < j->n_servers; s++) {
+        int root = 0;
+        while (root < j->n_workers && j->workers[root] != j->servers[s]) root++;
+        const int works = root < j->n_workers, n = j->n_workers + !works; /* places; that of the server is 0 */
+        for (int w = 0; w < j->n_workers; w++) {
+            const int place = works ? (w - root + n) % n : w + 1, above = (place - 1) / children;
+            int *parent = &parents[s * j->n_workers + w];
+            if (place == 0 || above == 0)
+                *parent = -1;
+            else
+                *parent = works ? (above + root) % n : above - 1;
+        }
+    }
+}
+
 bool job_works(const job *j, int who) {
     return among(j->workers, j->n_workers, who);
 }

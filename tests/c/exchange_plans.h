@@ -45,6 +45,8 @@ void job_wires(const job *j, int *wires); /* by key, for hpc_hub and hpc_graph *
 bool job_is_float32(const job *j);        /* all keys are, on their way to the owners */
 
 bool job_works(const job *j, int who);
+/* hpc_hub.parents, of so many children: the workers after a server are its children, the next ones theirs, around. */
+void job_trees(const job *j, int children, int *parents);
 bool job_serves(const job *j, int who);
 
 hpc_exchange *job_open(const rank *r, const job *j);

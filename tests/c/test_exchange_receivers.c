@@ -14,7 +14,9 @@ enum {
     SERVER = 32,
     RING = 64,
     RACKS = 128,
-    HOSTS_OF = 256
+    CHAIN = 256,
+    TREE = 512,
+    HOSTS_OF = 1024
 };
 
 static const char *rule_of(int arg) {
@@ -36,10 +38,15 @@ static hpc_plan *receiving(job *j, const rank *r, int arg) {
     const int per_host = arg / HOSTS_OF, apply_at = arg & BOTH ? HPC_AT_BOTH : HPC_AT_RECEIVERS;
     if (per_host == 0) {
         hpc_hub hub;
+        int parents[RANKS_MAX * RANKS_MAX];
         hpc_hub_init(&hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
         hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = 2048, hub.sum = 1;
         hub.wire = j->wire, hub.codec_out = j->codec_out, hub.depth = arg & DEEP ? 2 : 1, hub.apply_at = apply_at;
+        if (arg & (CHAIN | TREE)) {
+            job_trees(j, arg & TREE ? 2 : 1, parents);
+            hub.parents = parents, hub.n_parents = hub.n_servers * hub.n_workers;
+        }
         CHECK_OK(hpc_plan_hub(&hub, &plan));
     } else {
         int groups[2 * RANKS_MAX];
@@ -257,6 +264,10 @@ int main(int argc, char **argv) {
         {.name = "server", .size = 4, .run = trains, .arg = SERVER},
         {.name = "server_keeps", .size = 4, .run = trains, .arg = SERVER | BOTH},
         {.name = "server_keeps_threads", .size = 3, .run = trains, .arg = SERVER | BOTH | THREADS},
+        {.name = "chain", .size = 4, .run = trains, .arg = CHAIN | THREADS},
+        {.name = "chain_server_keeps", .size = 4, .run = trains, .arg = CHAIN | SERVER | BOTH | HALF_OUT},
+        {.name = "tree", .size = 7, .run = trains, .arg = TREE | HALF_IN | DEEP, .sleepy = true},
+        {.name = "tree_server", .size = 5, .run = trains, .arg = TREE | SERVER | THREADS},
         {.name = "2_hosts_of_2", .size = 4, .run = trains, .arg = HOSTS(2, 0)},
         {.name = "3_hosts_of_2_uneven", .size = 5, .run = trains, .arg = HOSTS(2, HALF_IN | THREADS)},
         {.name = "1_host", .size = 3, .run = trains, .arg = HOSTS(3, 0)},
@@ -267,8 +278,11 @@ int main(int argc, char **argv) {
         {.name = "published", .size = 4, .run = published, .arg = HOSTS(2, THREADS)},
         {.name = "published_hub", .size = 3, .run = published},
         {.name = "new_rates", .size = 3, .run = new_rates, .arg = THREADS},
+        {.name = "new_rates_chain", .size = 4, .run = new_rates, .arg = CHAIN},
+        {.name = "published_tree", .size = 5, .run = published, .arg = TREE},
         {.name = "new_rates_racks", .size = 5, .run = new_rates, .arg = HOSTS(1, RACKS)},
         {.name = "names_missing", .size = 4, .run = names_missing, .where = RANKS_UNSEEDED},
+        {.name = "names_missing_chain", .size = 4, .run = names_missing, .arg = CHAIN, .where = RANKS_UNSEEDED},
         {.name = "names_missing_hosts",
          .size = 5,
          .run = names_missing,

@@ -103,6 +103,67 @@ static void hosts(void) {
         }
 }
 
+/* Down the tree of its server a chunk comes to each worker once, from its parent: inner ranks pass it on, and apply. */
+static void trees(void) {
+    static const int workers[] = {4, 0, 3, 6}, servers[] = {3, 7}; /* by numbers: 2 -> 0 -> 1, 3; and 7 -> 3 -> 2 -> 0, 1 */
+    static const int parents[] = {2, 0, -1, 0, 2, 2, 3, -1};
+    static const int from[2][4] = {{3, 4, 3, 4}, {3, 3, 6, 7}}; /* ranks */
+    hpc_hub hub;
+    hpc_plan *plan = NULL;
+    hpc_hub_init(&hub);
+    hub.keys = keys, hub.n_keys = 3, hub.workers = workers, hub.n_workers = 4, hub.servers = servers, hub.n_servers = 2;
+    hub.chunk = 4096, hub.cores = 2, hub.wire = HPC_F16, hub.codec_out = HPC_BF16, hub.apply_at = HPC_AT_RECEIVERS;
+    hub.parents = parents, hub.n_parents = 8;
+    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_check(plan, SIZE));
+    int sums = 0, passing = 0, applies = 0;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i], *root = row;
+        if (row->action == HPC_FORWARD && row->in[0].row < 0) {
+            sums++;
+            CHECK(row->n_in == 4 && row->in[1].weight == 0.25 && row->codec_in == HPC_F16 && row->codec_out == HPC_F16);
+            continue;
+        }
+        passing += row->action == HPC_FORWARD, applies += row->action == HPC_APPLY;
+        CHECK(row->n_in == 1 && row->in[0].weight == 1 && row->quorum == 1 && row->codec_in == HPC_F16);
+        while (root->in[0].row >= 0) root = &plan->rows[root->in[0].row];
+        CHECK(root->offset == row->offset && root->key == row->key && root->core == row->core);
+        const hpc_row *feeder = &plan->rows[row->in[0].row];
+        if (feeder->owner == row->owner) { /* an inner rank's, for itself */
+            CHECK(row->action == HPC_APPLY && feeder->action == HPC_FORWARD);
+            feeder = feeder == root ? feeder : &plan->rows[feeder->in[0].row];
+        }
+        for (int w = 0; w < 4; w++)
+            if (workers[w] == row->owner) CHECK_EQ(feeder->owner, from[root->owner == 7][w]);
+    }
+    int of_first = 0;
+    for (int i = 0; i < plan->n_rows; i++)
+        of_first += plan->rows[i].owner == 3 && plan->rows[i].action == HPC_FORWARD && plan->rows[i].in[0].row < 0;
+    CHECK(of_first > 0 && of_first < sums);
+    CHECK_EQ(applies, 4 * sums);
+    CHECK_EQ(passing, of_first + 2 * (sums - of_first));
+    hpc_plan_free(plan);
+
+    int wrong[8];
+    memcpy(wrong, parents, sizeof wrong);
+    hub.parents = wrong;
+    wrong[0] = 1;
+    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_MESSAGE("worker 0 does not come from server 0: its parents go in a circle");
+    wrong[0] = 4;
+    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_MESSAGE("the parent of worker 0 in the tree of server 0 is 4; must be a number of a worker, 0 to 3, or -1");
+    wrong[0] = 2, wrong[2] = 1;
+    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_MESSAGE("the parent of worker 2 in the tree of server 0 is 1, but it is this server: must be -1");
+    hub.parents = parents, hub.n_parents = 4;
+    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_MESSAGE("n_parents is 4; 2 servers and 4 workers need one parent for each pair");
+    hub.n_parents = 8, hub.apply_at = HPC_AT_OWNERS;
+    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_MESSAGE("parents is given and apply_at is 0 (owners): only folds of updates go down trees");
+}
+
 static void refusals(void) {
     static const int workers[] = {0, 1}, groups[] = {0, 1};
     hpc_plan *plan = NULL;
@@ -136,6 +197,7 @@ static void refusals(void) {
 int main(void) {
     hub();
     hosts();
+    trees();
     refusals();
     return 0;
 }

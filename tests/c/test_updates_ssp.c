@@ -16,17 +16,29 @@ enum {
     SERVERS = 512,
     FEW = 1024,
     MOMENTUM = 2048,
-    DEEP = 4096
+    DEEP = 4096,
+    CHAIN = 8192,
+    TREE = 16384,
+    AROUND = 32768 /* a chain the other way around: the last worker first */
 };
 
 static int most_behind(const rank *r) {
     return r->arg % 32;
 }
 
+static void plant(hpc_hub *hub, const job *j, const rank *r, int *parents) {
+    if (!(r->arg & (CHAIN | TREE | AROUND))) return;
+    job_trees(j, r->arg & TREE ? 2 : 1, parents);
+    for (int i = 0, n = j->n_workers; i < hub->n_servers * n && r->arg & AROUND; i++) /* the servers are workers */
+        parents[i] = i % n == i / n || i % n == (i / n + n - 1) % n ? -1 : (i % n + 1) % n;
+    hub->parents = parents, hub->n_parents = hub->n_servers * hub->n_workers;
+}
+
 /* SERVERS: the last rank only serves. FEW: the first rank alone serves, and works too. */
 static hpc_plan *receiving(job *j, const rank *r) {
     hpc_plan *plan = NULL;
     hpc_hub hub;
+    int parents[RANKS_MAX * RANKS_MAX];
     job_init(j, r);
     j->rule = r->arg & MOMENTUM ? "momentum" : "sgd", j->args[3] = 0.5;
     j->progress = r->arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
@@ -39,6 +51,7 @@ static hpc_plan *receiving(job *j, const rank *r) {
     hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = 2048, hub.sum = 1;
     hub.wire = j->wire, hub.codec_out = j->codec_out, hub.depth = most_behind(r) + 2 + (r->arg & DEEP ? 1 : 0);
     hub.apply_at = r->arg & KEEPS ? HPC_AT_BOTH : HPC_AT_RECEIVERS;
+    plant(&hub, j, r, parents);
     CHECK_OK(hpc_plan_hub(&hub, &plan));
     CHECK_OK(hpc_plan_check(plan, r->size));
     j->plan = plan;
@@ -213,10 +226,12 @@ static void bounded(rank *r) {
     hpc_plan *plan = receiving(&j, r);
     hpc_plan *one = NULL;
     hpc_hub hub;
+    int parents[RANKS_MAX * RANKS_MAX];
     hpc_hub_init(&hub); /* one core and one key: one version */
     hub.keys = j.keys, hub.n_keys = 1, hub.workers = j.workers, hub.n_workers = j.n_workers;
     hub.servers = j.servers, hub.n_servers = j.n_servers, hub.chunk = 1024, hub.sum = 1, hub.depth = (int)s + 2;
     hub.apply_at = HPC_AT_RECEIVERS;
+    plant(&hub, &j, r, parents);
     CHECK_OK(hpc_plan_hub(&hub, &one));
     j.plan = one, j.n_keys = 1, j.args[1] = 1;
     hpc_exchange *e = open_all(r, &j);
@@ -568,6 +583,17 @@ int main(int argc, char **argv) {
         {.name = "rates_differ", .size = 3, .run = rates_differ, .arg = 2, .apart = true},
         {.name = "restored", .size = 3, .run = restored, .arg = THREADS | 2},
         {.name = "dies", .size = 3, .run = dies, .arg = 2, .victims = 4, .timeout = 30},
+        {.name = "chain", .size = 4, .run = totals, .arg = CHAIN | THREADS | 2},
+        {.name = "chain_keeps", .size = 4, .run = totals, .arg = CHAIN | KEEPS | SERVERS | HALF_OUT | 1},
+        {.name = "tree", .size = 5, .run = totals, .arg = TREE | HALF_IN | 3},
+        {.name = "tree_settled", .size = 5, .run = settled, .arg = TREE | FEW | THREADS | 2},
+        {.name = "chain_bounded", .size = 4, .run = bounded, .arg = CHAIN | FEW | THREADS | 1},
+        {.name = "tree_bounded", .size = 5, .run = bounded, .arg = TREE | 3},
+        {.name = "chain_closes_early", .size = 4, .run = closes_early, .arg = CHAIN | 1},
+        {.name = "tree_closes_early", .size = 5, .run = closes_early, .arg = TREE | THREADS | 2},
+        {.name = "chain_stands", .size = 3, .run = closes_and_stands, .arg = AROUND | FEW | 2, .where = RANKS_UNSEEDED},
+        {.name = "tree_restored", .size = 5, .run = restored, .arg = TREE | THREADS | 2},
+        {.name = "chain_dies", .size = 4, .run = dies, .arg = CHAIN | 2, .victims = 8, .timeout = 30},
         {.name = "refused", .size = 4, .run = refused, .arg = 2},
         {0},
     };
