@@ -15,6 +15,7 @@ enum { HPC_ENCODER_VALUES = 2 };
 typedef struct hpc_encoding {
     const hpc_codec_config *config;
     uint64_t made;                 /* encodings, the present one included */
+    double asked;                  /* the delta of a codec that is given one, before it decays */
     float delta;                   /* of the present one, where it has a delta */
     float own[HPC_ENCODER_VALUES]; /* what the codec keeps until the next one; 0 at first */
 } hpc_encoding;

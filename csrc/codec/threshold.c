@@ -16,7 +16,7 @@ static const char *check(const hpc_codec_config *config) {
 }
 
 static void begin(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n) {
-    double delta = encoding->config->delta;
+    double delta = encoding->asked;
     (void)source, (void)residual, (void)n;
     if (encoding->config->decays) delta /= sqrt((double)encoding->made);
     encoding->delta = below(delta);

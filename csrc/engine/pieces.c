@@ -128,6 +128,7 @@ static size_t all_bytes(const hpc_engine *en, const hpc_key_pieces *its, uint64_
 static void init(const hpc_engine *en, hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count, void *memory) {
     encoder->codec = its->codec;
     encoder->encoding.config = &its->config;
+    atomic_store_explicit(&encoder->delta, its->config.delta, memory_order_relaxed);
     encoder->packs = its->packs;
     encoder->keeps = hpc_codec_keeps(its->codec, &its->config);
     encoder->slots = (size_t)hpc_codec_state_slots(its->codec, &its->config);
@@ -175,6 +176,7 @@ static void begin(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t
     encoder->was = encoder->encoding;
     encoder->fresh = 1;
     encoder->encoding.made++;
+    encoder->encoding.asked = atomic_load_explicit(&encoder->delta, memory_order_relaxed);
     if (encoder->codec->begin != NULL) encoder->codec->begin(&encoder->encoding, source, encoder->state, (int64_t)n);
 }
 

@@ -29,6 +29,7 @@ typedef struct hpc_row_kind hpc_row_kind;
 typedef struct hpc_encoder {
     const hpc_codec *codec; /* NULL: nothing is encoded */
     hpc_encoding encoding;
+    _Atomic double delta; /* that the next encoding asks for; any thread may set it */
     int packs;        /* pieces are packed when they are encoded */
     int keeps;        /* its state begins with a residual */
     size_t slots;     /* values of state an element */

@@ -223,6 +223,7 @@ static hpc_codec_config config;
 static int64_t encode(const hpc_codec *codec, hpc_encoding *encoding, size_t n, float *state, void *out) {
     int64_t kept = 0;
     encoding->config = &config;
+    encoding->asked = config.delta;
     encoding->made++;
     CHECK(hpc_codec_check(codec, &config) == NULL);
     if (codec->begin != NULL) codec->begin(encoding, &(hpc_codec_source){x, 0}, state, (int64_t)n);

@@ -121,6 +121,14 @@ HPC_API int64_t hpc_exchange_encoder_values(const hpc_exchange *exchange, int ke
 HPC_API int hpc_exchange_get_encoder(hpc_exchange *exchange, int key, int row, uint64_t *made, float *values);
 HPC_API int hpc_exchange_set_encoder(hpc_exchange *exchange, int key, int row, uint64_t made, const float *values);
 
+/* HPC_THRESHOLD: sets delta, before it decays, of what this rank encodes of a key from now on, or of all such keys (key
+ * -1): of what it pushes, of the folds that it forwards, or of both. Ranks may have different ones, as no decoder knows
+ * it. Any thread, at any time. Not for keys whose delta follows the network (hpc_codec_config.follow). */
+enum { HPC_DELTA_OF_PUSHES = 1, HPC_DELTA_OF_FOLDS = 2 };
+HPC_API int hpc_exchange_set_delta(hpc_exchange *exchange, int key, int of, double delta);
+/* What is in force now, of pushes or of folds; negative where this rank encodes none there. */
+HPC_API double hpc_exchange_delta(const hpc_exchange *exchange, int key, int of);
+
 /* cffi: end */
 
 #ifdef __cplusplus
