@@ -21,13 +21,13 @@
 #include "context/trend.h"
 
 enum { FIRST_TRAIN = 64, MOST_TRAIN = 576, TRAIN_GROWTH = 3, MOST_DEAF = 2, LEAST_BUCKET = 3, MOST_BUSY = 2 };
-enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200 };
+enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
 static const double PERIOD = 2e-3;       /* seconds between packets at slow rates, which have smaller ones */
 static const double MOST_LOSS = 0.1;     /* of a stream: its fleet is above */
 static const double MOST_OWN = 0.1;      /* of a stream's bytes */
-static const double DISCARDS = 3;        /* streams of a fleet that may be, times its size */
+static const double DISCARDS = 8;        /* streams of a fleet that may be, times its size */
 static const double LOOK = 1e-3;         /* seconds between two looks at this rank's own traffic */
 static const double BACKLOG = 0.9;       /* of the looks, for traffic that takes what the path has */
 static const double SPARE = 1.15;        /* of the bucket's estimate */
@@ -196,7 +196,8 @@ static void take_stream(const call *c, job *j, int first, int nbytes) {
         return;
     }
     j->deaf = 0;
-    if (s->is_late || s->overflowed || s->own > MOST_OWN * s->n * nbytes) {
+    /* The packets before one that was late have a trend of their own (pathload, MIN_STREAM_LEN). */
+    if (s->n - first < (s->is_late ? LEAST_PART : 1) || s->overflowed || s->own > MOST_OWN * s->n * nbytes) {
         discard(c, j);
         return;
     }

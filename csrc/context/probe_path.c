@@ -4,11 +4,13 @@
 #include <math.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,14 +18,16 @@
 #include "context/probe.h"
 
 enum { UDP_BYTES = 8, IPV4_BYTES = 20, IPV6_BYTES = 40, LEAST_MTU = 576, MOST_MTU = 9000, ROOM = 4 << 20 };
-enum { NS = 1000000000 };
+enum { NS = 1000000000, SLICE = 100000 /* ns, the least that the kernel has */ };
 
 static const char op[] = "bandwidth";
 static const double PIECE = 0.05;       /* of a wait, in seconds: between two looks at the peer and at the caller's stop */
-static const double LEAST_PERIOD = 20e-6; /* seconds between two sends: more packets go in one where a rate needs it */
-static const double SPIN = 30e-6;       /* the end of a sleep that is spun */
-static const double MOST_LATE = 0.15;   /* of a stream's length: by which a packet may be late */
-static const double LEAST_LATE = 0.4e-3;
+/* Seconds between two sends: more packets go in one where a rate needs it. A thread that sleeps most of the time keeps
+ * the right to its CPU, which one that spins through a stream loses where ranks share CPUs. */
+static const double LEAST_PERIOD = 150e-6;
+static const double SPIN = 10e-6;    /* the end of a sleep that is spun */
+static const double MOST_LATE = 0.2; /* of a stream's length: by which a packet may be late */
+static const double LEAST_LATE = 0.8e-3;
 
 /* ---- waiting ---- */
 
@@ -187,6 +191,37 @@ static void sleep_until(double at) {
     while (hpc_now() < at) hpc_cpu_relax();
 }
 
+/* struct sched_attr of linux/sched/types.h, which glibc's sched.h may define too. */
+typedef struct sched_of {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+} sched_of;
+
+typedef struct hasty {
+    int slack, is_known;
+    sched_of sched;
+} hasty;
+
+/* This thread's sleeps end when they are to, and where threads share its CPU it asks for short slices of it, which come
+ * sooner (EEVDF, since Linux 6.12; before that the kernel takes no notice). */
+static void make_haste(hasty *before) {
+    before->slack = prctl(PR_GET_TIMERSLACK);
+    prctl(PR_SET_TIMERSLACK, 1UL);
+    before->is_known = syscall(SYS_sched_getattr, 0, &before->sched, sizeof before->sched, 0) == 0;
+    if (!before->is_known) return;
+    sched_of now = before->sched;
+    now.runtime = SLICE;
+    before->is_known = now.policy == SCHED_OTHER && syscall(SYS_sched_setattr, 0, &now, 0) == 0;
+}
+
+static void calm_down(const hasty *before) {
+    prctl(PR_SET_TIMERSLACK, before->slack > 0 ? (unsigned long)before->slack : 0UL);
+    if (before->is_known) syscall(SYS_sched_setattr, 0, &before->sched, 0);
+}
+
 /* Whether the socket took it; without waiting. A refusal by ICMP is of an earlier packet, and no news. */
 static int send_one(const hpc_probe_path *p, const hpc_probe_packet *packet, int payload) {
     static const char zeros[HPC_PROBE_MOST_BYTES];
@@ -267,10 +302,10 @@ int hpc_probe_send(hpc_probe_path *p, int first, int rest, int nbytes, double ra
     if (status == HPC_OK) status = hear(p, HPC_PROBE_GRANT, &grant, deadline, "let it send");
     if (status != HPC_OK) return status;
     hpc_carried before = hpc_probes_carried(p->context);
-    int slack = prctl(PR_GET_TIMERSLACK);
-    prctl(PR_SET_TIMERSLACK, 1UL);
+    hasty before_that;
+    make_haste(&before_that);
     send_packets(p, first, n, payload, period, s);
-    prctl(PR_SET_TIMERSLACK, slack > 0 ? (unsigned long)slack : 0UL);
+    calm_down(&before_that);
     p->nbytes += (uint64_t)s->n * (uint64_t)nbytes;
     hpc_carried after = hpc_probes_carried(p->context);
     if (after.sent > before.sent) s->own = (double)(after.sent - before.sent);
