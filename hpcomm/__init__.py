@@ -20,6 +20,7 @@ from ._core import version as _version
 from .checkpoint import Checkpointer, CheckpointStats, Restored, latest, restore
 from .config import Config
 from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
+from .bandwidth import Bandwidth
 from .context import Context, Event, Peer, init
 from .errors import (
     AuthError,
@@ -63,6 +64,7 @@ __all__ = [
     "ASYNC",
     "BARRIER",
     "BSP",
+    "Bandwidth",
     "NOTIFY_ACK",
     "SGD",
     "SSP",

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import numpy as np
 
 from . import _core, launch, log
 from ._core import NULL, seconds
+from .bandwidth import Bandwidth, as_ranks, as_rate, probe
 from .config import Config, read_secret
 from .errors import HpcommError, InvalidArgument, PeerFailed, Timeout
 from .launch import Communicator, Group
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from .config import Settings
 
+_PROBE_SECONDS = 60.0
 _WHY_CHARS = 120  # of an exception, told to the peers
 _STATES = ("joining", "alive", "left", "failed")
 
@@ -273,6 +275,38 @@ class Context:
     def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
         """The bytes that every rank gives, in rank order; the same number on each. Collective, for small things."""
         return _core.allgather(self._handle, bytes(data), self.size, seconds(timeout, self.config.timeout))
+
+    # ---- the network -----------------------------------------------------------------------------------------------
+
+    @overload
+    def bandwidth(self, peer: int, *, at_least: float | None = None, timeout: float | None = None) -> Bandwidth: ...
+
+    @overload
+    def bandwidth(
+        self, peer: Iterable[int], *, at_least: float | None = None, timeout: float | None = None
+    ) -> tuple[Bandwidth, ...]: ...
+
+    def bandwidth(
+        self, peer: int | Iterable[int], *, at_least: float | None = None, timeout: float | None = None
+    ) -> Bandwidth | tuple[Bandwidth, ...]:
+        """What the path to a peer on another host has left beside all traffic of others, without filling it (SLoPS as
+        pathload has it: Jain and Dovrolis, SIGCOMM 2002; Parameter Flow, section 3.3.3). From any thread, also while
+        exchanges run; the calls of a context take turns. Not collective: the peer's context answers by itself.
+
+        Args:
+            peer: a rank, or several, whose probes fill each other's pauses; the answer is a tuple then.
+            at_least: bytes a second. Asks only whether the path has so much left, which takes one fleet of streams.
+            timeout: seconds for all of it, 60 by default. A range that is not narrow yet is given as it is.
+
+        Raises:
+            InvalidArgument: a peer is on this rank's host, is this rank, or is named twice.
+            Timeout, PeerFailed: a peer does not answer, or is gone.
+        """
+        ranks = as_ranks(peer)
+        start = time.monotonic()
+        found = probe(self._handle, ranks, as_rate(at_least), seconds(timeout, _PROBE_SECONDS))
+        self._trace(f"bandwidth to {ranks}", start)
+        return found if isinstance(peer, Iterable) else found[0]
 
     # ---- the timeline ----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ presets checkpoint factors
 exchange
 measure
 context
-queue kernels
+queue kernels bandwidth
 window optim topology
 model
 plan

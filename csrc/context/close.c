@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "context/lane.h"
+#include "context/probe.h"
 
 int hpc_context_revoke(hpc_context *c) {
     int status = hpc_context_ready(c, "revoke");
@@ -46,6 +47,7 @@ static int leave(hpc_context *c, const char *why) {
     }
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
+    hpc_probes_stop(c);
     hpc_family_leave(c, why);
     hpc_span_end(&span);
     end_timeline(c);

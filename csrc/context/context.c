@@ -1,5 +1,6 @@
 /* The handle: who holds a context, what it says of itself, and what goes with its last holder. */
 #include "context/context.h"
+#include "context/probe.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -32,6 +33,7 @@ void hpc_context_release(hpc_context *c) {
     if (c->group.owner != NULL && !hpc_group_is_mine(&c->group)) return; /* a forked child tears nothing down */
     if (atomic_fetch_sub_explicit(&c->references, 1, memory_order_acq_rel) != 1) return;
     hpc_group_leave(&c->group);
+    hpc_probes_free(c);
     hpc_context_drop_lane(c->lane);
     hpc_context_drop_lane(c->acks);
     for (int r = 0; c->transports != NULL && r < c->group.size; r++)

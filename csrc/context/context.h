@@ -1,6 +1,9 @@
 /* The functions of a context. Its structs are in transport/objects.h, as transports see them too. Each of these files
  * calls only files that come before it in this list:
  *
+ *   trend.c    judges streams of bandwidth probes: pure
+ *   probe_wire.c      what probes send: pure
+ *   probe_listener.c  the thread that answers probes
  *   context.c  the handle
  *   nics.c     NICs between its ranks
  *   agree.c    what all ranks do by the control channel
@@ -13,6 +16,8 @@
  *   tasks.c    work that waits do
  *   connect.c  brings one up
  *   shrink.c   a new one without the ranks that departed
+ *   probe_path.c      the caller's end of a probe
+ *   bandwidth.c       what the paths to peers have left
  */
 #ifndef HPC_CONTEXT_H
 #define HPC_CONTEXT_H

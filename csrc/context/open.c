@@ -11,6 +11,7 @@
 #include "base/host.h"
 #include "base/overdue.h"
 #include "context/context.h"
+#include "context/probe.h"
 
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
 
@@ -98,6 +99,7 @@ static void *owner_page(void) {
 /* Hands a lane's connection to the transport that this rank and the caller use. */
 static int accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd) {
     hpc_context *c = arg;
+    if (lane == HPC_PROBE_LANE) return hpc_probes_accept(c, rank, fd);
     const hpc_transport *t = c->transports[rank];
     return t == NULL || t->accept_lane == NULL ? HPC_ERR_INVALID : t->accept_lane(c, rank, lane, stream, fd);
 }
@@ -176,6 +178,8 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", size);
         goto err;
     }
+    status = hpc_probes_open(c);
+    if (status != HPC_OK) goto err;
     status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
     if (status != HPC_OK) goto err;
     g->bell = hpc_memory_data(c->bell_memory);

@@ -127,6 +127,12 @@ const char *hpc_control_path(const hpc_control *control, int rank) {
     return atomic_load_explicit(&control->group->states[rank], memory_order_acquire) == HPC_PEER_JOINING ? "" : l->path;
 }
 
+void hpc_control_derive(const hpc_control *control, const void *facts, size_t nbytes,
+                        unsigned char key[HPC_DIGEST_BYTES]) {
+    const hpc_bytes part = {facts, nbytes};
+    hpc_hmac(control->key, sizeof control->key, &part, 1, key);
+}
+
 hpc_bell *hpc_control_bell(const hpc_control *control, int rank) {
     hpc_memory *bell = rank == control->group->rank ? control->bell : control->links[rank].bell;
     return bell == NULL ? NULL : hpc_memory_data(bell);

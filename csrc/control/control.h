@@ -67,6 +67,10 @@ int hpc_control_call_lane(hpc_control *control, int rank, uint64_t lane, int str
 typedef int hpc_accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd);
 void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *arg);
 
+/* A key for one purpose, by the job's key and facts that both ends know; once connect has been called. */
+void hpc_control_derive(const hpc_control *control, const void *facts, size_t nbytes,
+                        unsigned char key[HPC_DIGEST_BYTES]);
+
 /* The bell of a connected peer on a Unix link; NULL over TCP. */
 hpc_bell *hpc_control_bell(const hpc_control *control, int rank);
 

@@ -26,6 +26,12 @@ typedef struct hpc_blob {
 
 struct hpc_address;
 
+/* Bytes, as of a transport's carried. */
+typedef struct hpc_carried {
+    uint64_t sent, received; /* by connections that are open */
+    uint64_t waiting;        /* given to the kernel, and not acknowledged yet */
+} hpc_carried;
+
 typedef struct hpc_transport {
     const char *name;
     unsigned caps;
@@ -75,6 +81,9 @@ typedef struct hpc_transport {
     int (*progress)(hpc_context *context);
     /* All that progress would find is an event of the reactor's set, which wakes whoever sleeps there. */
     int wakes_beds;
+    /* Adds what this rank's connections to other hosts have carried, where they share links with probes of bandwidth
+     * (context/probe.h). Any thread. NULL: they do not, or nobody counts. */
+    void (*carried)(hpc_context *context, hpc_carried *sum);
     /* Frees what the transport keeps in the context. NULL if nothing. */
     void (*release)(hpc_context *context);
 

@@ -23,6 +23,7 @@ from .context import (
     barrier,
     context_abort,
     context_address,
+    context_bandwidth,
     context_close,
     context_connect,
     context_create,

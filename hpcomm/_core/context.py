@@ -1,6 +1,7 @@
 """How ranks meet, the context that they share then, and what all do together."""
 
 import os
+import threading
 from typing import Any
 
 from .._ffi import ffi, lib
@@ -110,6 +111,47 @@ def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str]:
 
 def context_host(context: Any, rank: int) -> int:
     return int(lib.hpc_context_host(context, rank))
+
+
+def context_bandwidth(
+    context: Any, peers: tuple[int, ...], at_least: float, timeout: float
+) -> list[tuple[bool, bool | None, float, float, float, float, int, bool]]:
+    """By peer: answered, sufficient (None: not asked, or not found out), low, high, capacity, seconds, nbytes, and
+    whether this rank's own traffic is the answer. C works in a thread of its own, so that Ctrl-C ends the call."""
+    options, results = ffi.new("hpc_bandwidth_options *"), ffi.new("hpc_bandwidth[]", len(peers))
+    stop = ffi.new("int *")
+    lib.hpc_bandwidth_options_init(options)
+    options.at_least, options.timeout, options.stop = at_least, timeout, stop
+    failures: list[BaseException] = []
+
+    def probe() -> None:
+        try:
+            check(lib.hpc_context_bandwidth(context, peers, len(peers), options, results))
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=probe, name="hpcomm-bandwidth", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    finally:
+        stop[0] = 1
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [
+        (
+            bool(one.answered),
+            None if one.sufficient < 0 else bool(one.sufficient),
+            one.low,
+            one.high,
+            one.capacity,
+            one.seconds,
+            one.nbytes,
+            bool(one.by_own),
+        )
+        for one in results
+    ]
 
 
 def context_span(context: Any, name: str, start: float) -> None:

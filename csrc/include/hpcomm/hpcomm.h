@@ -285,6 +285,48 @@ HPC_API int hpc_context_shrink(hpc_context *old, const hpc_config *config, doubl
 /* The number that rank had in the first context, from which shrinks made this one; rank itself if none did. */
 HPC_API int hpc_context_first_rank(const hpc_context *context, int rank);
 
+/* ---- available bandwidth ---- */
+
+/* How to probe; hpc_bandwidth_options_init fills in the defaults. Rates are bytes a second, headers of IP and UDP
+ * included. */
+typedef struct hpc_bandwidth_options {
+    size_t size;       /* sizeof(hpc_bandwidth_options), set by hpc_bandwidth_options_init */
+    double at_least;   /* asks only whether a path has this rate left, by fleets of that rate; 0: asks for a range */
+    double timeout;    /* seconds for all of it; a range that is not narrow enough by then is given as it is. 60 */
+    double resolution; /* of a range: its width as a share of its middle. 0.15 */
+    double share;      /* of a fleet's rate: what its streams and the pauses between them may take on average. 0.1 */
+    double patience;   /* seconds to wait before a stream for a pause in this rank's own traffic. 1 */
+    int streams;       /* of a fleet: 12 */
+    int packets;       /* of a stream: 100 */
+    const int *stop;   /* NULL, or a flag: another thread that sets it ends the call with HPC_ERR_INVALID */
+} hpc_bandwidth_options;
+
+/* What the path to one peer has left, from this rank to it. */
+typedef struct hpc_bandwidth {
+    int peer;
+    int answered;   /* 0: no packet of a probe has come there, a firewall may drop UDP; nothing else is known then */
+    int sufficient; /* with at_least: 1 yes, 0 no, -1 not found out; else -1 */
+    int by_own;     /* this rank's own traffic left no pause: its throughput is the answer */
+    double low;     /* the path has more left than this; 0: not known to have any */
+    double high;    /* and less than this; infinite: no rate was too fast */
+    double capacity; /* at which a train of packets came: what the path's narrowest link lets pass; 0: not found out */
+    double own;      /* that this rank sent to other hosts, or the peer got, during the streams: in low and high */
+    double bucket;   /* bytes that pass faster than that at once, as token buckets let them */
+    double seconds;  /* from the call to the answer */
+    uint64_t nbytes; /* sent by the probe */
+    int fleets, streams, discarded; /* discarded: streams that were held up here, or met the job's own traffic */
+} hpc_bandwidth;
+
+HPC_API void hpc_bandwidth_options_init(hpc_bandwidth_options *options);
+
+/* Finds out how much the paths to n peers on other hosts have left, by self-loading periodic streams (SLoPS, as
+ * pathload has it: Jain and Dovrolis, SIGCOMM 2002). The streams to one peer go in the pauses of the others'.
+ * results[i] is of peers[i]. Any thread, while exchanges run; the calls of a context take turns. It is not collective:
+ * the peers' contexts answer by themselves. NULL options: the defaults. HPC_ERR_INVALID: a peer is this rank itself, on
+ * its host, or named twice; HPC_ERR_PEER: one is gone; HPC_ERR_TIMEOUT: one does not answer. */
+HPC_API int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const hpc_bandwidth_options *options,
+                                  hpc_bandwidth *results);
+
 /* Closes if need be and drops the handle; its memory is freed with the last window, lane, queue and memory of it. */
 HPC_API void hpc_context_free(hpc_context *context);
 

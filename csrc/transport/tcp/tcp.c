@@ -225,5 +225,6 @@ const hpc_transport hpc_transport_tcp = {
     .settle = settle,
     .progress = tcp_progress,
     .wakes_beds = 1,
+    .carried = tcp_carried,
     .release = release,
 };

@@ -3,6 +3,7 @@
  *   tcp.c     the vtable: windows, lanes, puts
  *   source.c  how links are read by the context's reactor
  *   link.c    one lane's connections to one peer: what is sent, what is read
+ *   carried.c what the connections have carried, as the kernel counts it
  *   table.c   the table of links
  *   orders.c  what waits for room in a socket, and in which order it leaves
  *
@@ -155,5 +156,9 @@ int tcp_link_visit(tcp_link *link, int stream, uint32_t events, size_t budget);
 hpc_tcp *tcp_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
 void tcp_free(hpc_tcp *tcp);
 int tcp_progress(hpc_context *context);
+
+/* ---- carried.c ---- */
+
+void tcp_carried(hpc_context *context, hpc_carried *sum); /* the vtable's */
 
 #endif

@@ -1,0 +1,354 @@
+/* hpc_context_bandwidth: what the paths to peers have left.
+ *
+ * Each path is first sent a train as fast as packets go. The rate at which its end arrives bounds the search, and the
+ * bytes that came faster than that are a token bucket, as a shaped link has one: it would hide a stream that is shorter
+ * than b R / (R - A) bytes. So each stream begins with packets, sent at once, that empty the bucket; the rest, which is
+ * judged, then meets a queue that grows where R is above A and shrinks where it is below.
+ *
+ * Then come fleets of streams at one rate each (trend.h). The paths of a call take turns, one stream at a time: a path's
+ * next stream is due when its last one has become its share of the rate, and the pauses have the streams of others.
+ *
+ * This rank's own traffic is no foreign traffic. A stream waits for a pause of it, and is discarded if it met much of it
+ * after all, here or at the peer. What little it met counts as if the stream had brought it. Where there is no pause,
+ * the throughput of that traffic is the answer: TCP that always has bytes to send takes what a path has. */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "context/context.h"
+#include "context/probe.h"
+#include "context/trend.h"
+
+enum { FIRST_TRAIN = 64, MOST_TRAIN = 576, TRAIN_GROWTH = 3, MOST_DEAF = 2, LEAST_BUCKET = 3, MOST_BUSY = 2 };
+enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
+
+static const char op[] = "bandwidth";
+static const double PERIOD = 2e-3;       /* seconds between packets at slow rates, which have smaller ones */
+static const double MOST_LOSS = 0.1;     /* of a stream: its fleet is above */
+static const double MOST_OWN = 0.1;      /* of a stream's bytes */
+static const double DISCARDS = 8;        /* streams of a fleet that may be, times its size */
+static const double LOOK = 1e-3;         /* seconds between two looks at this rank's own traffic */
+static const double BACKLOG = 0.9;       /* of the looks, for traffic that takes what the path has */
+static const double SPARE = 1.15;        /* of the bucket's estimate */
+
+typedef struct job {
+    hpc_probe_path path;
+    hpc_search search;
+    hpc_fleet fleet;
+    hpc_bandwidth *result;
+    int is_done, is_trained, train, deaf, busy;
+    int discarded; /* of this fleet */
+    double bucket, due;
+    double own, judged; /* bytes and seconds, of streams that counted */
+} job;
+
+typedef struct call {
+    hpc_context *context;
+    const hpc_bandwidth_options *options;
+    job *jobs;
+    int n;
+    double start, deadline;
+    hpc_probe_stream *stream;
+} call;
+
+void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
+    *options = (hpc_bandwidth_options){.size = sizeof *options,
+                                       .timeout = 60,
+                                       .resolution = 0.15,
+                                       .share = 0.1,
+                                       .patience = 1,
+                                       .streams = 12,
+                                       .packets = 100};
+}
+
+/* ---- this rank's own traffic ---- */
+
+/* HPC_OK in a pause of it. HPC_IN_PROGRESS: there was none; then rate is its throughput, and backlog the share of the
+ * time in which some of it waited. */
+static int await_pause(const call *c, const job *j, double *rate, double *backlog) {
+    hpc_carried before = hpc_probes_carried(c->context), first = before, now;
+    double start = hpc_now(), until = start + c->options->patience;
+    int looks = 0, waiting = 0;
+    if (until > c->deadline) until = c->deadline;
+    for (;;) {
+        int status = hpc_probe_sleep(&j->path, LOOK, c->deadline);
+        if (status != HPC_OK) return status;
+        now = hpc_probes_carried(c->context);
+        if (now.waiting == 0 && now.sent == before.sent) return HPC_OK;
+        looks++;
+        waiting += now.waiting > 0;
+        before = now;
+        if (hpc_now() >= until) break;
+    }
+    *rate = now.sent > first.sent ? (double)(now.sent - first.sent) / (hpc_now() - start) : 0;
+    *backlog = (double)waiting / looks;
+    return HPC_IN_PROGRESS;
+}
+
+/* ---- ends ---- */
+
+static void finish(const call *c, job *j) {
+    const hpc_search *s = &j->search;
+    hpc_bandwidth *r = j->result;
+    double own = j->judged > 0 ? j->own / j->judged : 0;
+    j->is_done = 1;
+    r->seconds = hpc_now() - c->start;
+    r->nbytes = j->path.nbytes;
+    r->fleets = s->fleets;
+    if (!r->answered || r->by_own) return;
+    r->own = own;
+    r->low = s->low > 0 ? s->low + own : 0;
+    r->high = s->high > 0 ? s->high + own : INFINITY;
+    if (s->at_least > 0 && s->greys > 0 && s->low == 0 && s->high == 0) r->low = r->high = s->at_least + own;
+}
+
+/* The end by this rank's own traffic. */
+static void finish_busy(const call *c, job *j, double rate, double backlog) {
+    hpc_bandwidth *r = j->result;
+    r->by_own = 1;
+    r->own = rate;
+    r->low = rate;
+    r->high = backlog >= BACKLOG ? rate : INFINITY;
+    if (c->options->at_least > 0) r->sufficient = rate >= c->options->at_least ? 1 : backlog >= BACKLOG ? 0 : -1;
+    finish(c, j);
+}
+
+static void finish_deaf(const call *c, job *j) {
+    j->result->answered = 0;
+    if (hpc_probes_first_note(c->context, j->path.rank))
+        hpc_group_note(&c->context->group, HPC_NOTE_DEGRADED,
+                       "no packet of a bandwidth probe has reached rank %d (%s): let UDP pass between the hosts; until "
+                       "then the bandwidth is not known",
+                       j->path.rank, c->context->addresses[j->path.rank].hostname);
+    finish(c, j);
+}
+
+/* ---- trains ---- */
+
+static void take_train(const call *c, job *j) {
+    const hpc_probe_stream *s = c->stream;
+    double each = j->path.each;
+    hpc_train train;
+    if (s->lost == s->n) {
+        if (++j->deaf >= MOST_DEAF) finish_deaf(c, j);
+        return;
+    }
+    j->deaf = 0;
+    j->result->answered = 1;
+    if (!hpc_train_of(s->sent, s->came, s->n, each, &train)) {
+        if (++j->busy >= 4) finish(c, j); /* hardly anything comes */
+        return;
+    }
+    if (!train.is_limited && j->train < MOST_TRAIN) {
+        j->train *= TRAIN_GROWTH;
+        return;
+    }
+    j->is_trained = 1;
+    j->busy = 0;
+    j->bucket = train.is_limited && train.bucket >= LEAST_BUCKET * each ? train.bucket : 0;
+    j->result->capacity = train.rate;
+    j->result->bucket = j->bucket;
+    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, train.rate,
+                     train.is_limited ? 0 : train.rate);
+    if (j->search.is_done) {
+        j->result->sufficient = 0;
+        finish(c, j);
+    }
+}
+
+static int send_train(const call *c, job *j) {
+    double start = hpc_now();
+    int status = hpc_probe_send(&j->path, j->train, 0, j->path.each, 0, c->deadline, c->stream);
+    if (status != HPC_OK) return status;
+    take_train(c, j);
+    double rate = j->result->capacity > 0 ? j->result->capacity : 0;
+    /* Until the rate is known, what one train took is what its share is taken of. */
+    double length = rate > 0 ? c->stream->n * (double)j->path.each / rate : c->stream->seconds;
+    j->due = start + length / c->options->share;
+    return HPC_OK;
+}
+
+/* ---- fleets ---- */
+
+static void take_verdict(const call *c, job *j, hpc_fleet_says says) {
+    const hpc_fleet fresh = {.streams = c->options->streams};
+    if (says == HPC_FLEET_OPEN) return;
+    if (c->options->at_least > 0)
+        j->result->sufficient = says == HPC_FLEET_GREY ? j->fleet.level > j->fleet.rising : says == HPC_FLEET_BELOW;
+    hpc_search_take(&j->search, says);
+    j->fleet = fresh;
+    j->discarded = 0;
+    if (j->search.is_done) finish(c, j);
+}
+
+static void discard(const call *c, job *j) {
+    j->result->discarded++;
+    if (++j->discarded > DISCARDS * c->options->streams) finish(c, j);
+}
+
+static void take_stream(const call *c, job *j, int first, int nbytes) {
+    const hpc_probe_stream *s = c->stream;
+    double delays[HPC_PROBE_MOST_PACKETS];
+    int n = 0;
+    if (s->n > 0 && s->lost == s->n) {
+        if (++j->deaf > MOST_DEAF) finish_deaf(c, j);
+        return;
+    }
+    j->deaf = 0;
+    /* The packets before one that was late have a trend of their own (pathload, MIN_STREAM_LEN). */
+    if (s->n - first < (s->is_late ? LEAST_PART : 1) || s->overflowed || s->own > MOST_OWN * s->n * nbytes) {
+        discard(c, j);
+        return;
+    }
+    j->result->streams++;
+    if (s->lost > MOST_LOSS * s->n) {
+        take_verdict(c, j, HPC_FLEET_ABOVE);
+        return;
+    }
+    for (int i = first; i < s->n; i++)
+        if (s->came[i] >= 0) delays[n++] = s->came[i] - s->sent[i];
+    hpc_trend trend = s->is_blocked ? HPC_TREND_RISING : hpc_trend_of(delays, n);
+    j->fleet.rising += trend == HPC_TREND_RISING;
+    j->fleet.level += trend == HPC_TREND_NONE;
+    j->fleet.unclear += trend == HPC_TREND_UNCLEAR;
+    j->own += s->own;
+    j->judged += s->seconds;
+    take_verdict(c, j, hpc_fleet_judge(&j->fleet));
+}
+
+static int send_stream(const call *c, job *j) {
+    double rate = j->search.rate, start = hpc_now();
+    int nbytes = rate * PERIOD < LEAST_PACKET ? LEAST_PACKET : (int)fmin(rate * PERIOD, j->path.each);
+    int rest = c->options->packets, first = j->bucket > 0 ? (int)ceil(SPARE * j->bucket / nbytes) + 2 : 0;
+    if (first + rest > HPC_PROBE_MOST_PACKETS) first = HPC_PROBE_MOST_PACKETS - rest;
+    int status = hpc_probe_send(&j->path, first, rest, nbytes, rate, c->deadline, c->stream);
+    if (status != HPC_OK) return status;
+    j->due = start + c->stream->n * (double)nbytes / (rate * c->options->share);
+    take_stream(c, j, first, nbytes);
+    return HPC_OK;
+}
+
+/* ---- the call ---- */
+
+static job *next_of(const call *c) {
+    job *next = NULL;
+    for (int i = 0; i < c->n; i++)
+        if (!c->jobs[i].is_done && (next == NULL || c->jobs[i].due < next->due)) next = &c->jobs[i];
+    return next;
+}
+
+static int step(const call *c, job *j) {
+    double rate = 0, backlog = 0;
+    int status = hpc_probe_sleep(&j->path, j->due - hpc_now(), c->deadline);
+    if (status == HPC_OK) status = await_pause(c, j, &rate, &backlog);
+    if (status == HPC_IN_PROGRESS) {
+        if (++j->busy >= MOST_BUSY) {
+            j->result->answered = 1;
+            finish_busy(c, j, rate, backlog);
+        }
+        return HPC_OK;
+    }
+    if (status != HPC_OK) return status;
+    j->busy = 0;
+    return j->is_trained ? send_stream(c, j) : send_train(c, j);
+}
+
+static int run(call *c) {
+    job *j;
+    int status = HPC_OK;
+    for (int i = 0; i < c->n && status == HPC_OK; i++) {
+        j = &c->jobs[i];
+        j->train = FIRST_TRAIN;
+        j->fleet.streams = c->options->streams;
+        status = hpc_probe_connect(c->context, j->result->peer, c->options->stop, c->deadline, &j->path);
+    }
+    while (status == HPC_OK && (j = next_of(c)) != NULL) {
+        if (hpc_now() >= c->deadline) break;
+        status = step(c, j);
+    }
+    for (int i = 0; i < c->n; i++) {
+        if (status == HPC_OK && !c->jobs[i].is_done) finish(c, &c->jobs[i]);
+        hpc_probe_close(&c->jobs[i].path);
+    }
+    return status;
+}
+
+static int check_peers(const hpc_context *c, const int *peers, int n) {
+    if (peers == NULL || n < 1) return hpc_fail(HPC_ERR_INVALID, op, "%s: it needs one peer or more", op);
+    for (int i = 0; i < n; i++) {
+        int status = hpc_context_check_rank(c, peers[i], "peer", op);
+        if (status != HPC_OK) return status;
+        if (peers[i] == c->group.rank)
+            return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d asks for the bandwidth to itself; name a rank of another host",
+                            op, peers[i]);
+        if (hpc_same_host(&c->self, &c->addresses[peers[i]]))
+            return hpc_fail(HPC_ERR_INVALID, op,
+                            "%s: rank %d is on this rank's host (%s), where memory is shared and no link can be short of "
+                            "bandwidth; name a rank of another host",
+                            op, peers[i], c->self.hostname);
+        for (int k = 0; k < i; k++)
+            if (peers[k] == peers[i])
+                return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is named twice; name each peer once", op, peers[i]);
+    }
+    return HPC_OK;
+}
+
+static int check_options(const hpc_bandwidth_options *o) {
+    if (o->size != sizeof *o)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: options->size is %zu, not %zu: call hpc_bandwidth_options_init first",
+                        op, o->size, sizeof *o);
+    if (!(o->at_least >= 0) || isinf(o->at_least))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: at_least is %g bytes/s; it must be more than 0, or 0 for a range", op,
+                        o->at_least);
+    if (!(o->timeout > 0))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: timeout is %g s; it must be more than 0", op, o->timeout);
+    if (!(o->resolution > 0 && o->resolution <= 1) || !(o->share > 0 && o->share <= 1) || !(o->patience > 0))
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: resolution is %g, share %g and patience %g s; the first two must be in (0, 1], patience "
+                        "more than 0",
+                        op, o->resolution, o->share, o->patience);
+    if (o->streams < 1 || o->streams > MOST_STREAMS || o->packets < LEAST_PACKETS || o->packets > MOST_PACKETS)
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: %d streams of %d packets; a fleet has 1 to %d streams, a stream %d to %d packets", op,
+                        o->streams, o->packets, MOST_STREAMS, LEAST_PACKETS, MOST_PACKETS);
+    return HPC_OK;
+}
+
+int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const hpc_bandwidth_options *options,
+                          hpc_bandwidth *results) {
+    hpc_bandwidth_options defaults;
+    int status = hpc_context_ready(context, op);
+    if (status != HPC_OK) return status;
+    hpc_bandwidth_options_init(&defaults);
+    if (options == NULL) options = &defaults;
+    if (results == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: results is NULL", op);
+    status = check_options(options);
+    if (status == HPC_OK) status = check_peers(context, peers, n);
+    if (status != HPC_OK) return status;
+
+    call c = {.context = context, .options = options, .n = n, .start = hpc_now()};
+    c.deadline = c.start + options->timeout;
+    c.jobs = calloc((size_t)n, sizeof *c.jobs);
+    c.stream = malloc(sizeof *c.stream);
+    if (c.jobs == NULL || c.stream == NULL) {
+        status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d peers", op, n);
+        goto err;
+    }
+    for (int i = 0; i < n; i++) {
+        results[i] = (hpc_bandwidth){.peer = peers[i], .sufficient = -1, .high = INFINITY};
+        c.jobs[i].result = &results[i];
+        c.jobs[i].path.tcp = c.jobs[i].path.udp = -1;
+    }
+    hpc_context_retain(context);
+    status = hpc_probes_begin(context, c.deadline, op);
+    if (status == HPC_OK) {
+        status = run(&c);
+        hpc_probes_end(context);
+    }
+    hpc_context_release(context);
+err:
+    free(c.jobs);
+    free(c.stream);
+    return status;
+}

@@ -1,0 +1,98 @@
+/* Bandwidth probes between two ranks on different hosts.
+ *
+ * The *caller* is the rank that sends: it asks how much the path to a peer has left, by hpc_context_bandwidth, on the
+ * calling thread. The *listener* is a thread of the peer's context, which starts with the first call that comes. It
+ * takes stamps and knows nothing of rates; the caller judges (trend.h), because it knows when each packet left.
+ *
+ *   caller                                listener
+ *   TCP call, as of a lane  ----------->  proven by the control channel's handshake (control/hello.h)
+ *   HELLO, nonce            ----------->
+ *                           <-----------  WELCOME, nonce, UDP port at the address that was called
+ *   ASK, packets            ----------->
+ *                           <-----------  GRANT: one stream at a time, whoever calls
+ *   packets by UDP          ===========>  stamped by the kernel (SO_TIMESTAMPNS); each has a MAC
+ *   END, packets sent       ----------->
+ *                           <-----------  REPORT, stamps
+ *
+ * The key of the MACs comes from the job's key and both nonces, so no packet of another job or of another connection
+ * counts. A packet that is not sealed by that key, or is of another stream, is dropped. The UDP socket is bound to the
+ * address at which the TCP call came, so it is on an interface that HPCOMM_SOCKET_IFNAME allows.
+ *
+ * Files: trend.c and probe_wire.c are pure; probe_listener.c; probe_path.c is the caller's end of one path;
+ * bandwidth.c makes the fleets of all paths of a call. Each calls only those before it.
+ *
+ * Threads: the control channel's service thread brings calls in. The listener's thread owns all connections. The mutex
+ * guards what is handed over between the two, and the end. */
+#ifndef HPC_PROBE_H
+#define HPC_PROBE_H
+
+#include "context/probe_wire.h"
+#include "transport/objects.h"
+
+#define HPC_PROBE_LANE UINT64_MAX /* the number of no lane: a call for it is a probe's */
+
+/* ---- probe_listener.c ---- */
+
+typedef struct hpc_probes hpc_probes;
+
+int hpc_probes_open(hpc_context *context);
+/* The control channel's service thread: takes fd over if HPC_OK. */
+int hpc_probes_accept(hpc_context *context, int rank, int fd);
+/* Ends the listener's thread; idempotent. No call is accepted any more. */
+void hpc_probes_stop(hpc_context *context);
+void hpc_probes_free(hpc_context *context); /* after stop; NULL probes are fine */
+
+/* Bytes that all transports of this rank have sent to and got from other hosts by TCP, and what waits to be sent. */
+hpc_carried hpc_probes_carried(hpc_context *context);
+
+/* The key of a probe's packets. from: the rank that sends them. */
+void hpc_probes_key(hpc_context *context, int from, int to, const hpc_probe_message *hello,
+                    const hpc_probe_message *welcome, unsigned char key[HPC_DIGEST_BYTES]);
+
+/* Of a caller: one call at a time in a context. deadline: hpc_now's. */
+int hpc_probes_begin(hpc_context *context, double deadline, const char *op);
+void hpc_probes_end(hpc_context *context);
+int hpc_probes_first_note(hpc_context *context, int rank); /* whether none was made of this peer */
+
+/* ---- probe_path.c: the caller's end of one path ---- */
+
+/* A stream as it was sent and came. */
+typedef struct hpc_probe_stream {
+    int n;                               /* packets sent */
+    double sent[HPC_PROBE_MOST_PACKETS]; /* seconds, from the first one */
+    double came[HPC_PROBE_MOST_PACKETS]; /* seconds, from the first that came; < 0: lost */
+    int lost, overflowed;
+    int is_late;    /* this thread was kept from its CPU, and what came of it tells nothing */
+    int is_blocked; /* the socket took no more: a queue on this host is full */
+    double own;     /* bytes of the job's own that left here or came there meanwhile */
+    double seconds; /* from the first packet to the last */
+} hpc_probe_stream;
+
+typedef struct hpc_probe_path {
+    hpc_context *context;
+    int rank, tcp, udp;
+    int payload, each; /* bytes of a packet at most: UDP payload, and with the headers of IP and UDP */
+    uint32_t streams;
+    uint64_t nbytes; /* sent, with headers */
+    unsigned char key[HPC_DIGEST_BYTES];
+    double round_trip; /* of HELLO and WELCOME */
+    const int *stop;
+    hpc_probe_packet packets[HPC_PROBE_MOST_PACKETS];
+} hpc_probe_path;
+
+/* stop: hpc_bandwidth_options'. On failure the path is closed. */
+int hpc_probe_connect(hpc_context *context, int rank, const int *stop, double deadline, hpc_probe_path *path);
+void hpc_probe_close(hpc_probe_path *path);
+
+/* Sends first packets as fast as they go, then the rest at the rate (bytes a second, headers included; 0: as fast as
+ * they go), and gets the report. nbytes: of a packet, headers included. */
+int hpc_probe_send(hpc_probe_path *path, int first, int rest, int nbytes, double rate, double deadline,
+                   hpc_probe_stream *stream);
+
+/* HPC_ERR_INVALID when the caller was told to stop. Else the failure if the peer or the context is gone. */
+int hpc_probe_goes_on(const hpc_probe_path *path);
+
+/* Sleeps, at most until the deadline; like hpc_probe_goes_on. */
+int hpc_probe_sleep(const hpc_probe_path *path, double seconds, double deadline);
+
+#endif

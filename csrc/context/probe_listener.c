@@ -1,0 +1,417 @@
+/* The listener of bandwidth probes: a thread that stamps what peers send and says what came. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/sock_diag.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "context/probe.h"
+
+enum { MOST_CALLS = 64, BATCH = 32, ROOM = 4 << 20, NS = 1000000000 };
+
+static const double STRAGGLERS = 0.06; /* seconds that packets may come after END; a link of 50 ms holds that many */
+static const double GRANT_SLACK = 0.5; /* that a caller may need beyond what it asked for */
+
+typedef enum call_state { CALL_NEW, CALL_IDLE, CALL_ASKS, CALL_STREAMS, CALL_ENDS } call_state;
+
+typedef struct call {
+    int rank, tcp, udp;
+    call_state state;
+    unsigned char key[HPC_DIGEST_BYTES];
+    hpc_probe_message in;
+    size_t got;
+    uint32_t stream;
+    int count, arrived; /* packets: asked for or sent, and those that came */
+    uint64_t turn;      /* of its ASK */
+    double until;       /* its grant, or its END */
+    double length;      /* seconds that it asked for */
+    uint64_t received, drops; /* at its grant */
+    uint64_t stamps[HPC_PROBE_MOST_PACKETS]; /* nanoseconds; 0: did not come */
+} call;
+
+struct hpc_probes {
+    pthread_mutex_t lock;
+    pthread_t thread;
+    int running, stopped, poke;
+    int n_waiting; /* accepted, not taken by the thread yet */
+    struct {
+        int rank, fd;
+    } waiting[MOST_CALLS];
+    /* The thread's. */
+    call *calls[MOST_CALLS];
+    int n_calls;
+    uint64_t turns;
+    call *holder; /* of the grant */
+    /* The callers'. */
+    pthread_mutex_t calling;
+    char *noted;
+};
+
+/* ---- what came ---- */
+
+static int send_all(int fd, const void *data, size_t nbytes) {
+    return send(fd, data, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)nbytes;
+}
+
+static uint64_t drops_of(int fd) {
+    uint32_t info[SK_MEMINFO_VARS] = {0};
+    socklen_t nbytes = sizeof info;
+    return getsockopt(fd, SOL_SOCKET, SO_MEMINFO, info, &nbytes) == 0 ? info[SK_MEMINFO_DROPS] : 0;
+}
+
+static uint64_t stamp_of(struct msghdr *m) {
+    struct timespec t;
+    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h != NULL; h = CMSG_NXTHDR(m, h))
+        if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_TIMESTAMPNS) {
+            memcpy(&t, CMSG_DATA(h), sizeof t);
+            return (uint64_t)t.tv_sec * NS + (uint64_t)t.tv_nsec;
+        }
+    return 0;
+}
+
+static void take_packet(call *c, const void *data, size_t nbytes, uint64_t stamp) {
+    hpc_probe_packet packet;
+    if ((c->state != CALL_STREAMS && c->state != CALL_ENDS) || stamp == 0) return;
+    if (!hpc_probe_open(data, nbytes, c->key, &packet)) return;
+    if (packet.stream != c->stream || packet.index >= c->count || c->stamps[packet.index] != 0) return;
+    c->stamps[packet.index] = stamp;
+    c->arrived++;
+}
+
+static void read_packets(call *c) {
+    static _Thread_local char room[BATCH][HPC_PROBE_MOST_BYTES + 1], controls[BATCH][128];
+    struct mmsghdr messages[BATCH];
+    struct iovec parts[BATCH];
+    for (int n = BATCH; n == BATCH;) {
+        memset(messages, 0, sizeof messages);
+        for (int i = 0; i < BATCH; i++) {
+            parts[i] = (struct iovec){room[i], sizeof room[i]};
+            messages[i].msg_hdr.msg_iov = &parts[i];
+            messages[i].msg_hdr.msg_iovlen = 1;
+            messages[i].msg_hdr.msg_control = controls[i];
+            messages[i].msg_hdr.msg_controllen = sizeof controls[i];
+        }
+        n = recvmmsg(c->udp, messages, BATCH, MSG_DONTWAIT, NULL);
+        for (int i = 0; i < n; i++)
+            take_packet(c, room[i], messages[i].msg_len, stamp_of(&messages[i].msg_hdr));
+    }
+}
+
+/* ---- a call ---- */
+
+static void hang_up(hpc_probes *p, call *c) {
+    if (p->holder == c) p->holder = NULL;
+    for (int i = 0; i < p->n_calls; i++)
+        if (p->calls[i] == c) p->calls[i] = p->calls[--p->n_calls];
+    close(c->tcp);
+    if (c->udp >= 0) close(c->udp);
+    free(c);
+}
+
+/* A UDP socket at the address at which the call came; its port, or 0. */
+static int open_udp(call *c) {
+    const int on = 1, room = ROOM;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } at;
+    socklen_t nbytes = sizeof at;
+    if (getsockname(c->tcp, &at.any, &nbytes) != 0) return 0;
+    in_port_t *port = at.any.sa_family == AF_INET ? &at.v4.sin_port : &at.v6.sin6_port;
+    *port = 0;
+    c->udp = socket(at.any.sa_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (c->udp < 0 || setsockopt(c->udp, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on) != 0) return 0;
+    if (setsockopt(c->udp, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof room) != 0)
+        setsockopt(c->udp, SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+    nbytes = at.any.sa_family == AF_INET ? sizeof at.v4 : sizeof at.v6;
+    if (bind(c->udp, &at.any, nbytes) != 0 || getsockname(c->udp, &at.any, &nbytes) != 0) return 0;
+    return ntohs(*port);
+}
+
+static int welcome(hpc_context *context, call *c) {
+    uint64_t nonce[2];
+    int port = open_udp(c);
+    if (port == 0 || getrandom(nonce, sizeof nonce, 0) != sizeof nonce) return 0;
+    const hpc_probe_message answer = hpc_probe_say(HPC_PROBE_WELCOME, 0, port, nonce[0], nonce[1]);
+    hpc_probes_key(context, c->rank, context->group.rank, &c->in, &answer, c->key);
+    c->state = CALL_IDLE;
+    return send_all(c->tcp, &answer, sizeof answer);
+}
+
+static int report(hpc_context *context, call *c) {
+    struct {
+        hpc_probe_message head;
+        uint32_t offsets[HPC_PROBE_MOST_PACKETS];
+    } answer;
+    uint64_t first = UINT64_MAX, received = hpc_probes_carried(context).received;
+    for (int i = 0; i < c->count; i++)
+        if (c->stamps[i] != 0 && c->stamps[i] < first) first = c->stamps[i];
+    for (int i = 0; i < c->count; i++) {
+        uint64_t offset = c->stamps[i] == 0 ? HPC_PROBE_LOST : c->stamps[i] - first;
+        answer.offsets[i] = offset < HPC_PROBE_LOST ? (uint32_t)offset : HPC_PROBE_LOST;
+    }
+    answer.head = hpc_probe_say(HPC_PROBE_REPORT, c->stream, c->count, first,
+                                received > c->received ? received - c->received : 0);
+    if (drops_of(c->udp) != c->drops) answer.head.flags = HPC_PROBE_OVERFLOWED;
+    c->state = CALL_IDLE;
+    return send_all(c->tcp, &answer, sizeof answer.head + (size_t)c->count * sizeof *answer.offsets);
+}
+
+/* 0: the caller is no good. */
+static int take_message(hpc_context *context, call *c) {
+    hpc_probes *p = context->probes;
+    const hpc_probe_message *m = &c->in;
+    if (!hpc_probe_is_sound(m)) return 0;
+    if (m->kind == HPC_PROBE_HELLO) return c->state == CALL_NEW && welcome(context, c);
+    if (m->kind == HPC_PROBE_ASK) {
+        if (c->state != CALL_IDLE || m->count == 0) return 0;
+        c->stream = m->stream;
+        c->count = (int)m->count;
+        c->length = (double)m->a / NS < 10 ? (double)m->a / NS : 10;
+        c->turn = ++p->turns;
+        c->state = CALL_ASKS;
+        return 1;
+    }
+    /* An END after the grant has passed to another caller: the report says what came. */
+    if (c->state != CALL_STREAMS || m->stream != c->stream || (int)m->count > c->count) return 0;
+    c->count = (int)m->count;
+    c->until = hpc_now() + STRAGGLERS;
+    c->state = CALL_ENDS;
+    return 1;
+}
+
+static int read_messages(hpc_context *context, call *c) {
+    for (;;) {
+        ssize_t n = recv(c->tcp, (char *)&c->in + c->got, sizeof c->in - c->got, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno == EAGAIN;
+        if (n == 0) return 0;
+        c->got += (size_t)n;
+        if (c->got < sizeof c->in) continue;
+        c->got = 0;
+        if (!take_message(context, c)) return 0;
+    }
+}
+
+static int grant(hpc_context *context, call *c) {
+    hpc_probes *p = context->probes;
+    const hpc_probe_message answer = hpc_probe_say(HPC_PROBE_GRANT, c->stream, c->count, 0, 0);
+    read_packets(c); /* what came late of an earlier stream */
+    p->holder = c;
+    c->state = CALL_STREAMS;
+    c->until = hpc_now() + c->length + GRANT_SLACK;
+    c->arrived = 0;
+    memset(c->stamps, 0, (size_t)c->count * sizeof *c->stamps);
+    c->drops = drops_of(c->udp);
+    c->received = hpc_probes_carried(context).received;
+    return send_all(c->tcp, &answer, sizeof answer);
+}
+
+/* ---- all calls ---- */
+
+static void take_calls(hpc_context *context) {
+    hpc_probes *p = context->probes;
+    uint64_t rings;
+    ssize_t n = read(p->poke, &rings, sizeof rings);
+    (void)n;
+    pthread_mutex_lock(&p->lock);
+    for (int i = 0; i < p->n_waiting; i++) {
+        call *c = p->n_calls < MOST_CALLS ? calloc(1, sizeof *c) : NULL;
+        if (c == NULL) {
+            close(p->waiting[i].fd);
+            continue;
+        }
+        c->rank = p->waiting[i].rank;
+        c->tcp = p->waiting[i].fd;
+        c->udp = -1;
+        p->calls[p->n_calls++] = c;
+    }
+    p->n_waiting = 0;
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Gives the grant on, and answers whose packets are all here or whose time is over. Seconds to the next deadline. */
+static double look_at_calls(hpc_context *context) {
+    hpc_probes *p = context->probes;
+    double now = hpc_now(), next = 3600;
+    for (int i = p->n_calls - 1; i >= 0; i--) {
+        call *c = p->calls[i];
+        int good = 1;
+        if (c->state == CALL_ENDS && (c->arrived >= c->count || now >= c->until)) {
+            good = report(context, c);
+            if (p->holder == c) p->holder = NULL;
+        }
+        if (p->holder == c && now >= c->until) p->holder = NULL;
+        if (!good)
+            hang_up(p, c);
+        else if (c->state == CALL_ENDS || p->holder == c)
+            next = c->until - now < next ? c->until - now : next;
+    }
+    if (p->holder != NULL) return next;
+    call *first = NULL;
+    for (int i = 0; i < p->n_calls; i++)
+        if (p->calls[i]->state == CALL_ASKS && (first == NULL || p->calls[i]->turn < first->turn)) first = p->calls[i];
+    if (first == NULL) return next;
+    if (!grant(context, first)) hang_up(p, first);
+    return 0;
+}
+
+static void *listen_on(void *arg) {
+    hpc_context *context = arg;
+    hpc_probes *p = context->probes;
+    struct pollfd polls[1 + 2 * MOST_CALLS];
+    for (;;) {
+        double left = look_at_calls(context);
+        int n = p->n_calls;
+        polls[0] = (struct pollfd){.fd = p->poke, .events = POLLIN};
+        for (int i = 0; i < n; i++) {
+            polls[1 + 2 * i] = (struct pollfd){.fd = p->calls[i]->tcp, .events = POLLIN};
+            polls[2 + 2 * i] = (struct pollfd){.fd = p->calls[i]->udp, .events = POLLIN};
+        }
+        if (poll(polls, (nfds_t)(1 + 2 * n), left > 0 ? (int)(left * 1e3) + 1 : 0) < 0 && errno != EINTR) break;
+        for (int i = n - 1; i >= 0; i--) { /* downwards: who hangs up gives its place to the last one */
+            call *c = p->calls[i];
+            if (polls[2 + 2 * i].revents != 0) read_packets(c);
+            if (polls[1 + 2 * i].revents != 0 && !read_messages(context, c)) hang_up(p, c);
+        }
+        if (polls[0].revents != 0) {
+            pthread_mutex_lock(&p->lock);
+            int stopped = p->stopped;
+            pthread_mutex_unlock(&p->lock);
+            if (stopped) break;
+            take_calls(context);
+        }
+    }
+    while (p->n_calls > 0) hang_up(p, p->calls[0]);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+int hpc_probes_open(hpc_context *context) {
+    hpc_probes *p = calloc(1, sizeof *p);
+    char *noted = calloc((size_t)context->group.size, 1);
+    if (p == NULL || noted == NULL) {
+        free(p);
+        free(noted);
+        return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", context->group.size);
+    }
+    p->poke = -1;
+    p->noted = noted;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_mutex_init(&p->calling, NULL);
+    context->probes = p;
+    return HPC_OK;
+}
+
+static int start(hpc_context *context) {
+    hpc_probes *p = context->probes;
+    sigset_t all, before;
+    if (p->running) return 1;
+    if (p->poke < 0) p->poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (p->poke < 0) return 0;
+    sigfillset(&all); /* signals are for the caller's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    p->running = pthread_create(&p->thread, NULL, listen_on, context) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (p->running) pthread_setname_np(p->thread, "hpcomm-probes");
+    return p->running;
+}
+
+static void poke(const hpc_probes *p) {
+    const uint64_t one = 1;
+    ssize_t n = write(p->poke, &one, sizeof one);
+    (void)n;
+}
+
+int hpc_probes_accept(hpc_context *context, int rank, int fd) {
+    hpc_probes *p = context->probes;
+    int status = HPC_ERR_TRANSPORT;
+    pthread_mutex_lock(&p->lock);
+    if (!p->stopped && p->n_waiting < MOST_CALLS && start(context)) {
+        p->waiting[p->n_waiting].rank = rank;
+        p->waiting[p->n_waiting++].fd = fd;
+        poke(p);
+        status = HPC_OK;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return status;
+}
+
+void hpc_probes_stop(hpc_context *context) {
+    hpc_probes *p = context->probes;
+    if (p == NULL || !hpc_group_is_mine(&context->group)) return;
+    pthread_mutex_lock(&p->lock);
+    int running = p->running && !p->stopped;
+    p->stopped = 1;
+    if (running) poke(p);
+    pthread_mutex_unlock(&p->lock);
+    if (running) pthread_join(p->thread, NULL);
+}
+
+void hpc_probes_free(hpc_context *context) {
+    hpc_probes *p = context->probes;
+    if (p == NULL) return;
+    hpc_probes_stop(context);
+    for (int i = 0; i < p->n_waiting; i++) close(p->waiting[i].fd);
+    if (p->poke >= 0) close(p->poke);
+    pthread_mutex_destroy(&p->lock);
+    pthread_mutex_destroy(&p->calling);
+    free(p->noted);
+    free(p);
+    context->probes = NULL;
+}
+
+/* ---- for both ends ---- */
+
+hpc_carried hpc_probes_carried(hpc_context *context) {
+    hpc_carried sum = {0};
+    for (int i = 0; context->used[i] != NULL; i++)
+        if (context->used[i]->carried != NULL) context->used[i]->carried(context, &sum);
+    return sum;
+}
+
+void hpc_probes_key(hpc_context *context, int from, int to, const hpc_probe_message *hello,
+                    const hpc_probe_message *answer, unsigned char key[HPC_DIGEST_BYTES]) {
+    const struct {
+        char label[16];
+        int32_t from, to;
+        uint64_t nonces[4];
+    } facts = {"hpcomm probe", from, to, {hello->a, hello->b, answer->a, answer->b}};
+    hpc_control_derive(context->control, &facts, sizeof facts, key);
+}
+
+int hpc_probes_begin(hpc_context *context, double deadline, const char *op) {
+    struct timespec at;
+    double left = hpc_left(deadline);
+    clock_gettime(CLOCK_REALTIME, &at);
+    at.tv_sec += (time_t)left;
+    at.tv_nsec += (long)((left - (double)(time_t)left) * NS);
+    if (at.tv_nsec >= NS) at.tv_sec++, at.tv_nsec -= NS;
+    if (pthread_mutex_timedlock(&context->probes->calling, &at) == 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_TIMEOUT, op,
+                    "rank %d: %s: another thread of this rank was probing all the time; probe several peers in one "
+                    "call, or give it a longer timeout",
+                    context->group.rank, op);
+}
+
+void hpc_probes_end(hpc_context *context) {
+    pthread_mutex_unlock(&context->probes->calling);
+}
+
+int hpc_probes_first_note(hpc_context *context, int rank) {
+    int first = !context->probes->noted[rank];
+    context->probes->noted[rank] = 1;
+    return first;
+}

@@ -1,0 +1,158 @@
+#include "context/trend.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { LEAST_DELAYS = 25, MOST_GROUP = 64, MOST_FLEETS = 20, MOST_GREYS = 2, LEAST_TRAIN = 16, SENDERS_OWN = 24 };
+
+/* Of the journal version, section IV: a test decides above the first and below the second. */
+static const double PCT_RISING = 0.66, PCT_NONE = 0.54, PDT_RISING = 0.55, PDT_NONE = 0.45;
+static const double FRACTION = 0.7; /* f: of a fleet's streams that must agree */
+
+/* ---- one stream ---- */
+
+double hpc_trend_pct(const double *medians, int n) {
+    int rising = 0;
+    for (int i = 1; i < n; i++) rising += medians[i] > medians[i - 1];
+    return (double)rising / (n - 1);
+}
+
+double hpc_trend_pdt(const double *medians, int n) {
+    double steps = 0;
+    for (int i = 1; i < n; i++) steps += fabs(medians[i] - medians[i - 1]);
+    return steps > 0 ? (medians[n - 1] - medians[0]) / steps : 0;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(const double *values, int n) {
+    double sorted[MOST_GROUP];
+    for (int i = 0; i < n; i++) sorted[i] = values[i];
+    qsort(sorted, (size_t)n, sizeof *sorted, compare);
+    return (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+}
+
+static hpc_trend decide(double value, double rising, double none) {
+    return value > rising ? HPC_TREND_RISING : value < none ? HPC_TREND_NONE : HPC_TREND_UNCLEAR;
+}
+
+hpc_trend hpc_trend_of(const double *delays, int n) {
+    double medians[MOST_GROUP];
+    if (n < LEAST_DELAYS) return HPC_TREND_UNCLEAR;
+    int groups = (int)sqrt((double)n);
+    if (groups > MOST_GROUP) groups = MOST_GROUP;
+    int each = n / groups;
+    if (each > MOST_GROUP) each = MOST_GROUP;
+    for (int g = 0; g < groups; g++) medians[g] = median(delays + (int64_t)g * n / groups, each);
+    hpc_trend pct = decide(hpc_trend_pct(medians, groups), PCT_RISING, PCT_NONE);
+    hpc_trend pdt = decide(hpc_trend_pdt(medians, groups), PDT_RISING, PDT_NONE);
+    if (pct == HPC_TREND_UNCLEAR) return pdt;
+    return pdt == HPC_TREND_UNCLEAR || pdt == pct ? pct : HPC_TREND_UNCLEAR;
+}
+
+/* ---- one train ---- */
+
+/* A token bucket of b bytes and rate r lets b + r t bytes pass in t seconds: b is the most by which the bytes that have
+ * come are ahead of the rate. */
+int hpc_train_of(const double *sent, const double *came, int n, double each, hpc_train *train) {
+    int first = -1, last = -1, arrived = 0, middle = -1, after = 0, before = 0;
+    for (int i = 0; i < n; i++) {
+        if (came[i] < 0) continue;
+        if (first < 0) first = i;
+        last = i;
+        arrived++;
+    }
+    if (arrived < LEAST_TRAIN) return 0;
+    for (int i = first; i <= last; i++) {
+        if (came[i] < 0) continue;
+        if (++before <= arrived / 2)
+            middle = i;
+        else
+            after++;
+    }
+    double span = came[last] - came[middle];
+    if (!(span > 0)) return 0;
+    *train = (hpc_train){.rate = after * each / span};
+    int so_far = 0;
+    for (int i = first + 1; i <= last; i++) {
+        if (came[i] < 0) continue;
+        double ahead = ++so_far * each - train->rate * (came[i] - came[first]);
+        if (ahead > train->bucket) train->bucket = ahead;
+    }
+    int own = n - 1 < SENDERS_OWN ? n - 1 : SENDERS_OWN;
+    double spent = sent[own] - sent[0], whole = (arrived - 1) * each;
+    double offered = spent > 0 ? own * each / spent : INFINITY;
+    train->is_limited = train->rate < 0.7 * offered && train->bucket < 0.45 * whole;
+    return 1;
+}
+
+/* ---- one fleet ---- */
+
+hpc_fleet_says hpc_fleet_judge(const hpc_fleet *f) {
+    int needed = (int)ceil(FRACTION * f->streams - 1e-9);
+    int left = f->streams - f->rising - f->level - f->unclear;
+    if (f->rising >= needed) return HPC_FLEET_ABOVE;
+    if (f->level >= needed) return HPC_FLEET_BELOW;
+    return f->rising + left < needed && f->level + left < needed ? HPC_FLEET_GREY : HPC_FLEET_OPEN;
+}
+
+/* ---- all fleets ---- */
+
+void hpc_search_begin(hpc_search *s, double at_least, double resolution, double hint, double most) {
+    *s = (hpc_search){.at_least = at_least, .resolution = resolution, .most = most};
+    s->rate = at_least > 0 ? at_least : 0.9 * hint;
+    if (at_least > 0 && most > 0 && at_least > most) { /* it cannot even be sent here */
+        s->high = most;
+        s->is_done = 1;
+    }
+}
+
+static void narrow(hpc_search *s, hpc_fleet_says says) {
+    double rate = s->rate;
+    if (says == HPC_FLEET_ABOVE) {
+        s->high = rate;
+        if (s->low >= rate) s->low = 0; /* the path has changed meanwhile */
+        if (s->grey_high >= rate) s->grey_low = s->grey_high = 0;
+    } else if (says == HPC_FLEET_BELOW) {
+        s->low = rate;
+        if (s->high > 0 && s->high <= rate) s->high = 0;
+        if (s->grey_low > 0 && s->grey_low <= rate) s->grey_low = s->grey_high = 0;
+    } else {
+        if (s->grey_low == 0 || rate < s->grey_low) s->grey_low = rate;
+        if (rate > s->grey_high) s->grey_high = rate;
+        s->greys++;
+    }
+}
+
+/* The next rate, or 0 where the range is narrow enough. */
+static double next_rate(const hpc_search *s) {
+    double grey = s->grey_high > 0 ? s->grey_high : s->low;
+    double floor = s->grey_low > 0 ? s->grey_low : s->high;
+    if (s->high == 0) {
+        if (s->most > 0 && grey >= s->most) return 0;
+        double up = 1.2 * (grey > 0 ? grey : s->rate);
+        return s->most > 0 && up > s->most ? s->most : up;
+    }
+    double above = s->high - grey, below = floor - s->low;
+    double enough = s->resolution * (s->low + s->high) / 2;
+    if (s->grey_high == 0) return above <= enough ? 0 : (s->low + s->high) / 2;
+    if (above <= enough / 2 && below <= enough / 2) return 0;
+    return above >= below ? (s->high + grey) / 2 : (floor + s->low) / 2;
+}
+
+void hpc_search_take(hpc_search *s, hpc_fleet_says says) {
+    narrow(s, says);
+    s->fleets++;
+    if (s->at_least > 0) {
+        s->is_done = says != HPC_FLEET_GREY || s->greys >= MOST_GREYS;
+        return;
+    }
+    double rate = s->fleets < MOST_FLEETS ? next_rate(s) : 0;
+    if (rate > 0)
+        s->rate = rate;
+    else
+        s->is_done = 1;
+}

@@ -1,0 +1,84 @@
+"""What the path to a peer has left: the result of Context.bandwidth, and its arguments."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+from .errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """What the path from this rank to a peer has left, in bytes a second with headers, as `Context.bandwidth` found it.
+
+    Attributes:
+        peer: the rank at the other end.
+        low, high: the path has more left than low and less than high. low is 0 where no rate was slow enough, high is
+            infinite where none was too fast. Both are None where nothing was found out.
+        sufficient: with at_least, whether the path has that much left; None where it was not asked, or not found out.
+        capacity: the rate at which a train of packets came: what the narrowest link lets pass. None: not found out.
+        seconds: what the answer took.
+        nbytes: what the probe sent, with headers.
+        answered: whether any packet of the probe came there. If not, a firewall may drop UDP, and a note says so.
+        by_own: whether this rank's own traffic left no pause for a probe, so that its throughput is the answer.
+    """
+
+    peer: int
+    low: float | None
+    high: float | None
+    sufficient: bool | None
+    capacity: float | None
+    seconds: float
+    nbytes: int
+    answered: bool = True
+    by_own: bool = False
+
+    @property
+    def middle(self) -> float | None:
+        """The middle of low and high; low where high is infinite; None where nothing was found out."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low if math.isinf(self.high) else (self.low + self.high) / 2
+
+
+def as_ranks(peers: Any) -> tuple[int, ...]:
+    """One rank or several, as a tuple."""
+    wanted = peers if isinstance(peers, Iterable) else (peers,)
+    try:
+        return tuple(int(peer.__index__()) for peer in wanted)
+    except (AttributeError, TypeError):
+        raise InvalidArgument(f"peer is {peers!r}: must be a rank, or a sequence of ranks") from None
+
+
+def as_rate(at_least: Any) -> float:
+    """at_least for C: 0 asks for a range."""
+    if at_least is None:
+        return 0.0
+    try:
+        rate = float(at_least)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise InvalidArgument(f"at_least is {at_least!r}: must be a rate in bytes a second, more than 0")
+    return rate
+
+
+def probe(context: Any, peers: tuple[int, ...], at_least: float, timeout: float) -> tuple[Bandwidth, ...]:
+    """Probes all peers in one call. context: of C."""
+    found = _core.context_bandwidth(context, peers, at_least, timeout)
+    return tuple(
+        Bandwidth(
+            peer,
+            low if answered else None,
+            high if answered else None,
+            sufficient,
+            capacity or None,
+            spent,
+            nbytes,
+            answered,
+            by_own,
+        )
+        for peer, (answered, sufficient, low, high, capacity, spent, nbytes, by_own) in zip(peers, found, strict=True)
+    )
