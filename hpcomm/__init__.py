@@ -52,7 +52,7 @@ from .launch import Communicator
 from .measure import measure_bandwidths, measure_rates
 from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD, Rule
 from .plan import Plan
-from .presets import broadcast, parameter_hub, stochastic_reduce
+from .presets import broadcast, parameter_flow, parameter_hub, stochastic_reduce
 from .queue import Queue, QueueStats
 from .recovery import Recovered, recover, run
 from .topology import Hierarchy, ParameterServer, PeerToPeer, Tree
@@ -125,6 +125,7 @@ __all__ = [
     "latest",
     "measure_bandwidths",
     "measure_rates",
+    "parameter_flow",
     "parameter_hub",
     "recover",
     "restore",

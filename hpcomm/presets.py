@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .codec import Threshold
 from .consistency import BSP, NOTIFY_ACK
 from .context import Context
 from .errors import HpcommError, InvalidArgument
 from .exchange import Exchange
 from .exchange.arguments import refuse
 from .exchange.options import Consistencies
-from .optim import Average, Nesterov, RuleOrRules
-from .topology import HostGraph, ParameterServer, Tree, root_expander
+from .optim import SGD, Average, Nesterov, RuleOrRules
+from .topology import Hierarchy, HostGraph, ParameterServer, Tree, root_expander
 from .topology.given import Given, as_topology
+from .topology.owner_trees import Trees
 from .topology.phases import Graphs
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def parameter_hub(
     affinity: str | None = None,
     interfaces: int | None = None,
     apply_at: str | None = None,
+    tree: Trees = None,
     consistency: Consistencies = BSP,
     rule: RuleOrRules = _RULE,
     **options: "Unpack[More]",
@@ -42,7 +45,7 @@ def parameter_hub(
     Args:
         ctx, params, consistency, rule: as Exchange takes them; under ASYNC every update counts in full.
         topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
-            several ranks, or some of several racks that are told several hosts, none of the five arguments below is
+            several ranks, or some of several racks that are told several hosts, none of the six arguments below is
             given, and the options are those of plain BSP: no quorum, deterministic. Else, as by "flat", every worker
             sends to the owners itself.
             Or a Hierarchy, or a ParameterServer; or a mapping from names of keys to these, and keys that it does not
@@ -52,6 +55,7 @@ def parameter_hub(
         servers: of ParameterServer.
         affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
         apply_at: of ParameterServer: who applies the rule. A Hierarchy has one of its own.
+        tree: of ParameterServer: the way of updates to workers that apply the rule.
         options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16" or codec_out="bfloat16". plan=... stands
             for the topology too.
 
@@ -65,6 +69,7 @@ def parameter_hub(
         "affinity": affinity,
         "interfaces": interfaces,
         "apply_at": apply_at,
+        "tree": tree,
     }
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
@@ -81,6 +86,76 @@ def parameter_hub(
             refuse(ctx, wrong)
         raise
     return Exchange(ctx, params, own, consistency, rule, **options)
+
+
+_UPDATES = SGD(lr=1.0)
+
+
+def parameter_flow(
+    ctx: Context,
+    params: Mapping[str, Any],
+    *,
+    delta: float,
+    up: float | None = None,
+    at_least: float | None = None,
+    follow: str = "probes",
+    tree: Trees = "auto",
+    decays: bool = True,
+    form: str = "bytes",
+    values: str = "float32",
+    compress: str | None = None,
+    placement: str = "CS",
+    servers: int | Iterable[int] | None = None,
+    consistency: Consistencies = BSP,
+    rule: RuleOrRules = _UPDATES,
+    **options: "Unpack[More]",
+) -> Exchange:
+    """Parameter Flow: updates alone travel, each worker applies their sum by itself (UCC, section 3.2),
+    what is small waits (DVF, section 3.3), and sums go down trees (TSB, section 3.4), under BSP or SSP(s).
+
+        ex = hpcomm.parameter_flow(ctx, {"w": w0}, delta=1e-4, up=2e-4, at_least=6.25e6)
+        for t, batch in enumerate(batches, 1):
+            w = ex.push_pull("w", eta / math.sqrt(t) * gradient(w, batch))
+
+    delta is compared with what is pushed. The paper pushes updates with the learning rate in them, which the rule
+    SGD(lr=1.0) subtracts; by another rule with a rate of its own gradients are pushed, and delta is one of gradients.
+
+    Where some of several hosts have several ranks, consistency is BSP, and neither servers nor a tree are given, it is a
+    Hierarchy: each host sends one update, and gets one.
+
+    Args:
+        ctx, params, consistency, rule: as Exchange takes them. SSP(s) needs s + 2 slots for each piece, here and at
+            every rank that passes it on.
+        delta, up, at_least, follow, decays, form, values, compress: of codec.Threshold. form="paper" and
+            compress="snappy" are the paper's.
+        tree: of ParameterServer.
+        placement, servers: of ParameterServer; a worker may serve too.
+        options: Exchange's other ones, e.g. chunk_bytes=65536, or reduce="sum" as the paper has it.
+
+    Raises:
+        InvalidArgument: an argument that cannot be, here or on another rank.
+        ConfigError: ranks disagree.
+    """
+    try:
+        codec = Threshold(
+            delta,
+            up=up,
+            at_least=at_least,
+            follow=follow,
+            decays=decays,
+            form=form,
+            values=values,
+            compress=compress,
+        )
+        topology: Given = ParameterServer(placement, servers, apply_at="receivers", tree=tree)
+        hosts = len(set(ctx.hosts)) if isinstance(ctx, Context) else 1
+        if consistency == BSP and 1 < hosts < ctx.size and (placement, servers, tree) == ("CS", None, "auto"):
+            topology = Hierarchy(apply_at="receivers")
+    except HpcommError as wrong:
+        if isinstance(ctx, Context):
+            refuse(ctx, wrong)
+        raise
+    return Exchange(ctx, params, topology, consistency, rule, codec=codec, **options)
 
 
 _AVERAGE = Average()

@@ -12,6 +12,12 @@ static float below(double delta) {
 
 static const char *check(const hpc_codec_config *config) {
     if (!(config->delta >= 0 && config->delta <= DBL_MAX)) return "delta must be a finite number, 0 or more";
+    if (config->follow < HPC_FOLLOW_NOTHING || config->follow > HPC_FOLLOW_SMOOTHLY)
+        return "follow must be 0 (nothing), 1 (by probes) or 2 (smoothly)";
+    if (config->follow && !(config->up >= config->delta && config->up <= DBL_MAX))
+        return "up must be a finite number, delta or more";
+    if (config->follow && !(config->at_least > 0 && config->at_least <= DBL_MAX))
+        return "at_least must be a finite number of bytes a second above 0";
     return hpc_piece_check_filter(config);
 }
 

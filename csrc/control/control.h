@@ -13,7 +13,7 @@
 #include "control/net.h"
 #include "base/wait.h"
 
-enum { HPC_COOKIE_BYTES = 16, HPC_OP_BYTES = 24 };
+enum { HPC_COOKIE_BYTES = 16, HPC_OP_BYTES = 24, HPC_WORDS = 64 };
 
 typedef struct hpc_control hpc_control;
 
@@ -119,6 +119,12 @@ void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);
 void hpc_control_show_host(hpc_control *control, int rank, const char *host);
 /* And of this one, from now on: the transports that it uses. Once, after connect. */
 void hpc_control_show(hpc_control *control, const char *transports);
+
+/* Words: each rank shows each other one HPC_WORDS numbers, 0 at first; a later one takes the place of an earlier one.
+ * tell never waits: HPC_ERR_TIMEOUT where nothing can be sent now, HPC_ERR_PEER where the peer is gone. told: what rank
+ * has told last. Any thread. */
+int hpc_control_tell(hpc_control *control, int rank, int place, uint32_t value);
+uint32_t hpc_control_told(const hpc_control *control, int rank, int place);
 
 /* A peer has failed, as a transport has found out: like a departure that came by the channel itself. Any thread. */
 void hpc_control_lose(hpc_control *control, int rank, const char *why);

@@ -146,21 +146,32 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
     return status;
 }
 
-int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes) {
+/* data: NULL where the frame has no payload. */
+static int tell(hpc_control *c, int rank, const hpc_mesh_frame *f, const void *data) {
     hpc_link *l = &c->links[rank];
-    const hpc_mesh_frame f = {
-        .magic = MAGIC, .type = type, .rank = c->group->rank, .nbytes = (uint32_t)nbytes, .total = nbytes};
+    const size_t nbytes = f->nbytes;
     if (pthread_mutex_trylock(&l->send_lock) != 0) return HPC_ERR_TIMEOUT;
     int status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_told(c, rank, 0);
     if (status == HPC_OK) {
-        l->told_left = sizeof f + nbytes;
-        memcpy(l->told + sizeof l->told - l->told_left, &f, sizeof f);
-        if (nbytes > 0) memcpy(l->told + sizeof l->told - nbytes, data, nbytes);
+        l->told_left = sizeof *f + nbytes;
+        memcpy(l->told + sizeof l->told - l->told_left, f, sizeof *f);
+        if (data != NULL) memcpy(l->told + sizeof l->told - nbytes, data, nbytes);
         status = finish_told(c, rank, 0);
     }
-    if (type == HPC_MESH_BEAT) atomic_store_explicit(&l->spoke, 0, memory_order_relaxed);
+    if (f->type == HPC_MESH_BEAT) atomic_store_explicit(&l->spoke, 0, memory_order_relaxed);
     pthread_mutex_unlock(&l->send_lock);
     return status;
+}
+
+int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes) {
+    const hpc_mesh_frame f = {
+        .magic = MAGIC, .type = type, .rank = c->group->rank, .nbytes = (uint32_t)nbytes, .total = nbytes};
+    return tell(c, rank, &f, data);
+}
+
+int hpc_link_tell_word(hpc_control *c, int rank, uint64_t word) {
+    const hpc_mesh_frame f = {.magic = MAGIC, .type = HPC_MESH_WORD, .rank = c->group->rank, .sequence = word};
+    return tell(c, rank, &f, NULL);
 }
 
 void hpc_link_drop(hpc_control *c, int rank) {
@@ -267,6 +278,8 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_REVOKE:
     case HPC_MESH_LOOK:
         return f->nbytes == 0 ? NULL : garbled;
+    case HPC_MESH_WORD:
+        return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS ? NULL : garbled;
     default:
         return garbled;
     }
@@ -314,6 +327,9 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
         return;
     case HPC_MESH_LOOK:
         l->asks = 1;
+        return;
+    case HPC_MESH_WORD:
+        atomic_store_explicit(&l->words[f->sequence >> 32], (uint32_t)f->sequence, memory_order_relaxed);
         return;
     case HPC_MESH_DROP:
         atomic_store(&l->dropped, 1);

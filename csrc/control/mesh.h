@@ -52,7 +52,8 @@ typedef enum hpc_mesh_type {
     HPC_MESH_ABOUT,  /* the same, of another rank than the one that is asked */
     HPC_MESH_LOOK,   /* asks a peer for its NEWS */
     HPC_MESH_NEWS,   /* an hpc_shown_rank; one frame */
-    HPC_MESH_REVOKE  /* who has left or leaves counts as failed */
+    HPC_MESH_REVOKE, /* who has left or leaves counts as failed */
+    HPC_MESH_WORD    /* sequence is a word for hpc_control_told: its place, then 32 bits of value */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -96,6 +97,7 @@ typedef struct hpc_link {
     _Atomic int failure; /* errno of a send: reported once by the kernel, so kept for the reader */
 
     _Atomic int dropped; /* the peer counts this rank as failed */
+    _Atomic uint32_t words[HPC_WORDS]; /* hpc_control_told's */
 
     hpc_message *incoming; /* the message that is not whole yet */
     hpc_message *arriving; /* the ballot, or the news, that is not */
@@ -175,6 +177,8 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
 /* One frame with nbytes, at most HPC_TOLD_BYTES with its head, if they can be sent at once; what has been begun goes on
  * before the next frame. HPC_ERR_TIMEOUT where there is no room, or another message is under way; HPC_ERR_PEER. */
 int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes);
+/* The same of a WORD. */
+int hpc_link_tell_word(hpc_control *c, int rank, uint64_t word);
 
 /* Whether the kernel here says that the process of a rank is stopped. */
 int hpc_link_is_stopped(const hpc_control *c, int rank);

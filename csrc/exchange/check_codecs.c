@@ -33,11 +33,10 @@ static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec
     return HPC_OK;
 }
 
-/* Whether a row sends on the one piece that comes to it (kind_pieces.c). */
+/* Whether a row sends on the one piece that comes to it (kind_passthrough.c). */
 static int passes_on(const hpc_exchange_config *f, const hpc_row *row) {
-    const hpc_discipline *d = hpc_discipline_of(f);
     return row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
-           f->plan->rows[row->in[0].row].codec_out == row->codec_out && (d == NULL || !d->sums);
+           f->plan->rows[row->in[0].row].codec_out == row->codec_out;
 }
 
 /* A sum is an array: a codec with another source cannot encode it. */
@@ -147,6 +146,9 @@ void hpc_codec_describe(const hpc_engine *en, int key, hpc_codec_description *d)
     d->paper = config->paper != 0;
     d->compress = config->compress;
     d->no_feedback = config->no_feedback != 0;
+    d->follow = config->follow;
+    d->up = config->follow ? config->up : 0;
+    d->at_least = config->follow ? config->at_least : 0;
     d->state_slots = config->state_slots;
 }
 
@@ -176,6 +178,9 @@ int hpc_codecs_compare(int r, const char *key, const hpc_codec_description *d, c
         {"paper", d->paper, f->paper},
         {"compress", d->compress, f->compress},
         {"no_feedback", d->no_feedback, f->no_feedback},
+        {"follow", d->follow, f->follow},
+        {"up", d->up, f->up},
+        {"at_least", d->at_least, f->at_least},
         {"state_slots", d->state_slots, f->state_slots},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)

@@ -1,4 +1,5 @@
 /* The residuals of encoders of pieces, and the counts of their work. */
+#include <float.h>
 #include <string.h>
 
 #include "engine/pieces.h"
@@ -104,6 +105,72 @@ int hpc_exchange_set_encoder(hpc_exchange *ex, int key, int row, uint64_t made, 
     encoder->fresh = 0;
     if (values != NULL) copy_state(en, key, row, encoder, (float *)(uintptr_t)values, 0);
     return end(en, row);
+}
+
+/* ---- thresholds ---- */
+
+static int has_delta(const hpc_engine *en, int key) {
+    return hpc_key_has_pieces(en, key) && en->pieces[key].codec->number == HPC_THRESHOLD;
+}
+
+void hpc_engine_set_delta(hpc_engine *en, int key, int of, double delta) {
+    if (of & HPC_DELTA_OF_PUSHES) atomic_store_explicit(&en->pieces[key].encoder.delta, delta, memory_order_relaxed);
+    for (int i = 0; i < en->n_work && of & HPC_DELTA_OF_FOLDS; i++)
+        if (en->work[i].row->key == key && en->work[i].encoder != NULL)
+            atomic_store_explicit(&en->work[i].encoder->delta, delta, memory_order_relaxed);
+}
+
+static int check_delta(const hpc_engine *en, int key, const char *op) {
+    const char *name = en->plan->keys[key].name;
+    if (!has_delta(en, key))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d goes as %s, which has no delta", op, name,
+                        en->context->group.rank,
+                        hpc_key_has_pieces(en, key) ? en->pieces[key].name : en->keys[key].codec->name);
+    if (en->pieces[key].config.follow == HPC_FOLLOW_NOTHING) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: the delta of key %s follows the network, between %.9g and %.9g", op, name,
+                    en->pieces[key].config.delta, en->pieces[key].config.up);
+}
+
+int hpc_exchange_set_delta(hpc_exchange *ex, int key, int of, double delta) {
+    static const char op[] = "set_delta";
+    enum { BOTH = HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS };
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    if (!(delta >= 0 && delta <= DBL_MAX))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: delta is %.9g; must be a finite number, 0 or more", op, delta);
+    if ((of & ~BOTH) != 0 || of == 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: of is %d; must be %d (pushes), %d (folds) or %d (both)", op, of,
+                        HPC_DELTA_OF_PUSHES, HPC_DELTA_OF_FOLDS, BOTH);
+    if (key >= 0) {
+        hpc_engine *en = hpc_engine_of(ex, &key, op);
+        int status = en == NULL ? HPC_ERR_INVALID : check_delta(en, key, op);
+        if (status == HPC_OK) hpc_engine_set_delta(en, key, of, delta);
+        return status;
+    }
+    int n = 0;
+    for (int set = 0; set < 2; set++) /* nothing is set if a key follows */
+        for (int i = 0; i < ex->n_engines; i++)
+            for (int k = 0; k < ex->engines[i]->plan->n_keys; k++) {
+                if (!has_delta(ex->engines[i], k)) continue;
+                int status = check_delta(ex->engines[i], k, op);
+                if (status != HPC_OK) return status;
+                if (set) hpc_engine_set_delta(ex->engines[i], k, of, delta);
+                n++;
+            }
+    if (n > 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: no key goes by a threshold", op);
+}
+
+double hpc_exchange_delta(const hpc_exchange *ex, int key, int of) {
+    const hpc_engine *en = hpc_engine_at(ex, &key);
+    if (en == NULL || !has_delta(en, key)) return -1;
+    if (of == HPC_DELTA_OF_PUSHES)
+        return en->pieces[key].encoder.codec == NULL
+                   ? -1
+                   : atomic_load_explicit(&en->pieces[key].encoder.delta, memory_order_relaxed);
+    for (int i = 0; i < en->n_work; i++)
+        if (en->work[i].row->key == key && en->work[i].encoder != NULL)
+            return atomic_load_explicit(&en->work[i].encoder->delta, memory_order_relaxed);
+    return -1;
 }
 
 /* ---- counts ---- */

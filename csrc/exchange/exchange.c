@@ -72,6 +72,7 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     status = hpc_context_agree(c, op_create, status, deadline);
     for (int i = 0; status == HPC_OK && i < ex->n_engines; i++, f = f->next)
         status = hpc_engine_open(ex->engines[i], f, ex, deadline);
+    if (status == HPC_OK) status = hpc_follow_open(ex, op_create);
     if (status != HPC_OK) {
         hpc_exchange_free(ex);
         return status;
@@ -198,6 +199,7 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
     double deadline = deadline_of(ex, timeout);
     int status = HPC_OK;
+    hpc_follow_stop(ex);
     for (int i = 0; i < ex->n_engines; i++) {
         int left = ex->engines[i]->life.served ? HPC_OK : hpc_engine_leave(ex->engines[i], op, deadline);
         if (left == HPC_ERR_TIMEOUT) return left;
@@ -217,6 +219,7 @@ void hpc_exchange_free(hpc_exchange *ex) {
     if (ex == NULL) return;
     if (ex->n_engines > 0 && !hpc_group_is_mine(&ex->engines[0]->context->group)) return;
     int muted = hpc_mute_errors(1);
+    hpc_follow_stop(ex);
     if (ex->n_engines > 0) hpc_cores_stop(ex->engines[0]);
     for (int i = 0; i < ex->n_engines; i++) hpc_engine_free(ex->engines[i]);
     hpc_mute_errors(muted);

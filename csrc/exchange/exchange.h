@@ -2,7 +2,7 @@
  * create.c opens an engine and close.c leaves it, keys.c tells which one has a key, check.c checks a configuration,
  * check_codecs.c its codecs, worker.c pushes and pulls, apply.c folds and applies in two calls, args.c sets the
  * arguments of the rule, rows.c reads and writes rows, stats.c and traffic.c tell what was counted, encoders.c what was
- * encoded.
+ * encoded; follow.c lets thresholds follow the network.
  *
  * An exchange has one engine for each of its configurations: some keys, with a consistency of theirs, on a graph or
  * with servers. A key is one engine's for life, and so is its way: calls of a key go to its engine, and calls of the
@@ -28,6 +28,7 @@ struct hpc_exchange {
     hpc_engine **engines; /* by first key, rising */
     int n_engines, n_keys, n_rows;
     hpc_key_at *keys;
+    struct hpc_follower *follower; /* NULL: no delta follows the network */
     uint64_t calls[HPC_CALLS]; /* of this process, before the exchange was made */
 };
 
@@ -94,13 +95,21 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *config, const hp
  * if two keys differ in it. */
 typedef struct hpc_codec_description {
     char name[64];
-    double delta, fraction, args[HPC_CODEC_ARGS];
+    double delta, fraction, args[HPC_CODEC_ARGS], up, at_least;
     uint64_t unit, rows, columns;
-    int32_t number, decays, values, paper, compress, no_feedback, state_slots, pairs;
+    int32_t number, decays, values, paper, compress, no_feedback, state_slots, pairs, follow, unused;
 } hpc_codec_description;
 int hpc_codecs_check(const hpc_exchange_config *config);
 void hpc_codec_describe(const hpc_engine *en, int key, hpc_codec_description *description);
 int hpc_codecs_compare(int rank, const char *key, const hpc_codec_description *its, const hpc_codec_description *first);
+
+/* encoders.c: sets the delta of all encoders of an engine's key, of (hpc_exchange_set_delta). */
+void hpc_engine_set_delta(hpc_engine *en, int key, int of, double delta);
+
+/* follow.c. The last step of a creation on this rank, and the first one of its end; the ranks' exchanges are made in one
+ * order. */
+int hpc_follow_open(hpc_exchange *ex, const char *op);
+void hpc_follow_stop(hpc_exchange *ex);
 
 /* traffic.c: bytes that this rank has sent to another one (0 to itself), in a stage or to its rows. forget: what has
  * been sent and received so far counts for nothing. */

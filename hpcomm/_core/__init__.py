@@ -10,12 +10,16 @@ from .codec import (
     CODEC_ARGS,
     CODEC_SLOTS,
     COMPRESSIONS,
+    DELTA_OF,
     FACTORS_HEAD,
+    FOLLOWS,
     PIECE_ELEMENTS,
     codec_config,
     codec_stats,
+    delta_of,
     encoder_values,
     get_encoder,
+    set_delta,
     set_encoder,
 )
 from .context import (

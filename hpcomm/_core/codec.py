@@ -22,6 +22,12 @@ COMPRESSIONS: dict[str | None, int] = {
     "zstd": lib.HPC_COMPRESS_ZSTD,
     "zlib": lib.HPC_COMPRESS_ZLIB,
 }
+FOLLOWS: dict[str, int] = {"probes": lib.HPC_FOLLOW_BY_PROBES, "smooth": lib.HPC_FOLLOW_SMOOTHLY}
+DELTA_OF: dict[str | None, int] = {
+    "pushes": lib.HPC_DELTA_OF_PUSHES,
+    "folds": lib.HPC_DELTA_OF_FOLDS,
+    None: lib.HPC_DELTA_OF_PUSHES | lib.HPC_DELTA_OF_FOLDS,
+}
 _FUNCTIONS = {"filter": "hpc_filter_fn *", "encode": "hpc_encode_fn *", "decode_add": "hpc_decode_add_fn *"}
 
 
@@ -66,3 +72,14 @@ def get_encoder(exchange: Any, key: int, row: int, values: NDArray[np.float32]) 
 
 def set_encoder(exchange: Any, key: int, row: int, made: int, values: NDArray[np.float32]) -> None:
     check(lib.hpc_exchange_set_encoder(exchange, key, row, made, from_buffer("float[]", values)))
+
+
+def set_delta(exchange: Any, key: int, of: str | None, delta: float) -> None:
+    """key -1: all keys that go by a threshold."""
+    check(lib.hpc_exchange_set_delta(exchange, key, DELTA_OF[of], delta))
+
+
+def delta_of(exchange: Any, key: int, of: str) -> float | None:
+    """None: nothing is encoded there by a threshold."""
+    found = float(lib.hpc_exchange_delta(exchange, key, DELTA_OF[of]))
+    return None if found < 0 else found

@@ -11,6 +11,7 @@ from .base import WireFormat, flag, number, word
 from .dtype import check_dtype
 
 FORMS = ("bytes", "paper")
+FOLLOWS = ("probes", "smooth")
 KERNELS = ("auto", "numba", "c")
 
 
@@ -60,8 +61,19 @@ class Threshold(_Sparse):
     """Sends the elements whose magnitude is larger than a threshold (Parameter Flow, 3.3). What is not sent stays in a
     residual, which is added to the next update (equation 6).
 
+    It may follow the network (section 3.3.3), between delta, which is the paper's low one, and up:
+
+        Threshold(1e-4, up=2e-4, at_least=6.25e6)  # up while a path has less than 50 Mb/s left, as probes find
+        Threshold(1e-4, up=2e-4, at_least=6.25e6, follow="smooth")
+
     Attributes:
         delta: the threshold, 0 or more. With 0 every element that is not 0 is sent.
+        up: a larger one, for while the network is short of bandwidth; None: the threshold stays delta.
+        at_least: bytes a second that a path to another host has to have left. It goes with up.
+        follow: "probes": what a rank pushes is filtered by up while a path that it sends on has too little left, and
+            what an owner sends on while a path of its tree has (Context.bandwidth finds out, again and again). "smooth":
+            without probes, the threshold goes from up where a rank's connections get at_least to delta where they get
+            twice as much.
         decays: the threshold of step t is delta / sqrt(t); False: it stays delta.
         values: what the elements are sent in: "float32", "float16" or "bfloat16". The error of rounding stays in the
             residual.
@@ -79,18 +91,39 @@ class Threshold(_Sparse):
 
     delta: float
     decays: bool = field(default=True, kw_only=True)
+    up: float | None = field(default=None, kw_only=True)
+    at_least: float | None = field(default=None, kw_only=True)
+    follow: str = field(default="probes", kw_only=True)
 
     @property
     def name(self) -> str:
         return "threshold"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", number("Threshold: delta", self.delta, 0, inf))
+        put = object.__setattr__
+        put(self, "delta", number("Threshold: delta", self.delta, 0, inf))
         flag("Threshold: decays", self.decays)
+        word("Threshold: follow", self.follow, FOLLOWS)
+        if (self.up is None) != (self.at_least is None):
+            raise InvalidArgument(
+                f"Threshold: up is {self.up!r} and at_least {self.at_least!r}: give both, for a threshold that follows "
+                "the network, or neither"
+            )
+        if self.up is not None:
+            put(self, "up", number("Threshold: up", self.up, 0, inf))
+            put(self, "at_least", number("Threshold: at_least", self.at_least, 0, inf, above=True))
+            if self.up < self.delta:
+                raise InvalidArgument(
+                    f"Threshold: up is {self.up!r}, below delta, which is {self.delta!r}: up is the threshold for while "
+                    "there is too little bandwidth, so it is no smaller"
+                )
         super().__post_init__()
 
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
-        return {**(super().settings(shape) or {}), "delta": self.delta, "decays": self.decays}
+        found = {**(super().settings(shape) or {}), "delta": self.delta, "decays": self.decays}
+        if self.up is None:
+            return found
+        return found | {"follow": _core.FOLLOWS[self.follow], "up": self.up, "at_least": self.at_least}
 
     def trial(self) -> WireFormat:
         """1 % of the elements: what a delta keeps is known only when there are updates."""

@@ -21,6 +21,7 @@ from .._core import PULL, PUSH, PUSH_PULL, seconds
 from .._core import exchange_call as _call
 from .._core import exchange_start as _start
 from ..codec import Products, WireFormat
+from ..codec.base import number
 from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
@@ -515,6 +516,27 @@ class Exchange(SplitCalls):
                 _core.exchange_set_args(self._handle, self._every[name].index, optim.arguments(made[id(rule)]))
         self._rules = {**self._rules, **{name: made[id(rule)] for name, rule in before.items()}}
 
+    def set_codec(self, *, delta: float, keys: Iterable[str] | str | None = None, of: str | None = None) -> None:
+        """Changes the delta of Threshold on this rank, from its next encodings on. Ranks may have different ones, as what
+        a piece holds does not depend on it; nothing is lost. It may be called at any time, by any thread.
+
+        Args:
+            delta: 0 or more, before it decays.
+            keys: whose thresholds change; None means all keys that have one.
+            of: "pushes" (what this rank pushes), "folds" (what it sends on as an owner), or None for both.
+
+        Raises:
+            InvalidArgument: a name is no key, a key has no threshold or one that follows the network, or a value is out
+                of range.
+        """
+        self._check_open("set_codec")
+        if of not in _core.DELTA_OF:
+            raise InvalidArgument(f"set_codec: of is {of!r}: must be 'pushes', 'folds' or None")
+        names = [] if keys is None else [keys] if isinstance(keys, str) else list(keys)
+        numbers = [_core.EVERY_KEY] if keys is None else [self._key(name).index for name in names]
+        for key in numbers:
+            _core.set_delta(self._handle, key, of, number("set_codec: delta", delta, 0, math.inf))
+
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -680,7 +702,10 @@ class Exchange(SplitCalls):
             if between is not None and steps and counts["pieces"]:
                 working = counts["encode"] + counts["decode"]
                 gain = saved_seconds(counts["bytes_before"], counts["bytes"], working, between) / steps
-            found[name] = CodecStats(repr(codec), **counts, gain=gain, why=why.get(name, ""))
+            deltas = {
+                f"delta_of_{of}": _core.delta_of(self._handle, self._every[name].index, of) for of in ("pushes", "folds")
+            }
+            found[name] = CodecStats(repr(codec), **counts, **deltas, gain=gain, why=why.get(name, ""))
         return found
 
     def close(self, timeout: float | None = None) -> None:

@@ -60,6 +60,8 @@ class CodecStats:
         returned: bytes of pieces that were left out (a quorum), and went back into the residual.
         decoded: bytes of pieces.
         encode, decode: seconds.
+        delta_of_pushes, delta_of_folds: of a Threshold: what is in force now, before it decays; None where this rank
+            encodes nothing of the kind.
         gain: seconds that the codec saved in a step, on the average: the bytes saved, by the bytes a second between
             hosts that codec="auto" measured, less encode and decode; None: it measured nothing, or nothing was encoded.
         why: why codec="auto" chose this codec; "" if it was given.
@@ -75,6 +77,8 @@ class CodecStats:
     decoded: int
     encode: float
     decode: float
+    delta_of_pushes: float | None
+    delta_of_folds: float | None
     gain: float | None
     why: str
 

@@ -28,7 +28,7 @@ from .linear import LinearKey, why_not
 VALUES = ("ps", "factors", "adam", "1bit")
 WORDS = ("auto", "paper", *VALUES)
 _PAIRS = ("factors", "adam")  # send pairs
-_SERVERS = ("placement", "servers", "affinity", "interfaces", "apply_at")  # of ParameterServer
+_SERVERS = ("placement", "servers", "affinity", "interfaces", "apply_at", "tree")  # of ParameterServer
 _LEAST = 4096  # elements: smaller layers go as float32 matrices
 _ROWS = struct.Struct("<q")
 _SHUT = -1  # in place of K: the scheme of the layer is not looked for

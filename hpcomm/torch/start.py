@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..exchange.options import EngineOptions, KeywordsButCodec
+from ..topology.owner_trees import Trees
 from .buffers import KINDS
 from .key import ParamKey, make_key
 from .linear import LinearKey
@@ -32,6 +33,7 @@ class Options(KeywordsButCodec, total=False):
     affinity: str
     interfaces: int
     apply_at: str
+    tree: Trees
 
 
 # the number of buffers=, the digest of what is given, whether there is state, the bytes of it, what is wrong

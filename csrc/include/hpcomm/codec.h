@@ -58,6 +58,13 @@ typedef int64_t hpc_encode_fn(const float *x, int64_t n, float *state, const dou
 typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args);
 
 /* How the pieces of a key are written: the same on all ranks, but for filter, encode and decode_add. */
+/* How the delta of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3): hpc_codec_config has delta, which is the
+ * paper's low one, up and at_least. BY_PROBES: what a worker pushes has `up` while a path that it sends on has less than
+ * at_least left, and what an owner forwards while a path of its tree has; probes of hpc_context_bandwidth find that
+ * out. SMOOTHLY: without probes, delta goes from up where this rank's connections get at_least to delta where they get
+ * twice as much. */
+typedef enum hpc_follow { HPC_FOLLOW_NOTHING = 0, HPC_FOLLOW_BY_PROBES = 1, HPC_FOLLOW_SMOOTHLY = 2 } hpc_follow_how;
+
 typedef struct hpc_codec_config {
     size_t size;            /* sizeof(hpc_codec_config), set by hpc_codec_config_init */
     double delta;           /* HPC_THRESHOLD: 0 or more */
@@ -79,6 +86,9 @@ typedef struct hpc_codec_config {
     hpc_decode_add_fn *decode_add;
     int state_slots;             /* of float32, beside the residual; at most HPC_OWN_CODEC_SLOTS */
     double args[HPC_CODEC_ARGS]; /* from args[1] on */
+    int follow;                  /* HPC_THRESHOLD: hpc_follow_how; all keys of an exchange that follow have one how and
+                                    one at_least */
+    double up, at_least;         /* with follow: delta or more; bytes a second, above 0 */
 } hpc_codec_config;
 
 HPC_API void hpc_codec_config_init(hpc_codec_config *config);

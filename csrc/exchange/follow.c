@@ -1,0 +1,284 @@
+/* Thresholds that follow the network (Parameter Flow, section 3.3.3). A thread of the exchange does this while trainers
+ * train. It looks at the paths by which this rank sends to other hosts, and sets the deltas of this rank's encoders.
+ *
+ * By probes: it asks again and again whether each path has at_least left (hpc_context_bandwidth). What this rank pushes
+ * has `up` while one of its paths has not. What it forwards as an owner has `up` while a path of its tree has not. Of
+ * these paths others probe some: the ranks that pass its folds on. Each of them tells the owner about its own, by a word
+ * of the control channel. A path whose probes nobody answers counts as sufficient, and a note says so.
+ *
+ * Smoothly: it looks at what this rank's connections to other hosts carry while some of it waits to be sent. That is the
+ * throughput which the network lets them have. Whatever else the network carries is in it, and no probe is needed.
+ *
+ * Writers, readers and order: the thread alone writes what lies in the follower, but for stop. Deltas are atomic, and an
+ * encoder reads its own when it begins. Words are the control channel's. A word has the number of the exchange, counted
+ * alike on all ranks, so one that an earlier exchange left behind means nothing. The thread ends by itself when a peer
+ * or the context is gone: the trainer's own calls say so. */
+#define _GNU_SOURCE
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "context/context.h"
+#include "context/probe.h"
+#include "engine/stages.h"
+#include "exchange/exchange.h"
+
+typedef struct hpc_follower {
+    hpc_exchange *ex;
+    hpc_context *context;
+    pthread_t thread;
+    int running, stop;
+    int how; /* hpc_follow_how */
+    double at_least;
+    uint32_t number;    /* of the exchange, among those that follow */
+    int *peers, n;      /* ranks of other hosts to which this one sends */
+    char *poor;         /* by peer's place: the path has too little left */
+    char *own;          /* by peer's place: it is in the tree of this rank's own folds */
+    char *passes;       /* by owner and peer's place: this rank passes the owner's folds on there */
+    uint32_t *told;     /* by owner: the last word that was told */
+    double smooth;      /* SMOOTHLY: the throughput, with the past; 0: none was seen yet */
+    hpc_bandwidth *results;
+} hpc_follower;
+
+static const double LOOK = 0.1;     /* seconds between two looks at words */
+static const double PAUSE = 1;      /* between two rounds of probes */
+static const double SHARE = 0.05;   /* of at_least, which the probes of all paths may take */
+static const double LIMIT = 30;     /* seconds of a round */
+static const double SLICE = 0.02;   /* SMOOTHLY: between two looks at what is carried */
+static const double WINDOW = 0.5;   /* and between two deltas */
+static const double LEAST_BUSY = 0.1; /* of a window, in which something waited */
+static const double PRESENT = 0.5;  /* the weight of a window */
+
+static int stops(const hpc_follower *f) {
+    return __atomic_load_n(&f->stop, __ATOMIC_ACQUIRE) || atomic_load(&f->context->group.closed);
+}
+
+static void sleep_for(double seconds) {
+    const struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+    nanosleep(&t, NULL);
+}
+
+/* ---- the paths ---- */
+
+static const hpc_codec_config *follows(const hpc_engine *en, int key) {
+    if (!hpc_key_has_pieces(en, key) || en->pieces[key].codec->number != HPC_THRESHOLD) return NULL;
+    return en->pieces[key].config.follow ? &en->pieces[key].config : NULL;
+}
+
+/* The row that has encoded what a row sends on: itself, or one from which it came unopened. */
+static const hpc_row *encodes(const hpc_plan *plan, const hpc_row *row) {
+    while (row->n_in == 1 && row->in[0].row >= 0 && plan->rows[row->in[0].row].codec_out == row->codec_out)
+        row = &plan->rows[row->in[0].row];
+    return row;
+}
+
+/* The place of a peer among those of other hosts; it is added if it is new. -1: it is on this host. */
+static int place_of(hpc_follower *f, int rank) {
+    const hpc_context *c = f->context;
+    if (hpc_same_host(&c->addresses[rank], &c->addresses[c->group.rank])) return -1;
+    for (int i = 0; i < f->n; i++)
+        if (f->peers[i] == rank) return i;
+    f->peers[f->n] = rank;
+    return f->n++;
+}
+
+static void find_paths(hpc_follower *f, const hpc_engine *en) {
+    const int me = f->context->group.rank;
+    const size_t size = (size_t)f->context->group.size;
+    for (int i = 0; i < en->plan->n_rows; i++) {
+        const hpc_row *row = &en->plan->rows[i];
+        if (follows(en, row->key) == NULL) continue;
+        if (row->owner != me && hpc_row_has_input(row, me)) place_of(f, row->owner);
+        for (int e = 0; e < row->n_out && row->owner == me && row->action == HPC_FORWARD; e++) {
+            const int at = row->out[e].row < 0 ? -1 : place_of(f, row->out[e].rank);
+            const int owner = encodes(en->plan, row)->owner;
+            if (at < 0) continue;
+            if (owner == me)
+                f->own[at] = 1;
+            else
+                f->passes[(size_t)owner * size + (size_t)at] = 1;
+        }
+    }
+}
+
+/* ---- deltas ---- */
+
+static void set_deltas(const hpc_follower *f, int of, double part) {
+    for (int i = 0; i < f->ex->n_engines; i++) {
+        hpc_engine *en = f->ex->engines[i];
+        for (int k = 0; k < en->plan->n_keys; k++) {
+            const hpc_codec_config *its = follows(en, k);
+            if (its != NULL) hpc_engine_set_delta(en, k, of, its->delta + part * (its->up - its->delta));
+        }
+    }
+}
+
+static uint32_t word(const hpc_follower *f, int poor) {
+    return f->number << 1 | (uint32_t)poor;
+}
+
+/* Tells each owner about the paths on which its folds are passed on from here. What cannot be told now is told at the
+ * next look. */
+static void tell_owners(hpc_follower *f) {
+    const hpc_group *g = &f->context->group;
+    for (int owner = 0; owner < g->size; owner++) {
+        int some = 0, poor = 0;
+        for (int i = 0; i < f->n; i++) {
+            some |= f->passes[(size_t)owner * (size_t)g->size + (size_t)i];
+            poor |= f->passes[(size_t)owner * (size_t)g->size + (size_t)i] & f->poor[i];
+        }
+        if (!some || f->told[owner] == word(f, poor)) continue;
+        if (hpc_control_tell(f->context->control, owner, (int)(f->number % HPC_WORDS), word(f, poor)) == HPC_OK)
+            f->told[owner] = word(f, poor);
+    }
+}
+
+static void apply_verdicts(const hpc_follower *f) {
+    const hpc_group *g = &f->context->group;
+    int pushes = 0, folds = 0;
+    for (int i = 0; i < f->n; i++) {
+        pushes |= f->poor[i];
+        folds |= f->poor[i] & f->own[i];
+    }
+    for (int r = 0; r < g->size; r++)
+        folds |= r != g->rank &&
+                 hpc_control_told(f->context->control, r, (int)(f->number % HPC_WORDS)) == word(f, 1);
+    set_deltas(f, HPC_DELTA_OF_PUSHES, pushes);
+    set_deltas(f, HPC_DELTA_OF_FOLDS, folds);
+}
+
+/* ---- the thread ---- */
+
+/* Zero when the thread has nothing to do any more. */
+static int probe(hpc_follower *f) {
+    hpc_bandwidth_options options;
+    hpc_bandwidth_options_init(&options);
+    options.at_least = f->at_least, options.timeout = LIMIT, options.stop = &f->stop;
+    options.share = SHARE / f->n;
+    int status = hpc_context_bandwidth(f->context, f->peers, f->n, &options, f->results);
+    if (status != HPC_OK && status != HPC_ERR_TIMEOUT) return 0;
+    for (int i = 0; i < f->n && status == HPC_OK; i++)
+        if (!f->results[i].answered || f->results[i].sufficient >= 0)
+            f->poor[i] = f->results[i].answered && f->results[i].sufficient == 0;
+    return 1;
+}
+
+/* A rank that sends to no other host only hears of paths. */
+static void follow_by_probes(hpc_follower *f) {
+    double due = hpc_now();
+    while (!stops(f)) {
+        if (f->n > 0 && hpc_now() >= due) {
+            if (!probe(f)) return;
+            due = hpc_now() + PAUSE;
+        }
+        tell_owners(f);
+        apply_verdicts(f);
+        sleep_for(LOOK);
+    }
+}
+
+/* The part of the way from delta to up. */
+static double part_of(const hpc_follower *f, double throughput) {
+    const double part = 2 - throughput / f->at_least;
+    return part < 0 ? 0 : part > 1 ? 1 : part;
+}
+
+static void follow_smoothly(hpc_follower *f) {
+    double busy = 0, bytes = 0, end = hpc_now() + WINDOW, before = hpc_now();
+    hpc_carried last = hpc_probes_carried(f->context);
+    while (!stops(f)) {
+        sleep_for(SLICE);
+        const hpc_carried now = hpc_probes_carried(f->context);
+        const double at = hpc_now();
+        if (last.waiting > 0 && now.waiting > 0) {
+            busy += at - before;
+            bytes += now.sent > last.sent ? (double)(now.sent - last.sent) : 0; /* less when connections close */
+        }
+        last = now, before = at;
+        if (at < end) continue;
+        if (busy >= LEAST_BUSY * WINDOW && bytes > 0) {
+            f->smooth = f->smooth > 0 ? (1 - PRESENT) * f->smooth + PRESENT * bytes / busy : bytes / busy;
+            set_deltas(f, HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS, part_of(f, f->smooth));
+        }
+        busy = bytes = 0, end = at + WINDOW;
+    }
+}
+
+static void *follow(void *arg) {
+    hpc_follower *f = arg;
+    hpc_mute_errors(1); /* a trainer's calls have their own */
+    if (f->how == HPC_FOLLOW_SMOOTHLY)
+        follow_smoothly(f);
+    else
+        follow_by_probes(f);
+    return NULL;
+}
+
+/* ---- its life ---- */
+
+static void free_follower(hpc_follower *f) {
+    free(f->peers);
+    free(f->poor);
+    free(f->own);
+    free(f->passes);
+    free(f->told);
+    free(f->results);
+    free(f);
+}
+
+static int open_follower(hpc_exchange *ex, const hpc_codec_config *config, const char *op) {
+    hpc_context *c = ex->engines[0]->context;
+    const size_t size = (size_t)c->group.size;
+    sigset_t all, before;
+    hpc_follower *f = ex->follower = calloc(1, sizeof *f);
+    if (f != NULL) {
+        *f = (hpc_follower){.ex = ex, .context = c, .how = config->follow, .at_least = config->at_least};
+        f->number = ++c->followers;
+        f->peers = calloc(size, sizeof *f->peers);
+        f->poor = calloc(size, 1);
+        f->own = calloc(size, 1);
+        f->passes = calloc(size * size, 1);
+        f->told = calloc(size, sizeof *f->told);
+        f->results = calloc(size, sizeof *f->results);
+    }
+    if (f == NULL || f->peers == NULL || f->poor == NULL || f->own == NULL || f->passes == NULL || f->told == NULL ||
+        f->results == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory to follow the network", op);
+    for (int i = 0; i < ex->n_engines; i++) find_paths(f, ex->engines[i]);
+    sigfillset(&all); /* signals are for the caller's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    f->running = pthread_create(&f->thread, NULL, follow, f) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!f->running) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no thread to follow the network", op);
+    pthread_setname_np(f->thread, "hpcomm-follow");
+    return HPC_OK;
+}
+
+int hpc_follow_open(hpc_exchange *ex, const char *op) {
+    const hpc_codec_config *first = NULL;
+    for (int i = 0; i < ex->n_engines; i++)
+        for (int k = 0; k < ex->engines[i]->plan->n_keys; k++) {
+            const hpc_codec_config *its = follows(ex->engines[i], k);
+            if (its == NULL) continue;
+            if (first == NULL) first = its;
+            if (its->follow == first->follow && its->at_least == first->at_least) continue;
+            return hpc_fail(HPC_ERR_CONFIG, op,
+                            "%s: the delta of key %s follows %.9g bytes a second by way %d, and another key's %.9g by "
+                            "way %d; an exchange follows one",
+                            op, ex->engines[i]->plan->keys[k].name, its->at_least, its->follow, first->at_least,
+                            first->follow);
+        }
+    return first == NULL ? HPC_OK : open_follower(ex, first, op);
+}
+
+void hpc_follow_stop(hpc_exchange *ex) {
+    hpc_follower *f = ex->follower;
+    if (f == NULL) return;
+    __atomic_store_n(&f->stop, 1, __ATOMIC_RELEASE);
+    if (f->running) pthread_join(f->thread, NULL);
+    free_follower(f);
+    ex->follower = NULL;
+}
