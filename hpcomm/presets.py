@@ -19,7 +19,7 @@ from .topology.phases import Graphs
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .exchange.options import More
+    from .exchange.options import More, MoreButCodec
 
 _RULE = Nesterov()
 
@@ -108,20 +108,20 @@ def parameter_flow(
     servers: int | Iterable[int] | None = None,
     consistency: Consistencies = BSP,
     rule: RuleOrRules = _UPDATES,
-    **options: "Unpack[More]",
+    **options: "Unpack[MoreButCodec]",
 ) -> Exchange:
-    """Parameter Flow: updates alone travel, each worker applies their sum by itself (UCC, section 3.2),
-    what is small waits (DVF, section 3.3), and sums go down trees (TSB, section 3.4), under BSP or SSP(s).
+    """Parameter Flow: updates alone travel, and each worker applies their sum by itself (UCC, section 3.2); what is
+    small waits (DVF, section 3.3); sums go down trees (TSB, section 3.4). Under BSP or SSP(s).
 
         ex = hpcomm.parameter_flow(ctx, {"w": w0}, delta=1e-4, up=2e-4, at_least=6.25e6)
         for t, batch in enumerate(batches, 1):
             w = ex.push_pull("w", eta / math.sqrt(t) * gradient(w, batch))
 
     delta is compared with what is pushed. The paper pushes updates with the learning rate in them, which the rule
-    SGD(lr=1.0) subtracts; by another rule with a rate of its own gradients are pushed, and delta is one of gradients.
+    SGD(lr=1.0) subtracts. By a rule with a rate of its own gradients are pushed, and delta is one of gradients.
 
-    Where some of several hosts have several ranks, consistency is BSP, and neither servers nor a tree are given, it is a
-    Hierarchy: each host sends one update, and gets one.
+    Where some of several hosts have several ranks, consistency is BSP, and neither servers nor a tree are given, it is
+    a Hierarchy: each host sends one update, and gets one.
 
     Args:
         ctx, params, consistency, rule: as Exchange takes them. SSP(s) needs s + 2 slots for each piece, here and at

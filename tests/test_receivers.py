@@ -100,8 +100,7 @@ def test_receivers_have_the_bits_that_owners_would_have(
 
     def body(ctx: hpcomm.Context) -> Any:
         return tuple(
-            trained(ctx, each, RULES[rule], seed, cores=cores)
-            for each in (topology, received(name, apply_at, tree))
+            trained(ctx, each, RULES[rule], seed, cores=cores) for each in (topology, received(name, apply_at, tree))
         )
 
     every = run_threads(5, body)

@@ -96,7 +96,7 @@ typedef struct hpc_link {
     _Atomic int spoke;   /* something was sent since the last tick */
     _Atomic int failure; /* errno of a send: reported once by the kernel, so kept for the reader */
 
-    _Atomic int dropped; /* the peer counts this rank as failed */
+    _Atomic int dropped;               /* the peer counts this rank as failed */
     _Atomic uint32_t words[HPC_WORDS]; /* hpc_control_told's */
 
     hpc_message *incoming; /* the message that is not whole yet */

@@ -387,7 +387,7 @@ static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks
 static int source_of(const hpc_engine *en, const hpc_work *w) {
     const hpc_row *from = &en->plan->rows[w->row->in[0].row];
     return from->owner == w->row->owner && hpc_row_passes_on(from) ? en->plan->rows[from->in[0].row].owner
-                                                                    : from->owner;
+                                                                   : from->owner;
 }
 
 /* The ranks that have not forwarded version need to rows of this rank. */
@@ -410,8 +410,7 @@ static int full_receivers(const hpc_engine *en, int key, int *ranks, int n) {
         const uint64_t version = atomic_load_explicit(&its->waits, memory_order_relaxed);
         for (int b = 0; b < its->n_below && version > 0; b++) {
             const int rank = en->plan->rows[its->below[b]].owner;
-            if (rank != w->row->owner && hpc_has_not_told(en, its->below[b], version))
-                n = hpc_add_rank(ranks, n, rank);
+            if (rank != w->row->owner && hpc_has_not_told(en, its->below[b], version)) n = hpc_add_rank(ranks, n, rank);
         }
     }
     return n;

@@ -29,7 +29,7 @@ struct hpc_exchange {
     int n_engines, n_keys, n_rows;
     hpc_key_at *keys;
     struct hpc_follower *follower; /* NULL: no delta follows the network */
-    uint64_t calls[HPC_CALLS]; /* of this process, before the exchange was made */
+    uint64_t calls[HPC_CALLS];     /* of this process, before the exchange was made */
 };
 
 /* The engine of a key, whose number becomes that of the engine; NULL: there is no such key. The second one records that
@@ -106,8 +106,8 @@ int hpc_codecs_compare(int rank, const char *key, const hpc_codec_description *i
 /* encoders.c: sets the delta of all encoders of an engine's key, of (hpc_exchange_set_delta). */
 void hpc_engine_set_delta(hpc_engine *en, int key, int of, double delta);
 
-/* follow.c. The last step of a creation on this rank, and the first one of its end; the ranks' exchanges are made in one
- * order. */
+/* follow.c. The last step of a creation on this rank, and the first one of its end; the ranks' exchanges are made in
+ * one order. */
 int hpc_follow_open(hpc_exchange *ex, const char *op);
 void hpc_follow_stop(hpc_exchange *ex);
 

@@ -3,16 +3,16 @@
  *
  * By probes: it asks again and again whether each path has at_least left (hpc_context_bandwidth). What this rank pushes
  * has `up` while one of its paths has not. What it forwards as an owner has `up` while a path of its tree has not. Of
- * these paths others probe some: the ranks that pass its folds on. Each of them tells the owner about its own, by a word
- * of the control channel. A path whose probes nobody answers counts as sufficient, and a note says so.
+ * these paths others probe some: the ranks that pass its folds on. Each of them tells the owner about its own, by a
+ * word of the control channel. A path whose probes nobody answers counts as sufficient, and a note says so.
  *
- * Smoothly: it looks at what this rank's connections to other hosts carry while some of it waits to be sent. That is the
- * throughput which the network lets them have. Whatever else the network carries is in it, and no probe is needed.
+ * Smoothly: it looks at what this rank's connections to other hosts carry while some of it waits to be sent. That is
+ * the throughput which the network lets them have. Whatever else the network carries is in it, and no probe is needed.
  *
- * Writers, readers and order: the thread alone writes what lies in the follower, but for stop. Deltas are atomic, and an
- * encoder reads its own when it begins. Words are the control channel's. A word has the number of the exchange, counted
- * alike on all ranks, so one that an earlier exchange left behind means nothing. The thread ends by itself when a peer
- * or the context is gone: the trainer's own calls say so. */
+ * Writers, readers and order: the thread alone writes what lies in the follower, but for stop. Deltas are atomic, and
+ * an encoder reads its own when it begins. Words are the control channel's. A word has the number of the exchange,
+ * counted alike on all ranks, so one that an earlier exchange left behind means nothing. The thread ends by itself when
+ * a peer or the context is gone: the trainer's own calls say so. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
@@ -33,24 +33,24 @@ typedef struct hpc_follower {
     int running, stop;
     int how; /* hpc_follow_how */
     double at_least;
-    uint32_t number;    /* of the exchange, among those that follow */
-    int *peers, n;      /* ranks of other hosts to which this one sends */
-    char *poor;         /* by peer's place: the path has too little left */
-    char *own;          /* by peer's place: it is in the tree of this rank's own folds */
-    char *passes;       /* by owner and peer's place: this rank passes the owner's folds on there */
-    uint32_t *told;     /* by owner: the last word that was told */
-    double smooth;      /* SMOOTHLY: the throughput, with the past; 0: none was seen yet */
+    uint32_t number; /* of the exchange, among those that follow */
+    int *peers, n;   /* ranks of other hosts to which this one sends */
+    char *poor;      /* by peer's place: the path has too little left */
+    char *own;       /* by peer's place: it is in the tree of this rank's own folds */
+    char *passes;    /* by owner and peer's place: this rank passes the owner's folds on there */
+    uint32_t *told;  /* by owner: the last word that was told */
+    double smooth;   /* SMOOTHLY: the throughput, with the past; 0: none was seen yet */
     hpc_bandwidth *results;
 } hpc_follower;
 
-static const double LOOK = 0.1;     /* seconds between two looks at words */
-static const double PAUSE = 1;      /* between two rounds of probes */
-static const double SHARE = 0.05;   /* of at_least, which the probes of all paths may take */
-static const double LIMIT = 30;     /* seconds of a round */
-static const double SLICE = 0.02;   /* SMOOTHLY: between two looks at what is carried */
-static const double WINDOW = 0.5;   /* and between two deltas */
+static const double LOOK = 0.1;       /* seconds between two looks at words */
+static const double PAUSE = 1;        /* between two rounds of probes */
+static const double SHARE = 0.05;     /* of at_least, which the probes of all paths may take */
+static const double LIMIT = 30;       /* seconds of a round */
+static const double SLICE = 0.02;     /* SMOOTHLY: between two looks at what is carried */
+static const double WINDOW = 0.5;     /* and between two deltas */
 static const double LEAST_BUSY = 0.1; /* of a window, in which something waited */
-static const double PRESENT = 0.5;  /* the weight of a window */
+static const double PRESENT = 0.5;    /* the weight of a window */
 
 static int stops(const hpc_follower *f) {
     return __atomic_load_n(&f->stop, __ATOMIC_ACQUIRE) || atomic_load(&f->context->group.closed);
@@ -144,8 +144,7 @@ static void apply_verdicts(const hpc_follower *f) {
         folds |= f->poor[i] & f->own[i];
     }
     for (int r = 0; r < g->size; r++)
-        folds |= r != g->rank &&
-                 hpc_control_told(f->context->control, r, (int)(f->number % HPC_WORDS)) == word(f, 1);
+        folds |= r != g->rank && hpc_control_told(f->context->control, r, (int)(f->number % HPC_WORDS)) == word(f, 1);
     set_deltas(f, HPC_DELTA_OF_PUSHES, pushes);
     set_deltas(f, HPC_DELTA_OF_FOLDS, folds);
 }

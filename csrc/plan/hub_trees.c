@@ -1,6 +1,6 @@
-/* Trees of a parameter server (Parameter Flow, section 3.4.2): each server sends the folds of its chunks to some workers,
- * which send them on to others. The rows of a chunk are that of its server, and a relay of each worker that has
- * children. hpc_plan_apply_at then makes forwards of both, and rows that apply. */
+/* Trees of a parameter server (Parameter Flow, section 3.4.2): each server sends the folds of its chunks to some
+ * workers, which send them on to others. The rows of a chunk are that of its server, and a relay of each worker that
+ * has children. hpc_plan_apply_at then makes forwards of both, and rows that apply. */
 #include "plan/hub_trees.h"
 
 #include <stdlib.h>
@@ -127,7 +127,8 @@ static int make(const hpc_hub *h, const hpc_row *chunks, int n, const int *bin_o
     for (int c = 0; c < n; c++) {
         const size_t its = (size_t)inner[bin_of[c] / h->cores];
         rows += its;
-        edges += (size_t)h->n_workers + 2 * its; /* one edge to each worker; of each row one back, and one to its rank */
+        edges +=
+            (size_t)h->n_workers + 2 * its; /* one edge to each worker; of each row one back, and one to its rank */
     }
     if (rows > HPC_PLAN_NUMBERS)
         return hpc_fail(HPC_ERR_INVALID, op_plan,
@@ -137,8 +138,7 @@ static int make(const hpc_hub *h, const hpc_row *chunks, int n, const int *bin_o
     int status = hpc_plan_block_make(h->keys, h->n_keys, (int)rows, edges, op_plan, &block);
     if (status != HPC_OK) return status;
     hpc_edge *pushes = block.edges, *edge = pushes + h->n_workers;
-    for (int w = 0; w < h->n_workers; w++)
-        pushes[w] = (hpc_edge){h->workers[w], -1, h->sum ? 1.0 : 1.0 / h->n_workers};
+    for (int w = 0; w < h->n_workers; w++) pushes[w] = (hpc_edge){h->workers[w], -1, h->sum ? 1.0 : 1.0 / h->n_workers};
     for (int c = 0, base = 0; c < n; c++) {
         const int server = bin_of[c] / h->cores;
         find_inner(h, server, b);

@@ -71,9 +71,9 @@ class Threshold(_Sparse):
         up: a larger one, for while the network is short of bandwidth; None: the threshold stays delta.
         at_least: bytes a second that a path to another host has to have left. It goes with up.
         follow: "probes": what a rank pushes is filtered by up while a path that it sends on has too little left, and
-            what an owner sends on while a path of its tree has (Context.bandwidth finds out, again and again). "smooth":
-            without probes, the threshold goes from up where a rank's connections get at_least to delta where they get
-            twice as much.
+            what an owner sends on while a path of its tree has. Context.bandwidth finds that out, again and again.
+            "smooth": without probes, the threshold goes from up where a rank's connections get at_least to delta where
+            they get twice as much.
         decays: the threshold of step t is delta / sqrt(t); False: it stays delta.
         values: what the elements are sent in: "float32", "float16" or "bfloat16". The error of rounding stays in the
             residual.
@@ -114,8 +114,8 @@ class Threshold(_Sparse):
             put(self, "at_least", number("Threshold: at_least", self.at_least, 0, inf, above=True))
             if self.up < self.delta:
                 raise InvalidArgument(
-                    f"Threshold: up is {self.up!r}, below delta, which is {self.delta!r}: up is the threshold for while "
-                    "there is too little bandwidth, so it is no smaller"
+                    f"Threshold: up is {self.up!r}, below delta, which is {self.delta!r}: up is for while there is too "
+                    "little bandwidth, so it is no smaller"
                 )
         super().__post_init__()
 

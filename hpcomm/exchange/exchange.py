@@ -517,8 +517,8 @@ class Exchange(SplitCalls):
         self._rules = {**self._rules, **{name: made[id(rule)] for name, rule in before.items()}}
 
     def set_codec(self, *, delta: float, keys: Iterable[str] | str | None = None, of: str | None = None) -> None:
-        """Changes the delta of Threshold on this rank, from its next encodings on. Ranks may have different ones, as what
-        a piece holds does not depend on it; nothing is lost. It may be called at any time, by any thread.
+        """Changes the delta of Threshold on this rank, from its next encodings on. Ranks may have different ones, as
+        whoever reads a piece needs no delta; nothing is lost. It may be called at any time, by any thread.
 
         Args:
             delta: 0 or more, before it decays.
@@ -702,10 +702,10 @@ class Exchange(SplitCalls):
             if between is not None and steps and counts["pieces"]:
                 working = counts["encode"] + counts["decode"]
                 gain = saved_seconds(counts["bytes_before"], counts["bytes"], working, between) / steps
-            deltas = {
-                f"delta_of_{of}": _core.delta_of(self._handle, self._every[name].index, of) for of in ("pushes", "folds")
-            }
-            found[name] = CodecStats(repr(codec), **counts, **deltas, gain=gain, why=why.get(name, ""))
+            index = self._every[name].index
+            counts["delta_of_pushes"] = _core.delta_of(self._handle, index, "pushes")
+            counts["delta_of_folds"] = _core.delta_of(self._handle, index, "folds")
+            found[name] = CodecStats(repr(codec), **counts, gain=gain, why=why.get(name, ""))
         return found
 
     def close(self, timeout: float | None = None) -> None:

@@ -121,6 +121,14 @@ class Keywords(KeywordsButCodec, total=False):
     codec: Codecs | None
 
 
+class MoreButCodec(KeywordsButCodec, total=False):
+    """The keywords that a preset with a codec of its own hands on to Exchange."""
+
+    plan: Plan | PlanOptions | None
+    engine: EngineOptions
+    timeout: float | None
+
+
 class More(Keywords, total=False):
     """The keywords that presets hand on to Exchange."""
 

@@ -17,17 +17,18 @@ def as_trees(given: object) -> Trees:
     Raises:
         InvalidArgument: it is none of what may be given.
     """
-    if given is None or given == "auto" or isinstance(given, Tree):
-        return given  # type: ignore[return-value]
-    pairs = given.items() if isinstance(given, Mapping) else given
-    if isinstance(given, Mapping | tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        found = sorted((whole("tree: owner", owner, 0), tree) for owner, tree in pairs)  # owners differ
-        wrong = next((tree for _, tree in found if not isinstance(tree, Tree)), None)
-        if wrong is None:
-            return tuple(found)
-        given = wrong
+    if given is None or isinstance(given, Tree):
+        return given
+    if given == "auto":
+        return "auto"
+    pairs = list(given.items() if isinstance(given, Mapping) else given) if isinstance(given, Mapping | tuple) else []
+    wrong = next((tree for _, tree in pairs if not isinstance(tree, Tree)), given if not pairs else None)
+    if wrong is None:
+        return tuple(
+            sorted(((whole("tree: owner", owner, 0), tree) for owner, tree in pairs), key=lambda pair: pair[0])
+        )
     raise InvalidArgument(
-        f"tree is {given!r}: must be a Tree, a mapping from ranks of servers to Tree values, 'auto' or None"
+        f"tree is {wrong!r}: must be a Tree, a mapping from ranks of servers to Tree values, 'auto' or None"
     )
 
 
@@ -38,17 +39,16 @@ def tree_for(trees: Trees, owner: int) -> Tree | None:
     return dict(trees).get(owner) if isinstance(trees, tuple) else None
 
 
-def trees_of(
-    trees: Trees, workers: Sequence[int], servers: Sequence[int], size: int
-) -> list[list[int]] | None:
+def trees_of(trees: Trees, workers: Sequence[int], servers: Sequence[int], size: int) -> list[list[int]] | None:
     """Plan.hub's parents for these trees; None where there is no tree. A rank that is no worker passes nothing on: its
     children come to its parent.
 
     Raises:
         InvalidArgument: a tree is for another number of ranks, or is given for a rank that serves nothing.
     """
-    if isinstance(trees, tuple) and (strange := next((owner for owner, _ in trees if owner not in servers), None)) is not None:
-        raise InvalidArgument(f"tree has rank {strange}, which does not serve: those that do are {list(servers)}")
+    strange = [owner for owner, _ in trees if owner not in servers] if isinstance(trees, tuple) else []
+    if strange:
+        raise InvalidArgument(f"tree has rank {strange[0]}, which does not serve: those that do are {list(servers)}")
     own = [tree_for(trees, owner) for owner in servers]
     if all(tree is None for tree in own):
         return None

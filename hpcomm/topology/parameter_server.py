@@ -152,9 +152,9 @@ class ParameterServer(Topology):
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers. Where the
         rule is applied at receivers and consistency is SSP(s), depth is s + 2 at least.
 
-        Args and errors are those of Plan.hub, of roles and of Topology.compile; a tree "auto" that nobody has resolved is
-        none; and the topology's own interfaces come
-        before those given here, of which no more are taken than there are cores.
+        Args and errors are those of Plan.hub, of roles and of Topology.compile. A tree "auto" that nobody has resolved
+        is none. The topology's own interfaces come before those given here, of which no more are taken than there are
+        cores.
         """
         workers, servers = self.roles(size)
         cores, interfaces = whole("cores", cut.get("cores", 1), 1), whole("interfaces", interfaces, 1)

@@ -105,7 +105,8 @@ static void hosts(void) {
 
 /* Down the tree of its server a chunk comes to each worker once, from its parent: inner ranks pass it on, and apply. */
 static void trees(void) {
-    static const int workers[] = {4, 0, 3, 6}, servers[] = {3, 7}; /* by numbers: 2 -> 0 -> 1, 3; and 7 -> 3 -> 2 -> 0, 1 */
+    static const int workers[] = {4, 0, 3, 6},
+                     servers[] = {3, 7}; /* by numbers: 2 -> 0 -> 1, 3; and 7 -> 3 -> 2 -> 0, 1 */
     static const int parents[] = {2, 0, -1, 0, 2, 2, 3, -1};
     static const int from[2][4] = {{3, 4, 3, 4}, {3, 3, 6, 7}}; /* ranks */
     hpc_hub hub;

@@ -59,10 +59,10 @@ typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nby
 
 /* How the pieces of a key are written: the same on all ranks, but for filter, encode and decode_add. */
 /* How the delta of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3): hpc_codec_config has delta, which is the
- * paper's low one, up and at_least. BY_PROBES: what a worker pushes has `up` while a path that it sends on has less than
- * at_least left, and what an owner forwards while a path of its tree has; probes of hpc_context_bandwidth find that
- * out. SMOOTHLY: without probes, delta goes from up where this rank's connections get at_least to delta where they get
- * twice as much. */
+ * paper's low one, up and at_least. BY_PROBES: what a worker pushes has `up` while a path that it sends on has less
+ * than at_least left, and what an owner forwards while a path of its tree has; probes of hpc_context_bandwidth find
+ * that out. SMOOTHLY: without probes, delta goes from up where this rank's connections get at_least to delta where they
+ * get twice as much. */
 typedef enum hpc_follow { HPC_FOLLOW_NOTHING = 0, HPC_FOLLOW_BY_PROBES = 1, HPC_FOLLOW_SMOOTHLY = 2 } hpc_follow_how;
 
 typedef struct hpc_codec_config {

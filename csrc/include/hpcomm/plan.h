@@ -85,10 +85,10 @@ typedef struct hpc_hub {
                                   has equal chunks of at most chunk bytes, as many for every core of the servers, or
                                   where those would be smaller than least fewer chunks of at least so many bytes: for
                                   ranks joined by sockets, with chunk 256 KiB and least 16 KiB */
-    const int *parents;        /* [server][worker], by their numbers: the number of the worker that sends the folds of the
-                                  server's chunks on to the worker, or -1 for the server itself: a tree for each server
-                                  (Parameter Flow, section 3.4.2). Not with HPC_AT_OWNERS. NULL: servers send to all */
-    int n_parents;             /* n_servers * n_workers where parents is given, else 0 */
+    const int *parents; /* [server][worker], by their numbers: the number of the worker that sends the folds of the
+                           server's chunks on to the worker, or -1 for the server itself: a tree for each server
+                           (Parameter Flow, section 3.4.2). Not with HPC_AT_OWNERS. NULL: servers send to all */
+    int n_parents;      /* n_servers * n_workers where parents is given, else 0 */
 } hpc_hub;
 
 HPC_API void hpc_hub_init(hpc_hub *hub);
