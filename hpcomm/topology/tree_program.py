@@ -18,7 +18,7 @@ from .tree_costs import Costs
 MOST_ROWS = 150_000  # of a program that is worth a start
 _ROUNDS = 12  # of linear programs whose solutions are cut off
 _CUT = 0.99  # of an edge: less must enter a set of ranks for a cut to be added
-_SLACK = 1e-7  # beside the cost of the tree that is known, for rounding
+_SLACK = 1e-6  # beside the cost of the tree that is known, for rounding
 _FLOW = 1 << 20  # the capacity of an edge, as maximum_flow takes ints
 
 Terms = list[tuple[int, float]]
@@ -84,8 +84,6 @@ def solve(problem: Problem, known: float, until: float) -> Solved:
     if found.mip_dual_bound is not None and not np.isnan(found.mip_dual_bound):
         bound = max(bound, float(found.mip_dual_bound))
     parents = None if found.x is None else program.parents(found.x)
-    if found.status == 2:  # no tree costs as little as the one that is known, by rounding
-        return Solved(None, known, True)
     return Solved(parents, bound, found.status == 0)
 
 
@@ -190,8 +188,9 @@ class _Program:
 
         flat = [term for terms in self.rows for term in terms]
         columns, factors = np.array([at for at, _ in flat]), np.array([factor for _, factor in flat], np.float64)
-        starts = np.cumsum([0, *map(len, self.rows)])
-        return csr_array((factors, columns, starts), shape=(len(self.rows), len(self.costs))), self.low, self.high
+        rows = np.repeat(np.arange(len(self.rows)), [len(terms) for terms in self.rows])
+        shape = (len(self.rows), len(self.costs))
+        return csr_array((factors, (rows, columns)), shape=shape), self.low, self.high
 
     def cut(self, until: float) -> float:
         """Cuts off solutions in parts of edges: adds rows for groups of ranks that too little enters, until a linear
