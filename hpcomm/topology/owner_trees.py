@@ -17,6 +17,8 @@ from .tree_costs import Costs, checked_costs
 from .tree_search import search
 
 GAIN = 1.1  # of a step, below which trees are not worth their hops
+_DEGREES = (1, 2, 3, 4, 8)
+_MOVES = 20_000  # of a search, which all ranks do when they start
 _MOST_SEARCHED = 64  # hosts up to which trees are searched for by costs
 
 
@@ -94,7 +96,7 @@ def trees_for(
 
     flat = {owner: [-1 if rank == owner else owner for rank in range(size)] for owner in named}
     pushes = busiest_link(*push_bytes({owner: part * pushed for owner, part in sent.items()}, at)) / links.between
-    degrees = sorted({*range(1, min(len(groups), 9)), *(d for d in (16, 32, 64) if d < len(groups))})
+    degrees = [degree for degree in _DEGREES if degree < len(groups)]
     made = (_made(_planned(groups, at, sent, one, matrix), groups, at) for one in degrees)
     best = min(made, key=lambda trees: seconds({owner: tree.above(size) for owner, tree in trees.items()}))
     taken = seconds({owner: tree.above(size) for owner, tree in best.items()})
@@ -153,7 +155,7 @@ def _by_costs(
     for owner, root in roots.items():
         priced = between * sent[owner] + load[:, None]
         np.fill_diagonal(priced, 0.0)
-        found[owner] = search(priced / (float(priced.max()) or 1.0), degree, depth, 0.0, root)
+        found[owner] = search(priced / (float(priced.max()) or 1.0), degree, depth, 0.0, root, _MOVES)
         for host, parent in enumerate(found[owner]):
             if parent >= 0:
                 load[parent] += between[parent, host] * sent[owner]

@@ -13,6 +13,7 @@ NEAR = 8  # ranks that send to a rank most cheaply, which are mostly tried as it
 MOVES = 400  # of a turn for each rank, and at least LEAST_MOVES
 LEAST_MOVES = 10_000
 ALL_MOVES = 120_000  # of all turns, where one takes fewer
+FEW_MOVES = 1000  # of all turns for each edge, of few ranks
 WARM = 4.0  # mean edges that a change may cost at the beginning of a turn
 _EPSILON = 1e-12
 
@@ -29,7 +30,7 @@ def room(degree: int, depth: int, enough: int) -> int:
     return ranks
 
 
-def search(costs: Costs, degree: int, depth: int, leaf: float, root: int) -> Parents:
+def search(costs: Costs, degree: int, depth: int, leaf: float, root: int, all_moves: int = ALL_MOVES) -> Parents:
     """A tree of small cost. Neither time nor rounding of exp decides, so all ranks find the same one.
 
     It grows a tree by the cheapest edges first, then changes it in small steps. A step that costs more is taken too if
@@ -40,6 +41,7 @@ def search(costs: Costs, degree: int, depth: int, leaf: float, root: int) -> Par
         degree, depth: at most so many children of a rank, and so many hops. A tree of that kind exists.
         leaf: the cost of each rank without children.
         root: the rank at the root.
+        all_moves: of all turns; there is one turn at least.
     """
     size = len(costs)
     grown = [_grown(costs, degree, depth, leaf, root), _grown(costs, degree, depth, 0.0, root)]
@@ -49,7 +51,7 @@ def search(costs: Costs, degree: int, depth: int, leaf: float, root: int) -> Par
     table = costs.tolist()
     near = np.argsort(costs + np.diag(np.full(size, np.inf)), axis=0, kind="stable")[:NEAR].T.tolist()
     moves = max(LEAST_MOVES, MOVES * size)
-    for turn in range(max(1, ALL_MOVES // moves)):
+    for turn in range(max(1, min(all_moves, FEW_MOVES * size**2) // moves)):
         work = _Changes(table, grown[turn % 2], degree, depth, leaf, root)
         found = work.run(Random(size * 1_000_003 + turn), near, moves)
         if priced(found, costs, leaf) < priced(best, costs, leaf) - _EPSILON:
