@@ -12,7 +12,7 @@ from ..stage import whole
 from . import tree_program
 from .tree import Tree
 from .tree_costs import Costs, checked_costs, checked_leaf, checked_number, priced
-from .tree_program import Problem
+from .tree_program import TreeProblem
 from .tree_search import Parents, room, search
 
 _ROUNDING = 1e-6  # of the largest cost, as HiGHS solves
@@ -80,7 +80,7 @@ def cheapest_tree(
     limit = checked_number("time_limit", time_limit, "a finite number above 0, in seconds", least=0.0, above=0.0)
     check_room(size, degree, depth)
     scale = max(float(matrix.max()), leaf) or 1.0
-    problem = Problem(matrix / scale, min(degree, max(size - 1, 1)), min(depth, max(size - 1, 1)), leaf / scale, root)
+    problem = TreeProblem(matrix / scale, min(degree, max(size - 1, 1)), min(depth, max(size - 1, 1)), leaf / scale, root)
     parents = search(*problem)
     cost = priced(parents, problem.costs, problem.leaf)
     bound = _branching(problem.costs, root) + problem.leaf * tree_program.least_leaves(problem) if size > 1 else cost
@@ -107,7 +107,7 @@ def check_room(size: int, degree: int, depth: int) -> None:
         )
 
 
-def _is_tree(parents: Parents, problem: Problem) -> bool:
+def _is_tree(parents: Parents, problem: TreeProblem) -> bool:
     """Whether all ranks hang on the root, within degree and depth: rounding of HiGHS is not taken on trust."""
     hops = {problem.root: 0}
     for rank in range(len(parents)):

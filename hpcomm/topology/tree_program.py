@@ -38,7 +38,7 @@ class Solved(NamedTuple):
     ended: bool
 
 
-class Problem(NamedTuple):
+class TreeProblem(NamedTuple):
     """P3: at most degree children of a rank, at most depth hops, leaf for each rank without children."""
 
     costs: Costs
@@ -53,7 +53,7 @@ class Problem(NamedTuple):
         return 2 * self.depth * len(self.costs) ** 2
 
 
-def solve(problem: Problem, known: float, until: float) -> Solved:
+def solve(problem: TreeProblem, known: float, until: float) -> Solved:
     """The cheapest tree.
 
     Args:
@@ -94,7 +94,7 @@ class _Program:
     and has no children (t of the paper, told apart by hops, which makes the bounds of linear programs far better).
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: TreeProblem) -> None:
         self.problem = problem
         size, self.hops, self.root = len(problem.costs), range(1, problem.depth + 1), problem.root
         self.others = [rank for rank in range(size) if rank != problem.root]
@@ -245,12 +245,12 @@ class _Program:
         return found
 
 
-def least_leaves(problem: Problem) -> int:
+def least_leaves(problem: TreeProblem) -> int:
     """Each way from the root to a rank without children has depth ranks at most."""
     return ceil((len(problem.costs) - 1) / problem.depth)
 
 
-def _twins(problem: Problem) -> list[list[int]]:
+def _twins(problem: TreeProblem) -> list[list[int]]:
     """Ranks that may change places at no cost, such as those of a rack; not the root."""
     costs, found = problem.costs, list[list[int]]()
     for rank in range(len(costs)):
@@ -267,7 +267,7 @@ def _twins(problem: Problem) -> list[list[int]]:
     return found
 
 
-def _groups(problem: Problem) -> set[frozenset[int]]:
+def _groups(problem: TreeProblem) -> set[frozenset[int]]:
     """Groups of ranks that are near to each other, such as racks, without the root: single linkage."""
     near = np.minimum(problem.costs, problem.costs.T)
     home = {rank: frozenset([rank]) for rank in range(len(near))}
