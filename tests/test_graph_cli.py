@@ -238,3 +238,41 @@ def test_what_a_picture_needs_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     result = run("ring", "5", "--png", str(tmp_path / "graph.png"))
     assert result.exit_code == 2
     assert "pip install matplotlib 'networkx>=3' 'scipy>=1.12'" in " ".join(result.output.split())
+
+
+def test_tree_is_priced_and_drawn(tmp_path: Path) -> None:
+    picture = tmp_path / "tree.png"
+    given = ("tree", "--ranks", "5", "--racks", "2", "--depth", "2")
+    (row,) = [json.loads(run(*given, "--json", "--png", str(picture)).output)]
+    best = topology.cheapest_tree(topology.rack_costs([[0, 1, 2], [3, 4]]), degree=2, depth=2)
+    assert (row["parents"], row["cost"], row["optimal"]) == (list(best.tree.above(5)), best.cost, True)
+    assert (row["degree"], row["depth"], row["leaves"], row["gap"]) == (2, 2, 2, 0)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    lines = run(*given).output.splitlines()
+    assert lines[0] == "cost 1.32, the least of all trees; degree 2, depth 2, 2 leaves"
+    assert lines[1].strip() == "rank 0"
+    assert len(lines) == 6
+
+
+def test_tree_of_costs_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "links.csv"
+    path.write_text("0,2e8,1e8\n2e8,0,1e9\n1e8,1e9,0\n", encoding="utf-8")
+    row = json.loads(run("tree", "--costs", str(path), "--bandwidths", "--json").output)
+    assert row["parents"] == [-1, 0, 1]
+    assert json.loads(run("tree", "--costs", str(path), "--json", "--degree", "3").output)["parents"] == [-1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((), "there are no costs: give --ranks, or --costs with a file"),
+        (("--ranks", "9", "--depth", "2"), "use degree 3 or depth 3"),
+        (("--ranks", "4", "--racks", "5"), "do not go together"),
+        (("--ranks", "4", "--root", "4"), "root is 4: must be 0 to 3"),
+        (("--ranks", "4", "--costs", "no such file"), "no such file is no matrix of numbers"),
+    ],
+)
+def test_a_tree_that_cannot_be_is_wrong_usage(given: tuple[str, ...], told: str) -> None:
+    result = run("tree", *given)
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.replace("│", " ").split())

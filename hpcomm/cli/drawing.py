@@ -1,8 +1,9 @@
-"""Pictures of node communication graphs: ranks on a circle, an arrow for each edge."""
+"""Pictures of node communication graphs, ranks on a circle, and of trees, the root on top: an arrow for each edge."""
 
 from collections.abc import Sequence
 from math import ceil, sqrt
 from pathlib import Path
+from typing import Any
 
 from ..errors import InvalidArgument, NotSupported
 from ..topology import Graph
@@ -20,40 +21,85 @@ def draw(graphs: Sequence[Graph | Sequence[Graph]], path: Path) -> None:
         InvalidArgument: there are too many edges to see anything, or the file cannot be written.
         NotSupported: networkx or matplotlib is not installed.
     """
-    try:
-        import networkx  # noqa: PLC0415
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        raise NotSupported(f"a picture needs {missing.name}: {PIP_GRAPH}") from None
+    networkx, figure_of, canvas_of = _libraries()
     singles = [phase for graph in graphs for phase in as_phases(graph)]
     edges = sum(int(graph.in_degrees.sum()) for graph in singles)
     if edges > _MOST_EDGES:
         raise InvalidArgument(f"{edges} edges are too many to draw: {_MOST_EDGES} at the most")
     columns = ceil(sqrt(len(singles)))
     rows = ceil(len(singles) / columns)
-    figure = Figure(figsize=(columns * _INCHES, rows * _INCHES), layout="tight")
-    FigureCanvasAgg(figure)
+    figure = figure_of(figsize=(columns * _INCHES, rows * _INCHES), layout="tight")
+    canvas_of(figure)
     for k, graph in enumerate(singles):
         axes = figure.add_subplot(rows, columns, k + 1)
-        axes.set_title(graph.name)
-        axes.set_axis_off()
-        axes.set_aspect("equal")
         found = graph.to_networkx()
-        few = graph.size <= _LABELLED
-        networkx.draw_networkx(
-            found,
-            networkx.circular_layout(found),
-            ax=axes,
-            with_labels=few,
-            node_size=200 if few else 10,
-            node_color="#cfe2f3",
-            edge_color="#555555",
-            font_size=7,
-            width=0.6,
-            arrowsize=7,
-            connectionstyle="arc3,rad=0.08",
-        )
+        axes.set_aspect("equal")
+        _ranks_and_edges(axes, found, networkx.circular_layout(found), graph.name)
+    _save(figure, path)
+
+
+def draw_tree(parents: Sequence[int], title: str, path: Path) -> None:
+    """Draws a tree into a file, the root on top and a row for each hop. Errors are those of draw.
+
+    Args:
+        parents: by rank the rank that sends to it, -1 for the root.
+        title: above the picture.
+        path: the file.
+    """
+    networkx, figure_of, canvas_of = _libraries()
+    if len(parents) > _MOST_EDGES:
+        raise InvalidArgument(f"{len(parents)} ranks are too many to draw: {_MOST_EDGES} at the most")
+    found = networkx.DiGraph()
+    found.add_nodes_from(range(len(parents)))
+    found.add_edges_from((parent, rank) for rank, parent in enumerate(parents) if parent >= 0)
+    root = list(parents).index(-1)
+    at: dict[int, tuple[float, float]] = {}
+    hops = networkx.single_source_shortest_path_length(found, root)
+    leaves = 0
+    for rank in networkx.dfs_postorder_nodes(found, root):
+        below = [at[child][0] for child in found[rank]]
+        at[rank] = (sum(below) / len(below) if below else float(leaves), -float(hops[rank]))
+        leaves += not below
+    width = min(max(_INCHES, 0.4 * leaves), 20)
+    figure = figure_of(figsize=(width, max(_INCHES, 0.8 * max(hops.values()))), layout="tight")
+    canvas_of(figure)
+    _ranks_and_edges(figure.add_subplot(), found, at, title)
+    _save(figure, path)
+
+
+def _libraries() -> tuple[Any, Any, Any]:
+    """networkx, and matplotlib's Figure and canvas."""
+    try:
+        import networkx  # noqa: PLC0415
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise NotSupported(f"a picture needs {missing.name}: {PIP_GRAPH}") from None
+    return networkx, Figure, FigureCanvasAgg
+
+
+def _ranks_and_edges(axes: Any, found: Any, at: Any, title: str) -> None:
+    """Draws a networkx graph with its ranks at these places."""
+    networkx, *_ = _libraries()
+    few = len(found) <= _LABELLED
+    axes.set_title(title)
+    axes.set_axis_off()
+    networkx.draw_networkx(
+        found,
+        at,
+        ax=axes,
+        with_labels=few,
+        node_size=200 if few else 10,
+        node_color="#cfe2f3",
+        edge_color="#555555",
+        font_size=7,
+        width=0.6,
+        arrowsize=7,
+        connectionstyle="arc3,rad=0.08",
+    )
+
+
+def _save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

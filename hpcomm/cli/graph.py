@@ -16,7 +16,7 @@ from ..model import Rates, link_seconds
 from ..topology import Graph
 from ..topology.choose import busiest_degree
 from ..topology.graph import as_phases
-from . import drawing
+from . import drawing, tree
 
 Graphs: TypeAlias = Graph | tuple[Graph, ...]
 
@@ -239,13 +239,27 @@ def _kinds() -> str:
     return "\b\n" + "\n".join(f"{name:22}{meaning}" for name, meaning in KINDS.items())
 
 
+class _Graphs(click.Command):
+    """hpcomm graph, whose first word may be tree: then the rest is for hpcomm graph tree."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == ["tree"]:
+            return tree.command.make_context(f"{info_name} tree", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
 @click.command(
     "graph",
+    cls=_Graphs,
     help=f"""Print what to expect of node communication graphs of N ranks: how fast updates spread.
 
 KIND is one of these, or all:
 
 {_kinds()}
+
+hpcomm graph tree --help is about broadcast trees.
 
 The exit status is 0 if averaging over all graphs shown converges to the mean of all ranks, 1 if check found otherwise,
 2 for wrong usage.""",

@@ -9,7 +9,7 @@ model.step_seconds(load, model.Rates(between=1.25e9))      # over 10 Gb/s
 model.memory_of(plan, hosts=[0, 0, 2, 2]).total            # bytes of each rank
 
 rates: the rates, as values. load: bytes and elements of a step. costs: seconds. memory: bytes that a rank keeps.
-scheme: the way of each layer that costs least (Poseidon).
+scheme: the way of each layer that costs least (Poseidon). trees: the seconds in which updates go out by trees.
 """
 
 from .costs import (
@@ -25,6 +25,7 @@ from .load import PARAMETERS, STAGES, UPDATES, Load, Sent, load_of
 from .memory import Memory, memory_of
 from .rates import DENSE, Bandwidths, CodecRates, Rates
 from .scheme import Cluster, Cost, Layer, SchemeChoice, best_scheme, cost_of
+from .trees import broadcast_bytes, broadcast_seconds, push_bytes
 
 __all__ = [
     "DENSE",
@@ -42,11 +43,14 @@ __all__ = [
     "SchemeChoice",
     "Sent",
     "best_scheme",
+    "broadcast_bytes",
+    "broadcast_seconds",
     "busiest_link",
     "cost_of",
     "link_seconds",
     "load_of",
     "memory_of",
+    "push_bytes",
     "racks_pay",
     "saved_seconds",
     "step_seconds",

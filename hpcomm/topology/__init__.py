@@ -7,6 +7,7 @@ hpcomm.topology.spectral_gap(graph)        # how fast updates spread
 """
 
 from ..model import Bandwidths
+from .cheapest import CheapestTree, cheapest_tree
 from .choose import Choice, bytes_per_step, recommend, steps_to_consensus
 from .fairness import check, metropolis
 from .forwarding import shortest_path_trees
@@ -29,6 +30,7 @@ from .graphs import (
 )
 from .hierarchy import Hierarchy
 from .host_graph import HostGraph
+from .planned_trees import trees_for
 from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait
 from .peer_to_peer import PeerToPeer
@@ -38,9 +40,11 @@ from .rebuild import among
 from .spectrum import influence, second_singular, spectral_gap
 from .spread import spread, spread_gap
 from .tree import Tree
+from .tree_costs import bandwidth_costs, rack_costs, tree_cost
 
 __all__ = [
     "Bandwidths",
+    "CheapestTree",
     "Choice",
     "Graph",
     "Hierarchy",
@@ -52,8 +56,10 @@ __all__ = [
     "Topology",
     "Tree",
     "among",
+    "bandwidth_costs",
     "bytes_per_step",
     "chain",
+    "cheapest_tree",
     "check",
     "complete",
     "diameter",
@@ -67,6 +73,7 @@ __all__ = [
     "influence",
     "metropolis",
     "one_peer_exponential",
+    "rack_costs",
     "random_matchings",
     "random_regular",
     "recommend",
@@ -80,4 +87,6 @@ __all__ = [
     "star",
     "steps_to_consensus",
     "torus",
+    "tree_cost",
+    "trees_for",
 ]

@@ -1,0 +1,129 @@
+"""hpcomm graph tree: the cheapest broadcast tree, what it costs and how it looks (Parameter Flow, section 3.4.1)."""
+
+import json
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.tree import Tree as Branches
+
+from .. import topology
+from ..errors import HpcommError, InvalidArgument
+from ..topology import CheapestTree
+from . import drawing
+
+
+def costs_of(ranks: int | None, racks: int | None, pods: int | None, file: Path | None, bandwidths: bool) -> Any:
+    """The costs of a file with a row of numbers on each line, or those of racks of ranks in turn: neighbours share one.
+
+    Raises:
+        InvalidArgument: the file cannot be read or is no matrix, or racks and ranks do not go together.
+    """
+    if file is not None:
+        try:
+            found = np.loadtxt(file, ndmin=2, delimiter="," if file.suffix == ".csv" else None)
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"{file} is no matrix of numbers: {error}") from None
+        if ranks is not None and found.shape != (ranks, ranks):
+            raise InvalidArgument(f"{file} has shape {found.shape}: --ranks {ranks} needs {(ranks, ranks)}")
+        return topology.bandwidth_costs(found) if bandwidths else found
+    if ranks is None:
+        raise InvalidArgument("there are no costs: give --ranks, or --costs with a file")
+    racks = 1 if racks is None else racks
+    if not 1 <= (pods or racks) <= racks <= ranks:
+        raise InvalidArgument(f"{ranks} ranks, {racks} racks and {pods} pods do not go together: no more than the former")
+    per_rack, per_pod = ceil(ranks / racks), ceil(racks / (pods or racks))
+    place = [rank // per_rack for rank in range(ranks)]
+    return topology.rack_costs([f"rack{rack}" for rack in place], [f"pod{rack // per_pod}" for rack in place])
+
+
+def told(best: CheapestTree, costs: Any) -> dict[str, Any]:
+    """The measures of a tree."""
+    parents = best.tree.above(len(costs))
+    far = _hops(parents)
+    return {
+        "ranks": len(parents),
+        "parents": list(parents),
+        "cost": best.cost,
+        "bound": best.bound,
+        "gap": best.gap,
+        "optimal": best.optimal,
+        "degree": max(map(parents.count, range(len(parents)))),
+        "depth": max(far),
+        "leaves": len(parents) - len(set(parents) - {-1}),
+    }
+
+
+def _hops(parents: tuple[int, ...]) -> list[int]:
+    found = []
+    for at in range(len(parents)):
+        n, rank = 0, at
+        while parents[rank] >= 0:
+            n, rank = n + 1, parents[rank]
+        found.append(n)
+    return found
+
+
+def _print(row: dict[str, Any], costs: Any) -> None:
+    parents = row["parents"]
+    sure = "the least of all trees" if row["optimal"] else f"at most {row['gap']:.1%} above the least"
+    root = parents.index(-1)
+    shown = {root: Branches(f"rank {root}")}
+    waiting = [root]
+    for parent in waiting:  # which grows meanwhile
+        for rank in (rank for rank, above in enumerate(parents) if above == parent):
+            shown[rank] = shown[parent].add(f"rank {rank}  {costs[parent][rank]:g}")
+            waiting.append(rank)
+    console = Console(highlight=False)
+    console.print(f"cost {row['cost']:g}, {sure}; degree {row['degree']}, depth {row['depth']}, {row['leaves']} leaves")
+    console.print(shown[root])
+
+
+@click.command("tree")
+@click.option("--ranks", type=click.IntRange(1), help="Number of ranks; with --costs it may be left out.")
+@click.option("--racks", type=click.IntRange(1), help="Number of racks that the ranks are in, one rack after another.")
+@click.option("--pods", type=click.IntRange(1), help="Groups of racks, each below one switch; as many as racks if left out.")
+@click.option("--costs", type=click.Path(dir_okay=False, path_type=Path), help="A matrix of costs: a row on each line.")
+@click.option("--bandwidths", is_flag=True, help="The file has bandwidths in bytes a second; costs are their inverse.")
+@click.option("--degree", type=int, default=2, show_default=True, help="Most children of a rank.")
+@click.option("--depth", type=int, default=3, show_default=True, help="Most hops from the root.")
+@click.option("--leaf", type=float, default=0.01, show_default=True, help="Cost of a rank without children.")
+@click.option("--root", type=int, default=0, show_default=True, help="The rank at the root.")
+@click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for the search.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the tree into this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    ranks: int | None,
+    racks: int | None,
+    pods: int | None,
+    costs: Path | None,
+    bandwidths: bool,
+    degree: int,
+    depth: int,
+    leaf: float,
+    root: int,
+    time_limit: float,
+    png: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the broadcast tree that costs least (Parameter Flow, section 3.4.1), and draw it.
+
+    Costs are those of racks, 0.1 within one, 0.5 within a pod and else 1.0, or those of a file.
+    """
+    try:
+        matrix = costs_of(ranks, racks, pods, costs, bandwidths)
+        best = topology.cheapest_tree(
+            matrix, degree=degree, depth=depth, leaf=leaf, root=root, time_limit=time_limit
+        )
+        if png is not None:
+            drawing.draw_tree(best.tree.above(len(matrix)), f"cost {best.cost:g}", png)
+    except HpcommError as error:
+        raise click.UsageError(str(error)) from None
+    row = told(best, matrix)
+    if as_json:
+        click.echo(json.dumps(row, indent=2))
+    else:
+        _print(row, matrix)

@@ -1,0 +1,86 @@
+"""The seconds in which owners' updates go out to all ranks, by trees or without (Parameter Flow, section 3.4)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .costs import busiest_link
+
+Parents = Sequence[int]
+
+
+def broadcast_bytes(
+    trees: Mapping[int, Parents], nbytes: Mapping[int, float], hosts: Sequence[int], costs: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bytes that leave each host, and that enter it, when every owner's update goes to all ranks.
+
+    Args:
+        trees: by owner: by rank the rank that sends to it, -1 for the owner.
+        nbytes: by owner: of its update as it is sent.
+        hosts: by rank the lowest rank on its host. What stays on a host counts nothing.
+        costs: (ranks, ranks): by which a byte from row to column counts; 1 for a usual link.
+
+    Returns:
+        out, into: float64 (ranks,). The lowest rank of a host stands for it, and other ranks have 0.
+    """
+    at = np.asarray(hosts)
+    out, into = np.zeros(len(at)), np.zeros(len(at))
+    for owner, parents in trees.items():
+        above = np.asarray(parents)
+        ranks = np.flatnonzero(above >= 0)
+        ranks = ranks[at[ranks] != at[above[ranks]]]
+        sent = nbytes[owner] * costs[above[ranks], ranks]
+        np.add.at(out, at[above[ranks]], sent)
+        np.add.at(into, at[ranks], sent)
+    return out, into
+
+
+def hops(parents: Parents, hosts: Sequence[int]) -> int:
+    """The most links between hosts that an update passes on its way to a rank."""
+    found = [-1] * len(parents)
+    for rank in range(len(parents)):
+        way = [rank]
+        while found[way[-1]] < 0 <= parents[way[-1]]:
+            way.append(parents[way[-1]])
+        for one in reversed(way):
+            above = parents[one]
+            found[one] = 0 if above < 0 else found[above] + (hosts[above] != hosts[one])
+    return max(found)
+
+
+def broadcast_seconds(
+    trees: Mapping[int, Parents],
+    nbytes: Mapping[int, float],
+    hosts: Sequence[int],
+    costs: NDArray[np.float64],
+    *,
+    chunk_bytes: float,
+    between: float = 1.0,
+    latency: float = 0.0,
+) -> float:
+    """Seconds in which all owners' updates go to all ranks: of the busiest link, and of one chunk for each further hop.
+
+    Args:
+        trees, nbytes, hosts, costs: those of broadcast_bytes.
+        chunk_bytes: that a rank has before it sends them on.
+        between: bytes a second of a host's link, in each direction.
+        latency: seconds of a hop in addition to sending.
+    """
+    load = busiest_link(*broadcast_bytes(trees, nbytes, hosts, costs))
+    far = [(hops(parents, hosts), min(chunk_bytes, nbytes[owner])) for owner, parents in trees.items()]
+    return load / between + max((max(n - 1, 0) * chunk / between + n * latency for n, chunk in far), default=0.0)
+
+
+def push_bytes(nbytes: Mapping[int, float], hosts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bytes that leave each host, and that enter it, when every rank sends its update to the owners: as in
+    broadcast_bytes, with nbytes by owner of the part that a rank sends to it."""
+    at = np.asarray(hosts)
+    ranks = np.bincount(at, minlength=len(at)).astype(np.float64)
+    out, into = np.zeros(len(at)), np.zeros(len(at))
+    for owner, part in nbytes.items():
+        others = ranks.copy()
+        others[at[owner]] = 0.0
+        out += part * others
+        into[at[owner]] += part * others.sum()
+    return out, into

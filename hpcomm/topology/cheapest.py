@@ -1,0 +1,171 @@
+"""The cheapest broadcast tree of a degree and a depth (P3 of Parameter Flow, section 3.4.1)."""
+
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import InvalidArgument
+from ..stage import whole
+from . import tree_program
+from .tree import Tree
+from .tree_costs import Costs, checked_costs, checked_leaf, checked_number, priced
+from .tree_program import TreeProblem
+from .tree_search import Parents, room, search
+
+_ROUNDING = 1e-6  # of the largest cost, as HiGHS solves
+
+
+@dataclass(frozen=True)
+class CheapestTree:
+    """A tree of small cost, and how far from the least cost it may be.
+
+    Attributes:
+        tree: with parents.
+        cost: tree_cost(tree, costs, leaf).
+        bound: no tree of this degree and depth costs less.
+    """
+
+    tree: Tree
+    cost: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost: 0 for a tree that is proven to be the cheapest."""
+        return (self.cost - self.bound) / self.cost if self.cost > self.bound else 0.0
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no tree of this degree and depth costs less."""
+        return self.gap == 0
+
+
+def cheapest_tree(
+    costs: ArrayLike, *, degree: int, depth: int, leaf: float = 0.01, root: int = 0, time_limit: float = 60.0
+) -> CheapestTree:
+    """The tree over which a broadcast costs least (Parameter Flow, section 3.4.1, problem P3).
+
+    The cost is the sum of those of all edges, and leaf for each rank without children: a tree of fewer leaves is more
+    balanced. A search finds a tree; then HiGHS goes through all trees that might cost less. Where it has not come to
+    an end at the time limit, or the problem is too large to start with (150 ranks and 4 hops, say), the answer is the
+    best tree that was found, and gap says how far it may be from the cheapest.
+
+        best = topology.cheapest_tree(topology.rack_costs([[0, 1, 2], [3, 4]]), degree=2, depth=2)
+        best.tree.parents, best.cost, best.optimal    # (-1, 0, 0, 0, 3) with cost 1.32 is one of several
+
+    All ranks that ask the same get the same tree if optimal is true on each, or where the problem is too large; where
+    the time limit decides, ask on one rank and tell the others.
+
+    Args:
+        costs: (ranks, ranks): of sending from row to column, each 0 or more: rack_costs, bandwidth_costs or your own.
+            The diagonal does not count.
+        degree: T: most children of a rank, 1 or more.
+        depth: H: most hops from the root to a rank, 1 or more.
+        leaf: alpha: the cost of a rank without children, 0 or more, in the unit of costs.
+        root: the rank at the root: the server.
+        time_limit: seconds for all of it, above 0. A search of hundreds of ranks takes some seconds by itself.
+
+    Raises:
+        InvalidArgument: an argument is none of these, or no tree of so many ranks has this degree and depth.
+        NotSupported: SciPy is not installed.
+    """
+    start = monotonic()
+    matrix = checked_costs(costs)
+    size = len(matrix)
+    degree, depth = whole("degree", degree, 1), whole("depth", depth, 1)
+    leaf, root = checked_leaf(leaf), whole("root", root, 0, size - 1)
+    limit = checked_number("time_limit", time_limit, "a finite number above 0, in seconds", least=0.0, above=0.0)
+    check_room(size, degree, depth)
+    scale = max(float(matrix.max()), leaf) or 1.0
+    problem = TreeProblem(matrix / scale, min(degree, max(size - 1, 1)), min(depth, max(size - 1, 1)), leaf / scale, root)
+    parents = search(*problem)
+    cost = priced(parents, problem.costs, problem.leaf)
+    bound = _branching(problem.costs, root) + problem.leaf * tree_program.least_leaves(problem) if size > 1 else cost
+    if cost - bound > _ROUNDING and problem.rows <= tree_program.MOST_ROWS:
+        found = tree_program.solve(problem, cost, start + limit)
+        if found.parents is not None and _is_tree(found.parents, problem):
+            solved = priced(found.parents, problem.costs, problem.leaf)
+            if solved < cost - _ROUNDING / 10:
+                parents, cost = found.parents, solved
+        bound = cost if found.ended else max(bound, found.bound)
+    bound = cost if cost - bound <= _ROUNDING else bound
+    exact = priced(parents, matrix, leaf)
+    return CheapestTree(Tree(parents=parents), exact, exact if bound == cost else bound * scale)
+
+
+def check_room(size: int, degree: int, depth: int) -> None:
+    """Refuses a degree and a depth that no tree of size ranks has."""
+    if room(degree, depth, size) < size:
+        wide = next(more for more in range(degree, size) if room(more, depth, size) == size)
+        deep = next(more for more in range(depth, size) if room(degree, more, size) == size)
+        raise InvalidArgument(
+            f"degree is {degree} and depth {depth}: a tree of these has at most {room(degree, depth, size)} ranks, the "
+            f"root among them, and costs are of {size}; use degree {wide} or depth {deep}"
+        )
+
+
+def _is_tree(parents: Parents, problem: TreeProblem) -> bool:
+    """Whether all ranks hang on the root, within degree and depth: rounding of HiGHS is not taken on trust."""
+    hops = {problem.root: 0}
+    for rank in range(len(parents)):
+        way = [rank]
+        while way[-1] not in hops and len(way) <= len(parents):
+            way.append(parents[way[-1]])
+        if way[-1] not in hops:
+            return False
+        hops.update((one, hops[way[-1]] + i) for i, one in enumerate(reversed(way)))
+    most = max(parents.count(rank) for rank in hops)
+    return parents.count(-1) == 1 and most <= problem.degree and max(hops.values()) <= problem.depth
+
+
+def _branching(costs: Costs, root: int) -> float:
+    """The least cost of a tree of any degree and depth, by contracting circles (Edmonds, 1967)."""
+    left = costs.copy()
+    np.fill_diagonal(left, inf)
+    left[:, root] = inf
+    total = 0.0
+    while True:
+        size = len(left)
+        parents = left.argmin(axis=0)
+        parents[root] = root
+        least = left.min(axis=0)
+        least[root] = 0.0
+        total += float(least.sum())
+        top = parents.copy()
+        for _ in range(size.bit_length()):
+            top = top[top]
+        if (top == root).all():
+            return total
+        label = _contracted(parents, root)
+        left -= least
+        groups = label.max() + 1
+        merged = np.full((groups, groups), inf)
+        np.minimum.at(merged, (label[:, None], label[None, :]), left)
+        np.fill_diagonal(merged, inf)
+        root = int(label[root])
+        merged[:, root] = inf
+        left = merged
+
+
+def _contracted(parents: np.ndarray, root: int) -> np.ndarray:
+    """By rank the number of its group: ranks of a circle are one."""
+    label = np.full(len(parents), -1)
+    count = 0
+    for rank in range(len(parents)):
+        way = []
+        at = rank
+        while label[at] < 0 and at not in way and at != root:
+            way.append(at)
+            at = int(parents[at])
+        circle = way[way.index(at) :] if at in way else []
+        if circle:
+            label[circle] = count
+            count += 1
+        for one in [*way, at]:
+            if label[one] < 0:
+                label[one] = count
+                count += 1
+    return label

@@ -1,0 +1,180 @@
+"""A tree for each owner, so that the ranks that send on differ between them (Parameter Flow, sections 3.4.1, 3.4.2)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import InvalidArgument
+from ..model import Rates
+from ..model.costs import busiest_link
+from ..model.trees import broadcast_seconds, push_bytes
+from ..stage import whole
+from .hierarchy import by_name
+from .tree import Tree
+from .tree_costs import Costs, checked_costs
+from .tree_search import search
+
+GAIN = 1.1  # of a step, below which trees are not worth their hops
+_DEGREES = (1, 2, 3, 4, 8)
+_MOVES = 20_000  # of a search, which all ranks do when they start
+_MOST_SEARCHED = 64  # hosts up to which trees are searched for by costs
+
+
+def trees_for(
+    owners: Iterable[int],
+    size: int,
+    *,
+    degree: int | None = None,
+    weights: Mapping[int, float] | None = None,
+    hosts: Sequence[object] | None = None,
+    costs: ArrayLike | None = None,
+    nbytes: float = 32 << 20,
+    chunk_bytes: float = 256 << 10,
+    pushed: float = 1.0,
+    rates: Rates | None = None,
+) -> dict[int, Tree] | None:
+    """A tree for each owner, over which its updates go to all ranks; None where flat sends are about as fast.
+
+    A rank that sends on in one tree sends less in the others, so that the busiest link carries as little as possible:
+    two owners of eight, with degree 2, get trees in which each rank sends on in one at most. A host is entered
+    once, where all its ranks take the update from the one that got it. A pure function, without a clock: all ranks
+    that ask the same get the same trees.
+
+        topology.trees_for([0, 1], 8)              # trees for both
+        topology.trees_for(range(8), 8)            # None: all links are as busy as with any trees
+        topology.trees_for([0], 8, degree=1)[0]    # a chain
+
+    Args:
+        owners: ranks that own parts of the parameters.
+        size: ranks of the job.
+        degree: most hosts that a host sends on to in one tree. None: the degree with the fewest predicted seconds; and
+            where trees save less than a tenth of a step (pushes, then broadcasts), there are none.
+        weights: by owner: its share of the parameters, in any unit; None: all the same.
+        hosts: by rank: of its host anything that compares, such as Context.hosts; None: each rank is a host.
+        costs: (ranks, ranks): of sending from row to column, as bandwidth_costs or rack_costs give them. 1 is what a
+            byte costs at rates.between. None: all links are alike.
+        nbytes: of the update of all parameters, as owners send it.
+        chunk_bytes: that a rank has before it sends them on: each hop takes a chunk's time.
+        pushed: bytes of a rank's update by nbytes; they tell how much of a step the broadcast is.
+        rates: between and latency (here that of a hop) of the links. None: latency does not count.
+
+    Returns:
+        by owner its tree, with parents; or None.
+
+    Raises:
+        InvalidArgument: an argument is out of range.
+    """
+    size = whole("size", size, 1)
+    named = sorted({whole("owners", owner, 0, size - 1) for owner in owners})
+    if not named:
+        raise InvalidArgument("owners is empty: name one rank at least")
+    places = list(range(size)) if hosts is None else list(hosts)
+    if len(places) != size:
+        raise InvalidArgument(f"hosts has {len(places)} ranks: this job has {size}")
+    groups = by_name(places)
+    at = [0] * size
+    for group in groups:
+        for rank in group:
+            at[rank] = group[0]
+    matrix = None if costs is None else checked_costs(costs)
+    if matrix is not None and len(matrix) != size:
+        raise InvalidArgument(f"costs are of {len(matrix)} ranks: this job has {size}")
+    sent = _shares(named, weights, nbytes)
+    if degree is not None:
+        return _made(_planned(groups, at, sent, whole("degree", degree, 1), matrix), groups, at)
+    if len(groups) < 2:
+        return None
+    measure = np.ones((size, size)) if matrix is None else matrix
+    links = Rates(between=1.0) if rates is None else rates
+
+    def seconds(trees: Mapping[int, Sequence[int]]) -> float:
+        return broadcast_seconds(
+            trees, sent, at, measure, chunk_bytes=chunk_bytes, between=links.between, latency=links.latency
+        )
+
+    flat = {owner: [-1 if rank == owner else owner for rank in range(size)] for owner in named}
+    pushes = busiest_link(*push_bytes({owner: part * pushed for owner, part in sent.items()}, at)) / links.between
+    degrees = [degree for degree in _DEGREES if degree < len(groups)]
+    made = (_made(_planned(groups, at, sent, one, matrix), groups, at) for one in degrees)
+    best = min(made, key=lambda trees: seconds({owner: tree.above(size) for owner, tree in trees.items()}))
+    taken = seconds({owner: tree.above(size) for owner, tree in best.items()})
+    return best if pushes + seconds(flat) >= GAIN * (pushes + taken) else None
+
+
+def _shares(owners: Sequence[int], weights: Mapping[int, float] | None, nbytes: float) -> dict[int, float]:
+    """Bytes of each owner's update."""
+    found = {owner: 1.0 if weights is None else float(weights.get(owner, 0.0)) for owner in owners}
+    for owner, weight in found.items():
+        if not (isfinite(weight) and weight >= 0):
+            raise InvalidArgument(f"weights: that of owner {owner} is {weight:g}: must be a finite number, 0 or more")
+    total = sum(found.values()) or 1.0
+    return {owner: nbytes * weight / total for owner, weight in found.items()}
+
+
+def _planned(
+    groups: Sequence[Sequence[int]], at: Sequence[int], sent: Mapping[int, float], degree: int, costs: Costs | None
+) -> dict[int, list[int]]:
+    """By owner the tree of hosts: by the number of a host that of the one that sends to it, -1 for the owner's own."""
+    number = {group[0]: i for i, group in enumerate(groups)}
+    order = sorted(sent, key=lambda owner: (-sent[owner], owner))
+    degree, load = min(degree, max(len(groups) - 1, 1)), [0.0] * len(groups)
+    roots = {owner: number[at[owner]] for owner in order}
+    shape = [max(0, min(degree, len(groups) - 1 - degree * i)) for i in range(len(groups))]  # children by place
+    for owner, root in roots.items():
+        load[root] += shape[0] * sent[owner]
+    if costs is not None and 2 < len(groups) <= _MOST_SEARCHED:
+        return _by_costs(groups, roots, sent, degree, costs)
+    found = {}
+    for owner, root in roots.items():
+        inner = sum(n > 0 for n in shape)
+        rest = [(root + i) % len(groups) for i in range(1, len(groups))]
+        senders = sorted(rest, key=lambda host: load[host])[: inner - 1]  # noqa: B023  # sorted at once
+        chosen = set(senders)
+        places = [root, *senders, *(host for host in rest if host not in chosen)]
+        for host, children in zip(places[1:inner], shape[1:inner], strict=True):
+            load[host] += children * sent[owner]
+        parents = [-1] * len(groups)
+        for i, host in enumerate(places[1:]):
+            parents[host] = places[i // degree]
+        found[owner] = parents
+    return found
+
+
+def _by_costs(
+    groups: Sequence[Sequence[int]], roots: Mapping[int, int], sent: Mapping[int, float], degree: int, costs: Costs
+) -> dict[int, list[int]]:
+    """Trees whose edges are cheap and do not begin where others' edges do: an edge also costs what the sender sends."""
+    first = [group[0] for group in groups]
+    between = costs[np.ix_(first, first)]
+    load, depth = np.zeros(len(first)), 1
+    while sum(degree**hop for hop in range(depth + 1)) < len(first):
+        depth += 1
+    found = {}
+    for owner, root in roots.items():
+        priced = between * sent[owner] + load[:, None]
+        np.fill_diagonal(priced, 0.0)
+        found[owner] = search(priced / (float(priced.max()) or 1.0), degree, depth, 0.0, root, _MOVES)
+        for host, parent in enumerate(found[owner]):
+            if parent >= 0:
+                load[parent] += between[parent, host] * sent[owner]
+    return found
+
+
+def _made(planned: Mapping[int, Sequence[int]], groups: Sequence[Sequence[int]], at: Sequence[int]) -> dict[int, Tree]:
+    """Trees of ranks from trees of hosts. On each host one rank gets the update and sends it on; ranks take turns."""
+    work = [0] * len(at)
+    found = {}
+    for owner, parents in planned.items():
+        gates = [owner if owner in group else min(group, key=lambda rank: work[rank]) for group in groups]
+        above = [-1] * len(at)
+        for host, group in enumerate(groups):
+            for rank in group:
+                above[rank] = gates[host]
+            above[gates[host]] = -1 if parents[host] < 0 else gates[parents[host]]
+            if parents[host] >= 0:
+                work[gates[parents[host]]] += 1
+            work[gates[host]] += len(group) - 1
+        found[owner] = Tree(parents=above)
+    return dict(sorted(found.items()))

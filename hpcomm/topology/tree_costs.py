@@ -1,0 +1,170 @@
+"""The costs that trees are chosen by: of racks, of measured bandwidths, and of a tree (Parameter Flow, 3.4.1)."""
+
+from collections.abc import Iterable, Sequence
+from math import fsum, inf, isfinite
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import InvalidArgument
+from .hierarchy import Hierarchy
+from .tree import Tree
+
+Costs = NDArray[np.float64]
+
+SAME_EDGE, SAME_AGGREGATION, APART = 0.1, 0.5, 1.0  # the paper's
+
+
+def rack_costs(
+    racks: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]],
+    pods: Sequence[str] | Sequence[Sequence[int]] | None = None,
+) -> Costs:
+    """The paper's costs of sending from rank to rank, by where ranks are (Parameter Flow, section 3.4.1).
+
+    0.1 within a rack (one edge switch), 0.5 between the racks of a pod (one aggregation switch), and else 1.0.
+
+        topology.rack_costs([[0, 1, 2], [3, 4]])                            # two racks
+        topology.rack_costs([[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5]])    # the first two are a pod
+        topology.rack_costs(ctx.racks)                                      # as SLURM tells them
+
+    Args:
+        racks: of each rack its ranks, or its hosts, each as a list of ranks, as Hierarchy takes them; or by rank the
+            name of its rack, as Context.racks has them.
+        pods: of each pod its ranks; or by rank the name of its pod. None: what names of racks say before their last
+            dot, as "core.rack3" of SLURM does; where they say nothing, each rack is a pod of its own.
+
+    Returns:
+        costs: float64 (ranks, ranks), from row to column. The diagonal is 0.
+
+    Raises:
+        InvalidArgument: a rank is in no rack or pod, or in two, or its name is empty, or a pod splits a rack.
+    """
+    edge = _places("racks", racks)
+    if pods is None:
+        above = [name.rpartition(".")[0] or name for name in edge]
+    else:
+        above = _places("pods", pods, len(edge))
+    home: dict[str, str] = {}
+    for rank, (rack, pod) in enumerate(zip(edge, above, strict=True)):
+        if home.setdefault(rack, pod) != pod:
+            raise InvalidArgument(f"pods splits the rack of rank {rank}: all ranks of a rack are in one pod")
+    racked, podded = np.array(edge), np.array(above)
+    near = podded[:, None] == podded[None]
+    found = np.where(racked[:, None] == racked[None], SAME_EDGE, np.where(near, SAME_AGGREGATION, APART))
+    np.fill_diagonal(found, 0.0)
+    return found
+
+
+def _places(what: str, given: Iterable[object], size: int | None = None) -> list[str]:
+    """By rank the name of its group: as given, or its number."""
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else []
+    if names and all(isinstance(name, str) for name in names):
+        found = [str(name) for name in names]
+        if "" in found:
+            raise InvalidArgument(f"{what}: the name of rank {found.index('')} is empty: name all, or give groups")
+    else:
+        groups = Hierarchy(racks=given).racks or ()  # type: ignore[arg-type]
+        by_rank: dict[int, str] = {}
+        for i, group in enumerate(groups):
+            for rank in group:
+                if by_rank.setdefault(int(rank), f"{i}") != f"{i}":  # type: ignore[arg-type]
+                    raise InvalidArgument(f"{what}: rank {rank} is in two groups: each rank is in one")
+        missing = set(range(max(by_rank, default=0) + 1)) - set(by_rank)
+        if missing:
+            raise InvalidArgument(f"{what}: rank {min(missing)} is in no group: each rank is in one")
+        found = [by_rank[rank] for rank in range(len(by_rank))]
+    if size is not None and len(found) != size:
+        raise InvalidArgument(f"{what} are of {len(found)} ranks, and racks of {size}: both are of all ranks")
+    return found
+
+
+def bandwidth_costs(bandwidths: ArrayLike) -> Costs:
+    """Costs of sending from rank to rank by measured bandwidths: their inverse, 1 for a link of median bandwidth.
+
+    So a leaf penalty of 0.01 is a hundredth of a typical link, whatever the unit of the bandwidths is. A link of half
+    the median costs 2.
+
+    Args:
+        bandwidths: (ranks, ranks), from row to column, above 0, in bytes a second. The diagonal does not count. inf
+            where ranks share a host: sending costs nothing there.
+
+    Returns:
+        costs: float64 (ranks, ranks). The diagonal is 0.
+
+    Raises:
+        InvalidArgument: bandwidths are no square matrix of numbers above 0.
+    """
+    rates = _square("bandwidths", bandwidths)
+    np.fill_diagonal(rates, inf)
+    if (wrong := ~(rates > 0)).any():
+        i, j = np.argwhere(wrong)[0].tolist()
+        raise InvalidArgument(f"bandwidths[{i}, {j}] is {rates[i, j]:g}: must be above 0, in bytes a second")
+    links = rates[np.isfinite(rates)]
+    found: Costs = (np.median(links) if links.size else 1.0) / rates
+    return found
+
+
+def tree_cost(tree: Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -> float:
+    """The cost of a tree, as P3 has it: those of its edges, and leaf for each rank without children (Parameter Flow,
+    equation 12).
+
+    Args:
+        tree: a tree of as many ranks as costs has, or its parents.
+        costs: (ranks, ranks), from row to column. The diagonal does not count.
+        leaf: alpha.
+
+    Raises:
+        InvalidArgument: tree, costs or leaf are none of these.
+    """
+    matrix = checked_costs(costs)
+    above = (tree if isinstance(tree, Tree) else Tree(parents=tree)).above(len(matrix))
+    if (wrong := max(above)) >= len(above):
+        raise InvalidArgument(f"parents has rank {wrong}: the ranks are 0 to {len(above) - 1}")
+    return priced(above, matrix, checked_leaf(leaf))
+
+
+def priced(parents: Sequence[int], costs: Costs, leaf: float) -> float:
+    """tree_cost of arguments that are right."""
+    edges = [float(costs[parent, rank]) for rank, parent in enumerate(parents) if parent >= 0]
+    return fsum(edges) + leaf * (len(parents) - len(set(parents) - {-1}))
+
+
+def checked_costs(costs: ArrayLike) -> Costs:
+    """costs as float64 with a diagonal of 0.
+
+    Raises:
+        InvalidArgument: they are no square matrix of finite numbers, 0 or more.
+    """
+    found = _square("costs", costs)
+    np.fill_diagonal(found, 0.0)
+    if (wrong := ~((found >= 0) & np.isfinite(found))).any():
+        i, j = np.argwhere(wrong)[0].tolist()
+        raise InvalidArgument(f"costs[{i}, {j}] is {found[i, j]:g}: must be a finite number, 0 or more")
+    return found
+
+
+def checked_leaf(leaf: float) -> float:
+    return checked_number("leaf", leaf, "a finite number, 0 or more", least=0.0)
+
+
+def checked_number(name: str, value: float, must: str, *, least: float, above: float = -inf, most: float = inf) -> float:
+    """value as a float from least to most, above "above" and, with most=inf, finite."""
+    if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
+        raise InvalidArgument(f"{name} is {value!r}: must be {must}")
+    number = float(value)
+    if not (least <= number <= most and number > above and isfinite(number)):
+        raise InvalidArgument(f"{name} is {value!r}: must be {must}")
+    return number
+
+
+def _square(name: str, matrix: ArrayLike) -> Costs:
+    """A copy of a square matrix as float64."""
+    try:
+        found = np.asarray(matrix)
+    except ValueError:
+        raise InvalidArgument(f"{name} are no matrix: its rows differ in length") from None
+    if found.dtype.kind not in "iuf":
+        raise InvalidArgument(f"{name} are of type {found.dtype}: must be numbers")
+    if found.ndim != 2 or found.shape[0] != found.shape[1] or not found.size:
+        raise InvalidArgument(f"{name} have shape {found.shape}: must be (ranks, ranks), from row to column")
+    return found.astype(np.float64)

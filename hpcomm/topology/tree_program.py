@@ -1,0 +1,282 @@
+"""P3 of Parameter Flow (section 3.4.1) as a mixed-integer program, which HiGHS solves by way of SciPy.
+
+P3 says by h[i, j, k] which edges lie on the way to each rank. A depth label for each rank says the same with fewer
+variables, and forbids circles apart from the root, which P3 as printed allows.
+"""
+
+from collections.abc import Iterable
+from math import ceil, inf
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import NotSupported
+from .graph import PIP_GRAPH
+from .tree_costs import Costs
+
+MOST_ROWS = 150_000  # of a program that is worth a start
+_ROUNDS = 12  # of linear programs whose solutions are cut off
+_CUT = 0.99  # of an edge: less must enter a set of ranks for a cut to be added
+_SLACK = 1e-6  # beside the cost of the tree that is known, for rounding
+_FLOW = 1 << 20  # the capacity of an edge, as maximum_flow takes ints
+
+Terms = list[tuple[int, float]]
+
+
+class Solved(NamedTuple):
+    """The outcome of a search by the program.
+
+    Attributes:
+        parents: of the best tree that it found; None: it found none.
+        bound: no tree costs less; -inf: it does not know.
+        ended: whether it went through all trees.
+    """
+
+    parents: list[int] | None
+    bound: float
+    ended: bool
+
+
+class TreeProblem(NamedTuple):
+    """P3: at most degree children of a rank, at most depth hops, leaf for each rank without children."""
+
+    costs: Costs
+    degree: int
+    depth: int
+    leaf: float
+    root: int
+
+    @property
+    def rows(self) -> int:
+        """About so many rows of the program."""
+        return 2 * self.depth * len(self.costs) ** 2
+
+
+def solve(problem: TreeProblem, known: float, until: float) -> Solved:
+    """The cheapest tree.
+
+    Args:
+        problem: with costs around 1, as HiGHS takes 1e-6 for nothing.
+        known: the cost of a tree that is known: only trees that cost no more are looked for.
+        until: when to stop, by time.monotonic.
+
+    Raises:
+        NotSupported: SciPy is not installed.
+    """
+    try:
+        from scipy import optimize  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise NotSupported(f"cheapest_tree needs SciPy: {PIP_GRAPH}") from None
+    program = _Program(problem)
+    program.row([(at, cost) for at, cost in enumerate(program.costs) if cost], -inf, known + _SLACK)
+    bound = program.cut(until)
+    left = until - monotonic()
+    if left <= 0:
+        return Solved(None, bound, False)
+    found = optimize.milp(
+        np.array(program.costs),
+        integrality=np.ones(len(program.costs)),
+        bounds=optimize.Bounds(0, 1),
+        constraints=optimize.LinearConstraint(*program.matrix()),
+        options={"time_limit": left, "mip_rel_gap": 0.0},
+    )
+    if found.mip_dual_bound is not None and not np.isnan(found.mip_dual_bound):
+        bound = max(bound, float(found.mip_dual_bound))
+    parents = None if found.x is None else program.parents(found.x)
+    return Solved(parents, bound, found.status == 0)
+
+
+class _Program:
+    """The variables, each 0 or 1, and the rows of a problem.
+
+    edge[i, j]: i sends to j (l of the paper). at[j, d]: j is d hops from the root, its depth label. end[j, d]: it is,
+    and has no children (t of the paper, told apart by hops, which makes the bounds of linear programs far better).
+    """
+
+    def __init__(self, problem: TreeProblem) -> None:
+        self.problem = problem
+        size, self.hops, self.root = len(problem.costs), range(1, problem.depth + 1), problem.root
+        self.others = [rank for rank in range(size) if rank != problem.root]
+        self.costs: list[float] = []
+        self.edge = {(i, j): self._new(problem.costs[i, j]) for i in range(size) for j in self.others if i != j}
+        self.at = {(j, d): self._new(0.0) for j in self.others for d in self.hops}
+        self.end = {(j, d): self._new(problem.leaf) for j in self.others for d in self.hops}
+        self.rows: list[Terms] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+        self._trees()
+        self._leaves()
+        self._twins()
+        for group in _groups(problem):
+            self.enter(group)
+
+    def _new(self, cost: float) -> int:
+        self.costs.append(float(cost))
+        return len(self.costs) - 1
+
+    def row(self, terms: Iterable[tuple[int, float]], low: float, high: float) -> None:
+        """low <= sum of factor x variable <= high."""
+        self.rows.append(list(terms))
+        self.low.append(low)
+        self.high.append(high)
+
+    def enter(self, group: Iterable[int]) -> None:
+        """An edge enters each group of ranks without the root (a cut)."""
+        inside = set(group)
+        self.row([(at, 1) for (i, j), at in self.edge.items() if j in inside and i not in inside], 1, inf)
+
+    def _below(self, rank: int) -> Terms:
+        return [(self.edge[rank, child], 1) for child in self.others if child != rank]
+
+    def _trees(self) -> None:
+        """Each rank has one parent, whose hops are one fewer, and few children (equations 13, 14 and 16)."""
+        size, degree = len(self.problem.costs), self.problem.degree
+        self.row(self._below(self.root), 1, degree)
+        for j in self.others:
+            self.row([(self.edge[i, j], 1) for i in range(size) if i != j], 1, 1)
+            self.row([(self.at[j, d], 1) for d in self.hops], 1, 1)
+            self.row([(self.at[j, 1], 1), (self.edge[self.root, j], -1)], 0, 0)
+            ends: Terms = [(self.end[j, d], 1) for d in self.hops]
+            self.row(self._below(j) + ends, 1, inf)
+            self.row(self._below(j) + [(at, degree) for at, _ in ends], -inf, degree)
+            for k in self.others:
+                if k == j:
+                    continue
+                self.row([(self.edge[j, k], 1), *ends], -inf, 1)
+                self.row([(self.edge[j, k], 1), (self.edge[k, j], 1)], -inf, 1)
+                for d in self.hops[:-1]:
+                    inner: Terms = [(self.at[j, d], 1), (self.end[j, d], -1)]
+                    self.row([(self.edge[j, k], 1), *inner, (self.at[k, d + 1], -1), *ends], -inf, 1)
+                    down: Terms = [(at, -factor) for at, factor in inner]
+                    self.row([(self.edge[j, k], 1), (self.at[k, d + 1], 1), *down], -inf, 1)
+
+    def _leaves(self) -> None:
+        """Ranks without children are counted by hops (equation 15): those with some are as many as the next hop has
+        ranks at most, and as few as that many parents take."""
+        problem, last = self.problem, self.hops[-1]
+        for j in self.others:
+            self.row([(self.end[j, last], 1), (self.at[j, last], -1)], 0, 0)
+            for d in self.hops[:-1]:
+                self.row([(self.end[j, d], 1), (self.at[j, d], -1)], -inf, 0)
+        for d in self.hops[:-1]:
+            after: Terms = [(self.at[j, d + 1], 1) for j in self.others]
+            inner = [term for j in self.others for term in ((self.at[j, d], 1.0), (self.end[j, d], -1.0))]
+            self.row(inner + [(at, -1) for at, _ in after], -inf, 0)
+            self.row([(at, -problem.degree * factor) for at, factor in inner] + after, -inf, 0)
+        self.row([(at, 1) for at in self.end.values()], least_leaves(problem), inf)
+
+    def _twins(self) -> None:
+        """Of ranks that may change places at no cost the lower ones have fewer hops, then more children."""
+        wide = self.problem.degree + 1
+        for twins in _twins(self.problem):
+            for a, b in zip(twins, twins[1:], strict=False):
+                order: dict[int, float] = {}
+                for sign, rank in ((1, a), (-1, b)):
+                    for d in self.hops:
+                        order[self.at[rank, d]] = sign * d * wide
+                    for at, _ in self._below(rank):
+                        order[at] = order.get(at, 0) - sign
+                self.row(order.items(), -inf, 0)
+                for d in self.hops[:-1]:
+                    terms: Terms = [(self.at[b, e], 1) for e in self.hops[:d]]
+                    self.row(terms + [(self.at[a, e], -1) for e in self.hops[:d]], -inf, 0)
+
+    def matrix(self) -> tuple[Any, list[float], list[float]]:
+        """The rows as scipy.sparse.csr_array, with their ends."""
+        from scipy.sparse import csr_array  # noqa: PLC0415
+
+        flat = [term for terms in self.rows for term in terms]
+        columns, factors = np.array([at for at, _ in flat]), np.array([factor for _, factor in flat], np.float64)
+        rows = np.repeat(np.arange(len(self.rows)), [len(terms) for terms in self.rows])
+        shape = (len(self.rows), len(self.costs))
+        return csr_array((factors, (rows, columns)), shape=shape), self.low, self.high
+
+    def cut(self, until: float) -> float:
+        """Cuts off solutions in parts of edges: adds rows for groups of ranks that too little enters, until a linear
+        program has none. The bound of the last one; -inf without one."""
+        from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
+
+        bound = -inf
+        for _ in range(_ROUNDS):
+            left = until - monotonic()
+            if left <= 0:
+                break
+            found = milp(
+                np.array(self.costs),
+                bounds=Bounds(0, 1),
+                constraints=LinearConstraint(*self.matrix()),
+                options={"time_limit": left},
+            )
+            if found.status != 0:
+                break
+            bound = max(bound, float(found.fun))
+            groups = self._weak(found.x)
+            if not groups:
+                break
+            for group in groups:
+                self.enter(group)
+        return bound
+
+    def _weak(self, x: Any) -> set[frozenset[int]]:
+        """Groups of ranks that less than an edge enters, by the least cuts between the root and each rank."""
+        from scipy.sparse import csr_array  # noqa: PLC0415
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # noqa: PLC0415
+
+        size = len(self.problem.costs)
+        capacity = np.zeros((size, size), np.int32)
+        for (i, j), at in self.edge.items():
+            capacity[i, j] = round(x[at] * _FLOW)
+        network, found = csr_array(capacity), set()
+        for rank in self.others:
+            flow = maximum_flow(network, self.root, rank)
+            if flow.flow_value < _CUT * _FLOW:
+                open_ = csr_array(capacity - flow.flow.toarray() > 0)
+                reached = breadth_first_order(open_, self.root, return_predecessors=False)
+                found.add(frozenset(range(size)) - frozenset(reached.tolist()))
+        return found
+
+    def parents(self, x: Any) -> list[int]:
+        """The tree of a solution."""
+        found = [-1] * len(self.problem.costs)
+        for (i, j), at in self.edge.items():
+            if x[at] > 0.5:
+                found[j] = i
+        return found
+
+
+def least_leaves(problem: TreeProblem) -> int:
+    """Each way from the root to a rank without children has depth ranks at most."""
+    return ceil((len(problem.costs) - 1) / problem.depth)
+
+
+def _twins(problem: TreeProblem) -> list[list[int]]:
+    """Ranks that may change places at no cost, such as those of a rack; not the root."""
+    costs, found = problem.costs, list[list[int]]()
+    for rank in range(len(costs)):
+        if rank == problem.root:
+            continue
+        for twins in found:
+            swapped = np.arange(len(costs))
+            swapped[[rank, twins[0]]] = twins[0], rank
+            if np.array_equal(costs[np.ix_(swapped, swapped)], costs):
+                twins.append(rank)
+                break
+        else:
+            found.append([rank])
+    return found
+
+
+def _groups(problem: TreeProblem) -> set[frozenset[int]]:
+    """Groups of ranks that are near to each other, such as racks, without the root: single linkage."""
+    near = np.minimum(problem.costs, problem.costs.T)
+    home = {rank: frozenset([rank]) for rank in range(len(near))}
+    found = set()
+    pairs = sorted((near[i, j], i, j) for i in home for j in range(i))
+    for k, (cost, i, j) in enumerate(pairs):
+        if home[i] is not home[j]:
+            both = home[i] | home[j]
+            home.update(dict.fromkeys(both, both))
+        if k + 1 == len(pairs) or pairs[k + 1][0] > cost:
+            found |= {group for group in home.values() if problem.root not in group and len(group) > 1}
+    return found
