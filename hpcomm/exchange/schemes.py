@@ -3,6 +3,7 @@ all its arguments, for making it again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..consistency import BSP, Consistency, with_servers
@@ -13,6 +14,7 @@ from ..plan import Plan
 from ..topology.by_key import by_names, check_names, joined
 from ..topology.given import as_topology
 from ..topology.planned import Planned
+from ..topology.planned_trees import trees_for
 from ..topology.protocol import Job, Topology
 from .options import EngineOptions, PlanOptions
 
@@ -170,6 +172,7 @@ def _job(
         next((rule.name for rule in own if isinstance(rule, Rule) and rule.fold is not None), None),
         all(isinstance(rule, Average) for rule in own),
         measure,
+        partial(trees_for, size=ctx.size, hosts=ctx.hosts),
     )
 
 

@@ -30,11 +30,11 @@ from .graphs import (
 )
 from .hierarchy import Hierarchy
 from .host_graph import HostGraph
-from .planned_trees import trees_for
 from .parameter_server import ParameterServer
 from .paths import diameter, distances, first_wait
 from .peer_to_peer import PeerToPeer
 from .phases import Phases
+from .planned_trees import trees_for
 from .protocol import Job, Topology
 from .rebuild import among
 from .spectrum import influence, second_singular, spectral_gap

@@ -80,7 +80,9 @@ def cheapest_tree(
     limit = checked_number("time_limit", time_limit, "a finite number above 0, in seconds", least=0.0, above=0.0)
     check_room(size, degree, depth)
     scale = max(float(matrix.max()), leaf) or 1.0
-    problem = TreeProblem(matrix / scale, min(degree, max(size - 1, 1)), min(depth, max(size - 1, 1)), leaf / scale, root)
+    problem = TreeProblem(
+        matrix / scale, min(degree, max(size - 1, 1)), min(depth, max(size - 1, 1)), leaf / scale, root
+    )
     parents = search(*problem)
     cost = priced(parents, problem.costs, problem.leaf)
     bound = _branching(problem.costs, root) + problem.leaf * tree_program.least_leaves(problem) if size > 1 else cost

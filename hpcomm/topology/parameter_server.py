@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -134,6 +134,9 @@ class ParameterServer(Topology):
         if not living:  # one that was a worker serves as well
             return ParameterServer("CC", [0], *rest)
         return ParameterServer(self.placement, living, *rest)
+
+    def resolved(self, job: Job) -> "ParameterServer":
+        return self if self.tree != "auto" else replace(self, tree=job.trees(self.roles(job.size)[1]))
 
     def refuses(self, job: Job) -> str | None:
         return None if self.apply_at == "owners" else refused_at_receivers(self.apply_at, job)

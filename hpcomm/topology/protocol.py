@@ -29,6 +29,7 @@ class Job:
         averages: whether the rule of each of these keys is Average, so that models are pushed.
         measured: gives a Hierarchy with the bandwidths that were measured between its ranks. Collective, and for
             resolved alone.
+        trees: gives the trees of owners that cost the least (topology.trees_for): by owner its Tree, or None.
     """
 
     size: int
@@ -39,6 +40,7 @@ class Job:
     own_fold: str | None = None
     averages: bool = False
     measured: Callable[[Any], Any] = lambda hierarchy: hierarchy
+    trees: Callable[[Sequence[int]], Mapping[int, Any] | None] = lambda owners: None
 
 
 @runtime_checkable

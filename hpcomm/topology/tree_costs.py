@@ -147,7 +147,9 @@ def checked_leaf(leaf: float) -> float:
     return checked_number("leaf", leaf, "a finite number, 0 or more", least=0.0)
 
 
-def checked_number(name: str, value: float, must: str, *, least: float, above: float = -inf, most: float = inf) -> float:
+def checked_number(
+    name: str, value: float, must: str, *, least: float, above: float = -inf, most: float = inf
+) -> float:
     """value as a float from least to most, above "above" and, with most=inf, finite."""
     if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
         raise InvalidArgument(f"{name} is {value!r}: must be {must}")
