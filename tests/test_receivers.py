@@ -256,7 +256,7 @@ def test_recovery_takes_the_last_checkpoint(has_checkpoint: bool, tmp_path: Path
 def test_each_rank_sends_a_fold_to_its_children_alone() -> None:
     """The traffic of one owner over a chain, a binary tree and none, in float16 pieces of 8192 bytes."""
 
-    def body(ctx: hpcomm.Context) -> dict[str, int]:
+    def body(ctx: hpcomm.Context) -> dict[str, list[int]]:
         found = {}
         for name in ("none", "chain", "binary"):
             topology = ParameterServer("CS", [1], apply_at="receivers", tree=TREES[name])
@@ -311,7 +311,7 @@ def test_a_tree_is_turned_to_its_owner() -> None:
     with pytest.raises(hpcomm.InvalidArgument, match="only folded updates go down a tree"):
         ParameterServer(tree=Tree())
     with pytest.raises(hpcomm.InvalidArgument, match="tree is 'best': must be a Tree, a mapping"):
-        ParameterServer(apply_at="receivers", tree="best")
+        ParameterServer(apply_at="receivers", tree="best")  # type: ignore[arg-type]
     with pytest.raises(hpcomm.InvalidArgument, match="tree has rank 0, which does not serve"):
         ParameterServer("CS", [1], apply_at="receivers", tree={0: Tree()}).compile({"w": (9,)}, 3)
     with pytest.raises(hpcomm.InvalidArgument, match="parents has 2 ranks: this job has 3"):
