@@ -1,5 +1,6 @@
 """The cheapest broadcast tree (P3 of Parameter Flow), its costs, and a tree for each owner."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench import cheapest_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -256,3 +258,10 @@ def test_trees_of_owners_keep_to_cheap_links() -> None:
     for tree in trees.values():
         parents = tree.above(8)
         assert sum(p >= 0 and p // 4 != r // 4 for r, p in enumerate(parents)) <= 2
+
+
+def test_the_benchmark_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cheapest_tree.main(["--quick", "--costs", "racks", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["instances"], row["optimal"], row["wrong"]) == (12, 12, 0)
+    assert row["search_ratio"] <= 1.1
