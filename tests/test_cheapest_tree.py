@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench import cheapest_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import cheapest_tree
 from hpcomm import InvalidArgument, Tree, model, topology
 from hpcomm.topology.cheapest import _branching
 from hpcomm.topology.tree_costs import Costs, priced

@@ -77,10 +77,11 @@ def cheapest_tree(
     size = len(matrix)
     degree, depth = whole("degree", degree, 1), whole("depth", depth, 1)
     leaf, root = checked_leaf(leaf), whole("root", root, 0, size - 1)
-    limit = checked_number("time_limit", time_limit, "a finite number above 0, in seconds", least=0.0, above=0.0)
+    limit = checked_number("time_limit", time_limit, "a finite number above 0, in seconds", above=0.0)
     check_room(size, degree, depth)
     scale = max(float(matrix.max()), leaf) or 1.0
-    problem = TreeProblem(matrix / scale, min(degree, max(size - 1, 1)), min(depth, max(size - 1, 1)), leaf / scale, root)
+    most = max(size - 1, 1)
+    problem = TreeProblem(matrix / scale, min(degree, most), min(depth, most), leaf / scale, root)
     parents = search(*problem)
     cost = priced(parents, problem.costs, problem.leaf)
     bound = _branching(problem.costs, root) + problem.leaf * tree_program.least_leaves(problem) if size > 1 else cost

@@ -130,7 +130,7 @@ def _planned(
     for owner, root in roots.items():
         inner = sum(n > 0 for n in shape)
         rest = [(root + i) % len(groups) for i in range(1, len(groups))]
-        senders = sorted(rest, key=lambda host: load[host])[: inner - 1]  # noqa: B023  # sorted at once
+        senders = sorted(rest, key=lambda host: load[host])[: inner - 1]
         chosen = set(senders)
         places = [root, *senders, *(host for host in rest if host not in chosen)]
         for host, children in zip(places[1:inner], shape[1:inner], strict=True):

@@ -187,7 +187,7 @@ class _Changes:
                 self.parents[rank] = parent
 
     def _swap(self, a: int, b: int, limit: float) -> float | None:
-        """Lets two ranks change places: each gets the other's parent and children. limit and result are those of _move."""
+        """Lets two ranks change places: each gets the other's parent and children. limit, result: as in _move."""
         if a == b:
             return None
         if self.parents[a] == b:
