@@ -191,7 +191,8 @@ def test_a_sentence_refuses_what_no_tree_has(changed: dict[str, Any], told: str)
         (lambda: topology.trees_for([0], 4, degree=0), "degree is 0"),
         (lambda: topology.trees_for([0], 4, hosts=[0, 0]), "hosts has 2 ranks: this job has 4"),
         (lambda: topology.trees_for([0], 4, costs=np.ones((3, 3))), "costs are of 3 ranks: this job has 4"),
-        (lambda: topology.trees_for([0], 4, weights={0: -1}), "weights: that of owner 0 is -1"),
+        (lambda: topology.trees_for([0], 4, weights={0: -1}), "weights.0. is -1: must be a finite number"),
+        (lambda: topology.trees_for([0], 4, nbytes=0), "nbytes is 0: must be a finite number above 0"),
     ],
 )
 def test_a_sentence_refuses_places_and_owners(call: Any, told: str) -> None:

@@ -87,11 +87,12 @@ def cheapest_tree(
     bound = _branching(problem.costs, root) + problem.leaf * tree_program.least_leaves(problem) if size > 1 else cost
     if cost - bound > _ROUNDING and problem.rows <= tree_program.MOST_ROWS:
         found = tree_program.solve(problem, cost, start + limit)
-        if found.parents is not None and _is_tree(found.parents, problem):
+        sound = found.parents is not None and _is_tree(found.parents, problem)
+        if found.parents is not None and sound:
             solved = priced(found.parents, problem.costs, problem.leaf)
             if solved < cost - _ROUNDING / 10:
                 parents, cost = found.parents, solved
-        bound = cost if found.ended else max(bound, found.bound)
+        bound = cost if found.ended and sound else max(bound, found.bound)
     bound = cost if cost - bound <= _ROUNDING else bound
     exact = priced(parents, matrix, leaf)
     return CheapestTree(Tree(parents=parents), exact, exact if bound == cost else bound * scale)
