@@ -34,9 +34,7 @@ def costs_of(ranks: int | None, racks: int | None, pods: int | None, file: Path 
         raise InvalidArgument("there are no costs: give --ranks, or --costs with a file")
     racks = 1 if racks is None else racks
     if not 1 <= (pods or racks) <= racks <= ranks:
-        raise InvalidArgument(
-            f"{ranks} ranks, {racks} racks and {pods} pods do not go together: no more than the former"
-        )
+        raise InvalidArgument(f"{ranks} ranks, {racks} racks and {pods} pods do not go together: give fewer")
     per_rack, per_pod = ceil(ranks / racks), ceil(racks / (pods or racks))
     place = [rank // per_rack for rank in range(ranks)]
     return topology.rack_costs([f"rack{rack}" for rack in place], [f"pod{rack // per_pod}" for rack in place])
@@ -87,9 +85,7 @@ def _print(row: dict[str, Any], costs: Any) -> None:
 @click.command("tree")
 @click.option("--ranks", type=click.IntRange(1), help="Number of ranks; with --costs it may be left out.")
 @click.option("--racks", type=click.IntRange(1), help="Number of racks that the ranks are in, one rack after another.")
-@click.option(
-    "--pods", type=click.IntRange(1), help="Groups of racks, each below one switch; as many as racks if left out."
-)
+@click.option("--pods", type=click.IntRange(1), help="Groups of racks, each below a switch; left out: one a rack.")
 @click.option("--costs", type=click.Path(dir_okay=False, path_type=Path), help="A matrix of costs: a row on each line.")
 @click.option("--bandwidths", is_flag=True, help="The file has bandwidths in bytes a second; costs are their inverse.")
 @click.option("--degree", type=int, default=2, show_default=True, help="Most children of a rank.")

@@ -77,22 +77,22 @@ def cheapest_tree(
     size = len(matrix)
     degree, depth = whole("degree", degree, 1), whole("depth", depth, 1)
     leaf, root = checked_leaf(leaf), whole("root", root, 0, size - 1)
-    limit = checked_number("time_limit", time_limit, "a finite number above 0, in seconds", least=0.0, above=0.0)
+    limit = checked_number("time_limit", time_limit, "a finite number above 0, in seconds", above=0.0)
     check_room(size, degree, depth)
     scale = max(float(matrix.max()), leaf) or 1.0
-    problem = TreeProblem(
-        matrix / scale, min(degree, max(size - 1, 1)), min(depth, max(size - 1, 1)), leaf / scale, root
-    )
+    most = max(size - 1, 1)
+    problem = TreeProblem(matrix / scale, min(degree, most), min(depth, most), leaf / scale, root)
     parents = search(*problem)
     cost = priced(parents, problem.costs, problem.leaf)
     bound = _branching(problem.costs, root) + problem.leaf * tree_program.least_leaves(problem) if size > 1 else cost
     if cost - bound > _ROUNDING and problem.rows <= tree_program.MOST_ROWS:
         found = tree_program.solve(problem, cost, start + limit)
-        if found.parents is not None and _is_tree(found.parents, problem):
+        sound = found.parents is not None and _is_tree(found.parents, problem)
+        if found.parents is not None and sound:
             solved = priced(found.parents, problem.costs, problem.leaf)
             if solved < cost - _ROUNDING / 10:
                 parents, cost = found.parents, solved
-        bound = cost if found.ended else max(bound, found.bound)
+        bound = cost if found.ended and sound else max(bound, found.bound)
     bound = cost if cost - bound <= _ROUNDING else bound
     exact = priced(parents, matrix, leaf)
     return CheapestTree(Tree(parents=parents), exact, exact if bound == cost else bound * scale)

@@ -1,7 +1,6 @@
 """A tree for each owner, so that the ranks that send on differ between them (Parameter Flow, sections 3.4.1, 3.4.2)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,7 +12,7 @@ from ..model.trees import broadcast_seconds, push_bytes
 from ..stage import whole
 from .hierarchy import by_name
 from .tree import Tree
-from .tree_costs import Costs, checked_costs
+from .tree_costs import Costs, checked_costs, checked_number
 from .tree_search import search
 
 GAIN = 1.1  # of a step, below which trees are not worth their hops
@@ -70,6 +69,9 @@ def trees_for(
     named = sorted({whole("owners", owner, 0, size - 1) for owner in owners})
     if not named:
         raise InvalidArgument("owners is empty: name one rank at least")
+    nbytes = checked_number("nbytes", nbytes, "a finite number above 0", above=0.0)
+    chunk_bytes = checked_number("chunk_bytes", chunk_bytes, "a finite number above 0", above=0.0)
+    pushed = checked_number("pushed", pushed, "a finite number, 0 or more")
     places = list(range(size)) if hosts is None else list(hosts)
     if len(places) != size:
         raise InvalidArgument(f"hosts has {len(places)} ranks: this job has {size}")
@@ -105,10 +107,11 @@ def trees_for(
 
 def _shares(owners: Sequence[int], weights: Mapping[int, float] | None, nbytes: float) -> dict[int, float]:
     """Bytes of each owner's update."""
-    found = {owner: 1.0 if weights is None else float(weights.get(owner, 0.0)) for owner in owners}
-    for owner, weight in found.items():
-        if not (isfinite(weight) and weight >= 0):
-            raise InvalidArgument(f"weights: that of owner {owner} is {weight:g}: must be a finite number, 0 or more")
+    must = "a finite number, 0 or more"
+    found = {
+        owner: 1.0 if weights is None else checked_number(f"weights[{owner}]", weights.get(owner, 0.0), must)
+        for owner in owners
+    }
     total = sum(found.values()) or 1.0
     return {owner: nbytes * weight / total for owner, weight in found.items()}
 
@@ -130,7 +133,7 @@ def _planned(
     for owner, root in roots.items():
         inner = sum(n > 0 for n in shape)
         rest = [(root + i) % len(groups) for i in range(1, len(groups))]
-        senders = sorted(rest, key=lambda host: load[host])[: inner - 1]  # sorted at once
+        senders = sorted(rest, key=lambda host: load[host])[: inner - 1]
         chosen = set(senders)
         places = [root, *senders, *(host for host in rest if host not in chosen)]
         for host, children in zip(places[1:inner], shape[1:inner], strict=True):

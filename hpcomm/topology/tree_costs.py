@@ -1,7 +1,8 @@
 """The costs that trees are chosen by: of racks, of measured bandwidths, and of a tree (Parameter Flow, 3.4.1)."""
 
 from collections.abc import Iterable, Sequence
-from math import fsum, inf, isfinite
+from math import fsum, inf
+from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,10 +41,8 @@ def rack_costs(
         InvalidArgument: a rank is in no rack or pod, or in two, or its name is empty, or a pod splits a rack.
     """
     edge = _places("racks", racks)
-    if pods is None:
-        above = [name.rpartition(".")[0] or name for name in edge]
-    else:
-        above = _places("pods", pods, len(edge))
+    named = [name.rpartition(".")[0] or name for name in edge]
+    above = named if pods is None else _places("pods", pods, len(edge))
     home: dict[str, str] = {}
     for rank, (rack, pod) in enumerate(zip(edge, above, strict=True)):
         if home.setdefault(rack, pod) != pod:
@@ -144,17 +143,16 @@ def checked_costs(costs: ArrayLike) -> Costs:
 
 
 def checked_leaf(leaf: float) -> float:
-    return checked_number("leaf", leaf, "a finite number, 0 or more", least=0.0)
+    return checked_number("leaf", leaf, "a finite number, 0 or more")
 
 
-def checked_number(
-    name: str, value: float, must: str, *, least: float, above: float = -inf, most: float = inf
-) -> float:
-    """value as a float from least to most, above "above" and, with most=inf, finite."""
-    if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
-        raise InvalidArgument(f"{name} is {value!r}: must be {must}")
-    number = float(value)
-    if not (least <= number <= most and number > above and isfinite(number)):
+def checked_number(name: str, value: object, must: str, *, above: float = -inf) -> float:
+    """value as a finite float, 0 or more, and larger than above."""
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else inf
+    except OverflowError:
+        number = inf
+    if not (0 <= number < inf and number > above):
         raise InvalidArgument(f"{name} is {value!r}: must be {must}")
     return number
 

@@ -5,6 +5,7 @@ variables, and forbids circles apart from the root, which P3 as printed allows.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 from math import ceil, inf
 from time import monotonic
 from typing import Any, NamedTuple
@@ -170,7 +171,7 @@ class _Program:
         """Of ranks that may change places at no cost the lower ones have fewer hops, then more children."""
         wide = self.problem.degree + 1
         for twins in _twins(self.problem):
-            for a, b in zip(twins, twins[1:], strict=False):
+            for a, b in pairwise(twins):
                 order: dict[int, float] = {}
                 for sign, rank in ((1, a), (-1, b)):
                     for d in self.hops:

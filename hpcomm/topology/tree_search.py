@@ -10,8 +10,8 @@ from .tree_costs import Costs, priced
 Parents = list[int]
 
 NEAR = 8  # ranks that send to a rank most cheaply, which are mostly tried as its parents
-MOVES = 400  # of a turn for each rank, and at least LEAST_MOVES
-LEAST_MOVES = 10_000
+MOVES = 4  # of a turn for each edge that there could be, from LEAST_MOVES to MOST_MOVES in all
+LEAST_MOVES, MOST_MOVES = 10_000, 400_000
 ALL_MOVES = 120_000  # of all turns, where one takes fewer
 FEW_MOVES = 1000  # of all turns for each edge, of few ranks
 WARM = 4.0  # mean edges that a change may cost at the beginning of a turn
@@ -50,7 +50,7 @@ def search(costs: Costs, degree: int, depth: int, leaf: float, root: int, all_mo
         return best
     table = costs.tolist()
     near = np.argsort(costs + np.diag(np.full(size, np.inf)), axis=0, kind="stable")[:NEAR].T.tolist()
-    moves = max(LEAST_MOVES, MOVES * size)
+    moves = min(max(LEAST_MOVES, MOVES * size**2), MOST_MOVES)
     for turn in range(max(1, min(all_moves, FEW_MOVES * size**2) // moves)):
         work = _Changes(table, grown[turn % 2], degree, depth, leaf, root)
         found = work.run(Random(size * 1_000_003 + turn), near, moves)
@@ -187,7 +187,7 @@ class _Changes:
                 self.parents[rank] = parent
 
     def _swap(self, a: int, b: int, limit: float) -> float | None:
-        """Lets two ranks change places: each gets the other's parent and children. limit and result are those of _move."""
+        """Lets two ranks change places: each gets the other's parent and children. limit, result: as in _move."""
         if a == b:
             return None
         if self.parents[a] == b:
