@@ -30,6 +30,7 @@ static const double MOST_OWN = 0.1;      /* of a stream's bytes */
 static const double DISCARDS = 8;        /* streams of a fleet that may be, times its size */
 static const double LOOK = 1e-3;         /* seconds between two looks at this rank's own traffic */
 static const double BACKLOG = 0.9;       /* of the looks, for traffic that takes what the path has */
+static const double REFILL = 0.06;       /* seconds after a train in which a bucket fills again */
 static const double SPARE = 1.15;        /* of the bucket's estimate */
 
 typedef struct job {
@@ -55,7 +56,7 @@ typedef struct call {
 void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
     *options = (hpc_bandwidth_options){.size = sizeof *options,
                                        .timeout = 60,
-                                       .resolution = 0.15,
+                                       .resolution = 0.2,
                                        .share = 0.1,
                                        .patience = 1,
                                        .streams = 12,
@@ -162,10 +163,9 @@ static int send_train(const call *c, job *j) {
     int status = hpc_probe_send(&j->path, j->train, 0, j->path.each, 0, c->deadline, c->stream);
     if (status != HPC_OK) return status;
     take_train(c, j);
-    double rate = j->result->capacity > 0 ? j->result->capacity : 0;
-    /* Until the rate is known, what one train took is what its share is taken of. */
-    double length = rate > 0 ? c->stream->n * (double)j->path.each / rate : c->stream->seconds;
-    j->due = start + length / c->options->share;
+    double rate = j->result->capacity;
+    double length = rate > 0 ? c->stream->n * (double)j->path.each / rate : 0;
+    j->due = start + fmax(REFILL, length / c->options->share);
     return HPC_OK;
 }
 

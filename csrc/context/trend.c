@@ -7,6 +7,7 @@ enum { LEAST_DELAYS = 25, MOST_GROUP = 64, MOST_FLEETS = 20, MOST_GREYS = 2, LEA
 
 /* Of the journal version, section IV: a test decides above the first and below the second. */
 static const double PCT_RISING = 0.66, PCT_NONE = 0.54, PDT_RISING = 0.55, PDT_NONE = 0.45;
+static const double STEADY = 0.5;   /* of the rate of one quarter of a train, for the next to be as fast */
 static const double FRACTION = 0.7; /* f: of a fleet's streams that must agree */
 
 /* ---- one stream ---- */
@@ -82,10 +83,22 @@ int hpc_train_of(const double *sent, const double *came, int n, double each, hpc
         double ahead = ++so_far * each - train->rate * (came[i] - came[first]);
         if (ahead > train->bucket) train->bucket = ahead;
     }
+    /* A bucket that ends late in the train, or not at all, leaves the last two quarters at different rates. */
+    int third = 0, fourth = 0, seen = 0;
+    double turn = came[last];
+    for (int i = first; i <= last; i++) {
+        if (came[i] < 0 || ++seen <= arrived / 2) continue;
+        if (seen <= arrived * 3 / 4)
+            third++, turn = came[i];
+        else
+            fourth++;
+    }
+    double before_turn = third / fmax(turn - came[middle], 1e-9), after_turn = fourth / fmax(came[last] - turn, 1e-9);
+    int is_even = after_turn > STEADY * before_turn && before_turn > STEADY * after_turn;
     int own = n - 1 < SENDERS_OWN ? n - 1 : SENDERS_OWN;
     double spent = sent[own] - sent[0], whole = (arrived - 1) * each;
     double offered = spent > 0 ? own * each / spent : INFINITY;
-    train->is_limited = train->rate < 0.7 * offered && train->bucket < 0.45 * whole;
+    train->is_limited = is_even && train->rate < 0.7 * offered && train->bucket < 0.45 * whole;
     return 1;
 }
 

@@ -293,7 +293,7 @@ typedef struct hpc_bandwidth_options {
     size_t size;       /* sizeof(hpc_bandwidth_options), set by hpc_bandwidth_options_init */
     double at_least;   /* asks only whether a path has this rate left, by fleets of that rate; 0: asks for a range */
     double timeout;    /* seconds for all of it; a range that is not narrow enough by then is given as it is. 60 */
-    double resolution; /* of a range: its width as a share of its middle. 0.15 */
+    double resolution; /* of a range: its width as a share of its middle. 0.2 */
     double share;      /* of a fleet's rate: what its streams and the pauses between them may take on average. 0.1 */
     double patience;   /* seconds to wait before a stream for a pause in this rank's own traffic. 1 */
     int streams;       /* of a fleet: 12 */
