@@ -20,7 +20,7 @@
 #include "context/probe.h"
 #include "context/trend.h"
 
-enum { FIRST_TRAIN = 64, MOST_TRAIN = 576, TRAIN_GROWTH = 3, MOST_DEAF = 2, LEAST_BUCKET = 3, MOST_BUSY = 2 };
+enum { FIRST_TRAIN = 64, MOST_TRAIN = 576, TRAINS = 3, TRAIN_GROWTH = 3, MOST_DEAF = 2, LEAST_BUCKET = 3, MOST_BUSY = 2 };
 enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
@@ -30,6 +30,7 @@ static const double MOST_OWN = 0.1;      /* of a stream's bytes */
 static const double DISCARDS = 8;        /* streams of a fleet that may be, times its size */
 static const double LOOK = 1e-3;         /* seconds between two looks at this rank's own traffic */
 static const double BACKLOG = 0.9;       /* of the looks, for traffic that takes what the path has */
+static const double MOST_CALL = 5;        /* seconds for a probe's TCP call */
 static const double REFILL = 0.06;       /* seconds after a train in which a bucket fills again */
 static const double SPARE = 1.15;        /* of the bucket's estimate */
 
@@ -38,7 +39,9 @@ typedef struct job {
     hpc_search search;
     hpc_fleet fleet;
     hpc_bandwidth *result;
-    int is_done, is_trained, train, deaf, busy;
+    int is_done, is_trained, is_limited;
+    int train, trains; /* packets of the next train; trains that told something */
+    int deaf, busy;
     int discarded; /* of this fleet */
     double bucket, due;
     double own, judged; /* bytes and seconds, of streams that counted */
@@ -119,8 +122,8 @@ static void finish_deaf(const call *c, job *j) {
     j->result->answered = 0;
     if (hpc_probes_first_note(c->context, j->path.rank))
         hpc_group_note(&c->context->group, HPC_NOTE_DEGRADED,
-                       "no packet of a bandwidth probe has reached rank %d (%s): let UDP pass between the hosts; until "
-                       "then the bandwidth is not known",
+                       "no bandwidth probe has reached rank %d (%s): let UDP pass between the hosts, and TCP to the "
+                       "ephemeral ports; until then the bandwidth is not known",
                        j->path.rank, c->context->addresses[j->path.rank].hostname);
     finish(c, j);
 }
@@ -131,6 +134,7 @@ static void take_train(const call *c, job *j) {
     const hpc_probe_stream *s = c->stream;
     double each = j->path.each;
     hpc_train train;
+    if (s->n == 0) return;
     if (s->lost == s->n) {
         if (++j->deaf >= MOST_DEAF) finish_deaf(c, j);
         return;
@@ -145,13 +149,16 @@ static void take_train(const call *c, job *j) {
         j->train *= TRAIN_GROWTH;
         return;
     }
+    /* The traffic of others may have emptied a bucket just before a train, so the largest of several counts. */
+    j->is_limited |= train.is_limited;
+    if (train.is_limited && train.bucket >= LEAST_BUCKET * each) j->bucket = fmax(j->bucket, train.bucket);
+    j->result->capacity = fmax(j->result->capacity, train.rate);
+    j->result->bucket = j->bucket;
+    if (++j->trains < TRAINS && train.is_limited) return;
     j->is_trained = 1;
     j->busy = 0;
-    j->bucket = train.is_limited && train.bucket >= LEAST_BUCKET * each ? train.bucket : 0;
-    j->result->capacity = train.rate;
-    j->result->bucket = j->bucket;
-    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, train.rate,
-                     train.is_limited ? 0 : train.rate);
+    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, j->result->capacity,
+                     j->is_limited ? 0 : j->result->capacity);
     if (j->search.is_done) {
         j->result->sufficient = 0;
         finish(c, j);
@@ -254,6 +261,23 @@ static int step(const call *c, job *j) {
     return j->is_trained ? send_stream(c, j) : send_train(c, j);
 }
 
+/* A peer that lives and cannot be called is one behind a firewall: data connections go from the higher rank to the lower
+ * one, so the exchange may work all the same. */
+static int connect_to(const call *c, job *j) {
+    double limit = hpc_now() + MOST_CALL;
+    int peer = j->result->peer, muted = hpc_mute_errors(1);
+    int status = hpc_probe_connect(c->context, peer, c->options->stop, fmin(limit, c->deadline), &j->path);
+    hpc_mute_errors(muted);
+    if (status == HPC_OK) return HPC_OK;
+    int goes_on = hpc_probe_goes_on(&j->path);
+    if (goes_on != HPC_OK) return goes_on;
+    if (status != HPC_ERR_TIMEOUT && status != HPC_ERR_TRANSPORT && status != HPC_ERR_AUTH)
+        return hpc_fail(status, op, "%s: rank %d cannot open a probe to rank %d: %s", op, c->context->group.rank, peer,
+                        hpc_status_text(status));
+    finish_deaf(c, j);
+    return HPC_OK;
+}
+
 static int run(call *c) {
     job *j;
     int status = HPC_OK;
@@ -261,7 +285,7 @@ static int run(call *c) {
         j = &c->jobs[i];
         j->train = FIRST_TRAIN;
         j->fleet.streams = c->options->streams;
-        status = hpc_probe_connect(c->context, j->result->peer, c->options->stop, c->deadline, &j->path);
+        status = connect_to(c, j);
     }
     while (status == HPC_OK && (j = next_of(c)) != NULL) {
         if (hpc_now() >= c->deadline) break;

@@ -20,6 +20,8 @@
 enum { MOST_CALLS = 64, BATCH = 32, ROOM = 4 << 20, NS = 1000000000 };
 
 static const double STRAGGLERS = 0.06; /* seconds that packets may come after END; a link of 50 ms holds that many */
+static const double PATIENCE = 0.25; /* seconds for which a grant waits for a pause in what comes from the job */
+static const double LOOK = 1e-3;     /* between two looks for one */
 static const double GRANT_SLACK = 0.5; /* that a caller may need beyond what it asked for */
 
 typedef enum call_state { CALL_NEW, CALL_IDLE, CALL_ASKS, CALL_STREAMS, CALL_ENDS } call_state;
@@ -33,6 +35,7 @@ typedef struct call {
     uint32_t stream;
     int count, arrived; /* packets: asked for or sent, and those that came */
     uint64_t turn;      /* of its ASK */
+    double asked;       /* when */
     double until;       /* its grant, or its END */
     double length;      /* seconds that it asked for */
     uint64_t received, drops; /* at its grant */
@@ -52,6 +55,8 @@ struct hpc_probes {
     int n_calls;
     uint64_t turns;
     call *holder; /* of the grant */
+    uint64_t received; /* as looked at last, and when */
+    double looked;
     /* The callers'. */
     pthread_mutex_t calling;
     char *noted;
@@ -180,6 +185,7 @@ static int take_message(hpc_context *context, call *c) {
         c->count = (int)m->count;
         c->length = (double)m->a / NS < 10 ? (double)m->a / NS : 10;
         c->turn = ++p->turns;
+        c->asked = hpc_now();
         c->state = CALL_ASKS;
         return 1;
     }
@@ -263,6 +269,11 @@ static double look_at_calls(hpc_context *context) {
     for (int i = 0; i < p->n_calls; i++)
         if (p->calls[i]->state == CALL_ASKS && (first == NULL || p->calls[i]->turn < first->turn)) first = p->calls[i];
     if (first == NULL) return next;
+    uint64_t received = hpc_probes_carried(context).received;
+    int is_pause = received == p->received && now - p->looked < 10 * LOOK;
+    p->received = received;
+    p->looked = now;
+    if (!is_pause && now < first->asked + PATIENCE) return LOOK;
     if (!grant(context, first)) hang_up(p, first);
     return 0;
 }

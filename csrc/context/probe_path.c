@@ -298,14 +298,17 @@ int hpc_probe_send(hpc_probe_path *p, int first, int rest, int nbytes, double ra
     p->streams++;
     const hpc_probe_message ask = hpc_probe_say(HPC_PROBE_ASK, p->streams, n, (uint64_t)(n * period * NS), 0);
     hpc_probe_message grant;
+    hpc_carried earlier = hpc_probes_carried(p->context);
     int status = say(p, &ask);
     if (status == HPC_OK) status = hear(p, HPC_PROBE_GRANT, &grant, deadline, "let it send");
     if (status != HPC_OK) return status;
     hpc_carried before = hpc_probes_carried(p->context);
-    hasty before_that;
-    make_haste(&before_that);
-    send_packets(p, first, n, payload, period, s);
-    calm_down(&before_that);
+    if (before.sent == earlier.sent) { /* else the pause is over: nothing is sent */
+        hasty before_that;
+        make_haste(&before_that);
+        send_packets(p, first, n, payload, period, s);
+        calm_down(&before_that);
+    }
     p->nbytes += (uint64_t)s->n * (uint64_t)nbytes;
     hpc_carried after = hpc_probes_carried(p->context);
     if (after.sent > before.sent) s->own = (double)(after.sent - before.sent);

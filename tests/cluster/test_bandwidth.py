@@ -31,6 +31,9 @@ def probe(desk: Desk) -> tuple[Any, ...]:
             found.append(ctx.bandwidth(1, at_least=1.4 * RATE))
         desk.meet("found")
         if ctx.rank == 0:
+            found.append(ctx.bandwidth(1, at_least=RATE))
+        desk.meet("deaf")
+        if ctx.rank == 0:
             found += [ctx.bandwidth(1, at_least=RATE), ctx.notes]
         ctx.barrier()
         return tuple(found)
@@ -41,7 +44,10 @@ def test_range_verdicts_and_a_firewall(slow: Cluster) -> None:
         job.reached("found")
         slow.swallow_udp("h2")
         job.go()
-        (wide, enough, little, deaf, notes), _ = job.values()
+        job.reached("deaf")
+        slow.firewall("h2", 1024, 65535)
+        job.go()
+        (wide, enough, little, deaf, shut, notes), _ = job.values()
     slow.open("h2")
     assert wide.low < RATE < 1.2 * wide.high
     assert abs(wide.middle / RATE - 1) < 0.2, wide
@@ -51,6 +57,8 @@ def test_range_verdicts_and_a_firewall(slow: Cluster) -> None:
     assert enough.nbytes < 0.02 * RATE * 60, "one probe a minute takes 2 % at most"
     assert (deaf.answered, deaf.low, deaf.high, deaf.sufficient) == (False, None, None, None)
     assert deaf.seconds < 5
+    assert not shut.answered
+    assert shut.seconds < 8
     assert [note for note in notes if "let UDP pass" in note and "rank 1 (h2)" in note]
 
 
