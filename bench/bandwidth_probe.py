@@ -76,7 +76,8 @@ with hpcomm.init(timeout=120) as ctx:
             if thread.is_alive():
                 thread.join()
             if ctx.rank == 0:
-                print("FOUND", json.dumps([probing, sorted(steps)[len(steps) // 2], len(nbytes), sum(nbytes)]), flush=True)
+                middle = sorted(steps)[len(steps) // 2]
+                print("FOUND", json.dumps([probing, middle, len(nbytes), sum(nbytes)]), flush=True)
 """
 
 

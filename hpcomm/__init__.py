@@ -17,10 +17,10 @@ from . import prox as prox
 from . import topology as topology
 from ._core import Device, devices
 from ._core import version as _version
+from .bandwidth import Bandwidth
 from .checkpoint import Checkpointer, CheckpointStats, Restored, latest, restore
 from .config import Config
 from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
-from .bandwidth import Bandwidth
 from .context import Context, Event, Peer, init
 from .errors import (
     AuthError,
@@ -64,7 +64,6 @@ __all__ = [
     "ASYNC",
     "BARRIER",
     "BSP",
-    "Bandwidth",
     "NOTIFY_ACK",
     "SGD",
     "SSP",
@@ -72,6 +71,7 @@ __all__ = [
     "AdamW",
     "AuthError",
     "Average",
+    "Bandwidth",
     "CheckpointError",
     "CheckpointStats",
     "Checkpointer",

@@ -5,12 +5,13 @@
  * than b R / (R - A) bytes. So each stream begins with packets, sent at once, that empty the bucket; the rest, which is
  * judged, then meets a queue that grows where R is above A and shrinks where it is below.
  *
- * Then come fleets of streams at one rate each (trend.h). The paths of a call take turns, one stream at a time: a path's
- * next stream is due when its last one has become its share of the rate, and the pauses have the streams of others.
+ * Then come fleets of streams at one rate each (trend.h). The paths of a call take turns, one stream at a time: a
+ * path's next stream is due when its last one has become its share of the rate, and the pauses have the streams of
+ * others.
  *
- * This rank's own traffic is no foreign traffic. A stream waits for a pause of it, and is discarded if it met much of it
- * after all, here or at the peer. What little it met counts as if the stream had brought it. Where there is no pause,
- * the throughput of that traffic is the answer: TCP that always has bytes to send takes what a path has. */
+ * This rank's own traffic is no foreign traffic. A stream waits for a pause of it, and is discarded if it met much of
+ * it after all, here or at the peer. What little it met counts as if the stream had brought it. Where there is no
+ * pause, the throughput of that traffic is the answer: TCP that always has bytes to send takes what a path has. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -20,19 +21,27 @@
 #include "context/probe.h"
 #include "context/trend.h"
 
-enum { FIRST_TRAIN = 64, MOST_TRAIN = 576, TRAINS = 3, TRAIN_GROWTH = 3, MOST_DEAF = 2, LEAST_BUCKET = 3, MOST_BUSY = 2 };
+enum {
+    FIRST_TRAIN = 64,
+    MOST_TRAIN = 576,
+    TRAINS = 3,
+    TRAIN_GROWTH = 3,
+    MOST_DEAF = 2,
+    LEAST_BUCKET = 3,
+    MOST_BUSY = 2
+};
 enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
-static const double PERIOD = 2e-3;       /* seconds between packets at slow rates, which have smaller ones */
-static const double MOST_LOSS = 0.1;     /* of a stream: its fleet is above */
-static const double MOST_OWN = 0.1;      /* of a stream's bytes */
-static const double DISCARDS = 8;        /* streams of a fleet that may be, times its size */
-static const double LOOK = 1e-3;         /* seconds between two looks at this rank's own traffic */
-static const double BACKLOG = 0.9;       /* of the looks, for traffic that takes what the path has */
-static const double MOST_CALL = 5;        /* seconds for a probe's TCP call */
-static const double REFILL = 0.06;       /* seconds after a train in which a bucket fills again */
-static const double SPARE = 1.15;        /* of the bucket's estimate */
+static const double PERIOD = 2e-3;   /* seconds between packets at slow rates, which have smaller ones */
+static const double MOST_LOSS = 0.1; /* of a stream: its fleet is above */
+static const double MOST_OWN = 0.1;  /* of a stream's bytes */
+static const double DISCARDS = 8;    /* streams of a fleet that may be, times its size */
+static const double LOOK = 1e-3;     /* seconds between two looks at this rank's own traffic */
+static const double BACKLOG = 0.9;   /* of the looks, for traffic that takes what the path has */
+static const double MOST_CALL = 5;   /* seconds for a probe's TCP call */
+static const double REFILL = 0.06;   /* seconds after a train in which a bucket fills again */
+static const double SPARE = 1.15;    /* of the bucket's estimate */
 
 typedef struct job {
     hpc_probe_path path;
@@ -47,14 +56,14 @@ typedef struct job {
     double own, judged; /* bytes and seconds, of streams that counted */
 } job;
 
-typedef struct call {
+typedef struct probe_round {
     hpc_context *context;
     const hpc_bandwidth_options *options;
     job *jobs;
     int n;
     double start, deadline;
     hpc_probe_stream *stream;
-} call;
+} probe_round;
 
 void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
     *options = (hpc_bandwidth_options){.size = sizeof *options,
@@ -70,7 +79,7 @@ void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
 
 /* HPC_OK in a pause of it. HPC_IN_PROGRESS: there was none; then rate is its throughput, and backlog the share of the
  * time in which some of it waited. */
-static int await_pause(const call *c, const job *j, double *rate, double *backlog) {
+static int await_pause(const probe_round *c, const job *j, double *rate, double *backlog) {
     hpc_carried before = hpc_probes_carried(c->context), first = before, now;
     double start = hpc_now(), until = start + c->options->patience;
     int looks = 0, waiting = 0;
@@ -92,7 +101,7 @@ static int await_pause(const call *c, const job *j, double *rate, double *backlo
 
 /* ---- ends ---- */
 
-static void finish(const call *c, job *j) {
+static void finish(const probe_round *c, job *j) {
     const hpc_search *s = &j->search;
     hpc_bandwidth *r = j->result;
     double own = j->judged > 0 ? j->own / j->judged : 0;
@@ -108,7 +117,7 @@ static void finish(const call *c, job *j) {
 }
 
 /* The end by this rank's own traffic. */
-static void finish_busy(const call *c, job *j, double rate, double backlog) {
+static void finish_busy(const probe_round *c, job *j, double rate, double backlog) {
     hpc_bandwidth *r = j->result;
     r->by_own = 1;
     r->own = rate;
@@ -118,7 +127,7 @@ static void finish_busy(const call *c, job *j, double rate, double backlog) {
     finish(c, j);
 }
 
-static void finish_deaf(const call *c, job *j) {
+static void finish_deaf(const probe_round *c, job *j) {
     j->result->answered = 0;
     if (hpc_probes_first_note(c->context, j->path.rank))
         hpc_group_note(&c->context->group, HPC_NOTE_DEGRADED,
@@ -130,7 +139,7 @@ static void finish_deaf(const call *c, job *j) {
 
 /* ---- trains ---- */
 
-static void take_train(const call *c, job *j) {
+static void take_train(const probe_round *c, job *j) {
     const hpc_probe_stream *s = c->stream;
     double each = j->path.each;
     hpc_train train;
@@ -165,7 +174,7 @@ static void take_train(const call *c, job *j) {
     }
 }
 
-static int send_train(const call *c, job *j) {
+static int send_train(const probe_round *c, job *j) {
     double start = hpc_now();
     int status = hpc_probe_send(&j->path, j->train, 0, j->path.each, 0, c->deadline, c->stream);
     if (status != HPC_OK) return status;
@@ -178,7 +187,7 @@ static int send_train(const call *c, job *j) {
 
 /* ---- fleets ---- */
 
-static void take_verdict(const call *c, job *j, hpc_fleet_says says) {
+static void take_verdict(const probe_round *c, job *j, hpc_fleet_says says) {
     const hpc_fleet fresh = {.streams = c->options->streams};
     if (says == HPC_FLEET_OPEN) return;
     if (c->options->at_least > 0)
@@ -189,12 +198,12 @@ static void take_verdict(const call *c, job *j, hpc_fleet_says says) {
     if (j->search.is_done) finish(c, j);
 }
 
-static void discard(const call *c, job *j) {
+static void discard(const probe_round *c, job *j) {
     j->result->discarded++;
     if (++j->discarded > DISCARDS * c->options->streams) finish(c, j);
 }
 
-static void take_stream(const call *c, job *j, int first, int nbytes) {
+static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
     const hpc_probe_stream *s = c->stream;
     double delays[HPC_PROBE_MOST_PACKETS];
     int n = 0;
@@ -224,7 +233,7 @@ static void take_stream(const call *c, job *j, int first, int nbytes) {
     take_verdict(c, j, hpc_fleet_judge(&j->fleet));
 }
 
-static int send_stream(const call *c, job *j) {
+static int send_stream(const probe_round *c, job *j) {
     double rate = j->search.rate, start = hpc_now();
     int nbytes = rate * PERIOD < LEAST_PACKET ? LEAST_PACKET : (int)fmin(rate * PERIOD, j->path.each);
     int rest = c->options->packets, first = j->bucket > 0 ? (int)ceil(SPARE * j->bucket / nbytes) + 2 : 0;
@@ -238,14 +247,14 @@ static int send_stream(const call *c, job *j) {
 
 /* ---- the call ---- */
 
-static job *next_of(const call *c) {
+static job *next_of(const probe_round *c) {
     job *next = NULL;
     for (int i = 0; i < c->n; i++)
         if (!c->jobs[i].is_done && (next == NULL || c->jobs[i].due < next->due)) next = &c->jobs[i];
     return next;
 }
 
-static int step(const call *c, job *j) {
+static int step(const probe_round *c, job *j) {
     double rate = 0, backlog = 0;
     int status = hpc_probe_sleep(&j->path, j->due - hpc_now(), c->deadline);
     if (status == HPC_OK) status = await_pause(c, j, &rate, &backlog);
@@ -261,9 +270,9 @@ static int step(const call *c, job *j) {
     return j->is_trained ? send_stream(c, j) : send_train(c, j);
 }
 
-/* A peer that lives and cannot be called is one behind a firewall: data connections go from the higher rank to the lower
- * one, so the exchange may work all the same. */
-static int connect_to(const call *c, job *j) {
+/* A peer that lives and cannot be called is one behind a firewall: data connections go from the higher rank to the
+ * lower one, so the exchange may work all the same. */
+static int connect_to(const probe_round *c, job *j) {
     double limit = hpc_now() + MOST_CALL;
     int peer = j->result->peer, muted = hpc_mute_errors(1);
     int status = hpc_probe_connect(c->context, peer, c->options->stop, fmin(limit, c->deadline), &j->path);
@@ -278,7 +287,7 @@ static int connect_to(const call *c, job *j) {
     return HPC_OK;
 }
 
-static int run(call *c) {
+static int run(probe_round *c) {
     job *j;
     int status = HPC_OK;
     for (int i = 0; i < c->n && status == HPC_OK; i++) {
@@ -304,13 +313,14 @@ static int check_peers(const hpc_context *c, const int *peers, int n) {
         int status = hpc_context_check_rank(c, peers[i], "peer", op);
         if (status != HPC_OK) return status;
         if (peers[i] == c->group.rank)
-            return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d asks for the bandwidth to itself; name a rank of another host",
-                            op, peers[i]);
-        if (hpc_same_host(&c->self, &c->addresses[peers[i]]))
             return hpc_fail(HPC_ERR_INVALID, op,
-                            "%s: rank %d is on this rank's host (%s), where memory is shared and no link can be short of "
-                            "bandwidth; name a rank of another host",
-                            op, peers[i], c->self.hostname);
+                            "%s: rank %d asks for the bandwidth to itself; name a rank of another host", op, peers[i]);
+        if (hpc_same_host(&c->self, &c->addresses[peers[i]]))
+            return hpc_fail(
+                HPC_ERR_INVALID, op,
+                "%s: rank %d is on this rank's host (%s), where memory is shared and no link can be short of "
+                "bandwidth; name a rank of another host",
+                op, peers[i], c->self.hostname);
         for (int k = 0; k < i; k++)
             if (peers[k] == peers[i])
                 return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is named twice; name each peer once", op, peers[i]);
@@ -351,7 +361,7 @@ int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const h
     if (status == HPC_OK) status = check_peers(context, peers, n);
     if (status != HPC_OK) return status;
 
-    call c = {.context = context, .options = options, .n = n, .start = hpc_now()};
+    probe_round c = {.context = context, .options = options, .n = n, .start = hpc_now()};
     c.deadline = c.start + options->timeout;
     c.jobs = calloc((size_t)n, sizeof *c.jobs);
     c.stream = malloc(sizeof *c.stream);

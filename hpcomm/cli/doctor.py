@@ -323,7 +323,7 @@ def command(ranks: int, between: bool | None, bandwidth: bool, wait: float, as_j
         try:
             group = launch.find(None, config)
         except HpcommError as error:
-            if between:
+            if between or bandwidth:
                 raise click.ClickException(str(error)) from None
             why = str(error)
             checks.append(lambda _: Check("launcher", WARN, why, "hpcomm doctor --no-network looks at this host alone"))
@@ -331,7 +331,8 @@ def command(ranks: int, between: bool | None, bandwidth: bool, wait: float, as_j
             if group.size > 1:
                 raise SystemExit(0 if examine(group, config, wrong, wait, as_json, bandwidth) else 1)
             if between or bandwidth:
-                raise click.UsageError("--network and --bandwidth need a launcher: mpirun -n 4 -H a,b,c,d hpcomm doctor --network")
+                wanted = "--bandwidth" if bandwidth else "--network"
+                raise click.UsageError(f"{wanted} needs a launcher: mpirun -n 4 -H a,b,c,d hpcomm doctor {wanted}")
     tell(ranks, checks, as_json)
 
 

@@ -252,7 +252,8 @@ static void death(rank *r) {
     CHECK(ranks_now() - start < ranks_patience(15));
 }
 
-/* A close ends the probe of another thread, which holds the context meanwhile; the peer's listener ends with its own. */
+/* A close ends the probe of another thread, which holds the context meanwhile; the peer's listener ends with its own.
+ */
 static void closing(rank *r) {
     if (r->rank == 1) {
         rank_await(r, OVER, 1);

@@ -1,5 +1,5 @@
-/* How streams, trains and fleets of bandwidth probes are judged: on made delays, and on a made link that answers a whole
- * search. */
+/* How streams, trains and fleets of bandwidth probes are judged: on made delays, and on a made link that answers a
+ * whole search. */
 #include "check.h"
 #include "context/trend.h"
 
@@ -15,7 +15,8 @@ static double noise(void) { /* -1 to 1 */
 }
 
 static void test_metrics(void) {
-    const double rises[] = {1, 2, 3, 4, 5}, falls[] = {5, 4, 3, 2, 1}, flat[] = {2, 2, 2, 2, 2}, saw[] = {0, 2, 1, 3, 2};
+    const double rises[] = {1, 2, 3, 4, 5}, falls[] = {5, 4, 3, 2, 1}, flat[] = {2, 2, 2, 2, 2},
+                 saw[] = {0, 2, 1, 3, 2};
     CHECK(hpc_trend_pct(rises, 5) == 1 && hpc_trend_pdt(rises, 5) == 1);
     CHECK(hpc_trend_pct(falls, 5) == 0 && hpc_trend_pdt(falls, 5) == -1);
     CHECK(hpc_trend_pct(flat, 5) == 0 && hpc_trend_pdt(flat, 5) == 0);

@@ -275,7 +275,8 @@ class Cluster:
         self._tc(
             HEAD,
             f"qdisc replace dev {port} clsact",
-            f"filter add dev {port} egress protocol ip u32 match ip protocol 17 0xff action mirred egress redirect dev sink",
+            f"filter add dev {port} egress protocol ip u32 match ip protocol 17 0xff "
+            "action mirred egress redirect dev sink",
         )
 
     def open(self, host: str, interface: str = "eth0") -> None:

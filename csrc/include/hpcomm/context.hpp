@@ -109,7 +109,8 @@ class Context : public Handle<hpc_context, hpc_context_free> {
         return notes;
     }
 
-    // What the paths to peers on other hosts have left, in bytes a second; of several, the probes fill each other's pauses.
+    // What the paths to peers on other hosts have left, in bytes a second; of several, the probes fill each other's
+    // pauses.
     std::vector<Bandwidth> bandwidth(const std::vector<int> &peers, const BandwidthOptions &options = {},
                                      Report report = {}) {
         std::vector<Bandwidth> found(peers.size());

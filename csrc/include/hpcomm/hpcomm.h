@@ -304,11 +304,11 @@ typedef struct hpc_bandwidth_options {
 /* What the path to one peer has left, from this rank to it. */
 typedef struct hpc_bandwidth {
     int peer;
-    int answered;   /* 0: no packet of a probe has come there, a firewall may drop UDP; nothing else is known then */
-    int sufficient; /* with at_least: 1 yes, 0 no, -1 not found out; else -1 */
-    int by_own;     /* this rank's own traffic left no pause: its throughput is the answer */
-    double low;     /* the path has more left than this; 0: not known to have any */
-    double high;    /* and less than this; infinite: no rate was too fast */
+    int answered;    /* 0: no packet of a probe has come there, a firewall may drop UDP; nothing else is known then */
+    int sufficient;  /* with at_least: 1 yes, 0 no, -1 not found out; else -1 */
+    int by_own;      /* this rank's own traffic left no pause: its throughput is the answer */
+    double low;      /* the path has more left than this; 0: not known to have any */
+    double high;     /* and less than this; infinite: no rate was too fast */
     double capacity; /* at which a train of packets came: what the path's narrowest link lets pass; 0: not found out */
     double own;      /* that this rank sent to other hosts, or the peer got, during the streams: in low and high */
     double bucket;   /* bytes that pass faster than that at once, as token buckets let them */
