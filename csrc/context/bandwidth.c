@@ -33,15 +33,16 @@ enum {
 enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
-static const double PERIOD = 2e-3;   /* seconds between packets at slow rates, which have smaller ones */
-static const double MOST_LOSS = 0.1; /* of a stream: its fleet is above */
-static const double MOST_OWN = 0.1;  /* of a stream's bytes */
-static const double DISCARDS = 8;    /* streams of a fleet that may be, times its size */
-static const double LOOK = 1e-3;     /* seconds between two looks at this rank's own traffic */
-static const double BACKLOG = 0.9;   /* of the looks, for traffic that takes what the path has */
-static const double MOST_CALL = 5;   /* seconds for a probe's TCP call */
-static const double REFILL = 0.06;   /* seconds after a train in which a bucket fills again */
-static const double SPARE = 1.15;    /* of the bucket's estimate */
+static const double PERIOD = 2e-3;    /* seconds between packets at slow rates, which have smaller ones */
+static const double MOST_LOSS = 0.1;  /* of a stream: its fleet is above */
+static const double MOST_OWN = 0.1;   /* of a stream's bytes */
+static const double DISCARDS = 8;     /* streams of a fleet that may be, times its size */
+static const double LOOK = 1e-3;      /* seconds between two looks at this rank's own traffic */
+static const double LEAST_BUSY = 0.3; /* seconds of it that tell what the path lets pass */
+static const double BACKLOG = 0.9;    /* of the looks, for traffic that takes what the path has */
+static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
+static const double REFILL = 0.06;    /* seconds after a train in which a bucket fills again */
+static const double SPARE = 1.15;     /* of the bucket's estimate */
 
 typedef struct job {
     hpc_probe_path path;
@@ -52,8 +53,10 @@ typedef struct job {
     int train, trains; /* packets of the next train; trains that told something */
     int deaf, busy;
     int discarded; /* of this fleet */
+    double slopes; /* of this fleet's streams that rise, added */
     double bucket, due;
-    double own, judged; /* bytes and seconds, of streams that counted */
+    double own, judged;              /* bytes and seconds, of streams that counted */
+    double busy_bytes, busy_seconds; /* of this rank's own traffic while streams waited for a pause */
 } job;
 
 typedef struct probe_round {
@@ -77,11 +80,11 @@ void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
 
 /* ---- this rank's own traffic ---- */
 
-/* HPC_OK in a pause of it. HPC_IN_PROGRESS: there was none; then rate is its throughput, and backlog the share of the
- * time in which some of it waited. */
-static int await_pause(const probe_round *c, const job *j, double *rate, double *backlog) {
+/* HPC_OK in a pause of it. HPC_IN_PROGRESS: there was none, or it has been fast enough by itself; then rate is its
+ * throughput, and backlog the share of the time in which some of it waited. */
+static int await_pause(const probe_round *c, job *j, double *rate, double *backlog) {
     hpc_carried before = hpc_probes_carried(c->context), first = before, now;
-    double start = hpc_now(), until = start + c->options->patience;
+    double start = hpc_now(), last = start, until = start + c->options->patience;
     int looks = 0, waiting = 0;
     if (until > c->deadline) until = c->deadline;
     for (;;) {
@@ -91,7 +94,17 @@ static int await_pause(const probe_round *c, const job *j, double *rate, double 
         if (now.waiting == 0 && now.sent == before.sent) return HPC_OK;
         looks++;
         waiting += now.waiting > 0;
+        double gone = hpc_now() - last;
+        last += gone;
+        if (now.sent > before.sent) j->busy_bytes += (double)(now.sent - before.sent);
+        j->busy_seconds += gone; /* also between two bursts of it: some of it waits, or has not been acknowledged */
         before = now;
+        if (c->options->at_least > 0 && j->busy_seconds >= LEAST_BUSY &&
+            j->busy_bytes >= c->options->at_least * j->busy_seconds) {
+            j->busy = MOST_BUSY;
+            *rate = j->busy_bytes / j->busy_seconds;
+            return HPC_IN_PROGRESS;
+        }
         if (hpc_now() >= until) break;
     }
     *rate = now.sent > first.sent ? (double)(now.sent - first.sent) / (hpc_now() - start) : 0;
@@ -189,11 +202,14 @@ static int send_train(const probe_round *c, job *j) {
 
 static void take_verdict(const probe_round *c, job *j, hpc_fleet_says says) {
     const hpc_fleet fresh = {.streams = c->options->streams};
+    double slope = j->fleet.rising > 0 ? j->slopes / j->fleet.rising : 0;
+    double guess = slope > 0 ? fmax(0, j->search.rate - slope * j->result->capacity) : 0;
     if (says == HPC_FLEET_OPEN) return;
     if (c->options->at_least > 0)
         j->result->sufficient = says == HPC_FLEET_GREY ? j->fleet.level > j->fleet.rising : says == HPC_FLEET_BELOW;
-    hpc_search_take(&j->search, says);
+    hpc_search_take(&j->search, says, guess);
     j->fleet = fresh;
+    j->slopes = 0;
     j->discarded = 0;
     if (j->search.is_done) finish(c, j);
 }
@@ -205,7 +221,7 @@ static void discard(const probe_round *c, job *j) {
 
 static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
     const hpc_probe_stream *s = c->stream;
-    double delays[HPC_PROBE_MOST_PACKETS];
+    double sent[HPC_PROBE_MOST_PACKETS], delays[HPC_PROBE_MOST_PACKETS];
     int n = 0;
     if (s->n > 0 && s->lost == s->n) {
         if (++j->deaf > MOST_DEAF) finish_deaf(c, j);
@@ -222,9 +238,13 @@ static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
         take_verdict(c, j, HPC_FLEET_ABOVE);
         return;
     }
-    for (int i = first; i < s->n; i++)
-        if (s->came[i] >= 0) delays[n++] = s->came[i] - s->sent[i];
+    for (int i = first; i < s->n; i++) {
+        if (s->came[i] < 0) continue;
+        sent[n] = s->sent[i];
+        delays[n++] = s->came[i] - s->sent[i];
+    }
     hpc_trend trend = s->is_blocked ? HPC_TREND_RISING : hpc_trend_of(delays, n);
+    if (trend == HPC_TREND_RISING && n >= LEAST_PACKETS) j->slopes += hpc_trend_slope(sent, delays, n);
     j->fleet.rising += trend == HPC_TREND_RISING;
     j->fleet.level += trend == HPC_TREND_NONE;
     j->fleet.unclear += trend == HPC_TREND_UNCLEAR;

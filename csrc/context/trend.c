@@ -54,6 +54,12 @@ hpc_trend hpc_trend_of(const double *delays, int n) {
     return pdt == HPC_TREND_UNCLEAR || pdt == pct ? pct : HPC_TREND_UNCLEAR;
 }
 
+double hpc_trend_slope(const double *sent, const double *delays, int n) {
+    int fifth = n / 5 < MOST_GROUP ? n / 5 : MOST_GROUP;
+    double span = sent[n - 1 - fifth / 2] - sent[fifth / 2];
+    return span > 0 ? (median(delays + n - fifth, fifth) - median(delays, fifth)) / span : 0;
+}
+
 /* ---- one train ---- */
 
 /* A token bucket of b bytes and rate r lets b + r t bytes pass in t seconds: b is the most by which the bytes that have
@@ -149,6 +155,13 @@ static double next_rate(const hpc_search *s) {
         double up = 1.2 * (grey > 0 ? grey : s->rate);
         return s->most > 0 && up > s->most ? s->most : up;
     }
+    /* Both sides of a guess make a range that is narrow enough. */
+    double aside = 0.45 * s->resolution;
+    double under = (1 - aside) * s->guess, over = (1 + aside) * s->guess;
+    if (s->guess > 0 && s->grey_high == 0) {
+        if (under > 1.02 * s->low && under < 0.98 * s->high) return under;
+        if (over > 1.02 * s->low && over < 0.98 * s->high) return over;
+    }
     double above = s->high - grey, below = floor - s->low;
     double enough = s->resolution * (s->low + s->high) / 2;
     if (s->grey_high == 0) return above <= enough ? 0 : (s->low + s->high) / 2;
@@ -156,8 +169,9 @@ static double next_rate(const hpc_search *s) {
     return above >= below ? (s->high + grey) / 2 : (floor + s->low) / 2;
 }
 
-void hpc_search_take(hpc_search *s, hpc_fleet_says says) {
+void hpc_search_take(hpc_search *s, hpc_fleet_says says, double guess) {
     narrow(s, says);
+    if (says == HPC_FLEET_ABOVE) s->guess = guess < s->rate ? guess : 0;
     s->fleets++;
     if (s->at_least > 0) {
         s->is_done = says != HPC_FLEET_GREY || s->greys >= MOST_GREYS;

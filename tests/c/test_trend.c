@@ -43,7 +43,13 @@ static void test_streams(void) {
     }
     int rising = 0;
     for (int round = 0; round < 1000; round++) rising += trend(0, 0, 100, round % 5) == HPC_TREND_RISING;
-    CHECK(rising < 150); /* of noise alone */
+    CHECK(rising < 150);                   /* of noise alone */
+    double sent[PACKETS], delays[PACKETS]; /* seconds */
+    for (int i = 0; i < PACKETS; i++) {
+        sent[i] = i * 1e-4;
+        delays[i] = 1e3 + 0.2 * sent[i] + 20e-6 * noise() + (i % 17 == 0) * 1e-3;
+    }
+    CHECK(fabs(hpc_trend_slope(sent, delays, PACKETS) - 0.2) < 0.01);
     const double few[24] = {0};
     CHECK_EQ(hpc_trend_of(few, 24), HPC_TREND_UNCLEAR);
 }
@@ -110,12 +116,12 @@ static void test_fleets(void) {
 }
 
 /* Searches a link whose rate goes between low and high while a fleet is under way. */
-static hpc_search search(double hint, double most, double low, double high) {
+static hpc_search search(double hint, double most, double low, double high, double guess) {
     hpc_search s;
     hpc_search_begin(&s, 0, 0.2, hint, most);
     while (!s.is_done) {
         CHECK(s.rate > 0 && (most == 0 || s.rate <= most * 1.0001));
-        hpc_search_take(&s, s.rate > high ? HPC_FLEET_ABOVE : s.rate < low ? HPC_FLEET_BELOW : HPC_FLEET_GREY);
+        hpc_search_take(&s, s.rate > high ? HPC_FLEET_ABOVE : s.rate < low ? HPC_FLEET_BELOW : HPC_FLEET_GREY, guess);
         CHECK(s.fleets <= 20);
     }
     return s;
@@ -123,24 +129,30 @@ static hpc_search search(double hint, double most, double low, double high) {
 
 static void test_searches(void) {
     for (double rate = 0.06; rate < 3; rate *= 1.13) { /* of what the train said, which may be wrong both ways */
-        hpc_search s = search(1e7, 0, rate * 1e7, rate * 1e7);
+        hpc_search s = search(1e7, 0, rate * 1e7, rate * 1e7, 0);
         CHECK(s.low <= rate * 1e7 && s.high >= rate * 1e7);
         CHECK(s.high - s.low <= 0.21 * (s.low + s.high) / 2);
-        s = search(1e7, 0, 0.9 * rate * 1e7, 1.1 * rate * 1e7);
+        s = search(1e7, 0, 0.9 * rate * 1e7, 1.1 * rate * 1e7, 0);
         CHECK(s.low <= 0.9 * rate * 1e7 && s.high >= 1.1 * rate * 1e7);
         CHECK(s.high - s.low <= 0.45 * (s.low + s.high) / 2);
+        for (double wrong = 0.3; wrong < 3; wrong *= 1.3) { /* a guess may be wrong */
+            s = search(1e7, 0, rate * 1e7, rate * 1e7, wrong * rate * 1e7);
+            CHECK(s.low <= rate * 1e7 && s.high >= rate * 1e7);
+            CHECK(s.high - s.low <= 0.21 * (s.low + s.high) / 2);
+        }
+        if (rate < 0.6) CHECK(search(1e7, 0, rate * 1e7, rate * 1e7, 1.04 * rate * 1e7).fleets == 3);
     }
-    hpc_search s = search(1e8, 1e8, 1e9, 1e9); /* faster than this host can send */
+    hpc_search s = search(1e8, 1e8, 1e9, 1e9, 0); /* faster than this host can send */
     CHECK(s.high == 0 && s.low >= 0.99e8);
 
     hpc_search_begin(&s, 5e6, 0.2, 1e7, 0);
     CHECK(s.rate == 5e6);
-    hpc_search_take(&s, HPC_FLEET_BELOW);
+    hpc_search_take(&s, HPC_FLEET_BELOW, 0);
     CHECK(s.is_done && s.low == 5e6 && s.high == 0);
     hpc_search_begin(&s, 5e6, 0.2, 1e7, 0);
-    hpc_search_take(&s, HPC_FLEET_GREY);
+    hpc_search_take(&s, HPC_FLEET_GREY, 0);
     CHECK(!s.is_done && s.rate == 5e6);
-    hpc_search_take(&s, HPC_FLEET_GREY);
+    hpc_search_take(&s, HPC_FLEET_GREY, 0);
     CHECK(s.is_done);
     hpc_search_begin(&s, 5e6, 0.2, 1e6, 1e6);
     CHECK(s.is_done && s.high == 1e6);
