@@ -41,6 +41,11 @@ static void codes(hpcomm::Context &context) {
     const int ports = hpc_devices(nullptr, 0); // HPC_ERR_UNSUPPORTED without libibverbs
     assert(static_cast<int>(hpcomm::devices(code).size()) == (ports < 0 ? 0 : ports));
     assert(code.value() == (ports < 0 ? ports : 0));
+    hpcomm::BandwidthOptions fast;
+    fast.at_least = 1e6;
+    assert(context.bandwidth(0, fast, code).peer == 0 && code == hpcomm::make_error_code(HPC_ERR_INVALID)); // itself
+    assert(context.bandwidth(std::vector<int>{0, 1}, fast, code).size() == 2 && code);
+    code.clear();
     hpcomm::Window none(context, 64, -1, nullptr, 1.0, code);
     assert(!none && code == hpcomm::make_error_code(HPC_ERR_INVALID) && code.category() == hpcomm::category());
     assert(code.message() == hpc_status_text(HPC_ERR_INVALID));

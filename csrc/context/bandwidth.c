@@ -5,12 +5,13 @@
  * than b R / (R - A) bytes. So each stream begins with packets, sent at once, that empty the bucket; the rest, which is
  * judged, then meets a queue that grows where R is above A and shrinks where it is below.
  *
- * Then come fleets of streams at one rate each (trend.h). The paths of a call take turns, one stream at a time: a path's
- * next stream is due when its last one has become its share of the rate, and the pauses have the streams of others.
+ * Then come fleets of streams at one rate each (trend.h). The paths of a call take turns, one stream at a time: a
+ * path's next stream is due when its last one has become its share of the rate, and the pauses have the streams of
+ * others.
  *
- * This rank's own traffic is no foreign traffic. A stream waits for a pause of it, and is discarded if it met much of it
- * after all, here or at the peer. What little it met counts as if the stream had brought it. Where there is no pause,
- * the throughput of that traffic is the answer: TCP that always has bytes to send takes what a path has. */
+ * This rank's own traffic is no foreign traffic. A stream waits for a pause of it, and is discarded if it met much of
+ * it after all, here or at the peer. What little it met counts as if the stream had brought it. Where there is no
+ * pause, the throughput of that traffic is the answer: TCP that always has bytes to send takes what a path has. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -20,42 +21,57 @@
 #include "context/probe.h"
 #include "context/trend.h"
 
-enum { FIRST_TRAIN = 64, MOST_TRAIN = 576, TRAIN_GROWTH = 3, MOST_DEAF = 2, LEAST_BUCKET = 3, MOST_BUSY = 2 };
+enum {
+    FIRST_TRAIN = 64,
+    MOST_TRAIN = 576,
+    TRAINS = 3,
+    TRAIN_GROWTH = 3,
+    MOST_DEAF = 2,
+    LEAST_BUCKET = 3,
+    MOST_BUSY = 2
+};
 enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
-static const double PERIOD = 2e-3;       /* seconds between packets at slow rates, which have smaller ones */
-static const double MOST_LOSS = 0.1;     /* of a stream: its fleet is above */
-static const double MOST_OWN = 0.1;      /* of a stream's bytes */
-static const double DISCARDS = 8;        /* streams of a fleet that may be, times its size */
-static const double LOOK = 1e-3;         /* seconds between two looks at this rank's own traffic */
-static const double BACKLOG = 0.9;       /* of the looks, for traffic that takes what the path has */
-static const double SPARE = 1.15;        /* of the bucket's estimate */
+static const double PERIOD = 2e-3;    /* seconds between packets at slow rates, which have smaller ones */
+static const double MOST_LOSS = 0.1;  /* of a stream: its fleet is above */
+static const double MOST_OWN = 0.1;   /* of a stream's bytes */
+static const double DISCARDS = 8;     /* streams of a fleet that may be, times its size */
+static const double LOOK = 1e-3;      /* seconds between two looks at this rank's own traffic */
+static const double LEAST_BUSY = 0.3; /* seconds of it that tell what the path lets pass */
+static const double BACKLOG = 0.9;    /* of the looks, for traffic that takes what the path has */
+static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
+static const double REFILL = 0.06;    /* seconds after a train in which a bucket fills again */
+static const double SPARE = 1.15;     /* of the bucket's estimate */
 
 typedef struct job {
     hpc_probe_path path;
     hpc_search search;
     hpc_fleet fleet;
     hpc_bandwidth *result;
-    int is_done, is_trained, train, deaf, busy;
+    int is_done, is_trained, is_limited;
+    int train, trains; /* packets of the next train; trains that told something */
+    int deaf, busy;
     int discarded; /* of this fleet */
+    double slopes; /* of this fleet's streams that rise, added */
     double bucket, due;
-    double own, judged; /* bytes and seconds, of streams that counted */
+    double own, judged;              /* bytes and seconds, of streams that counted */
+    double busy_bytes, busy_seconds; /* of this rank's own traffic while streams waited for a pause */
 } job;
 
-typedef struct call {
+typedef struct probe_round {
     hpc_context *context;
     const hpc_bandwidth_options *options;
     job *jobs;
     int n;
     double start, deadline;
     hpc_probe_stream *stream;
-} call;
+} probe_round;
 
 void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
     *options = (hpc_bandwidth_options){.size = sizeof *options,
                                        .timeout = 60,
-                                       .resolution = 0.15,
+                                       .resolution = 0.2,
                                        .share = 0.1,
                                        .patience = 1,
                                        .streams = 12,
@@ -64,11 +80,11 @@ void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
 
 /* ---- this rank's own traffic ---- */
 
-/* HPC_OK in a pause of it. HPC_IN_PROGRESS: there was none; then rate is its throughput, and backlog the share of the
- * time in which some of it waited. */
-static int await_pause(const call *c, const job *j, double *rate, double *backlog) {
+/* HPC_OK in a pause of it. HPC_IN_PROGRESS: there was none, or it has been fast enough by itself; then rate is its
+ * throughput, and backlog the share of the time in which some of it waited. */
+static int await_pause(const probe_round *c, job *j, double *rate, double *backlog) {
     hpc_carried before = hpc_probes_carried(c->context), first = before, now;
-    double start = hpc_now(), until = start + c->options->patience;
+    double start = hpc_now(), last = start, until = start + c->options->patience;
     int looks = 0, waiting = 0;
     if (until > c->deadline) until = c->deadline;
     for (;;) {
@@ -78,7 +94,17 @@ static int await_pause(const call *c, const job *j, double *rate, double *backlo
         if (now.waiting == 0 && now.sent == before.sent) return HPC_OK;
         looks++;
         waiting += now.waiting > 0;
+        double gone = hpc_now() - last;
+        last += gone;
+        if (now.sent > before.sent) j->busy_bytes += (double)(now.sent - before.sent);
+        j->busy_seconds += gone; /* also between two bursts of it: some of it waits, or has not been acknowledged */
         before = now;
+        if (c->options->at_least > 0 && j->busy_seconds >= LEAST_BUSY &&
+            j->busy_bytes >= c->options->at_least * j->busy_seconds) {
+            j->busy = MOST_BUSY;
+            *rate = j->busy_bytes / j->busy_seconds;
+            return HPC_IN_PROGRESS;
+        }
         if (hpc_now() >= until) break;
     }
     *rate = now.sent > first.sent ? (double)(now.sent - first.sent) / (hpc_now() - start) : 0;
@@ -88,7 +114,7 @@ static int await_pause(const call *c, const job *j, double *rate, double *backlo
 
 /* ---- ends ---- */
 
-static void finish(const call *c, job *j) {
+static void finish(const probe_round *c, job *j) {
     const hpc_search *s = &j->search;
     hpc_bandwidth *r = j->result;
     double own = j->judged > 0 ? j->own / j->judged : 0;
@@ -104,7 +130,7 @@ static void finish(const call *c, job *j) {
 }
 
 /* The end by this rank's own traffic. */
-static void finish_busy(const call *c, job *j, double rate, double backlog) {
+static void finish_busy(const probe_round *c, job *j, double rate, double backlog) {
     hpc_bandwidth *r = j->result;
     r->by_own = 1;
     r->own = rate;
@@ -114,22 +140,23 @@ static void finish_busy(const call *c, job *j, double rate, double backlog) {
     finish(c, j);
 }
 
-static void finish_deaf(const call *c, job *j) {
+static void finish_deaf(const probe_round *c, job *j) {
     j->result->answered = 0;
     if (hpc_probes_first_note(c->context, j->path.rank))
         hpc_group_note(&c->context->group, HPC_NOTE_DEGRADED,
-                       "no packet of a bandwidth probe has reached rank %d (%s): let UDP pass between the hosts; until "
-                       "then the bandwidth is not known",
+                       "no bandwidth probe has reached rank %d (%s): let UDP pass between the hosts, and TCP to the "
+                       "ephemeral ports; until then the bandwidth is not known",
                        j->path.rank, c->context->addresses[j->path.rank].hostname);
     finish(c, j);
 }
 
 /* ---- trains ---- */
 
-static void take_train(const call *c, job *j) {
+static void take_train(const probe_round *c, job *j) {
     const hpc_probe_stream *s = c->stream;
     double each = j->path.each;
     hpc_train train;
+    if (s->n == 0) return;
     if (s->lost == s->n) {
         if (++j->deaf >= MOST_DEAF) finish_deaf(c, j);
         return;
@@ -144,52 +171,57 @@ static void take_train(const call *c, job *j) {
         j->train *= TRAIN_GROWTH;
         return;
     }
+    /* The traffic of others may have emptied a bucket just before a train, so the largest of several counts. */
+    j->is_limited |= train.is_limited;
+    if (train.is_limited && train.bucket >= LEAST_BUCKET * each) j->bucket = fmax(j->bucket, train.bucket);
+    j->result->capacity = fmax(j->result->capacity, train.rate);
+    j->result->bucket = j->bucket;
+    if (++j->trains < TRAINS && train.is_limited) return;
     j->is_trained = 1;
     j->busy = 0;
-    j->bucket = train.is_limited && train.bucket >= LEAST_BUCKET * each ? train.bucket : 0;
-    j->result->capacity = train.rate;
-    j->result->bucket = j->bucket;
-    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, train.rate,
-                     train.is_limited ? 0 : train.rate);
+    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, j->result->capacity,
+                     j->is_limited ? 0 : j->result->capacity);
     if (j->search.is_done) {
         j->result->sufficient = 0;
         finish(c, j);
     }
 }
 
-static int send_train(const call *c, job *j) {
+static int send_train(const probe_round *c, job *j) {
     double start = hpc_now();
     int status = hpc_probe_send(&j->path, j->train, 0, j->path.each, 0, c->deadline, c->stream);
     if (status != HPC_OK) return status;
     take_train(c, j);
-    double rate = j->result->capacity > 0 ? j->result->capacity : 0;
-    /* Until the rate is known, what one train took is what its share is taken of. */
-    double length = rate > 0 ? c->stream->n * (double)j->path.each / rate : c->stream->seconds;
-    j->due = start + length / c->options->share;
+    double rate = j->result->capacity;
+    double length = rate > 0 ? c->stream->n * (double)j->path.each / rate : 0;
+    j->due = start + fmax(REFILL, length / c->options->share);
     return HPC_OK;
 }
 
 /* ---- fleets ---- */
 
-static void take_verdict(const call *c, job *j, hpc_fleet_says says) {
+static void take_verdict(const probe_round *c, job *j, hpc_fleet_says says) {
     const hpc_fleet fresh = {.streams = c->options->streams};
+    double slope = j->fleet.rising > 0 ? j->slopes / j->fleet.rising : 0;
+    double guess = slope > 0 ? fmax(0, j->search.rate - slope * j->result->capacity) : 0;
     if (says == HPC_FLEET_OPEN) return;
     if (c->options->at_least > 0)
         j->result->sufficient = says == HPC_FLEET_GREY ? j->fleet.level > j->fleet.rising : says == HPC_FLEET_BELOW;
-    hpc_search_take(&j->search, says);
+    hpc_search_take(&j->search, says, guess);
     j->fleet = fresh;
+    j->slopes = 0;
     j->discarded = 0;
     if (j->search.is_done) finish(c, j);
 }
 
-static void discard(const call *c, job *j) {
+static void discard(const probe_round *c, job *j) {
     j->result->discarded++;
     if (++j->discarded > DISCARDS * c->options->streams) finish(c, j);
 }
 
-static void take_stream(const call *c, job *j, int first, int nbytes) {
+static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
     const hpc_probe_stream *s = c->stream;
-    double delays[HPC_PROBE_MOST_PACKETS];
+    double sent[HPC_PROBE_MOST_PACKETS], delays[HPC_PROBE_MOST_PACKETS];
     int n = 0;
     if (s->n > 0 && s->lost == s->n) {
         if (++j->deaf > MOST_DEAF) finish_deaf(c, j);
@@ -206,9 +238,13 @@ static void take_stream(const call *c, job *j, int first, int nbytes) {
         take_verdict(c, j, HPC_FLEET_ABOVE);
         return;
     }
-    for (int i = first; i < s->n; i++)
-        if (s->came[i] >= 0) delays[n++] = s->came[i] - s->sent[i];
+    for (int i = first; i < s->n; i++) {
+        if (s->came[i] < 0) continue;
+        sent[n] = s->sent[i];
+        delays[n++] = s->came[i] - s->sent[i];
+    }
     hpc_trend trend = s->is_blocked ? HPC_TREND_RISING : hpc_trend_of(delays, n);
+    if (trend == HPC_TREND_RISING && n >= LEAST_PACKETS) j->slopes += hpc_trend_slope(sent, delays, n);
     j->fleet.rising += trend == HPC_TREND_RISING;
     j->fleet.level += trend == HPC_TREND_NONE;
     j->fleet.unclear += trend == HPC_TREND_UNCLEAR;
@@ -217,7 +253,7 @@ static void take_stream(const call *c, job *j, int first, int nbytes) {
     take_verdict(c, j, hpc_fleet_judge(&j->fleet));
 }
 
-static int send_stream(const call *c, job *j) {
+static int send_stream(const probe_round *c, job *j) {
     double rate = j->search.rate, start = hpc_now();
     int nbytes = rate * PERIOD < LEAST_PACKET ? LEAST_PACKET : (int)fmin(rate * PERIOD, j->path.each);
     int rest = c->options->packets, first = j->bucket > 0 ? (int)ceil(SPARE * j->bucket / nbytes) + 2 : 0;
@@ -231,14 +267,14 @@ static int send_stream(const call *c, job *j) {
 
 /* ---- the call ---- */
 
-static job *next_of(const call *c) {
+static job *next_of(const probe_round *c) {
     job *next = NULL;
     for (int i = 0; i < c->n; i++)
         if (!c->jobs[i].is_done && (next == NULL || c->jobs[i].due < next->due)) next = &c->jobs[i];
     return next;
 }
 
-static int step(const call *c, job *j) {
+static int step(const probe_round *c, job *j) {
     double rate = 0, backlog = 0;
     int status = hpc_probe_sleep(&j->path, j->due - hpc_now(), c->deadline);
     if (status == HPC_OK) status = await_pause(c, j, &rate, &backlog);
@@ -254,14 +290,31 @@ static int step(const call *c, job *j) {
     return j->is_trained ? send_stream(c, j) : send_train(c, j);
 }
 
-static int run(call *c) {
+/* A peer that lives and cannot be called is one behind a firewall: data connections go from the higher rank to the
+ * lower one, so the exchange may work all the same. */
+static int connect_to(const probe_round *c, job *j) {
+    double limit = hpc_now() + MOST_CALL;
+    int peer = j->result->peer, muted = hpc_mute_errors(1);
+    int status = hpc_probe_connect(c->context, peer, c->options->stop, fmin(limit, c->deadline), &j->path);
+    hpc_mute_errors(muted);
+    if (status == HPC_OK) return HPC_OK;
+    int goes_on = hpc_probe_goes_on(&j->path);
+    if (goes_on != HPC_OK) return goes_on;
+    if (status != HPC_ERR_TIMEOUT && status != HPC_ERR_TRANSPORT && status != HPC_ERR_AUTH)
+        return hpc_fail(status, op, "%s: rank %d cannot open a probe to rank %d: %s", op, c->context->group.rank, peer,
+                        hpc_status_text(status));
+    finish_deaf(c, j);
+    return HPC_OK;
+}
+
+static int run(probe_round *c) {
     job *j;
     int status = HPC_OK;
     for (int i = 0; i < c->n && status == HPC_OK; i++) {
         j = &c->jobs[i];
         j->train = FIRST_TRAIN;
         j->fleet.streams = c->options->streams;
-        status = hpc_probe_connect(c->context, j->result->peer, c->options->stop, c->deadline, &j->path);
+        status = connect_to(c, j);
     }
     while (status == HPC_OK && (j = next_of(c)) != NULL) {
         if (hpc_now() >= c->deadline) break;
@@ -280,13 +333,14 @@ static int check_peers(const hpc_context *c, const int *peers, int n) {
         int status = hpc_context_check_rank(c, peers[i], "peer", op);
         if (status != HPC_OK) return status;
         if (peers[i] == c->group.rank)
-            return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d asks for the bandwidth to itself; name a rank of another host",
-                            op, peers[i]);
-        if (hpc_same_host(&c->self, &c->addresses[peers[i]]))
             return hpc_fail(HPC_ERR_INVALID, op,
-                            "%s: rank %d is on this rank's host (%s), where memory is shared and no link can be short of "
-                            "bandwidth; name a rank of another host",
-                            op, peers[i], c->self.hostname);
+                            "%s: rank %d asks for the bandwidth to itself; name a rank of another host", op, peers[i]);
+        if (hpc_same_host(&c->self, &c->addresses[peers[i]]))
+            return hpc_fail(
+                HPC_ERR_INVALID, op,
+                "%s: rank %d is on this rank's host (%s), where memory is shared and no link can be short of "
+                "bandwidth; name a rank of another host",
+                op, peers[i], c->self.hostname);
         for (int k = 0; k < i; k++)
             if (peers[k] == peers[i])
                 return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is named twice; name each peer once", op, peers[i]);
@@ -327,7 +381,7 @@ int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const h
     if (status == HPC_OK) status = check_peers(context, peers, n);
     if (status != HPC_OK) return status;
 
-    call c = {.context = context, .options = options, .n = n, .start = hpc_now()};
+    probe_round c = {.context = context, .options = options, .n = n, .start = hpc_now()};
     c.deadline = c.start + options->timeout;
     c.jobs = calloc((size_t)n, sizeof *c.jobs);
     c.stream = malloc(sizeof *c.stream);

@@ -9,7 +9,8 @@
  *   HELLO, nonce            ----------->
  *                           <-----------  WELCOME, nonce, UDP port at the address that was called
  *   ASK, packets            ----------->
- *                           <-----------  GRANT: one stream at a time, whoever calls
+ *                           <-----------  GRANT: one stream at a time, whoever calls, in a pause of what comes from the
+ *                                         job, if there is one soon
  *   packets by UDP          ===========>  stamped by the kernel (SO_TIMESTAMPNS); each has a MAC
  *   END, packets sent       ----------->
  *                           <-----------  REPORT, stamps
@@ -85,7 +86,8 @@ int hpc_probe_connect(hpc_context *context, int rank, const int *stop, double de
 void hpc_probe_close(hpc_probe_path *path);
 
 /* Sends first packets as fast as they go, then the rest at the rate (bytes a second, headers included; 0: as fast as
- * they go), and gets the report. nbytes: of a packet, headers included. */
+ * they go), and gets the report. nbytes: of a packet, headers included. Nothing is sent where this rank sent something
+ * else while it waited for the grant. */
 int hpc_probe_send(hpc_probe_path *path, int first, int rest, int nbytes, double rate, double deadline,
                    hpc_probe_stream *stream);
 

@@ -17,27 +17,30 @@
 
 #include "context/probe.h"
 
-enum { MOST_CALLS = 64, BATCH = 32, ROOM = 4 << 20, NS = 1000000000 };
+enum { MOST_CALLS = 64, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
 
 static const double STRAGGLERS = 0.06; /* seconds that packets may come after END; a link of 50 ms holds that many */
+static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in what comes from the job */
+static const double LOOK = 1e-3;       /* between two looks for one */
 static const double GRANT_SLACK = 0.5; /* that a caller may need beyond what it asked for */
 
 typedef enum call_state { CALL_NEW, CALL_IDLE, CALL_ASKS, CALL_STREAMS, CALL_ENDS } call_state;
 
-typedef struct call {
+typedef struct probe_call {
     int rank, tcp, udp;
     call_state state;
     unsigned char key[HPC_DIGEST_BYTES];
     hpc_probe_message in;
     size_t got;
     uint32_t stream;
-    int count, arrived; /* packets: asked for or sent, and those that came */
-    uint64_t turn;      /* of its ASK */
-    double until;       /* its grant, or its END */
-    double length;      /* seconds that it asked for */
-    uint64_t received, drops; /* at its grant */
+    int count, arrived;                      /* packets: asked for or sent, and those that came */
+    uint64_t turn;                           /* of its ASK */
+    double asked;                            /* when */
+    double until;                            /* its grant, or its END */
+    double length;                           /* seconds that it asked for */
+    uint64_t received, drops;                /* at its grant */
     uint64_t stamps[HPC_PROBE_MOST_PACKETS]; /* nanoseconds; 0: did not come */
-} call;
+} probe_call;
 
 struct hpc_probes {
     pthread_mutex_t lock;
@@ -48,10 +51,12 @@ struct hpc_probes {
         int rank, fd;
     } waiting[MOST_CALLS];
     /* The thread's. */
-    call *calls[MOST_CALLS];
+    probe_call *calls[MOST_CALLS];
     int n_calls;
     uint64_t turns;
-    call *holder; /* of the grant */
+    probe_call *holder; /* of the grant */
+    uint64_t received;  /* as looked at last, and when */
+    double looked;
     /* The callers'. */
     pthread_mutex_t calling;
     char *noted;
@@ -79,7 +84,7 @@ static uint64_t stamp_of(struct msghdr *m) {
     return 0;
 }
 
-static void take_packet(call *c, const void *data, size_t nbytes, uint64_t stamp) {
+static void take_packet(probe_call *c, const void *data, size_t nbytes, uint64_t stamp) {
     hpc_probe_packet packet;
     if ((c->state != CALL_STREAMS && c->state != CALL_ENDS) || stamp == 0) return;
     if (!hpc_probe_open(data, nbytes, c->key, &packet)) return;
@@ -88,28 +93,31 @@ static void take_packet(call *c, const void *data, size_t nbytes, uint64_t stamp
     c->arrived++;
 }
 
-static void read_packets(call *c) {
-    static _Thread_local char room[BATCH][HPC_PROBE_MOST_BYTES + 1], controls[BATCH][128];
+static void read_packets(probe_call *c) {
+    char room[BATCH][sizeof(hpc_probe_packet)]; /* the rest of a packet is zeros: only its length counts */
+    union {
+        char bytes[CMSG_SPACE(sizeof(struct timespec))];
+        struct cmsghdr align;
+    } controls[BATCH];
     struct mmsghdr messages[BATCH];
     struct iovec parts[BATCH];
-    for (int n = BATCH; n == BATCH;) {
+    for (int n = BATCH, left = MOST_BATCHES; n == BATCH && left > 0; left--) { /* a flood leaves time for others */
         memset(messages, 0, sizeof messages);
         for (int i = 0; i < BATCH; i++) {
             parts[i] = (struct iovec){room[i], sizeof room[i]};
             messages[i].msg_hdr.msg_iov = &parts[i];
             messages[i].msg_hdr.msg_iovlen = 1;
-            messages[i].msg_hdr.msg_control = controls[i];
-            messages[i].msg_hdr.msg_controllen = sizeof controls[i];
+            messages[i].msg_hdr.msg_control = controls[i].bytes;
+            messages[i].msg_hdr.msg_controllen = sizeof controls[i].bytes;
         }
-        n = recvmmsg(c->udp, messages, BATCH, MSG_DONTWAIT, NULL);
-        for (int i = 0; i < n; i++)
-            take_packet(c, room[i], messages[i].msg_len, stamp_of(&messages[i].msg_hdr));
+        n = recvmmsg(c->udp, messages, BATCH, MSG_DONTWAIT | MSG_TRUNC, NULL);
+        for (int i = 0; i < n; i++) take_packet(c, room[i], messages[i].msg_len, stamp_of(&messages[i].msg_hdr));
     }
 }
 
 /* ---- a call ---- */
 
-static void hang_up(hpc_probes *p, call *c) {
+static void hang_up(hpc_probes *p, probe_call *c) {
     if (p->holder == c) p->holder = NULL;
     for (int i = 0; i < p->n_calls; i++)
         if (p->calls[i] == c) p->calls[i] = p->calls[--p->n_calls];
@@ -119,7 +127,7 @@ static void hang_up(hpc_probes *p, call *c) {
 }
 
 /* A UDP socket at the address at which the call came; its port, or 0. */
-static int open_udp(call *c) {
+static int open_udp(probe_call *c) {
     const int on = 1, room = ROOM;
     union {
         struct sockaddr any;
@@ -139,7 +147,7 @@ static int open_udp(call *c) {
     return ntohs(*port);
 }
 
-static int welcome(hpc_context *context, call *c) {
+static int welcome(hpc_context *context, probe_call *c) {
     uint64_t nonce[2];
     int port = open_udp(c);
     if (port == 0 || getrandom(nonce, sizeof nonce, 0) != sizeof nonce) return 0;
@@ -149,7 +157,7 @@ static int welcome(hpc_context *context, call *c) {
     return send_all(c->tcp, &answer, sizeof answer);
 }
 
-static int report(hpc_context *context, call *c) {
+static int report(hpc_context *context, probe_call *c) {
     struct {
         hpc_probe_message head;
         uint32_t offsets[HPC_PROBE_MOST_PACKETS];
@@ -169,7 +177,7 @@ static int report(hpc_context *context, call *c) {
 }
 
 /* 0: the caller is no good. */
-static int take_message(hpc_context *context, call *c) {
+static int take_message(hpc_context *context, probe_call *c) {
     hpc_probes *p = context->probes;
     const hpc_probe_message *m = &c->in;
     if (!hpc_probe_is_sound(m)) return 0;
@@ -180,6 +188,7 @@ static int take_message(hpc_context *context, call *c) {
         c->count = (int)m->count;
         c->length = (double)m->a / NS < 10 ? (double)m->a / NS : 10;
         c->turn = ++p->turns;
+        c->asked = hpc_now();
         c->state = CALL_ASKS;
         return 1;
     }
@@ -191,7 +200,7 @@ static int take_message(hpc_context *context, call *c) {
     return 1;
 }
 
-static int read_messages(hpc_context *context, call *c) {
+static int read_messages(hpc_context *context, probe_call *c) {
     for (;;) {
         ssize_t n = recv(c->tcp, (char *)&c->in + c->got, sizeof c->in - c->got, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
@@ -204,7 +213,7 @@ static int read_messages(hpc_context *context, call *c) {
     }
 }
 
-static int grant(hpc_context *context, call *c) {
+static int grant(hpc_context *context, probe_call *c) {
     hpc_probes *p = context->probes;
     const hpc_probe_message answer = hpc_probe_say(HPC_PROBE_GRANT, c->stream, c->count, 0, 0);
     read_packets(c); /* what came late of an earlier stream */
@@ -227,7 +236,7 @@ static void take_calls(hpc_context *context) {
     (void)n;
     pthread_mutex_lock(&p->lock);
     for (int i = 0; i < p->n_waiting; i++) {
-        call *c = p->n_calls < MOST_CALLS ? calloc(1, sizeof *c) : NULL;
+        probe_call *c = p->n_calls < MOST_CALLS ? calloc(1, sizeof *c) : NULL;
         if (c == NULL) {
             close(p->waiting[i].fd);
             continue;
@@ -246,7 +255,7 @@ static double look_at_calls(hpc_context *context) {
     hpc_probes *p = context->probes;
     double now = hpc_now(), next = 3600;
     for (int i = p->n_calls - 1; i >= 0; i--) {
-        call *c = p->calls[i];
+        probe_call *c = p->calls[i];
         int good = 1;
         if (c->state == CALL_ENDS && (c->arrived >= c->count || now >= c->until)) {
             good = report(context, c);
@@ -259,10 +268,15 @@ static double look_at_calls(hpc_context *context) {
             next = c->until - now < next ? c->until - now : next;
     }
     if (p->holder != NULL) return next;
-    call *first = NULL;
+    probe_call *first = NULL;
     for (int i = 0; i < p->n_calls; i++)
         if (p->calls[i]->state == CALL_ASKS && (first == NULL || p->calls[i]->turn < first->turn)) first = p->calls[i];
     if (first == NULL) return next;
+    uint64_t received = hpc_probes_carried(context).received;
+    int is_pause = received == p->received && now - p->looked < 10 * LOOK;
+    p->received = received;
+    p->looked = now;
+    if (!is_pause && now < first->asked + PATIENCE) return LOOK;
     if (!grant(context, first)) hang_up(p, first);
     return 0;
 }
@@ -281,7 +295,7 @@ static void *listen_on(void *arg) {
         }
         if (poll(polls, (nfds_t)(1 + 2 * n), left > 0 ? (int)(left * 1e3) + 1 : 0) < 0 && errno != EINTR) break;
         for (int i = n - 1; i >= 0; i--) { /* downwards: who hangs up gives its place to the last one */
-            call *c = p->calls[i];
+            probe_call *c = p->calls[i];
             if (polls[2 + 2 * i].revents != 0) read_packets(c);
             if (polls[1 + 2 * i].revents != 0 && !read_messages(context, c)) hang_up(p, c);
         }

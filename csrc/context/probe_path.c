@@ -21,7 +21,7 @@ enum { UDP_BYTES = 8, IPV4_BYTES = 20, IPV6_BYTES = 40, LEAST_MTU = 576, MOST_MT
 enum { NS = 1000000000, SLICE = 100000 /* ns, the least that the kernel has */ };
 
 static const char op[] = "bandwidth";
-static const double PIECE = 0.05;       /* of a wait, in seconds: between two looks at the peer and at the caller's stop */
+static const double PIECE = 0.05; /* of a wait, in seconds: between two looks at the peer and at the caller's stop */
 /* Seconds between two sends: more packets go in one where a rate needs it. A thread that sleeps most of the time keeps
  * the right to its CPU, which one that spins through a stream loses where ranks share CPUs. */
 static const double LEAST_PERIOD = 150e-6;
@@ -100,12 +100,12 @@ static int say(const hpc_probe_path *p, const hpc_probe_message *m) {
     return send(p->tcp, m, sizeof *m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof *m ? HPC_OK : fail_ended(p);
 }
 
-static int hear(const hpc_probe_path *p, hpc_probe_kind kind, hpc_probe_message *m, double deadline,
-                const char *what) {
+static int hear(const hpc_probe_path *p, hpc_probe_kind kind, hpc_probe_message *m, double deadline, const char *what) {
     int status = receive_all(p, m, sizeof *m, deadline, what);
     if (status == HPC_OK && !hpc_probe_is(m, kind))
-        status = hpc_fail_transport(op, "tcp", p->rank, "rank %d: %s: rank %d sent something else than a probe's answer",
-                                    p->context->group.rank, op, p->rank);
+        status =
+            hpc_fail_transport(op, "tcp", p->rank, "rank %d: %s: rank %d sent something else than a probe's answer",
+                               p->context->group.rank, op, p->rank);
     return status;
 }
 
@@ -191,7 +191,7 @@ static void sleep_until(double at) {
     while (hpc_now() < at) hpc_cpu_relax();
 }
 
-/* struct sched_attr of linux/sched/types.h, which glibc's sched.h may define too. */
+/* The kernel's struct sched_attr, which some versions of glibc define and some do not. */
 typedef struct sched_of {
     uint32_t size, policy;
     uint64_t flags;
@@ -276,8 +276,7 @@ static int get_report(const hpc_probe_path *p, hpc_probe_stream *s, double deadl
     if (status == HPC_OK && ((int)m.count != s->n || m.stream != p->streams))
         status = hpc_fail_transport(op, "tcp", p->rank, "rank %d: %s: rank %d reports another stream than was sent",
                                     p->context->group.rank, op, p->rank);
-    if (status == HPC_OK)
-        status = receive_all(p, offsets, m.count * sizeof *offsets, deadline, "report what came");
+    if (status == HPC_OK) status = receive_all(p, offsets, m.count * sizeof *offsets, deadline, "report what came");
     if (status != HPC_OK) return status;
     s->overflowed = m.flags & HPC_PROBE_OVERFLOWED;
     s->own += (double)m.b;
@@ -298,14 +297,17 @@ int hpc_probe_send(hpc_probe_path *p, int first, int rest, int nbytes, double ra
     p->streams++;
     const hpc_probe_message ask = hpc_probe_say(HPC_PROBE_ASK, p->streams, n, (uint64_t)(n * period * NS), 0);
     hpc_probe_message grant;
+    hpc_carried earlier = hpc_probes_carried(p->context);
     int status = say(p, &ask);
     if (status == HPC_OK) status = hear(p, HPC_PROBE_GRANT, &grant, deadline, "let it send");
     if (status != HPC_OK) return status;
     hpc_carried before = hpc_probes_carried(p->context);
-    hasty before_that;
-    make_haste(&before_that);
-    send_packets(p, first, n, payload, period, s);
-    calm_down(&before_that);
+    if (before.sent == earlier.sent) { /* else the pause is over: nothing is sent */
+        hasty before_that;
+        make_haste(&before_that);
+        send_packets(p, first, n, payload, period, s);
+        calm_down(&before_that);
+    }
     p->nbytes += (uint64_t)s->n * (uint64_t)nbytes;
     hpc_carried after = hpc_probes_carried(p->context);
     if (after.sent > before.sent) s->own = (double)(after.sent - before.sent);

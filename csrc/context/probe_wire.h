@@ -23,7 +23,8 @@ _Static_assert(sizeof(hpc_probe_packet) == 32, "a packet has no holes");
 void hpc_probe_seal(hpc_probe_packet *packet, const unsigned char key[HPC_DIGEST_BYTES], uint32_t stream, int index,
                     int nbytes);
 
-/* Whether the nbytes bytes are a whole packet that was sealed by key; the payload behind the head is not looked at. */
+/* Whether a datagram of nbytes is a whole packet that was sealed by key. data: its head; what lies behind it is not
+ * looked at. */
 int hpc_probe_open(const void *data, size_t nbytes, const unsigned char key[HPC_DIGEST_BYTES],
                    hpc_probe_packet *packet);
 

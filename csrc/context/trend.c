@@ -7,6 +7,7 @@ enum { LEAST_DELAYS = 25, MOST_GROUP = 64, MOST_FLEETS = 20, MOST_GREYS = 2, LEA
 
 /* Of the journal version, section IV: a test decides above the first and below the second. */
 static const double PCT_RISING = 0.66, PCT_NONE = 0.54, PDT_RISING = 0.55, PDT_NONE = 0.45;
+static const double STEADY = 0.5;   /* of the rate of one quarter of a train, for the next to be as fast */
 static const double FRACTION = 0.7; /* f: of a fleet's streams that must agree */
 
 /* ---- one stream ---- */
@@ -53,6 +54,12 @@ hpc_trend hpc_trend_of(const double *delays, int n) {
     return pdt == HPC_TREND_UNCLEAR || pdt == pct ? pct : HPC_TREND_UNCLEAR;
 }
 
+double hpc_trend_slope(const double *sent, const double *delays, int n) {
+    int fifth = n / 5 < MOST_GROUP ? n / 5 : MOST_GROUP;
+    double span = sent[n - 1 - fifth / 2] - sent[fifth / 2];
+    return span > 0 ? (median(delays + n - fifth, fifth) - median(delays, fifth)) / span : 0;
+}
+
 /* ---- one train ---- */
 
 /* A token bucket of b bytes and rate r lets b + r t bytes pass in t seconds: b is the most by which the bytes that have
@@ -82,10 +89,22 @@ int hpc_train_of(const double *sent, const double *came, int n, double each, hpc
         double ahead = ++so_far * each - train->rate * (came[i] - came[first]);
         if (ahead > train->bucket) train->bucket = ahead;
     }
+    /* A bucket that ends late in the train, or not at all, leaves the last two quarters at different rates. */
+    int third = 0, fourth = 0, seen = 0;
+    double turn = came[last];
+    for (int i = first; i <= last; i++) {
+        if (came[i] < 0 || ++seen <= arrived / 2) continue;
+        if (seen <= arrived * 3 / 4)
+            third++, turn = came[i];
+        else
+            fourth++;
+    }
+    double before_turn = third / fmax(turn - came[middle], 1e-9), after_turn = fourth / fmax(came[last] - turn, 1e-9);
+    int is_even = after_turn > STEADY * before_turn && before_turn > STEADY * after_turn;
     int own = n - 1 < SENDERS_OWN ? n - 1 : SENDERS_OWN;
     double spent = sent[own] - sent[0], whole = (arrived - 1) * each;
     double offered = spent > 0 ? own * each / spent : INFINITY;
-    train->is_limited = train->rate < 0.7 * offered && train->bucket < 0.45 * whole;
+    train->is_limited = is_even && train->rate < 0.7 * offered && train->bucket < 0.45 * whole;
     return 1;
 }
 
@@ -136,6 +155,13 @@ static double next_rate(const hpc_search *s) {
         double up = 1.2 * (grey > 0 ? grey : s->rate);
         return s->most > 0 && up > s->most ? s->most : up;
     }
+    /* Both sides of a guess make a range that is narrow enough. */
+    double aside = 0.45 * s->resolution;
+    double under = (1 - aside) * s->guess, over = (1 + aside) * s->guess;
+    if (s->guess > 0 && s->grey_high == 0) {
+        if (under > 1.02 * s->low && under < 0.98 * s->high) return under;
+        if (over > 1.02 * s->low && over < 0.98 * s->high) return over;
+    }
     double above = s->high - grey, below = floor - s->low;
     double enough = s->resolution * (s->low + s->high) / 2;
     if (s->grey_high == 0) return above <= enough ? 0 : (s->low + s->high) / 2;
@@ -143,8 +169,9 @@ static double next_rate(const hpc_search *s) {
     return above >= below ? (s->high + grey) / 2 : (floor + s->low) / 2;
 }
 
-void hpc_search_take(hpc_search *s, hpc_fleet_says says) {
+void hpc_search_take(hpc_search *s, hpc_fleet_says says, double guess) {
     narrow(s, says);
+    if (says == HPC_FLEET_ABOVE) s->guess = guess < s->rate ? guess : 0;
     s->fleets++;
     if (s->at_least > 0) {
         s->is_done = says != HPC_FLEET_GREY || s->greys >= MOST_GREYS;

@@ -24,6 +24,10 @@ double hpc_trend_pdt(const double *medians, int n);
 /* The trend of n delays by both tests over the medians of sqrt(n) groups. Fewer than 25 delays are unclear. */
 hpc_trend hpc_trend_of(const double *delays, int n);
 
+/* How much delays grow: seconds a second, from the first fifth of n packets to the last. A stream at rate R over a link
+ * of capacity C that has A left fills its queue by R - A bytes a second, so the slope is (R - A) / C. n >= 25. */
+double hpc_trend_slope(const double *sent, const double *delays, int n);
+
 /* ---- one train: packets sent as fast as they go ---- */
 
 typedef struct hpc_train {
@@ -60,12 +64,14 @@ typedef struct hpc_search {
     double most;       /* that can be sent; 0: unknown */
     double low, high;  /* high 0: nothing was too fast yet */
     double grey_low, grey_high;
-    double rate; /* of the next fleet */
+    double guess; /* of what is left, by the slopes of a fleet that was above; 0: none */
+    double rate;  /* of the next fleet */
     int fleets, greys, is_done;
 } hpc_search;
 
 /* hint: the rate of a train. */
 void hpc_search_begin(hpc_search *search, double at_least, double resolution, double hint, double most);
-void hpc_search_take(hpc_search *search, hpc_fleet_says says);
+/* guess: 0, or what the slopes of a fleet that was above say is left. It only chooses the next rate. */
+void hpc_search_take(hpc_search *search, hpc_fleet_says says, double guess);
 
 #endif

@@ -293,6 +293,11 @@ CHECKS: tuple[Look, ...] = (
     "launcher has started more than one rank.",
 )
 @click.option(
+    "--bandwidth",
+    is_flag=True,
+    help="Also probe how much the paths between the hosts have left, each way: up to a minute.",
+)
+@click.option(
     "-w",
     "--wait",
     type=click.FloatRange(0.1, 60),
@@ -301,12 +306,14 @@ CHECKS: tuple[Look, ...] = (
     help="Seconds to wait for each address of another host.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(ranks: int, between: bool | None, wait: float, as_json: bool) -> None:
+def command(ranks: int, between: bool | None, bandwidth: bool, wait: float, as_json: bool) -> None:
     """Look for what is wrong with this host, or between the hosts of a job, and say the fix.
 
     Ends with 1 if a check failed, or if two hosts cannot reach each other.
     """
     checks = list(CHECKS)
+    if bandwidth and between is False:
+        raise click.UsageError("--bandwidth is of the network between hosts: leave --no-network out")
     if between is not False:
         config, wrong = Config(), ""
         try:
@@ -316,23 +323,28 @@ def command(ranks: int, between: bool | None, wait: float, as_json: bool) -> Non
         try:
             group = launch.find(None, config)
         except HpcommError as error:
-            if between:
+            if between or bandwidth:
                 raise click.ClickException(str(error)) from None
             why = str(error)
             checks.append(lambda _: Check("launcher", WARN, why, "hpcomm doctor --no-network looks at this host alone"))
         else:
             if group.size > 1:
-                raise SystemExit(0 if examine(group, config, wrong, wait, as_json) else 1)
-            if between:
-                raise click.UsageError("--network needs a launcher: mpirun -n 4 -H a,b,c,d hpcomm doctor --network")
+                raise SystemExit(0 if examine(group, config, wrong, wait, as_json, bandwidth) else 1)
+            if between or bandwidth:
+                wanted = "--bandwidth" if bandwidth else "--network"
+                raise click.UsageError(f"{wanted} needs a launcher: mpirun -n 4 -H a,b,c,d hpcomm doctor {wanted}")
     tell(ranks, checks, as_json)
 
 
-def examine(group: launch.Group, config: Config, wrong: str, wait: float, as_json: bool) -> bool:
+def examine(
+    group: launch.Group, config: Config, wrong: str, wait: float, as_json: bool, bandwidth: bool = False
+) -> bool:
     """Tests all hosts, by all ranks; returns whether all hosts can work together. wrong: why this rank cannot take
     part."""
     try:
-        return network.main(group, network.me(config, wrong), config.timeout, wait, as_json)
+        return network.main(
+            group, network.me(config, wrong), config.timeout, wait, as_json, config if bandwidth else None
+        )
     except HpcommError as error:
         click.echo(f"hpcomm doctor: {error}", err=True)
         if isinstance(error, Timeout):

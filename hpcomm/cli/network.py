@@ -21,7 +21,8 @@ from rich.text import Text
 from .. import _core
 from ..config import Config
 from ..launch import Group, agree
-from . import interfaces, rdma, reach, verdict
+from . import available, interfaces, rdma, reach, verdict
+from .available import Way
 from .interfaces import VARIABLE, Address
 from .reach import Finding, Responder, Target
 from .verdict import FAIL, OK, WARN, Host, Pair, Problem
@@ -202,7 +203,7 @@ def _targets(mine: int, hosts: Sequence[Host], doors: Sequence[dict[str, Any]]) 
 # ---- telling -------------------------------------------------------------------------------------------------------
 
 
-def as_json(report: Report) -> str:
+def as_json(report: Report, ways: Sequence[Way] = ()) -> str:
     names = [host.name for host in report.hosts]
     return json.dumps(
         {
@@ -217,6 +218,9 @@ def as_json(report: Report) -> str:
             "calls": [
                 {**asdict(finding), "caller": names[finding.caller], "called": names[finding.called]}
                 for finding in report.findings
+            ],
+            "bandwidth": [
+                {**asdict(way), "sender": names[way.sender], "receiver": names[way.receiver]} for way in ways
             ],
         },
         indent=2,
@@ -285,8 +289,16 @@ def _span(values: Sequence[float], tell: Callable[[float], str]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def main(group: Group, self: Self, timeout: float, patience: float, json_wanted: bool) -> bool:
-    """Takes part in the examination, on rank 0 tells what came of it, and returns whether all pairs work.
+def main(
+    group: Group,
+    self: Self,
+    timeout: float,
+    patience: float,
+    json_wanted: bool,
+    probing: Config | None = None,
+) -> bool:
+    """Takes part in the examination, on rank 0 tells what came of it, and returns whether all pairs work. probing: the
+    settings with which hosts that work probe the bandwidth between them; None: they do not.
 
     Raises:
         HpcommError: as examine.
@@ -303,9 +315,15 @@ def main(group: Group, self: Self, timeout: float, patience: float, json_wanted:
             return lambda: progress.advance(task)
 
         report = examine(group, self, timeout, patience, watch)
+        ways: tuple[Way, ...] = ()
+        if probing is not None and report.ok and len(report.hosts) > 1:
+            progress.add_task("probing the bandwidth between them", total=None)
+            ways = available.measure(group, probing, report.hosts, lambda value, limit: _gather(group, value, limit))
     if group.rank == 0:
         if json_wanted:
-            print(as_json(report))
+            print(as_json(report, ways))
         else:
             show(report, console)
+            if ways:
+                available.show(report.hosts, ways, console)
     return report.ok

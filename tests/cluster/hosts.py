@@ -269,8 +269,18 @@ class Cluster:
                 "action mirred egress redirect dev sink",
             )
 
+    def swallow_udp(self, host: str, interface: str = "eth0") -> None:
+        """All UDP to the host is dropped silently."""
+        port = self._port(host, interface)
+        self._tc(
+            HEAD,
+            f"qdisc replace dev {port} clsact",
+            f"filter add dev {port} egress protocol ip u32 match ip protocol 17 0xff "
+            "action mirred egress redirect dev sink",
+        )
+
     def open(self, host: str, interface: str = "eth0") -> None:
-        """Ends firewall."""
+        """Ends firewall and swallow_udp."""
         port = self._port(host, interface)
         self._tc(HEAD, f"qdisc replace dev {port} clsact", f"qdisc del dev {port} clsact")
 

@@ -72,6 +72,14 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
     std::string secret_;
 };
 
+// How to probe the available bandwidth: the members of hpc_bandwidth_options.
+struct BandwidthOptions : hpc_bandwidth_options {
+    BandwidthOptions() {
+        hpc_bandwidth_options_init(this);
+    }
+};
+using Bandwidth = hpc_bandwidth;
+
 class Context : public Handle<hpc_context, hpc_context_free> {
   public:
     Context() noexcept = default;
@@ -99,6 +107,20 @@ class Context : public Handle<hpc_context, hpc_context_free> {
         std::vector<std::string> notes;
         for (int i = 0; hpc_context_note(get(), i) != nullptr; i++) notes.emplace_back(hpc_context_note(get(), i));
         return notes;
+    }
+
+    // What the paths to peers on other hosts have left, in bytes a second; of several, the probes fill each other's
+    // pauses.
+    std::vector<Bandwidth> bandwidth(const std::vector<int> &peers, const BandwidthOptions &options = {},
+                                     Report report = {}) {
+        std::vector<Bandwidth> found(peers.size());
+        report(hpc_context_bandwidth(get(), peers.data(), static_cast<int>(peers.size()), &options, found.data()));
+        return found;
+    }
+    Bandwidth bandwidth(int peer, const BandwidthOptions &options = {}, Report report = {}) {
+        Bandwidth found{};
+        report(hpc_context_bandwidth(get(), &peer, 1, &options, &found));
+        return found;
     }
 
     void barrier(double timeout = default_timeout, Report report = {}) {

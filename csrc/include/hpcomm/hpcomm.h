@@ -293,7 +293,7 @@ typedef struct hpc_bandwidth_options {
     size_t size;       /* sizeof(hpc_bandwidth_options), set by hpc_bandwidth_options_init */
     double at_least;   /* asks only whether a path has this rate left, by fleets of that rate; 0: asks for a range */
     double timeout;    /* seconds for all of it; a range that is not narrow enough by then is given as it is. 60 */
-    double resolution; /* of a range: its width as a share of its middle. 0.15 */
+    double resolution; /* of a range: its width as a share of its middle. 0.2 */
     double share;      /* of a fleet's rate: what its streams and the pauses between them may take on average. 0.1 */
     double patience;   /* seconds to wait before a stream for a pause in this rank's own traffic. 1 */
     int streams;       /* of a fleet: 12 */
@@ -304,11 +304,11 @@ typedef struct hpc_bandwidth_options {
 /* What the path to one peer has left, from this rank to it. */
 typedef struct hpc_bandwidth {
     int peer;
-    int answered;   /* 0: no packet of a probe has come there, a firewall may drop UDP; nothing else is known then */
-    int sufficient; /* with at_least: 1 yes, 0 no, -1 not found out; else -1 */
-    int by_own;     /* this rank's own traffic left no pause: its throughput is the answer */
-    double low;     /* the path has more left than this; 0: not known to have any */
-    double high;    /* and less than this; infinite: no rate was too fast */
+    int answered;    /* 0: no packet of a probe has come there, a firewall may drop UDP; nothing else is known then */
+    int sufficient;  /* with at_least: 1 yes, 0 no, -1 not found out; else -1 */
+    int by_own;      /* this rank's own traffic left no pause: its throughput is the answer */
+    double low;      /* the path has more left than this; 0: not known to have any */
+    double high;     /* and less than this; infinite: no rate was too fast */
     double capacity; /* at which a train of packets came: what the path's narrowest link lets pass; 0: not found out */
     double own;      /* that this rank sent to other hosts, or the peer got, during the streams: in low and high */
     double bucket;   /* bytes that pass faster than that at once, as token buckets let them */
