@@ -20,7 +20,9 @@ import hpcomm
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
-data, exchange, job, lr, mf = (importlib.import_module(f"flow.{name}") for name in "data exchange job lr mf".split())
+data, exchange, job, lr, mf = (
+    importlib.import_module(f"flow.{name}") for name in ["data", "exchange", "job", "lr", "mf"]
+)
 synthetic = importlib.import_module("factors.data").synthetic
 F32 = np.float32
 RANKS = 3
