@@ -18,15 +18,18 @@ try:
     import click
     from flow import cnn, data, job
 except ImportError as missing:
-    sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn torch --extra-index-url https://download.pytorch.org/whl/cpu")
+    sys.exit(
+        f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn torch --extra-index-url https://download.pytorch.org/whl/cpu"
+    )
 
 if TYPE_CHECKING:
-    import hpcomm
     from flow.model import Model
+
+    import hpcomm
 
 
 def make(ctx: "hpcomm.Context", small: bool, seed: int) -> "Model":
-    width, channels = (64, (8, 8, 8, 8, 8)) if small else (2064, (32, 80, 120, 120, 112))
+    width, channels = (64, (8, 8, 8, 8, 8)) if small else (2112, (16, 48, 64, 64, 112))
     return cnn.Convolutional(data.pictures(seed), width, channels, seed)
 
 

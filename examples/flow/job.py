@@ -10,17 +10,19 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
-import hpcomm
 import matplotlib
 import numpy as np
-from factors.job import console_of, progress
+from factors.job import OVERSHOT, console_of, progress
 from factors.model import Batches
 from rich.console import Console
 from rich.table import Table
 
-from .exchange import Flow, open_exchange
-from .model import Floats, Model, Params
+import hpcomm
 
+from .exchange import Flow, open_exchange
+from .model import Model, Params
+
+FEW = 16  # samples of a rank in a step, of a small model
 _STOP = 0  # the signal that tells the number of the last step
 
 
@@ -68,8 +70,8 @@ class Run:
     flow: dict[str, Any] = field(default_factory=dict)
 
     def reached(self, objective: float) -> tuple[int, float, float, int] | None:
-        """The first point at which the objective is no greater than that."""
-        return next((point for point in self.points if point[2] <= objective), None)
+        """The first point at which the objective is no greater than that, up to rounding."""
+        return next((point for point in self.points if point[2] <= objective * (1 + OVERSHOT)), None)
 
     @property
     def sent(self) -> float:
@@ -159,9 +161,9 @@ def train(ctx: hpcomm.Context, model: Model, plan: Plan, flow: Flow, tell: Calla
         looks = Looks(model, plan, flow.staleness == 0, tell)
         while True:
             last = stop.ends(step) or step == plan.steps
-            if ctx.rank == 0 and (last or step % plan.every == 0):
-                if looks.look(step, exchange.params, sent_by(exchange)):
-                    stop.tell(step)
+            looking = ctx.rank == 0 and (last or step % plan.every == 0)
+            if looking and looks.look(step, exchange.params, sent_by(exchange)):
+                stop.tell(step)
             if last:
                 break
             begin = clock()
@@ -336,7 +338,8 @@ def run(
         console = console_of(ctx.rank)
         model = make(ctx, size == "small", given["seed"])
         usual = model.defaults
-        plan = Plan(steps=steps or usual.steps, batch=batch or usual.batch, eta=eta or usual.eta, **given)
+        samples = batch or (FEW if size == "small" else usual.batch)
+        plan = Plan(steps=steps or usual.steps, batch=samples, eta=eta or usual.eta, **given)
         thresholds = {"low": usual.low, "up": usual.up}
         chosen = thresholds[delta] if isinstance(delta, str) else delta
         more = {"progress": "thread"} if staleness else {}
