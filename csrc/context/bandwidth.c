@@ -41,6 +41,7 @@ static const double LOOK = 1e-3;      /* seconds between two looks at this rank'
 static const double LEAST_BUSY = 0.3; /* seconds of it that tell what the path lets pass */
 static const double BACKLOG = 0.9;    /* of the looks, for traffic that takes what the path has */
 static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
+static const double CREDIT = 1.5;     /* seconds without a pause that a path may make up for in the next one */
 static const double REFILL = 0.06;    /* seconds after a train in which a bucket fills again */
 static const double SPARE = 1.15;     /* of the bucket's estimate */
 
@@ -152,6 +153,18 @@ static void finish_deaf(const probe_round *c, job *j) {
 
 /* ---- trains ---- */
 
+static void begin_search(const probe_round *c, job *j, int is_limited) {
+    const double capacity = j->result->capacity;
+    j->is_trained = 1;
+    j->is_limited = is_limited;
+    j->bucket = j->result->bucket;
+    j->busy = 0;
+    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, capacity, is_limited ? 0 : capacity);
+    if (!j->search.is_done) return;
+    j->result->sufficient = 0;
+    finish(c, j);
+}
+
 static void take_train(const probe_round *c, job *j) {
     const hpc_probe_stream *s = c->stream;
     double each = j->path.each;
@@ -177,14 +190,7 @@ static void take_train(const probe_round *c, job *j) {
     j->result->capacity = fmax(j->result->capacity, train.rate);
     j->result->bucket = j->bucket;
     if (++j->trains < TRAINS && train.is_limited) return;
-    j->is_trained = 1;
-    j->busy = 0;
-    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, j->result->capacity,
-                     j->is_limited ? 0 : j->result->capacity);
-    if (j->search.is_done) {
-        j->result->sufficient = 0;
-        finish(c, j);
-    }
+    begin_search(c, j, j->is_limited);
 }
 
 static int send_train(const probe_round *c, job *j) {
@@ -260,7 +266,7 @@ static int send_stream(const probe_round *c, job *j) {
     if (first + rest > HPC_PROBE_MOST_PACKETS) first = HPC_PROBE_MOST_PACKETS - rest;
     int status = hpc_probe_send(&j->path, first, rest, nbytes, rate, c->deadline, c->stream);
     if (status != HPC_OK) return status;
-    j->due = start + c->stream->n * (double)nbytes / (rate * c->options->share);
+    j->due = fmax(j->due, start - CREDIT) + c->stream->n * (double)nbytes / (rate * c->options->share);
     take_stream(c, j, first, nbytes);
     return HPC_OK;
 }
@@ -314,7 +320,9 @@ static int run(probe_round *c) {
         j = &c->jobs[i];
         j->train = FIRST_TRAIN;
         j->fleet.streams = c->options->streams;
-        status = connect_to(c, j);
+        j->due = c->start;
+        if (c->options->again && j->result->capacity > 0) begin_search(c, j, j->result->bucket > 0);
+        if (!j->is_done) status = connect_to(c, j);
     }
     while (status == HPC_OK && (j = next_of(c)) != NULL) {
         if (hpc_now() >= c->deadline) break;
@@ -390,7 +398,12 @@ int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const h
         goto err;
     }
     for (int i = 0; i < n; i++) {
-        results[i] = (hpc_bandwidth){.peer = peers[i], .sufficient = -1, .high = INFINITY};
+        const int again = options->again && results[i].peer == peers[i];
+        results[i] = (hpc_bandwidth){.peer = peers[i],
+                                     .sufficient = -1,
+                                     .high = INFINITY,
+                                     .capacity = again ? results[i].capacity : 0,
+                                     .bucket = again ? results[i].bucket : 0};
         c.jobs[i].result = &results[i];
         c.jobs[i].path.tcp = c.jobs[i].path.udp = -1;
     }

@@ -26,6 +26,9 @@
 #include "engine/stages.h"
 #include "exchange/exchange.h"
 
+/* Fleets are smaller than pathload's: a verdict comes sooner, and the next one soon after it. */
+enum { STREAMS = 8, PACKETS = 60 };
+
 typedef struct hpc_follower {
     hpc_exchange *ex;
     hpc_context *context;
@@ -43,9 +46,10 @@ typedef struct hpc_follower {
     hpc_bandwidth *results;
 } hpc_follower;
 
-static const double LOOK = 0.1;       /* seconds between two looks at words */
-static const double PAUSE = 1;        /* between two rounds of probes */
-static const double SHARE = 0.05;     /* of at_least, which the probes of all paths may take */
+static const double LOOK = 0.1;   /* seconds between two looks at words */
+static const double PAUSE = 0.5;  /* between two rounds of probes */
+static const double SHARE = 0.05; /* of what this host's link lets pass, which the probes of all paths may take */
+static const double LEAST_SHARE = 0.002;
 static const double LIMIT = 30;       /* seconds of a round */
 static const double SLICE = 0.02;     /* SMOOTHLY: between two looks at what is carried */
 static const double WINDOW = 0.5;     /* and between two deltas */
@@ -154,9 +158,13 @@ static void apply_verdicts(const hpc_follower *f) {
 /* Zero when the thread has nothing to do any more. */
 static int probe(hpc_follower *f) {
     hpc_bandwidth_options options;
+    double capacity = f->at_least;
     hpc_bandwidth_options_init(&options);
     options.at_least = f->at_least, options.timeout = LIMIT, options.stop = &f->stop;
-    options.share = SHARE / f->n;
+    options.streams = STREAMS, options.packets = PACKETS, options.again = 1;
+    for (int i = 0; i < f->n; i++)
+        if (f->results[i].capacity > capacity) capacity = f->results[i].capacity;
+    options.share = fmin(1, fmax(LEAST_SHARE, SHARE * capacity / f->at_least / f->n));
     int status = hpc_context_bandwidth(f->context, f->peers, f->n, &options, f->results);
     if (status != HPC_OK && status != HPC_ERR_TIMEOUT) return 0;
     for (int i = 0; i < f->n && status == HPC_OK; i++)

@@ -43,16 +43,6 @@ static int check_hub(const hpc_hub *h) {
     return status == HPC_OK ? hpc_hub_check_trees(h) : status;
 }
 
-void hpc_hub_set_row(const hpc_hub *hub, int bin, hpc_row *row) {
-    row->owner = hub->servers[bin / hub->cores];
-    row->core = bin % hub->cores;
-    row->action = HPC_APPLY;
-    row->depth = hub->depth;
-    row->quorum = hub->each ? 1 : hub->n_workers;
-    row->codec_in = hub->wires != NULL ? hub->wires[row->key] : hub->wire;
-    row->codec_out = hub->codecs_out != NULL ? hub->codecs_out[row->key] : hub->codec_out;
-}
-
 static int plan_hub(const void *args, hpc_plan **plan) {
     const hpc_hub *hub = args;
     int status = check_hub(hub);
