@@ -1,0 +1,49 @@
+"""The exchange of a model's updates: dense parameters through servers, or Parameter Flow.
+
+The updates have the learning rate in them, and the mean over the samples of all ranks: U = eta / sqrt(t) x gradient.
+So a rule SGD(lr=1.0) of sums applies them, and a threshold compares what the paper's does (equation 10).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import hpcomm
+from hpcomm.codec import Threshold
+
+from .model import Floats
+
+RULE = hpcomm.SGD(lr=1.0)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How updates travel.
+
+    Attributes:
+        delta: the threshold of step t is delta / sqrt(t); None: parameters travel whole, from servers (the paper's
+            baseline).
+        staleness: 0 for BSP, s for SSP(s).
+        form, values, compress: of the codec Threshold.
+        reduce: "sum", as in the paper.
+        more: other options of Exchange.
+    """
+
+    delta: float | None
+    staleness: int = 0
+    form: str = "bytes"
+    values: str = "float32"
+    compress: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def open_exchange(ctx: hpcomm.Context, params: dict[str, Floats], flow: Flow) -> hpcomm.Exchange:
+    """Collective."""
+    consistency = hpcomm.SSP(flow.staleness)
+    if flow.delta is None:
+        return hpcomm.parameter_hub(
+            ctx, params, topology="flat", consistency=consistency, rule=RULE, reduce="sum", **flow.more
+        )
+    codec = Threshold(flow.delta, form=flow.form, values=flow.values, compress=flow.compress)
+    receivers = hpcomm.ParameterServer(apply_at="receivers")
+    return hpcomm.Exchange(ctx, params, receivers, consistency, RULE, codec=codec, reduce="sum", **flow.more)

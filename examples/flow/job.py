@@ -1,0 +1,384 @@
+"""The training of a model by all ranks through dense parameters or Parameter Flow, and its figures."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import click
+import hpcomm
+import matplotlib
+import numpy as np
+from factors.job import OVERSHOT, console_of, progress
+from factors.model import Batches
+from rich.console import Console
+from rich.table import Table
+
+from .exchange import Flow, open_exchange
+from .model import Floats, Model, Params
+
+FEW = 16  # samples of a rank in a step, of a small model
+_STOP = 0  # the signal that tells the number of the last step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the ranks train.
+
+    Attributes:
+        steps: at most so many.
+        batch: samples of a rank in a step.
+        eta: the learning rate of step t is eta / sqrt(t).
+        compute: seconds that the computing of a step takes at least; a rank sleeps for the rest of them.
+        every: steps between two looks at the objective.
+        until: an objective that ends the training.
+        later: the objective is measured after the training, by copies of the parameters, and until ends nothing. So
+            the looks take next to no time.
+    """
+
+    steps: int
+    batch: int
+    eta: float
+    compute: float = 0.0
+    every: int = 10
+    until: float | None = None
+    later: bool = False
+    seed: int = 0
+
+
+@dataclass
+class Run:
+    """What a training has found. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
+
+    Attributes:
+        way: of the exchange, in words.
+        points: of rank 0: step, seconds, objective, bytes that it has sent.
+        ranks: of each rank: seconds, seconds in the exchange, seconds of computing without sleeping, bytes sent, steps.
+        score: a figure over samples that are not trained on, and its name.
+        flow: as Flow has it.
+    """
+
+    way: str
+    points: list[tuple[int, float, float, int]]
+    ranks: list[list[float]]
+    score: tuple[str, float]
+    flow: dict[str, Any] = field(default_factory=dict)
+
+    def reached(self, objective: float) -> tuple[int, float, float, int] | None:
+        """The first point at which the objective is no greater than that, up to rounding."""
+        return next((point for point in self.points if point[2] <= objective * (1 + OVERSHOT)), None)
+
+    @property
+    def sent(self) -> float:
+        """Bytes of a rank and step, on average."""
+        _, _, _, sent, steps = np.array(self.ranks).mean(axis=0)
+        return float(sent / max(steps, 1))
+
+
+class Stop:
+    """Rank 0's word that ends the training of all ranks after the same step.
+
+    No rank can have begun that step: each waits for rank 0 once it is staleness steps ahead, and rank 0's word is there
+    before rank 0 goes on.
+    """
+
+    def __init__(self, ctx: hpcomm.Context, staleness: int) -> None:
+        self.ctx, self.lead = ctx, staleness + 2
+        self.window = ctx.window(1, "uint8", signals=1)
+        self.last: int | None = None
+
+    def tell(self, step: int) -> None:
+        """Rank 0 has made so many steps."""
+        if self.last is None:
+            self.last = step + self.lead
+            for peer in range(1, self.ctx.size):
+                self.window.put_signal(peer, None, signal=_STOP, value=self.last)
+            self.window.flush()
+
+    def ends(self, step: int) -> bool:
+        """Whether that was the last step."""
+        if self.last is None and self.ctx.rank and self.window.test_signal(_STOP, 1):
+            self.last = self.window.wait_signal(_STOP, 1)
+        return self.last is not None and step >= self.last
+
+
+class Looks:
+    """Rank 0's looks at the objective."""
+
+    def __init__(self, model: Model, plan: Plan, paused: bool, tell: Callable[[int, float], object]) -> None:
+        self.model, self.plan, self.pauses, self.tell = model, plan, paused, tell
+        self.points: list[tuple[int, float, float, int]] = []
+        self.kept: list[tuple[int, float, Params, int]] = []
+        self.paused = 0.0
+        self.begin = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begin - self.paused
+
+    def look(self, step: int, params: Params, sent: int) -> bool:
+        """Whether the objective is reached."""
+        seconds, before = self.seconds, time.perf_counter()
+        if self.plan.later:
+            self.kept.append((step, seconds, {name: array.copy() for name, array in params.items()}, sent))
+            return False
+        objective = self._point(step, seconds, params, sent)
+        self.paused += time.perf_counter() - before if self.pauses else 0
+        return self.plan.until is not None and objective <= self.plan.until
+
+    def _point(self, step: int, seconds: float, params: Params, sent: int) -> float:
+        objective = self.model.objective(params)
+        self.points.append((step, seconds, objective, sent))
+        self.tell(step, objective)
+        return objective
+
+    def measure(self) -> None:
+        """What was kept for later."""
+        for kept in self.kept:
+            self._point(*kept)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def sent_by(exchange: hpcomm.Exchange) -> int:
+    """Bytes that this rank has sent to others, parameters too."""
+    return sum(entry.bytes for entry in exchange.stats().traffic)
+
+
+def train(ctx: hpcomm.Context, model: Model, plan: Plan, flow: Flow, tell: Callable[[int, float], object]) -> Run:
+    """Collective."""
+    clock, batches = time.perf_counter, Batches(model.samples, ctx.size, plan.batch, plan.seed)
+    computed = waited = 0.0
+    stop, step = Stop(ctx, flow.staleness), 0
+    with open_exchange(ctx, model.start(), flow) as exchange:
+        ctx.barrier()
+        looks = Looks(model, plan, flow.staleness == 0, tell)
+        while True:
+            last = stop.ends(step) or step == plan.steps
+            if ctx.rank == 0 and (last or step % plan.every == 0):
+                if looks.look(step, exchange.params, sent_by(exchange)):
+                    stop.tell(step)
+            if last:
+                break
+            begin = clock()
+            for name in exchange.params:
+                exchange.gradient(name)  # under SSP it may have to wait
+            free = clock()
+            step += 1
+            scale = plan.eta / step**0.5 / batches.total
+            model.update(exchange.params, batches.of(ctx.rank, step - 1), scale, exchange.gradient)
+            done = clock()
+            time.sleep(max(0.0, free + plan.compute - done))
+            slept = clock()
+            exchange.step()
+            computed, waited = computed + done - free, waited + clock() - slept + free - begin
+        mine = np.array([looks.seconds, waited, computed, sent_by(exchange), step], np.float64)
+        every = [np.frombuffer(each).tolist() for each in ctx.allgather(mine.tobytes())]
+        params = exchange.params
+    score = ("", 0.0)
+    if ctx.rank == 0:
+        looks.measure()
+        score = model.score(params)
+    return Run(way(flow), looks.points, every, score, asdict(flow))
+
+
+def way(flow: Flow) -> str:
+    discipline = f"SSP({flow.staleness})" if flow.staleness else "BSP"
+    return f"{'dense' if flow.delta is None else f'delta {flow.delta:g}'}, {discipline}"
+
+
+# ---- telling ---------------------------------------------------------------------------------------------------------
+
+
+def points_table(run: Run) -> Table:
+    found = Table(title=run.way, title_justify="left")
+    for name in ("step", "seconds", "objective", "MB sent by rank 0"):
+        found.add_column(name, justify="right")
+    for step, seconds, objective, sent in run.points:
+        found.add_row(str(step), f"{seconds:.2f}", f"{objective:.5f}", f"{sent / 1e6:.1f}")
+    return found
+
+
+def runs_table(runs: list[Run], aim: float, dense: float) -> Table:
+    """dense: bytes of a rank and step where all parameters travel."""
+    found = Table(title_justify="left")
+    found.add_column("", no_wrap=True)
+    columns = "steps", "time", "computing", "in the exchange", "MB a step", "saved", "objective", runs[0].score[0]
+    for name in (*columns, f"{aim:.5g} after"):
+        found.add_column(name, justify="right")
+    for run in runs:
+        step, seconds, objective, _ = run.points[-1]
+        reached, (_, waited, computed, _, steps) = run.reached(aim), np.array(run.ranks).mean(axis=0)
+        found.add_row(
+            run.way,
+            str(step),
+            f"{seconds:.2f} s",
+            f"{1e3 * computed / max(steps, 1):.0f} ms",
+            f"{1e3 * waited / max(steps, 1):.0f} ms",
+            f"{run.sent / 1e6:.2f}",
+            f"{100 * (1 - run.sent / dense):.1f} %" if dense else "-",
+            f"{objective:.5f}",
+            f"{run.score[1]:.4f}",
+            f"step {reached[0]}, {reached[1]:.2f} s" if reached else "never",
+        )
+    return found
+
+
+def plot(runs: list[Run], heading: str, path: str) -> None:
+    """The objective over time, over steps, and over what rank 0 has sent."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415 - which needs the backend
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
+    columns = (1, "seconds", 1), (0, "steps", 1), (3, "MB sent by rank 0", 1e6)
+    for axis, (column, label, unit) in zip(axes, columns, strict=True):
+        for run in runs:
+            points = np.array(run.points)
+            axis.plot(points[:, column] / unit, points[:, 2], marker=".", label=run.way)
+        axis.set(xlabel=label, ylabel="objective")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize="small")
+    figure.suptitle(heading)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+# ---- the job ---------------------------------------------------------------------------------------------------------
+
+
+class Delta(click.ParamType[float | str]):
+    """low, up, or a number."""
+
+    name = "low|up|FLOAT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        if value in ("low", "up"):
+            return str(value)
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            self.fail(f"{value!r} must be low, up, or a number of 0 or more", param, ctx)
+        return number
+
+
+COMPRESSIONS = ("lz4", "snappy", "zstd", "zlib")
+_OPTIONS = (
+    click.option("--size", type=click.Choice(["full", "small"]), default="full", help="small: to try it out."),
+    click.option("--steps", type=click.IntRange(1), help="At most so many; default: the model's."),
+    click.option("--until", type=float, help="An objective that ends the training."),
+    click.option("--batch", type=click.IntRange(1), help="Samples of a rank in a step; default: the model's."),
+    click.option("--eta", type=click.FloatRange(0, min_open=True), help="Rate of step 1; default: the model's."),
+    click.option("--compute", type=click.FloatRange(0), default=0.0, help="Seconds of computing a step, at least."),
+    click.option("--staleness", type=click.IntRange(0, 30), default=0, help="0: BSP; s: SSP(s)."),
+    click.option("--dense", is_flag=True, help="All parameters, through servers, in place of Parameter Flow."),
+    click.option("--delta", type=Delta(), default="low", help="Threshold of step 1: one of the model's, or a number."),
+    click.option("--form", type=click.Choice(["bytes", "paper"]), default="bytes", help="How updates are encoded."),
+    click.option("--values", type=click.Choice(["float32", "float16", "bfloat16"]), default="float32"),
+    click.option("--compress", type=click.Choice(COMPRESSIONS), help="Makes what is sent smaller still."),
+    click.option("--compare", is_flag=True, help="One after the other: dense, delta low, delta up."),
+    click.option("--every", type=click.IntRange(1), default=10, help="Steps between two looks at the objective."),
+    click.option("--later", is_flag=True, help="The objective is measured after the training."),
+    click.option("--seed", type=click.IntRange(0), default=0, help="Of the data and the minibatches."),
+    click.option("--plot", "plot_path", help="Where the curves go."),
+    click.option("--json", "json_path", help="Where the figures go, as JSON."),
+)
+
+
+def options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that all programs have."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@contextmanager
+def refusing(rank: int) -> Iterator[None]:
+    """Ends the program with 2 where the options do not fit the data; rank 0 says why."""
+    try:
+        yield
+    except ValueError as wrong:
+        if rank == 0:
+            print(f"{os.path.basename(sys.argv[0])}: {wrong}", file=sys.stderr)
+        sys.exit(2)
+
+
+Make = Callable[[hpcomm.Context, bool, int], Model]  # small, seed
+
+
+def run(
+    make: Make,
+    *,
+    size: str,
+    steps: int | None,
+    batch: int | None,
+    eta: float | None,
+    staleness: int,
+    dense: bool,
+    delta: float | str,
+    form: str,
+    values: str,
+    compress: str | None,
+    compare: bool,
+    plot_path: str | None,
+    json_path: str | None,
+    **given: Any,
+) -> None:
+    """The program: makes the model on each rank, trains, and tells. It ends with 1 if --until was not reached."""
+    if given["later"] and given["until"] is not None:
+        raise click.UsageError("--later measures after the training, so --until could not end it: give one of them")
+    with hpcomm.init() as ctx:
+        console = console_of(ctx.rank)
+        model = make(ctx, size == "small", given["seed"])
+        usual = model.defaults
+        samples = batch or (FEW if size == "small" else usual.batch)
+        plan = Plan(steps=steps or usual.steps, batch=samples, eta=eta or usual.eta, **given)
+        thresholds = {"low": usual.low, "up": usual.up}
+        chosen = thresholds[delta] if isinstance(delta, str) else delta
+        more = {"progress": "thread"} if staleness else {}
+        flow = Flow(None if dense else chosen, staleness, form, values, compress, more)
+        flows = [replace(flow, delta=each) for each in (None, usual.low, usual.up)] if compare else [flow]
+        with refusing(ctx.rank):
+            Batches(model.samples, ctx.size, plan.batch, plan.seed)
+        count = sum(array.size for array in model.start().values())
+        if console is not None:
+            print(f"{model.name}: {count} parameters, {4e-6 * count:.1f} MB; {ctx.size} ranks", flush=True)
+        runs = []
+        for each in flows:
+            with progress(console, way(each), plan.steps) as tell:
+                runs.append(train(ctx, model, plan, each, tell))
+        ranks = ctx.size
+    if console is None:
+        return
+    whole = 8 * count * (ranks - 1) / ranks
+    sys.exit(told(console, model.name, runs, plan, whole, plot_path, json_path))
+
+
+def told(
+    console: Console,
+    name: str,
+    runs: list[Run],
+    plan: Plan,
+    dense: float,
+    plot_path: str | None,
+    json_path: str | None,
+) -> int:
+    """The exit code."""
+    for run in runs:
+        console.print(points_table(run))
+    aim = runs[0].points[-1][2] if plan.until is None else plan.until
+    console.print(runs_table(runs, aim, dense))
+    if plot_path is not None:
+        plot(runs, f"{name}, {len(runs[0].ranks)} ranks", plot_path)
+        print(f"curves: {os.path.abspath(plot_path)}")
+    if json_path is not None:
+        facts = {"model": name, "plan": asdict(plan), "objective": aim, "dense bytes": dense}
+        with open(json_path, "w", encoding="utf-8") as file:
+            json.dump({**facts, "runs": [asdict(each) for each in runs]}, file, indent=1)
+    return 0 if plan.until is None or all(each.reached(plan.until) for each in runs) else 1

@@ -1,0 +1,40 @@
+"""Several ranks learn handwritten digits by a convolutional network of AlexNet's layout.
+
+    mpirun -n 4 python examples/train_flow_cnn.py
+    mpirun -n 4 python examples/train_flow_cnn.py --compare --plot cnn.png
+
+This is the third application of Parameter Flow (section 5.1, AlexNet). Five convolutions and three wide layers have 8.4
+million parameters, most of them in two of the wide layers. The digits of scikit-learn are made 32 x 32 pixels large.
+"""
+
+import os
+import sys
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    import click
+    from flow import cnn, data, job
+except ImportError as missing:
+    sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn torch --extra-index-url https://download.pytorch.org/whl/cpu")
+
+if TYPE_CHECKING:
+    import hpcomm
+    from flow.model import Model
+
+
+def make(ctx: "hpcomm.Context", small: bool, seed: int) -> "Model":
+    width, channels = (64, (8, 8, 8, 8, 8)) if small else (2112, (16, 48, 64, 64, 112))
+    return cnn.Convolutional(data.pictures(seed), width, channels, seed)
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@job.options
+def main(**given: Any) -> None:
+    job.run(make, **given)
+
+
+if __name__ == "__main__":
+    main()

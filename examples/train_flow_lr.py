@@ -1,0 +1,43 @@
+"""Several ranks learn the section of a Debian package from its description, by softmax regression.
+
+    mpirun -n 4 python examples/train_flow_lr.py
+    mpirun -n 4 python examples/train_flow_lr.py --compare --plot lr.png
+    mpirun -n 4 python examples/train_flow_lr.py --delta up --staleness 4
+
+This is the first application of Parameter Flow (section 5.1, LR): workers push updates, servers broadcast their sums,
+and both keep back what is smaller than a threshold. W is 131,072 hashed words and pairs of words x 64 sections, of
+32 MiB. Where apt's lists are missing, synthetic samples take their place.
+"""
+
+import os
+import sys
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    import click
+    from flow import data, job, lr
+except ImportError as missing:
+    sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn")
+
+if TYPE_CHECKING:
+    import hpcomm
+    from flow.model import Model
+
+
+def make(ctx: "hpcomm.Context", small: bool, seed: int) -> "Model":
+    features, classes, samples = (1 << 10, 8, 2000) if small else (1 << 17, 64, None)
+    words = data.share_words(ctx, lambda: data.words(features, classes, samples, seed), seed)
+    return lr.WordRegression(words)
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@job.options
+def main(**given: Any) -> None:
+    job.run(make, **given)
+
+
+if __name__ == "__main__":
+    main()
