@@ -42,6 +42,7 @@ static const double LEAST_BUSY = 0.3; /* seconds of it that tell what the path l
 static const double BACKLOG = 0.9;    /* of the looks, for traffic that takes what the path has */
 static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
 static const double CREDIT = 1.5;     /* seconds without a pause that a path may make up for in the next one */
+static const double BEYOND = 1.25;    /* of the rate of trains: a path has no more left */
 static const double REFILL = 0.06;    /* seconds after a train in which a bucket fills again */
 static const double SPARE = 1.15;     /* of the bucket's estimate */
 
@@ -160,6 +161,10 @@ static void begin_search(const probe_round *c, job *j, int is_limited) {
     j->bucket = j->result->bucket;
     j->busy = 0;
     hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, capacity, is_limited ? 0 : capacity);
+    if (c->options->at_least > BEYOND * capacity) { /* a train comes no faster than the path lets it */
+        j->search.high = capacity;
+        j->search.is_done = 1;
+    }
     if (!j->search.is_done) return;
     j->result->sufficient = 0;
     finish(c, j);

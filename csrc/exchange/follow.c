@@ -162,8 +162,11 @@ static int probe(hpc_follower *f) {
     hpc_bandwidth_options_init(&options);
     options.at_least = f->at_least, options.timeout = LIMIT, options.stop = &f->stop;
     options.streams = STREAMS, options.packets = PACKETS, options.again = 1;
-    for (int i = 0; i < f->n; i++)
+    for (int i = 0; i < f->n; i++) {
+        if (f->results[i].capacity < f->at_least)
+            f->results[i].capacity = 0; /* others' traffic, perhaps: find it again */
         if (f->results[i].capacity > capacity) capacity = f->results[i].capacity;
+    }
     options.share = fmin(1, fmax(LEAST_SHARE, SHARE * capacity / f->at_least / f->n));
     int status = hpc_context_bandwidth(f->context, f->peers, f->n, &options, f->results);
     if (status != HPC_OK && status != HPC_ERR_TIMEOUT) return 0;

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hpcomm
-from hpcomm.codec import Threshold
-
 from .model import Floats
 
 RULE = hpcomm.SGD(lr=1.0)
@@ -24,7 +22,8 @@ class Flow:
         delta: the threshold of step t is delta / sqrt(t); None: parameters travel whole, from servers (the paper's
             baseline).
         staleness: 0 for BSP, s for SSP(s).
-        form, values, compress: of the codec Threshold.
+        form, values, compress, up, at_least, follow: of the codec Threshold.
+        tree: of ParameterServer: the way of summed updates.
 
         more: other options of Exchange.
     """
@@ -34,6 +33,10 @@ class Flow:
     form: str = "bytes"
     values: str = "float32"
     compress: str | None = None
+    up: float | None = None
+    at_least: float | None = None
+    follow: str = "probes"
+    tree: Any = None
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -44,6 +47,19 @@ def open_exchange(ctx: hpcomm.Context, params: dict[str, Floats], flow: Flow) ->
         return hpcomm.parameter_hub(
             ctx, params, topology="flat", consistency=consistency, rule=RULE, reduce="sum", **flow.more
         )
-    codec = Threshold(flow.delta, form=flow.form, values=flow.values, compress=flow.compress)
-    receivers = hpcomm.ParameterServer(apply_at="receivers")
-    return hpcomm.Exchange(ctx, params, receivers, consistency, RULE, codec=codec, reduce="sum", **flow.more)
+    return hpcomm.parameter_flow(
+        ctx,
+        params,
+        delta=flow.delta,
+        up=flow.up,
+        at_least=flow.at_least,
+        follow=flow.follow,
+        tree=flow.tree,
+        form=flow.form,
+        values=flow.values,
+        compress=flow.compress,
+        consistency=consistency,
+        rule=RULE,
+        reduce="sum",
+        **flow.more,
+    )

@@ -269,6 +269,19 @@ class Delta(click.ParamType[float | str]):
         return number
 
 
+class TreeType(click.ParamType[hpcomm.Tree | str]):
+    """auto, or children of a rank."""
+
+    name = "auto|INTEGER"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> hpcomm.Tree | str:
+        if value == "auto":
+            return "auto"
+        if not str(value).isdigit() or int(value) < 1:
+            self.fail(f"{value!r} must be auto, or a number of children, 1 or more", param, ctx)
+        return hpcomm.Tree(arity=int(value))
+
+
 COMPRESSIONS = ("lz4", "snappy", "zstd", "zlib")
 _OPTIONS = (
     click.option("--size", type=click.Choice(["full", "small"]), default="full", help="small: to try it out."),
@@ -280,6 +293,9 @@ _OPTIONS = (
     click.option("--staleness", type=click.IntRange(0, 30), default=0, help="0: BSP; s: SSP(s)."),
     click.option("--dense", is_flag=True, help="All parameters, through servers, in place of Parameter Flow."),
     click.option("--delta", type=Delta(), default="low", help="Threshold of step 1: one of the model's, or a number."),
+    click.option("--at-least", type=click.FloatRange(0, min_open=True), help="Bytes a second; below them delta is up."),
+    click.option("--follow", type=click.Choice(["probes", "smooth"]), default="probes", help="How it finds that out."),
+    click.option("--tree", type=TreeType(), help="auto, or the children of a rank: 1 is a chain; default: none."),
     click.option("--form", type=click.Choice(["bytes", "paper"]), default="bytes", help="How updates are encoded."),
     click.option("--values", type=click.Choice(["float32", "float16", "bfloat16"]), default="float32"),
     click.option("--compress", type=click.Choice(COMPRESSIONS), help="Makes what is sent smaller still."),
@@ -323,6 +339,9 @@ def run(
     staleness: int,
     dense: bool,
     delta: float | str,
+    at_least: float | None,
+    follow: str,
+    tree: Any,
     form: str,
     values: str,
     compress: str | None,
@@ -343,7 +362,8 @@ def run(
         thresholds = {"low": usual.low, "up": usual.up}
         chosen = thresholds[delta] if isinstance(delta, str) else delta
         more = {"progress": "thread"} if staleness else {}
-        flow = Flow(None if dense else chosen, staleness, form, values, compress, more)
+        up = None if at_least is None else max(chosen, usual.up)
+        flow = Flow(None if dense else chosen, staleness, form, values, compress, up, at_least, follow, tree, more)
         flows = [replace(flow, delta=each) for each in (None, usual.low, usual.up)] if compare else [flow]
         with refusing(ctx.rank):
             Batches(model.samples, ctx.size, plan.batch, plan.seed)

@@ -63,7 +63,11 @@ typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nby
  * than at_least left, and what an owner forwards while a path of its tree has; probes of hpc_context_bandwidth find
  * that out. SMOOTHLY: without probes, delta goes from up where this rank's connections get at_least to delta where they
  * get twice as much. */
-typedef enum hpc_follow { HPC_FOLLOW_NOTHING = 0, HPC_FOLLOW_BY_PROBES = 1, HPC_FOLLOW_SMOOTHLY = 2 } hpc_follow_how;
+typedef enum hpc_follow_how {
+    HPC_FOLLOW_NOTHING = 0,
+    HPC_FOLLOW_BY_PROBES = 1,
+    HPC_FOLLOW_SMOOTHLY = 2
+} hpc_follow_how;
 
 typedef struct hpc_codec_config {
     size_t size;            /* sizeof(hpc_codec_config), set by hpc_codec_config_init */

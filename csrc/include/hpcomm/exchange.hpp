@@ -250,6 +250,16 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_set_encoder(get(), key, row, made, values));
     }
 
+    // Sets delta of what this rank encodes of key by HPC_THRESHOLD, -1: of all such keys. of: HPC_DELTA_OF_PUSHES,
+    // HPC_DELTA_OF_FOLDS or both.
+    void set_delta(int key, double delta, int of = HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS, Report report = {}) {
+        report(hpc_exchange_set_delta(get(), key, of, delta));
+    }
+    // What is in force now; negative: nothing is encoded there.
+    double delta(int key, int of) const noexcept {
+        return hpc_exchange_delta(get(), key, of);
+    }
+
     // Who works for this rank's cores, and why, in words.
     std::string chosen_progress(Report report = {}) const {
         std::string text(1024, 0);
