@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,11 +127,12 @@ def test_on_one_host_nothing_is_probed() -> None:
 
 def test_slots_that_do_not_fit_into_memory_are_refused_on_every_rank() -> None:
     """No rank alone asks for more than there is: only all of the host do."""
-    available = int(next(line for line in open("/proc/meminfo") if line.startswith("MemAvailable")).split()[1]) * 1024
+    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(told["MemAvailable"].split()[0]) * 1024
     n = available // 8 // (2 * 32 * 4)  # of 2 x 32 slots each of 8 ranks would take all of it, and it has more
 
     def body(ctx: hpcomm.Context) -> None:
-        with pytest.raises(hpcomm.OutOfMemory, match="with 32 slots for each update, and .* are available there"):
+        with pytest.raises(hpcomm.OutOfMemory, match=r"with 32 slots for each update, and .* are available there"):
             hpcomm.parameter_flow(ctx, {"w": np.zeros(n, F32)}, delta=1.0, consistency=SSP(30), tree=None)
 
     run_threads(8, body)

@@ -290,7 +290,7 @@ def test_one_leaves_in_the_middle_and_the_others_go_on(at: int, tmp_path: Path) 
 HOSTS = [[0], [1, 2]]
 LEFT: dict[str, tuple[Any, Any]] = {
     "receivers": (ParameterServer(apply_at="receivers"), hpcomm.BSP),
-    "tree": (ParameterServer(apply_at="receivers", tree=hpcomm.Tree(arity=1)), hpcomm.SSP(1)),
+    "tree": (ParameterServer(apply_at="receivers", tree=hpcomm.Tree(arity=1)), hpcomm.BSP),
     "receivers on hosts": (Hierarchy(HOSTS, apply_at="receivers"), hpcomm.BSP),
     "hosts": (Hierarchy(HOSTS), hpcomm.BSP),
     "hosts, SSP": (Hierarchy(HOSTS), hpcomm.SSP(2)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hpcomm
+
 from .model import Floats
 
 RULE = hpcomm.SGD(lr=1.0)
