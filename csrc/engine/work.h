@@ -30,10 +30,10 @@ typedef struct hpc_encoder {
     const hpc_codec *codec; /* NULL: nothing is encoded */
     hpc_encoding encoding;
     _Atomic double delta; /* that the next encoding asks for; any thread may set it */
-    int packs;        /* pieces are packed when they are encoded */
-    int keeps;        /* its state begins with a residual */
-    size_t slots;     /* values of state an element */
-    uint64_t count;   /* elements */
+    int packs;            /* pieces are packed when they are encoded */
+    int keeps;            /* its state begins with a residual */
+    size_t slots;         /* values of state an element */
+    uint64_t count;       /* elements */
     float *state;     /* of each piece the residual, if it keeps one, then the codec's own slots; piece after piece */
     float *before;    /* split: the state as it was before the last encoding; elsewhere NULL */
     hpc_encoding was; /* likewise */
