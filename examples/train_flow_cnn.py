@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def make(ctx: "hpcomm.Context", small: bool, seed: int) -> "Model":
-    width, channels = (64, (8, 8, 8, 8, 8)) if small else (2064, (32, 80, 120, 120, 112))
+    width, channels = (64, (8, 8, 8, 8, 8)) if small else (2112, (16, 48, 64, 64, 112))
     return cnn.Convolutional(data.pictures(seed), width, channels, seed)
 
 

@@ -16,6 +16,7 @@ from .lr import accuracy
 from .model import Defaults, Floats, Model, Out, Params, Rows
 
 torch.set_num_threads(1)  # ranks share the cores
+LAST = 0.015  # the standard deviation of the last layer's first weights
 BLOCK = 64  # images whose layers are in memory at once
 
 
@@ -25,7 +26,7 @@ class Convolutional(Model):
     width: of the wide layers; channels: of the convolutions, in proportion to AlexNet's 96, 256, 384, 384, 256.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(steps=200, batch=4, eta=0.1, low=2e-3, up=5e-3)
+    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=4, eta=0.03, low=2e-6, up=1e-5)
     kernels: ClassVar[tuple[int, ...]] = (5, 5, 3, 3, 3)
     strides: ClassVar[tuple[int, ...]] = (2, 1, 1, 1, 1)
     pooled: ClassVar[tuple[bool, ...]] = (True, True, False, False, False)  # 3 x 3, by two
@@ -38,15 +39,16 @@ class Convolutional(Model):
         self.widths = channels[-1] * side * side, width, width, pictures.classes
 
     def start(self) -> dict[str, Floats]:
-        """Weights by He et al. (2015), as the layers have ReLU; biases 0."""
+        """Weights by He et al. (2015), as the layers have ReLU, but small ones in the last layer; biases 0."""
         rng, found = np.random.default_rng(self.seed), {}
         shapes: list[tuple[str, tuple[int, ...]]] = []
-        for at, (before, after, kernel) in enumerate(zip((1, *self.channels), self.channels, self.kernels, strict=False)):
+        sizes = zip((1, *self.channels), self.channels, self.kernels, strict=False)
+        for at, (before, after, kernel) in enumerate(sizes):
             shapes.append((f"conv{at + 1}", (after, before, kernel, kernel)))
         for at, (before, after) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
             shapes.append((f"fc{at + 1}", (after, before)))
         for name, shape in shapes:
-            deviation = np.float32((2 / np.prod(shape[1:])) ** 0.5)
+            deviation = np.float32(LAST if name == f"fc{len(self.widths) - 1}" else (2 / np.prod(shape[1:])) ** 0.5)
             found[f"{name}.weight"] = rng.standard_normal(shape, np.float32) * deviation
             found[f"{name}.bias"] = np.zeros(shape[0], np.float32)
         return found

@@ -13,7 +13,7 @@ import click
 import hpcomm
 import matplotlib
 import numpy as np
-from factors.job import console_of, progress
+from factors.job import OVERSHOT, console_of, progress
 from factors.model import Batches
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +21,7 @@ from rich.table import Table
 from .exchange import Flow, open_exchange
 from .model import Floats, Model, Params
 
+FEW = 16  # samples of a rank in a step, of a small model
 _STOP = 0  # the signal that tells the number of the last step
 
 
@@ -68,8 +69,8 @@ class Run:
     flow: dict[str, Any] = field(default_factory=dict)
 
     def reached(self, objective: float) -> tuple[int, float, float, int] | None:
-        """The first point at which the objective is no greater than that."""
-        return next((point for point in self.points if point[2] <= objective), None)
+        """The first point at which the objective is no greater than that, up to rounding."""
+        return next((point for point in self.points if point[2] <= objective * (1 + OVERSHOT)), None)
 
     @property
     def sent(self) -> float:
@@ -336,7 +337,8 @@ def run(
         console = console_of(ctx.rank)
         model = make(ctx, size == "small", given["seed"])
         usual = model.defaults
-        plan = Plan(steps=steps or usual.steps, batch=batch or usual.batch, eta=eta or usual.eta, **given)
+        samples = batch or (FEW if size == "small" else usual.batch)
+        plan = Plan(steps=steps or usual.steps, batch=samples, eta=eta or usual.eta, **given)
         thresholds = {"low": usual.low, "up": usual.up}
         chosen = thresholds[delta] if isinstance(delta, str) else delta
         more = {"progress": "thread"} if staleness else {}

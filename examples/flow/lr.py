@@ -31,7 +31,7 @@ def wrong(scores: Floats, labels: NDArray[np.int64], scale: float) -> Floats:
 class WordRegression(Model):
     """A batch touches the rows of the words that it has, and no others."""
 
-    defaults: ClassVar[Defaults] = Defaults(steps=200, batch=512, eta=100.0, low=1e-4, up=2e-4)
+    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=512, eta=1000.0, low=1e-3, up=1e-2)
 
     def __init__(self, words: Words) -> None:
         self.words, self.samples = words, len(words.y)
@@ -60,7 +60,7 @@ class WordRegression(Model):
 class FeatureRegression(Model):
     """Every feature of a sample is a number other than 0, so every batch touches all of W."""
 
-    defaults: ClassVar[Defaults] = Defaults(steps=200, batch=16, eta=2.0, low=1e-4, up=2e-4)
+    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=16, eta=4.0, low=1e-4, up=2e-4)
 
     def __init__(self, features: Features) -> None:
         self.features, self.samples = features, len(features.y)

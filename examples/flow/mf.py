@@ -13,16 +13,16 @@ from .data import Ratings
 from .model import Defaults, Floats, Model, Out, Params, Rows, Touched
 
 USERS, MOVIES = "users", "movies"
-SPREAD = 0.1  # standard deviation of the first parameters
+FIRST = {USERS: (0.1, 0.1), MOVIES: (0.0, 0.01)}  # mean and standard deviation; so movies learn how popular they are
 BLOCK = 4096  # ratings whose vectors are in memory at once
 
 
 class Factorization(Model):
     """users is (users, latent), movies (movies, latent): a batch touches the rows of its users and movies."""
 
-    defaults: ClassVar[Defaults] = Defaults(steps=200, batch=2048, eta=8.0, low=5e-4, up=1e-3)
+    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=2048, eta=48.0, low=2e-4, up=1.5e-3)
 
-    def __init__(self, ratings: Ratings, latent: int, l2: float = 0.02, seed: int = 0) -> None:
+    def __init__(self, ratings: Ratings, latent: int, l2: float = 0.01, seed: int = 0) -> None:
         self.ratings, self.latent, self.l2, self.seed = ratings, latent, np.float32(l2), seed
         self.samples = len(ratings.value)
         self.name = f"matrix factorization, {ratings.name}"
@@ -31,10 +31,11 @@ class Factorization(Model):
     def start(self) -> dict[str, Floats]:
         rng = np.random.default_rng(self.seed)
         sizes = {USERS: self.ratings.users, MOVIES: self.ratings.movies}
-        return {
-            name: rng.standard_normal((rows, self.latent), np.float32) * np.float32(SPREAD)
-            for name, rows in sizes.items()
-        }
+        found = {}
+        for name, rows in sizes.items():
+            mean, deviation = (np.float32(number) for number in FIRST[name])
+            found[name] = rng.standard_normal((rows, self.latent), np.float32) * deviation + mean
+        return found
 
     def update(self, params: Params, rows: Rows, scale: float, out: Out) -> None:
         (users, i), (movies, j) = (
