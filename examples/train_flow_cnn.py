@@ -18,11 +18,14 @@ try:
     import click
     from flow import cnn, data, job
 except ImportError as missing:
-    sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn torch --extra-index-url https://download.pytorch.org/whl/cpu")
+    sys.exit(
+        f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn torch --extra-index-url https://download.pytorch.org/whl/cpu"
+    )
 
 if TYPE_CHECKING:
-    import hpcomm
     from flow.model import Model
+
+    import hpcomm
 
 
 def make(ctx: "hpcomm.Context", small: bool, seed: int) -> "Model":

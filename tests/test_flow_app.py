@@ -20,7 +20,9 @@ import hpcomm
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
-data, exchange, job, lr, mf = (importlib.import_module(f"flow.{name}") for name in "data exchange job lr mf".split())
+data, exchange, job, lr, mf = (
+    importlib.import_module(f"flow.{name}") for name in ["data", "exchange", "job", "lr", "mf"]
+)
 synthetic = importlib.import_module("factors.data").synthetic
 F32 = np.float32
 RANKS = 3
@@ -39,7 +41,7 @@ def network() -> Any:
 
 
 MAKE: dict[str, Callable[[], Any]] = {
-    "lr": lambda: lr.WordRegression(data.split_words(synthetic(300, 40, 5, 6, 0), 0)),
+    "lr": lambda: lr.WordRegression(data.split_words(synthetic(300, 400, 5, 6, 0), 0)),
     "digits": lambda: lr.FeatureRegression(data.features(96, 0)),
     "mf": lambda: mf.Factorization(ratings(), 8),
     "cnn": network,
@@ -47,8 +49,9 @@ MAKE: dict[str, Callable[[], Any]] = {
 
 
 def loss(model: Any, rows: Any, params: Any) -> float:
-    """The objective by these samples, some of them twice if rows has them twice."""
-    vars(model.words if hasattr(model, "words") else next(iter(vars(model).values())))["held"] = rows
+    """The objective by these samples, in place of those that are held."""
+    (read,) = (getattr(model, name) for name in ("words", "features", "ratings", "pictures") if hasattr(model, name))
+    vars(read)["held"] = rows
     vars(model).pop("_held", None)
     return float(model.objective(params))
 
@@ -142,6 +145,7 @@ def test_movielens_has_its_users_and_movies() -> None:
 # ---- the programs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", list(MAKE))
 def test_the_programs_compare(name: str, tmp_path: Path) -> None:
     """Without apt, which takes long: the words are synthetic."""

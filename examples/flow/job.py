@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
-import hpcomm
 import matplotlib
 import numpy as np
 from factors.job import OVERSHOT, console_of, progress
@@ -18,8 +17,10 @@ from factors.model import Batches
 from rich.console import Console
 from rich.table import Table
 
+import hpcomm
+
 from .exchange import Flow, open_exchange
-from .model import Floats, Model, Params
+from .model import Model, Params
 
 FEW = 16  # samples of a rank in a step, of a small model
 _STOP = 0  # the signal that tells the number of the last step
@@ -160,9 +161,9 @@ def train(ctx: hpcomm.Context, model: Model, plan: Plan, flow: Flow, tell: Calla
         looks = Looks(model, plan, flow.staleness == 0, tell)
         while True:
             last = stop.ends(step) or step == plan.steps
-            if ctx.rank == 0 and (last or step % plan.every == 0):
-                if looks.look(step, exchange.params, sent_by(exchange)):
-                    stop.tell(step)
+            looking = ctx.rank == 0 and (last or step % plan.every == 0)
+            if looking and looks.look(step, exchange.params, sent_by(exchange)):
+                stop.tell(step)
             if last:
                 break
             begin = clock()

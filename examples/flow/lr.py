@@ -60,7 +60,7 @@ class WordRegression(Model):
 class FeatureRegression(Model):
     """Every feature of a sample is a number other than 0, so every batch touches all of W."""
 
-    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=16, eta=4.0, low=1e-4, up=2e-4)
+    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=16, eta=4.0, low=4e-4, up=1e-3)
 
     def __init__(self, features: Features) -> None:
         self.features, self.samples = features, len(features.y)

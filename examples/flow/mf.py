@@ -45,14 +45,12 @@ class Factorization(Model):
         errors = np.einsum("ij,ij->i", of_users[i], of_movies[j]) - self.ratings.value[rows]
         errors *= np.float32(scale)
         weights: Any = sparse.csr_matrix((errors, (i, j)), (len(users), len(movies)))
-        decay = np.float32(scale) * self.l2
-        for key, at, gradient, own, which in (
-            (USERS, users, weights @ of_movies, of_users, i),
-            (MOVIES, movies, weights.T @ of_users, of_movies, j),
+        of_both = weights @ of_movies, weights.T @ of_users
+        for key, at, own, which, gradient in zip(
+            (USERS, MOVIES), (users, movies), (of_users, of_movies), (i, j), of_both, strict=True
         ):
-            own *= decay * np.bincount(which).astype(np.float32)[:, None]
-            gradient += own
-            self._touched.write(out(key), at, gradient)
+            decay = np.float32(scale) * self.l2 * np.bincount(which).astype(np.float32)[:, None]
+            self._touched.write(out(key), at, gradient + decay * own)
 
     def _errors(self, params: Params, user: Rows, movie: Rows, value: Floats) -> NDArray[np.float64]:
         found = [
