@@ -2,7 +2,9 @@
 
 --groups:
 
+    traffic   figures 9 and 10: the traffic that thresholds save, by clock, and the steps it costs
     time      figures 12 and 13: the time to an objective, computing and communicating apart, and the speed-up
+    shared    figure 14: the speed-up where others use the links too (iperf3)
 
 Each group runs in one job, or in one for each application. Its ways take turns, --run_cycles times; a row has medians.
 Computing is a timer that gives the dense hub under BSP the paper's ratio of computing to communicating: LR 1:8, MF
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcomm
-from bench import parameter_flow_hosts, parameter_flow_time, parameter_flow_traffic, plots
+from bench import parameter_flow_hosts, parameter_flow_shared, parameter_flow_time, parameter_flow_traffic, plots
 from bench.cluster_bench import UNABLE
 from bench.hosts_bench import rate_of
 from bench.judge import table
@@ -29,7 +31,11 @@ from bench.rows import Row
 
 from cluster.hosts import Unavailable  # isort: skip - tests is on the path by now
 
-GROUPS: dict[str, Any] = {"time": parameter_flow_time, "traffic": parameter_flow_traffic}
+GROUPS: dict[str, Any] = {
+    "traffic": parameter_flow_traffic,
+    "time": parameter_flow_time,
+    "shared": parameter_flow_shared,
+}
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -75,7 +81,12 @@ def measure(group: str, options: argparse.Namespace) -> list[Row]:
         given.apps = [app]
         cases = list(module.cases(given))
         rows += parameter_flow_hosts.run(
-            cases, title=f"{group}, {app}", burst=options.burst or module.BURST, quiet=options.json, **where
+            cases,
+            title=f"{group}, {app}",
+            burst=options.burst or module.BURST,
+            quiet=options.json,
+            beside=partial(module.beside, size=given.size) if hasattr(module, "beside") else None,
+            **where,
         )
     return [{**row, "rate": where["rate"], "cores": cores()} for row in rows]
 

@@ -34,7 +34,8 @@ class Case:
         looks: after which steps rank 0 keeps a copy of the parameters, whose objective is measured in the end.
         seconds: how long; 0: steps alone count. Under BSP.
         period: the training begins when the clock is a multiple of so many seconds; 0: at once.
-        compute: seconds of the timer; None: so that dense BSP has the paper's ratio, which is measured first.
+        compute: seconds of the timer; None: so that dense BSP has the paper's ratio, which is measured first, or is
+            the bound of links of rate, if that is given.
         at_least: bytes a second, of follow and smooth.
     """
 
@@ -49,5 +50,6 @@ class Case:
     seconds: float = 0.0
     period: float = 0.0
     compute: float | None = None
+    rate: str = ""
     at_least: float = 0.0
     plant: bool = False

@@ -28,7 +28,7 @@ def run(
     rate: str,
     burst: str,
     quiet: bool,
-    beside: Beside = lambda cluster: nullcontext(),
+    beside: Beside | None = None,
 ) -> list[Row]:
     """The rows of all cases, by one job. beside: what else happens on the hosts."""
     with tempfile.TemporaryDirectory() as folder, Cluster(hosts, rate=rate, burst=burst) as cluster:
@@ -36,7 +36,7 @@ def run(
         spec.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")
         command = [*cluster.mpirun(path=mpirun(sys.executable)), sys.executable, "-m", "bench.parameter_flow_training"]
         command += ["--cases", str(spec), "-J", str(output)]
-        with beside(cluster):
+        with beside(cluster) if beside else nullcontext():
             status = attend(command, title, quiet=quiet, limit=LIMIT, popen=partial(cluster.popen, HEAD))
         found: list[Row] = json.loads(output.read_text(encoding="utf-8")) if output.exists() else []
         if len(found) < len(cases):

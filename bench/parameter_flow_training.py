@@ -11,7 +11,7 @@ import os
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mpi4py import MPI
 
 import hpcomm
 from bench.harness import as_rank
+from bench.hosts_bench import carried
 from bench.parameter_flow_apps import MAKE
 from bench.parameter_flow_cases import APPS, DENSE, FOLLOW, SMOOTH, UP, Case
 from bench.rows import Row
@@ -94,13 +95,14 @@ class Trainer:
                 seconds, (sent, delta) = ended - began - paused, counts(exchange)
                 waited = free - begin + ended - slept
                 self.marks.append((seconds, slept - free, done - free, waited, sent, delta))
-                if self.ctx.rank == 0 and step in case.looks:
+                last = stop is not None and stop.ends(step)
+                if self.ctx.rank == 0 and (step in case.looks or last):
                     params = {name: array.copy() for name, array in exchange.params.items()}
                     self.kept.append((step, seconds, params))
-                    paused += clock() - ended if case.staleness == 0 else 0  # the others wait meanwhile
+                    paused += clock() - ended if case.staleness == 0 and not case.period else 0  # the others wait
                 if stop is not None and self.ctx.rank == 0 and seconds >= case.seconds:
                     stop.tell(step)
-                if stop is not None and stop.ends(step):
+                if last:
                     break
             self.facts |= {"processor": processor() - used, "digest": self._digest(exchange)}
             self._count(exchange)
@@ -176,30 +178,40 @@ def joined(gathered: Sequence[Row]) -> Row:
     return found
 
 
-def calibrated(ctx: hpcomm.Context, model: Model, app: str, size: str) -> float:
+def compute_of(ctx: hpcomm.Context, model: Model, case: Case) -> float:
     """Seconds of computing, of which the dense hub under BSP communicates the paper's multiple. Collective."""
-    case = Case("calibration", app, size, DENSE, steps=CALIBRATION)
     count = sum(array.size for array in model.start().values())
-    guess = 8 * count * (ctx.size - 1) / ctx.size / 119.5e6 / APPS[app].ratio
-    row = trained(ctx, model, case, guess)
+    least = 8 * count * (ctx.size - 1) / ctx.size / carried(case.rate or "1gbit") / APPS[case.app].ratio
+    if case.rate:
+        return least
+    row = trained(ctx, model, Case("calibration", case.app, case.size, DENSE, steps=CALIBRATION), least)
     waited = MPI.COMM_WORLD.bcast(None if row is None else row["waited"])
-    return float(waited / APPS[app].ratio)
+    return float(waited / APPS[case.app].ratio)
+
+
+def around(case: Case, rows: Sequence[Row]) -> Case:
+    """With looks where the objective of dense BSP may be reached, which has ended by time. Rank 0 alone looks."""
+    dense = next((row for row in reversed(rows) if row["way"] == DENSE and row["app"] == case.app), None)
+    if not case.seconds or dense is None or case.way == DENSE:
+        return case
+    steps = dense["taken"]
+    return replace(case, looks=tuple(range(math.ceil(0.9 * steps), math.ceil(1.3 * steps), max(1, steps // 50))))
 
 
 def rank(path: Path, output: Path, progress: Path | None) -> int:
     """Trains by the list at path. MPI brings the ranks up."""
     cases = [Case(**{**given, "looks": tuple(given["looks"])}) for given in json.loads(path.read_text())]
     rows: list[Row] = []
-    models: dict[tuple[str, str], tuple[Model, float | None]] = {}
+    models: dict[tuple[str, str], tuple[Model, float]] = {}
     with hpcomm.init(MPI.COMM_WORLD) as ctx:
         for i, case in enumerate(cases):
             key = case.app, case.size
             if key not in models:
                 models.clear()
                 model = MAKE[case.app](ctx, case.size)
-                models[key] = model, calibrated(ctx, model, *key) if case.compute is None else None
+                models[key] = model, compute_of(ctx, model, case) if case.compute is None else case.compute
             model, compute = models[key]
-            row = trained(ctx, model, case, case.compute if compute is None else compute)  # type: ignore[arg-type]
+            row = trained(ctx, model, around(case, rows), compute)
             if row is not None:
                 rows.append(row)
                 output.write_text(json.dumps(rows), encoding="utf-8")
