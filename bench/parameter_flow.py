@@ -2,6 +2,7 @@
 
 --groups:
 
+    cost      section 2.4: communicating against computing, of AlexNet's shape
     traffic   figures 9 and 10: the traffic that thresholds save, by clock, and the steps it costs
     time      figures 12 and 13: the time to an objective, computing and communicating apart, and the speed-up
     shared    figure 14: the speed-up where others use the links too (iperf3)
@@ -20,18 +21,27 @@ from pathlib import Path
 from typing import Any
 
 import hpcomm
-from bench import parameter_flow_hosts, parameter_flow_shared, parameter_flow_time, parameter_flow_traffic, plots
+from bench import (
+    parameter_flow_cost,
+    parameter_flow_hosts,
+    parameter_flow_shared,
+    parameter_flow_time,
+    parameter_flow_traffic,
+    plots,
+)
 from bench.cluster_bench import UNABLE
 from bench.hosts_bench import rate_of
 from bench.judge import table
 from bench.launch import cores
 from bench.options import add_output, add_quick, write
 from bench.parameter_flow_cases import APPS, EIGHT, FULL, TINY
+from bench.parameter_flow_hosts import LIMIT
 from bench.rows import Row
 
 from cluster.hosts import Unavailable  # isort: skip - tests is on the path by now
 
 GROUPS: dict[str, Any] = {
+    "cost": parameter_flow_cost,
     "traffic": parameter_flow_traffic,
     "time": parameter_flow_time,
     "shared": parameter_flow_shared,
@@ -49,6 +59,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--rate", type=rate_of, help="of each host's link, as tc writes it; default: the group's")
     p.add_argument("--burst", help="bucket of the links; default: the group's")
     p.add_argument("-N", "--run_cycles", type=int, help="cycles: the ways take turns; default: the group's")
+    p.add_argument("--limit", type=float, default=LIMIT, help="seconds of a job, after which what is done counts")
     p.add_argument("--plant", action="store_true", help="spoil what rank 1 tells, to see that #wrong counts it")
     add_quick(p, "two hosts, tiny models, few steps, one cycle")
     add_output(p, "figures")
@@ -74,10 +85,10 @@ def ways_of(word: str) -> tuple[str, int]:
 
 def measure(group: str, options: argparse.Namespace) -> list[Row]:
     module = GROUPS[group]
-    given = argparse.Namespace(**{**vars(options), "size": options.size or module.SIZE})
-    where = {"hosts": options.hosts or module.HOSTS, "rate": options.rate or module.RATE}
+    given = argparse.Namespace(**{**vars(options), "size": options.size or module.SIZE, "hosts": options.hosts or module.HOSTS})
+    where = {"hosts": given.hosts, "rate": options.rate or module.RATE}
     rows: list[Row] = []
-    for app in options.apps:
+    for app in getattr(module, "ONLY", options.apps):
         given.apps = [app]
         cases = list(module.cases(given))
         rows += parameter_flow_hosts.run(
@@ -85,6 +96,7 @@ def measure(group: str, options: argparse.Namespace) -> list[Row]:
             title=f"{group}, {app}",
             burst=options.burst or module.BURST,
             quiet=options.json,
+            limit=options.limit,
             beside=partial(module.beside, size=given.size) if hasattr(module, "beside") else None,
             **where,
         )

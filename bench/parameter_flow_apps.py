@@ -2,14 +2,18 @@
 
 import sys
 from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
 
 import hpcomm
 from bench.launch import ROOT
-from bench.parameter_flow_cases import EIGHT, FULL, TINY
+from bench import models
+from bench.parameter_flow_cases import ALEXNET, EIGHT, FULL, QUARTER, TINY
 
 sys.path.insert(0, str(ROOT / "examples"))
 from flow import data, lr, mf
-from flow.model import Model
+from flow.model import Defaults, Floats, Model, Out, Params, Rows
 
 SEED = 0
 
@@ -37,4 +41,37 @@ def _network(ctx: hpcomm.Context, size: str) -> Model:
     return cnn.Convolutional(data.pictures(SEED), width, channels, SEED)
 
 
-MAKE: dict[str, Callable[[hpcomm.Context, str], Model]] = {"lr": _regression, "mf": _factorization, "cnn": _network}
+class Shape(Model):
+    """A model's keys, whose updates are a small number."""
+
+    defaults: ClassVar[Defaults] = Defaults(steps=1, batch=1, eta=1.0, low=0.0, up=0.0)
+    samples = 1 << 16
+
+    def __init__(self, name: str, part: int) -> None:
+        self.name = name
+        self.counts = {key.name: max(1, key.count // part) for key in models.load(name).keys}
+
+    def start(self) -> dict[str, Floats]:
+        return {name: np.zeros(count, np.float32) for name, count in self.counts.items()}
+
+    def update(self, params: Params, rows: Rows, scale: float, out: Out) -> None:
+        for name in self.counts:
+            out(name).fill(2.0**-10)
+
+    def objective(self, params: Params) -> float:
+        return float(np.mean([array[0] for array in params.values()]))
+
+    def score(self, params: Params) -> tuple[str, float]:
+        return "", 0.0
+
+
+def _shape(ctx: hpcomm.Context, size: str) -> Model:
+    return Shape(ALEXNET, {FULL: 1, QUARTER: 4, TINY: 1000}[size])
+
+
+MAKE: dict[str, Callable[[hpcomm.Context, str], Model]] = {
+    "lr": _regression,
+    "mf": _factorization,
+    "cnn": _network,
+    ALEXNET: _shape,
+}

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-FULL, EIGHT, TINY = "32 MiB", "8 MiB", "tiny"
+FULL, EIGHT, TINY, QUARTER = "32 MiB", "8 MiB", "tiny", "a quarter"
+ALEXNET = "alexnet"
 DENSE, LOW, UP, FOLLOW, SMOOTH = "dense", "delta", "up", "follow", "smooth"
 
 
@@ -37,6 +38,8 @@ class Case:
         compute: seconds of the timer; None: so that dense BSP has the paper's ratio, which is measured first, or is
             the bound of links of rate, if that is given.
         at_least: bytes a second, of follow and smooth.
+        servers: ranks that only serve, the last ones, of the dense way.
+        plant: spoils what rank 1 tells.
     """
 
     group: str
@@ -52,4 +55,5 @@ class Case:
     compute: float | None = None
     rate: str = ""
     at_least: float = 0.0
+    servers: int = 0
     plant: bool = False

@@ -40,6 +40,13 @@ def training(
     return Case(group, app, size, way, staleness, cycle, most, looks, plant=plant)
 
 
+def whole(rows: Sequence[Row], group: str = GROUP) -> list[Row]:
+    """The rows of a group, in whose cycle dense BSP has been trained."""
+    own = [row for row in rows if row["group"] == group]
+    there = {(row["app"], row["cycle"]) for row in own if (row["way"], row["staleness"]) == (DENSE, 0)}
+    return [row for row in own if (row["app"], row["cycle"]) in there]
+
+
 def aim_of(rows: Sequence[Row], row: Row) -> float:
     """The objective of dense BSP in the cycle of a row."""
     cycle = [one for one in rows if (one["app"], one["cycle"]) == (row["app"], row["cycle"])]
@@ -105,7 +112,7 @@ WIDTHS = (4, 15, 6, 9, 6, 8, 6, 6, 6, 6, 6, 7, 6, 6, 6, 7, 7, 8, 11, 6)
 
 
 def lines(document: Row) -> Iterator[str]:
-    rows = [row for row in document["rows"] if row["group"] == GROUP]
+    rows = whole(document["rows"])
     if not rows:
         return
     yield f"\n# figures 12 and 13: time to the objective of dense BSP, {rows[0]['ranks']} hosts, {rows[0]['rate']}, {rows[0]['size']}"
@@ -155,7 +162,7 @@ def findings(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def promises(document: Row) -> Iterator[Promise]:
-    rows = [row for row in document["rows"] if row["group"] == GROUP]
+    rows = whole(document["rows"])
     for app, way, staleness in ways(rows):
         own = of(rows, app, way, staleness)
         if way == DENSE:
@@ -166,8 +173,9 @@ def promises(document: Row) -> Iterator[Promise]:
         yield Promise(what, step, "its bound", statistics.median(each), each[0], each[-1], NEAR, at_most=True)
 
 
-def panel(rows: Sequence[Row], axis: Any, app: str) -> None:
+def panel(every: Sequence[Row], axis: Any, app: str) -> None:
     """Computing and communicating to the objective, by way (figure 12), with the speed-up (figure 13)."""
+    rows = whole(every)
     names, computing, rest, said = [], [], [], []
     for _, way, staleness in (one for one in ways(rows) if one[0] == app):
         own = of(rows, app, way, staleness)
