@@ -227,9 +227,14 @@ def ratings(given: tuple[int, int, int] | None, seed: int) -> NDArray[np.float64
 def share_ratings(
     ctx: hpcomm.Context, reading: Callable[[], NDArray[np.float64]], sizes: tuple[int, int] | None, seed: int
 ) -> Ratings:
-    """What rank 0 reads. Collective. sizes: users and movies; None: as many as have a rating."""
+    """What rank 0 reads. Collective. sizes: users and movies; None: as many as have a rating.
+
+    Both are numbered at random: by their own numbers those with most ratings come first, and one owner would send most.
+    """
     rows = factors_data.share(ctx, reading)
     (users, user), (movies, movie) = (np.unique(rows[:, at], return_inverse=True) for at in (0, 1))
+    rng = np.random.default_rng(seed)
+    user, movie = (rng.permutation(len(names))[which] for names, which in ((users, user), (movies, movie)))
     value = (rows[:, 2] - rows[:, 2].mean()).astype(np.float32)
     name = "MovieLens" if rows[0, 3] else f"generated ratings (for MovieLens: {PIP})"
     train, test = text_data.split(len(rows), seed)
