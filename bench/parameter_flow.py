@@ -65,7 +65,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_output(p, "figures")
     options = p.parse_args(arguments)
     if options.quick:
-        options.hosts, options.size, options.steps, options.run_cycles = 2, TINY, options.steps or 4, 1
+        options.hosts, options.size, options.steps, options.run_cycles = options.hosts or 2, TINY, options.steps or 4, 1
     options.ways = [ways_of(word.strip()) for word in options.ways.split(",") if word.strip()]
     for name, known in (("groups", GROUPS), ("apps", APPS)):
         chosen = [word.strip() for word in getattr(options, name).split(",") if word.strip()]

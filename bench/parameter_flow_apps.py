@@ -12,18 +12,21 @@ from bench import models
 from bench.parameter_flow_cases import ALEXNET, EIGHT, FULL, QUARTER, TINY
 
 sys.path.insert(0, str(ROOT / "examples"))
-from flow import data, lr, mf
 from flow.model import Defaults, Floats, Model, Out, Params, Rows
 
 SEED = 0
 
 
 def _regression(ctx: hpcomm.Context, size: str) -> Model:
+    from flow import data, lr  # noqa: PLC0415 - they need scikit-learn
+
     features, classes, samples = {FULL: (1 << 17, 64, None), EIGHT: (1 << 15, 64, None), TINY: (1 << 10, 8, 2000)}[size]
     return lr.WordRegression(data.share_words(ctx, lambda: data.words(features, classes, samples, SEED), SEED))
 
 
 def _factorization(ctx: hpcomm.Context, size: str) -> Model:
+    from flow import data, mf  # noqa: PLC0415 - they need scikit-learn
+
     sizes, latent = {FULL: (None, 861), EIGHT: (None, 215), TINY: ((60, 80), 12)}[size]
     given = (*sizes, 3000) if sizes else None
     ratings = data.share_ratings(ctx, lambda: data.ratings(given, SEED), sizes, SEED)
@@ -31,7 +34,7 @@ def _factorization(ctx: hpcomm.Context, size: str) -> Model:
 
 
 def _network(ctx: hpcomm.Context, size: str) -> Model:
-    from flow import cnn  # noqa: PLC0415 - it needs torch
+    from flow import cnn, data  # noqa: PLC0415 - they need torch
 
     width, channels = {
         FULL: (2112, (16, 48, 64, 64, 112)),

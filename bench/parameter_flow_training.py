@@ -31,7 +31,6 @@ from bench.training import processor
 
 from factors.model import Batches  # isort: skip - examples is on the path by now
 from flow.exchange import RULE  # isort: skip
-from flow.job import Stop  # isort: skip
 from flow.model import Model  # isort: skip
 
 CALIBRATION = 5  # steps, of which the first does not count
@@ -78,7 +77,7 @@ class Trainer:
 
     def run(self) -> None:
         case, clock = self.case, time.perf_counter
-        stop = Stop(self.ctx, case.staleness) if case.seconds else None
+        stop = stopper(self.ctx, case) if case.seconds else None
         with open_exchange(self.ctx, self.model, case) as exchange:
             wait_for(case.period)
             self.ctx.barrier()
@@ -136,6 +135,13 @@ def counts(exchange: hpcomm.Exchange) -> tuple[int, float]:
     stats = exchange.stats()
     deltas = [each.delta_of_pushes for each in stats.codecs.values() if each.delta_of_pushes is not None]
     return sum(entry.bytes for entry in stats.traffic), max(deltas, default=-1.0)
+
+
+def stopper(ctx: hpcomm.Context, case: Case) -> Any:
+    """Ends the training of all ranks after the same step. Collective."""
+    from flow.job import Stop  # noqa: PLC0415 - it needs click, rich and matplotlib
+
+    return Stop(ctx, case.staleness)
 
 
 def wait_for(period: float) -> None:
