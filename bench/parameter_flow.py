@@ -85,7 +85,9 @@ def ways_of(word: str) -> tuple[str, int]:
 
 def measure(group: str, options: argparse.Namespace) -> list[Row]:
     module = GROUPS[group]
-    given = argparse.Namespace(**{**vars(options), "size": options.size or module.SIZE, "hosts": options.hosts or module.HOSTS})
+    given = argparse.Namespace(
+        **{**vars(options), "size": options.size or module.SIZE, "hosts": options.hosts or module.HOSTS}
+    )
     where = {"hosts": given.hosts, "rate": options.rate or module.RATE}
     rows: list[Row] = []
     for app in getattr(module, "ONLY", options.apps):

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 import hpcomm
-from bench.launch import ROOT
 from bench import models
+from bench.launch import ROOT
 from bench.parameter_flow_cases import ALEXNET, EIGHT, FULL, QUARTER, TINY
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -18,30 +18,33 @@ SEED = 0
 
 
 def _regression(ctx: hpcomm.Context, size: str) -> Model:
-    from flow import data, lr  # noqa: PLC0415 - they need scikit-learn
+    from flow.data import share_words, words  # noqa: PLC0415 - it needs scikit-learn
+    from flow.lr import WordRegression  # noqa: PLC0415
 
     features, classes, samples = {FULL: (1 << 17, 64, None), EIGHT: (1 << 15, 64, None), TINY: (1 << 10, 8, 2000)}[size]
-    return lr.WordRegression(data.share_words(ctx, lambda: data.words(features, classes, samples, SEED), SEED))
+    return WordRegression(share_words(ctx, lambda: words(features, classes, samples, SEED), SEED))
 
 
 def _factorization(ctx: hpcomm.Context, size: str) -> Model:
-    from flow import data, mf  # noqa: PLC0415 - they need scikit-learn
+    from flow.data import ratings, share_ratings  # noqa: PLC0415 - it needs scikit-learn
+    from flow.mf import Factorization  # noqa: PLC0415
 
     sizes, latent = {FULL: (None, 861), EIGHT: (None, 215), TINY: ((60, 80), 12)}[size]
     given = (*sizes, 3000) if sizes else None
-    ratings = data.share_ratings(ctx, lambda: data.ratings(given, SEED), sizes, SEED)
-    return mf.Factorization(ratings, latent, seed=SEED)
+    read = share_ratings(ctx, lambda: ratings(given, SEED), sizes, SEED)
+    return Factorization(read, latent, seed=SEED)
 
 
 def _network(ctx: hpcomm.Context, size: str) -> Model:
-    from flow import cnn, data  # noqa: PLC0415 - they need torch
+    from flow.cnn import Convolutional  # noqa: PLC0415 - it needs torch
+    from flow.data import pictures  # noqa: PLC0415
 
     width, channels = {
         FULL: (2112, (16, 48, 64, 64, 112)),
         EIGHT: (1056, (8, 24, 32, 32, 56)),
         TINY: (64, (8, 8, 8, 8, 8)),
     }[size]
-    return cnn.Convolutional(data.pictures(SEED), width, channels, SEED)
+    return Convolutional(pictures(SEED), width, channels, SEED)
 
 
 class Shape(Model):

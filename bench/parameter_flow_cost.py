@@ -45,8 +45,9 @@ def lines(document: Row) -> Iterator[str]:
     one = of(document["rows"], 0)[0]
     where = f"{one['ranks'] - one['servers']} workers, {one['servers']} servers, {one['rate']}"
     yield f"\n# section 2.4: AlexNet's shape, {one['size']}, {where}; times {PART}: of the whole model"
-    yield f"# {'way':15}{'computing':>10}{'comm. (s)':>10}{'wire (s)':>9}{f'x {PART} (s)':>9}{'paper (s)':>10}{'comm./comp.':>12}{'spread':>12}{'paper':>7}{'#wrong':>7}"
-    for staleness in PAPER:
+    head = f"{'computing':>10}{'comm. (s)':>10}{'wire (s)':>9}{f'x {PART} (s)':>9}{'paper (s)':>10}"
+    yield f"# {'way':15}{head}{'comm./comp.':>12}{'spread':>12}{'paper':>7}{'#wrong':>7}"
+    for staleness, paper in PAPER.items():
         own = of(document["rows"], staleness)
         if not own:
             continue
@@ -58,7 +59,7 @@ def lines(document: Row) -> Iterator[str]:
         said = f"{computing:>10.2f}{step - computing:>10.2f}{wire:>9.2f}{PART * (step - computing):>9.2f}"
         said += f"{'6.9' if staleness == 0 else '':>10}{statistics.median(each):>12.2f}"
         spread, wrong = f"{min(each):.2f}..{max(each):.2f}", sum(row["wrong"] for row in own)
-        yield f"  {label(DENSE, staleness):15}{said}{spread:>12}{PAPER[staleness]:>7.2f}{wrong:>7}"
+        yield f"  {label(DENSE, staleness):15}{said}{spread:>12}{paper:>7.2f}{wrong:>7}"
 
 
 def promises(document: Row) -> Iterator[Promise]:

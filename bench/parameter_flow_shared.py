@@ -172,19 +172,25 @@ def lines(document: Row) -> Iterator[str]:
     where = f"{rows[0]['ranks']} hosts, {rows[0]['rate']}, {rows[0]['size']}"
     yield f"\n# figure 14: {where}, {OTHERS} of UDP in {PERIOD / 2:g} of every {PERIOD:g} s"
     head = f"{'shared':>8}{'bound':>7}{'MB':>7}{'free':>8}{'bound':>7}{'MB':>7}{'encode':>8}{'decode':>8}{'steps':>7}"
-    yield f"# {'app':4}  {'way':13}{head}{'x steps/s':>10}{'bound x':>8}{'time (s)':>9}{'speed-up':>9}{'paper':>6}  verdicts (s)"
+    more = f"{'x steps/s':>10}{'bound x':>8}{'time (s)':>9}{'speed-up':>9}{'paper':>6}{'#wrong':>7}"
+    yield f"# {'app':4}  {'way':13}{head}{more}  verdicts (s)"
     for row in rows:
         cells = ""
         for which in ("shared", "free"):
             found = phase(row, which)
-            cells += f"{1e3 * found['step']:>8.0f}{1e3 * bound(row, which):>7.0f}{found['bytes'] / 1e6:>7.2f}" if found else f"{'-':>22}"
+            cells += (
+                f"{1e3 * found['step']:>8.0f}{1e3 * bound(row, which):>7.0f}{found['bytes'] / 1e6:>7.2f}"
+                if found
+                else f"{'-':>22}"
+            )
         cells += f"{1e3 * row['encode']:>8.0f}{1e3 * row['decode']:>8.0f}{row['taken']:>7}"
         faster, speed, seconds = speedup(rows, row)
         cells += f"{faster:>10.2f}{in_bound(rows, row):>8.2f}"
         cells += f"{'never':>9}{'':>9}" if speed is None or seconds is None else f"{seconds:>9.2f}{speed:>9.2f}"
         paper = {LOW: PAPER[row["app"]][0], FOLLOW: PAPER[row["app"]][1]}.get(row["way"], "")
         said = ", ".join(f"{value:.1f}" for value in verdicts(row)) if row["way"] == FOLLOW else ""
-        yield f"  {APPS[row['app']].name:4}  {label(row['way'], row['staleness']):13}{cells}{paper:>6}  {said}"
+        cells += f"{paper:>6}{row['wrong']:>7}  {said}"
+        yield f"  {APPS[row['app']].name:4}  {label(row['way'], row['staleness']):13}{cells}"
 
 
 def promises(document: Row) -> Iterator[Promise]:

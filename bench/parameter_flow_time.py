@@ -1,4 +1,4 @@
-"""Figures 12 and 13 of Parameter Flow: the time to an objective, computing and communicating apart, and the speed-up."""
+"""Figures 12 and 13 of Parameter Flow: time to an objective, computing and communicating apart, and the speed-up."""
 
 import math
 import statistics
@@ -115,7 +115,8 @@ def lines(document: Row) -> Iterator[str]:
     rows = whole(document["rows"])
     if not rows:
         return
-    yield f"\n# figures 12 and 13: time to the objective of dense BSP, {rows[0]['ranks']} hosts, {rows[0]['rate']}, {rows[0]['size']}"
+    where = f"{rows[0]['ranks']} hosts, {rows[0]['rate']}, {rows[0]['size']}"
+    yield f"\n# figures 12 and 13: time to the objective of dense BSP, {where}"
     yield from ("# " + line((*HEAD, *MORE)), "# " + line(UNITS))
     for app, way, staleness in ways(rows):
         yield "  " + line(cells(rows, app, way, staleness))
@@ -132,7 +133,7 @@ def cells(rows: Sequence[Row], app: str, way: str, staleness: int) -> list[str]:
     wire = middle(wire_of)
     parts = [middle(lambda row, part=part: row[part]) for part in ("step", "computing", "compute", "waited")]
     parts += [wire, *(middle(lambda row, part=part: row[part]) for part in ("encode", "decode", "processor"))]
-    parts += [middle(lambda row: bound(row))]
+    parts += [middle(bound)]
     found += [f"{1e3 * value:.0f}" for value in parts]
     found += [f"{middle(lambda row: row['step'] / bound(row)):.2f}"]
     found += [f"{middle(lambda row: row['sent']) / 1e6:.1f}"]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from bench.judge import Promise
-from bench.parameter_flow_time import aim_of, label, of, reached, training, ways
 from bench.parameter_flow_cases import APPS, DENSE, FULL, LOW, UP, Case
+from bench.parameter_flow_time import aim_of, label, of, reached, training, ways
 from bench.rows import Row
 
 GROUP, SIZE, RATE, BURST = "traffic", FULL, "1gbit", "256k"
@@ -52,7 +52,8 @@ def lines(document: Row) -> Iterator[str]:
     if not rows:
         return
     where = f"{rows[0]['ranks']} hosts, {rows[0]['size']}"
-    yield f"\n# figures 9 and 10: traffic saved against dense, by clock (%), {where}; x steps: to the objective of dense BSP"
+    yield f"\n# figures 9 and 10: traffic saved against dense, by clock (%), {where}"
+    yield "# x steps: to the objective of dense BSP, over those of dense BSP"
     heads = "".join(f"{clock:>7}" for clock in CLOCKS)
     yield f"# {'app':4}  {'way':15}{heads}{'all':>7}{'paper':>7}{'x steps':>9}{'#wrong':>8}"
     for app, way, staleness in ways(rows):
@@ -76,7 +77,9 @@ def promises(document: Row) -> Iterator[Promise]:
         if (row["way"], row["staleness"]) == (UP, 0):
             share = 100 * overall(rows, row)
             asked = 100 * ASKED[row["app"]]
-            yield Promise(f"{what}: saved", f"{row['sent'] / 1e6:.1f} MB", "dense", share, share, share, asked, unit="%")
+            yield Promise(
+                f"{what}: saved", f"{row['sent'] / 1e6:.1f} MB", "dense", share, share, share, asked, unit="%"
+            )
         more = steps_of(rows, row)
         missing = "the objective was not reached" if more is None else ""
         value = more or 0.0
@@ -89,7 +92,9 @@ def panel(rows: Sequence[Row], axis: Any, app: str) -> None:
         each = saved(rows, row)
         style = {0: "-", 4: "--", 16: ":"}[staleness]
         colour = "tab:blue" if way == LOW else "tab:red"
-        axis.plot(range(1, len(each) + 1), [100 * value for value in each], style, color=colour, label=label(way, staleness))
+        axis.plot(
+            range(1, len(each) + 1), [100 * value for value in each], style, color=colour, label=label(way, staleness)
+        )
     axis.axhline(100 * ASKED[app], color="black", lw=0.8)
     axis.set(title=APPS[app].name, xlabel="clock", ylabel="traffic saved (%)")
     axis.set_ylim(0, 100)

@@ -61,8 +61,8 @@ class Trainer:
     """Takes the steps of a case on one rank.
 
     Attributes:
-        marks: of each step: seconds since the first began, seconds of computing, of the gradient alone, in the exchange,
-            bytes sent so far, the threshold of pushes (-1: none).
+        marks: of each step: seconds since the first began; seconds of computing, of the gradient alone, and in the
+            exchange; bytes sent so far; the threshold of pushes (-1: none).
         kept: step, seconds, parameters.
     """
 
@@ -116,7 +116,7 @@ class Trainer:
     def _digest(self, exchange: hpcomm.Exchange) -> int:
         found = 0
         for array in exchange.params.values():
-            found = zlib.crc32(memoryview(array).cast("B"), found)
+            found = zlib.crc32(array.reshape(-1).view(np.uint8).data, found)
         return found + (self.case.plant and self.ctx.rank == 1)
 
     def _count(self, exchange: hpcomm.Exchange) -> None:
@@ -158,29 +158,31 @@ def trained(ctx: hpcomm.Context, model: Model, case: Case, compute: float) -> Ro
     trainer = Trainer(ctx, model, case, compute)
     trainer.run()
     gathered = MPI.COMM_WORLD.gather({**trainer.facts, "marks": trainer.marks})
-    row = None if gathered is None else {**asdict(case), "compute": compute, "batch": trainer.batch, **joined(gathered)}
-    if row is not None:
+    row: Row | None = None
+    if gathered is not None:
+        row = {**asdict(case), "compute": compute, "batch": trainer.batch, **joined(gathered)}
         row["points"] = [[step, seconds, model.objective(params)] for step, seconds, params in trainer.kept]
         finite = all(math.isfinite(objective) for _, _, objective in row["points"])
-        different = sum(rank["digest"] != gathered[0]["digest"] for rank in gathered or () if rank["marks"])
+        different = sum(rank["digest"] != gathered[0]["digest"] for rank in gathered if rank["marks"])
         row["wrong"] = (different if case.staleness == 0 else 0) + (not finite)
     ctx.barrier()
     return row
 
 
 def joined(gathered: Sequence[Row]) -> Row:
-    """Of all ranks: means over ranks and over the steps from the second on, and the busiest link's bytes of a step."""
+    """Of all ranks: means over ranks and over the steps from the second on, and the busiest link's bytes of a step.
+
+    A step is rank 0's, whose clock stands where it copies parameters for a look."""
     workers = [rank for rank in gathered if rank["marks"]]
     marks = np.array([rank["marks"] for rank in workers], np.float64)  # ranks, steps, parts
     steps, ranks = marks.shape[1], range(len(gathered))
     later = marks[:, 1:] if steps > 1 else marks
-    span = (marks[:, -1, 0] - marks[:, 0, 0]) / (steps - 1) if steps > 1 else marks[:, -1, 0]
+    seconds = (marks[0, -1, 0] - marks[0, 0, 0]) / (steps - 1) if steps > 1 else marks[0, -1, 0]
     sent = [sum(rank["to"].values()) for rank in gathered]
     got = [sum(rank["to"].get(at, 0) for rank in gathered) for at in ranks]
-    found: Row = {"ranks": len(gathered), "taken": steps, "step": float(span.mean()), "began": gathered[0]["began"]}
+    found: Row = {"ranks": len(gathered), "taken": steps, "step": float(seconds), "began": gathered[0]["began"]}
     found |= {
-        name: float(later[:, :, part].mean())
-        for name, part in (("computing", 1), ("gradient", 2), ("waited", 3))
+        name: float(later[:, :, part].mean()) for name, part in (("computing", 1), ("gradient", 2), ("waited", 3))
     }
     found |= {part: sum(rank[part] for rank in gathered) / len(gathered) / steps for part in ("encode", "decode")}
     found["processor"] = sum(rank["processor"] for rank in gathered) / steps
@@ -197,7 +199,7 @@ def compute_of(ctx: hpcomm.Context, model: Model, case: Case) -> float:
     count = sum(array.size for array in model.start().values())
     least = 8 * count * (ctx.size - 1) / ctx.size / carried(case.rate or "1gbit") / APPS[case.app].ratio
     if case.rate:
-        return least
+        return float(least)
     row = trained(ctx, model, Case("calibration", case.app, case.size, DENSE, steps=CALIBRATION), least)
     waited = MPI.COMM_WORLD.bcast(None if row is None else row["waited"])
     return float(waited / APPS[case.app].ratio)
@@ -235,7 +237,9 @@ def rank(path: Path, output: Path, progress: Path | None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.parameter_flow_training", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.parameter_flow_training", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--cases", type=Path, required=True)
     parser.add_argument("-J", "--output_file", type=Path, required=True)
     parser.add_argument("--progress", type=Path)
