@@ -62,16 +62,15 @@ class Trainer:
 
     Attributes:
         marks: of each step: seconds since the first began; seconds of computing, of the gradient alone, and in the
-            exchange; bytes sent so far; the threshold of pushes (-1: none).
+            exchange; bytes sent so far; the threshold of pushes (-1: none); seconds until gradients had room.
         kept: step, seconds, parameters.
     """
 
     def __init__(self, ctx: hpcomm.Context, model: Model, case: Case, compute: float) -> None:
         self.ctx, self.model, self.case, self.compute = ctx, model, case, compute
-        tiny = model.samples < 64 * model.defaults.batch
-        self.batch = min(model.defaults.batch, model.samples // (2 * ctx.size)) if tiny else model.defaults.batch
+        self.batch = min(model.defaults.batch, model.samples // (2 * ctx.size))
         self.batches = Batches(model.samples, ctx.size - case.servers, self.batch, 0)
-        self.marks: list[tuple[float, float, float, float, int, float]] = []
+        self.marks: list[tuple[float, float, float, float, int, float, float]] = []
         self.kept: list[tuple[int, float, dict[str, Any]]] = []
         self.facts: Row = {}
 
@@ -100,7 +99,7 @@ class Trainer:
                 ended = clock()
                 seconds, (sent, delta) = ended - began - paused, counts(exchange)
                 waited = free - begin + ended - slept
-                self.marks.append((seconds, slept - free, done - free, waited, sent, delta))
+                self.marks.append((seconds, slept - free, done - free, waited, sent, delta, free - begin))
                 last = stop is not None and stop.ends(step)
                 if self.ctx.rank == 0 and (step in case.looks or last):
                     params = {name: array.copy() for name, array in exchange.params.items()}
@@ -125,7 +124,7 @@ class Trainer:
         for entry in stats.traffic:
             to[entry.rank] = to.get(entry.rank, 0) + entry.bytes
         codecs = stats.codecs.values()
-        self.facts |= {"to": to, "pace": stats.progress.partition(":")[0]}
+        self.facts |= {"to": to, "pace": stats.progress.partition(":")[0], "threads": dict(stats.load.processor)}
         self.facts |= {part: sum(getattr(each, part) for each in codecs) for part in ("encode", "decode")}
         self.facts["kept"] = sum(each.kept for each in codecs) / max(sum(each.elements for each in codecs), 1)
 
@@ -182,8 +181,11 @@ def joined(gathered: Sequence[Row]) -> Row:
     got = [sum(rank["to"].get(at, 0) for rank in gathered) for at in ranks]
     found: Row = {"ranks": len(gathered), "taken": steps, "step": float(seconds), "began": gathered[0]["began"]}
     found |= {
-        name: float(later[:, :, part].mean()) for name, part in (("computing", 1), ("gradient", 2), ("waited", 3))
+        name: float(later[:, :, part].mean())
+        for name, part in (("computing", 1), ("gradient", 2), ("waited", 3), ("blocked", 6))
     }
+    threads = list(dict.fromkeys(name for rank in workers for name in rank["threads"]))
+    found["threads"] = {name: sum(rank["threads"].get(name, 0) for rank in workers) / steps for name in threads}
     found |= {part: sum(rank[part] for rank in gathered) / len(gathered) / steps for part in ("encode", "decode")}
     found["processor"] = sum(rank["processor"] for rank in gathered) / steps
     found |= {"link": max(*sent, *got) / steps, "sent": sum(sent) / len(workers) / steps}
