@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--rate", type=rate_of, help="of each host's link, as tc writes it; default: the group's")
     p.add_argument("--burst", help="bucket of the links; default: the group's")
     p.add_argument("-N", "--run_cycles", type=int, help="cycles: the ways take turns; default: the group's")
+    p.add_argument("--eta", type=float, help="learning rate of step 1; default: the model's")
     p.add_argument("--limit", type=float, default=LIMIT, help="seconds of a job, after which what is done counts")
     p.add_argument("--plant", action="store_true", help="spoil what rank 1 tells, to see that #wrong counts it")
     add_quick(p, "two hosts, tiny models, few steps, one cycle")
@@ -92,7 +94,7 @@ def measure(group: str, options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     for app in getattr(module, "ONLY", options.apps):
         given.apps = [app]
-        cases = list(module.cases(given))
+        cases = [replace(case, eta=options.eta) for case in module.cases(given)]
         rows += parameter_flow_hosts.run(
             cases,
             title=f"{group}, {app}",

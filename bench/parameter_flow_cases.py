@@ -39,6 +39,7 @@ class Case:
             the bound of links of rate, if that is given.
         at_least: bytes a second, of follow and smooth.
         servers: ranks that only serve, the last ones, of the dense way.
+        eta: the learning rate of step 1; None: the model's.
         plant: spoils what rank 1 tells.
     """
 
@@ -56,4 +57,5 @@ class Case:
     rate: str = ""
     at_least: float = 0.0
     servers: int = 0
+    eta: float | None = None
     plant: bool = False

@@ -89,7 +89,7 @@ class Trainer:
                 for name in exchange.params:
                     exchange.gradient(name)  # under SSP it may have to wait
                 free = clock()
-                scale = self.model.defaults.eta / step**0.5 / self.batches.total
+                scale = (case.eta or self.model.defaults.eta) / step**0.5 / self.batches.total
                 rows = self.batches.of(self.ctx.rank, step - 1)
                 self.model.update(exchange.params, rows, scale, exchange.gradient)
                 done = clock()
