@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.hosts_bench import carried
 from bench.judge import Promise, span
-from bench.parameter_flow_cases import APPS, DENSE, EIGHT, FOLLOW, LOW, TINY, UP, Case
+from bench.parameter_flow_cases import APPS, DENSE, EIGHT, FOLLOW, LOW, SMOOTH, TINY, UP, Case
 from bench.parameter_flow_time import label, reached
 from bench.rows import Row
 
@@ -106,18 +106,24 @@ def phase(row: Row, which: str) -> Row:
     return {"step": float(np.median((ends - begins)[inside])), "bytes": float(np.mean(each[inside]))}
 
 
-def left(row: Row, which: str) -> float:
-    """Bytes a second that a link has for the training."""
-    return carried(row["rate"]) - (carried(OTHERS_RATE) if which == "shared" else 0)
+def left(rows: Sequence[Row], row: Row, which: str) -> float:
+    """Bytes a second that a link has for the training. While it is shared: what dense BSP got, as streams that lose
+    packets do not keep to their rate; at least what they would leave."""
+    whole, dense = carried(row["rate"]), against(rows, row, DENSE)
+    found = {} if dense is None or which == "free" else phase(dense, which)
+    if dense is None or not found:
+        return whole - (carried(OTHERS_RATE) if which == "shared" else 0)
+    got = dense["link"] / dense["sent"] * found["bytes"] / max(found["step"] - dense["computing"], 1e-9)
+    return float(min(whole, max(got, whole - carried(OTHERS_RATE))))
 
 
-def bound(row: Row, which: str) -> float:
+def bound(rows: Sequence[Row], row: Row, which: str) -> float:
     """Seconds of a step of a phase at least, at the bytes that it sends: computing, wire, encode and decode."""
     found = phase(row, which)
     if not found:
         return float("nan")
     busiest = row["link"] / max(row["sent"], 1.0)  # over the mean link
-    return float(row["computing"] + busiest * found["bytes"] / left(row, which) + row["encode"] + row["decode"])
+    return float(row["computing"] + busiest * found["bytes"] / left(rows, row, which) + row["encode"] + row["decode"])
 
 
 def rate_of(row: Row) -> float:
@@ -162,7 +168,7 @@ def in_bound(rows: Sequence[Row], row: Row) -> float:
     dense = against(rows, row, DENSE)
     if dense is None:
         return float("nan")
-    return statistics.mean(1 / bound(row, which) for which in ("shared", "free")) / rate_of(dense)
+    return statistics.mean(1 / bound(rows, row, which) for which in ("shared", "free")) / rate_of(dense)
 
 
 def lines(document: Row) -> Iterator[str]:
@@ -179,7 +185,7 @@ def lines(document: Row) -> Iterator[str]:
         for which in ("shared", "free"):
             found = phase(row, which)
             cells += (
-                f"{1e3 * found['step']:>8.0f}{1e3 * bound(row, which):>7.0f}{found['bytes'] / 1e6:>7.2f}"
+                f"{1e3 * found['step']:>8.0f}{1e3 * bound(rows, row, which):>7.0f}{found['bytes'] / 1e6:>7.2f}"
                 if found
                 else f"{'-':>22}"
             )
@@ -188,7 +194,7 @@ def lines(document: Row) -> Iterator[str]:
         cells += f"{faster:>10.2f}{in_bound(rows, row):>8.2f}"
         cells += f"{'never':>9}{'':>9}" if speed is None or seconds is None else f"{seconds:>9.2f}{speed:>9.2f}"
         paper = {LOW: PAPER[row["app"]][0], FOLLOW: PAPER[row["app"]][1]}.get(row["way"], "")
-        said = ", ".join(f"{value:.1f}" for value in verdicts(row)) if row["way"] == FOLLOW else ""
+        said = ", ".join(f"{value:.1f}" for value in verdicts(row)) if row["way"] in (FOLLOW, SMOOTH) else ""
         cells += f"{paper:>6}{row['wrong']:>7}  {said}"
         yield f"  {APPS[row['app']].name:4}  {label(row['way'], row['staleness']):13}{cells}"
 

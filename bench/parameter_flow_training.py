@@ -192,6 +192,7 @@ def joined(gathered: Sequence[Row]) -> Row:
     found |= {"kept": float(np.mean([rank["kept"] for rank in gathered])), "pace": gathered[0]["pace"]}
     found["clock"] = marks[0, :, 0].tolist()
     found["bytes"] = marks[:, :, 4].mean(axis=0).tolist()
+    found["least"] = (marks[:, :, 5] <= marks[:, :, 5].min()).sum(axis=0).tolist()  # ranks that have the lowest delta
     found["deltas"] = [sorted(set(marks[:, step, 5].tolist())) for step in range(steps)]
     return found
 

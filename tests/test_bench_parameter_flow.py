@@ -96,8 +96,10 @@ def test_the_phases_of_a_shared_cluster_are_told_apart() -> None:
     follow["bytes"] = [1e6 * (i + 1) for i in range(30)]
     assert [parameter_flow_shared.phase(follow, which)["step"] for which in ("shared", "free")] == [1.0, 0.5]
     free = carried("200mbit")
-    assert parameter_flow_shared.bound(follow, "free") == pytest.approx(0.15 + 1e6 / free)
-    assert parameter_flow_shared.bound(follow, "shared") == pytest.approx(0.15 + 4e6 / free)
+    assert parameter_flow_shared.bound([], follow, "free") == pytest.approx(0.15 + 1e6 / free)
+    assert parameter_flow_shared.bound([], follow, "shared") == pytest.approx(0.15 + 4e6 / free)
+    dense = {**follow, "way": DENSE, "bytes": [1e7 * (i + 1) for i in range(30)]}
+    assert parameter_flow_shared.bound([dense], follow, "shared") == pytest.approx(0.15 + 1e6 / (1e7 / 0.9))
 
 
 def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
