@@ -105,10 +105,24 @@ def label(way: str, staleness: int) -> str:
     return f"{way}, {f'SSP({staleness})' if staleness else 'BSP'}"
 
 
-HEAD = ("app", "way", "step", "computing", "timer", "exchange", "wire", "encode", "decode", "CPU", "bound", "x bound")
+HEAD = (
+    "app",
+    "way",
+    "step",
+    "computing",
+    "timer",
+    "exchange",
+    "behind",
+    "wire",
+    "encode",
+    "decode",
+    "CPU",
+    "bound",
+    "x bound",
+)
 MORE = ("MB", "steps", "time", "comp. s", "comm. s", "speed-up", "spread", "#wrong")
-UNITS = ("", "", *["(ms)"] * 9, "", "", "", "(s)", "", "", "", "", "")
-WIDTHS = (4, 15, 6, 9, 6, 8, 6, 6, 6, 6, 6, 7, 6, 6, 6, 7, 7, 8, 11, 6)
+UNITS = ("", "", *["(ms)"] * 4, "", *["(ms)"] * 5, "", "", "", "(s)", "", "", "", "", "")
+WIDTHS = (4, 15, 6, 9, 6, 8, 6, 6, 6, 6, 6, 6, 7, 6, 6, 6, 7, 7, 8, 11, 6)
 
 
 def lines(document: Row) -> Iterator[str]:
@@ -135,6 +149,7 @@ def cells(rows: Sequence[Row], app: str, way: str, staleness: int) -> list[str]:
     parts += [wire, *(middle(lambda row, part=part: row[part]) for part in ("encode", "decode", "processor"))]
     parts += [middle(bound)]
     found += [f"{1e3 * value:.0f}" for value in parts]
+    found.insert(6, f"{middle(lambda row: row.get('behind', 0)):.1f}")
     found += [f"{middle(lambda row: row['step'] / bound(row)):.2f}"]
     found += [f"{middle(lambda row: row['sent']) / 1e6:.1f}"]
     ends = [reached(row, aim_of(rows, row)) for row in own]

@@ -126,6 +126,7 @@ class Trainer:
         codecs = stats.codecs.values()
         self.facts |= {"to": to, "pace": stats.progress.partition(":")[0], "threads": dict(stats.load.processor)}
         self.facts |= {part: sum(getattr(each, part) for each in codecs) for part in ("encode", "decode")}
+        self.facts["behind"] = stats.by_staleness
         self.facts["kept"] = sum(each.kept for each in codecs) / max(sum(each.elements for each in codecs), 1)
 
 
@@ -190,6 +191,8 @@ def joined(gathered: Sequence[Row]) -> Row:
     found["processor"] = sum(rank["processor"] for rank in gathered) / steps
     found |= {"link": max(*sent, *got) / steps, "sent": sum(sent) / len(workers) / steps}
     found |= {"kept": float(np.mean([rank["kept"] for rank in gathered])), "pace": gathered[0]["pace"]}
+    behind = [sum(of) for of in zip(*(rank["behind"] for rank in workers), strict=True)]  # by steps
+    found["behind"] = sum(i * n for i, n in enumerate(behind)) / max(sum(behind), 1)
     found["clock"] = marks[0, :, 0].tolist()
     found["bytes"] = marks[:, :, 4].mean(axis=0).tolist()
     found["least"] = (marks[:, :, 5] <= marks[:, :, 5].min()).sum(axis=0).tolist()  # ranks that have the lowest delta
