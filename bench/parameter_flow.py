@@ -1,0 +1,145 @@
+"""parameter_flow: the figures of Parameter Flow, by its applications on hosts that are namespaces of this machine.
+
+--groups:
+
+    cost      section 2.4: communicating against computing, of AlexNet's shape
+    traffic   figures 9 and 10: the traffic that thresholds save, by clock, and the steps it costs
+    time      figures 12 and 13: the time to an objective, computing and communicating apart, and the speed-up
+    shared    figure 14: the speed-up where others use the links too (iperf3)
+
+Each group runs in one job, or in one for each application. Its ways take turns, --run_cycles times; a row has medians.
+Computing is a timer that gives the dense hub under BSP the paper's ratio of computing to communicating: LR 1:8, MF
+1:1.5, CNN 1:5.7.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hpcomm
+from bench import (
+    parameter_flow_cost,
+    parameter_flow_hosts,
+    parameter_flow_shared,
+    parameter_flow_time,
+    parameter_flow_traffic,
+    plots,
+)
+from bench.cluster_bench import UNABLE
+from bench.hosts_bench import rate_of
+from bench.judge import table
+from bench.launch import cores
+from bench.options import add_output, add_quick, write
+from bench.parameter_flow_cases import APPS, EIGHT, FULL, TINY
+from bench.parameter_flow_hosts import LIMIT
+from bench.rows import Row
+
+from cluster.hosts import Unavailable  # isort: skip - tests is on the path by now
+
+GROUPS: dict[str, Any] = {
+    "cost": parameter_flow_cost,
+    "traffic": parameter_flow_traffic,
+    "time": parameter_flow_time,
+    "shared": parameter_flow_shared,
+}
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python -m bench.parameter_flow", description=__doc__.partition("\n")[0])
+    p.add_argument("--groups", default=",".join(GROUPS), help=f"of {', '.join(GROUPS)}; default: all")
+    p.add_argument("--apps", default=",".join(APPS), help=f"of {', '.join(APPS)}; default: all")
+    p.add_argument("--hosts", type=int, help="of one rank each; default: 8")
+    p.add_argument("--size", choices=(FULL, EIGHT, TINY), help="of the models; default: the group's")
+    p.add_argument("--steps", type=int, help="of dense BSP, to the objective; default: the group's")
+    p.add_argument("--ways", default="", help="some ways of a group, as delta:0,up:16: names and staleness")
+    p.add_argument("--rate", type=rate_of, help="of each host's link, as tc writes it; default: the group's")
+    p.add_argument("--burst", help="bucket of the links; default: the group's")
+    p.add_argument("-N", "--run_cycles", type=int, help="cycles: the ways take turns; default: the group's")
+    p.add_argument("--eta", type=float, help="learning rate of step 1; default: the model's")
+    p.add_argument("--limit", type=float, default=LIMIT, help="seconds of a job, after which what is done counts")
+    p.add_argument("--plant", action="store_true", help="spoil what rank 1 tells, to see that #wrong counts it")
+    add_quick(p, "two hosts, tiny models, few steps, one cycle")
+    add_output(p, "figures")
+    options = p.parse_args(arguments)
+    if options.quick:
+        options.hosts, options.size, options.steps, options.run_cycles = options.hosts or 2, TINY, options.steps or 4, 1
+    options.ways = [ways_of(word.strip()) for word in options.ways.split(",") if word.strip()]
+    for name, known in (("groups", GROUPS), ("apps", APPS)):
+        chosen = [word.strip() for word in getattr(options, name).split(",") if word.strip()]
+        if unknown := set(chosen) - set(known):
+            p.error(f"--{name}: there is no {', '.join(sorted(unknown))}: {', '.join(known)}")
+        setattr(options, name, chosen)
+    if min(options.steps or 1, options.run_cycles or 1, (options.hosts or 2) - 1) < 1:
+        p.error("--steps and --run_cycles must be 1 or more, --hosts 2 or more")
+    return options
+
+
+def ways_of(word: str) -> tuple[str, int]:
+    """delta:16 is the way "delta" under SSP(16)."""
+    way, _, staleness = word.partition(":")
+    return way, int(staleness or 0)
+
+
+def measure(group: str, options: argparse.Namespace) -> list[Row]:
+    module = GROUPS[group]
+    given = argparse.Namespace(
+        **{**vars(options), "size": options.size or module.SIZE, "hosts": options.hosts or module.HOSTS}
+    )
+    where = {"hosts": given.hosts, "rate": options.rate or module.RATE}
+    rows: list[Row] = []
+    for app in getattr(module, "ONLY", options.apps):
+        given.apps = [app]
+        cases = [replace(case, eta=options.eta) for case in module.cases(given)]
+        rows += parameter_flow_hosts.run(
+            cases,
+            title=f"{group}, {app}",
+            burst=options.burst or module.BURST,
+            quiet=options.json,
+            limit=options.limit,
+            beside=partial(module.beside, size=given.size) if hasattr(module, "beside") else None,
+            **where,
+        )
+    return [{**row, "rate": where["rate"], "cores": cores()} for row in rows]
+
+
+def draw(document: Row, path: Path) -> None:
+    panels: list[plots.Draw] = []
+    for group in document["groups"]:
+        rows = [row for row in document["rows"] if row["group"] == group]
+        apps = dict.fromkeys(row["app"] for row in rows)
+        panels += [partial(_panel, module=GROUPS[group], rows=rows, app=app) for app in apps]
+    plots.figure(path, panels, "Parameter Flow's figures, by hpcomm", columns=3)
+
+
+def _panel(axis: Any, module: Any, rows: Sequence[Row], app: str) -> None:
+    module.panel(rows, axis, app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    document: Row = {"benchmark": "parameter_flow", "hpcomm": hpcomm.__version__, "groups": options.groups, "rows": []}
+    try:
+        for group in options.groups:
+            document["rows"] += measure(group, options)
+            write(options, json.dumps(document))  # what is there if this run is ended
+            if not options.json:
+                print("\n".join(GROUPS[group].lines(document)), flush=True)
+                print(table(list(GROUPS[group].promises(document))), flush=True)
+    except Unavailable as why:
+        print(f"parameter_flow: no hosts of one's own: {why}", file=sys.stderr)
+        return UNABLE
+    if options.plot is not None:
+        draw(document, options.plot)
+    wrong = sum(row["wrong"] for row in document["rows"])
+    closing = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
+    print(json.dumps(document) if options.json else closing)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What bench.parameter_flow trains: applications, ways and cases. Needs neither MPI nor hpcomm."""
+
+from dataclasses import dataclass
+
+FULL, EIGHT, TINY, QUARTER = "32 MiB", "8 MiB", "tiny", "a quarter"
+ALEXNET = "alexnet"
+DENSE, LOW, UP, FOLLOW, SMOOTH = "dense", "delta", "up", "follow", "smooth"
+
+
+@dataclass(frozen=True)
+class App:
+    """One application.
+
+    Attributes:
+        ratio: communicating over computing of the dense hub under BSP, in the paper (section 5.4, figure 12).
+    """
+
+    key: str
+    name: str
+    ratio: float
+
+
+APPS = {app.key: app for app in (App("lr", "LR", 8.0), App("mf", "MF", 1.5), App("cnn", "CNN", 5.7))}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Attributes:
+        group, app, size, cycle: of which this is a part.
+        way: dense: whole parameters through servers. delta, up: a fixed threshold. follow, smooth: one that follows
+            the network (hpcomm.codec.Threshold).
+        steps: how many; with seconds at most so many.
+        looks: after which steps rank 0 keeps a copy of the parameters, whose objective is measured in the end.
+        seconds: how long; 0: steps alone count. Under BSP.
+        period: the training begins when the clock is a multiple of so many seconds; 0: at once.
+        compute: seconds of the timer; None: so that dense BSP has the paper's ratio, which is measured first, or is
+            the bound of links of rate, if that is given.
+        at_least: bytes a second, of follow and smooth.
+        servers: ranks that only serve, the last ones, of the dense way.
+        eta: the learning rate of step 1; None: the model's.
+        plant: spoils what rank 1 tells.
+    """
+
+    group: str
+    app: str
+    size: str
+    way: str
+    staleness: int = 0
+    cycle: int = 0
+    steps: int = 40
+    looks: tuple[int, ...] = ()
+    seconds: float = 0.0
+    period: float = 0.0
+    compute: float | None = None
+    rate: str = ""
+    at_least: float = 0.0
+    servers: int = 0
+    eta: float | None = None
+    plant: bool = False

@@ -1,0 +1,147 @@
+"""The benchmark of Parameter Flow: what it finds in its rows, and that a spoilt value is found."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import parameter_flow_cost, parameter_flow_shared, parameter_flow_time, parameter_flow_traffic
+from bench.hosts_bench import carried
+from bench.parameter_flow import GROUPS, draw, options_of
+from bench.parameter_flow_cases import DENSE, FOLLOW, LOW, UP
+
+ROOT = Path(__file__).resolve().parent.parent
+UNABLE = 77
+LINK = carried("1gbit")
+
+
+def row(way: str, staleness: int, points: list[list[float]], group: str = "time", **more: Any) -> dict[str, Any]:
+    one = asdict(parameter_flow_time.training(group, "lr", "32 MiB", way, staleness, 10, 0))
+    one |= {"compute": 0.1, "ranks": 8, "taken": 10, "step": 0.5, "computing": 0.1, "waited": 0.4, "rate": "1gbit"}
+    one |= {"encode": 0.02, "decode": 0.03, "processor": 0.6, "cores": 2, "link": 0.25 * LINK, "sent": 0.2 * LINK}
+    one |= {"points": points, "began": 0.0, "clock": [0.5 * i for i in range(1, 11)], "deltas": [[-1.0]] * 10}
+    one |= {"bytes": [0.2 * LINK * i for i in range(1, 11)], "kept": 1.0, "wrong": 0}
+    return one | more
+
+
+def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"groups": list(dict.fromkeys(one["group"] for one in rows)), "rows": rows}
+
+
+def trainings(group: str) -> list[dict[str, Any]]:
+    fewer = [0.05 * LINK * i for i in range(1, 11)]
+    return [
+        row(DENSE, 0, [[10, 5.0, 1.0]], group),
+        row(UP, 0, [[9, 1.8, 1.2], [11, 2.2, 0.8]], group, bytes=fewer, sent=0.05 * LINK),
+        row(UP, 16, [[9, 0.9, 1.2], [11, 1.1, 1.1]], group, sent=0.05 * LINK, bytes=fewer),
+    ]
+
+
+def test_the_objective_is_reached_between_two_looks() -> None:
+    dense, up, ssp = trainings("time")
+    rows = [dense, up, ssp]
+    assert parameter_flow_time.reached(up, parameter_flow_time.aim_of(rows, up)) == pytest.approx((10, 2.0))
+    assert parameter_flow_time.reached(ssp, 1.0) is None
+    assert parameter_flow_time.reached(ssp, 1.3) == (9, 0.9)
+    assert parameter_flow_time.speedups(rows, "lr", UP, 0) == pytest.approx([2.5])
+    assert parameter_flow_time.speedups(rows, "lr", UP, 16) == []
+    assert list(parameter_flow_time.findings(rows)) == ["LR, up, BSP: 2.50x, asked 2.4x, the paper 2.4x"]
+
+
+def test_a_cycle_without_dense_does_not_count() -> None:
+    rows = trainings("time")
+    assert parameter_flow_time.whole([*rows, {**rows[1], "cycle": 1}]) == rows
+
+
+def test_bounds_add_up_under_bsp_and_overlap_under_ssp() -> None:
+    assert parameter_flow_time.bound(row(UP, 0, [])) == pytest.approx(0.1 + 0.25 + 0.02 + 0.03)
+    assert parameter_flow_time.bound(row(UP, 4, [])) == pytest.approx(0.3)  # 0.6 s of two cores
+    assert parameter_flow_time.bound(row(UP, 4, [], processor=0.1)) == pytest.approx(0.25)
+    assert parameter_flow_time.bound(row(UP, 4, [], processor=0.1, link=0)) == pytest.approx(0.1)
+
+
+def test_traffic_is_told_by_clock() -> None:
+    rows = trainings("traffic")
+    assert parameter_flow_traffic.saved(rows, rows[1]) == pytest.approx([0.75] * 10)
+    assert parameter_flow_traffic.steps_of(rows, rows[1]) == pytest.approx(1.0)
+    found = {promise.what: promise for promise in parameter_flow_traffic.promises(document(rows))}
+    assert found["LR, up, BSP: saved"].value == pytest.approx(75)
+    assert not found["LR, up, BSP: saved"].met
+    assert found["LR, up, BSP: steps"].met
+    assert found["LR, up, SSP(16): steps"].missing
+
+
+def shared(way: str, step: float, deltas: list[float], began: float = 40.0) -> dict[str, Any]:
+    """Of 20 s; deltas: of each 2 s."""
+    steps = round(20 / step)
+    each = [[deltas[min(int((i + 1) * step / 2), len(deltas) - 1)]] for i in range(steps)]
+    clock, sent = [step * (i + 1) for i in range(steps)], [1e6 * (i + 1) for i in range(steps)]
+    more = {"began": began, "period": 20.0, "taken": steps, "clock": clock, "bytes": sent, "deltas": each}
+    return row(way, 0, [[steps, 20.0, 1.0]], "shared", rate="200mbit", sent=1e6, link=1e6, **more)
+
+
+def test_verdicts_are_timed_from_each_change() -> None:
+    follow = shared(FOLLOW, 0.5, [1, 1, 2, 2, 2, 2, 1, 1, 1, 1])
+    assert parameter_flow_shared.verdicts(follow) == pytest.approx([4.0, 2.0])
+    assert parameter_flow_shared.verdicts(shared(FOLLOW, 0.5, [1])) == [float("inf")]
+
+
+def test_the_phases_of_a_shared_cluster_are_told_apart() -> None:
+    follow = shared(FOLLOW, 0.5, [1])
+    follow["clock"] = [1.0 * (i + 1) for i in range(10)] + [10 + 0.5 * (i + 1) for i in range(20)]
+    follow["bytes"] = [1e6 * (i + 1) for i in range(30)]
+    assert [parameter_flow_shared.phase(follow, which)["step"] for which in ("shared", "free")] == [1.0, 0.5]
+    free = carried("200mbit")
+    assert parameter_flow_shared.bound([], follow, "free") == pytest.approx(0.15 + 1e6 / free)
+    assert parameter_flow_shared.bound([], follow, "shared") == pytest.approx(0.15 + 4e6 / free)
+    dense = {**follow, "way": DENSE, "bytes": [1e7 * (i + 1) for i in range(30)]}
+    assert parameter_flow_shared.bound([dense], follow, "shared") == pytest.approx(0.15 + 1e6 / (1e7 / 0.9))
+
+
+def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cost = [row(DENSE, s, [], "cost", servers=4, step=0.8, rate="1gbit", computing=0.2) for s in (0, 4)]
+    rows = [*cost, *trainings("traffic"), *trainings("time")]
+    rows += [shared(way, 0.5, [1, 2]) for way in (DENSE, LOW, UP, FOLLOW)]
+    whole = document(rows)
+    for module in GROUPS.values():
+        assert any(line.startswith("\n# ") for line in module.lines(whole))
+        assert list(module.promises(whole))
+    assert parameter_flow_cost.ratios(cost) == pytest.approx([3.0, 3.0])
+    draw(whole, tmp_path / "figures.png")
+    assert (tmp_path / "figures.png").stat().st_size > 10000
+
+
+def test_the_ways_take_turns() -> None:
+    options = options_of(["--apps", "mf", "--groups", "time", "-N", "2", "--size", "32 MiB"])
+    first, second = ([one for one in parameter_flow_time.cases(options) if one.cycle == cycle] for cycle in (0, 1))
+    assert [(one.way, one.staleness) for one in first] == list(parameter_flow_time.WAYS)
+    assert [(one.way, one.staleness) for one in second] == [*parameter_flow_time.WAYS[1:], parameter_flow_time.WAYS[0]]
+
+
+def test_a_spoilt_value_is_found() -> None:
+    command = [sys.executable, "-m", "bench.parameter_flow", "--quick", "--groups", "cost", "--plant", "--json"]
+    command += ["--hosts", "4", "--steps", "2"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if ended.returncode == UNABLE:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 1, ended.stderr
+    rows = json.loads(ended.stdout)["rows"]
+    assert [(one["staleness"], one["wrong"]) for one in rows] == [(0, 1), (4, 0)]
+
+
+@pytest.mark.bench
+def test_figures_are_made_on_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "bench.parameter_flow", "--quick", "--apps", "lr,mf", "-J", str(path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    if ended.returncode == UNABLE:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert {(one["group"], one["app"]) for one in rows} >= {(group, "mf") for group in ("traffic", "time", "shared")}
+    assert "# figures 12 and 13" in ended.stdout
