@@ -5,6 +5,7 @@
     cost      section 2.4: communicating against computing, of AlexNet's shape
     traffic   figures 9 and 10: the traffic that thresholds save, by clock, and the steps it costs
     time      figures 12 and 13: the time to an objective, computing and communicating apart, and the speed-up
+    trees     figure 11: one and two owners, whose folds go down trees
     shared    figure 14: the speed-up where others use the links too (iperf3)
 
 Each group runs in one job, or in one for each application. Its ways take turns, --run_cycles times; a row has medians.
@@ -28,6 +29,7 @@ from bench import (
     parameter_flow_shared,
     parameter_flow_time,
     parameter_flow_traffic,
+    parameter_flow_trees,
     plots,
 )
 from bench.cluster_bench import UNABLE
@@ -45,6 +47,7 @@ GROUPS: dict[str, Any] = {
     "cost": parameter_flow_cost,
     "traffic": parameter_flow_traffic,
     "time": parameter_flow_time,
+    "trees": parameter_flow_trees,
     "shared": parameter_flow_shared,
 }
 
@@ -87,6 +90,8 @@ def ways_of(word: str) -> tuple[str, int]:
 
 def measure(group: str, options: argparse.Namespace) -> list[Row]:
     module = GROUPS[group]
+    if hasattr(module, "measure"):
+        return list(module.measure(options))
     given = argparse.Namespace(
         **{**vars(options), "size": options.size or module.SIZE, "hosts": options.hosts or module.HOSTS}
     )
