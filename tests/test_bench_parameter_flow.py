@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from bench import parameter_flow_cost, parameter_flow_shared, parameter_flow_time, parameter_flow_traffic
+from bench import (
+    parameter_flow_cost,
+    parameter_flow_shared,
+    parameter_flow_time,
+    parameter_flow_traffic,
+    parameter_flow_trees,
+)
 from bench.hosts_bench import carried
 from bench.parameter_flow import GROUPS, draw, options_of
 from bench.parameter_flow_cases import DENSE, FOLLOW, LOW, UP
@@ -102,11 +108,27 @@ def test_the_phases_of_a_shared_cluster_are_told_apart() -> None:
     assert parameter_flow_shared.bound([dense], follow, "shared") == pytest.approx(0.15 + 1e6 / (1e7 / 0.9))
 
 
+def tree(owners: int, way: str, kept: float, step: float) -> dict[str, Any]:
+    facts = {"group": "trees", "app": "trees", "cycle": 0, "mib": 32, "units": 2.0, "ranks": 8, "rate": "1gbit"}
+    return facts | {"owners": owners, "way": way, "kept": kept, "step": step, "wrong": 0}
+
+
+def test_trees_are_held_against_flat_sends_of_as_many_owners() -> None:
+    rows = [tree(*key, step=1 / n) for n, key in enumerate(parameter_flow_trees.WAYS, 1)]
+    found = {promise.what: promise.value for promise in parameter_flow_trees.promises(document(rows))}
+    assert found["1 owner, chain"] == pytest.approx(3)
+    assert found["2 owners, a tree each, degree 2"] == pytest.approx(8 / 6)
+    assert parameter_flow_trees.units(parameter_flow_trees.OWN, range(2), 8) == 1
+    assert parameter_flow_trees.units(parameter_flow_trees.BINARY, range(2), 8) == 2
+    assert parameter_flow_trees.units(parameter_flow_trees.FLAT, range(1), 8) == 7
+
+
 def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     cost = [row(DENSE, s, [], "cost", servers=4, step=0.8, rate="1gbit", computing=0.2) for s in (0, 4)]
     rows = [*cost, *trainings("traffic"), *trainings("time")]
     rows += [shared(way, 0.5, [1, 2]) for way in (DENSE, LOW, UP, FOLLOW)]
+    rows += [tree(*key, step=1 / n) for n, key in enumerate(parameter_flow_trees.WAYS, 1)]
     whole = document(rows)
     for module in GROUPS.values():
         assert any(line.startswith("\n# ") for line in module.lines(whole))
