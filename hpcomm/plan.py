@@ -21,6 +21,7 @@ __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
 
 ELEMENT = 4  # bytes of a parameter
 SHOWN = 24  # lines of each table that str shows
+_PASSED_ON = 128 << 10  # bytes of a chunk that ranks pass on, at most
 
 
 class Cut(TypedDict, total=False):
@@ -143,7 +144,7 @@ class Plan:
             cores: of each server.
             chunk_bytes: of float32, a multiple of 64. A chunk lies in one key. None: 32 KiB, or as over_sockets says;
                 where a key has a codec of pieces, as many as leave each core of the servers eight chunks, from 32 KiB
-                to 1 MiB.
+                to 1 MiB. With parents at most 128 KiB, as each hop takes a chunk's time.
             depth: gradients of a key, 1 to 32: under ASYNC so many pushes may be under way, under BSP the next gradient
                 may be written while one is.
             codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
@@ -180,13 +181,16 @@ class Plan:
         own_keys, codecs = coded(own_keys, codec)
         if apply_at != "owners":
             _check_sums(own_keys, codecs, f"apply_at is {apply_at!r}, where servers send the sum of all updates on")
+        cut = _cutting(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores, over_sockets)
+        if parents is not None and chunk_bytes is None:  # a rank passes a chunk on when it has all of it
+            cut["chunk"] = min(cut["chunk"], _PASSED_ON)
         handle = _planned(
             "hub",
             own_keys,
             workers=own_workers,
             servers=own_servers,
             cores=whole("cores", cores, 1),
-            **_cutting(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores, over_sockets),
+            **cut,
             depth=whole("depth", depth, 0),
             wires=_numbers(codecs),
             sum=reduce == "sum",
