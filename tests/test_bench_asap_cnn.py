@@ -69,6 +69,7 @@ def test_options_out_of_range_are_refused(given: list[str], told: str, capsys: p
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.bench
 def test_the_curves_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert plots.figure(tmp_path / "plot.png", asap_cnn.panels(document()), "two ranks", columns=2)

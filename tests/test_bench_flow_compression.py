@@ -51,6 +51,7 @@ def rows(plant: bool) -> list[dict[str, Any]]:
     return flow_compression.run(options)
 
 
+@pytest.mark.bench
 def test_the_figure_has_hpcomm_beside_the_libraries() -> None:
     document = {"rows": rows(False)}
     assert [row["wrong"] for row in document["rows"]] == [0] * len(document["rows"])

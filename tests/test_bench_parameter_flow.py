@@ -123,6 +123,7 @@ def test_trees_are_held_against_flat_sends_of_as_many_owners() -> None:
     assert parameter_flow_trees.units(parameter_flow_trees.FLAT, range(1), 8) == 7
 
 
+@pytest.mark.bench
 def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     cost = [row(DENSE, s, [], "cost", servers=4, step=0.8, rate="1gbit", computing=0.2) for s in (0, 4)]
@@ -145,6 +146,7 @@ def test_the_ways_take_turns() -> None:
     assert [(one.way, one.staleness) for one in second] == [*parameter_flow_time.WAYS[1:], parameter_flow_time.WAYS[0]]
 
 
+@pytest.mark.bench
 def test_a_spoilt_value_is_found() -> None:
     command = [sys.executable, "-m", "bench.parameter_flow", "--quick", "--groups", "cost", "--plant", "--json"]
     command += ["--hosts", "4", "--steps", "2"]

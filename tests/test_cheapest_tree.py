@@ -92,6 +92,7 @@ def test_circles_apart_from_the_root_are_no_tree() -> None:
     assert topology.tree_cost([-1, 0, 0, 0, 3], costs, 0.01) == pytest.approx(1.0 + 0.3 + 0.03)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("racks", "degree", "depth"), [(3, 2, 4), (0, 3, 3)])
 def test_twelve_workers_are_solved_and_the_search_is_near(racks: int, degree: int, depth: int) -> None:
     costs = drawn_costs(13, 5, racks)
@@ -261,6 +262,7 @@ def test_trees_of_owners_keep_to_cheap_links() -> None:
         assert sum(p >= 0 and p // 4 != r // 4 for r, p in enumerate(parents)) <= 2
 
 
+@pytest.mark.bench
 def test_the_benchmark_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert cheapest_tree.main(["--quick", "--costs", "racks", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]

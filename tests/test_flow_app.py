@@ -56,6 +56,7 @@ def loss(model: Any, rows: Any, params: Any) -> float:
     return float(model.objective(params))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", list(MAKE))
 def test_an_update_is_the_gradient_of_the_mean_loss(name: str) -> None:
     """Also where another batch's update lies in the array."""
@@ -73,6 +74,7 @@ def test_an_update_is_the_gradient_of_the_mean_loss(name: str) -> None:
     assert (after - before) / (2 * step) == pytest.approx(slope, rel=0.03)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", list(MAKE))
 def test_a_threshold_saves_bytes_and_one_of_0_changes_nothing(name: str) -> None:
     def body(ctx: hpcomm.Context) -> Any:
@@ -145,7 +147,7 @@ def test_movielens_has_its_users_and_movies() -> None:
 # ---- the programs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", list(MAKE))
 def test_the_programs_compare(name: str, tmp_path: Path) -> None:
     """Without apt, which takes long: the words are synthetic."""

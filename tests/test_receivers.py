@@ -349,13 +349,13 @@ def test_a_plan_says_who_applies() -> None:
 
 @on_both
 @pytest.mark.parametrize("codec", ["float32", Threshold(0.0), TopK(1.0)], ids=str)
-@pytest.mark.parametrize("apply_at", ["receivers", "both"])
-def test_fold_and_apply_at_receivers(codec: Any, apply_at: Any) -> None:
+@pytest.mark.parametrize(("apply_at", "tree"), [("receivers", None), ("both", None), ("receivers", Tree(arity=1))])
+def test_fold_and_apply_at_receivers(codec: Any, apply_at: Any, tree: Any) -> None:
     """Two calls a key: what is skipped leaves no trace, also not in what owners hold back; squares count each element
     once, and every worker gets the mean."""
 
     def body(ctx: hpcomm.Context) -> None:
-        topology = ParameterServer(apply_at=apply_at)
+        topology = ParameterServer(apply_at=apply_at, tree=tree)
         options: Any = {"rule": hpcomm.SGD(lr=0.5), "codec": codec, "reduce": "sum", "chunk_bytes": 256}
         with (
             Exchange(ctx, params(), topology, split=True, **options) as ex,

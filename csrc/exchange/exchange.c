@@ -72,7 +72,8 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     status = hpc_context_agree(c, op_create, status, deadline);
     for (int i = 0; status == HPC_OK && i < ex->n_engines; i++, f = f->next)
         status = hpc_engine_open(ex->engines[i], f, ex, deadline);
-    if (status == HPC_OK) status = hpc_follow_open(ex, op_create);
+    if (status == HPC_OK && hpc_follows(ex))
+        status = hpc_context_agree(c, op_create, hpc_follow_open(ex, op_create), deadline);
     if (status != HPC_OK) {
         hpc_exchange_free(ex);
         return status;

@@ -108,6 +108,7 @@ void hpc_engine_set_delta(hpc_engine *en, int key, int of, double delta);
 
 /* follow.c. The last step of a creation on this rank, and the first one of its end; the ranks' exchanges are made in
  * one order. */
+int hpc_follows(const hpc_exchange *ex); /* whether some threshold does; on all ranks alike */
 int hpc_follow_open(hpc_exchange *ex, const char *op);
 void hpc_follow_stop(hpc_exchange *ex);
 

@@ -267,6 +267,13 @@ static int open_follower(hpc_exchange *ex, const hpc_codec_config *config, const
     return HPC_OK;
 }
 
+int hpc_follows(const hpc_exchange *ex) {
+    for (int i = 0; i < ex->n_engines; i++)
+        for (int k = 0; k < ex->engines[i]->plan->n_keys; k++)
+            if (follows(ex->engines[i], k) != NULL) return 1;
+    return 0;
+}
+
 int hpc_follow_open(hpc_exchange *ex, const char *op) {
     const hpc_codec_config *first = NULL;
     for (int i = 0; i < ex->n_engines; i++)
@@ -281,7 +288,7 @@ int hpc_follow_open(hpc_exchange *ex, const char *op) {
                             op, ex->engines[i]->plan->keys[k].name, its->at_least, its->follow, first->at_least,
                             first->follow);
         }
-    return first == NULL ? HPC_OK : open_follower(ex, first, op);
+    return open_follower(ex, first, op);
 }
 
 void hpc_follow_stop(hpc_exchange *ex) {

@@ -64,9 +64,6 @@ def test_range_verdicts_and_a_firewall(slow: Cluster) -> None:
 
 def test_doctor_shows_the_matrix(slow: Cluster) -> None:
     command = [*slow.mpirun(ranks_per_host=1), sys.executable, "-m", "hpcomm.cli", "doctor", "--bandwidth"]
-    said = slow.run(HEAD, command, timeout=100).stdout
-    assert "available bandwidth, from the host of a row" in said, said
-    assert said.count(" MB/s to ") == 2, said
     told = json.loads(slow.run(HEAD, [*command, "--json"], timeout=100).stdout)["bandwidth"]
     assert [(way["sender"], way["receiver"]) for way in told] == [("h1", "h2"), ("h2", "h1")]
     assert all(way["low"] < 1.2 * RATE and way["high"] > 0.8 * RATE for way in told), told
