@@ -11,7 +11,8 @@ from .exchange import Exchange
 from .exchange.arguments import refuse
 from .exchange.options import Consistencies
 from .optim import SGD, Average, Nesterov, RuleOrRules
-from .topology import Hierarchy, HostGraph, ParameterServer, Tree, root_expander
+from .topology import HostGraph, ParameterServer, Tree, root_expander
+from .topology.automatic import Automatic
 from .topology.given import Given, as_topology
 from .topology.owner_trees import Trees
 from .topology.phases import Graphs
@@ -120,8 +121,8 @@ def parameter_flow(
     delta is compared with what is pushed. The paper pushes updates with the learning rate in them, which the rule
     SGD(lr=1.0) subtracts. By a rule with a rate of its own gradients are pushed, and delta is one of gradients.
 
-    Where some of several hosts have several ranks, consistency is BSP, and neither servers nor a tree are given, it is
-    a Hierarchy: each host sends one update, and gets one.
+    Where neither servers nor a tree are given, and parameter_hub would take a Hierarchy, so does this: each host sends
+    one update, and gets one.
 
     Args:
         ctx, params, consistency, rule: as Exchange takes them. SSP(s) needs s + 2 slots for each piece, here and at
@@ -147,10 +148,11 @@ def parameter_flow(
             values=values,
             compress=compress,
         )
-        topology: Given = ParameterServer(placement, servers, apply_at="receivers", tree=tree)
-        hosts = len(set(ctx.hosts)) if isinstance(ctx, Context) else 1
-        if consistency == BSP and 1 < hosts < ctx.size and (placement, servers, tree) == ("CS", None, "auto"):
-            topology = Hierarchy(apply_at="receivers")
+        topology: Given = (
+            Automatic(apply_at="receivers")
+            if (placement, servers, tree) == ("CS", None, "auto")
+            else ParameterServer(placement, servers, apply_at="receivers", tree=tree)
+        )
     except HpcommError as wrong:
         if isinstance(ctx, Context):
             refuse(ctx, wrong)

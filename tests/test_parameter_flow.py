@@ -11,9 +11,10 @@ from conftest import run_threads
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import SGD, SSP, Exchange, ParameterServer, Tree
+from hpcomm import SGD, SSP, Exchange, Hierarchy, ParameterServer, Tree
 from hpcomm.codec import Threshold, TopK
 from hpcomm.topology import trees_for
+from hpcomm.topology.automatic import Automatic
 from hpcomm.topology.protocol import Job
 
 F32 = np.float32
@@ -173,6 +174,17 @@ def test_trees_are_taken_where_they_pay() -> None:
         trees = dict(chosen(alone, owners))
         assert sorted(trees) == owners
         assert max(sum(tree.turned(owner, 8).count(rank) for owner, tree in trees.items()) for rank in alone) <= 2
+
+
+def test_hosts_of_several_ranks_send_one_update_under_plain_bsp() -> None:
+    def found(hosts: list[int], consistency: hpcomm.Consistency = hpcomm.BSP) -> Any:
+        return Automatic(apply_at="receivers").resolved(Job(len(hosts), hosts, [""] * len(hosts), consistency))
+
+    assert found([0, 0, 2, 2]) == Hierarchy([[0, 1], [2, 3]], (), apply_at="receivers")
+    flat = ParameterServer(apply_at="receivers")
+    assert found([0, 1, 2, 3]) == found([0, 0, 2, 2], SSP(2)) == found([0, 0, 0, 0]) == flat
+    refused = Automatic(apply_at="receivers").refuses(Job(2, [0, 1], ["", ""], hpcomm.ASYNC))
+    assert refused == flat.refuses(Job(2, [0, 1], ["", ""], hpcomm.ASYNC)) is not None
 
 
 # ---- theorem 2 -----------------------------------------------------------------------------------------------------

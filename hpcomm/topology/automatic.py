@@ -17,15 +17,31 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_FLAT = ParameterServer()
+
+
 @dataclass(frozen=True)
 class Automatic(Topology):
     """A Hierarchy or a ParameterServer, as resolved decides for a job. It folds inside hosts under plain BSP alone:
     without a quorum, in the order of ranks, and by rules without a fold of their own, which would fold the sum of a
-    host again."""
+    host again.
+
+    Attributes:
+        apply_at: of both. Where receivers apply, the ParameterServer has the trees that cost the least.
+    """
+
+    apply_at: str = "owners"
 
     def resolved(self, job: Job) -> Topology:
         plain = job.consistency == BSP and job.deterministic and job.own_fold is None
-        return automatic(job.hosts, job.racks) if plain else ParameterServer()
+        return (automatic(job.hosts, job.racks, self._flat) if plain else self._flat).resolved(job)
+
+    def refuses(self, job: Job) -> str | None:
+        return self._flat.refuses(job)
+
+    @property
+    def _flat(self) -> ParameterServer:
+        return _FLAT if self.apply_at == "owners" else ParameterServer(apply_at=self.apply_at, tree="auto")
 
     def roles(self, size: int) -> Roles:
         ranks = tuple(range(whole("size", size, 1)))
@@ -56,10 +72,10 @@ def automatic_pairs(hosts: Sequence[int]) -> Topology:
     return Hierarchy() if 1 < len(set(hosts)) < len(hosts) else PeerToPeer()
 
 
-def automatic(hosts: Sequence[int], racks: Sequence[str]) -> Topology:
+def automatic(hosts: Sequence[int], racks: Sequence[str], flat: ParameterServer = _FLAT) -> Topology:
     """The topology of "auto": a hierarchy where hosts, or racks that are told, make several groups and one of them has
-    several ranks; else all ranks are servers. Args are those of Hierarchy.settled."""
-    found = Hierarchy().settled(hosts, racks)
+    several ranks; else flat. hosts and racks are those of Hierarchy.settled; apply_at is that of flat."""
+    found = Hierarchy(apply_at=flat.apply_at).settled(hosts, racks)
     levels = [level for level in (found.hosts, found.racks) if level]
     several = [level for level in levels if 1 < len(level) < len(hosts)]
-    return found if several else ParameterServer()
+    return found if several else flat
