@@ -98,15 +98,13 @@ static void add_slots(void *arg, int row, int edge, size_t offset) {
         add_piece(s->pieces, r->core, base + offset, hpc_slot_stride(en, r) * (size_t)hpc_slot_depth(en));
 }
 
-/* Whether the windows of all ranks of each host fit there together. All ranks find the same. */
-static int check_memory(const hpc_engine *en, double deadline) {
+/* Whether the windows of all ranks of each host fit there together; all ranks find the same. all: room for as many
+ * pairs as there are ranks. */
+static int check_memory(const hpc_engine *en, uint64_t (*all)[2], double deadline) {
     const hpc_context *c = en->context;
     const int size = c->group.size;
     const uint64_t mine[2] = {en->layout.places[c->group.rank].nbytes, hpc_memory_available()};
-    uint64_t(*all)[2] = malloc((size_t)size * sizeof *all);
-    int status = all == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d ranks", size) : HPC_OK;
-    status = hpc_context_agree(en->context, op_create, status, deadline);
-    if (status == HPC_OK) status = hpc_allgather(en->context, mine, all, sizeof mine, hpc_left(deadline));
+    int status = hpc_allgather(en->context, mine, all, sizeof mine, hpc_left(deadline));
     for (int r = 0; r < size && status == HPC_OK; r++) {
         uint64_t needed = 0;
         for (int s = 0; s < size; s++)
@@ -119,7 +117,6 @@ static int check_memory(const hpc_engine *en, double deadline) {
             "smaller depth or staleness, which take fewer slots",
             c->addresses[r].hostname, (unsigned long long)needed, en->layout.depth, (unsigned long long)all[r][1]);
     }
-    free(all);
     return status;
 }
 
@@ -233,8 +230,12 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status == HPC_OK) status = hpc_layout_slots(en);
     if (status == HPC_OK) status = hpc_params_take_place(en, op_create);
     if (status == HPC_OK) status = hpc_progress_choose(en, f->progress, op_create);
+    uint64_t(*needs)[2] = malloc((size_t)c->group.size * sizeof *needs);
+    if (status == HPC_OK && needs == NULL)
+        status = hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d ranks", c->group.size);
     status = hpc_context_agree(c, op_create, status, deadline);
-    if (status == HPC_OK) status = check_memory(en, deadline);
+    if (status == HPC_OK) status = check_memory(en, needs, deadline);
+    free(needs);
     if (status == HPC_OK) status = open_memory(en, deadline);
     if (status == HPC_OK) status = open_lanes(en, deadline);
     if (status == HPC_OK) status = learn_slots(en, deadline);
