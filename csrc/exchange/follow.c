@@ -42,7 +42,6 @@ typedef struct hpc_follower {
     char *own;       /* by peer's place: it is in the tree of this rank's own folds */
     char *passes;    /* by owner and peer's place: this rank passes the owner's folds on there */
     uint32_t *told;  /* by owner: the last word that was told */
-    double smooth;   /* SMOOTHLY: the throughput, with the past; 0: none was seen yet */
     hpc_bandwidth *results;
 } hpc_follower;
 
@@ -196,7 +195,8 @@ static double part_of(const hpc_follower *f, double throughput) {
     return part < 0 ? 0 : part > 1 ? 1 : part;
 }
 
-static void follow_smoothly(hpc_follower *f) {
+static void follow_smoothly(const hpc_follower *f) {
+    double smooth = 0; /* the throughput, with the past; 0: none was seen yet */
     double busy = 0, bytes = 0, end = hpc_now() + WINDOW, before = hpc_now();
     hpc_carried last = hpc_probes_carried(f->context);
     while (!stops(f)) {
@@ -210,8 +210,8 @@ static void follow_smoothly(hpc_follower *f) {
         last = now, before = at;
         if (at < end) continue;
         if (busy >= LEAST_BUSY * WINDOW && bytes > 0) {
-            f->smooth = f->smooth > 0 ? (1 - PRESENT) * f->smooth + PRESENT * bytes / busy : bytes / busy;
-            set_deltas(f, HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS, part_of(f, f->smooth));
+            smooth = smooth > 0 ? (1 - PRESENT) * smooth + PRESENT * bytes / busy : bytes / busy;
+            set_deltas(f, HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS, part_of(f, smooth));
         }
         busy = bytes = 0, end = at + WINDOW;
     }
@@ -296,6 +296,8 @@ void hpc_follow_stop(hpc_exchange *ex) {
     if (f == NULL) return;
     __atomic_store_n(&f->stop, 1, __ATOMIC_RELEASE);
     if (f->running) pthread_join(f->thread, NULL);
+    for (int i = 0; f->running && i < f->n; i++) f->poor[i] = 0; /* an owner that goes on hears of no path from here */
+    if (f->running && !atomic_load(&f->context->group.closed)) tell_owners(f);
     free_follower(f);
     ex->follower = NULL;
 }
