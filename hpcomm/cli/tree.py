@@ -12,6 +12,7 @@ from rich.tree import Tree as Branches
 
 from .. import topology
 from ..errors import HpcommError, InvalidArgument
+from ..model.trees import hops
 from ..topology import CheapestTree
 from . import drawing
 
@@ -43,7 +44,6 @@ def costs_of(ranks: int | None, racks: int | None, pods: int | None, file: Path 
 def told(best: CheapestTree, costs: Any) -> dict[str, Any]:
     """The measures of a tree."""
     parents = best.tree.above(len(costs))
-    far = _hops(parents)
     return {
         "ranks": len(parents),
         "parents": list(parents),
@@ -52,19 +52,9 @@ def told(best: CheapestTree, costs: Any) -> dict[str, Any]:
         "gap": best.gap,
         "optimal": best.optimal,
         "degree": max(map(parents.count, range(len(parents)))),
-        "depth": max(far),
+        "depth": hops(parents, range(len(parents))),
         "leaves": len(parents) - len(set(parents) - {-1}),
     }
-
-
-def _hops(parents: tuple[int, ...]) -> list[int]:
-    found = []
-    for at in range(len(parents)):
-        n, rank = 0, at
-        while parents[rank] >= 0:
-            n, rank = n + 1, parents[rank]
-        found.append(n)
-    return found
 
 
 def _print(row: dict[str, Any], costs: Any) -> None:
