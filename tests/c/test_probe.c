@@ -82,7 +82,8 @@ static void strays(rank *r) {
             hpc_probe_message answer;
             uint32_t offsets[HPC_PROBE_MOST_PACKETS];
             CHECK_EQ(write(p->tcp, &ask, sizeof ask), sizeof ask);
-            while (recv(p->tcp, &answer, sizeof answer, MSG_WAITALL) < 0) usleep(1000);
+            const double limit = hpc_now() + ranks_patience(5);
+            while (recv(p->tcp, &answer, sizeof answer, MSG_WAITALL) < 0 && hpc_now() < limit) usleep(1000);
             CHECK(hpc_probe_is(&answer, HPC_PROBE_GRANT) && answer.stream == p->streams);
             CHECK_EQ(write(p->udp, junk, sizeof junk), sizeof junk);
             hpc_probe_seal(&forged, junk, p->streams, 1, BYTES);
