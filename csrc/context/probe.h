@@ -50,7 +50,7 @@ hpc_carried hpc_probes_carried(hpc_context *context);
 void hpc_probes_key(hpc_context *context, int from, int to, const hpc_probe_message *hello,
                     const hpc_probe_message *welcome, unsigned char key[HPC_DIGEST_BYTES]);
 
-/* Of a caller: one call at a time in a context. deadline: hpc_now's. */
+/* A caller begins, and ends: calls of a context take turns. deadline: hpc_now's. */
 int hpc_probes_begin(hpc_context *context, double deadline, const char *op);
 void hpc_probes_end(hpc_context *context);
 int hpc_probes_first_note(hpc_context *context, int rank); /* whether none was made of this peer */

@@ -1,4 +1,4 @@
-/* What bandwidth probes (probe.h) put on the wire: packets of UDP, and messages on a probe's TCP connection. Pure
+/* The bytes that bandwidth probes (probe.h) put on the wire: packets of UDP, and messages on a probe's TCP connection. Pure
  * functions; what they read may be anything. Both ranks have the same byte order, as the connection's hello has shown.
  */
 #ifndef HPC_PROBE_WIRE_H

@@ -147,7 +147,6 @@ void hpc_control_show(hpc_control *control, const char *transports) {
     atomic_store_explicit(&control->group->watch.connected, 1, memory_order_release); /* and all that connect learned */
 }
 
-/* One who does not read has not seen who left either, and is missed in the shrink. */
 int hpc_control_tell(hpc_control *c, int rank, int place, uint32_t value) {
     return hpc_link_tell_word(c, rank, (uint64_t)place << 32 | value);
 }
@@ -156,6 +155,7 @@ uint32_t hpc_control_told(const hpc_control *c, int rank, int place) {
     return atomic_load_explicit(&c->links[rank].words[place], memory_order_relaxed);
 }
 
+/* One who does not read has not seen who left either, and is missed in the shrink. */
 void hpc_control_revoke(hpc_control *c) {
     double deadline = hpc_now() + LEAVE_SECONDS;
     for (int r = 0; r < c->group->size; r++)

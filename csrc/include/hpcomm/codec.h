@@ -57,7 +57,6 @@ typedef int64_t hpc_filter_fn(const float *x, float *residual, int64_t n, float 
 typedef int64_t hpc_encode_fn(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
 typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args);
 
-/* How the pieces of a key are written: the same on all ranks, but for filter, encode and decode_add. */
 /* How the delta of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3): hpc_codec_config has delta, which is the
  * paper's low one, up and at_least. BY_PROBES: what a worker pushes has `up` while a path that it sends on has less
  * than at_least left, and what an owner forwards while a path of its tree has; probes of hpc_context_bandwidth find
@@ -69,6 +68,7 @@ typedef enum hpc_follow_how {
     HPC_FOLLOW_SMOOTHLY = 2
 } hpc_follow_how;
 
+/* How the pieces of a key are written: the same on all ranks, but for filter, encode and decode_add. */
 typedef struct hpc_codec_config {
     size_t size;            /* sizeof(hpc_codec_config), set by hpc_codec_config_init */
     double delta;           /* HPC_THRESHOLD: 0 or more */
@@ -140,7 +140,7 @@ HPC_API int hpc_exchange_set_encoder(hpc_exchange *exchange, int key, int row, u
  * it. Any thread, at any time. Not for keys whose delta follows the network (hpc_codec_config.follow). */
 enum { HPC_DELTA_OF_PUSHES = 1, HPC_DELTA_OF_FOLDS = 2 };
 HPC_API int hpc_exchange_set_delta(hpc_exchange *exchange, int key, int of, double delta);
-/* What is in force now, of pushes or of folds; negative where this rank encodes none there. */
+/* The delta in force now, of pushes or of folds; negative where this rank encodes none there. */
 HPC_API double hpc_exchange_delta(const hpc_exchange *exchange, int key, int of);
 
 /* cffi: end */

@@ -303,7 +303,7 @@ typedef struct hpc_bandwidth_options {
     const int *stop;   /* NULL, or a flag: another thread that sets it ends the call with HPC_ERR_INVALID */
 } hpc_bandwidth_options;
 
-/* What the path to one peer has left, from this rank to it. */
+/* The bandwidth that the path from this rank to one peer has left. */
 typedef struct hpc_bandwidth {
     int peer;
     int answered;    /* 0: no packet of a probe has come there, a firewall may drop UDP; nothing else is known then */
