@@ -1,5 +1,6 @@
-/* The bytes that bandwidth probes (probe.h) put on the wire: packets of UDP, and messages on a probe's TCP connection. Pure
- * functions; what they read may be anything. Both ranks have the same byte order, as the connection's hello has shown.
+/* The bytes that bandwidth probes (probe.h) put on the wire: packets of UDP, and messages on a probe's TCP connection.
+ * Pure functions; what they read may be anything. Both ranks have the same byte order, as the connection's hello has
+ * shown.
  */
 #ifndef HPC_PROBE_WIRE_H
 #define HPC_PROBE_WIRE_H

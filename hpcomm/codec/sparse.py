@@ -102,7 +102,7 @@ class Threshold(_Sparse):
         put = object.__setattr__
         put(self, "delta", number("Threshold: delta", self.delta, 0, inf))
         flag("Threshold: decays", self.decays)
-        word("Threshold: follow", self.follow, _core.FOLLOWS)
+        word("Threshold: follow", self.follow, tuple(_core.FOLLOWS))
         if (self.up is None) != (self.at_least is None):
             raise InvalidArgument(
                 f"Threshold: up is {self.up!r} and at_least {self.at_least!r}: give both, for a threshold that follows "
