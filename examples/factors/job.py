@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -271,8 +271,9 @@ def table(runs: list[Run], target: float) -> Table:
     return found
 
 
-def plot(runs: list[Run], heading: str, path: str) -> None:
-    """The objective over time, over steps, and over what rank 0 has sent."""
+def plot(runs: Sequence[Any], heading: str, path: str) -> None:
+    """The objective over time, over steps, and over what rank 0 has sent. runs have a way, and points that begin with
+    the step, seconds, the objective and bytes."""
     matplotlib.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415 - which needs the backend
 

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
-import matplotlib
 import numpy as np
-from factors.job import OVERSHOT, console_of, progress
+from factors.job import OVERSHOT, console_of, plot, progress
 from factors.model import Batches
 from rich.console import Console
 from rich.table import Table
@@ -228,25 +227,6 @@ def runs_table(runs: list[Run], aim: float, dense: float) -> Table:
             f"step {reached[0]}, {reached[1]:.2f} s" if reached else "never",
         )
     return found
-
-
-def plot(runs: list[Run], heading: str, path: str) -> None:
-    """The objective over time, over steps, and over what rank 0 has sent."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415 - which needs the backend
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
-    columns = (1, "seconds", 1), (0, "steps", 1), (3, "MB sent by rank 0", 1e6)
-    for axis, (column, label, unit) in zip(axes, columns, strict=True):
-        for run in runs:
-            points = np.array(run.points)
-            axis.plot(points[:, column] / unit, points[:, 2], marker=".", label=run.way)
-        axis.set(xlabel=label, ylabel="objective")
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize="small")
-    figure.suptitle(heading)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 # ---- the job ---------------------------------------------------------------------------------------------------------
