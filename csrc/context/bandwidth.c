@@ -11,7 +11,11 @@
  *
  * This rank's own traffic is no foreign traffic. A stream waits for a pause of it, and is discarded if it met much of
  * it after all, here or at the peer. What little it met counts as if the stream had brought it. Where there is no
- * pause, the throughput of that traffic is the answer: TCP that always has bytes to send takes what a path has. */
+ * pause, the throughput of that traffic is the answer: TCP that always has bytes to send takes what a path has.
+ *
+ * Where only at_least is asked for, streams go amid that traffic if there is no pause soon. One without a trend has
+ * found room beside it. One that rises shows a path with too little left if what came of the stream and of that
+ * traffic, both together, is less than at_least; else it is discarded. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -38,6 +42,7 @@ static const double MOST_LOSS = 0.1;  /* of a stream: its fleet is above */
 static const double MOST_OWN = 0.1;   /* of a stream's bytes */
 static const double DISCARDS = 8;     /* streams of a fleet that may be, times its size */
 static const double LOOK = 1e-3;      /* seconds between two looks at this rank's own traffic */
+static const double AMID = 0.1;       /* seconds for a pause before a stream that may go without one */
 static const double LEAST_BUSY = 0.3; /* seconds of it that tell what the path lets pass */
 static const double BACKLOG = 0.9;    /* of the looks, for traffic that takes what the path has */
 static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
@@ -58,7 +63,7 @@ typedef struct job {
     double slopes; /* of this fleet's streams that rise, added */
     double bucket, due;
     double own, judged;              /* bytes and seconds, of streams that counted */
-    double busy_bytes, busy_seconds; /* of this rank's own traffic while streams waited for a pause */
+    double busy_bytes, busy_seconds; /* of this rank's own traffic to the peer, while streams waited for a pause */
 } job;
 
 typedef struct probe_round {
@@ -82,33 +87,39 @@ void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
 
 /* ---- this rank's own traffic ---- */
 
-/* HPC_OK in a pause of it. HPC_IN_PROGRESS: there was none, or it has been fast enough by itself; then rate is its
- * throughput, and backlog the share of the time in which some of it waited. */
+/* HPC_OK in a pause of it, or where streams go without one. HPC_IN_PROGRESS: there was none, or what went to the path's
+ * peer has been fast enough by itself; then rate is its throughput, and backlog the share of the time in which some of
+ * it waited. */
 static int await_pause(const probe_round *c, job *j, double *rate, double *backlog) {
-    hpc_carried before = hpc_probes_carried(c->context), first = before, now;
+    const int to = j->path.rank;
+    hpc_carried before = hpc_probes_carried(c->context, to), first = before, now;
     double start = hpc_now(), last = start, until = start + c->options->patience;
+    if (j->path.goes_amid) until = start + AMID;
     int looks = 0, waiting = 0;
     if (until > c->deadline) until = c->deadline;
     for (;;) {
         int status = hpc_probe_sleep(&j->path, LOOK, c->deadline);
         if (status != HPC_OK) return status;
-        now = hpc_probes_carried(c->context);
+        now = hpc_probes_carried(c->context, to);
         if (now.waiting == 0 && now.sent == before.sent) return HPC_OK;
         looks++;
         waiting += now.waiting > 0;
         double gone = hpc_now() - last;
         last += gone;
-        if (now.sent > before.sent) j->busy_bytes += (double)(now.sent - before.sent);
+        if (now.sent_to > before.sent_to) j->busy_bytes += (double)(now.sent_to - before.sent_to);
         j->busy_seconds += gone; /* also between two bursts of it: some of it waits, or has not been acknowledged */
         before = now;
-        if (c->options->at_least > 0 && j->busy_seconds >= LEAST_BUSY &&
-            j->busy_bytes >= c->options->at_least * j->busy_seconds) {
-            j->busy = MOST_BUSY;
+        if (c->options->at_least > 0 && j->busy_seconds >= LEAST_BUSY) {
             *rate = j->busy_bytes / j->busy_seconds;
-            return HPC_IN_PROGRESS;
+            j->busy_bytes = j->busy_seconds = 0;
+            if (*rate >= c->options->at_least) {
+                j->busy = MOST_BUSY;
+                return HPC_IN_PROGRESS;
+            }
         }
         if (hpc_now() >= until) break;
     }
+    if (j->path.goes_amid) return HPC_OK;
     *rate = now.sent > first.sent ? (double)(now.sent - first.sent) / (hpc_now() - start) : 0;
     *backlog = (double)waiting / looks;
     return HPC_IN_PROGRESS;
@@ -160,6 +171,7 @@ static void begin_search(const probe_round *c, job *j, int is_limited) {
     j->is_limited = is_limited;
     j->bucket = j->result->bucket;
     j->busy = 0;
+    j->path.goes_amid = c->options->at_least > 0;
     hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, capacity, is_limited ? 0 : capacity);
     if (c->options->at_least > BEYOND * capacity) { /* a train comes no faster than the path lets it */
         j->search.high = capacity;
@@ -230,36 +242,57 @@ static void discard(const probe_round *c, job *j) {
     if (++j->discarded > DISCARDS * c->options->streams) finish(c, j);
 }
 
+/* The trend of the packets from first on. UNCLEAR where they were too few, or not sent in time. */
+static hpc_trend trend_of(job *j, const hpc_probe_stream *s, int first, double *came) {
+    double sent[HPC_PROBE_MOST_PACKETS], delays[HPC_PROBE_MOST_PACKETS];
+    int n = 0, begin = -1, end = -1;
+    for (int i = first; i < s->n; i++) {
+        if (s->came[i] < 0) continue;
+        sent[n] = s->sent[i];
+        delays[n++] = s->came[i] - s->sent[i];
+        begin = begin < 0 ? i : begin;
+        end = i;
+    }
+    *came = n >= LEAST_PACKETS && s->came[end] > s->came[begin] ? (n - 1) / (s->came[end] - s->came[begin]) : INFINITY;
+    if (s->lost > MOST_LOSS * s->n || s->is_blocked) return HPC_TREND_RISING;
+    const hpc_trend trend = hpc_trend_of(delays, n);
+    if (trend == HPC_TREND_RISING && n >= LEAST_PACKETS) j->slopes += hpc_trend_slope(sent, delays, n);
+    return trend;
+}
+
 static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
     const hpc_probe_stream *s = c->stream;
-    double sent[HPC_PROBE_MOST_PACKETS], delays[HPC_PROBE_MOST_PACKETS];
-    int n = 0;
+    double came;
     if (s->n > 0 && s->lost == s->n) {
         if (++j->deaf > MOST_DEAF) finish_deaf(c, j);
         return;
     }
     j->deaf = 0;
+    j->result->answered |= s->n > 0;
     /* The packets before one that was late have a trend of their own (pathload, MIN_STREAM_LEN). */
-    if (s->n - first < (s->is_late ? LEAST_PART : 1) || s->overflowed || s->own > MOST_OWN * s->n * nbytes) {
+    int is_short = s->n - first < (s->is_late ? LEAST_PART : 1) || s->overflowed;
+    int is_amid = s->own > MOST_OWN * s->n * nbytes;
+    if (is_short || (is_amid && c->options->at_least == 0)) {
+        discard(c, j);
+        return;
+    }
+    hpc_trend trend = trend_of(j, s, first, &came);
+    /* A stream that found room beside the job's own traffic has found it. One that did not tells that there is too
+     * little only where both together came at less than the rate. */
+    if (is_amid && trend != HPC_TREND_NONE &&
+        (trend != HPC_TREND_RISING || came * nbytes + s->own_rate >= c->options->at_least)) {
         discard(c, j);
         return;
     }
     j->result->streams++;
-    if (s->lost > MOST_LOSS * s->n) {
+    if (!is_amid && s->lost > MOST_LOSS * s->n) {
         take_verdict(c, j, HPC_FLEET_ABOVE);
         return;
     }
-    for (int i = first; i < s->n; i++) {
-        if (s->came[i] < 0) continue;
-        sent[n] = s->sent[i];
-        delays[n++] = s->came[i] - s->sent[i];
-    }
-    hpc_trend trend = s->is_blocked ? HPC_TREND_RISING : hpc_trend_of(delays, n);
-    if (trend == HPC_TREND_RISING && n >= LEAST_PACKETS) j->slopes += hpc_trend_slope(sent, delays, n);
     j->fleet.rising += trend == HPC_TREND_RISING;
     j->fleet.level += trend == HPC_TREND_NONE;
     j->fleet.unclear += trend == HPC_TREND_UNCLEAR;
-    j->own += s->own;
+    j->own += is_amid ? 0 : s->own;
     j->judged += s->seconds;
     take_verdict(c, j, hpc_fleet_judge(&j->fleet));
 }
@@ -327,6 +360,10 @@ static int run(probe_round *c) {
         j->fleet.streams = c->options->streams;
         j->due = c->start;
         if (c->options->again && j->result->capacity > 0) begin_search(c, j, j->result->bucket > 0);
+        if (!j->is_trained && j->result->bucket > 0) { /* a guess */
+            j->bucket = j->result->bucket;
+            j->trains = TRAINS - 1;
+        }
         if (!j->is_done) status = connect_to(c, j);
     }
     while (status == HPC_OK && (j = next_of(c)) != NULL) {

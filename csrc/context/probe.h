@@ -43,8 +43,9 @@ int hpc_probes_accept(hpc_context *context, int rank, int fd);
 void hpc_probes_stop(hpc_context *context);
 void hpc_probes_free(hpc_context *context); /* after stop; NULL probes are fine */
 
-/* Bytes that all transports of this rank have sent to and got from other hosts by TCP, and what waits to be sent. */
-hpc_carried hpc_probes_carried(hpc_context *context);
+/* Bytes that all transports of this rank have sent to and got from other hosts by TCP, what waits to be sent, and
+ * what of it was sent to one rank (-1: none). */
+hpc_carried hpc_probes_carried(hpc_context *context, int to);
 
 /* The key of a probe's packets. from: the rank that sends them. */
 void hpc_probes_key(hpc_context *context, int from, int to, const hpc_probe_message *hello,
@@ -63,15 +64,17 @@ typedef struct hpc_probe_stream {
     double sent[HPC_PROBE_MOST_PACKETS]; /* seconds, from the first one */
     double came[HPC_PROBE_MOST_PACKETS]; /* seconds, from the first that came; < 0: lost */
     int lost, overflowed;
-    int is_late;    /* this thread was kept from its CPU, and what came of it tells nothing */
-    int is_blocked; /* the socket took no more: a queue on this host is full */
-    double own;     /* bytes of the job's own that left here or came there meanwhile */
-    double seconds; /* from the first packet to the last */
+    int is_late;     /* this thread was kept from its CPU, and what came of it tells nothing */
+    int is_blocked;  /* the socket took no more: a queue on this host is full */
+    double own;      /* bytes of the job's own that left here, or that came there until the report */
+    double own_rate; /* the same, a second */
+    double seconds;  /* from the first packet to the last */
 } hpc_probe_stream;
 
 typedef struct hpc_probe_path {
     hpc_context *context;
     int rank, tcp, udp;
+    int goes_amid;     /* a stream is sent where the job sends too, if there is no pause soon */
     int payload, each; /* bytes of a packet at most: UDP payload, and with the headers of IP and UDP */
     uint32_t streams;
     uint64_t nbytes; /* sent, with headers */
@@ -87,7 +90,7 @@ void hpc_probe_close(hpc_probe_path *path);
 
 /* Sends first packets as fast as they go, then the rest at the rate (bytes a second, headers included; 0: as fast as
  * they go), and gets the report. nbytes: of a packet, headers included. Nothing is sent where this rank sent something
- * else while it waited for the grant. */
+ * else while it waited for the grant, unless the path goes amid that. */
 int hpc_probe_send(hpc_probe_path *path, int first, int rest, int nbytes, double rate, double deadline,
                    hpc_probe_stream *stream);
 

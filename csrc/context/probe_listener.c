@@ -1,6 +1,7 @@
 /* The listener of bandwidth probes: a thread that stamps what peers send and says what came. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <math.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -21,6 +22,7 @@ enum { MOST_CALLS = 64, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000
 
 static const double STRAGGLERS = 0.06; /* seconds that packets may come after END; a link of 50 ms holds that many */
 static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in what comes from the job */
+static const double AMID = 0.03;       /* where a stream may go without one */
 static const double LOOK = 1e-3;       /* between two looks for one */
 static const double GRANT_SLACK = 0.5; /* that a caller may need beyond what it asked for */
 
@@ -35,9 +37,9 @@ typedef struct probe_call {
     uint32_t stream;
     int count, arrived;                      /* packets: asked for or sent, and those that came */
     uint64_t turn;                           /* of its ASK */
-    double asked;                            /* when */
+    double asked, granted;                   /* when */
     double until;                            /* its grant, or its END */
-    double length;                           /* seconds that it asked for */
+    double length, patience;                 /* seconds that it asked for, and waits for a pause */
     uint64_t received, drops;                /* at its grant */
     uint64_t stamps[HPC_PROBE_MOST_PACKETS]; /* nanoseconds; 0: did not come */
 } probe_call;
@@ -162,7 +164,7 @@ static int report(hpc_context *context, probe_call *c) {
         hpc_probe_message head;
         uint32_t offsets[HPC_PROBE_MOST_PACKETS];
     } answer;
-    uint64_t first = UINT64_MAX, received = hpc_probes_carried(context).received;
+    uint64_t first = UINT64_MAX, received = hpc_probes_carried(context, -1).received;
     for (int i = 0; i < c->count; i++)
         if (c->stamps[i] != 0 && c->stamps[i] < first) first = c->stamps[i];
     for (int i = 0; i < c->count; i++) {
@@ -171,6 +173,7 @@ static int report(hpc_context *context, probe_call *c) {
     }
     answer.head = hpc_probe_say(HPC_PROBE_REPORT, c->stream, c->count, first,
                                 received > c->received ? received - c->received : 0);
+    answer.head.micros = (uint32_t)(1e6 * fmin(hpc_now() - c->granted, 1e3)) + 1;
     if (drops_of(c->udp) != c->drops) answer.head.flags = HPC_PROBE_OVERFLOWED;
     c->state = CALL_IDLE;
     return send_all(c->tcp, &answer, sizeof answer.head + (size_t)c->count * sizeof *answer.offsets);
@@ -186,6 +189,7 @@ static int take_message(hpc_context *context, probe_call *c) {
         if (c->state != CALL_IDLE || m->count == 0) return 0;
         c->stream = m->stream;
         c->count = (int)m->count;
+        c->patience = m->b ? AMID : PATIENCE;
         c->length = (double)m->a / NS < 10 ? (double)m->a / NS : 10;
         c->turn = ++p->turns;
         c->asked = hpc_now();
@@ -219,11 +223,12 @@ static int grant(hpc_context *context, probe_call *c) {
     read_packets(c); /* what came late of an earlier stream */
     p->holder = c;
     c->state = CALL_STREAMS;
-    c->until = hpc_now() + c->length + GRANT_SLACK;
+    c->granted = hpc_now();
+    c->until = c->granted + c->length + GRANT_SLACK;
     c->arrived = 0;
     memset(c->stamps, 0, (size_t)c->count * sizeof *c->stamps);
     c->drops = drops_of(c->udp);
-    c->received = hpc_probes_carried(context).received;
+    c->received = hpc_probes_carried(context, -1).received;
     return send_all(c->tcp, &answer, sizeof answer);
 }
 
@@ -272,11 +277,11 @@ static double look_at_calls(hpc_context *context) {
     for (int i = 0; i < p->n_calls; i++)
         if (p->calls[i]->state == CALL_ASKS && (first == NULL || p->calls[i]->turn < first->turn)) first = p->calls[i];
     if (first == NULL) return next;
-    uint64_t received = hpc_probes_carried(context).received;
+    uint64_t received = hpc_probes_carried(context, -1).received;
     int is_pause = received == p->received && now - p->looked < 10 * LOOK;
     p->received = received;
     p->looked = now;
-    if (!is_pause && now < first->asked + PATIENCE) return LOOK;
+    if (!is_pause && now < first->asked + first->patience) return LOOK;
     if (!grant(context, first)) hang_up(p, first);
     return 0;
 }
@@ -389,10 +394,10 @@ void hpc_probes_free(hpc_context *context) {
 
 /* ---- for both ends ---- */
 
-hpc_carried hpc_probes_carried(hpc_context *context) {
+hpc_carried hpc_probes_carried(hpc_context *context, int to) {
     hpc_carried sum = {0};
     for (int i = 0; context->used[i] != NULL; i++)
-        if (context->used[i]->carried != NULL) context->used[i]->carried(context, &sum);
+        if (context->used[i]->carried != NULL) context->used[i]->carried(context, to, &sum);
     return sum;
 }
 

@@ -279,7 +279,9 @@ static int get_report(const hpc_probe_path *p, hpc_probe_stream *s, double deadl
     if (status == HPC_OK) status = receive_all(p, offsets, m.count * sizeof *offsets, deadline, "report what came");
     if (status != HPC_OK) return status;
     s->overflowed = m.flags & HPC_PROBE_OVERFLOWED;
-    s->own += (double)m.b;
+    /* The narrowest link of the path is at one end. */
+    s->own = fmax(s->own, (double)m.b);
+    s->own_rate = fmax(s->own_rate, (double)m.b * 1e6 / m.micros);
     for (int i = 0; i < s->n; i++) {
         s->came[i] = offsets[i] == HPC_PROBE_LOST ? -1 : offsets[i] * 1e-9;
         s->lost += offsets[i] == HPC_PROBE_LOST;
@@ -292,25 +294,30 @@ int hpc_probe_send(hpc_probe_path *p, int first, int rest, int nbytes, double ra
     int n = first + rest, payload = nbytes - (p->each - p->payload);
     double period = rate > 0 ? nbytes / rate : 0;
     s->n = s->lost = s->overflowed = s->is_late = s->is_blocked = 0;
-    s->own = s->seconds = 0;
+    s->own = s->own_rate = s->seconds = 0;
     for (int i = 0; i < n; i++) hpc_probe_seal(&p->packets[i], p->key, p->streams + 1, i, payload);
     p->streams++;
-    const hpc_probe_message ask = hpc_probe_say(HPC_PROBE_ASK, p->streams, n, (uint64_t)(n * period * NS), 0);
+    const hpc_probe_message ask =
+        hpc_probe_say(HPC_PROBE_ASK, p->streams, n, (uint64_t)(n * period * NS), (uint64_t)p->goes_amid);
     hpc_probe_message grant;
-    hpc_carried earlier = hpc_probes_carried(p->context);
+    hpc_carried earlier = hpc_probes_carried(p->context, -1);
     int status = say(p, &ask);
     if (status == HPC_OK) status = hear(p, HPC_PROBE_GRANT, &grant, deadline, "let it send");
     if (status != HPC_OK) return status;
-    hpc_carried before = hpc_probes_carried(p->context);
-    if (before.sent == earlier.sent) { /* else the pause is over: nothing is sent */
+    hpc_carried before = hpc_probes_carried(p->context, -1);
+    double begin = hpc_now();
+    if (before.sent == earlier.sent || p->goes_amid) { /* else the pause is over: nothing is sent */
         hasty before_that;
         make_haste(&before_that);
         send_packets(p, first, n, payload, period, s);
         calm_down(&before_that);
     }
     p->nbytes += (uint64_t)s->n * (uint64_t)nbytes;
-    hpc_carried after = hpc_probes_carried(p->context);
-    if (after.sent > before.sent) s->own = (double)(after.sent - before.sent);
+    hpc_carried after = hpc_probes_carried(p->context, -1);
+    if (after.sent > before.sent) {
+        s->own = (double)(after.sent - before.sent);
+        s->own_rate = s->own / fmax(hpc_now() - begin, 1e-6);
+    }
     const hpc_probe_message end = hpc_probe_say(HPC_PROBE_END, p->streams, s->n, 0, 0);
     status = say(p, &end);
     return status == HPC_OK ? get_report(p, s, deadline) : status;

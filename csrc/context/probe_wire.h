@@ -33,10 +33,12 @@ int hpc_probe_open(const void *data, size_t nbytes, const unsigned char key[HPC_
 typedef enum hpc_probe_kind {
     HPC_PROBE_HELLO = 1, /* a, b: a nonce */
     HPC_PROBE_WELCOME,   /* a, b: a nonce; count: the UDP port */
-    HPC_PROBE_ASK,       /* a stream of count packets wants to be sent; a: nanoseconds that it will take */
+    HPC_PROBE_ASK,       /* a stream of count packets wants to be sent; a: nanoseconds that it will take; b: 1: amid
+                            the job's own traffic, if there is no pause soon */
     HPC_PROBE_GRANT,     /* nobody else sends a stream to this listener now */
     HPC_PROBE_END,       /* count packets of the stream were sent */
-    HPC_PROBE_REPORT     /* a: kernel's stamp of the first packet; b: bytes of the job's own that came meanwhile; flags;
+    HPC_PROBE_REPORT     /* a: kernel's stamp of the first packet; b: bytes of the job's own that came in
+                            micros microseconds, since the grant; flags;
                             then count offsets of 32 bits, in nanoseconds from a (HPC_PROBE_LOST) */
 } hpc_probe_kind;
 
@@ -44,7 +46,7 @@ enum { HPC_PROBE_OVERFLOWED = 1 /* the socket had no room for some packets */ };
 #define HPC_PROBE_LOST UINT32_MAX
 
 typedef struct hpc_probe_message {
-    uint32_t magic, kind, stream, count, flags, unused;
+    uint32_t magic, kind, stream, count, flags, micros;
     uint64_t a, b;
 } hpc_probe_message;
 _Static_assert(sizeof(hpc_probe_message) == 40, "a message has no holes");

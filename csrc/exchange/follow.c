@@ -27,7 +27,10 @@
 #include "exchange/exchange.h"
 
 /* Fleets are smaller than pathload's: a verdict comes sooner, and the next one soon after it. */
-enum { STREAMS = 8, PACKETS = 60 };
+enum { STREAMS = 4, PACKETS = 60 };
+
+/* Places of words, by the number of the exchange: verdicts, and hints, which name a peer. */
+enum { PLACES = HPC_WORDS / 2, HINT_BITS = 16, NO_HINT = 0 };
 
 typedef struct hpc_follower {
     hpc_exchange *ex;
@@ -38,17 +41,18 @@ typedef struct hpc_follower {
     double at_least;
     uint32_t number; /* of the exchange, among those that follow */
     int *peers, n;   /* ranks of other hosts to which this one sends */
+    int last, turn;  /* by peer's place: the path that was probed last; the one whose turn was last */
     char *poor;      /* by peer's place: the path has too little left */
     char *own;       /* by peer's place: it is in the tree of this rank's own folds */
     char *passes;    /* by owner and peer's place: this rank passes the owner's folds on there */
-    uint32_t *told;  /* by owner: the last word that was told */
+    uint32_t *told;  /* by owner: the last verdict that was told */
+    uint32_t *hints; /* by rank: the last hint that was told */
     hpc_bandwidth *results;
 } hpc_follower;
 
-static const double LOOK = 0.1;   /* seconds between two looks at words */
-static const double PAUSE = 0.5;  /* between two rounds of probes */
-static const double SHARE = 0.05; /* of what this host's link lets pass, which the probes of all paths may take */
-static const double LEAST_SHARE = 0.002;
+static const double LOOK = 0.1;       /* seconds between two looks at words */
+static const double SHARE = 0.05;     /* of what this host's link lets pass, which the probes of all paths may take */
+static const double LEFT = 0.5;       /* of at_least, where less than that is left */
 static const double LIMIT = 30;       /* seconds of a round */
 static const double SLICE = 0.02;     /* SMOOTHLY: between two looks at what is carried */
 static const double WINDOW = 0.5;     /* and between two deltas */
@@ -123,6 +127,18 @@ static uint32_t word(const hpc_follower *f, int poor) {
     return f->number << 1 | (uint32_t)poor;
 }
 
+static uint32_t hint_of(const hpc_follower *f, int peer) {
+    return f->number << HINT_BITS | ((uint32_t)(peer + 1) & ((1U << HINT_BITS) - 1));
+}
+
+static int verdicts(const hpc_follower *f) {
+    return (int)(f->number % PLACES);
+}
+
+static int hints(const hpc_follower *f) {
+    return PLACES + verdicts(f);
+}
+
 /* Tells each owner about the paths on which its folds are passed on from here. What cannot be told now is told at the
  * next look. */
 static void tell_owners(hpc_follower *f) {
@@ -134,9 +150,20 @@ static void tell_owners(hpc_follower *f) {
             poor |= f->passes[(size_t)owner * (size_t)g->size + (size_t)i] & f->poor[i];
         }
         if (!some || f->told[owner] == word(f, poor)) continue;
-        if (hpc_control_tell(f->context->control, owner, (int)(f->number % HPC_WORDS), word(f, poor)) == HPC_OK)
+        if (hpc_control_tell(f->context->control, owner, verdicts(f), word(f, poor)) == HPC_OK)
             f->told[owner] = word(f, poor);
     }
+}
+
+/* Tells all ranks which path has too little left from here: theirs to that peer may share the link. */
+static void tell_hint(hpc_follower *f) {
+    const hpc_group *g = &f->context->group;
+    uint32_t hint = NO_HINT;
+    for (int i = 0; i < f->n; i++)
+        if (f->poor[i]) hint = hint_of(f, f->peers[i]);
+    for (int r = 0; r < g->size; r++)
+        if (r != g->rank && f->hints[r] != hint && hpc_control_tell(f->context->control, r, hints(f), hint) == HPC_OK)
+            f->hints[r] = hint;
 }
 
 static void apply_verdicts(const hpc_follower *f) {
@@ -147,43 +174,92 @@ static void apply_verdicts(const hpc_follower *f) {
         folds |= f->poor[i] & f->own[i];
     }
     for (int r = 0; r < g->size; r++)
-        folds |= r != g->rank && hpc_control_told(f->context->control, r, (int)(f->number % HPC_WORDS)) == word(f, 1);
+        folds |= r != g->rank && hpc_control_told(f->context->control, r, verdicts(f)) == word(f, 1);
     set_deltas(f, HPC_DELTA_OF_PUSHES, pushes);
     set_deltas(f, HPC_DELTA_OF_FOLDS, folds);
 }
 
 /* ---- the thread ---- */
 
-/* Zero when the thread has nothing to do any more. */
-static int probe(hpc_follower *f) {
+/* Whether a path's verdict would change what is known of anything that goes by it: not where another path of the same
+ * use is known to have too little. */
+static int matters(const hpc_follower *f, int at) {
+    const size_t size = (size_t)f->context->group.size;
+    int any = 0, own = 0, of_passed = 0;
+    if (f->poor[at]) return 1;
+    for (int i = 0; i < f->n; i++) {
+        any |= f->poor[i];
+        own |= f->poor[i] & f->own[i];
+    }
+    for (size_t owner = 0; owner < size; owner++) {
+        int passed = 0;
+        for (int i = 0; i < f->n; i++) passed |= f->poor[i] & f->passes[owner * size + (size_t)i];
+        of_passed |= f->passes[owner * size + (size_t)at] & !passed;
+    }
+    return !any || (f->own[at] && !own) || of_passed;
+}
+
+/* How many other ranks have too little left to the peer of a path. */
+static int hinting(const hpc_follower *f, int at) {
+    int n = 0;
+    for (int r = 0; r < f->context->group.size; r++)
+        n += hpc_control_told(f->context->control, r, hints(f)) == hint_of(f, f->peers[at]);
+    return n;
+}
+
+/* The paths that matter take turns. Every second time it is one to a peer to which another rank has too little. */
+static int next_path(hpc_follower *f) {
+    const int was_turn = f->last == f->turn;
+    for (int k = 1; was_turn && k <= f->n; k++) {
+        const int at = (f->last + k) % f->n;
+        if (at != f->turn && matters(f, at) && hinting(f, at) > 0) return f->last = at;
+    }
+    do f->turn = (f->turn + 1) % f->n;
+    while (!matters(f, f->turn));
+    return f->last = f->turn;
+}
+
+/* The first time, one train has to confirm that a path has the largest bucket of the others: most are this host's. */
+static void guess_bucket(const hpc_follower *f, hpc_bandwidth *result, int peer) {
+    if (result->capacity >= f->at_least) return;
+    *result = (hpc_bandwidth){.peer = peer, .bucket = result->bucket};
+    for (int i = 0; i < f->n; i++)
+        if (f->results[i].bucket > result->bucket) result->bucket = f->results[i].bucket;
+}
+
+/* Probes the next path; the one after it is due when the bytes sent are no more than their share. Of a link that has
+ * too little left it is a share of that little, which all ranks divide that probe it. Zero when the thread has nothing
+ * to do any more. */
+static int probe(hpc_follower *f, double *due) {
+    const double begin = hpc_now();
     hpc_bandwidth_options options;
-    double capacity = f->at_least;
+    const int at = next_path(f);
+    hpc_bandwidth *result = &f->results[at];
+    guess_bucket(f, result, f->peers[at]);
     hpc_bandwidth_options_init(&options);
     options.at_least = f->at_least, options.timeout = LIMIT, options.stop = &f->stop;
     options.streams = STREAMS, options.packets = PACKETS, options.again = 1;
-    for (int i = 0; i < f->n; i++) {
-        if (f->results[i].capacity < f->at_least)
-            f->results[i].capacity = 0; /* others' traffic, perhaps: find it again */
-        if (f->results[i].capacity > capacity) capacity = f->results[i].capacity;
-    }
-    options.share = fmin(1, fmax(LEAST_SHARE, SHARE * capacity / f->at_least / f->n));
-    int status = hpc_context_bandwidth(f->context, f->peers, f->n, &options, f->results);
+    options.share = fmin(1, SHARE * fmax(1, result->capacity / f->at_least));
+    int status = hpc_context_bandwidth(f->context, &f->peers[at], 1, &options, result);
     if (status != HPC_OK && status != HPC_ERR_TIMEOUT) return 0;
-    for (int i = 0; i < f->n && status == HPC_OK; i++)
-        if (!f->results[i].answered || f->results[i].sufficient >= 0)
-            f->poor[i] = f->results[i].answered && f->results[i].sufficient == 0;
+    if (status == HPC_OK && (!result->answered || result->sufficient >= 0))
+        f->poor[at] = result->answered && result->sufficient == 0;
+    const double left = f->poor[at] ? LEFT * f->at_least / (1 + hinting(f, at)) : fmax(result->capacity, f->at_least);
+    *due = begin + (double)result->nbytes / (SHARE * left);
     return 1;
 }
 
-/* A rank that sends to no other host only hears of paths. */
+/* A rank that sends to no other host only hears of paths. Where another rank has enough left again to the peer that was
+ * probed last, this rank may have, too, and looks at once. */
 static void follow_by_probes(hpc_follower *f) {
     double due = hpc_now();
-    while (!stops(f)) {
-        if (f->n > 0 && hpc_now() >= due) {
-            if (!probe(f)) return;
-            due = hpc_now() + PAUSE;
-        }
+    for (int before = 0; !stops(f);) {
+        const int now = f->n > 0 && f->poor[f->last] ? hinting(f, f->last) : 0;
+        if (now < before) due = 0;
+        before = now;
+        if (f->n > 0 && hpc_now() >= due && !probe(f, &due)) return;
         tell_owners(f);
+        tell_hint(f);
         apply_verdicts(f);
         sleep_for(LOOK);
     }
@@ -198,10 +274,10 @@ static double part_of(const hpc_follower *f, double throughput) {
 static void follow_smoothly(const hpc_follower *f) {
     double smooth = 0; /* the throughput, with the past; 0: none was seen yet */
     double busy = 0, bytes = 0, end = hpc_now() + WINDOW, before = hpc_now();
-    hpc_carried last = hpc_probes_carried(f->context);
+    hpc_carried last = hpc_probes_carried(f->context, -1);
     while (!stops(f)) {
         sleep_for(SLICE);
-        const hpc_carried now = hpc_probes_carried(f->context);
+        const hpc_carried now = hpc_probes_carried(f->context, -1);
         const double at = hpc_now();
         if (last.waiting > 0 && now.waiting > 0) {
             busy += at - before;
@@ -235,6 +311,7 @@ static void free_follower(hpc_follower *f) {
     free(f->own);
     free(f->passes);
     free(f->told);
+    free(f->hints);
     free(f->results);
     free(f);
 }
@@ -252,10 +329,11 @@ static int open_follower(hpc_exchange *ex, const hpc_codec_config *config, const
         f->own = calloc(size, 1);
         f->passes = calloc(size * size, 1);
         f->told = calloc(size, sizeof *f->told);
+        f->hints = calloc(size, sizeof *f->hints);
         f->results = calloc(size, sizeof *f->results);
     }
     if (f == NULL || f->peers == NULL || f->poor == NULL || f->own == NULL || f->passes == NULL || f->told == NULL ||
-        f->results == NULL)
+        f->hints == NULL || f->results == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory to follow the network", op);
     for (int i = 0; i < ex->n_engines; i++) find_paths(f, ex->engines[i]);
     sigfillset(&all); /* signals are for the caller's threads */
@@ -297,7 +375,10 @@ void hpc_follow_stop(hpc_exchange *ex) {
     __atomic_store_n(&f->stop, 1, __ATOMIC_RELEASE);
     if (f->running) pthread_join(f->thread, NULL);
     for (int i = 0; f->running && i < f->n; i++) f->poor[i] = 0; /* an owner that goes on hears of no path from here */
-    if (f->running && !atomic_load(&f->context->group.closed)) tell_owners(f);
+    if (f->running && !atomic_load(&f->context->group.closed)) {
+        tell_owners(f);
+        tell_hint(f);
+    }
     free_follower(f);
     ex->follower = NULL;
 }

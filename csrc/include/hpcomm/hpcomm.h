@@ -298,9 +298,9 @@ typedef struct hpc_bandwidth_options {
     double patience;   /* seconds to wait before a stream for a pause in this rank's own traffic. 1 */
     int streams;       /* of a fleet: 12 */
     int packets;       /* of a stream: 100 */
-    int again;         /* 1: results are those of an earlier call for these peers, whose capacity and bucket still hold.
-                          0 */
-    const int *stop;   /* NULL, or a flag: another thread that sets it ends the call with HPC_ERR_INVALID */
+    int again;       /* 1: results are those of an earlier call for these peers, whose capacity and bucket still hold; a
+                        bucket without a capacity is a guess, which one train confirms. 0 */
+    const int *stop; /* NULL, or a flag: another thread that sets it ends the call with HPC_ERR_INVALID */
 } hpc_bandwidth_options;
 
 /* The bandwidth that the path from this rank to one peer has left. */

@@ -159,6 +159,6 @@ int tcp_progress(hpc_context *context);
 
 /* ---- carried.c ---- */
 
-void tcp_carried(hpc_context *context, hpc_carried *sum); /* the vtable's */
+void tcp_carried(hpc_context *context, int to, hpc_carried *sum); /* the vtable's */
 
 #endif
