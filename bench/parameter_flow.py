@@ -10,7 +10,7 @@
 
 Each group runs in one job, or in one for each application. Its ways take turns, --run_cycles times; a row has medians.
 Computing is a timer that gives the dense hub under BSP the paper's ratio of computing to communicating: LR 1:8, MF
-1:1.5, CNN 1:5.7.
+1:1.5, CNN 1:5.7. All together take an hour and a half; --read prints and draws what earlier runs have written by -J.
 """
 
 import argparse
@@ -65,6 +65,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("-N", "--run_cycles", type=int, help="cycles: the ways take turns; default: the group's")
     p.add_argument("--eta", type=float, help="learning rate of step 1; default: the model's")
     p.add_argument("--limit", type=float, default=LIMIT, help="seconds of a job, after which what is done counts")
+    p.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="print and draw these results, measure nothing")
     p.add_argument("--plant", action="store_true", help="spoil what rank 1 tells, to see that #wrong counts it")
     add_quick(p, "two hosts, tiny models, few steps, one cycle")
     add_output(p, "figures")
@@ -112,6 +113,22 @@ def measure(group: str, options: argparse.Namespace) -> list[Row]:
     return [{**row, "rate": where["rate"], "cores": cores()} for row in rows]
 
 
+def results(paths: Sequence[Path]) -> Row:
+    """The document of several runs. Of a group that two have measured for the same application the later one counts."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for path in paths:
+        rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        for key in dict.fromkeys((row["group"], row["app"]) for row in rows):
+            found[key] = [row for row in rows if (row["group"], row["app"]) == key]
+    groups = [group for group in GROUPS if any(key[0] == group for key in found)]
+    return {"groups": groups, "rows": [row for key in found for row in found[key]]}
+
+
+def tell(document: Row, group: str) -> None:
+    print("\n".join(GROUPS[group].lines(document)), flush=True)
+    print(table(list(GROUPS[group].promises(document))), flush=True)
+
+
 def draw(document: Row, path: Path) -> None:
     panels: list[plots.Draw] = []
     for group in document["groups"]:
@@ -128,13 +145,17 @@ def _panel(axis: Any, module: Any, rows: Sequence[Row], app: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     document: Row = {"benchmark": "parameter_flow", "hpcomm": hpcomm.__version__, "groups": options.groups, "rows": []}
+    if options.read:
+        document |= results(options.read)
+        write(options, json.dumps(document))
+        for group in document["groups"] if not options.json else ():
+            tell(document, group)
     try:
-        for group in options.groups:
+        for group in options.groups if not options.read else ():
             document["rows"] += measure(group, options)
             write(options, json.dumps(document))  # what is there if this run is ended
             if not options.json:
-                print("\n".join(GROUPS[group].lines(document)), flush=True)
-                print(table(list(GROUPS[group].promises(document))), flush=True)
+                tell(document, group)
     except Unavailable as why:
         print(f"parameter_flow: no hosts of one's own: {why}", file=sys.stderr)
         return UNABLE

@@ -33,7 +33,7 @@ from factors.model import Batches  # isort: skip - examples is on the path by no
 from flow.exchange import RULE  # isort: skip
 from flow.model import Model  # isort: skip
 
-CALIBRATION = 5  # steps, of which the first does not count
+CALIBRATION = 9  # steps, of which the median one counts
 
 
 def open_exchange(ctx: hpcomm.Context, model: Model, case: Case) -> hpcomm.Exchange:
@@ -194,6 +194,7 @@ def joined(gathered: Sequence[Row]) -> Row:
     behind = [sum(of) for of in zip(*(rank["behind"] for rank in workers), strict=True)]  # by steps
     found["behind"] = sum(i * n for i, n in enumerate(behind)) / max(sum(behind), 1)
     found["clock"] = marks[0, :, 0].tolist()
+    found["waits"] = marks[:, :, 3].mean(axis=0).tolist()
     found["bytes"] = marks[:, :, 4].mean(axis=0).tolist()
     found["least"] = (marks[:, :, 5] <= marks[:, :, 5].min()).sum(axis=0).tolist()  # ranks that have the lowest delta
     found["deltas"] = [sorted(set(marks[:, step, 5].tolist())) for step in range(steps)]
@@ -207,7 +208,7 @@ def compute_of(ctx: hpcomm.Context, model: Model, case: Case) -> float:
     if case.rate:
         return float(least)
     row = trained(ctx, model, Case("calibration", case.app, case.size, DENSE, steps=CALIBRATION), least)
-    waited = MPI.COMM_WORLD.bcast(None if row is None else row["waited"])
+    waited = MPI.COMM_WORLD.bcast(None if row is None else np.median(row["waits"]))
     return float(waited / APPS[case.app].ratio)
 
 

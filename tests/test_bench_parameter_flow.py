@@ -17,7 +17,7 @@ from bench import (
     parameter_flow_trees,
 )
 from bench.hosts_bench import carried
-from bench.parameter_flow import GROUPS, draw, options_of
+from bench.parameter_flow import GROUPS, main, options_of
 from bench.parameter_flow_cases import DENSE, FOLLOW, LOW, UP
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,7 +135,16 @@ def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
         assert any(line.startswith("\n# ") for line in module.lines(whole))
         assert list(module.promises(whole))
     assert parameter_flow_cost.ratios(cost) == pytest.approx([3.0, 3.0])
-    draw(whole, tmp_path / "figures.png")
+    for name, some in (("old", rows[:3]), ("cost", rows[:2]), ("rest", rows[2:])):
+        (tmp_path / name).write_text(json.dumps(document(some)))
+    read = [
+        "--read",
+        *(str(tmp_path / name) for name in ("old", "cost", "rest")),
+        "--plot",
+        str(tmp_path / "figures.png"),
+    ]
+    assert main([*read, "-J", str(tmp_path / "all")]) == 0
+    assert json.loads((tmp_path / "all").read_text())["rows"] == json.loads(json.dumps(rows))
     assert (tmp_path / "figures.png").stat().st_size > 10000
 
 

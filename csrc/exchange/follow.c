@@ -1,18 +1,21 @@
 /* Thresholds that follow the network (Parameter Flow, section 3.3.3). A thread of the exchange does this while trainers
  * train. It looks at the paths by which this rank sends to other hosts, and sets the deltas of this rank's encoders.
  *
- * By probes: it asks again and again whether each path has at_least left (hpc_context_bandwidth). What this rank pushes
+ * By probes: it asks again and again whether a path has at_least left (hpc_context_bandwidth). What this rank pushes
  * has `up` while one of its paths has not. What it forwards as an owner has `up` while a path of its tree has not. Of
  * these paths others probe some: the ranks that pass its folds on. Each of them tells the owner about its own, by a
  * word of the control channel. A path whose probes nobody answers counts as sufficient, and a note says so.
+ *
+ * The paths take turns. While one is known to have too little, those that could change nothing are left alone. By
+ * another word each rank names the peer to which it has too little: paths of other ranks to that peer may share the
+ * link, so they are looked at next. When the word is taken back, they are looked at once more.
  *
  * Smoothly: it looks at what this rank's connections to other hosts carry while some of it waits to be sent. That is
  * the throughput which the network lets them have. Whatever else the network carries is in it, and no probe is needed.
  *
  * Writers, readers and order: the thread alone writes what lies in the follower, but for stop. Deltas are atomic, and
  * an encoder reads its own when it begins. Words are the control channel's. A word has the number of the exchange,
- * counted alike on all ranks, so one that an earlier exchange left behind means nothing. The thread ends by itself when
- * a peer or the context is gone: the trainer's own calls say so. */
+ * counted alike on all ranks, so one that an earlier exchange left behind means nothing. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
@@ -50,6 +53,7 @@ typedef struct hpc_follower {
     hpc_bandwidth *results;
 } hpc_follower;
 
+static const double PAUSE = 0.5;      /* after a probe that failed */
 static const double LOOK = 0.1;       /* seconds between two looks at words */
 static const double SHARE = 0.05;     /* of what this host's link lets pass, which the probes of all paths may take */
 static const double LEFT = 0.5;       /* of at_least, where less than that is left */
@@ -227,10 +231,10 @@ static void guess_bucket(const hpc_follower *f, hpc_bandwidth *result, int peer)
         if (f->results[i].bucket > result->bucket) result->bucket = f->results[i].bucket;
 }
 
-/* Probes the next path; the one after it is due when the bytes sent are no more than their share. Of a link that has
- * too little left it is a share of that little, which all ranks divide that probe it. Zero when the thread has nothing
- * to do any more. */
-static int probe(hpc_follower *f, double *due) {
+/* Probes the next path, and gives the time at which the one after it is due: when the bytes sent are no more than their
+ * share. Of a link that has too little left it is a share of that little, which all ranks divide that probe it. A probe
+ * that fails tells nothing: if a peer is gone, the trainer's own calls say so. */
+static double probe(hpc_follower *f) {
     const double begin = hpc_now();
     hpc_bandwidth_options options;
     const int at = next_path(f);
@@ -241,12 +245,13 @@ static int probe(hpc_follower *f, double *due) {
     options.streams = STREAMS, options.packets = PACKETS, options.again = 1;
     options.share = fmin(1, SHARE * fmax(1, result->capacity / f->at_least));
     int status = hpc_context_bandwidth(f->context, &f->peers[at], 1, &options, result);
-    if (status != HPC_OK && status != HPC_ERR_TIMEOUT) return 0;
-    if (status == HPC_OK && (!result->answered || result->sufficient >= 0))
-        f->poor[at] = result->answered && result->sufficient == 0;
+    if (status != HPC_OK) {
+        f->poor[at] &= status != HPC_ERR_PEER;
+        return hpc_now() + PAUSE;
+    }
+    if (!result->answered || result->sufficient >= 0) f->poor[at] = result->answered && result->sufficient == 0;
     const double left = f->poor[at] ? LEFT * f->at_least / (1 + hinting(f, at)) : fmax(result->capacity, f->at_least);
-    *due = begin + (double)result->nbytes / (SHARE * left);
-    return 1;
+    return begin + (double)result->nbytes / (SHARE * left);
 }
 
 /* A rank that sends to no other host only hears of paths. Where another rank has enough left again to the peer that was
@@ -257,7 +262,7 @@ static void follow_by_probes(hpc_follower *f) {
         const int now = f->n > 0 && f->poor[f->last] ? hinting(f, f->last) : 0;
         if (now < before) due = 0;
         before = now;
-        if (f->n > 0 && hpc_now() >= due && !probe(f, &due)) return;
+        if (f->n > 0 && hpc_now() >= due) due = probe(f);
         tell_owners(f);
         tell_hint(f);
         apply_verdicts(f);

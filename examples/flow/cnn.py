@@ -26,7 +26,7 @@ class Convolutional(Model):
     width: of the wide layers; channels: of the convolutions, in proportion to AlexNet's 96, 256, 384, 384, 256.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=4, eta=0.01, low=2e-6, up=2e-5)
+    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=4, eta=0.002, low=2e-6, up=2e-5)
     kernels: ClassVar[tuple[int, ...]] = (5, 5, 3, 3, 3)
     strides: ClassVar[tuple[int, ...]] = (2, 1, 1, 1, 1)
     pooled: ClassVar[tuple[bool, ...]] = (True, True, False, False, False)  # 3 x 3, by two

@@ -20,7 +20,7 @@ BLOCK = 4096  # ratings whose vectors are in memory at once
 class Factorization(Model):
     """users is (users, latent), movies (movies, latent): a batch touches the rows of its users and movies."""
 
-    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=2048, eta=48.0, low=2e-4, up=1.5e-3)
+    defaults: ClassVar[Defaults] = Defaults(steps=150, batch=2048, eta=48.0, low=2e-4, up=1.4e-3)
 
     def __init__(self, ratings: Ratings, latent: int, l2: float = 0.01, seed: int = 0) -> None:
         self.ratings, self.latent, self.l2, self.seed = ratings, latent, np.float32(l2), seed

@@ -21,6 +21,7 @@ KINDS = (
     "async",
     "notify-ack",
     "ssp",
+    "receivers",
     "graph-bsp",
     "quorum-hub",
     "quorum-graph",
@@ -122,7 +123,18 @@ def _body(rng: random.Random, kind: str, size: int, signal: str) -> tuple[str, d
     """What the ranks do, with which options, and who may fall: somebody whom all the others need."""
     everybody = range(size)
     if kind == "close":
-        kinds = ["hub-cs", "hub-cc", "async", "quorum-hub", "notify-ack", "ssp", "queue", "window", "collective"]
+        kinds = [
+            "hub-cs",
+            "hub-cc",
+            "async",
+            "quorum-hub",
+            "notify-ack",
+            "ssp",
+            "receivers",
+            "queue",
+            "window",
+            "collective",
+        ]
         kind = rng.choice(kinds + ["hub-ncs"] * (signal == "kill"))  # serve waits for ever for one that is stopped
     if kind.startswith("hub-"):
         placement = kind[4:].upper()
@@ -130,6 +142,10 @@ def _body(rng: random.Random, kind: str, size: int, signal: str) -> tuple[str, d
         if placement == "NCS":
             options["servers"] = sorted(rng.sample(everybody, rng.randrange(1, size // 2 + 1)))
         return "hub", options, everybody
+    if kind == "receivers":  # owners' folds go down trees
+        options = {"servers": sorted(rng.sample(everybody, rng.choice((1, 2)))), "arity": rng.choice((1, 2, 3))}
+        options |= {"staleness": rng.choice((0, 2)), "delta": rng.choice((0.0, 2.5))} | _sizes(rng)
+        return "receivers", options, everybody
     if kind == "async":  # nobody waits for a worker that is stopped and owns nothing
         return _served(rng, size, signal, {"consistency": "async", "depth": rng.choice((1, 3))} | _sizes(rng))
     if kind == "quorum-hub":

@@ -108,6 +108,27 @@ def hub(run: Run, ctx: hpcomm.Context) -> None:
     ex.close()
 
 
+def receivers(run: Run, ctx: hpcomm.Context) -> None:
+    """By a delta of 2.5 two steps of three send nothing."""
+    given = run.job.options
+    ex = hpcomm.parameter_flow(
+        ctx,
+        _params(given),
+        delta=given["delta"],
+        decays=False,
+        consistency=hpcomm.SSP(given["staleness"]),
+        rule=hpcomm.SGD(lr=0.01),
+        servers=given["servers"],
+        tree=hpcomm.Tree(arity=given["arity"]),
+        progress="thread" if given["staleness"] else given["progress"],
+        cores=1,
+    )
+    run.kept.append(ex)
+    _train(run, ex, given["call"])
+    run.at("close")
+    ex.close()
+
+
 def _graph(name: str, n: int) -> topology.Graph:
     if name.endswith("2"):  # both ways
         return {"ring": topology.ring, "chain": topology.chain}[name[:-1]](n, directed=False)
@@ -200,6 +221,7 @@ def create(run: Run, ctx: hpcomm.Context) -> None:
 
 BODIES: dict[str, Callable[[Run, hpcomm.Context], None]] = {
     "hub": hub,
+    "receivers": receivers,
     "graph": graph,
     "queue": queue,
     "window": window,

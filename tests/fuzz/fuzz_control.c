@@ -40,6 +40,7 @@ static struct {
     message messages[FRAMES], ballots[FRAMES], coming;
     size_t n_messages, n_ballots;
     message news;
+    uint32_t words[HPC_WORDS];
     int is_coming, is_wrong, has_bell, has_left, has_failed, has_dropped, has_news, has_look;
     char reason[HPC_REASON_BYTES];
 } sent;
@@ -90,6 +91,7 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->type == HPC_MESH_BALLOT) return f->offset == 0 && f->nbytes == f->total;
     if (f->type == HPC_MESH_NEWS) return f->offset == 0 && f->nbytes == f->total && f->total == sizeof(hpc_shown_rank);
     if (f->type == HPC_MESH_ABORT || f->type == HPC_MESH_BYE) return f->nbytes == sizeof(hpc_last_word);
+    if (f->type == HPC_MESH_WORD) return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS;
     return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP || f->type == HPC_MESH_REVOKE ||
                               f->type == HPC_MESH_LOOK);
 }
@@ -109,6 +111,7 @@ static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
     }
     if (f->type == HPC_MESH_DROP) sent.has_dropped = 1;
     if (f->type == HPC_MESH_LOOK) sent.has_look = 1;
+    if (f->type == HPC_MESH_WORD) sent.words[f->sequence >> 32] = (uint32_t)f->sequence;
     if (f->type == HPC_MESH_NEWS) sent.has_news = 1;
     if (f->type == HPC_MESH_NEWS) sent.news = (message){f->sequence, f->total, f->nbytes, f->op, payload};
     if (f->type == HPC_MESH_BALLOT)
@@ -221,6 +224,7 @@ static void check_link(int flags) {
     check_inbox(l->ballots, sent.ballots, sent.n_ballots, flags & ~DESCRIPTORS); /* none belongs to a ballot */
     REQUIRE(l->dropped == sent.has_dropped);
     REQUIRE(l->asks == sent.has_look);
+    for (int i = 0; i < HPC_WORDS; i++) REQUIRE(hpc_control_told(&control, PEER, i) == sent.words[i]);
     check_inbox(l->news, &sent.news, (size_t)sent.has_news, flags & ~DESCRIPTORS);
     if (!sent.is_wrong && sent.is_coming && l->incoming != NULL) check_message(l->incoming, &sent.coming, flags);
     REQUIRE(sent.is_wrong || sent.is_coming || l->incoming == NULL);
@@ -305,6 +309,7 @@ static void start(int fd, int flags) {
     sent.n = sent.nbytes = sent.ndata = sent.n_messages = sent.n_ballots = 0;
     sent.is_coming = sent.is_wrong = sent.has_bell = sent.has_left = sent.has_failed = sent.has_dropped = 0;
     sent.has_news = sent.has_look = 0;
+    memset(sent.words, 0, sizeof sent.words);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
