@@ -32,24 +32,29 @@ enum {
     TRAIN_GROWTH = 3,
     MOST_DEAF = 2,
     LEAST_BUCKET = 3,
-    MOST_BUSY = 2
+    MOST_BUSY = 2,
+    MOST_CROWDED = 3,
+    MOST_THIN = 4
 };
 enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
-static const double PERIOD = 2e-3;    /* seconds between packets at slow rates, which have smaller ones */
-static const double MOST_LOSS = 0.1;  /* of a stream: its fleet is above */
-static const double MOST_OWN = 0.1;   /* of a stream's bytes */
-static const double DISCARDS = 8;     /* streams of a fleet that may be, times its size */
-static const double LOOK = 1e-3;      /* seconds between two looks at this rank's own traffic */
-static const double AMID = 0.1;       /* seconds for a pause before a stream that may go without one */
-static const double LEAST_BUSY = 0.3; /* seconds of it that tell what the path lets pass */
-static const double BACKLOG = 0.9;    /* of the looks, for traffic that takes what the path has */
-static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
-static const double CREDIT = 1.5;     /* seconds without a pause that a path may make up for in the next one */
-static const double BEYOND = 1.25;    /* of the rate of trains: a path has no more left */
-static const double REFILL = 0.06;    /* seconds after a train in which a bucket fills again */
-static const double SPARE = 1.15;     /* of the bucket's estimate */
+static const double PERIOD = 2e-3;     /* seconds between packets at slow rates, which have smaller ones */
+static const double MOST_LOSS = 0.1;   /* of a stream: its fleet is above */
+static const double LEAST_LOSS = 0.03; /* of a stream that goes amid the job's own traffic, and tells something */
+static const double WHOLE = 0.9;       /* of the rate of a stream: it came as it was sent */
+static const double CONFIRMED = 0.5;   /* of a bucket that was guessed, for a train to confirm it */
+static const double MOST_OWN = 0.1;    /* of a stream's bytes */
+static const double DISCARDS = 8;      /* streams of a fleet that may be, times its size */
+static const double LOOK = 1e-3;       /* seconds between two looks at this rank's own traffic */
+static const double AMID = 0.1;        /* seconds for a pause before a stream that may go without one */
+static const double LEAST_BUSY = 0.3;  /* seconds of it that tell what the path lets pass */
+static const double BACKLOG = 0.9;     /* of the looks, for traffic that takes what the path has */
+static const double MOST_CALL = 5;     /* seconds for a probe's TCP call */
+static const double CREDIT = 1.5;      /* seconds without a pause that a path may make up for in the next one */
+static const double BEYOND = 1.25;     /* of the rate of trains: a path has no more left */
+static const double REFILL = 0.06;     /* seconds after a train in which a bucket fills again */
+static const double SPARE = 1.15;      /* of the bucket's estimate */
 
 typedef struct job {
     hpc_probe_path path;
@@ -58,9 +63,11 @@ typedef struct job {
     hpc_bandwidth *result;
     int is_done, is_trained, is_limited;
     int train, trains; /* packets of the next train; trains that told something */
+    int is_guessed;    /* the bucket: the first train shows whether it is right */
     int deaf, busy;
-    int discarded; /* of this fleet */
-    double slopes; /* of this fleet's streams that rise, added */
+    int crowded, thin; /* trains that met the job's own traffic; of which hardly anything came */
+    int discarded;     /* of this fleet */
+    double slopes;     /* of this fleet's streams that rise, added */
     double bucket, due;
     double own, judged;              /* bytes and seconds, of streams that counted */
     double busy_bytes, busy_seconds; /* of this rank's own traffic to the peer, while streams waited for a pause */
@@ -103,7 +110,7 @@ static int await_pause(const probe_round *c, job *j, double *rate, double *backl
         now = hpc_probes_carried(c->context, to);
         if (now.waiting == 0 && now.sent == before.sent) return HPC_OK;
         looks++;
-        waiting += now.waiting > 0;
+        waiting += (c->options->at_least > 0 ? now.waiting_to : now.waiting) > 0;
         double gone = hpc_now() - last;
         last += gone;
         if (now.sent_to > before.sent_to) j->busy_bytes += (double)(now.sent_to - before.sent_to);
@@ -114,6 +121,7 @@ static int await_pause(const probe_round *c, job *j, double *rate, double *backl
             j->busy_bytes = j->busy_seconds = 0;
             if (*rate >= c->options->at_least) {
                 j->busy = MOST_BUSY;
+                *backlog = 0;
                 return HPC_IN_PROGRESS;
             }
         }
@@ -149,7 +157,7 @@ static void finish_busy(const probe_round *c, job *j, double rate, double backlo
     r->own = rate;
     r->low = rate;
     r->high = backlog >= BACKLOG ? rate : INFINITY;
-    if (c->options->at_least > 0) r->sufficient = rate >= c->options->at_least ? 1 : backlog >= BACKLOG ? 0 : -1;
+    if (c->options->at_least > 0) r->sufficient = rate >= c->options->at_least;
     finish(c, j);
 }
 
@@ -172,8 +180,10 @@ static void begin_search(const probe_round *c, job *j, int is_limited) {
     j->bucket = j->result->bucket;
     j->busy = 0;
     j->path.goes_amid = c->options->at_least > 0;
-    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, capacity, is_limited ? 0 : capacity);
-    if (c->options->at_least > BEYOND * capacity) { /* a train comes no faster than the path lets it */
+    const int is_crowded = j->crowded > MOST_CROWDED; /* then the path may let more pass than came */
+    const double most = is_limited || is_crowded ? 0 : capacity;
+    hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, capacity, most);
+    if (!is_crowded && c->options->at_least > BEYOND * capacity) { /* a train comes no faster than the path lets it */
         j->search.high = capacity;
         j->search.is_done = 1;
     }
@@ -186,7 +196,7 @@ static void take_train(const probe_round *c, job *j) {
     const hpc_probe_stream *s = c->stream;
     double each = j->path.each;
     hpc_train train;
-    if (s->n == 0) return;
+    if (s->n == 0 || (s->own > MOST_OWN * s->n * each && ++j->crowded <= MOST_CROWDED)) return;
     if (s->lost == s->n) {
         if (++j->deaf >= MOST_DEAF) finish_deaf(c, j);
         return;
@@ -194,12 +204,22 @@ static void take_train(const probe_round *c, job *j) {
     j->deaf = 0;
     j->result->answered = 1;
     if (!hpc_train_of(s->sent, s->came, s->n, each, &train)) {
-        if (++j->busy >= 4) finish(c, j); /* hardly anything comes */
+        if (++j->thin < MOST_THIN) return;
+        if (c->options->at_least > 0) j->result->sufficient = 0; /* hardly anything comes */
+        finish(c, j);
         return;
     }
     if (!train.is_limited && j->train < MOST_TRAIN) {
         j->train *= TRAIN_GROWTH;
         return;
+    }
+    if (j->is_guessed) {
+        const double found = train.is_limited ? train.bucket : 0;
+        j->is_guessed = 0;
+        if (found >= CONFIRMED * j->bucket && BEYOND * train.rate >= c->options->at_least)
+            j->trains = TRAINS - 1;
+        else
+            j->bucket = 0;
     }
     /* The traffic of others may have emptied a bucket just before a train, so the largest of several counts. */
     j->is_limited |= train.is_limited;
@@ -215,7 +235,7 @@ static int send_train(const probe_round *c, job *j) {
     int status = hpc_probe_send(&j->path, j->train, 0, j->path.each, 0, c->deadline, c->stream);
     if (status != HPC_OK) return status;
     take_train(c, j);
-    double rate = j->result->capacity;
+    double rate = j->result->capacity > 0 ? j->result->capacity : c->options->at_least;
     double length = rate > 0 ? c->stream->n * (double)j->path.each / rate : 0;
     j->due = start + fmax(REFILL, length / c->options->share);
     return HPC_OK;
@@ -253,11 +273,20 @@ static hpc_trend trend_of(job *j, const hpc_probe_stream *s, int first, double *
         begin = begin < 0 ? i : begin;
         end = i;
     }
-    *came = n >= LEAST_PACKETS && s->came[end] > s->came[begin] ? (n - 1) / (s->came[end] - s->came[begin]) : INFINITY;
+    const double span = n > 1 ? s->came[end] - s->came[begin] : 0;
+    *came = (n - 1) / fmax(span, n < LEAST_PACKETS ? s->seconds : 1e-6);
     if (s->lost > MOST_LOSS * s->n || s->is_blocked) return HPC_TREND_RISING;
     const hpc_trend trend = hpc_trend_of(delays, n);
     if (trend == HPC_TREND_RISING && n >= LEAST_PACKETS) j->slopes += hpc_trend_slope(sent, delays, n);
     return trend;
+}
+
+/* A stream that found room beside the job's own traffic has found it: its delays do not grow, it came as fast as it was
+ * sent, and lost next to nothing, which a queue that is always full would not let pass. One that did not tells that
+ * there is too little only where both together came at less than the rate. */
+static int tells_amid(const probe_round *c, const hpc_probe_stream *s, hpc_trend trend, double came) {
+    if (trend == HPC_TREND_NONE) return s->lost <= LEAST_LOSS * s->n && came >= WHOLE * c->options->at_least;
+    return trend == HPC_TREND_RISING && came + s->own_rate < c->options->at_least;
 }
 
 static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
@@ -277,10 +306,7 @@ static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
         return;
     }
     hpc_trend trend = trend_of(j, s, first, &came);
-    /* A stream that found room beside the job's own traffic has found it. One that did not tells that there is too
-     * little only where both together came at less than the rate. */
-    if (is_amid && trend != HPC_TREND_NONE &&
-        (trend != HPC_TREND_RISING || came * nbytes + s->own_rate >= c->options->at_least)) {
+    if (is_amid && !tells_amid(c, s, trend, came * nbytes)) {
         discard(c, j);
         return;
     }
@@ -293,7 +319,7 @@ static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
     j->fleet.level += trend == HPC_TREND_NONE;
     j->fleet.unclear += trend == HPC_TREND_UNCLEAR;
     j->own += is_amid ? 0 : s->own;
-    j->judged += s->seconds;
+    j->judged += is_amid ? 0 : s->seconds;
     take_verdict(c, j, hpc_fleet_judge(&j->fleet));
 }
 
@@ -323,10 +349,13 @@ static int step(const probe_round *c, job *j) {
     int status = hpc_probe_sleep(&j->path, j->due - hpc_now(), c->deadline);
     if (status == HPC_OK) status = await_pause(c, j, &rate, &backlog);
     if (status == HPC_IN_PROGRESS) {
-        if (++j->busy >= MOST_BUSY) {
-            j->result->answered = 1;
-            finish_busy(c, j, rate, backlog);
+        if (++j->busy < MOST_BUSY) return HPC_OK;
+        if (c->options->at_least > 0 && rate < c->options->at_least && backlog < BACKLOG) { /* undecided */
+            j->path.goes_amid = 1;
+            return HPC_OK;
         }
+        j->result->answered = 1;
+        finish_busy(c, j, rate, backlog);
         return HPC_OK;
     }
     if (status != HPC_OK) return status;
@@ -362,7 +391,7 @@ static int run(probe_round *c) {
         if (c->options->again && j->result->capacity > 0) begin_search(c, j, j->result->bucket > 0);
         if (!j->is_trained && j->result->bucket > 0) { /* a guess */
             j->bucket = j->result->bucket;
-            j->trains = TRAINS - 1;
+            j->is_guessed = 1;
         }
         if (!j->is_done) status = connect_to(c, j);
     }
@@ -450,7 +479,7 @@ int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const h
         c.jobs[i].path.tcp = c.jobs[i].path.udp = -1;
     }
     hpc_context_retain(context);
-    status = hpc_probes_begin(context, c.deadline, op);
+    status = hpc_probes_begin(context, options->stop, c.deadline, op);
     if (status == HPC_OK) {
         status = run(&c);
         hpc_probes_end(context);

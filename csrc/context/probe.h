@@ -44,7 +44,7 @@ void hpc_probes_stop(hpc_context *context);
 void hpc_probes_free(hpc_context *context); /* after stop; NULL probes are fine */
 
 /* Bytes that all transports of this rank have sent to and got from other hosts by TCP, what waits to be sent, and
- * what of it was sent to one rank (-1: none). */
+ * what of both is for one rank (-1: none). */
 hpc_carried hpc_probes_carried(hpc_context *context, int to);
 
 /* The key of a probe's packets. from: the rank that sends them. */
@@ -52,7 +52,7 @@ void hpc_probes_key(hpc_context *context, int from, int to, const hpc_probe_mess
                     const hpc_probe_message *welcome, unsigned char key[HPC_DIGEST_BYTES]);
 
 /* A caller begins, and ends: calls of a context take turns. deadline: hpc_now's. */
-int hpc_probes_begin(hpc_context *context, double deadline, const char *op);
+int hpc_probes_begin(hpc_context *context, const int *stop, double deadline, const char *op);
 void hpc_probes_end(hpc_context *context);
 int hpc_probes_first_note(hpc_context *context, int rank); /* whether none was made of this peer */
 
@@ -66,7 +66,7 @@ typedef struct hpc_probe_stream {
     int lost, overflowed;
     int is_late;     /* this thread was kept from its CPU, and what came of it tells nothing */
     int is_blocked;  /* the socket took no more: a queue on this host is full */
-    double own;      /* bytes of the job's own that left here, or that came there until the report */
+    double own;      /* bytes of the job's own that left here, or that came there until its end was told */
     double own_rate; /* the same, a second */
     double seconds;  /* from the first packet to the last */
 } hpc_probe_stream;

@@ -18,12 +18,13 @@
 
 #include "context/probe.h"
 
-enum { MOST_CALLS = 64, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
+enum { MOST_CALLS = 256, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
 
 static const double STRAGGLERS = 0.06; /* seconds that packets may come after END; a link of 50 ms holds that many */
 static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in what comes from the job */
 static const double AMID = 0.03;       /* where a stream may go without one */
 static const double LOOK = 1e-3;       /* between two looks for one */
+static const double TURN = 0.1;        /* between two looks at whether a caller that waits for its turn is to stop */
 static const double GRANT_SLACK = 0.5; /* that a caller may need beyond what it asked for */
 
 typedef enum call_state { CALL_NEW, CALL_IDLE, CALL_ASKS, CALL_STREAMS, CALL_ENDS } call_state;
@@ -41,6 +42,8 @@ typedef struct probe_call {
     double until;                            /* its grant, or its END */
     double length, patience;                 /* seconds that it asked for, and waits for a pause */
     uint64_t received, drops;                /* at its grant */
+    uint64_t own;                            /* bytes of the job's own that came from then to its END */
+    uint32_t micros;                         /* and in so many microseconds */
     uint64_t stamps[HPC_PROBE_MOST_PACKETS]; /* nanoseconds; 0: did not come */
 } probe_call;
 
@@ -159,21 +162,20 @@ static int welcome(hpc_context *context, probe_call *c) {
     return send_all(c->tcp, &answer, sizeof answer);
 }
 
-static int report(hpc_context *context, probe_call *c) {
+static int report(probe_call *c) {
     struct {
         hpc_probe_message head;
         uint32_t offsets[HPC_PROBE_MOST_PACKETS];
     } answer;
-    uint64_t first = UINT64_MAX, received = hpc_probes_carried(context, -1).received;
+    uint64_t first = UINT64_MAX;
     for (int i = 0; i < c->count; i++)
         if (c->stamps[i] != 0 && c->stamps[i] < first) first = c->stamps[i];
     for (int i = 0; i < c->count; i++) {
         uint64_t offset = c->stamps[i] == 0 ? HPC_PROBE_LOST : c->stamps[i] - first;
         answer.offsets[i] = offset < HPC_PROBE_LOST ? (uint32_t)offset : HPC_PROBE_LOST;
     }
-    answer.head = hpc_probe_say(HPC_PROBE_REPORT, c->stream, c->count, first,
-                                received > c->received ? received - c->received : 0);
-    answer.head.micros = (uint32_t)(1e6 * fmin(hpc_now() - c->granted, 1e3)) + 1;
+    answer.head = hpc_probe_say(HPC_PROBE_REPORT, c->stream, c->count, first, c->own);
+    answer.head.micros = c->micros;
     if (drops_of(c->udp) != c->drops) answer.head.flags = HPC_PROBE_OVERFLOWED;
     c->state = CALL_IDLE;
     return send_all(c->tcp, &answer, sizeof answer.head + (size_t)c->count * sizeof *answer.offsets);
@@ -198,6 +200,9 @@ static int take_message(hpc_context *context, probe_call *c) {
     }
     /* An END after the grant has passed to another caller: the report says what came. */
     if (c->state != CALL_STREAMS || m->stream != c->stream || (int)m->count > c->count) return 0;
+    const uint64_t received = hpc_probes_carried(context, -1).received;
+    c->own = received > c->received ? received - c->received : 0;
+    c->micros = (uint32_t)(1e6 * fmin(hpc_now() - c->granted, 1e3)) + 1;
     c->count = (int)m->count;
     c->until = hpc_now() + STRAGGLERS;
     c->state = CALL_ENDS;
@@ -263,7 +268,7 @@ static double look_at_calls(hpc_context *context) {
         probe_call *c = p->calls[i];
         int good = 1;
         if (c->state == CALL_ENDS && (c->arrived >= c->count || now >= c->until)) {
-            good = report(context, c);
+            good = report(c);
             if (p->holder == c) p->holder = NULL;
         }
         if (p->holder == c && now >= c->until) p->holder = NULL;
@@ -411,14 +416,16 @@ void hpc_probes_key(hpc_context *context, int from, int to, const hpc_probe_mess
     hpc_control_derive(context->control, &facts, sizeof facts, key);
 }
 
-int hpc_probes_begin(hpc_context *context, double deadline, const char *op) {
-    struct timespec at;
-    double left = hpc_left(deadline);
-    clock_gettime(CLOCK_REALTIME, &at);
-    at.tv_sec += (time_t)left;
-    at.tv_nsec += (long)((left - (double)(time_t)left) * NS);
-    if (at.tv_nsec >= NS) at.tv_sec++, at.tv_nsec -= NS;
-    if (pthread_mutex_timedlock(&context->probes->calling, &at) == 0) return HPC_OK;
+int hpc_probes_begin(hpc_context *context, const int *stop, double deadline, const char *op) {
+    do {
+        struct timespec at;
+        clock_gettime(CLOCK_REALTIME, &at);
+        at.tv_nsec += (long)(TURN * NS);
+        if (at.tv_nsec >= NS) at.tv_sec++, at.tv_nsec -= NS;
+        if (pthread_mutex_timedlock(&context->probes->calling, &at) == 0) return HPC_OK;
+        if (stop != NULL && __atomic_load_n(stop, __ATOMIC_ACQUIRE))
+            return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: the caller has stopped it", context->group.rank, op);
+    } while (hpc_left(deadline) > 0);
     return hpc_fail(HPC_ERR_TIMEOUT, op,
                     "rank %d: %s: another thread of this rank was probing all the time; probe several peers in one "
                     "call, or give it a longer timeout",

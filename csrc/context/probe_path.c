@@ -21,6 +21,7 @@ enum { UDP_BYTES = 8, IPV4_BYTES = 20, IPV6_BYTES = 40, LEAST_MTU = 576, MOST_MT
 enum { NS = 1000000000, SLICE = 100000 /* ns, the least that the kernel has */ };
 
 static const char op[] = "bandwidth";
+static const double LONG = 0.05;  /* seconds between two packets, in which the caller may be told to stop */
 static const double PIECE = 0.05; /* of a wait, in seconds: between two looks at the peer and at the caller's stop */
 /* Seconds between two sends: more packets go in one where a rate needs it. A thread that sleeps most of the time keeps
  * the right to its CPU, which one that spins through a stream loses where ranks share CPUs. */
@@ -241,7 +242,8 @@ static int wait_for_room(const hpc_probe_path *p) {
 }
 
 /* Fills in what was sent, up to a packet that could not be sent when it was due. */
-static void send_packets(hpc_probe_path *p, int first, int n, int payload, double period, hpc_probe_stream *s) {
+static void send_packets(hpc_probe_path *p, int first, int n, int payload, double period, double deadline,
+                         hpc_probe_stream *s) {
     int burst = period > 0 && period < LEAST_PERIOD ? (int)ceil(LEAST_PERIOD / period) : 1;
     double start = hpc_now(), due = start;
     double late = MOST_LATE * period * (n - first);
@@ -250,6 +252,7 @@ static void send_packets(hpc_probe_path *p, int first, int n, int payload, doubl
         if (period > 0 && i == first) due = hpc_now() + (i > 0 ? period : 0);
         if (period > 0 && i >= first) {
             double at = due + (i - first) / burst * burst * period;
+            if (at - hpc_now() > LONG && hpc_probe_sleep(p, at - hpc_now() - LONG, deadline) != HPC_OK) break;
             sleep_until(at);
             if (hpc_now() - at > late) {
                 s->is_late = 1;
@@ -309,7 +312,7 @@ int hpc_probe_send(hpc_probe_path *p, int first, int rest, int nbytes, double ra
     if (before.sent == earlier.sent || p->goes_amid) { /* else the pause is over: nothing is sent */
         hasty before_that;
         make_haste(&before_that);
-        send_packets(p, first, n, payload, period, s);
+        send_packets(p, first, n, payload, period, deadline, s);
         calm_down(&before_that);
     }
     p->nbytes += (uint64_t)s->n * (uint64_t)nbytes;

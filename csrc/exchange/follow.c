@@ -40,7 +40,8 @@ typedef struct hpc_follower {
     hpc_context *context;
     pthread_t thread;
     int running, stop;
-    int how; /* hpc_follow_how */
+    int how;   /* hpc_follow_how */
+    int crowd; /* ranks that may probe at once by a link that this one probes by */
     double at_least;
     uint32_t number; /* of the exchange, among those that follow */
     int *peers, n;   /* ranks of other hosts to which this one sends */
@@ -53,11 +54,12 @@ typedef struct hpc_follower {
     hpc_bandwidth *results;
 } hpc_follower;
 
-static const double PAUSE = 0.5;      /* after a probe that failed */
+static const double PAUSE = 0.5;      /* seconds, after a probe that failed or that nobody answered */
 static const double LOOK = 0.1;       /* seconds between two looks at words */
 static const double SHARE = 0.05;     /* of what this host's link lets pass, which the probes of all paths may take */
+static const double LAST_WORDS = 1;   /* seconds for what is taken back when an exchange stops following */
 static const double LEFT = 0.5;       /* of at_least, where less than that is left */
-static const double LIMIT = 30;       /* seconds of a round */
+static const double LIMIT = 30;       /* seconds of a probe */
 static const double SLICE = 0.02;     /* SMOOTHLY: between two looks at what is carried */
 static const double WINDOW = 0.5;     /* and between two deltas */
 static const double LEAST_BUSY = 0.1; /* of a window, in which something waited */
@@ -115,6 +117,14 @@ static void find_paths(hpc_follower *f, const hpc_engine *en) {
     }
 }
 
+/* The ranks of this host share its link; and where many send to few, they share the links of those. */
+static int crowd_of(const hpc_follower *f) {
+    const hpc_context *c = f->context;
+    int here = 0, each = f->n > 0 ? (c->group.size - 1) / f->n : 1;
+    for (int r = 0; r < c->group.size; r++) here += hpc_same_host(&c->addresses[r], &c->addresses[c->group.rank]);
+    return here > each ? here : each;
+}
+
 /* ---- deltas ---- */
 
 static void set_deltas(const hpc_follower *f, int of, double part) {
@@ -135,6 +145,10 @@ static uint32_t hint_of(const hpc_follower *f, int peer) {
     return f->number << HINT_BITS | ((uint32_t)(peer + 1) & ((1U << HINT_BITS) - 1));
 }
 
+static int is_here(const hpc_follower *f, int rank) {
+    return rank != f->context->group.rank && atomic_load(&f->context->group.states[rank]) == HPC_PEER_ALIVE;
+}
+
 static int verdicts(const hpc_follower *f) {
     return (int)(f->number % PLACES);
 }
@@ -144,9 +158,10 @@ static int hints(const hpc_follower *f) {
 }
 
 /* Tells each owner about the paths on which its folds are passed on from here. What cannot be told now is told at the
- * next look. */
-static void tell_owners(hpc_follower *f) {
+ * next look. Whether all was told. */
+static int tell_owners(hpc_follower *f) {
     const hpc_group *g = &f->context->group;
+    int all = 1;
     for (int owner = 0; owner < g->size; owner++) {
         int some = 0, poor = 0;
         for (int i = 0; i < f->n; i++) {
@@ -156,18 +171,27 @@ static void tell_owners(hpc_follower *f) {
         if (!some || f->told[owner] == word(f, poor)) continue;
         if (hpc_control_tell(f->context->control, owner, verdicts(f), word(f, poor)) == HPC_OK)
             f->told[owner] = word(f, poor);
+        else
+            all &= !is_here(f, owner);
     }
+    return all;
 }
 
-/* Tells all ranks which path has too little left from here: theirs to that peer may share the link. */
-static void tell_hint(hpc_follower *f) {
+/* Tells all ranks which path has too little left from here: theirs to that peer may share the link. Likewise. */
+static int tell_hint(hpc_follower *f) {
     const hpc_group *g = &f->context->group;
+    int all = 1;
     uint32_t hint = NO_HINT;
     for (int i = 0; i < f->n; i++)
         if (f->poor[i]) hint = hint_of(f, f->peers[i]);
-    for (int r = 0; r < g->size; r++)
-        if (r != g->rank && f->hints[r] != hint && hpc_control_tell(f->context->control, r, hints(f), hint) == HPC_OK)
+    for (int r = 0; r < g->size; r++) {
+        if (!is_here(f, r) || f->hints[r] == hint) continue;
+        if (hpc_control_tell(f->context->control, r, hints(f), hint) == HPC_OK)
             f->hints[r] = hint;
+        else
+            all = 0;
+    }
+    return all;
 }
 
 static void apply_verdicts(const hpc_follower *f) {
@@ -178,7 +202,7 @@ static void apply_verdicts(const hpc_follower *f) {
         folds |= f->poor[i] & f->own[i];
     }
     for (int r = 0; r < g->size; r++)
-        folds |= r != g->rank && hpc_control_told(f->context->control, r, verdicts(f)) == word(f, 1);
+        folds |= is_here(f, r) && hpc_control_told(f->context->control, r, verdicts(f)) == word(f, 1);
     set_deltas(f, HPC_DELTA_OF_PUSHES, pushes);
     set_deltas(f, HPC_DELTA_OF_FOLDS, folds);
 }
@@ -207,7 +231,7 @@ static int matters(const hpc_follower *f, int at) {
 static int hinting(const hpc_follower *f, int at) {
     int n = 0;
     for (int r = 0; r < f->context->group.size; r++)
-        n += hpc_control_told(f->context->control, r, hints(f)) == hint_of(f, f->peers[at]);
+        n += is_here(f, r) && hpc_control_told(f->context->control, r, hints(f)) == hint_of(f, f->peers[at]);
     return n;
 }
 
@@ -231,38 +255,50 @@ static void guess_bucket(const hpc_follower *f, hpc_bandwidth *result, int peer)
         if (f->results[i].bucket > result->bucket) result->bucket = f->results[i].bucket;
 }
 
-/* Probes the next path, and gives the time at which the one after it is due: when the bytes sent are no more than their
- * share. Of a link that has too little left it is a share of that little, which all ranks divide that probe it. A probe
- * that fails tells nothing: if a peer is gone, the trainer's own calls say so. */
-static double probe(hpc_follower *f) {
+/* Probes a path, and gives the time at which the next probe is due: when the bytes sent are no more than their share,
+ * which ranks divide that probe by the same link. Of a link that has too little left it is a share of that little. A
+ * probe that fails tells nothing; if a peer is gone, the trainer's own calls say so. */
+static double probe(hpc_follower *f, int at) {
     const double begin = hpc_now();
     hpc_bandwidth_options options;
-    const int at = next_path(f);
     hpc_bandwidth *result = &f->results[at];
     guess_bucket(f, result, f->peers[at]);
     hpc_bandwidth_options_init(&options);
     options.at_least = f->at_least, options.timeout = LIMIT, options.stop = &f->stop;
     options.streams = STREAMS, options.packets = PACKETS, options.again = 1;
-    options.share = fmin(1, SHARE * fmax(1, result->capacity / f->at_least));
+    options.share = fmin(1, SHARE * fmax(1, result->capacity / f->at_least) / f->crowd);
     int status = hpc_context_bandwidth(f->context, &f->peers[at], 1, &options, result);
-    if (status != HPC_OK) {
-        f->poor[at] &= status != HPC_ERR_PEER;
-        return hpc_now() + PAUSE;
+    if (status == HPC_ERR_PEER || (status == HPC_OK && !result->answered)) f->poor[at] = 0;
+    if (status != HPC_OK || !result->answered)
+        return fmax(hpc_now() + PAUSE, begin + (double)result->nbytes / (SHARE * f->at_least));
+    if (result->sufficient >= 0) f->poor[at] = !result->sufficient;
+    double left = fmax(result->capacity, f->at_least) / f->crowd;
+    if (f->poor[at]) {
+        left = LEFT * f->at_least;
+        if (result->capacity > 0) left = fmin(left, result->capacity);
+        left /= 1 + hinting(f, at);
     }
-    if (!result->answered || result->sufficient >= 0) f->poor[at] = result->answered && result->sufficient == 0;
-    const double left = f->poor[at] ? LEFT * f->at_least / (1 + hinting(f, at)) : fmax(result->capacity, f->at_least);
     return begin + (double)result->nbytes / (SHARE * left);
 }
 
 /* A rank that sends to no other host only hears of paths. Where another rank has enough left again to the peer that was
- * probed last, this rank may have, too, and looks at once. */
+ * probed last, this rank may have, too, and looks soon. */
 static void follow_by_probes(hpc_follower *f) {
-    double due = hpc_now();
-    for (int before = 0; !stops(f);) {
+    double due = hpc_now(), soon = due;
+    int before = 0, is_again = 0;
+    while (!stops(f)) {
         const int now = f->n > 0 && f->poor[f->last] ? hinting(f, f->last) : 0;
-        if (now < before) due = 0;
+        if (now < before && soon < due) {
+            due = soon;
+            is_again = 1;
+        }
         before = now;
-        if (f->n > 0 && hpc_now() >= due) due = probe(f);
+        if (f->n > 0 && hpc_now() >= due) {
+            due = probe(f, is_again ? f->last : next_path(f));
+            soon = hpc_now() + PAUSE;
+            is_again = 0;
+            before = f->poor[f->last] ? hinting(f, f->last) : 0;
+        }
         tell_owners(f);
         tell_hint(f);
         apply_verdicts(f);
@@ -341,6 +377,7 @@ static int open_follower(hpc_exchange *ex, const hpc_codec_config *config, const
         f->hints == NULL || f->results == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory to follow the network", op);
     for (int i = 0; i < ex->n_engines; i++) find_paths(f, ex->engines[i]);
+    f->crowd = crowd_of(f);
     sigfillset(&all); /* signals are for the caller's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     f->running = pthread_create(&f->thread, NULL, follow, f) == 0;
@@ -380,9 +417,10 @@ void hpc_follow_stop(hpc_exchange *ex) {
     __atomic_store_n(&f->stop, 1, __ATOMIC_RELEASE);
     if (f->running) pthread_join(f->thread, NULL);
     for (int i = 0; f->running && i < f->n; i++) f->poor[i] = 0; /* an owner that goes on hears of no path from here */
-    if (f->running && !atomic_load(&f->context->group.closed)) {
-        tell_owners(f);
-        tell_hint(f);
+    for (double until = hpc_now() + LAST_WORDS; f->running && !atomic_load(&f->context->group.closed);) {
+        const int all = tell_owners(f) & tell_hint(f);
+        if (all || hpc_now() >= until) break;
+        sleep_for(SLICE);
     }
     free_follower(f);
     ex->follower = NULL;

@@ -31,6 +31,7 @@ typedef struct hpc_carried {
     uint64_t sent, received; /* by connections that are open */
     uint64_t waiting;        /* given to the kernel, and not acknowledged yet */
     uint64_t sent_to;        /* what of sent went to one rank */
+    uint64_t waiting_to;     /* and what of waiting goes there */
 } hpc_carried;
 
 typedef struct hpc_transport {
@@ -83,7 +84,7 @@ typedef struct hpc_transport {
     /* All that progress would find is an event of the reactor's set, which wakes whoever sleeps there. */
     int wakes_beds;
     /* Adds what this rank's connections to other hosts have carried, where they share links with probes of bandwidth
-     * (context/probe.h). to: of whom sent_to is. Any thread. NULL: they do not, or nobody counts. */
+     * (context/probe.h). to: of whom sent_to and waiting_to are. Any thread. NULL: they do not, or nobody counts. */
     void (*carried)(hpc_context *context, int to, hpc_carried *sum);
     /* Frees what the transport keeps in the context. NULL if nothing. */
     void (*release)(hpc_context *context);

@@ -12,10 +12,13 @@ static void add_stream(int fd, int is_to, hpc_carried *sum) {
     socklen_t nbytes = sizeof info;
     if (fd < 0 || getsockopt(fd, LEVEL_TCP, TCP_INFO, &info, &nbytes) != 0) return;
     if (nbytes < offsetof(struct tcp_info, tcpi_bytes_retrans)) return; /* before Linux 4.19 */
+    const uint64_t waiting = info.tcpi_notsent_bytes + (uint64_t)info.tcpi_unacked * info.tcpi_snd_mss;
     sum->sent += info.tcpi_bytes_sent;
-    if (is_to) sum->sent_to += info.tcpi_bytes_sent;
     sum->received += info.tcpi_bytes_received;
-    sum->waiting += info.tcpi_notsent_bytes + (uint64_t)info.tcpi_unacked * info.tcpi_snd_mss;
+    sum->waiting += waiting;
+    if (!is_to) return;
+    sum->sent_to += info.tcpi_bytes_sent;
+    sum->waiting_to += waiting;
 }
 
 void tcp_carried(hpc_context *c, int to, hpc_carried *sum) {
