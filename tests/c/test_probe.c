@@ -79,7 +79,7 @@ static void strays(rank *r) {
         hpc_probe_path *p = path_to(r, 1);
         for (int round = 0; round < 3; round++) {
             const hpc_probe_message ask = hpc_probe_say(HPC_PROBE_ASK, ++p->streams, 10, 0, 0);
-            hpc_probe_message answer;
+            hpc_probe_message answer = {0};
             uint32_t offsets[HPC_PROBE_MOST_PACKETS];
             CHECK_EQ(write(p->tcp, &ask, sizeof ask), sizeof ask);
             const double limit = hpc_now() + ranks_patience(5);
@@ -109,7 +109,7 @@ static void strays(rank *r) {
             while (got < sizeof report) {
                 ssize_t n = read(p->tcp, (char *)&report + got, sizeof report - got);
                 if (n > 0) got += (size_t)n;
-                CHECK(n != 0);
+                CHECK(n != 0 && hpc_now() < limit);
             }
             CHECK(hpc_probe_is(&report.head, HPC_PROBE_REPORT) && report.head.stream == p->streams);
             for (int i = 0; i < 10; i++) CHECK_EQ(report.offsets[i], i == 3 ? 0 : HPC_PROBE_LOST);
