@@ -39,22 +39,22 @@ enum {
 enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
-static const double PERIOD = 2e-3;     /* seconds between packets at slow rates, which have smaller ones */
-static const double MOST_LOSS = 0.1;   /* of a stream: its fleet is above */
-static const double LEAST_LOSS = 0.03; /* of a stream that goes amid the job's own traffic, and tells something */
-static const double WHOLE = 0.9;       /* of the rate of a stream: it came as it was sent */
-static const double CONFIRMED = 0.5;   /* of a bucket that was guessed, for a train to confirm it */
-static const double MOST_OWN = 0.1;    /* of a stream's bytes */
-static const double DISCARDS = 8;      /* streams of a fleet that may be, times its size */
-static const double LOOK = 1e-3;       /* seconds between two looks at this rank's own traffic */
-static const double AMID = 0.1;        /* seconds for a pause before a stream that may go without one */
-static const double LEAST_BUSY = 0.3;  /* seconds of it that tell what the path lets pass */
-static const double BACKLOG = 0.9;     /* of the looks, for traffic that takes what the path has */
-static const double MOST_CALL = 5;     /* seconds for a probe's TCP call */
-static const double CREDIT = 1.5;      /* seconds without a pause that a path may make up for in the next one */
-static const double BEYOND = 1.25;     /* of the rate of trains: a path has no more left */
-static const double REFILL = 0.06;     /* seconds after a train in which a bucket fills again */
-static const double SPARE = 1.15;      /* of the bucket's estimate */
+static const double PERIOD = 2e-3;    /* seconds between packets at slow rates, which have smaller ones */
+static const double MOST_LOSS = 0.1;  /* of a stream: its fleet is above */
+static const double LOSS_AMID = 0.03; /* of its packets: a stream amid the job's traffic that lost more found no room */
+static const double WHOLE = 0.9;      /* of the rate of a stream: it came as it was sent */
+static const double CONFIRMED = 0.5;  /* a train confirms a guessed bucket if it finds this share of it */
+static const double MOST_OWN = 0.1;   /* of a stream's bytes */
+static const double DISCARDS = 8;     /* streams that may be discarded, for each stream of a fleet */
+static const double LOOK = 1e-3;      /* seconds between two looks at this rank's own traffic */
+static const double AMID = 0.1;       /* seconds for a pause before a stream that may go without one */
+static const double LEAST_BUSY = 0.3; /* seconds of it that tell what the path lets pass */
+static const double BACKLOG = 0.9;    /* of the looks, for traffic that takes what the path has */
+static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
+static const double CREDIT = 1.5;     /* seconds without a pause that a path may make up for in the next one */
+static const double BEYOND = 1.25;    /* of the rate of trains: a path has no more left */
+static const double REFILL = 0.06;    /* seconds after a train in which a bucket fills again */
+static const double SPARE = 1.15;     /* of the bucket's estimate */
 
 typedef struct job {
     hpc_probe_path path;
@@ -285,7 +285,7 @@ static hpc_trend trend_of(job *j, const hpc_probe_stream *s, int first, double *
  * sent, and lost next to nothing, which a queue that is always full would not let pass. One that did not tells that
  * there is too little only where both together came at less than the rate. */
 static int tells_amid(const probe_round *c, const hpc_probe_stream *s, hpc_trend trend, double came) {
-    if (trend == HPC_TREND_NONE) return s->lost <= LEAST_LOSS * s->n && came >= WHOLE * c->options->at_least;
+    if (trend == HPC_TREND_NONE) return s->lost <= LOSS_AMID * s->n && came >= WHOLE * c->options->at_least;
     return trend == HPC_TREND_RISING && came + s->own_rate < c->options->at_least;
 }
 

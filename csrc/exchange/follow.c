@@ -255,9 +255,9 @@ static void guess_bucket(const hpc_follower *f, hpc_bandwidth *result, int peer)
         if (f->results[i].bucket > result->bucket) result->bucket = f->results[i].bucket;
 }
 
-/* Probes a path, and gives the time at which the next probe is due: when the bytes sent are no more than their share,
- * which ranks divide that probe by the same link. Of a link that has too little left it is a share of that little. A
- * probe that fails tells nothing; if a peer is gone, the trainer's own calls say so. */
+/* Probes a path, and gives the time at which the next probe is due: when the bytes sent are no more than SHARE of the
+ * link. Ranks that probe by the same link divide this share. Where the link has too little left, the share is of that
+ * little. A probe that fails tells nothing; if a peer is gone, the trainer's own calls say so. */
 static double probe(hpc_follower *f, int at) {
     const double begin = hpc_now();
     hpc_bandwidth_options options;

@@ -84,7 +84,8 @@ typedef struct hpc_transport {
     /* All that progress would find is an event of the reactor's set, which wakes whoever sleeps there. */
     int wakes_beds;
     /* Adds what this rank's connections to other hosts have carried, where they share links with probes of bandwidth
-     * (context/probe.h). to: of whom sent_to and waiting_to are. Any thread. NULL: they do not, or nobody counts. */
+     * (context/probe.h). to: the rank whose part sent_to and waiting_to are. Any thread may
+     * call it. NULL: the connections share no link with probes, or nobody counts their bytes. */
     void (*carried)(hpc_context *context, int to, hpc_carried *sum);
     /* Frees what the transport keeps in the context. NULL if nothing. */
     void (*release)(hpc_context *context);

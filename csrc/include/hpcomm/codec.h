@@ -68,7 +68,7 @@ typedef enum hpc_follow_how {
     HPC_FOLLOW_SMOOTHLY = 2
 } hpc_follow_how;
 
-/* How the pieces of a key are written: the same on all ranks, but for filter, encode and decode_add. */
+/* The way in which the pieces of a key are written. Ranks may differ in filter, encode and decode_add alone. */
 typedef struct hpc_codec_config {
     size_t size;            /* sizeof(hpc_codec_config), set by hpc_codec_config_init */
     double delta;           /* HPC_THRESHOLD: 0 or more */

@@ -295,9 +295,10 @@ typedef struct hpc_bandwidth_options {
     double timeout;    /* seconds for all of it; a range that is not narrow enough by then is given as it is. 60 */
     double resolution; /* of a range: its width as a share of its middle. 0.2 */
     double share;      /* of a fleet's rate: what its streams and the pauses between them may take on average. 0.1 */
-    double patience;   /* seconds to wait before a stream for a pause in this rank's own traffic. 1 */
-    int streams;       /* of a fleet: 12 */
-    int packets;       /* of a stream: 100 */
+    double patience; /* seconds to wait for a pause in this rank's own traffic, before a train or a stream; a stream of
+                        at_least waits for 0.1 and then goes without one. 1 */
+    int streams;     /* of a fleet: 12 */
+    int packets;     /* of a stream: 100 */
     int again;       /* 1: results are those of an earlier call for these peers, whose capacity and bucket still hold; a
                         bucket without a capacity is a guess, which one train confirms. 0 */
     const int *stop; /* NULL, or a flag: another thread that sets it ends the call with HPC_ERR_INVALID */
@@ -308,7 +309,7 @@ typedef struct hpc_bandwidth {
     int peer;
     int answered;    /* 0: no packet of a probe has come there, a firewall may drop UDP; nothing else is known then */
     int sufficient;  /* with at_least: 1 yes, 0 no, -1 not found out; else -1 */
-    int by_own;      /* this rank's own traffic left no pause: its throughput is the answer */
+    int by_own;      /* this rank's own traffic is the answer: it left no pause, or reached the peer at at_least */
     double low;      /* the path has more left than this; 0: not known to have any */
     double high;     /* and less than this; infinite: no rate was too fast */
     double capacity; /* at which a train of packets came: what the path's narrowest link lets pass; 0: not found out */
