@@ -65,7 +65,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("-N", "--run_cycles", type=int, help="cycles: the ways take turns; default: the group's")
     p.add_argument("--eta", type=float, help="learning rate of step 1; default: the model's")
     p.add_argument("--limit", type=float, default=LIMIT, help="seconds of a job, after which what is done counts")
-    p.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="print and draw these results, measure nothing")
+    earlier = "print and draw these results, measure nothing"
+    p.add_argument("--read", type=Path, nargs="+", default=[], metavar="FILE", help=earlier)
     p.add_argument("--plant", action="store_true", help="spoil what rank 1 tells, to see that #wrong counts it")
     add_quick(p, "two hosts, tiny models, few steps, one cycle")
     add_output(p, "figures")
@@ -78,6 +79,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         if unknown := set(chosen) - set(known):
             p.error(f"--{name}: there is no {', '.join(sorted(unknown))}: {', '.join(known)}")
         setattr(options, name, chosen)
+    if missing := [str(path) for path in options.read if not path.is_file()]:
+        p.error(f"--read: there is no file {', '.join(missing)}; give files that -J has written")
     if min(options.steps or 1, options.run_cycles or 1, (options.hosts or 2) - 1) < 1:
         p.error("--steps and --run_cycles must be 1 or more, --hosts 2 or more")
     return options
@@ -113,20 +116,16 @@ def measure(group: str, options: argparse.Namespace) -> list[Row]:
     return [{**row, "rate": where["rate"], "cores": cores()} for row in rows]
 
 
-def results(paths: Sequence[Path]) -> Row:
-    """The document of several runs. Of a group that two have measured for the same application the later one counts."""
-    found: dict[tuple[str, str], list[Row]] = {}
+def read(paths: Sequence[Path]) -> dict[str, list[Row]]:
+    """The rows of several runs, by group. Where two runs have measured an application in a group, the later run
+    counts."""
+    found: dict[str, dict[str, list[Row]]] = {}
     for path in paths:
         rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        for key in dict.fromkeys((row["group"], row["app"]) for row in rows):
-            found[key] = [row for row in rows if (row["group"], row["app"]) == key]
-    groups = [group for group in GROUPS if any(key[0] == group for key in found)]
-    return {"groups": groups, "rows": [row for key in found for row in found[key]]}
-
-
-def tell(document: Row, group: str) -> None:
-    print("\n".join(GROUPS[group].lines(document)), flush=True)
-    print(table(list(GROUPS[group].promises(document))), flush=True)
+        for group, app in dict.fromkeys((row["group"], row["app"]) for row in rows):
+            own = [row for row in rows if (row["group"], row["app"]) == (group, app)]
+            found.setdefault(group, {})[app] = own
+    return {group: [row for app in found[group].values() for row in app] for group in GROUPS if group in found}
 
 
 def draw(document: Row, path: Path) -> None:
@@ -144,18 +143,16 @@ def _panel(axis: Any, module: Any, rows: Sequence[Row], app: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
-    document: Row = {"benchmark": "parameter_flow", "hpcomm": hpcomm.__version__, "groups": options.groups, "rows": []}
-    if options.read:
-        document |= results(options.read)
-        write(options, json.dumps(document))
-        for group in document["groups"] if not options.json else ():
-            tell(document, group)
+    earlier = read(options.read)
+    groups = [group for group in options.groups if group in earlier or not options.read]
+    document: Row = {"benchmark": "parameter_flow", "hpcomm": hpcomm.__version__, "groups": groups, "rows": []}
     try:
-        for group in options.groups if not options.read else ():
-            document["rows"] += measure(group, options)
+        for group in groups:
+            document["rows"] += earlier[group] if options.read else measure(group, options)
             write(options, json.dumps(document))  # what is there if this run is ended
             if not options.json:
-                tell(document, group)
+                print("\n".join(GROUPS[group].lines(document)), flush=True)
+                print(table(list(GROUPS[group].promises(document))), flush=True)
     except Unavailable as why:
         print(f"parameter_flow: no hosts of one's own: {why}", file=sys.stderr)
         return UNABLE

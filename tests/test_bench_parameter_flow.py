@@ -128,8 +128,8 @@ def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     cost = [row(DENSE, s, [], "cost", servers=4, step=0.8, rate="1gbit", computing=0.2) for s in (0, 4)]
     rows = [*cost, *trainings("traffic"), *trainings("time")]
-    rows += [shared(way, 0.5, [1, 2]) for way in (DENSE, LOW, UP, FOLLOW)]
     rows += [tree(*key, step=1 / n) for n, key in enumerate(parameter_flow_trees.WAYS, 1)]
+    rows += [shared(way, 0.5, [1, 2]) for way in (DENSE, LOW, UP, FOLLOW)]
     whole = document(rows)
     for module in GROUPS.values():
         assert any(line.startswith("\n# ") for line in module.lines(whole))
