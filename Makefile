@@ -97,6 +97,7 @@ cpp: $(VENV)/.installed-test mpi
 	python examples/train_digits.py --export build/cpp/digits.txt
 	$(MPIRUN) -n $(RANKS) build/cpp/train_softmax build/cpp/digits.txt
 	$(MPIRUN) -n $(RANKS) build/cpp/train_push_pull build/cpp/digits.txt
+	$(MPIRUN) -n $(RANKS) build/cpp/train_local_steps
 
 # A process group has one MPI: the benchmarks that have MPI peers run again beside the other one, and beside torch where
 # $(VENV)-torch is there (bench/README.md has the line that makes it).
