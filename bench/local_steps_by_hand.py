@@ -1,0 +1,49 @@
+"""DiLoCo in forty lines of torch over Gloo: what a trainer writes who has no library for it. Needs torch."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class ByHand:
+    """Local steps with an outer optimizer (DiLoCo, arXiv 2311.08105, algorithm 1), by a trainer's own means.
+
+    The process group must be there, and all ranks must start with the same parameters.
+    """
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        parameters: Iterable[nn.Parameter],
+        every: int,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+    ) -> None:
+        self.inner, self.every, self.steps = inner, every, 0
+        self.local = list(parameters)
+        self.shared = [parameter.detach().clone() for parameter in self.local]
+        self.outer = torch.optim.SGD(self.shared, lr=lr, momentum=momentum, nesterov=True)
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+
+    def step(self) -> None:
+        """A step of the inner optimizer; every so many steps all ranks go on from the same parameters."""
+        self.inner.step()
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.exchange()
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        for shared, local in zip(self.shared, self.local, strict=True):
+            shared.grad = shared - local
+        works = [dist.all_reduce(shared.grad, async_op=True) for shared in self.shared]
+        for work, shared in zip(works, self.shared, strict=True):
+            work.wait()
+            shared.grad.div_(dist.get_world_size())
+        self.outer.step()
+        for shared, local in zip(self.shared, self.local, strict=True):
+            local.copy_(shared)
