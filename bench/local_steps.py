@@ -32,6 +32,8 @@ from bench.torch_step import UNABLE, Block, Group
 from bench.training import processor
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bench.local_steps_ways import Gloo, Local
 
 HOSTS = 4
@@ -77,6 +79,9 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         p.error("--every, --fragments, --steps and --run_cycles must be 1 or more, --compute above 0")
     if options.fragments > options.every or options.delay >= options.every:
         p.error("--fragments must be at most --every, and --delay less")
+    words = [word.strip().lower() for word in options.ways.split(",") if word.strip()]
+    if not all(any(word in name.lower() for name in NAMES) for word in words):
+        p.error(f"--ways: of {'; '.join(NAMES)}")
     return options
 
 
@@ -134,13 +139,12 @@ class Hosts(Group):
         wrong: they must be the same on all ranks, and hpcomm's without fragments up to rounding those by hand."""
         import torch  # noqa: PLC0415
 
-        from bench.local_steps_ways import parameters  # noqa: PLC0415
         from bench.torch_models import TOLERANCE  # noqa: PLC0415
         from bench.torch_ways import differing  # noqa: PLC0415
 
         found, expected = {}, None
         for name, way in ways.items():
-            first = [parameter.clone() for parameter in parameters(way)]
+            first = [parameter.detach().clone() for parameter in way.model.parameters()]
             steps = 1 if name == DDP else self.options.every
             self.meet()
             if name == DDP:
@@ -152,9 +156,7 @@ class Hosts(Group):
             way.wait()
             nbytes = (sent() - before) / steps
             self.meet()
-            own = [parameter.clone() for parameter in parameters(way)]
-            if self.options.plant and self.rank == 1 and name != ALONE:
-                own[0] += 1.0
+            own = self.copies(way)
             stayed = [a for a, b in zip(own, first, strict=True) if torch.equal(a, b)]
             wrong = sum(parameter.numel() for parameter in stayed if parameter.numel() >= MOVES)
             if name == BY_HAND:
@@ -162,12 +164,18 @@ class Hosts(Group):
             if name == WHOLE and expected is not None:
                 wrong += differing(own, expected, first, TOLERANCE)
             way.sync()
-            if name not in (ALONE, BY_HAND, DDP):
-                own = [parameter.clone() for parameter in parameters(way)]
-            if name != ALONE:
-                theirs = self.comm.allgather([zlib.crc32(array.numpy().reshape(-1).view("u1").data) for array in own])
-                wrong += sum(array.numel() for i, array in enumerate(own) if len({rank[i] for rank in theirs}) > 1)
+            bits = [zlib.crc32(array.numpy().reshape(-1).view("u1").data) for array in self.copies(way)]
+            same = [len(set(ranks)) == 1 for ranks in zip(*self.comm.allgather(bits), strict=True)]
+            if self.rank == 0 and name != ALONE:
+                wrong += sum(array.numel() for array, alike in zip(own, same, strict=True) if not alike)
             found[name] = (nbytes, wrong)
+        return found
+
+    def copies(self, way: "Local | Gloo") -> "list[Tensor]":
+        """The parameters of a way; --plant spoils the first one of rank 1."""
+        found = [parameter.detach().clone() for parameter in way.model.parameters()]
+        if self.options.plant and self.rank == 1 and way.name not in (ALONE, BY_HAND):
+            found[0] += 1.0
         return found
 
     def steps_of(self, way: "Local | Gloo", before: int, steps: int) -> Block:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hpcomm
 from bench.local_steps_by_hand import ByHand
 from bench.local_steps_table import ALONE, BY_HAND, DDP, KEPT, STREAM, TOPK, WHOLE
 from bench.torch_timers import Time, Timers, loss
 from bench.torch_ways import OverGloo, Rule, Way, fused
+from hpcomm.codec import TopK
 
 RATE, MOMENTUM = 0.7, 0.9  # of the outer rule
 
@@ -67,7 +68,7 @@ class ByHpcomm(Local):
 
         super().__init__(name, case, every)
         streamed = {} if name == WHOLE else {"fragments": fragments, "delay": delay}
-        coded = {"codec": hpcomm.TopK(KEPT), "apply_at": "receivers"} if name == TOPK else {}
+        coded = {"codec": TopK(KEPT), "apply_at": "receivers"} if name == TOPK else {}
         outer = hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM)
         self.wrapped = hpcomm.torch.DiLoCo(
             self.optimizer, ctx, self.model, outer=outer, every=every, **streamed, **coded
@@ -111,7 +112,3 @@ def make(name: str, case: Timers, ctx: hpcomm.Context, every: int, fragments: in
         return Gloo(case, case.batches(case.rank), fused, loss)
     assert name in (WHOLE, STREAM, TOPK)
     return ByHpcomm(name, case, ctx, every, fragments, delay)
-
-
-def parameters(way: Way) -> list[Tensor]:
-    return [parameter.detach() for parameter in way.model.parameters()]

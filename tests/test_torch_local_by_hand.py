@@ -63,6 +63,4 @@ def test_local_steps_are_those_of_a_trainer_that_writes_them_by_hand(tmp_path: P
         torch.testing.assert_close(ours, by_hand, rtol=0, atol=1e-5)
         assert (by_hand - alone).abs().max() > 0.01
     assert all(found["hpcomm"][:-1] == ranks[0]["hpcomm"][:-1] for found in ranks)
-    assert (
-        ranks[1]["hpcomm"][-1] != ranks[0]["hpcomm"][-1]
-    )  # the steps of a cycle that has not ended are each rank's own
+    assert ranks[1]["hpcomm"][-1] != ranks[0]["hpcomm"][-1]  # a cycle that has not ended
