@@ -49,6 +49,7 @@ from .exchange import (
 )
 from .factors import SufficientFactors, sufficient_factors
 from .launch import Communicator
+from .local import FragmentStats, LocalStats, LocalSteps, Strided, local_steps
 from .measure import measure_bandwidths, measure_rates
 from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD, Rule
 from .plan import Plan
@@ -88,12 +89,15 @@ __all__ = [
     "Event",
     "Exchange",
     "ExchangeStats",
+    "FragmentStats",
     "Handle",
     "Hierarchy",
     "HpcommError",
     "InvalidArgument",
     "Lane",
     "LoadStats",
+    "LocalStats",
+    "LocalSteps",
     "Momentum",
     "Nesterov",
     "NotSupported",
@@ -112,6 +116,7 @@ __all__ = [
     "Recovered",
     "Restored",
     "Rule",
+    "Strided",
     "SufficientFactors",
     "Timeout",
     "Traffic",
@@ -123,6 +128,7 @@ __all__ = [
     "devices",
     "init",
     "latest",
+    "local_steps",
     "measure_bandwidths",
     "measure_rates",
     "parameter_flow",

@@ -315,6 +315,13 @@ class Context:
         Without a timeline it costs next to nothing."""
         return _Span(self._handle, name) if self.config.timeline else _NO_SPAN
 
+    def span_since(self, name: str, start: float) -> None:
+        """Shows a span from start, by time.monotonic, until now in the timeline of this thread: of what went on beside
+        the thread's own work."""
+        if self.config.timeline:
+            with suppress(HpcommError):
+                _core.context_span(self._handle, str(name), start)
+
     # ---- who is left -----------------------------------------------------------------------------------------------
 
     def revoke(self) -> None:

@@ -23,6 +23,7 @@ PYTHON = """
 torch
 cli
 __init__
+local
 recovery
 presets checkpoint factors
 exchange

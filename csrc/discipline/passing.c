@@ -163,7 +163,7 @@ static int send_hop(hpc_core *core, const hop *to, const hpc_work *w, int input,
     const int status = hpc_lane_try_notify(core->out, en->window, to->rank, piece, nbytes,
                                            to->at + (size_t)slot * hpc_slot_stride(en, w->row),
                                            hpc_imm(HPC_OP_PASSED, slot, to->named));
-    if (status == HPC_OK) hpc_tally_add(hpc_core_sent(core, to->rank, HPC_TRAFFIC_RELAY), nbytes);
+    if (status == HPC_OK) hpc_core_count_sent(core, w->row->key, to->rank, HPC_TRAFFIC_RELAY, nbytes);
     if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
     return status;
 }

@@ -153,12 +153,13 @@ typedef struct hpc_layout {
 
 /* Counters of updates to and from other ranks. */
 typedef struct hpc_peers {
-    _Atomic uint64_t *pushed;       /* bytes by rank, by the thread that pushes */
-    _Atomic uint64_t *received;     /* bytes by rank */
-    _Atomic uint64_t *late;         /* by rank: shares of its updates that were late here, and left out */
-    double *wait;                   /* seconds by rank */
-    int *awaited, n_awaited;        /* the ranks that the present wait waited for at its last look */
-    _Atomic uint64_t *inputs_whole; /* [n]: folds that had n whole inputs; NULL: not counted */
+    _Atomic uint64_t *pushed;        /* bytes by rank, by the thread that pushes */
+    _Atomic uint64_t *pushed_of_key; /* the same to others, by key */
+    _Atomic uint64_t *received;      /* bytes by rank */
+    _Atomic uint64_t *late;          /* by rank: shares of its updates that were late here, and left out */
+    double *wait;                    /* seconds by rank */
+    int *awaited, n_awaited;         /* the ranks that the present wait waited for at its last look */
+    _Atomic uint64_t *inputs_whole;  /* [n]: folds that had n whole inputs; NULL: not counted */
     int most_inputs;
 } hpc_peers;
 
@@ -266,6 +267,13 @@ static inline void hpc_tally_add_seconds(_Atomic double *counter, double seconds
 /* The count of what a core has sent to a rank in a stage. */
 static inline _Atomic uint64_t *hpc_core_sent(const hpc_core *core, int rank, hpc_traffic_stage stage) {
     return &core->sent[(size_t)rank * HPC_TRAFFIC_STAGES + (size_t)stage];
+}
+
+/* Counts bytes of a key that a core has sent to a rank in a stage. */
+static inline void hpc_core_count_sent(const hpc_core *core, int key, int rank, hpc_traffic_stage stage,
+                                       size_t nbytes) {
+    hpc_tally_add(hpc_core_sent(core, rank, stage), nbytes);
+    if (rank != core->engine->context->group.rank) hpc_tally_add(&core->sent_of_key[key], nbytes);
 }
 
 /* Whether a failure has ended the exchange. */

@@ -24,7 +24,7 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
         imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
     }
     int status = hpc_lane_try_notify(core->out, en->window, out->rank, src, nbytes, at, imm);
-    if (status == HPC_OK) hpc_tally_add(hpc_core_sent(core, out->rank, hpc_row_stage(to)), nbytes);
+    if (status == HPC_OK) hpc_core_count_sent(core, w->row->key, out->rank, hpc_row_stage(to), nbytes);
     if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
     return status;
 }

@@ -96,6 +96,6 @@ void hpc_row_gather(hpc_core *core, hpc_work *w, int zero) {
         else if (here != (const char *)w->mean)
             en->kernels->copy(here, w->mean, nbytes, en->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);
-        hpc_tally_add(hpc_core_sent(core, r, HPC_TRAFFIC_PARAMETERS), nbytes);
+        hpc_core_count_sent(core, w->row->key, r, HPC_TRAFFIC_PARAMETERS, nbytes);
     }
 }

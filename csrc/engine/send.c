@@ -51,6 +51,7 @@ int hpc_push_after(hpc_engine *en, int key, uint64_t last, const char *op) {
 void hpc_count_sent(hpc_engine *en, const hpc_share *share, const char *slot) {
     const size_t nbytes = hpc_key_pushes_pieces(en, share->key) ? hpc_pieces_pushed(en, share, slot) : share->pushed;
     hpc_tally_add(&en->peers.pushed[share->owner], nbytes);
+    if (share->owner != en->context->group.rank) hpc_tally_add(&en->peers.pushed_of_key[share->key], nbytes);
 }
 
 int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,

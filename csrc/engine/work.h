@@ -191,7 +191,8 @@ typedef struct hpc_core {
     void *memory; /* states and accumulators of its rows */
     size_t memory_bytes;
     hpc_tally tally;
-    _Atomic uint64_t *sent; /* bytes by rank and stage, this rank included; see hpc_tally and hpc_core_sent */
+    _Atomic uint64_t *sent;        /* bytes by rank and stage, this rank included; see hpc_tally and hpc_core_sent */
+    _Atomic uint64_t *sent_of_key; /* bytes to other ranks, by key */
 } hpc_core;
 
 #endif

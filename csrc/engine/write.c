@@ -60,7 +60,7 @@ static void count_written(hpc_core *core, const hpc_work *w, hpc_receivers to) {
         if (out->row >= 0 || !hpc_goes_to(to, out)) continue;
         size_t nbytes =
             out->params != NULL ? w->row->count * sizeof(float) : w->out_codec->max_bytes(w->config, w->row->count);
-        hpc_tally_add(hpc_core_sent(core, out->rank, HPC_TRAFFIC_PARAMETERS), nbytes);
+        hpc_core_count_sent(core, w->row->key, out->rank, HPC_TRAFFIC_PARAMETERS, nbytes);
         written += nbytes;
     }
     hpc_tally_add(&core->tally.bytes_written, written);
@@ -104,6 +104,6 @@ void hpc_row_publish(hpc_core *core, hpc_work *w) {
         size_t nbytes = w->out_codec->max_bytes(w->config, w->row->count);
         hpc_core_check_put(core,
                            hpc_put(core->out, en->window, out->rank, w->kind->leaving(w, 0), nbytes, out->offset));
-        hpc_tally_add(hpc_core_sent(core, out->rank, hpc_row_stage(&en->plan->rows[out->row])), nbytes);
+        hpc_core_count_sent(core, w->row->key, out->rank, hpc_row_stage(&en->plan->rows[out->row]), nbytes);
     }
 }

@@ -105,6 +105,7 @@ void hpc_engine_free(hpc_engine *en) {
     hpc_window_free(en->window);
     hpc_layout_free(en);
     free(en->peers.pushed);
+    free(en->peers.pushed_of_key);
     free(en->peers.received);
     free(en->peers.late);
     free(en->peers.inputs_whole);

@@ -24,6 +24,9 @@ void hpc_forget_traffic(hpc_engine *en) {
             for (int s = 0; s < HPC_TRAFFIC_STAGES; s++)
                 atomic_store_explicit(hpc_core_sent(&en->cores[c], r, (hpc_traffic_stage)s), 0, memory_order_relaxed);
     }
+    for (int c = 0; c < en->n_own_cores; c++)
+        for (int k = 0; k < en->plan->n_keys; k++)
+            atomic_store_explicit(&en->cores[c].sent_of_key[k], 0, memory_order_relaxed);
 }
 
 int hpc_exchange_get_traffic(const hpc_exchange *ex, hpc_traffic *traffic, int cap) {
@@ -40,4 +43,14 @@ int hpc_exchange_get_traffic(const hpc_exchange *ex, hpc_traffic *traffic, int c
             n++;
         }
     return n;
+}
+
+int hpc_exchange_get_key_sent(const hpc_exchange *ex, int key, uint64_t *bytes) {
+    const hpc_engine *en = hpc_engine_of(ex, &key, "stats");
+    if (en == NULL) return HPC_ERR_INVALID;
+    if (bytes == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: bytes is NULL");
+    *bytes = atomic_load_explicit(&en->peers.pushed_of_key[key], memory_order_relaxed);
+    for (int c = 0; c < en->n_own_cores; c++)
+        *bytes += atomic_load_explicit(&en->cores[c].sent_of_key[key], memory_order_relaxed);
+    return HPC_OK;
 }

@@ -67,6 +67,7 @@ from .exchange import (
     exchange_gradient,
     exchange_gradient_array,
     exchange_inputs,
+    exchange_key_sent,
     exchange_late,
     exchange_params,
     exchange_params_address,

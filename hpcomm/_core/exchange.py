@@ -324,6 +324,13 @@ def exchange_traffic(exchange: Any, size: int) -> list[tuple[int, str, str, int]
     return [(t.rank, _STAGES[t.stage], ffi.string(t.wire).decode(), t.bytes) for t in found[0:n]]
 
 
+def exchange_key_sent(exchange: Any, key: int) -> int:
+    """Bytes of a key that this rank has sent to others."""
+    nbytes = ffi.new("uint64_t *")
+    check(lib.hpc_exchange_get_key_sent(exchange, key, nbytes))
+    return int(nbytes[0])
+
+
 def exchange_peers(exchange: Any, size: int) -> list[dict[str, Any]]:
     """hpc_exchange_peer of every rank."""
     peer, found = ffi.new("hpc_exchange_peer *"), []

@@ -1,14 +1,16 @@
 """Functions for checkpoint and recovery beside the public methods of an exchange: its arguments, and its state."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core
+from .. import _core, optim
+from ..codec import Products
 from ..consistency import BSP
 from ..errors import NotSupported
+from ..optim import Average
 from ..plan import Plan
 from . import encoders
 from .arguments import Compiled, has_copies
@@ -114,6 +116,47 @@ def make_as(ex: Exchange, arguments: Made) -> None:
 def has_quorum(ex: Exchange) -> bool:
     """Whether a worker's steps may jump, because a fold goes on without it."""
     return any(one.scheme.consistency.quorum is not None for one in ex._schemes)
+
+
+def is_whole(ex: Exchange) -> bool:
+    """Whether all keys are under BSP, so that all workers push a key equally often."""
+    return all(one.scheme.consistency == BSP for one in ex._schemes)
+
+
+def bytes_sent(ex: Exchange, names: Iterable[str]) -> int:
+    """The bytes of these keys that this rank has sent to others, in all stages."""
+    return sum(_core.exchange_key_sent(ex._handle, ex._every[name].index) for name in names)
+
+
+def refuses_updates(ex: Exchange) -> str | None:
+    """A sentence where the exchange cannot take updates that a trainer writes whenever it likes, key by key."""
+    if not all(one.scheme.topology.updates_of == "all" for one in ex._schemes):
+        return (
+            "the exchange is on a graph, or its hosts have models of their own: give a topology in which the updates of "
+            "all ranks count alike, such as ParameterServer, Hierarchy or PeerToPeer"
+        )
+    if ex._made.engine.split:
+        return "the exchange folds and applies in two calls: leave out split=True"
+    for name, rule in optim.by_key(ex._made.rule, ex.codecs).items():
+        if isinstance(rule, Average):
+            return f"key {name!r} has the rule Average, by which an update would become the parameters: give SGD(lr=1)"
+    for name, codec in ex.codecs.items():
+        if isinstance(codec, Products) or codec.name == "factors":
+            return f"key {name!r} goes as {codec!r}, and an update of many steps is no product of few vectors"
+    return None
+
+
+def keeps_back(ex: Exchange, name: str) -> bool:
+    """Whether the codec of this rank's updates of a key leaves parts of them for later."""
+    key = ex._every[name].index
+    return any(place.key == key and place.row < 0 and place.n_values >= place.count for place in ex._encoders.places)
+
+
+def counts_apart(ex: Exchange, groups: Iterable[Iterable[str]]) -> bool:
+    """Whether a quorum counts the steps of each of these groups of keys by itself."""
+    scheme_of = {name: i for i, one in enumerate(ex._schemes) for name in one.scheme.names}
+    every = [{scheme_of[name] for name in group} for group in groups]
+    return sum(map(len, every)) == len(set().union(*every))
 
 
 def holds_back(ex: Exchange) -> bool:

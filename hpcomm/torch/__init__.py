@@ -20,8 +20,9 @@ except ImportError as _missing:
 del _torch
 
 from .checkpointer import ModelCheckpointer, restore  # noqa: E402
+from .diloco import DiLoCo  # noqa: E402
 from .join import join  # noqa: E402
 from .optimizer import DistributedOptimizer  # noqa: E402
 from .stats import Stats  # noqa: E402
 
-__all__ = ["DistributedOptimizer", "ModelCheckpointer", "Stats", "join", "restore"]
+__all__ = ["DiLoCo", "DistributedOptimizer", "ModelCheckpointer", "Stats", "join", "restore"]

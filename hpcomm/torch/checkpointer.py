@@ -7,11 +7,13 @@ from typing import Any
 from .. import checkpoint
 from ..checkpoint import Restored
 from . import saved
+from .diloco import DiLoCo
 from .optimizer import DistributedOptimizer
 
 
 class ModelCheckpointer(checkpoint.Checkpointer):
-    """hpcomm.Checkpointer of a DistributedOptimizer: saves it and the model every so many steps. Collective to make.
+    """hpcomm.Checkpointer of a DistributedOptimizer or a DiLoCo: saves it and the model every so many steps. Collective
+    to make.
 
         with hpcomm.torch.ModelCheckpointer(optimizer, "checkpoints", every=100) as saver:
             for step in range(first, last):
@@ -24,7 +26,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
 
     def __init__(
         self,
-        optimizer: DistributedOptimizer,
+        optimizer: DistributedOptimizer | DiLoCo,
         directory: str | PathLike[str],
         every: int = 100,
         keep: int = 2,
@@ -52,7 +54,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
 
 
 def restore(
-    optimizer: DistributedOptimizer,
+    optimizer: DistributedOptimizer | DiLoCo,
     directory: str | PathLike[str],
     step: int | None = None,
     *,

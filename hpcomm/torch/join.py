@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import InvalidArgument
+from .diloco import DiLoCo
 from .optimizer import DistributedOptimizer
 from .uneven import JoinBlock
 
 
 @contextmanager
-def join(optimizer: DistributedOptimizer) -> Iterator[None]:
+def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
     """A with block for batches that not all ranks have the same number of. Collective: all ranks enter and leave it.
 
         with hpcomm.torch.join(optimizer):
@@ -23,12 +24,19 @@ def join(optimizer: DistributedOptimizer) -> Iterator[None]:
     its rank did not make. In the block a step costs one small allgather more. synchronize and GradScaler are refused:
     the scaler of a rank that has run out would keep an old scale.
 
+    With a DiLoCo optimizer, such a rank takes part in the exchanges of the others, with what it had learned until then
+    and nothing more. Ranks meet when an exchange begins, and wait for the slowest one there.
+
     Raises:
         InvalidArgument: optimizer is none of hpcomm.torch's, or is in a join block already.
         NotSupported: a rank calls step by a GradScaler; every rank raises it.
     """
+    if isinstance(optimizer, DiLoCo):
+        with optimizer.joined():
+            yield
+        return
     if not isinstance(optimizer, DistributedOptimizer):
-        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: must be a DistributedOptimizer")
+        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: must be a DistributedOptimizer, or a DiLoCo")
     if optimizer._join is not None:
         raise InvalidArgument("join: the optimizer is in a join block already")
     block = optimizer._join = JoinBlock(optimizer.context, optimizer.param_groups, optimizer._follow)

@@ -55,7 +55,7 @@ class Averaged(Mode):
             key.master = as_tensor(exchange.params[key.name], key.order)
             key.takes_slot(exchange)
 
-    def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None) -> Recovered:
+    def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
         """Every rank has the whole model: those that are left take that of the one that has made the most steps."""
         old = self.context
         old.revoke()

@@ -71,9 +71,9 @@ class Mode(ABC):
     def bind(self, exchange: Exchange) -> None:
         """This is the exchange from here on: parameters and gradients lie in it."""
 
-    def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None) -> Recovered:
+    def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
         """Goes on with the ranks that are left. Collective over them."""
-        found = recover(self.exchange, checkpoint=checkpoint, timeout=timeout)
+        found = recover(self.exchange, checkpoint=checkpoint, survivors=survivors, timeout=timeout)
         self.reset()
         self.bind(found.exchange)
         return found

@@ -406,7 +406,13 @@ class DistributedOptimizer(Optimizer):
         return self._counts.stats()
 
     @torch.no_grad()
-    def recover(self, checkpoint: str | PathLike[str] | None = None, timeout: float | None = None) -> Recovered:
+    def recover(
+        self,
+        checkpoint: str | PathLike[str] | None = None,
+        timeout: float | None = None,
+        *,
+        survivors: bool = False,
+    ) -> Recovered:
         """After PeerFailed: goes on with the ranks that are left, as hpcomm.recover does. Collective over them.
 
             except hpcomm.PeerFailed:
@@ -414,6 +420,8 @@ class DistributedOptimizer(Optimizer):
 
         Args:
             checkpoint: a directory of ModelCheckpointer, for parameters whose owner died.
+            survivors: parameters whose owner died come from the ranks that are left, and the optimizer's state of them
+                is zero: no checkpoint is needed.
             timeout: seconds for each part; None means the context's default.
 
         Returns:
@@ -424,7 +432,7 @@ class DistributedOptimizer(Optimizer):
         """
         mode = self._mode
         self._schemes.lost()
-        found = mode.recovered(checkpoint, timeout)
+        found = mode.recovered(checkpoint, timeout, survivors=survivors)
         self.context = mode.context = self._layers.context = found.exchange.context
         self._schemes.recovered(self.context, found.exchange)
         if self._rules is not None:
@@ -437,6 +445,12 @@ class DistributedOptimizer(Optimizer):
         self._layers.replace(mode.extra[0], self._buffers)
         mode.extra = [self._buffers]
         return replace(found, extra=extra)
+
+    def written(self) -> None:
+        """After the trainer has written parameters in place, between two steps: the same values on all ranks. Collective
+        where owners keep other values than these (16-bit parameters, codec_out, SSP): they take the written ones."""
+        if any(key.apart for key in self._mode.keys):
+            self._loaded()
 
     def close(self) -> None:
         """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""

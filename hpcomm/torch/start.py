@@ -129,9 +129,14 @@ class Offer(NamedTuple):
     packed: bytes
 
 
-def offer_of(ctx: Context, optimizer: Optimizer, buffers: str, given: Mapping[str, Tensor]) -> Offer:
+def model_digest(given: Mapping[str, Tensor]) -> bytes:
+    """A digest of the names, shapes and dtypes that given_of finds."""
     told = [(what.replace("_orig_mod.", ""), tuple(one.shape), str(one.dtype)) for what, one in given.items()]
-    digest = hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
+    return hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
+
+
+def offer_of(ctx: Context, optimizer: Optimizer, buffers: str, given: Mapping[str, Tensor]) -> Offer:
+    digest = model_digest(given)
     has_state = any(optimizer.state.values())
     file = io.BytesIO()
     if has_state and ctx.rank == 0:

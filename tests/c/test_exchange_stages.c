@@ -81,6 +81,13 @@ static void traffic_of_hub(rank *r) {
         CHECK_EQ(traffic[i].bytes, bytes);
         CHECK(strcmp(traffic[i].wire, r->mode->transports) == 0);
     }
+    const uint64_t counts[] = {1001, 33, 4097};
+    for (int key = 0; key < j.n_keys; key++) {
+        uint64_t sent;
+        CHECK_OK(hpc_exchange_get_key_sent(e, key, &sent));
+        CHECK_EQ(sent, counts[key] * 4 * STEPS * (r->rank == 1 ? (uint64_t)r->size - 1 : 1));
+        CHECK_STATUS(hpc_exchange_get_key_sent(e, key, NULL), HPC_ERR_INVALID);
+    }
     CHECK_EQ(hpc_exchange_get_traffic(e, NULL, 0), r->rank == 1 ? r->size - 1 : 1);
     CHECK_STATUS(hpc_exchange_get_traffic(e, NULL, 1), HPC_ERR_INVALID);
     CHECK_STATUS(hpc_exchange_get_traffic(NULL, traffic, 1), HPC_ERR_INVALID);

@@ -314,6 +314,12 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(n < 0 ? n : HPC_OK);
         return sent;
     }
+    // The bytes of one key that this rank has sent to others so far, in all stages.
+    std::uint64_t key_sent(int key, Report report = {}) const {
+        std::uint64_t bytes = 0;
+        report(hpc_exchange_get_key_sent(get(), key, &bytes));
+        return bytes;
+    }
     Memory memory(int key, int rank) const {
         return Memory(hpc_exchange_memory(get(), key, rank));
     }

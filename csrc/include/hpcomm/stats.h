@@ -99,6 +99,10 @@ typedef struct hpc_traffic {
  * may count meanwhile; after close nothing changes any more. */
 HPC_API int hpc_exchange_get_traffic(const hpc_exchange *exchange, hpc_traffic *traffic, int cap);
 
+/* The bytes of one key that this rank has sent to all others, in all stages, counted as hpc_exchange_get_traffic counts
+ * them: the sum over keys is the sum of its entries. */
+HPC_API int hpc_exchange_get_key_sent(const hpc_exchange *exchange, int key, uint64_t *bytes);
+
 /* cffi: end */
 
 #ifdef __cplusplus

@@ -1,0 +1,60 @@
+"""The steps at which fragments are exchanged (DiLoCo, algorithm 1; Streaming DiLoCo, algorithm 2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidArgument
+from ..stage import whole
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When fragments are exchanged, by the number of a rank's own steps, from 1.
+
+    Attributes:
+        every: H, the steps from one exchange of a fragment to the next, 1 or more.
+        fragments: how many there are. Their exchanges are spread over H steps: fragment p is due at steps that are
+            (p + 1) * H // fragments modulo H, and the last fragment, or the only one, at multiples of H.
+        delay: the steps from the begin of an exchange until its parameters are taken, 0 to H - 1 (tau of the paper).
+        mix: how much of the parameters that have come a rank takes, more than 0 and at most 1: 1 - alpha of the paper.
+
+    Raises:
+        InvalidArgument: a number is out of its range.
+    """
+
+    every: int
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 1.0
+
+    def __post_init__(self) -> None:
+        every = whole("every", self.every, 1)
+        delay = whole("delay", self.delay, 0)
+        if delay >= every:
+            raise InvalidArgument(
+                f"delay is {delay} and every is {every}: an exchange must be taken before the next one of its "
+                f"fragment begins, give a delay below {every}"
+            )
+        mix = self.mix
+        if isinstance(mix, bool) or not isinstance(mix, int | float) or not 0 < mix <= 1:
+            raise InvalidArgument(f"mix is {mix!r}: must be a number above 0 and at most 1 (1 - alpha of the paper)")
+        object.__setattr__(self, "every", every)
+        object.__setattr__(self, "delay", delay)
+        object.__setattr__(self, "mix", float(mix))
+
+    def offset(self, fragment: int) -> int:
+        """The steps modulo H at which a fragment is due."""
+        return (fragment + 1) * self.every // self.fragments % self.every
+
+    def due(self, step: int) -> bool:
+        """Whether the exchange of a fragment begins after a step."""
+        return any(step % self.every == self.offset(fragment) for fragment in range(self.fragments))
+
+    def begun_by(self, fragment: int, step: int) -> int:
+        """How many exchanges of a fragment are begun after so many steps."""
+        offset = self.offset(fragment)
+        return (step - offset) // self.every + (offset > 0)
+
+    def next_due(self, step: int) -> int:
+        """The first step after this one after which an exchange begins."""
+        return step + 1 + min((self.offset(fragment) - step - 1) % self.every for fragment in range(self.fragments))

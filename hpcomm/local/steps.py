@@ -1,0 +1,475 @@
+"""LocalSteps: trains by itself, and exchanges fragments of the parameters every H steps.
+
+After its own step t a rank *begins* the exchange of each fragment that is due: it pushes shared - own, where shared
+are the parameters that the last exchange of the fragment has brought. The owners fold the updates of all ranks and apply
+the rule. `delay` steps later the rank *takes* the new shared parameters, and meanwhile it trains on. (DiLoCo, algorithm
+1; Streaming DiLoCo, algorithm 2.)
+
+The shared parameters of a fragment lie in the exchange. They are read here at the begin and at the take alone; between
+the two the owners write them.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ..context import Context
+from ..errors import ConfigError, InvalidArgument
+from ..exchange import Exchange, Handle, inside
+from ..recovery import Recovered, recover
+from .fragments import Fragments, fragments_of
+from .schedule import Schedule
+from .stats import FragmentStats, LocalStats
+from .values import Arrays, Array, Values, checked_arrays
+
+_DIGEST = 16  # bytes of a digest of the settings
+_TOLD = 400  # bytes of a refusal, told to the other ranks
+_NOTHING = -1  # in a state: no exchange of the fragment is under way
+
+
+def local_steps(
+    ex: Exchange,
+    params: Mapping[str, Any] | None = None,
+    *,
+    every: int,
+    fragments: object = 1,
+    delay: int = 0,
+    mix: float = 1.0,
+) -> "LocalSteps":
+    """Trains by local steps: each rank trains alone, and what ranks have learned is exchanged once in H steps (DiLoCo,
+    arXiv 2311.08105, algorithm 1; with several fragments, a delay or a mix Streaming DiLoCo, arXiv 2501.18512,
+    algorithm 2). Collective.
+
+        ex = hpcomm.Exchange(ctx, {"w": w0}, rule=hpcomm.Nesterov(lr=0.7, momentum=0.9))
+        local = hpcomm.local_steps(ex, every=50)
+        for batch in batches:
+            local.params["w"] -= rate * gradient(local.params["w"], batch)   # any optimizer of one's own
+            local.step()
+        local.sync()
+
+    The rule of the exchange is the outer optimizer: its gradient is the mean over ranks of *parameters at the last
+    exchange minus parameters now*. SGD(lr=1) is local SGD: ranks take the mean of their parameters. The codec of the
+    exchange is that of updates: TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706), TopK with Nesterov keeps the outer
+    momentum. With apply_at="receivers" updates come back as small as they go.
+
+    Args:
+        ex: over all ranks, with servers or peers. Under SSP(s) a rank may be s exchanges of a fragment ahead of the
+            slowest one. With a quorum, exchanges go on without late ranks, which take the newest parameters and go on;
+            several fragments need Exchange(groups=) of the same fragments then.
+        params: an array of the trainer's own for each key: float32, of the key's shape, writable. They get the
+            exchange's values, which are rank 0's. None: new arrays.
+        every: H, this rank's steps from one exchange of a fragment to the next.
+        fragments: which keys are exchanged together: a number of groups of layers side by side with about as many
+            elements each, where keys with the same name up to the last dot are a layer; hpcomm.Strided(number); or a
+            sequence of sequences of names. Their exchanges are spread evenly over H steps.
+        delay: steps from the begin of an exchange until its parameters are taken, 0 to H - 1. The exchange is hidden
+            behind these steps where a thread works for it: make ex with progress="thread".
+        mix: the part of the new parameters that a rank takes, above 0 and at most 1, which is 1 - alpha of the paper:
+            own = (1 - mix) * own + mix * shared.
+
+    Raises:
+        InvalidArgument: an argument that cannot be, here or on another rank: every below 1, a delay of every or more,
+            fragments that leave a key out or have it twice, a mix outside (0, 1]; an exchange on a graph, with the rule
+            Average, with split, or with codecs of factors.
+        ConfigError: ranks give different arguments.
+    """
+    wrong = None
+    try:
+        if not isinstance(ex, Exchange):
+            raise InvalidArgument(f"ex is {ex!r}: must be an Exchange")
+        inside.check_idle(ex, "local_steps")
+        schedule, found = settings(ex, every, fragments, delay, mix)
+        check_exchange(ex, found)
+        arrays = checked_arrays(params, ex.params)
+    except Exception as refused:
+        if not isinstance(ex, Exchange):
+            raise
+        wrong = refused
+    if wrong is not None:
+        tell(ex.context, wrong)
+        raise wrong
+    tell(ex.context, None, digest_of(schedule, found))
+    return LocalSteps(ex, Arrays(arrays), schedule, found)
+
+
+def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float) -> tuple[Schedule, Fragments]:
+    """The schedule and the fragments of the keys of an exchange."""
+    sizes = {name: int(np.prod(value.shape)) for name, value in ex.params.items()}
+    if not sizes:
+        raise InvalidArgument(
+            f"rank {ex.context.rank} only serves, and trains nothing: local_steps needs workers alone"
+        )
+    found = fragments_of(sizes, fragments)
+    return Schedule(every, len(found), delay, mix), found
+
+
+def check_exchange(ex: Exchange, fragments: Fragments) -> None:
+    """Raises InvalidArgument where an exchange cannot carry updates of local steps."""
+    refused = inside.refuses_updates(ex)
+    if refused is not None:
+        raise InvalidArgument(f"local steps: {refused}")
+    if len(fragments) > 1 and inside.has_quorum(ex) and not inside.counts_apart(ex, fragments):
+        raise InvalidArgument(
+            f"local steps: the exchange has a quorum, and counts the steps of all {len(fragments)} fragments as one: "
+            "make it with groups=, the names of each fragment's keys"
+        )
+
+
+def digest_of(schedule: Schedule, fragments: Fragments) -> bytes:
+    told = (schedule.every, schedule.delay, schedule.mix, fragments)
+    return hashlib.blake2b(repr(told).encode(), digest_size=_DIGEST).digest()
+
+
+def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) -> None:
+    """Tells all ranks the settings of this one, or why it refuses. Collective.
+
+    Raises:
+        InvalidArgument: another rank refuses.
+        ConfigError: ranks have different settings.
+    """
+    sentence = b"" if wrong is None else (str(wrong) or type(wrong).__name__).encode()
+    every = ctx.allgather(digest + sentence[:_TOLD].ljust(_TOLD, b"\0"))
+    if wrong is not None:
+        return
+    for rank, part in enumerate(every):
+        if told := part[_DIGEST:].rstrip(b"\0").decode("utf-8", "replace"):
+            raise InvalidArgument(f"rank {rank} refuses local steps: {told}")
+    for rank, part in enumerate(every):
+        if part != every[0]:
+            raise ConfigError(
+                f"local steps: rank {rank} has another every, delay, mix or other fragments than rank 0: give the same"
+            )
+
+
+class _Fragment:
+    """A fragment, and the exchange of it that is under way.
+
+    Attributes:
+        names: of its keys.
+        full: that exchange is of a sync, and is taken in full.
+        begun: the step at which that exchange has begun; None: nothing is under way.
+        handles: of those of its keys that have not come, the first one last; none where a checkpoint was loaded.
+        since: the time.monotonic at which training went on, until the exchange is known to have come; else None.
+        rounds: exchanges that were begun.
+        sent: bytes of exchanges before a recovery.
+    """
+
+    __slots__ = ("begun", "full", "handles", "hidden", "late", "names", "rounds", "sent", "since", "waited")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.begun: int | None = None
+        self.handles: list[Handle] = []
+        self.since: float | None = None
+        self.full = False
+        self.rounds = self.late = self.sent = 0
+        self.hidden = self.waited = 0.0
+
+    def come(self) -> None:
+        """Waits until the exchange has come."""
+        while self.handles:
+            self.handles[-1].wait()
+            self.handles.pop()
+
+    def look(self) -> bool:
+        """Whether the exchange has come; with inline progress it is worked for."""
+        while self.handles and self.handles[-1].test():
+            self.handles.pop()
+        return not self.handles
+
+    def unhide(self, now: float) -> None:
+        """Training does not go on any more, or the exchange has come."""
+        if self.since is not None:
+            self.hidden += now - self.since
+            self.since = None
+
+
+class LocalSteps:
+    """Parameters that this rank trains, and the exchange of what it has learned: see local_steps, which makes it.
+
+    Attributes:
+        exchange: of the updates; another one after recover.
+        schedule: every, delay and mix.
+        steps: that this rank has made.
+    """
+
+    def __init__(self, ex: Exchange, values: Values, schedule: Schedule, fragments: Fragments) -> None:
+        self.exchange, self.schedule, self.steps = ex, schedule, 0
+        self._values = values
+        self._fragments = [_Fragment(names) for names in fragments]
+        self._syncs = 0
+        self._syncing = self._joined = False
+        self._scratch: Array | None = None
+
+    @property
+    def context(self) -> Context:
+        """The ranks: those that are left after recover."""
+        return self.exchange.context
+
+    @property
+    def fragments(self) -> Fragments:
+        """The names of each fragment's keys."""
+        return tuple(one.names for one in self._fragments)
+
+    @property
+    def params(self) -> Mapping[str, Array]:
+        """The arrays that this rank trains, by name."""
+        return self._values.arrays
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """After each step of this rank's training: takes the exchanges that were begun `delay` steps before, and begins
+        those that are due. It waits for other ranks only where an exchange that it takes has not come yet.
+
+        Raises:
+            PeerFailed: a rank died: call recover, and go on with the next step.
+            Timeout: as by Exchange.push_pull.
+        """
+        self.steps += 1
+        if self._joined and self.schedule.due(self.steps):
+            self._runs(True)
+        self._work()
+
+    def _work(self) -> None:
+        """What a step, or one that was cut short, has to do."""
+        self._take_due()
+        for number, one in enumerate(self._fragments):
+            if one.rounds < self.schedule.begun_by(number, self.steps) + self._syncs:
+                self._begin(number)
+        self._take_due()
+        now = monotonic()
+        for one in self._fragments:
+            if one.since is not None and one.look():
+                one.unhide(now)
+
+    def _take_due(self) -> None:
+        for number, one in enumerate(self._fragments):
+            if one.begun is not None and (self._syncing or self.steps >= one.begun + self.schedule.delay):
+                self._take(number)
+
+    def sync(self) -> None:
+        """Exchanges all fragments now and takes them in full: afterwards all ranks have the same parameters. For the
+        end of the training, or before an evaluation. Collective: every rank calls it after the same steps."""
+        self._syncs += 1
+        self._syncing = True
+        self._work()
+        self._syncing = False
+
+    def _begin(self, number: int) -> None:
+        one, start = self._fragments[number], monotonic()
+        with self.context.span(f"fragment {number}: begin"):
+            one.rounds += 1
+            self._push(one)
+        one.since = monotonic()
+        one.waited += one.since - start
+
+    def _push(self, one: _Fragment) -> None:
+        ex = self.exchange
+        one.begun, one.full = self.steps, self._syncing
+        self._values.begin()
+        with ex.together():
+            for name in one.names:
+                shared, slot = ex.params[name], ex.gradient(name)
+                narrow = slot.dtype != np.float32
+                update = self._room(shared) if narrow else slot
+                self._values.subtract(name, shared, update)
+                one.handles.append(ex.push_pull_nb(name, update if narrow else None))
+        one.handles.reverse()
+
+    def _room(self, like: Array) -> Array:
+        """Memory for an update that the codec makes narrower."""
+        if self._scratch is None or self._scratch.size < like.size:
+            self._scratch = np.empty(like.size, np.float32)
+        return self._scratch[: like.size].reshape(like.shape)
+
+    def _take(self, number: int) -> None:
+        one, ex, start = self._fragments[number], self.exchange, monotonic()
+        if one.since is not None:
+            self.context.span_since(f"fragment {number}: under way", one.since)
+            one.unhide(start)
+        mix = 1.0 if one.full else self.schedule.mix
+        with self.context.span(f"fragment {number}: take"):
+            one.come()
+            self._values.begin()
+            late = set(ex.late).intersection(one.names) if inside.has_quorum(ex) else ()
+            one.late += bool(late)
+            for name in one.names:
+                self._values.take(name, ex.params[name], 1.0 if name in late else mix)
+            self._values.end()
+        one.begun = None
+        one.waited += monotonic() - start
+
+    def wait(self) -> None:
+        """Waits until the exchanges that are under way have come; they are taken at their steps. Call it before a
+        Checkpointer saves, and before exchange.params is read: these are the parameters of the last exchange."""
+        start = now = monotonic()
+        for one in self._fragments:
+            one.unhide(start)
+            one.come()
+            now, before = monotonic(), now
+            one.waited += now - before
+
+    def stats(self) -> LocalStats:
+        """Counts of this rank so far."""
+        ex = self.exchange
+        found = []
+        for one in self._fragments:
+            elements = sum(ex.params[name].size for name in one.names)
+            sent = one.sent + inside.bytes_sent(ex, one.names)
+            found.append(FragmentStats(one.names, elements, one.rounds, one.late, sent, one.hidden, one.waited))
+        return LocalStats(self.steps, tuple(found))
+
+    # ---- ranks that run out, and ranks that die ----------------------------------------------------------------------
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """A with block for ranks that do not make the same number of steps. Collective: all ranks enter and leave it.
+
+            with local.join():
+                for batch in batches:
+                    ...
+                    local.step()
+
+        A rank that has left the loop takes part in the exchanges of the others, with what it had learned until then and
+        nothing more, until all have left theirs. In the block ranks meet whenever an exchange begins, and wait for the
+        slowest one there. Afterwards all ranks count as many steps as the one that has made the most.
+        """
+        if self._joined:
+            raise InvalidArgument("join: these local steps are in a join block already")
+        self._joined = True
+        try:
+            yield
+            while self._runs(False):
+                self.steps = self.schedule.next_due(self.steps)
+                self._work()
+        finally:
+            self._joined = False
+
+    def _runs(self, runs: bool) -> bool:
+        """Ranks meet before an exchange: whether any of them makes a step. If none does, all count the same steps."""
+        told = np.array([runs, self.steps], np.int64).tobytes()
+        every = [np.frombuffer(part, np.int64).tolist() for part in self.context.allgather(told)]
+        if any(own for own, _ in every):
+            return True
+        self.steps = max(steps for _, steps in every)
+        self._take_due()
+        return False
+
+    def recover(self, timeout: float | None = None) -> Recovered:
+        """After PeerFailed: goes on with the ranks that are left, without a checkpoint. Collective over them.
+
+            try:
+                local.step()
+            except hpcomm.PeerFailed:
+                local.recover()
+
+        Parameters come from those that are left. What a dead rank had learned since its last exchange is lost, and what
+        codecs held back there; where owners apply the rule, its state of the elements that the dead rank owned is zero,
+        such as the outer momentum: a warning says so. What this rank has learned stays: of exchanges that were cut
+        short it goes with the next ones. The step or the sync that raised is completed, except for waits: go on with
+        the next step.
+
+        Returns:
+            what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
+
+        Raises:
+            As hpcomm.recover.
+        """
+        found = recover(self.exchange, survivors=True, timeout=timeout)
+        for one in self._fragments:
+            one.sent += inside.bytes_sent(self.exchange, one.names)
+        self.exchange = ex = found.exchange
+        for one in self._fragments:
+            one.handles.clear()
+            one.since = None
+            if one.begun is None:
+                continue
+            one.begun = None
+            for name in one.names:  # where updates leave something back, what was not applied is there
+                if inside.keeps_back(ex, name):
+                    self._values.take(name, ex.params[name], self.schedule.mix)
+        self._values.end()
+        self._begin_again(timeout)
+        self._work()
+        self._syncing = False
+        return replace(found, clock=self.steps)
+
+    def _begin_again(self, timeout: float | None) -> None:
+        """Under BSP ranks push a fragment equally often. Where one has begun an exchange that another one has still to
+        begin, the first begins it once more, as what it had pushed went with the lost exchange."""
+        told = np.array([one.rounds for one in self._fragments], np.int64).tobytes()
+        every = np.stack([np.frombuffer(part, np.int64) for part in self.context.allgather(told, timeout)])
+        for one, least in zip(self._fragments, every.min(axis=0).tolist(), strict=True):
+            if inside.is_whole(self.exchange) and one.rounds > least:
+                one.rounds -= 1
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has beside the exchange: its own parameters, its steps, and what it has still to take; a dict
+        of arrays and numbers, for the extra of a Checkpointer or for numpy.savez. It waits for what is under way.
+
+            saver = hpcomm.Checkpointer(ex, "checkpoints", every=1000)
+            local.step()
+            local.wait()                         # if step + 1 is due
+            saver.after(step + 1, local.state_dict)
+        """
+        self.wait()
+        own = {f"local.own.{name}": value for name, value in self._values.saved().items()}
+        return {**{f"local.{name}": value for name, value in self.progress().items()}, **own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what state_dict has given, after the exchange was restored: with the same bits, also between
+        a begin and its take. Other entries of state are left alone.
+
+            found = hpcomm.restore(ex, "checkpoints")
+            local.load_state_dict(found.extra)
+
+        Raises:
+            InvalidArgument: it is of other local steps.
+        """
+        try:
+            found = {name: np.asarray(state[f"local.{name}"]).tolist() for name in self.progress()}
+            own = {name: state[f"local.own.{name}"] for names in self.fragments for name in names}
+        except KeyError as missing:
+            raise InvalidArgument(f"load_state_dict: the state of local steps has no {missing}") from None
+        self.set_progress(found)
+        self._values.load(own)
+
+    def progress(self) -> dict[str, Any]:
+        """The numbers of state_dict."""
+        return {
+            "every": self.schedule.every,
+            "steps": self.steps,
+            "syncs": self._syncs,
+            "rounds": [one.rounds for one in self._fragments],
+            "begun": [_NOTHING if one.begun is None else one.begun for one in self._fragments],
+        }
+
+    def set_progress(self, found: Mapping[str, Any]) -> None:
+        """Takes what progress has given: what is under way counts as come.
+
+        Raises:
+            InvalidArgument: it is of another schedule.
+        """
+        if (found["every"], len(found["rounds"])) != (self.schedule.every, len(self._fragments)):
+            raise InvalidArgument(
+                f"load_state_dict: the state is of every={found['every']} and {len(found['rounds'])} fragments, and "
+                f"here are every={self.schedule.every} and {len(self._fragments)} fragments: give the same"
+            )
+        self.wait()
+        self.steps, self._syncs = int(found["steps"]), int(found["syncs"])
+        for one, rounds, begun in zip(self._fragments, found["rounds"], found["begun"], strict=True):
+            one.rounds, one.begun = rounds, None if begun == _NOTHING else begun
+
+    def __repr__(self) -> str:
+        return (
+            f"<hpcomm.LocalSteps rank {self.context.rank}, step {self.steps}, {len(self._fragments)} fragments every "
+            f"{self.schedule.every} steps>"
+        )

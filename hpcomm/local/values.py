@@ -1,0 +1,97 @@
+"""A rank's own parameters, which it trains between exchanges: NumPy arrays. hpcomm.torch has those of a model."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidArgument
+
+Array = NDArray[np.float32]
+
+
+class Values(Protocol):
+    """The parameters of a rank by the names of an exchange's keys. `shared` are those of all ranks, as the exchange has
+    them: float32 of the key's shape."""
+
+    arrays: dict[str, Array]
+
+    def begin(self) -> None:
+        """Before values are read or taken."""
+
+    def subtract(self, name: str, shared: Array, out: Array) -> None:
+        """Writes shared - own into out."""
+
+    def take(self, name: str, shared: Array, mix: float) -> None:
+        """own = (1 - mix) * own + mix * shared, and with mix 1 the same bits as shared."""
+
+    def end(self) -> None:
+        """After values were taken."""
+
+    def saved(self) -> dict[str, NDArray[Any]]:
+        """Copies of all, for a checkpoint."""
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """What saved has given."""
+
+
+class Arrays:
+    """float32 arrays that the trainer changes in place."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self.arrays = dict(arrays)
+
+    def begin(self) -> None:
+        """They are always there."""
+
+    def subtract(self, name: str, shared: Array, out: Array) -> None:
+        np.subtract(shared, self.arrays[name], out=out)
+
+    def take(self, name: str, shared: Array, mix: float) -> None:
+        own = self.arrays[name]
+        if mix == 1:
+            own[...] = shared
+            return
+        own *= np.float32(1 - mix)
+        own += np.float32(mix) * shared
+
+    def end(self) -> None:
+        """They are where the trainer reads them."""
+
+    def saved(self) -> dict[str, NDArray[Any]]:
+        return {name: own.copy() for name, own in self.arrays.items()}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        for name, own in self.arrays.items():
+            own[...] = saved[name]
+
+
+def checked_arrays(given: Mapping[str, Any] | None, shared: Mapping[str, Array]) -> dict[str, Array]:
+    """The trainer's arrays, or new ones, with the values that all ranks start from.
+
+    Raises:
+        InvalidArgument: a key has no array; or an array has another dtype or shape, or cannot be written.
+    """
+    if given is None:
+        return {name: value.copy() for name, value in shared.items()}
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"params is a {type(given).__name__}: must map every key to a float32 array, or be None")
+    if odd := next((name for name in [*shared, *given] if (name in shared) != (name in given)), None):
+        raise InvalidArgument(
+            f"params has {'no' if odd in shared else 'an'} array {odd!r}: must have one for each key of the exchange"
+        )
+    found = {}
+    for name, value in shared.items():
+        own = given[name]
+        if not isinstance(own, np.ndarray) or own.dtype != np.float32 or own.shape != value.shape:
+            what = f"{own.dtype} {own.shape}" if isinstance(own, np.ndarray) else type(own).__name__
+            raise InvalidArgument(f"params[{name!r}] is {what}: must be a float32 array of shape {value.shape}")
+        if not own.flags.writeable or np.shares_memory(own, value):
+            raise InvalidArgument(
+                f"params[{name!r}] cannot be trained: must be a writable array of the trainer's own, and not that of "
+                "the exchange"
+            )
+        own[...] = value
+        found[name] = own
+    return found

@@ -1,0 +1,400 @@
+"""DiLoCo: a torch optimizer that steps on each rank by itself, and exchanges what ranks have learned once in H steps."""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..codec import Codecs
+from ..consistency import BSP, Consistency
+from ..context import Context
+from ..errors import InvalidArgument, NotSupported
+from ..exchange import Exchange
+from ..local import LocalStats, LocalSteps, Strided
+from ..local.fragments import Fragments, fragments_of
+from ..local.schedule import Schedule
+from ..local.steps import check_exchange, digest_of, tell
+from ..optim import Nesterov, RuleOrRules
+from ..presets import parameter_hub
+from ..recovery import Recovered
+from ..topology.given import as_topology
+from .key import ParamKey
+from .model_values import ModelValues
+from .optimizer import DistributedOptimizer
+from .start import Offer, agree, check_options, given_of, keys_of, model_digest
+from .stats import Counts
+from .tensors import broadcast
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .start import Options
+
+_OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo, section 3.1
+_LOCAL = "local_steps"  # of a state_dict: what the inner optimizer has not
+
+
+class DiLoCo(Optimizer):
+    """A torch optimizer for ranks that are joined by slow links: each rank trains its copy of the model by itself, and
+    once in H steps ranks exchange what they have learned (DiLoCo, arXiv 2311.08105, algorithm 1; with fragments, delay
+    and mix Streaming DiLoCo, arXiv 2501.18512, algorithm 2). Collective.
+
+        inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
+        optimizer = hpcomm.torch.DiLoCo(inner, ctx, model, every=50, fragments=4, delay=5)
+        for batch in batches:
+            loss(model(batch)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.sync()        # all ranks have the same weights now
+
+    The update of a rank is *parameters at the last exchange minus parameters now*. The owners of parameters take the
+    mean of all ranks' updates as the gradient of the outer rule. Every rank starts from rank 0's parameters and
+    buffers; buffers then stay a rank's own, as does the state of the inner optimizer. Schedulers, clipping, accumulation
+    and torch.compile are the inner optimizer's, and need nothing. A step that a GradScaler skips on one rank counts.
+
+    Load weights into the model before it is wrapped: what is loaded later counts as this rank's own update.
+
+    Args:
+        inner: an optimizer of torch, which trains on each rank alone; or a DistributedOptimizer over a context of this
+            host's ranks, which then train together: see docs/local_steps.md.
+        ctx: the ranks.
+        model: whose parameters these are: float32, or bfloat16 or float16, of which the exchange keeps float32.
+        outer: the outer optimizer: a rule of hpcomm. SGD(lr=1) is local SGD, where ranks take the mean of their models;
+            with codec=TopK(...) it is SparseLoCo (arXiv 2508.15706).
+        every: H, the steps of a rank from one exchange of a fragment to the next, 1 or more.
+        fragments: the parts of the model that are exchanged by themselves, spread evenly over H steps: a number of
+            groups of layers side by side, with about as many elements each; hpcomm.Strided(number), layers by turns
+            (Streaming DiLoCo, section 3.1); or a list of fragments, each a module, a name of a parameter, or a list of
+            these. Each parameter is in one.
+        delay: tau, the steps from the begin of an exchange until its parameters are taken, 0 to H - 1; training goes on
+            meanwhile. The default of progress is "thread" then.
+        mix: the part of the new parameters that a rank takes, above 0 and at most 1: 1 - alpha of the paper.
+        codec: of updates, as Exchange takes it; a mapping has the names of the model's parameters. With
+            apply_at="receivers" updates come back as small as they go.
+        topology: None: what hpcomm.parameter_hub takes; or a ParameterServer, a Hierarchy or a PeerToPeer.
+        consistency: BSP; SSP(s): a rank may be s exchanges of a fragment ahead of the slowest one; or a quorum, where
+            exchanges go on without late ranks, which take the newest parameters and go on.
+        options: of Exchange and hpcomm.parameter_hub, such as apply_at or servers.
+
+    Attributes:
+        context: the ranks.
+        exchange: the shared parameters by name; call wait() before it is read.
+
+    Raises:
+        InvalidArgument: an argument that cannot be, here or on another rank: a graph, every below 1, a delay of every
+            or more, fragments that leave a parameter out or have it twice, a mix outside (0, 1]; a parameter that lies
+            on a GPU or is not the model's.
+        ConfigError: ranks disagree.
+    """
+
+    grad_scale: Tensor | None
+    found_inf: Tensor
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        ctx: Context,
+        model: nn.Module,
+        *,
+        outer: RuleOrRules = _OUTER,
+        every: int,
+        fragments: "int | Strided | Iterable[Any]" = 1,
+        delay: int = 0,
+        mix: float = 1.0,
+        codec: Codecs | None = None,
+        topology: Any = None,
+        consistency: Consistency = BSP,
+        **options: "Unpack[Options]",
+    ) -> None:
+        if not isinstance(ctx, Context):
+            raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
+        self._ready = False
+        try:
+            _check_kinds(inner, model)
+            check_options(options)
+            _check_topology(topology, consistency)
+            keys = keys_of(inner, model, Counts(), "dense", {})
+            found = fragments_of({key.name: key.param.numel() for key in keys}, _names_of(fragments, keys))
+            schedule = Schedule(every, len(found), delay, mix)
+            given = given_of(model, keys)
+        except Exception as wrong:  # the other ranks wait for this one
+            tell(ctx, wrong)
+            raise
+        tell(ctx, None, digest_of(schedule, found))
+        agree(ctx, Offer("local", model_digest(given), has_state=False, packed=b""))
+        asked: dict[str, Any] = {**options, **({} if codec is None else {"codec": codec})}
+        if delay and not {"progress", "engine"} & options.keys():
+            asked["progress"] = "thread"  # nobody else works for an exchange while the trainer computes
+        if consistency.quorum is not None and len(found) > 1:
+            asked["groups"] = found
+        values = {key.name: key.value() for key in keys}
+        exchange = _made(ctx, values, topology, consistency, outer, asked)
+        try:
+            check_exchange(exchange, found)
+        except InvalidArgument:  # by arguments that all ranks share
+            exchange.close()
+            raise
+        own = ModelValues(keys, inner)
+        mine = {id(key.param) for key in keys}
+        broadcast(ctx, [p.data for p in model.parameters() if id(p) not in mine])
+        broadcast(ctx, model.buffers())
+        super().__init__(inner.param_groups, inner.defaults)
+        self._inner, self._model = inner, model
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self._local = LocalSteps(exchange, own, schedule, found)
+        own.begin()
+        for name in values:
+            own.take(name, exchange.params[name], 1.0)
+        own.end()
+        self._ready = True
+
+    @property
+    def context(self) -> Context:
+        """The ranks: those that are left after recover."""
+        return self._local.context
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange of updates: another one after recover."""
+        return self._local.exchange
+
+    @property
+    def fragments(self) -> Fragments:
+        """The names of each fragment's parameters."""
+        return self._local.fragments
+
+    # ---- what a trainer calls ----------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """A step of the inner optimizer. Then exchanges that were begun `delay` steps before are taken, and those that
+        are due begin. It waits for other ranks only where an exchange that it takes has not come yet.
+
+        Raises:
+            PeerFailed: a rank died: call recover, and go on with the next step.
+            Timeout: as by Exchange.push_pull.
+        """
+        loss = self._inner_step(closure)
+        self._local.step()
+        return loss
+
+    def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
+        inner, found = self._inner, self.__dict__.get("found_inf")
+        if found is None:
+            return inner.step() if closure is None else inner.step(closure)
+        scale = self.__dict__.get("grad_scale")  # a GradScaler calls, by which a step that it skips counts as well
+        if getattr(inner, "_step_supports_amp_scaling", False):
+            inner.grad_scale, inner.found_inf = scale, found  # type: ignore[attr-defined]
+            try:
+                return inner.step()
+            finally:
+                del inner.grad_scale, inner.found_inf  # type: ignore[attr-defined]
+        if float(found):
+            return None
+        if scale is not None:
+            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(grads, 1.0 / float(scale))
+        return inner.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """That of the inner optimizer."""
+        self._inner.zero_grad(set_to_none)
+
+    def sync(self) -> None:
+        """Exchanges all fragments now and takes them in full: afterwards all ranks have the same weights. For the end
+        of the training, or before an evaluation. Collective: every rank calls it after the same steps."""
+        self._local.sync()
+
+    def wait(self) -> None:
+        """Waits until the exchanges that are under way have come; they are taken at their steps."""
+        self._local.wait()
+
+    def stats(self) -> LocalStats:
+        """Counts of steps, and of each fragment's bytes and seconds, on this rank."""
+        return self._local.stats()
+
+    def recover(self, timeout: float | None = None) -> Recovered:
+        """After PeerFailed: goes on with the ranks that are left, without a checkpoint. Collective over them.
+
+            try:
+                optimizer.step()
+            except hpcomm.PeerFailed:
+                optimizer.recover()
+
+        Lost are the steps of the dead rank since its last exchange, what its codec held back, and where owners apply
+        the outer rule its momentum of the parameters that the dead rank owned; a warning says so. What this rank has
+        learned stays. The step or the sync that raised is completed: go on with the next step. An inner
+        DistributedOptimizer recovers too, and ranks of a host go on from the same step.
+
+        Returns:
+            what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
+        """
+        if isinstance(self._inner, DistributedOptimizer):
+            self._inner.recover(survivors=True, timeout=timeout)
+            self.param_groups, self.state = self._inner.param_groups, self._inner.state
+            steps = self._inner.context.allgather(self._local.steps.to_bytes(8, "little"), timeout)
+            self._local.steps = max(int.from_bytes(one, "little") for one in steps)
+        return self._local.recover(timeout)
+
+    def close(self) -> None:
+        """Ends the exchange; the model keeps this rank's parameters. Again is no error. The inner optimizer stays."""
+        self.wait()
+        self.exchange.close()
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """The block of hpcomm.torch.join."""
+        if isinstance(self._inner, DistributedOptimizer):
+            raise NotSupported(
+                "join: ranks of a host train together, by a DistributedOptimizer: give them the same number of batches"
+            )
+        with self._local.join():
+            yield
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state: that of the inner optimizer as torch writes it, and beside it, under "local_steps", the
+        steps and this rank's part of the exchange. It waits for exchanges under way. Every rank saves its own, and its
+        model.state_dict() as well, which has its own weights. ModelCheckpointer saves all that."""
+        self.wait()
+        file = io.BytesIO()
+        np.savez(file, **self.exchange.state_dict())
+        outer = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+        return {**self._inner.state_dict(), _LOCAL: {**self._local.progress(), "outer": outer}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from this rank's state_dict, with the same bits, also between the begin and the take of an exchange.
+        Load the model's weights as well. Collective, over as many ranks as there were.
+
+        Raises:
+            InvalidArgument: it is of an inner optimizer alone, or of other local steps.
+        """
+        state = dict(state_dict)
+        local = state.pop(_LOCAL, None)
+        if local is None:
+            raise InvalidArgument(
+                "load_state_dict: this is the state of an inner optimizer alone: load that into the inner optimizer "
+                "before it is wrapped"
+            )
+        self.wait()
+        with np.load(io.BytesIO(local["outer"].numpy().tobytes())) as shard:
+            self.exchange.load_state_dict(dict(shard))
+        self._load_inner(state)
+        self._local.set_progress(local)
+
+    def _load_inner(self, state: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state)
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def _torch_side(self) -> dict[str, Any]:
+        """State that a checkpoint of the exchange lacks."""
+        return {
+            "optimizer": self._inner.state_dict(),
+            "buffers": dict(self._model.named_buffers()),
+            "params": {name: p.data for name, p in self._model.named_parameters()},
+            _LOCAL: self._local.progress(),
+        }
+
+    @torch.no_grad()
+    def _load_torch_side(self, found: dict[str, Any]) -> None:
+        self._load_inner(found["optimizer"])
+        for kind, own in (("buffers", self._model.named_buffers()), ("params", self._model.named_parameters())):
+            for name, tensor in own:
+                if name in found[kind]:
+                    tensor.copy_(found[kind][name])
+        if isinstance(self._inner, DistributedOptimizer):
+            self._inner.written()
+        self._local.set_progress(found[_LOCAL])
+
+    # ---- what torch asks for -----------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once the exchange is made: its keys are those of the parameters.
+
+        Raises:
+            NotSupported: always; give all parameters at first, frozen as long as they are not trained.
+        """
+        if self._ready:
+            raise NotSupported(
+                "add_param_group: the exchange has its keys: give all parameters at first, frozen "
+                "(requires_grad_(False)) as long as they are not trained"
+            )
+        super().add_param_group(param_group)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler.step asks it: step is called, and counts, where the scaler skips one."""
+        if self._ready:
+            getattr(self._inner, "_step_supports_amp_scaling", False)  # a DistributedOptimizer makes ranks agree here
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_inner" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __repr__(self) -> str:
+        return f"DiLoCo({self._inner!r}, {self._local!r})"
+
+    def __reduce__(self) -> Any:
+        raise NotSupported("a DiLoCo optimizer cannot be copied or pickled: its state_dict() can")
+
+
+# ---- how it is made --------------------------------------------------------------------------------------------------
+
+
+def _check_kinds(inner: Any, model: Any) -> None:
+    if not isinstance(inner, Optimizer) or isinstance(inner, DiLoCo):
+        raise InvalidArgument(f"inner is a {type(inner).__name__}: must be an optimizer of torch")
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model is a {type(model).__name__}: must be a torch.nn.Module")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
+
+
+def _check_topology(topology: Any, consistency: Any) -> None:
+    if not isinstance(consistency, Consistency):
+        raise InvalidArgument(f"consistency is {consistency!r}: must be a Consistency, one for all parameters")
+    if as_topology("auto" if topology is None else topology).updates_of != "all":
+        raise InvalidArgument(
+            f"topology is {topology!r}: must be one in which the updates of all ranks count alike, and no graph"
+        )
+
+
+def _names_of(fragments: Any, keys: list[ParamKey]) -> Any:
+    """The argument with names in place of modules."""
+    if isinstance(fragments, int | Strided | str | bytes) or not isinstance(fragments, Iterable):
+        return fragments
+    names = {id(key.param): key.name for key in keys}
+
+    def inside(one: Any) -> list[Any]:
+        if isinstance(one, nn.Module):
+            return [names[id(p)] for p in one.parameters() if id(p) in names]
+        if isinstance(one, Iterable) and not isinstance(one, str | bytes):
+            return [name for part in one for name in inside(part)]
+        return [one]
+
+    return [inside(one) for one in fragments]
+
+
+def _made(
+    ctx: Context,
+    values: Mapping[str, Any],
+    topology: Any,
+    consistency: Consistency,
+    outer: RuleOrRules,
+    options: Mapping[str, Any],
+) -> Exchange:
+    if topology is None:
+        made = parameter_hub(ctx, values, rule=outer, consistency=consistency, **options)
+    else:
+        made = Exchange(ctx, values, topology, consistency, outer, **options)
+    if len(made.plan.workers) < ctx.size:
+        made.close()
+        raise NotSupported("a rank would only serve: with hpcomm.torch every rank is a worker")
+    return made

@@ -1,0 +1,63 @@
+"""The parameters of a model as local steps see them: a rank's own, which its optimizer trains."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..local.values import Array
+from .key import ParamKey
+from .optimizer import DistributedOptimizer
+from .tensors import as_tensor, flat
+
+
+class ModelValues:
+    """Parameters of a model by name: float32, bfloat16 or float16, in whatever order their elements lie. What is taken
+    is written in place. 16-bit parameters are rounded when they are taken; the shared ones are float32."""
+
+    def __init__(self, keys: Sequence[ParamKey], inner: Optimizer) -> None:
+        self._keys = {key.name: key for key in keys}
+        self._trains_together = inner if isinstance(inner, DistributedOptimizer) else None
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The parameters as float32 arrays, which may be copies."""
+        return {name: key.value() for name, key in self._keys.items()}
+
+    def _own(self, name: str) -> Tensor:
+        """The parameter with its dimensions as the exchange has them."""
+        key = self._keys[name]
+        return flat(key.param.detach(), key.order)
+
+    def begin(self) -> None:
+        if self._trains_together is not None:
+            self._trains_together.wait()
+
+    @torch.no_grad()
+    def subtract(self, name: str, shared: Array, out: Array) -> None:
+        torch.sub(as_tensor(shared), self._own(name), out=as_tensor(out))
+
+    @torch.no_grad()
+    def take(self, name: str, shared: Array, mix: float) -> None:
+        own, theirs = self._own(name), as_tensor(shared)
+        if mix == 1:
+            own.copy_(theirs)
+        elif own.dtype == torch.float32:
+            own.lerp_(theirs, mix)
+        else:
+            own.copy_(own.to(torch.float32).lerp_(theirs, mix))
+
+    def end(self) -> None:
+        if self._trains_together is not None:
+            self._trains_together.written()
+
+    def saved(self) -> dict[str, NDArray[Any]]:
+        return {name: key.value().copy() for name, key in self._keys.items()}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        for name in self._keys:
+            self._own(name).copy_(torch.from_numpy(saved[name]))
+        self.end()
