@@ -25,7 +25,7 @@ import hpcomm
 from bench import by_shapes
 from bench.harness import has_torch
 from bench.hosts_bench import Shape, carried, rate_of
-from bench.local_steps_table import ALONE, BY_HAND, DDP, NAMES, ROLES, TOPK, WHOLE, lines
+from bench.local_steps_table import ALONE, BY_HAND, DDP, NAMES, ROLES, STREAM, TOPK, WHOLE, lines
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
 from bench.torch_step import UNABLE, Block, Group
@@ -117,8 +117,8 @@ class Hosts(Group):
         each: dict[str, list[Block]] = {name: [] for name in names}
         for cycle in range(options.run_cycles):
             for name in names[cycle % len(names) :] + names[: cycle % len(names)]:
-                before, steps = (1, options.steps) if name == DDP else (max(1, delay), options.every)
-                each[name].append(self.steps_of(ways[name], before, steps))
+                before = max(1, delay) if name in (STREAM, TOPK) else 1
+                each[name].append(self.steps_of(ways[name], before, options.steps if name == DDP else options.every))
             self.tell((cycle + 1) / options.run_cycles)
         gathered = self.comm.gather((each, checked))
         for way in ways.values():
