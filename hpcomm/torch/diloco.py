@@ -1,4 +1,4 @@
-"""DiLoCo: a torch optimizer that steps on each rank by itself, and exchanges what ranks have learned once in H steps."""
+"""DiLoCo: a torch optimizer that steps on each rank alone, and exchanges what ranks have learned once in H steps."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,8 +54,9 @@ class DiLoCo(Optimizer):
 
     The update of a rank is *parameters at the last exchange minus parameters now*. The owners of parameters take the
     mean of all ranks' updates as the gradient of the outer rule. Every rank starts from rank 0's parameters and
-    buffers; buffers then stay a rank's own, as does the state of the inner optimizer. Schedulers, clipping, accumulation
-    and torch.compile are the inner optimizer's, and need nothing. A step that a GradScaler skips on one rank counts.
+    buffers; buffers then stay a rank's own, as does the state of the inner optimizer. Schedulers, clipping,
+    accumulation and torch.compile are the inner optimizer's, and need nothing. A step that a GradScaler skips on one
+    rank counts.
 
     Load weights into the model before it is wrapped: what is loaded later counts as this rank's own update.
 
