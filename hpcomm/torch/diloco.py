@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from .start import Options
 
-_OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo, section 3.1
+_OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo
 _LOCAL = "local_steps"  # of a state_dict: what the inner optimizer has not
 
 
@@ -69,8 +69,8 @@ class DiLoCo(Optimizer):
             with codec=TopK(...) it is SparseLoCo (arXiv 2508.15706).
         every: H, the steps of a rank from one exchange of a fragment to the next, 1 or more.
         fragments: the parts of the model that are exchanged by themselves, spread evenly over H steps: a number of
-            groups of layers side by side, with about as many elements each; hpcomm.Strided(number), layers by turns
-            (Streaming DiLoCo, section 3.1); or a list of fragments, each a module, a name of a parameter, or a list of
+            groups of layers side by side, with about as many elements each; hpcomm.Strided(number), layers by turns;
+            or a list of fragments, each a module, a name of a parameter, or a list of
             these. Each parameter is in one.
         delay: tau, the steps from the begin of an exchange until its parameters are taken, 0 to H - 1; training goes on
             meanwhile. The default of progress is "thread" then.
