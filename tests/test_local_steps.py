@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,10 @@ def start() -> Arrays:
     return {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 7 for name, shape in SHAPES.items()}
 
 
-def train(own: Arrays, rank: int, step: int) -> None:
+def train(own: Mapping[str, np.ndarray], rank: int, step: int) -> None:
     """A step of the inner optimizer, which draws parameters to a number of the rank's own."""
     for i, value in enumerate(own.values()):
-        value -= np.float32(RATE) * (value - np.float32(rank + i + step % 3))
+        value[...] -= np.float32(RATE) * (value - np.float32(rank + i + step % 3))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def algorithm_2(size: int, way: Way, steps: int, groups: Sequence[Sequence[str]]
     for t in range(1, steps + 1):
         for rank in range(size):
             for i, value in enumerate(own[rank].values()):
-                value -= RATE * (value - (rank + i + (t - 1) % 3))
+                value[...] -= RATE * (value - (rank + i + (t - 1) % 3))
         for receive in (True, False, True):
             for p, names in enumerate(groups):
                 if receive and p in sent and t == sent[p][0] + way.delay:
@@ -185,7 +185,7 @@ def joins(ctx: hpcomm.Context) -> None:
             for _ in range(3 if ctx.rank == 0 else 9 + ctx.rank):
                 train(local.params, ctx.rank, 0)
                 local.step()
-        assert len({one for one in ctx.allgather(str(local.steps).encode().ljust(8))}) == 1, epoch
+        assert len(set(ctx.allgather(str(local.steps).encode().ljust(8)))) == 1, epoch
     assert local.steps == (2 * (8 + ctx.size) if ctx.size > 1 else 6)
     local.sync()
     check_alike(ctx, local.params)

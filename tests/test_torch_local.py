@@ -4,7 +4,6 @@ import tempfile
 from typing import Any
 
 import mpi
-import numpy as np
 import pytest
 from torchcases import torch
 
@@ -71,7 +70,7 @@ def local_sgd_takes_the_mean(ctx: hpcomm.Context) -> None:
         alone = net()
         train(alone, adam(alone), rank, 0, 4)
         for mean, p in zip(means, alone.parameters(), strict=True):
-            mean += p.detach().double() / ctx.size
+            mean.add_(p.detach().double() / ctx.size)
     for p, mean in zip(model.parameters(), means, strict=True):
         torch.testing.assert_close(p.detach().double(), mean, rtol=1e-5, atol=1e-6)
     optimizer.close()
@@ -99,7 +98,7 @@ def schedulers_and_modules(ctx: hpcomm.Context) -> None:
 
 
 def skipped_steps_count(ctx: hpcomm.Context) -> None:
-    """A GradScaler skips a step on rank 0 alone: ranks still exchange at the same steps, and nothing else is changed."""
+    """A GradScaler skips a step on rank 0 alone: ranks still exchange at the same steps, and nothing else changes."""
     model = net()
     optimizer = ht.DiLoCo(torch.optim.SGD(model.parameters(), lr=0.5), ctx, model, every=3)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -116,7 +115,7 @@ def skipped_steps_count(ctx: hpcomm.Context) -> None:
             assert scaler.get_scale() == 4.0
     assert optimizer.stats().steps == 6
     check_alike(ctx, model)
-    plain, alone = net(), None
+    plain = net()
     alone = torch.optim.SGD(plain.parameters(), lr=0.5)
     for step in range(2):
         loss_of(plain, 0, step).backward()
@@ -200,7 +199,7 @@ def goes_on_with_the_same_bits(ctx: hpcomm.Context, folder: str) -> None:
 
 
 def ranks_of_a_host_train_together(ctx: hpcomm.Context) -> None:
-    """inner is a DistributedOptimizer over a context of two ranks: they end with the same bits, as do all after sync."""
+    """inner is a DistributedOptimizer over a context of two ranks: they end with the same bits; after sync all do."""
     mates = hpcomm.init(Mates(ctx, 2), timeout=20)
     for dtype in (torch.float32, torch.bfloat16):
         model = net(dtype)

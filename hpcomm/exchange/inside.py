@@ -132,8 +132,8 @@ def refuses_updates(ex: Exchange) -> str | None:
     """A sentence where the exchange cannot take updates that a trainer writes whenever it likes, key by key."""
     if not all(one.scheme.topology.updates_of == "all" for one in ex._schemes):
         return (
-            "the exchange is on a graph, or its hosts have models of their own: give a topology in which the updates of "
-            "all ranks count alike, such as ParameterServer, Hierarchy or PeerToPeer"
+            "the exchange is on a graph, or its hosts have models of their own: give a topology in which the updates "
+            "of all ranks count alike, such as ParameterServer, Hierarchy or PeerToPeer"
         )
     if ex._made.engine.split:
         return "the exchange folds and applies in two calls: leave out split=True"

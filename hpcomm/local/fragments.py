@@ -1,4 +1,4 @@
-"""Fragments: the groups of keys that are exchanged together (Streaming DiLoCo, section 3.1)."""
+"""Fragments: the groups of keys that are exchanged together (Streaming DiLoCo, arXiv 2501.18512)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +13,8 @@ Fragments: TypeAlias = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Strided:
-    """Fragments of layers that lie far apart: layer i is in fragment i modulo the number (Streaming DiLoCo, section
-    3.1, which finds them slightly better for the loss than layers side by side).
+    """Fragments of layers that lie far apart: layer i is in fragment i modulo the number. Streaming DiLoCo (arXiv
+    2501.18512) finds them slightly better for the loss than layers side by side.
 
     Attributes:
         number: of fragments, 1 or more.

@@ -1,6 +1,5 @@
 """The steps at which fragments are exchanged (DiLoCo, algorithm 1; Streaming DiLoCo, algorithm 2)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidArgument

@@ -1,9 +1,9 @@
 """LocalSteps: trains by itself, and exchanges fragments of the parameters every H steps.
 
 After its own step t a rank *begins* the exchange of each fragment that is due: it pushes shared - own, where shared
-are the parameters that the last exchange of the fragment has brought. The owners fold the updates of all ranks and apply
-the rule. `delay` steps later the rank *takes* the new shared parameters, and meanwhile it trains on. (DiLoCo, algorithm
-1; Streaming DiLoCo, algorithm 2.)
+are the parameters that the last exchange of the fragment has brought. The owners fold the updates of all ranks and
+apply the rule. `delay` steps later the rank *takes* the new shared parameters, and meanwhile it trains on. (DiLoCo,
+algorithm 1; Streaming DiLoCo, algorithm 2.)
 
 The shared parameters of a fragment lie in the exchange. They are read here at the begin and at the take alone; between
 the two the owners write them.
@@ -25,7 +25,7 @@ from ..recovery import Recovered, recover
 from .fragments import Fragments, fragments_of
 from .schedule import Schedule
 from .stats import FragmentStats, LocalStats
-from .values import Arrays, Array, Values, checked_arrays
+from .values import Array, Arrays, Values, checked_arrays
 
 _DIGEST = 16  # bytes of a digest of the settings
 _TOLD = 400  # bytes of a refusal, told to the other ranks
@@ -54,8 +54,8 @@ def local_steps(
 
     The rule of the exchange is the outer optimizer: its gradient is the mean over ranks of *parameters at the last
     exchange minus parameters now*. SGD(lr=1) is local SGD: ranks take the mean of their parameters. The codec of the
-    exchange is that of updates: TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706), TopK with Nesterov keeps the outer
-    momentum. With apply_at="receivers" updates come back as small as they go.
+    exchange is that of updates: TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706), TopK with Nesterov keeps the
+    outer momentum. With apply_at="receivers" updates come back as small as they go.
 
     Args:
         ex: over all ranks, with servers or peers. Under SSP(s) a rank may be s exchanges of a fragment ahead of the

@@ -15,7 +15,9 @@ class Values(Protocol):
     """The parameters of a rank by the names of an exchange's keys. `shared` are those of all ranks, as the exchange has
     them: float32 of the key's shape."""
 
-    arrays: dict[str, Array]
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """All of them, by name."""
 
     def begin(self) -> None:
         """Before values are read or taken."""
@@ -40,16 +42,20 @@ class Arrays:
     """float32 arrays that the trainer changes in place."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        self.arrays = dict(arrays)
+        self._arrays = dict(arrays)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return self._arrays
 
     def begin(self) -> None:
         """They are always there."""
 
     def subtract(self, name: str, shared: Array, out: Array) -> None:
-        np.subtract(shared, self.arrays[name], out=out)
+        np.subtract(shared, self._arrays[name], out=out)
 
     def take(self, name: str, shared: Array, mix: float) -> None:
-        own = self.arrays[name]
+        own = self._arrays[name]
         if mix == 1:
             own[...] = shared
             return
@@ -60,10 +66,10 @@ class Arrays:
         """They are where the trainer reads them."""
 
     def saved(self) -> dict[str, NDArray[Any]]:
-        return {name: own.copy() for name, own in self.arrays.items()}
+        return {name: own.copy() for name, own in self._arrays.items()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        for name, own in self.arrays.items():
+        for name, own in self._arrays.items():
             own[...] = saved[name]
 
 

@@ -1,4 +1,4 @@
-"""DiLoCo: a torch optimizer that steps on each rank by itself, and exchanges what ranks have learned once in H steps."""
+"""DiLoCo: a torch optimizer that steps on each rank alone, and exchanges what ranks have learned once in H steps."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from .start import Options
 
-_OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo, section 3.1
+_OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo
 _LOCAL = "local_steps"  # of a state_dict: what the inner optimizer has not
 
 
@@ -54,8 +54,9 @@ class DiLoCo(Optimizer):
 
     The update of a rank is *parameters at the last exchange minus parameters now*. The owners of parameters take the
     mean of all ranks' updates as the gradient of the outer rule. Every rank starts from rank 0's parameters and
-    buffers; buffers then stay a rank's own, as does the state of the inner optimizer. Schedulers, clipping, accumulation
-    and torch.compile are the inner optimizer's, and need nothing. A step that a GradScaler skips on one rank counts.
+    buffers; buffers then stay a rank's own, as does the state of the inner optimizer. Schedulers, clipping,
+    accumulation and torch.compile are the inner optimizer's, and need nothing. A step that a GradScaler skips on one
+    rank counts.
 
     Load weights into the model before it is wrapped: what is loaded later counts as this rank's own update.
 
@@ -68,8 +69,8 @@ class DiLoCo(Optimizer):
             with codec=TopK(...) it is SparseLoCo (arXiv 2508.15706).
         every: H, the steps of a rank from one exchange of a fragment to the next, 1 or more.
         fragments: the parts of the model that are exchanged by themselves, spread evenly over H steps: a number of
-            groups of layers side by side, with about as many elements each; hpcomm.Strided(number), layers by turns
-            (Streaming DiLoCo, section 3.1); or a list of fragments, each a module, a name of a parameter, or a list of
+            groups of layers side by side, with about as many elements each; hpcomm.Strided(number), layers by turns;
+            or a list of fragments, each a module, a name of a parameter, or a list of
             these. Each parameter is in one.
         delay: tau, the steps from the begin of an exchange until its parameters are taken, 0 to H - 1; training goes on
             meanwhile. The default of progress is "thread" then.

@@ -447,8 +447,9 @@ class DistributedOptimizer(Optimizer):
         return replace(found, extra=extra)
 
     def written(self) -> None:
-        """After the trainer has written parameters in place, between two steps: the same values on all ranks. Collective
-        where owners keep other values than these (16-bit parameters, codec_out, SSP): they take the written ones."""
+        """After the trainer has written parameters in place, between two steps: the same values on all ranks.
+        Collective where owners keep other values than these (16-bit parameters, codec_out, SSP): they take the
+        written ones."""
         if any(key.apart for key in self._mode.keys):
             self._loaded()
 

@@ -1,0 +1,166 @@
+"""Local steps when ranks die at any point, and when they are slow: nobody hangs, and what the others learned stays."""
+
+import os
+import signal
+from typing import Any
+
+import mpi
+import numpy as np
+import pytest
+
+import hpcomm
+from hpcomm import SGD, Consistency, ParameterServer
+
+SHAPES = {"a.w": (300,), "a.b": (3,), "b.w": (40, 5), "b.b": (7,)}
+EVERY, DELAY, STEPS = 4, 2, 40
+
+Deaths = dict[str, tuple[int, str]]  # by rank: the step, and the place in it
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make(ctx: hpcomm.Context, **options: Any) -> hpcomm.LocalSteps:
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), **options)
+    return hpcomm.local_steps(ex, every=EVERY, fragments=2, delay=DELAY)
+
+
+def train(local: hpcomm.LocalSteps, rank: int) -> None:
+    for i, own in enumerate(local.params.values()):
+        own[...] -= np.float32(0.25) * (own - np.float32(rank + i))
+
+
+def flat(local: hpcomm.LocalSteps) -> np.ndarray:
+    return np.concatenate([value.ravel() for value in local.params.values()])
+
+
+def all_of(local: hpcomm.LocalSteps) -> np.ndarray:
+    """The parameters of all ranks, a row a rank."""
+    return np.stack([np.frombuffer(part, np.float32) for part in local.context.allgather(flat(local).tobytes())])
+
+
+def kill_inside(local: hpcomm.LocalSteps, place: str) -> None:
+    """This rank dies in its next begin, when one key of the fragment has been pushed, or in its next take, when one key
+    has been taken."""
+    values, seen = local._values, []
+    method = {"in a begin": "subtract", "in a take": "take"}[place]
+    inner = getattr(values, method)
+
+    def counted(*args: Any) -> None:
+        seen.append(args)
+        die() if len(seen) == 2 else None
+        inner(*args)
+
+    setattr(values, method, counted)
+
+
+def survives(deaths: Deaths, options: str) -> list[float]:
+    """Trains while ranks die one after the other; the parameters that remaining ranks have in the end."""
+    coded = options == "pieces"
+    more: dict[str, Any] = (
+        {"codec": hpcomm.codec.TopK(0.3), "topology": ParameterServer(apply_at="receivers")} if coded else {}
+    )
+    with hpcomm.init(mpi.world(), timeout=20) as ctx:
+        me, lost = ctx.rank, 0
+        step, place = deaths.get(str(me), (STEPS, ""))
+        local = make(ctx, **more)
+        while local.steps < STEPS:
+            train(local, me)
+            if local.steps == step and place == "between":
+                die()
+            if local.steps == step and place:
+                kill_inside(local, place)
+            try:
+                local.step()
+            except hpcomm.PeerFailed:
+                own = flat(local)
+                found = local.recover()
+                lost += len(found.lost)
+                assert found.clock == local.steps
+                before = np.stack([np.frombuffer(part, np.float32) for part in local.context.allgather(own.tobytes())])
+                local.sync()
+                every = all_of(local)
+                assert all(one.tobytes() == every[0].tobytes() for one in every)
+                if not coded:  # what was cut short is in the update of the sync: nothing that is left is lost
+                    np.testing.assert_allclose(every[0], before.mean(axis=0), rtol=1e-5, atol=1e-5)
+        local.sync()
+        every = all_of(local)
+        assert all(one.tobytes() == every[0].tobytes() for one in every)
+        assert lost == len(deaths)
+        assert local.context.size == len(every) == ctx.size - lost
+        result: list[float] = every[0].astype(float).tolist()
+        local.exchange.close()
+        local.context.close()
+        return result
+
+
+POINTS: list[Deaths] = [
+    {"1": (6, "between"), "3": (13, "in a begin"), "0": (25, "in a take")},
+    {"0": (3, "in a begin"), "2": (12, "in a take"), "1": (13, "between")},
+]
+
+
+@pytest.mark.parametrize("options", ["arrays", "pieces"])
+@pytest.mark.parametrize("deaths", POINTS, ids=["1, 3, 0", "0, 2, 1"])
+def test_ranks_die_at_any_point(deaths: Deaths, options: str) -> None:
+    ended = mpi.spawn(4, survives, deaths, options, timeout=60, check=False)
+    (left,) = {0, 1, 2, 3} - {int(rank) for rank in deaths}
+    assert [code for rank, code in enumerate(ended.codes) if rank == left] == [0], ended.err
+    aims = np.concatenate([np.full(np.prod(shape), left + i) for i, shape in enumerate(SHAPES.values())])
+    assert np.abs(np.array(ended.values[left]) - aims).max() < 1.5
+
+
+# ---- unequal speed ---------------------------------------------------------------------------------------------------
+
+
+def is_late() -> int:
+    """A quorum of two: rank 2 begins each exchange when the others have taken it. It takes their parameters, and its
+    own updates are left out."""
+    with hpcomm.init(mpi.world(), timeout=20) as ctx:
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+        names = list(SHAPES)
+        groups = [names[:2], names[2:]]
+        consistency = Consistency(quorum=2, late="drop", grace=0.0)
+        ex = hpcomm.Exchange(ctx, zeros, consistency=consistency, rule=SGD(lr=1.0), groups=groups)
+        local = hpcomm.local_steps(ex, every=EVERY, fragments=2)
+        for _ in range(3 * EVERY // 2):
+            for own in local.params.values():
+                own[...] += np.float32(4 if ctx.rank < 2 else 1024)
+            fast = ctx.rank < 2
+            if not fast:
+                ctx.barrier()
+            local.step()
+            if fast:
+                ctx.barrier()
+        every = all_of(local)
+        assert all(one.tobytes() == every[0].tobytes() for one in every)
+        late = sum(one.late for one in local.stats().fragments)
+        assert every[0].max() == 4 * 3 * EVERY // 2
+        ctx.barrier()
+        ex.close()
+        return late
+
+
+def test_late_ranks_take_the_newest_parameters() -> None:
+    assert mpi.spawn(3, is_late, timeout=60).values == [0, 0, 3]
+
+
+def runs_ahead() -> None:
+    """SSP(1): a rank may be one exchange of a fragment ahead, and no more."""
+    with hpcomm.init(mpi.world(), timeout=20) as ctx:
+        local = make(ctx, consistency=hpcomm.SSP(1))
+        for _ in range(STEPS):
+            train(local, ctx.rank)
+            local.step()
+        for _ in range(3):  # a pull may lack what others pushed last
+            local.sync()
+            ctx.barrier()
+        every = all_of(local)
+        np.testing.assert_allclose(every, np.broadcast_to(every.mean(axis=0), every.shape), atol=0.05)
+        local.exchange.close()
+
+
+def test_ranks_of_unequal_speed_end_near_each_other() -> None:
+    mpi.spawn(3, runs_ahead, timeout=60)
