@@ -117,7 +117,7 @@ class Hosts(Group):
         each: dict[str, list[Block]] = {name: [] for name in names}
         for cycle in range(options.run_cycles):
             for name in names[cycle % len(names) :] + names[: cycle % len(names)]:
-                before = max(1, delay) if name in (STREAM, TOPK) else 1
+                before = options.every if name in (STREAM, TOPK) else 1
                 each[name].append(self.steps_of(ways[name], before, options.steps if name == DDP else options.every))
             self.tell((cycle + 1) / options.run_cycles)
         gathered = self.comm.gather((each, checked))
@@ -179,7 +179,7 @@ class Hosts(Group):
         return found
 
     def steps_of(self, way: "Local | Gloo", before: int, steps: int) -> Block:
-        """before: steps until the clock starts: as many as those behind which a fragment may still travel."""
+        """before: steps until the clock starts: as many as it takes until fragments are under way as they always are."""
         self.meet()
         clock = time.perf_counter
         for _ in range(before):
