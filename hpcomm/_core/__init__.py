@@ -93,6 +93,7 @@ from .exchange import (
     exchange_traffic,
     exchange_under_way,
     exchange_version,
+    exchange_version_of,
     exchange_wait,
     interfaces,
     over_sockets,
