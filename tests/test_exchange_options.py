@@ -24,6 +24,7 @@ PLAN: dict[str, Any] = {
     "codec_out": "bfloat16",
 }
 ENGINE: dict[str, Any] = {
+    "groups": (("bias", "fc"),),
     "shared_params": True,
     "deterministic": False,
     "check_finite": True,

@@ -1,9 +1,11 @@
 """Local steps over NumPy arrays: the paper's algorithm 2, written in NumPy for all ranks, is what ranks end with."""
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mpi
@@ -251,7 +253,10 @@ def cases(folder: str) -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_ranks_end_as_the_algorithm_says(size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        mpi.spawn(size, cases, folder, timeout=90)
+        mpi.spawn(size, cases, folder, timeout=90, env={"HPCOMM_TIMELINE": f"{folder}/timeline-%r.json"})
+        lines = Path(folder, "timeline-0.json").read_text(encoding="utf-8").splitlines()
+        shown = Counter(json.loads(line.rstrip(","))["name"] for line in lines if "fragment 1" in line)
+    assert shown["fragment 1: begin"] == shown["fragment 1: under way"] == shown["fragment 1: take"] > 10
 
 
 # ---- one process -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """hpcomm.torch.DiLoCo: habits of trainers (schedulers, scalers, 16 bits, hosts), its state, and refusals."""
 
+import os
+import signal
 import tempfile
 from typing import Any
 
@@ -59,10 +61,10 @@ def adam(model: Any) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def local_sgd_takes_the_mean(ctx: hpcomm.Context) -> None:
+def local_sgd_takes_the_mean(ctx: hpcomm.Context, **options: Any) -> None:
     """outer=SGD(lr=1): after H steps each rank has the mean of the models that ranks trained alone."""
     model = net()
-    optimizer = ht.DiLoCo(adam(model), ctx, model, outer=SGD(lr=1.0), every=4)
+    optimizer = ht.DiLoCo(adam(model), ctx, model, outer=SGD(lr=1.0), every=4, **options)
     train(model, optimizer, ctx.rank, 0, 4)
     check_alike(ctx, model)
     means = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters()]
@@ -204,7 +206,7 @@ def ranks_of_a_host_train_together(ctx: hpcomm.Context) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         model = net(dtype)
         inner = ht.DistributedOptimizer(adam(model), mates, model, overlap=True)
-        optimizer = ht.DiLoCo(inner, ctx, model, every=3, fragments=2, delay=1)
+        optimizer = ht.DiLoCo(inner, ctx, model, every=3, fragments=2, delay=1, topology=hpcomm.Hierarchy())
         train(model, optimizer, ctx.rank, 0, 8)
         inner.wait()
         check_alike(mates, model)
@@ -261,8 +263,48 @@ def cases(folder: str) -> None:
 
 def host_cases() -> None:
     torch.set_num_threads(1)
+    hpcomm.Context.hosts = property(lambda ctx: tuple(rank // 2 for rank in ctx.ranks))  # type: ignore[assignment,method-assign]
     with hpcomm.init(mpi.world(), timeout=30) as ctx:
         ranks_of_a_host_train_together(ctx)
+        local_sgd_takes_the_mean(ctx, topology=hpcomm.Hierarchy())  # each rank of a host by itself
+
+
+def survives(host_trains: bool) -> None:
+    """Rank 3 dies in the backward pass of a step. With an inner DistributedOptimizer its mate, rank 2, waits for it
+    there, while the ranks of the other host find it gone in an exchange."""
+    torch.set_num_threads(1)
+    hpcomm.Context.hosts = property(lambda ctx: tuple(rank // 2 for rank in ctx.ranks))  # type: ignore[assignment,method-assign]
+    with hpcomm.init(mpi.world(), timeout=20) as ctx:
+        me, model = ctx.rank, net()
+        mates = hpcomm.init(Mates(ctx, 2), timeout=20) if host_trains else None
+        inner = adam(model) if mates is None else ht.DistributedOptimizer(adam(model), mates, model)
+        optimizer = ht.DiLoCo(inner, ctx, model, every=4, fragments=2, delay=1)
+        recovered = 0
+        while optimizer.stats().steps < 20:
+            step = optimizer.stats().steps
+            loss = loss_of(model, me, step)
+            if (me, step) == (3, 9):
+                model[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            try:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            except hpcomm.PeerFailed:
+                found = optimizer.recover()
+                optimizer.zero_grad()
+                recovered += 1
+                assert (found.lost, optimizer.context.size) == ((3,), 3)
+        optimizer.sync()
+        check_alike(optimizer.context, model)
+        assert recovered == 1
+        assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+        optimizer.close()
+
+
+@pytest.mark.parametrize("host_trains", [False, True], ids=["each alone", "hosts together"])
+def test_a_rank_dies(host_trains: bool) -> None:
+    ended = mpi.spawn(4, survives, host_trains, timeout=60, check=False)
+    assert ended.codes[:3] == [0, 0, 0], ended.err
 
 
 def test_local_steps_of_a_model() -> None:
@@ -270,5 +312,5 @@ def test_local_steps_of_a_model() -> None:
         mpi.spawn(2, cases, folder, timeout=90)
 
 
-def test_ranks_of_a_host_train_together() -> None:
+def test_hosts_with_several_ranks() -> None:
     mpi.spawn(4, host_cases, timeout=60)

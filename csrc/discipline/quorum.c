@@ -28,7 +28,8 @@
  *
  * A version belongs to all keys: a worker pushes each of them once for it, and has all answers before it pushes the
  * next. So where one share has found its quorum all others will, for the same ranks have pushed that version there.
- * Were keys counted by themselves, two workers could wait for each other, each for a key in which it is ahead. */
+ * Were keys counted by themselves, two workers could wait for each other, each for a key in which it is ahead. Keys
+ * that workers push at different times are in different engines (EngineOptions.groups in Python). */
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
 #include "discipline/quorum_outlet.h"

@@ -337,18 +337,21 @@ static int compare(int r, const struct description *d, const struct description 
         return hpc_fail(
             HPC_ERR_CONFIG, op_create,
             "exchange: rank %d gives %d configurations of keys and rank 0 gives %d: give each key the same graph "
-            "or servers, and the same consistency",
+            "or servers, the same consistency, and with a quorum the same group",
             r, d->n_engines, first->n_engines);
     if (d->n_keys != first->n_keys)
-        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has %d keys and rank 0 has %d", r, d->n_keys,
-                        first->n_keys);
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: rank %d has %d keys and rank 0 has %d%s: give the same keys, and with a quorum the "
+                        "same groups",
+                        r, d->n_keys, first->n_keys, d->n_engines > 1 ? " of one configuration" : "");
     const struct key_description *k = (const void *)(d + 1), *f = (const void *)(first + 1);
     for (int i = 0; i < d->n_keys; i++)
         if (strcmp(k[i].name, f[i].name) != 0 || k[i].count != f[i].count)
             return hpc_fail(HPC_ERR_CONFIG, op_create,
                             "exchange: key %d is %s of %llu elements on rank %d and %s of %llu on rank 0: give the "
-                            "same keys in the same order",
-                            i, k[i].name, (unsigned long long)k[i].count, r, f[i].name, (unsigned long long)f[i].count);
+                            "same keys in the same order%s",
+                            i, k[i].name, (unsigned long long)k[i].count, r, f[i].name, (unsigned long long)f[i].count,
+                            d->n_engines > 1 ? ", and with a quorum the same groups" : "");
     for (int i = 0; i < d->n_keys; i++) {
         int status = compare_rules(r, &k[i], &f[i]);
         if (status == HPC_OK) status = hpc_codecs_compare(r, k[i].name, &k[i].codec, &f[i].codec);

@@ -162,14 +162,29 @@ int hpc_exchange_late(const hpc_exchange *ex, int key) {
     return n;
 }
 
+static uint64_t version_at(const hpc_engine *en, int key) {
+    const hpc_facts *facts = en->discipline->facts;
+    return facts == NULL || facts->version == NULL ? en->keys[key].pushes : facts->version(en, key);
+}
+
 uint64_t hpc_exchange_version(const hpc_exchange *ex) {
     uint64_t newest = 0;
     for (int k = 0; ex != NULL && k < ex->n_keys; k++) {
         const hpc_engine *en = ex->keys[k].engine;
-        const int its = ex->keys[k].key;
-        if (!works(en)) continue;
-        const hpc_facts *facts = en->discipline->facts;
-        uint64_t version = facts == NULL || facts->version == NULL ? en->keys[its].pushes : facts->version(en, its);
+        const uint64_t version = works(en) ? version_at(en, ex->keys[k].key) : 0;
+        if (version > newest) newest = version;
+    }
+    return newest;
+}
+
+uint64_t hpc_exchange_version_of(const hpc_exchange *ex, int key) {
+    const hpc_engine *en = hpc_engine_at(ex, &key);
+    if (en == NULL || !works(en)) return 0;
+    const hpc_facts *facts = en->discipline->facts;
+    if (facts == NULL || facts->version == NULL) return en->keys[key].pushes;
+    uint64_t newest = 0;
+    for (int k = 0; k < en->plan->n_keys; k++) {
+        const uint64_t version = facts->version(en, k);
         if (version > newest) newest = version;
     }
     return newest;

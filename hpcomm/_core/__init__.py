@@ -94,6 +94,7 @@ from .exchange import (
     exchange_traffic,
     exchange_under_way,
     exchange_version,
+    exchange_version_of,
     exchange_wait,
     interfaces,
     over_sockets,

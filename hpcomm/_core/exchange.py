@@ -289,6 +289,10 @@ def exchange_version(exchange: Any) -> int:
     return int(lib.hpc_exchange_version(exchange))
 
 
+def exchange_version_of(exchange: Any, key: int) -> int:
+    return int(lib.hpc_exchange_version_of(exchange, key))
+
+
 def exchange_inputs(exchange: Any) -> tuple[int, ...]:
     """Reduces by how many whole inputs of neighbours they had, on a graph."""
     most = lib.hpc_exchange_get_inputs(exchange, ffi.NULL, 0)

@@ -134,7 +134,8 @@ class Exchange(SplitCalls):
     A key has one push under way. All updates are in params when all workers have pulled what they pushed, met and
     called load_state_dict(state_dict()).
 
-    With a quorum a worker pushes every key once a step, and pulls all keys before the next step. The parameters of a
+    With a quorum a worker pushes every key once a step, and pulls all keys before the next step; with groups every key
+    of a group, and groups have steps of their own. The parameters of a
     straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
     With a Hierarchy a host comes late as a whole, and all its ranks are told.
 
@@ -444,9 +445,19 @@ class Exchange(SplitCalls):
     @property
     def version(self) -> int:
         """How many folds the newest parameters that this rank knows of have had since the exchange was made: with a
-        quorum this may be more than the pushes of this rank. Without a quorum it is the pushes of a key."""
+        quorum this may be more than the pushes of this rank. Without a quorum it is the pushes of a key. Of all keys:
+        the most of any key."""
         self._check_open("version")
         return _core.exchange_version(self._handle)
+
+    def version_of(self, name: str) -> int:
+        """version of one key: with a quorum that of its group, without one the pushes of this key.
+
+        Raises:
+            InvalidArgument: an unknown key, or a closed exchange.
+        """
+        self._check_open("version_of")
+        return _core.exchange_version_of(self._handle, self._key(name).index)
 
     @property
     def late(self) -> tuple[str, ...]:

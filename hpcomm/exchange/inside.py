@@ -28,16 +28,21 @@ class Kept:
         shard: its rows, as Exchange.state_dict gives them.
         folded: by rank: how many of its steps these rows have folded, in full or in part.
         begun: steps that this rank has begun since the start of the training; -1 on a rank that only serves.
+        steps: by key, the most steps that one of these rows has had.
     """
 
     shard: Shard
     folded: Sequence[int]
     begun: int
+    steps: NDArray[np.uint64]
 
 
 def kept(ex: Exchange) -> Kept:
     begun = -1 if not ex.params else ex.clock if has_own_models(ex) else ex._begun()
-    return Kept(ex._saved(), ex._folded(), begun)
+    shard = ex._saved()
+    steps = np.zeros(len(shard["keys"]), np.uint64)
+    np.maximum.at(steps, shard["row_key"], shard["row_step"])
+    return Kept(shard, ex._folded(), begun, steps)
 
 
 def has_own_models(ex: Exchange) -> bool:
@@ -67,13 +72,16 @@ def begin_together(ex: Exchange) -> None:
 
 def check_recovers(ex: Exchange) -> None:
     """Raises NotSupported where keys have several schemes, and some of them have more than a step that all ranks
-    begin and end together."""
+    begin and end together, or versions of their own."""
     if len(ex._schemes) == 1 or all(one.scheme.consistency == BSP and not one.own for one in ex._schemes):
+        return
+    if len({one.scheme.consistency for one in ex._schemes}) == 1 and all(map(_counts_versions, ex._schemes)):
         return
     each = (f"key {one.scheme.names[0]!r} is {_where(one)} under {one.scheme.consistency}" for one in ex._schemes)
     raise NotSupported(
         f"recover: {', '.join(each)}: keys may have several schemes only under BSP, with servers and among peers that "
-        "all send to all: make another exchange, of Context.shrink's context, and restore a checkpoint"
+        "all send to all, or under one quorum with servers: make another exchange, of Context.shrink's context, and "
+        "restore a checkpoint"
     )
 
 
@@ -102,6 +110,24 @@ def _owners(plan: Plan) -> set[int]:
     """The ranks that keep parameters; others may only fold for their hosts, and pass on."""
     keeps = np.isin(plan.rows.column("action"), [_core.ACTIONS[name] for name in ("forward", "relay")], invert=True)
     return set(np.unique(plan.rows.column("owner")[keeps]).tolist())
+
+
+def _counts_versions(one: Compiled) -> bool:
+    """Whether it is with servers, under a quorum that counts the versions of its keys."""
+    with_servers = not one.phases and not one.peers and not one.own
+    return with_servers and one.scheme.consistency.quorum is not None and one.mode == "BSP"
+
+
+def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.uint64]:
+    """By key, the step from which its rows go on: the agreed clock; where groups have versions of their own the newest
+    of the key's group. steps: by key, the most that a row of it has had on any rank."""
+    found = np.full(len(steps), clock, np.uint64)
+    numbers = {key.name: i for i, key in enumerate(ex.plan.keys)}
+    for one in ex._schemes if len(ex._schemes) > 1 else ():
+        if _counts_versions(one):
+            own = [numbers[name] for name in one.scheme.names]
+            found[own] = steps[own].max()
+    return found
 
 
 def _where(one: Compiled) -> str:
@@ -185,15 +211,22 @@ def check_idle(ex: Exchange, op: str) -> None:
     ex._check_idle(op)
 
 
-def go_on(ex: Exchange, from_: Kept, args: NDArray[np.float64], clock: int, timeout: float | None) -> None:
-    """Loads what this rank has kept of the exchange before, with the rules' arguments (a row a key) and the step that
-    all ranks have agreed on. Collective."""
+def go_on(
+    ex: Exchange,
+    from_: Kept,
+    args: NDArray[np.float64],
+    clock: int,
+    clocks: NDArray[np.uint64],
+    timeout: float | None,
+) -> None:
+    """Loads what this rank has kept of the exchange before, with the rules' arguments (a row a key), the step that
+    all ranks have agreed on, and by key the step of its rows. Collective."""
     shard = {**from_.shard, "replica": ex._kind.replica, "args": args, "clock": clock}
     if "encoders" in shard:  # this rank's own, whatever its number is now
         shard |= encoders.whose(ex._encoders)
     if not ex._counts_updates:
-        steps = shard["row_step"]
+        steps, its = shard["row_step"], clocks[shard["row_key"]]
         # rows without a gradient in some steps
-        left_out = (clock > steps + 1) & (not has_own_models(ex) and not has_quorum(ex))
-        shard["row_step"] = np.where(left_out, steps, clock).astype(steps.dtype)
+        left_out = (its > steps + 1) & (not has_own_models(ex) and not has_quorum(ex))
+        shard["row_step"] = np.where(left_out, steps, its).astype(steps.dtype)
     ex.load_state_dict(shard, timeout)

@@ -1,7 +1,7 @@
 """The options of an exchange as values: how its plan is made, and how it works."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
@@ -84,6 +84,10 @@ class EngineOptions:
             that they compute with and one for each core, else inline. A worker computes with torch.get_num_threads()
             threads if torch is imported, else with those of OMP_NUM_THREADS, else with one. Where there are so many
             CPUs threads are pinned, each to a CPU of its own, until others keep it busy.
+        groups: sequences of names of keys, each key in exactly one of them; None: all keys are one group. With a quorum
+            each group has versions of its own: a worker pushes each key of a group once for a version, and groups at
+            different times. Without a quorum groups change nothing, as every key is counted by itself. The order of
+            groups, and of names in them, says nothing.
         patience: the timeout of pushes, pulls and steps without a timeout of their own is patience times stats().usual,
             the learned high estimate of push latency (ASAP, section 5: a dynamic timeout by the time taken for the
             reduce); at least 1 s, and at most the context's default. None: the context's default.
@@ -96,6 +100,22 @@ class EngineOptions:
     split: bool = False
     progress: Progress = "auto"
     patience: float | None = None
+    groups: Sequence[Sequence[str]] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", _groups(self.groups))
+
+
+def _groups(given: Any) -> tuple[tuple[str, ...], ...] | None:
+    if given is None:
+        return None
+    found = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    wrong = next((one for one in found if isinstance(one, str) or not isinstance(one, Iterable)), None)
+    if wrong is not None:
+        raise InvalidArgument(
+            f'groups has {wrong!r}: must be sequences of names of keys, such as [["w", "b"], ["head"]], or None'
+        )
+    return tuple(tuple(one) for one in found)
 
 
 class KeywordsButCodec(TypedDict, total=False):
@@ -113,6 +133,7 @@ class KeywordsButCodec(TypedDict, total=False):
     split: bool
     progress: Progress
     patience: float | None
+    groups: Sequence[Sequence[str]] | None
 
 
 class Keywords(KeywordsButCodec, total=False):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..consistency import BSP, Consistency, with_servers
+from ..consistency import ASYNC, BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import InvalidArgument
 from ..optim import AnyRule, Average, Rule, RuleOrRules
@@ -90,37 +90,43 @@ def settled(
 ) -> tuple[Scheme, ...]:
     """The schemes, in the order of their first keys; each key is in one. Keys under one consistency that are with
     servers form one scheme, whatever their topologies; keys on equal graphs under one consistency form another, as do
-    keys of equal peers.
+    keys of equal peers. With a quorum keys of different groups form different schemes.
 
     Args:
         ctx: the ranks, whose hosts stand in the place of those that were not given.
         topology: as_topology takes it, a mapping from names of keys included.
         consistency: of all keys; or a mapping from names of keys, and keys that it does not name are BSP.
+        engine: whose groups count.
         rules: by key, of all keys.
         plan: a plan that was made earlier, which stands for the topology.
         measure: what Job.measured is.
 
     Raises:
-        InvalidArgument: one of these is none, a mapping names what is no key, or a topology refuses the job.
+        InvalidArgument: one of these is none, a mapping names what is no key, a key is not in exactly one group, or a
+            topology refuses the job.
     """
     names = tuple(rules)
     topologies = _topologies(names, as_topology(topology), plan)
     consistencies = _consistencies(names, consistency)
     if plan is not None and len(set(map(with_servers, consistencies.values()))) > 1:
         raise InvalidArgument("plan is a Plan, which is of one scheme: give all keys the same consistency")
-    groups: list[tuple[Consistency, Topology | None, dict[str, Topology]]] = []
+    group_of = _group_of(names, engine.groups)
+    if plan is not None and len({group_of[name] for name in names if _counts_versions(consistencies[name])}) > 1:
+        raise InvalidArgument("plan is a Plan, which is of one scheme: with a quorum leave out plan, or groups")
+    groups: list[tuple[Consistency, Topology | None, int, dict[str, Topology]]] = []
     for name, one in topologies.items():
         peers = applies_at_peers(one)
         averages = one.updates_of == "neighbours" and not peers
         its = consistencies[name] if averages else with_servers(consistencies[name])
         model = one if one.updates_of in OWN_MODELS or peers else None
-        for found, other, group in groups:
-            if found == its and (other is model or other == model):
+        number = group_of[name] if _counts_versions(its) else 0
+        for found, other, its_number, group in groups:
+            if found == its and its_number == number and (other is model or other == model):
                 group[name] = one
                 break
         else:
-            groups.append((its, model, {name: one}))
-    schemes = [Scheme(tuple(group), joined(group), its) for its, _, group in groups]
+            groups.append((its, model, number, {name: one}))
+    schemes = [Scheme(tuple(group), joined(group), its) for its, _, _, group in groups]
     jobs = [_job(ctx, scheme, engine, rules, measure) for scheme in schemes]
     for scheme, job in zip(schemes, jobs, strict=True):
         refused = scheme.topology.refuses(job)
@@ -147,6 +153,28 @@ def _consistencies(names: Sequence[str], consistency: Any) -> dict[str, Consiste
     check_names("consistency", consistency, names)
     given = {name: _checked(f"consistency of {name!r}", one) for name, one in consistency.items()}
     return {name: given.get(name, BSP) for name in names}
+
+
+def _counts_versions(consistency: Consistency) -> bool:
+    """Whether an engine counts versions of all its keys together: with a quorum. ASYNC has one as a value only."""
+    return consistency.quorum is not None and consistency != ASYNC
+
+
+def _group_of(names: Sequence[str], groups: Sequence[Sequence[str]] | None) -> dict[str, int]:
+    """The number of each key's group."""
+    if groups is None:
+        return dict.fromkeys(names, 0)
+    found: dict[str, int] = {}
+    for number, group in enumerate(groups):
+        check_names("groups", group, names)
+        for name in group:
+            if name in found:
+                raise InvalidArgument(f"groups has key {name!r} twice: each key is in exactly one group")
+            found[name] = number
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise InvalidArgument(f"groups leaves out key {missing[0]!r}: each key is in exactly one group")
+    return found
 
 
 def _checked(what: str, consistency: object) -> Consistency:

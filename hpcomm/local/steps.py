@@ -182,12 +182,6 @@ class _Fragment:
             self.handles.pop()
         return not self.handles
 
-    def unhide(self, now: float) -> None:
-        """Training does not go on any more, or the exchange has come."""
-        if self.since is not None:
-            self.hidden += now - self.since
-            self.since = None
-
 
 class LocalSteps:
     """Parameters that this rank trains, and the exchange of what it has learned: see local_steps, which makes it.
@@ -243,10 +237,9 @@ class LocalSteps:
             if one.rounds < self.schedule.begun_by(number, self.steps) + self._syncs:
                 self._begin(number)
         self._take_due()
-        now = monotonic()
-        for one in self._fragments:
+        for number, one in enumerate(self._fragments):
             if one.since is not None and one.look():
-                one.unhide(now)
+                self._unhide(number)
 
     def _take_due(self) -> None:
         for number, one in enumerate(self._fragments):
@@ -289,10 +282,8 @@ class LocalSteps:
         return self._scratch[: like.size].reshape(like.shape)
 
     def _take(self, number: int) -> None:
+        self._unhide(number)
         one, ex, start = self._fragments[number], self.exchange, monotonic()
-        if one.since is not None:
-            self.context.span_since(f"fragment {number}: under way", one.since)
-            one.unhide(start)
         mix = 1.0 if one.full else self.schedule.mix
         with self.context.span(f"fragment {number}: take"):
             one.come()
@@ -305,15 +296,22 @@ class LocalSteps:
         one.begun = None
         one.waited += monotonic() - start
 
+    def _unhide(self, number: int) -> None:
+        """The exchange of a fragment has come, or training does not go on any more while it is under way."""
+        one = self._fragments[number]
+        if one.since is not None:
+            one.hidden += monotonic() - one.since
+            self.context.span_since(f"fragment {number}: under way", one.since)
+            one.since = None
+
     def wait(self) -> None:
         """Waits until the exchanges that are under way have come; they are taken at their steps. Call it before a
         Checkpointer saves, and before exchange.params is read: these are the parameters of the last exchange."""
-        start = now = monotonic()
-        for one in self._fragments:
-            one.unhide(start)
+        for number, one in enumerate(self._fragments):
+            self._unhide(number)
+            start = monotonic()
             one.come()
-            now, before = monotonic(), now
-            one.waited += now - before
+            one.waited += monotonic() - start
 
     def stats(self) -> LocalStats:
         """Counts of this rank so far."""

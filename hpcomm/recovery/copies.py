@@ -2,6 +2,7 @@
 not."""
 
 from collections.abc import Container
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def furthest(ctx: Context, kept: inside.Kept, keys: Container[str], timeout: flo
     for (params, state), at in zip(parts, ends, strict=False):
         params[:], state[:] = np.split(values[at : at + params.size + state.size], [params.size])
     shard["row_step"][rows] = steps.max(axis=0)[differ]
-    return inside.Kept(shard, kept.folded, kept.begun)
+    return replace(kept, shard=shard)
 
 
 def _starts(counts: NDArray[np.int64]) -> list[int]:

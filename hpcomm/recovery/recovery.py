@@ -58,14 +58,16 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     folded, the others not.
 
     With servers that are all there the lost workers' part is dropped: their updates count no more, also not in the
-    mean, and a quorum of more than are left becomes that of all. A step that was cut short is in those chunks that had
+    mean, and a quorum of more than are left becomes that of all; each group of keys (EngineOptions.groups) goes on from
+    its newest version. A step that was cut short is in those chunks that had
     all updates, and left out of the others. A rank that owned parameters takes them with it, also when it leaves, and
     the last checkpoint is restored (ASAP, section 5): of a directory that all ranks can read. Likewise where receivers
     apply the rule (apply_at), whoever is gone: a step that was cut short may be in some of their copies only.
 
     Among peers under BSP every rank has all parameters, and nothing is lost. The copies of those that are left are made
     equal: each chunk comes from the rank that has applied most steps to it. Peers under SSP(s) need a checkpoint.
-    Where keys have schemes of their own, all are under BSP, with servers and among peers, and each goes on as above.
+    Where keys have schemes of their own, all are under BSP, with servers and among peers, or all are under one quorum
+    with servers (groups of keys), and each goes on as above.
 
     Under ASYNC and SSP(s) servers that are all there keep what they have: every update that was folded, those of the
     lost workers as well, counts once. All workers go on from the first step of which no server has anything of any of
@@ -89,8 +91,8 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
         ConfigError: no worker is left, only ranks that serve.
         NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; or each host has a
-            model of its own (hosts_first); or keys have schemes of their own, and one of them is not under BSP, or on a
-            graph.
+            model of its own (hosts_first); or keys have schemes of their own, and one of them is on a graph, or neither
+            under BSP nor all under one quorum.
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
@@ -162,7 +164,7 @@ def _over(
     if plan.cores is None and not ex.graph:
         plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
     missing = max((old.ranks[rank] for rank in inside.needed(ex).difference(here)), default=-1)
-    clock, missing, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
+    clock, missing, steps, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
         differ = inside.may_differ(ex)
         raise CheckpointError(
@@ -192,7 +194,8 @@ def _over(
             raise CheckpointError(f"recover: there is no checkpoint in {checkpoint}", path=checkpoint)
         clock, extra = found.step, found.extra
     else:
-        inside.go_on(new, furthest(fresh, lost.kept, inside.copied(ex), timeout), args, clock, timeout)
+        kept = furthest(fresh, lost.kept, inside.copied(ex), timeout)
+        inside.go_on(new, kept, args, clock, inside.clocks(ex, steps, clock), timeout)
     gap = _gaps(first.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
         held = "; what they held back by codecs is lost" if gone and inside.holds_back(new) else ""
@@ -202,18 +205,19 @@ def _over(
 
 def _agreed(
     ctx: Context, lost: _Lost, folded: int, missing: int, timeout: float | None
-) -> tuple[int, int, NDArray[np.float64]]:
+) -> tuple[int, int, NDArray[np.uint64], NDArray[np.float64]]:
     """The most steps of which any rank has folded anything; who is gone that owned parameters, as any rank's lost
-    exchange had it, else -1; and the rules' arguments, a row a key, as the furthest worker has them: some may have been
-    setting them when another one died."""
-    args = lost.kept.shard["args"]
-    told = np.array([folded, missing, lost.kept.begun, *np.ravel(args)], np.float64).tobytes()
+    exchange had it, else -1; by key the most steps that a row has had; and the rules' arguments, a row a key, as the
+    furthest worker has them: some may have been setting them when another one died."""
+    args, steps = lost.kept.shard["args"], lost.kept.steps
+    told = np.array([folded, missing, lost.kept.begun, *steps, *np.ravel(args)], np.float64).tobytes()
     every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]
     furthest = max(every, key=lambda part: float(part[2]))
     return (
         int(max(part[0] for part in every)),
         int(max(part[1] for part in every)),
-        furthest[3:].reshape(np.shape(args)),
+        np.max([part[3 : 3 + len(steps)] for part in every], axis=0).astype(np.uint64),
+        furthest[3 + len(steps) :].reshape(np.shape(args)),
     )
 
 

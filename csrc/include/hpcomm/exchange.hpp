@@ -297,6 +297,10 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     std::uint64_t version() const noexcept {
         return hpc_exchange_version(get());
     }
+    // The same of a key: with a quorum that of all keys of its configuration, without one its own pushes.
+    std::uint64_t version(int key) const noexcept {
+        return hpc_exchange_version_of(get(), key);
+    }
     hpc_exchange_peer peer(int rank, Report report = {}) const {
         hpc_exchange_peer peer{};
         report(hpc_exchange_get_peer(get(), rank, &peer));

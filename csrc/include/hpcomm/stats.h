@@ -51,9 +51,11 @@ HPC_API int hpc_exchange_get_progress(const hpc_exchange *exchange, char *text, 
  * parameters) of this rank's last push of key were late and left out, once the push has ended; key -1: of all keys.
  * version: the newest version of the parameters (the number of their folds) that any owner has answered this rank, on a
  * graph the newest that was folded here; the next push is for the version after it. Without a quorum late is 0, and
- * version is the number of pushes. */
+ * version is the number of pushes. version_of: the same of a key: with a quorum that of all keys of its configuration,
+ * without one its own. */
 HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
 HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
+HPC_API uint64_t hpc_exchange_version_of(const hpc_exchange *exchange, int key);
 
 /* counts[k]: the number of folds so far with k whole inputs of neighbours, for k below cap. Returns the largest number
  * of inputs that a fold can have; 0 with servers, unless they have a quorum. With servers it counts inputs of all
