@@ -179,7 +179,7 @@ class Hosts(Group):
         return found
 
     def steps_of(self, way: "Local | Gloo", before: int, steps: int) -> Block:
-        """before: steps until the clock starts: as many as it takes until fragments are under way as they always are."""
+        """before: steps until the clock starts: as many as it takes until fragments travel as they always do."""
         self.meet()
         clock = time.perf_counter
         for _ in range(before):
