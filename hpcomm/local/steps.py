@@ -218,8 +218,8 @@ class LocalSteps:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """After each step of this rank's training: takes the exchanges that were begun `delay` steps before, and begins
-        those that are due. It waits for other ranks only where an exchange that it takes has not come yet.
+        """After each step of this rank's training: begins the exchanges that are due, and takes those that were begun
+        `delay` steps before. It waits for other ranks only where an exchange that it takes has not come yet.
 
         Raises:
             PeerFailed: a rank died: call recover, and go on with the next step.
@@ -232,9 +232,10 @@ class LocalSteps:
 
     def _work(self) -> None:
         """What a step, or one that was cut short, has to do."""
-        self._take_due()
-        for number, one in enumerate(self._fragments):
+        for number, one in enumerate(self._fragments):  # before others are waited for: the wire would be idle then
             if one.rounds < self.schedule.begun_by(number, self.steps) + self._syncs:
+                if one.begun is not None:  # as in a sync
+                    self._take(number)
                 self._begin(number)
         self._take_due()
         for number, one in enumerate(self._fragments):
