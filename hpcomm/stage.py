@@ -24,7 +24,7 @@ class Key:
         name: of the tensor.
         shape: of the tensor, () for a single number; an int stands for one dimension.
         count: float32 elements; None: what the shape holds.
-        unit: elements in a row that no chunk cuts apart, as OneBit needs; 1: chunks end anywhere.
+        unit: elements in a row that no chunk cuts apart, as OneBit and Float4 need; 1: chunks end anywhere.
 
     Raises:
         InvalidArgument: the name is not a text that C can hold, the shape is none or holds nothing, the count is
@@ -124,7 +124,7 @@ class Row:
         depth: inputs that may be under way on each in-edge, 1 to 32.
         quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
         codec_in, codec_out: "float32", "float16" or "bfloat16", for what comes and for what goes; or for updates a
-            codec of pieces, "threshold", "topk", "onebit" or "own". A row takes what others forward in the codec_out of
+            codec of pieces, "threshold", "topk", "onebit", "float4" or "own". A row takes what others forward in the codec_out of
             their rows; all rows that send parameters of a key have one codec_out.
 
     Raises:

@@ -14,18 +14,19 @@ from told import logs
 
 import hpcomm
 from hpcomm import SGD, Adam, Checkpointer, Exchange, Hierarchy, InvalidArgument, ParameterServer, topology
-from hpcomm.codec import ErrorFeedback, OneBit, Threshold, TopK
+from hpcomm.codec import ErrorFeedback, Float4, OneBit, Threshold, TopK
 from hpcomm.exchange import encoders, inside
 
 F32 = np.float32
 Floats = NDArray[np.float32]
 C: dict[str, Any] = {"kernel": "c"}
-SHAPES = {"w": (90, 40), "v": (3000,), "u": (20, 64), "s": (70,), "b": (3,)}
+SHAPES = {"w": (90, 40), "v": (3000,), "u": (20, 64), "s": (70,), "f": (20, 30), "b": (3,)}
 CODECS: dict[str, Any] = {
     "w": TopK(0.05, **C),
     "v": Threshold(1.5, **C),
     "u": OneBit(),
     "s": ErrorFeedback("bfloat16"),
+    "f": ErrorFeedback(Float4()),
 }
 TOPOLOGIES: dict[str, Any] = {
     "servers": ParameterServer(),

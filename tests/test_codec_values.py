@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcomm import InvalidArgument, Plan, codec, model
-from hpcomm.codec import FLOAT32, Auto, Codec, ErrorFeedback, OneBit, Own, Threshold, TopK
+from hpcomm.codec import FLOAT32, Auto, Codec, ErrorFeedback, Factors, Float4, OneBit, Own, Threshold, TopK
 from hpcomm.plan import Key
 
 numbers = st.floats(allow_nan=True) | st.integers(-10, 10) | st.booleans() | st.text(max_size=3) | st.none()
@@ -63,6 +63,10 @@ WRONG: dict[str, Any] = {
     r"OneBit: unit is 0: must be 1 to 536870912": lambda: OneBit(0),
     r"OneBit: unit is 2.5: must be an int": lambda: OneBit(2.5),  # type: ignore[arg-type]
     r"OneBit: compress is 'x'": lambda: OneBit(compress="x"),
+    r"Float4: unit is 15: must be 16 to 536870912": lambda: Float4(15),
+    r"Float4: unit is None: must be an int": lambda: Float4(None),  # type: ignore[arg-type]
+    r"Float4: compress is 'x'": lambda: Float4(compress="x"),
+    r"ErrorFeedback: codec is Factors\(8\), which leaves nothing out": lambda: ErrorFeedback(Factors(8)),
     r"ErrorFeedback: codec is ErrorFeedback": lambda: ErrorFeedback(ErrorFeedback(TopK(0.1))),
     r"ErrorFeedback: codec is 3": lambda: ErrorFeedback(3),
     r"codec is 'auto': an exchange chooses it": lambda: ErrorFeedback(Auto()),
@@ -115,6 +119,16 @@ def test_feedback_of_a_dtype_is_a_threshold_of_nothing() -> None:
         settings = inner.settings((3, 4))
         assert ErrorFeedback(inner).settings((3, 4)) == settings
         assert ErrorFeedback(inner, on=False).settings((3, 4)) == {**(settings or {}), "no_feedback": True}
+
+
+def test_feedback_of_4_bits_is_given_by_hand() -> None:
+    assert not Float4().keeps
+    assert Float4(32).settings(()) == {"unit": 32, "compress": 0, "no_feedback": True}
+    fed, off = ErrorFeedback(Float4(32)), ErrorFeedback(Float4(32), on=False)
+    assert (fed.keeps, fed.name, fed.unit_of((3, 4))) == (True, "float4", 32)
+    assert fed.settings(()) == {"unit": 32, "compress": 0, "no_feedback": False}
+    assert fed.most_bytes((64,), 64) == Float4(32).most_bytes((64,), 64) == 16 + 8 + 32
+    assert (off.keeps, off.settings(())) == (False, Float4(32).settings(()))
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,31 @@ static void onebit(hpcomm::Context &context) {
     exchange.close(SECONDS);
 }
 
+static void float4(hpcomm::Context &context) {
+    const CodecConfig plain = CodecConfig::float4(64), fed = CodecConfig::float4(64, true);
+    assert(plain.number == HPC_FLOAT4 && plain.no_feedback && !fed.no_feedback && CodecConfig::float4().unit == 256);
+    for (const CodecConfig &four : {plain, fed}) {
+        hpcomm::HubConfig hub = hub_of({{"matrix", 640, 64}, {"bias", 5}});
+        hub.wires = {four.number, HPC_F16};
+        const std::vector<std::vector<float>> zeros = {std::vector<float>(640), std::vector<float>(5)};
+        const hpcomm::Plan plan(context, hub);
+        hpcomm::Exchange exchange(context, plan, hpcomm::Rule("sgd", {1.0}), pointers(zeros).data(), with({four}),
+                                  SECONDS);
+        float *gradient = exchange.gradient(0, SECONDS);
+        for (int i = 0; i < 640; i++) gradient[i] = i % 64 == 0 ? 8.0f : i % 3 == 0 ? -0.125f : 1.25f;
+        exchange.push_pull(0, nullptr, SECONDS);
+        for (int i = 0; i < 640; i++)
+            assert(exchange.params(0)[i] == (i % 64 == 0 ? -24.0f : i % 3 == 0 ? 0.375f : -3.0f));
+        const hpc_codec_stats stats = exchange.codec_stats(0);
+        assert(stats.bytes > 0 && 6 * stats.bytes < stats.bytes_before);
+        std::vector<float> values(exchange.encoder_values(0, -1));
+        assert(values.size() == (four.no_feedback ? 2 : 642));
+        if (!four.no_feedback) assert(exchange.get_encoder(0, -1, values.data()) == 1 && values[1] == 0.25f);
+        context.barrier(SECONDS);
+        exchange.close(SECONDS);
+    }
+}
+
 static void refuses(hpcomm::Context &context, const hpcomm::HubConfig &hub, const hpcomm::ExchangeConfig &config,
                     const char *sentence) {
     const std::vector<float> zeros(100);
@@ -298,6 +323,7 @@ int main(int, char **argv) {
             trains(context);
             own(context);
             onebit(context);
+            float4(context);
             refusals(context);
             context.barrier(SECONDS);
         });

@@ -10,6 +10,7 @@ static const hpc_codec *const codecs[] = {
     &hpc_codec_onebit,
     &hpc_codec_own,
     &hpc_codec_factors,
+    &hpc_codec_float4,
     // clang-format on
 };
 

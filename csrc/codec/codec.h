@@ -109,7 +109,8 @@ typedef struct hpc_codec {
 } hpc_codec;
 
 extern const hpc_codec hpc_codec_f32, hpc_codec_f16, hpc_codec_bf16;
-extern const hpc_codec hpc_codec_threshold, hpc_codec_topk, hpc_codec_onebit, hpc_codec_own, hpc_codec_factors;
+extern const hpc_codec hpc_codec_threshold, hpc_codec_topk, hpc_codec_onebit, hpc_codec_own, hpc_codec_factors,
+    hpc_codec_float4;
 
 /* NULL if the configuration of a key's pieces is right, else what is wrong with it (use.c). */
 const char *hpc_codec_check(const hpc_codec *codec, const hpc_codec_config *config);

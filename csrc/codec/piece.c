@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "codec/codec.h"
+#include "kernel/float4.h"
 
 enum { BLOCK = 1024, CODES = 512, NEAR = 1 << 17 /* elements that a second cache may hold */, FEW = 32 };
 
@@ -93,6 +94,11 @@ uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit) {
     return (whole + (last > 0)) * 2 * sizeof(float) + whole * ((unit + 7) / 8) + (last + 7) / 8;
 }
 
+uint64_t hpc_piece_float4_bytes(uint64_t n, uint64_t unit) {
+    uint64_t whole = n / unit, last = n % unit;
+    return (whole + (last > 0)) * sizeof(float) + whole * ((unit + 1) / 2) + (last + 1) / 2;
+}
+
 /* ---- the head ------------------------------------------------------------------------------------------------------
  */
 
@@ -120,9 +126,11 @@ int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t
     uint64_t body = (uint64_t)nbytes - sizeof *head;
     if (hpc_piece_is_factors(head)) return 0; /* codec/factors_read.c reads the rest */
     if (head->form == HPC_PIECE_OWN) return head->values == HPC_F32 && head->entries == 0 ? 0 : HPC_PIECE_BAD_HEAD;
-    if (head->form == HPC_PIECE_SIGNS) {
+    if (head->form == HPC_PIECE_SIGNS || head->form == HPC_PIECE_FLOAT4) {
         if (head->values != HPC_F32 || head->entries < 1) return HPC_PIECE_BAD_HEAD;
-        return body == hpc_piece_signs_bytes((uint64_t)n, head->entries) ? 0 : HPC_PIECE_BAD_LENGTH;
+        const uint64_t right = head->form == HPC_PIECE_SIGNS ? hpc_piece_signs_bytes((uint64_t)n, head->entries)
+                                                             : hpc_piece_float4_bytes((uint64_t)n, head->entries);
+        return body == right ? 0 : HPC_PIECE_BAD_LENGTH;
     }
     if (head->entries > head->n) return HPC_PIECE_BAD_COUNT;
     uint64_t values = (uint64_t)head->entries * hpc_dtype_bytes(head->values);
@@ -284,6 +292,31 @@ static int add_by_signs(const piece_intake *in, float *acc) {
     return 0;
 }
 
+/* Whether the half of a byte behind a last, single element is 0 in all units. */
+static int is_padded(const uint8_t *codes, size_t n, size_t unit) {
+    for (size_t from = 0; from < n; from += unit) {
+        const size_t some = n - from < unit ? n - from : unit;
+        if (some % 2 != 0 && codes[some / 2] >> 4 != 0) return 0;
+        codes += (some + 1) / 2;
+    }
+    return 1;
+}
+
+static int add_by_float4(const piece_intake *in, float *acc, const struct hpc_float4_kernels *kernels) {
+    const size_t n = in->head->n, unit = in->head->entries, units = (n + unit - 1) / unit;
+    const uint8_t *codes = (const uint8_t *)in->values + units * sizeof(float);
+    if (!is_padded(codes, n, unit)) return HPC_PIECE_BAD_INDEX;
+    for (size_t from = 0, u = 0; from < n; from += unit, u++) {
+        const size_t some = n - from < unit ? n - from : unit;
+        float scale, levels[HPC_FLOAT4_CODES];
+        memcpy(&scale, in->values + u * sizeof scale, sizeof scale);
+        hpc_float4_levels(levels, scale, (float)in->weight);
+        kernels->add(acc + from, some, codes, levels);
+        codes += (some + 1) / 2;
+    }
+    return 0;
+}
+
 int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int isa) {
     hpc_piece_head head;
     int status = hpc_piece_read(&head, in, nbytes, n);
@@ -296,6 +329,7 @@ int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double 
                            .weight = weight};
     if (head.form == HPC_PIECE_OWN || hpc_piece_is_factors(&head)) return HPC_PIECE_BAD_HEAD; /* of other codecs */
     if (head.form == HPC_PIECE_SIGNS) return add_by_signs(&intake, acc);
+    if (head.form == HPC_PIECE_FLOAT4) return add_by_float4(&intake, acc, hpc_float4_kernels_of(isa));
     if (head.form == HPC_PIECE_DENSE)
         return hpc_codec_add_array(acc, n, intake.values, (int64_t)values, weight, head.values);
     intake.rest = (const uint8_t *)intake.values + values;

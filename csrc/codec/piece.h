@@ -14,6 +14,8 @@
  *     HPC_PIECE_OWN        what a codec of a user's own has written; entries is 0
  *     HPC_PIECE_FACTORS    vectors whose products are the update (factors_read.h); entries is the number of pairs
  *     HPC_PIECE_SPARSE     the same; of some vectors only what is not 0
+ *     HPC_PIECE_FLOAT4     a float32 for each unit: its scale        for each unit its codes, two in a byte, from a
+ *                                                                    byte of its own on (kernel/float4.h)
  *
  * A sum that is folded of pieces depends on no form: dense is the same update, with its zeros. */
 #ifndef HPC_PIECE_H
@@ -33,6 +35,7 @@ enum {
     HPC_PIECE_OWN,
     HPC_PIECE_FACTORS,
     HPC_PIECE_SPARSE,
+    HPC_PIECE_FLOAT4,
     HPC_PIECE_FORMS
 };
 
@@ -42,7 +45,7 @@ typedef struct hpc_piece_head {
     uint8_t values;   /* hpc_dtype: HPC_F32, HPC_F16, HPC_BF16 */
     uint16_t packed;  /* 0: raw, as all below; else the body is compressed (codec/compress.h) */
     uint32_t n;       /* elements */
-    uint32_t entries; /* values; HPC_PIECE_SIGNS: elements of a unit, the last one of which may be shorter */
+    uint32_t entries; /* values; HPC_PIECE_SIGNS, HPC_PIECE_FLOAT4: elements of a unit. The last unit may be shorter */
 } hpc_piece_head;
 
 static inline int hpc_piece_is_factors(const hpc_piece_head *head) {
@@ -128,7 +131,12 @@ int hpc_piece_check(int64_t n, int values, int64_t cap);
 /* Writes the head of a piece whose other bytes, so many, are there; returns those of all. */
 int64_t hpc_piece_finish(void *out, int form, int values, int64_t n, int64_t entries, size_t nbytes);
 
-/* Bytes behind the head of a piece of signs. unit is at least 1. */
+/* Bytes behind the head of a piece of signs, and of one of 4-bit floats. unit is at least 1. */
 uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit);
+uint64_t hpc_piece_float4_bytes(uint64_t n, uint64_t unit);
+
+/* The encoding of the codec float4 by the kernels of an instruction set (hpc_isa). residual: NULL for none. */
+int64_t hpc_float4_encode(const hpc_codec_config *config, const float *x, int64_t n, float *residual, void *out,
+                          int64_t cap, int isa);
 
 #endif

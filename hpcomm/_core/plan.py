@@ -31,6 +31,7 @@ PIECES: dict[str, int] = {  # of variable length
     "onebit": lib.HPC_ONEBIT,
     "own": lib.HPC_OWN_CODEC,
     "factors": lib.HPC_FACTORS,
+    "float4": lib.HPC_FLOAT4,
 }
 WIRES: dict[str, int] = {**CODECS, **PIECES}
 PLAN_DEPTH: int = lib.HPC_PLAN_DEPTH

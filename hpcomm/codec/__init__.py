@@ -8,8 +8,8 @@ ex = hpcomm.parameter_hub(ctx, params, codec=hpcomm.codec.TopK(0.01))    # the l
 ex = hpcomm.parameter_hub(ctx, params, codec="auto")    # the same where that is faster, and else float32
 
 Codec is an array of a dtype. Threshold, TopK, OneBit and Own send pieces of variable length, and keep back what they
-leave out. ErrorFeedback adds that to a dtype. Factors sends a matrix as pairs of vectors. Auto chooses. docs/codecs.md
-says which to take.
+leave out. Float4 sends 4-bit floats, and keeps nothing back. ErrorFeedback adds that to a dtype and to Float4. Factors
+sends a matrix as pairs of vectors. Auto chooses. docs/codecs.md says which to take.
 """
 
 from .auto import Auto
@@ -18,6 +18,7 @@ from .by_key import Codecs, asked, by_key, by_key_out, name_of
 from .dtype import BFLOAT16, FLOAT16, FLOAT32, Codec
 from .factors import Factors, Products
 from .feedback import ErrorFeedback
+from .float4 import Float4
 from .onebit import OneBit
 from .own import Own
 from .sparse import Threshold, TopK
@@ -31,6 +32,7 @@ __all__ = [
     "Codecs",
     "ErrorFeedback",
     "Factors",
+    "Float4",
     "OneBit",
     "Own",
     "Products",

@@ -39,6 +39,11 @@ class WireFormat(ABC):
         return True
 
     @property
+    def loses(self) -> bool:
+        """Of pieces: whether what they leave out is lost, unless ErrorFeedback keeps it."""
+        return False
+
+    @property
     def sums(self) -> bool:
         """Of pieces: whether a rank can encode a sum of updates, as hierarchies and apply_at="receivers" need."""
         return True

@@ -15,8 +15,8 @@ from .sparse import Threshold
 
 @dataclass(frozen=True)
 class ErrorFeedback(WireFormat):
-    """A codec with error feedback. Threshold, TopK, OneBit and Own have it anyway. "float16" and "bfloat16" get it by
-    this: the error of rounding stays in a residual.
+    """A codec with error feedback. Threshold, TopK, OneBit and Own have it anyway. "float16", "bfloat16" and Float4 get
+    it by this: the error of rounding stays in a residual.
 
     Attributes:
         codec: a codec, by its value or its name.
@@ -37,7 +37,7 @@ class ErrorFeedback(WireFormat):
                 f"ErrorFeedback: codec is {self.codec!r}: must be a codec of hpcomm.codec without feedback of its own"
             )
         self.codec.name  # noqa: B018  # Auto has none
-        if not self.codec.keeps:
+        if not self.codec.keeps and not self.codec.loses:
             raise InvalidArgument(f"ErrorFeedback: codec is {self.codec!r}, which leaves nothing out: give it alone")
         flag("ErrorFeedback: on", self.on)
 
@@ -66,14 +66,19 @@ class ErrorFeedback(WireFormat):
 
     @property
     def keeps(self) -> bool:
-        return self.on and self._acts.keeps
+        return self.on and (self._acts.keeps or self._acts.loses)
 
     def unit_of(self, shape: Sequence[int]) -> int:
         return self._acts.unit_of(shape)
 
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
         found = self._acts.settings(shape)
-        return found if found is None or self.on else {**found, "no_feedback": True}
+        if found is None or (self.on and not self._acts.loses):
+            return found
+        return {**found, "no_feedback": not self.on}
+
+    def most_bytes(self, shape: Sequence[int], count: int) -> int | None:
+        return self._acts.most_bytes(shape, count)
 
     def trial(self) -> WireFormat:
         if isinstance(self.codec, Codec):  # as dense as it is

@@ -60,18 +60,18 @@ static void unfence(struct fenced *f) {
 
 /* ---- pieces ---- */
 
-enum { FORMS = 5, KINDS = 4 };
+enum { FLOAT4 = HPC_PIECE_SIGNS + 1, FORMS, KINDS = 4 }; /* the forms, HPC_PIECE_FLOAT4 by another number */
 
 /* About one element in every is kept; with full, their bits are random. */
 static size_t make_piece(int form, size_t n, int full, char *out) {
     static const uint32_t every[] = {1, 3, 30, 1000};
     static const int formats[] = {HPC_F32, HPC_F16, HPC_BF16};
-    int signs = form == HPC_PIECE_SIGNS;
+    const int units = form == HPC_PIECE_SIGNS || form == FLOAT4;
     for (size_t i = 0; i < n; i++) {
-        int large = !signs && random_word() % every[form] == 0;
+        int large = !units && random_word() % every[form] == 0;
         float bits = (float)(random_word() >> 8) + 100;
         x[i] = full ? bits : large ? (float)(random_word() % 4 + 20) : (float)(random_word() % 3) - 1;
-        if (full && !large && !signs) x[i] = 0;
+        if (full && !large && !units) x[i] = 0;
         residual[i] = 0;
     }
     hpc_piece_filter how = {.delta = 8, .values = full ? HPC_F32 : formats[random_word() % 3]};
@@ -80,9 +80,9 @@ static size_t make_piece(int form, size_t n, int full, char *out) {
     hpc_codec_config_init(&config);
     config.unit = 50;
     const hpc_encoding encoding = {.config = &config, .made = 1};
-    int64_t nbytes =
-        signs ? hpc_codec_onebit.encode(&encoding, &(hpc_codec_source){x, 0}, (int64_t)n, residual, out, CAP, &kept)
-              : hpc_piece_encode(&how, x, (int64_t)n, residual, out, CAP, NULL);
+    const hpc_codec *codec = form == FLOAT4 ? &hpc_codec_float4 : &hpc_codec_onebit;
+    int64_t nbytes = units ? codec->encode(&encoding, &(hpc_codec_source){x, 0}, (int64_t)n, residual, out, CAP, &kept)
+                           : hpc_piece_encode(&how, x, (int64_t)n, residual, out, CAP, NULL);
     CHECK(nbytes >= HEAD);
     return (size_t)nbytes;
 }
@@ -141,7 +141,7 @@ static void test_round_trips(int number) {
         for (int form = 0; form < FORMS; form++)
             for (int full = 0; full < 2; full++) {
                 size_t nbytes = make_piece(form, counts[c], full, piece);
-                int made = head_of(piece).form;
+                int made = head_of(piece).form == HPC_PIECE_FLOAT4 ? FLOAT4 : head_of(piece).form;
                 packed[made] += check_round_trip(number, piece, nbytes) < nbytes;
             }
     for (int form = 0; form < FORMS; form++) CHECK(packed[form] > 0);
@@ -193,7 +193,7 @@ static int64_t unpack_any(const char *bytes, size_t nbytes, const struct fenced 
 static void test_corrupted(int number) {
     static char piece[CAP], scratch[2 * CAP];
     for (int form = 0; form < FORMS; form++) {
-        static const size_t counts[FORMS] = {100, 300, 2000, MOST, 2000};
+        static const size_t counts[FORMS] = {100, 300, 2000, MOST, 2000, 2000};
         size_t nbytes, made;
         do {
             nbytes = make_piece(form, counts[form], 0, piece);

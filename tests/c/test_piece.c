@@ -420,7 +420,7 @@ static void check_corrupted(const char *piece, size_t nbytes, size_t n) {
         wrong[bit / 8] ^= (char)(1 << bit % 8);
         int status = decode_any(wrong, nbytes, n);
         if (bit / 8 < HEAD && bit / 8 != offsetof(hpc_piece_head, form) && bit / 8 != offsetof(hpc_piece_head, values))
-            CHECK(status != 0 || (bit / 8 >= 12 && piece[4] == HPC_PIECE_SIGNS));
+            CHECK(status != 0 || (bit / 8 >= 12 && (piece[4] == HPC_PIECE_SIGNS || piece[4] == HPC_PIECE_FLOAT4)));
         wrong[bit / 8] ^= (char)(1 << bit % 8);
     }
     for (size_t less = 0; less < nbytes; less++) {
@@ -450,6 +450,8 @@ static void test_corrupted(void) {
     config.unit = 50;
     fill(237, 3);
     check_corrupted(out, (size_t)encode(&hpc_codec_onebit, &encoding, 237, residual, out), 237);
+    config.unit = 51;
+    check_corrupted(out, (size_t)encode(&hpc_codec_float4, &encoding, 237, residual, out), 237);
 }
 
 /* Wrong at their very end: the parts before it have not been added when that is seen. */
@@ -483,7 +485,15 @@ static int decode_made(int form, uint32_t n, uint32_t entries, const void *rest,
     return decode_any(piece, (size_t)all, n);
 }
 
+static int decode_float4(uint32_t n, uint32_t unit, const char *rest, size_t nbytes) {
+    char piece[HEAD + 16];
+    memcpy(piece + HEAD, rest, nbytes);
+    return decode_any(piece, (size_t)hpc_piece_finish(piece, HPC_PIECE_FLOAT4, HPC_F32, n, unit, nbytes), n);
+}
+
 static void test_refusals(void) {
+    static const char codes[12] = {0, 0, (char)0x80, 0x3f, 0x17, 0x05},
+                      late_codes[12] = {0, 0, 0, 0, 0x17, 0x15, 0, 0, 0, 0x10};
     static const uint8_t right[] = {0, 3, 4}, far[] = {0, 3, 5}, skips[] = {0, 255}, ends[] = {1, 2, 255};
     static const uint16_t wide[] = {9, 0}, wide_far[] = {9, 1};
     static const uint8_t bits[] = {0x03, 0x02}, late[] = {0x03, 0x04};
@@ -505,6 +515,12 @@ static void test_refusals(void) {
     CHECK_EQ(decode_made(HPC_PIECE_DENSE, 3, 3, right, 1), HPC_PIECE_BAD_LENGTH);
     CHECK_EQ(decode_made(HPC_PIECE_FORMS, 3, 3, right, 0), HPC_PIECE_BAD_HEAD);
     CHECK_EQ(decode_made(HPC_PIECE_SIGNS, 3, 0, right, 0), HPC_PIECE_BAD_HEAD);
+    CHECK_EQ(decode_made(HPC_PIECE_FLOAT4, 3, 0, right, 0), HPC_PIECE_BAD_HEAD);
+    for (size_t rest = 0; rest < 12; rest++) /* a scale and three codes, the last one's other half being 0 */
+        CHECK_EQ(decode_float4(3, 16, codes, rest), rest == 6 ? 0 : HPC_PIECE_BAD_LENGTH);
+    CHECK_EQ(decode_float4(3, 16, late_codes, 6), HPC_PIECE_BAD_INDEX);
+    CHECK_EQ(decode_float4(4, 16, late_codes, 6), 0);
+    CHECK_EQ(decode_float4(4, 3, late_codes, 11), HPC_PIECE_BAD_INDEX); /* of the first unit */
     CHECK_EQ(hpc_piece_decode_add(NULL, acc, -1, right, 3, 1), HPC_PIECE_BAD_LENGTH);
 }
 

@@ -20,14 +20,37 @@ static float value_at(const uint8_t *values, uint32_t k, int format) {
     return value;
 }
 
+/* Of a piece of 4-bit floats: the same as below. */
+static int decode_float4(float *sum, uint32_t n, uint32_t unit, const uint8_t *scales, const uint8_t *end) {
+    static const float steps[] = {0, 0x1p-6f, 0x1p-5f, 0x1p-4f, 0x1p-3f, 0x1p-2f, 0x1p-1f, 1};
+    const uint64_t units = unit == 0 ? 0 : ((uint64_t)n + unit - 1) / unit;
+    if (unit == 0 || units * 4 > (uint64_t)(end - scales)) return 0;
+    const uint8_t *codes = scales + units * 4;
+    for (uint64_t from = 0; from < n; from += unit) {
+        const uint64_t some = n - from < unit ? n - from : unit;
+        const float scale = value_at(scales, (uint32_t)(from / unit), HPC_F32);
+        if ((some + 1) / 2 > (uint64_t)(end - codes)) return 0;
+        for (uint64_t i = 0; i < (some + 1) / 2 * 2; i++) {
+            const int code = codes[i / 2] >> i % 2 * 4 & 15;
+            if (i == some && code != 0) return 0;
+            if (i < some && code % 8 != 0) sum[from + i] += scale * (code < 8 ? steps[code] : -steps[code - 8]);
+        }
+        codes += (some + 1) / 2;
+    }
+    return codes == end;
+}
+
 /* 1 if it is a piece of n elements, which sum has then. */
 static int decode(float *sum, uint32_t n, const uint8_t *piece, size_t nbytes) {
     hpc_piece_head head;
     if (nbytes < HEAD) return 0;
     memcpy(&head, piece, HEAD);
-    if (head.nbytes != nbytes || head.n != n || head.packed != 0 || head.form > HPC_PIECE_SIGNS) return 0;
+    if (head.nbytes != nbytes || head.n != n || head.packed != 0) return 0;
+    if (head.form > HPC_PIECE_SIGNS && head.form != HPC_PIECE_FLOAT4) return 0;
     if (head.values != HPC_F32 && head.values != HPC_F16 && head.values != HPC_BF16) return 0;
     const uint8_t *values = piece + HEAD, *end = piece + nbytes;
+    if (head.form == HPC_PIECE_FLOAT4)
+        return head.values == HPC_F32 && decode_float4(sum, n, head.entries, values, end);
     if (head.form == HPC_PIECE_SIGNS) {
         uint64_t unit = head.entries, units, taken = 0;
         if (unit == 0 || head.values != HPC_F32) return 0;

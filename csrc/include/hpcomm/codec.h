@@ -24,7 +24,8 @@ typedef enum hpc_codec_number {
     HPC_TOPK = 9,       /* about the largest fraction, by a delta that follows the density */
     HPC_ONEBIT = 10,    /* a bit an element and two values a unit (Poseidon, 5.3) */
     HPC_OWN_CODEC = 11, /* a codec of one's own */
-    HPC_FACTORS = 12    /* a matrix as pairs of vectors, whose products are its sum (SFB, section 2) */
+    HPC_FACTORS = 12,   /* a matrix as pairs of vectors, whose products are its sum (SFB, section 2) */
+    HPC_FLOAT4 = 13     /* 4-bit floats and a scale for each unit (Streaming DiLoCo, arXiv 2501.18512) */
 } hpc_codec_number;
 
 /* A library that makes pieces smaller still, loaded at run time; a piece that it makes no smaller stays as it is. */
@@ -70,19 +71,20 @@ typedef enum hpc_follow_how {
 
 /* The way in which the pieces of a key are written. Ranks may differ in filter, encode and decode_add alone. */
 typedef struct hpc_codec_config {
-    size_t size;            /* sizeof(hpc_codec_config), set by hpc_codec_config_init */
-    double delta;           /* HPC_THRESHOLD: 0 or more */
-    int decays;             /* HPC_THRESHOLD: 1: encoding t has delta / sqrt(t) */
-    double fraction;        /* HPC_TOPK: of the elements, above 0 and at most 1 */
-    uint64_t unit;          /* HPC_ONEBIT: elements in a row that share two values; no row cuts them apart. HPC_FACTORS:
-                               elements that no row cuts apart, a multiple of columns */
+    size_t size;     /* sizeof(hpc_codec_config), set by hpc_codec_config_init */
+    double delta;    /* HPC_THRESHOLD: 0 or more */
+    int decays;      /* HPC_THRESHOLD: 1: encoding t has delta / sqrt(t) */
+    double fraction; /* HPC_TOPK: of the elements, above 0 and at most 1 */
+    uint64_t unit;   /* Elements that no row cuts apart. HPC_ONEBIT: those that share two values. HPC_FLOAT4: those
+                        that share a scale, 16 at least. HPC_FACTORS: a multiple of columns */
     uint64_t rows, columns; /* HPC_FACTORS: of the matrix that the key is */
     int pairs;              /* HPC_FACTORS: the most pairs of vectors of one update */
     int values;      /* HPC_THRESHOLD, HPC_TOPK, HPC_FACTORS: hpc_dtype of what is sent: HPC_F32, HPC_F16 or HPC_BF16 */
     int paper;       /* the same: 0: the form that takes the fewest bytes; 1: indices above 80 % zeros, else dense
                         (Parameter Flow, 3.3.1) */
     int compress;    /* hpc_compression */
-    int no_feedback; /* 1: what a piece leaves out is lost. For comparison */
+    int no_feedback; /* 1: what a piece leaves out is lost. For comparison; HPC_FLOAT4: as in its paper, and an encoder
+                        has no residual */
     hpc_filter_fn
         *filter;      /* HPC_THRESHOLD, HPC_TOPK, with values HPC_F32: a filter of one's own; NULL: the library's */
     const char *name; /* HPC_OWN_CODEC, as are those below; for errors */
@@ -128,9 +130,9 @@ HPC_API int hpc_exchange_get_codec_stats(const hpc_exchange *exchange, int key, 
 /* The state of an encoder between two encodings, for checkpoints: how many it has made, and values: the residual, count
  * of them, then the state of the codec's own, slot by slot, then two of HPC_TOPK's. A worker has an encoder for each
  * key that it pushes, an owner one for each row of its own that forwards pieces. n_values tells how many values there
- * are: 0 where nothing is encoded. A codec of one's own without feedback has no
- * residual: zeros stand for it, or nothing but the last two where it has no state either. get and set: as
- * hpc_exchange_get_row and set_row; row -1: the worker's encoder of key. */
+ * are: 0 where nothing is encoded. A codec of one's own, or HPC_FLOAT4, without feedback has no residual: zeros stand
+ * for it, or nothing but the last two where it has no state either. get and set: as hpc_exchange_get_row and set_row;
+ * row -1: the worker's encoder of key. */
 HPC_API int64_t hpc_exchange_encoder_values(const hpc_exchange *exchange, int key, int row);
 HPC_API int hpc_exchange_get_encoder(hpc_exchange *exchange, int key, int row, uint64_t *made, float *values);
 HPC_API int hpc_exchange_set_encoder(hpc_exchange *exchange, int key, int row, uint64_t made, const float *values);

@@ -45,6 +45,14 @@ struct CodecConfig : hpc_codec_config {
         config.unit = unit;
         return config;
     }
+    // Sends four bits for each element, and a scale for each unit. Give the key a unit that is a multiple of this one.
+    // With feedback the errors of rounding are added to the next update; else they are lost, and take no memory.
+    static CodecConfig float4(std::uint64_t unit = 256, bool feedback = false) noexcept {
+        CodecConfig config(HPC_FLOAT4);
+        config.unit = unit;
+        config.no_feedback = !feedback;
+        return config;
+    }
     // Sends a matrix of rows times columns elements as at most so many pairs of vectors, which Exchange::factors takes.
     // Its rows are cut into about so many parts. Give the key rows * columns elements, and the unit of this.
     static CodecConfig factors(std::uint64_t rows, std::uint64_t columns, int pairs,

@@ -1,0 +1,67 @@
+"""Four bits an element: a float with a sign and three bits of exponent (Streaming DiLoCo, arXiv 2501.18512)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _core
+from ..stage import whole
+from .base import WireFormat, word
+
+_HEAD = 16  # bytes of a piece before its scales
+_SHORTEST = 16  # elements of a unit, below which the scale takes too much
+
+
+@dataclass(frozen=True)
+class Float4(WireFormat):
+    """Sends four bits for each element and a float32 scale for each unit of elements, as Streaming DiLoCo sends outer
+    gradients (arXiv 2501.18512): 1 bit of sign, 3 of exponent, none of mantissa (E3M0). With the default unit that is
+    4.125 bits an element, a 7.75th of float32. Sums are float32.
+
+    The scale is the largest magnitude of the unit. An element is sent as the nearest of 0 and plus or minus the scale
+    times 1, 1/2, 1/4, ..., 1/64; of two that are as near, as the larger one. So the error is at most a third of the
+    element, or 1/128 of the scale where that is more. An element below 1/128 of the scale is sent as 0. A scale below
+    2^-118 is sent as 2^-118. The same update gives the same bytes, on every CPU and however keys are cut into chunks.
+
+    As in the paper, the error of rounding is lost, and no residual takes memory. ErrorFeedback(Float4()) keeps the
+    error, and adds it to the next update. If a unit has a NaN or an Inf, this is sent, and the others of the unit are
+    left out.
+
+    Attributes:
+        unit: elements in a row that share a scale, 16 or more. No chunk cuts a unit apart.
+        compress: as Threshold has it.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    unit: int = 256
+    compress: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "float4"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", whole("Float4: unit", self.unit, _SHORTEST, _core.PIECE_ELEMENTS))
+        word("Float4: compress", self.compress, _core.COMPRESSIONS)
+
+    @property
+    def keeps(self) -> bool:
+        return False
+
+    @property
+    def loses(self) -> bool:
+        return True
+
+    def unit_of(self, shape: Sequence[int]) -> int:
+        return self.unit
+
+    def most_bytes(self, shape: Sequence[int], count: int) -> int:
+        """Bytes of a piece, unless it is compressed."""
+        whole_units, last = divmod(count, self.unit)
+        codes = whole_units * ((self.unit + 1) // 2) + (last + 1) // 2
+        return _HEAD + min(4 * count, 4 * (whole_units + (last > 0)) + codes)
+
+    def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
+        return {"unit": self.unit, "compress": _core.COMPRESSIONS[self.compress], "no_feedback": True}
