@@ -383,6 +383,7 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .facts = &(const hpc_facts){.before_publish = level,
                                 .late = hpc_outlet_late,
                                 .version = hpc_outlet_told,
+                                .heard = hpc_outlet_heard,
                                 .count = hpc_outlet_count,
                                 .count_peer = hpc_outlet_count_peer},
 };

@@ -155,6 +155,7 @@ const hpc_discipline hpc_discipline_quorum = {
     .facts = &(const hpc_facts){.after_publish = hpc_server_intake_tell,
                                 .late = hpc_outlet_late,
                                 .version = hpc_outlet_told,
+                                .heard = hpc_outlet_heard,
                                 .count = hpc_outlet_count,
                                 .count_peer = hpc_outlet_count_peer},
 };

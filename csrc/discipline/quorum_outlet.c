@@ -292,6 +292,10 @@ uint64_t hpc_outlet_told(const hpc_engine *en, int key) {
     return most;
 }
 
+uint64_t hpc_outlet_heard(const hpc_engine *en, int s) {
+    return hpc_outlet_of(&en->layout.shares[s]) == NULL ? 0 : told_by(en, s);
+}
+
 uint64_t hpc_outlet_next_version(const hpc_engine *en) {
     uint64_t version = 1;
     for (int key = 0; key < en->plan->n_keys; key++) {

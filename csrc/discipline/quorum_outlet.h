@@ -20,6 +20,8 @@ int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t 
 /* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded: on servers the
  * version of its parameters. */
 uint64_t hpc_outlet_told(const hpc_engine *en, int key);
+/* The version of this rank's copy of a share's parameters, as its owner has told; 0 where the share answers others. */
+uint64_t hpc_outlet_heard(const hpc_engine *en, int s);
 /* The version of this rank's next step, on servers. */
 uint64_t hpc_outlet_next_version(const hpc_engine *en);
 /* How many shares of the last push of key were left out. */

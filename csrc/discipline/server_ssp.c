@@ -184,6 +184,13 @@ static void free_all(hpc_engine *en) {
     en->own = NULL;
 }
 
+/* The minimum that the owner has told with its last answer: all workers' updates up to it are in the copy. */
+static uint64_t heard(const hpc_engine *en, int s) {
+    uint64_t told;
+    memcpy(&told, hpc_own_part(en) + told_at(en, en->context->group.rank, s), sizeof told);
+    return told;
+}
+
 /* ---- the core ---- */
 
 static uint64_t clock_of(const clocks *c, int rank) {
@@ -454,5 +461,6 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .wait_slot = wait_slot,
     .begin_push = begin_push,
     .awaited = awaited,
-    .facts = &(const hpc_facts){.before_publish = level, .folded_of = folded_of, .staleness = staleness},
+    .facts =
+        &(const hpc_facts){.before_publish = level, .folded_of = folded_of, .heard = heard, .staleness = staleness},
 };

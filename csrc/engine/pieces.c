@@ -202,9 +202,8 @@ static int64_t encode_range(hpc_encoder *encoder, const hpc_codec_source *source
     return encoder->codec->pack(config, out, most, packing->scratch, packing->room);
 }
 
-/* Adds a piece of nbytes, which may be packed; 0 bytes are none, and refused. */
-static int decode_range(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
-                        double weight, const hpc_packing *packing) {
+int hpc_pieces_decode(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
+                      double weight, const hpc_packing *packing) {
     const int64_t raw = !its->packs || nbytes == 0
                             ? 0
                             : its->codec->unpack(&its->config, piece, (int64_t)nbytes, packing->raw, packing->most,
@@ -331,7 +330,7 @@ static void put_back(hpc_engine *en, const hpc_row *row, hpc_encoder *encoder, f
     const hpc_key_pieces *its = &en->pieces[row->key];
     const size_t nbytes = its->codec->length(&its->config, piece, row->count);
     if (!encoder->keeps || its->config.no_feedback) return;
-    const int status = decode_range(its, residual, row->count, piece, nbytes, 1, packing);
+    const int status = hpc_pieces_decode(its, residual, row->count, piece, nbytes, 1, packing);
     if (status != 0) {
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why, "rank %d: its own piece of key %s cannot go back into the residual: %s",
@@ -389,7 +388,7 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
     const double since = hpc_now();
     const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
     int status =
-        decode_range(&core->engine->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
+        hpc_pieces_decode(&core->engine->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
     if (status != 0) {
         cannot_decode(core, w, in->rank, status);
         return -1;

@@ -235,6 +235,30 @@ def exchange_folded(exchange: Any, rank: int) -> int:
     return int(word[0])
 
 
+def exchange_heard(exchange: Any, rows: int) -> NDArray[np.int64]:
+    """By row of the plan: how new this rank's copy of its elements is; -1: it has none."""
+    heard = np.empty(rows, np.int64)
+    check(lib.hpc_exchange_get_heard(exchange, from_buffer("uint64_t[]", heard), rows))
+    return heard
+
+
+def exchange_pushed(exchange: Any, key: int, values: NDArray[np.float32] | None) -> int:
+    """How often this rank has begun to push a key; values gets what the last push had as pieces."""
+    pushes = new_word()
+    check(
+        lib.hpc_exchange_get_pushed(exchange, key, pushes, NULL if values is None else from_buffer("float[]", values))
+    )
+    return int(pushes[0])
+
+
+def exchange_forwarded(exchange: Any, row: int, values: NDArray[np.float32] | None) -> int:
+    """How often a row of this rank was folded; values gets what it has forwarded last as a piece."""
+    folds = new_word()
+    into = NULL if values is None else from_buffer("float[]", values)
+    check(lib.hpc_exchange_get_forwarded(exchange, row, folds, into))
+    return int(folds[0])
+
+
 def exchange_set_row(
     exchange: Any, row: int, step: int, params: NDArray[np.float32], state: NDArray[np.float32]
 ) -> None:

@@ -158,6 +158,7 @@ class Exchange(SplitCalls):
     __slots__ = (
         "__weakref__",
         "_ahead",
+        "_base",
         "_book",
         "_decided",
         "_encoders",
@@ -243,6 +244,7 @@ class Exchange(SplitCalls):
         late = {n for one in given.schemes if one.scheme.consistency.staleness for n in one.scheme.names if one.peers}
         self._peers_rows = [i for i, (_, span) in enumerate(self._rows) if span.key in late]
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
+        self._base = [0] * len(given.values)  # by key: steps of its rows before its first fold here
         counts = {name: value.size for name, value in given.values.items()}
         kinds = tuple(
             RuleKind(optim.c_name(own), c_rule.slots, len(optim.arguments(own)))
@@ -590,7 +592,7 @@ class Exchange(SplitCalls):
             self._check_rows("load_state_dict")
         except Exception as refused:  # the other ranks wait for this one
             wrong = refused
-        self._rules, self._ahead = snapshot.restored(
+        self._rules, self._ahead, steps = snapshot.restored(
             self.context,
             self._handle,
             self._rows,
@@ -602,6 +604,7 @@ class Exchange(SplitCalls):
             pushes=_core.exchange_version(self._handle),
             timeout=limit,
         )
+        self._base = [step - _core.exchange_version_of(self._handle, key) for key, step in enumerate(steps.tolist())]
 
     def _check_rows(self, op: str) -> None:
         self._check_idle(op)

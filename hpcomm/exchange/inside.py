@@ -1,7 +1,8 @@
 """Functions for checkpoint and recovery beside the public methods of an exchange: its arguments, and its state."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,11 @@ from ..consistency import BSP
 from ..errors import NotSupported
 from ..optim import Average
 from ..plan import Plan
-from . import encoders
+from . import encoders, pieces
 from .arguments import Compiled, has_copies
 from .book import Book
 from .exchange import Exchange
-from .pieces import Shard
+from .pieces import Shard, Span
 from .schemes import Made
 
 
@@ -43,6 +44,88 @@ def kept(ex: Exchange) -> Kept:
     steps = np.zeros(len(shard["keys"]), np.uint64)
     np.maximum.at(steps, shard["row_key"], shard["row_step"])
     return Kept(shard, ex._folded(), begun, steps)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a rank that is left knows of an exchange that has lost ranks.
+
+    Attributes:
+        copies: by row of the plan: how new this rank's copy of its elements is; -1: it has none.
+        folds: by row: how often it was folded in this exchange, if this rank owns it; else -1.
+        steps: by row: its step, if this rank owns it and it applies; else -1.
+        pushes: by key: the pushes of this rank that have begun.
+        base: by key: the steps of its rows before the first fold here.
+        pushed: by number of the key: what its last push had as pieces, where the codec keeps a residual.
+        forwarded: by row of this rank: what it has forwarded last as a piece, where the codec keeps a residual.
+    """
+
+    copies: NDArray[np.int64]
+    folds: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    pushes: NDArray[np.int64]
+    base: NDArray[np.int64]
+    pushed: Mapping[int, NDArray[np.float32]]
+    forwarded: Mapping[int, NDArray[np.float32]]
+
+
+def heard(ex: Exchange, kept: Kept) -> Heard:
+    """Once the cores of all ranks that are left have stopped (after Context.shrink), and before the context of ex is
+    closed."""
+    owner, n = ex.plan.rows.column("owner"), len(ex.plan.rows)
+    folds, steps = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    forwarded = {one.row: np.empty(one.count, np.float32) for one in ex._encoders.places if one.row >= 0}
+    pushed = {one.key: np.empty(one.count, np.float32) for one in ex._encoders.places if one.row < 0}
+    for row in np.flatnonzero(owner == ex.context.rank).tolist():
+        folds[row] = _core.exchange_forwarded(ex._handle, row, forwarded.get(row))
+    steps[[row for row, _ in ex._rows]] = kept.shard["row_step"]
+    counts = [_core.exchange_pushed(ex._handle, key, pushed.get(key)) for key in range(len(ex.plan.keys))]
+    copies = _core.exchange_heard(ex._handle, n)
+    return Heard(copies, folds, steps, np.array(counts), np.array(ex._base), pushed, forwarded)
+
+
+def counts_folds(ex: Exchange) -> list[bool]:
+    """By key: whether rows and workers count steps alike: one push of each worker makes one fold, or a version."""
+    its = {name: one.mode == "BSP" and not ex._made.engine.split for one in ex._schemes for name in one.scheme.names}
+    return [its[key.name] for key in ex.plan.keys]
+
+
+def groups(ex: Exchange) -> list[list[int]]:
+    """The numbers of keys that have their versions together: with a quorum those of each scheme; else each key."""
+    numbers = {key.name: i for i, key in enumerate(ex.plan.keys)}
+    found = []
+    for one in ex._schemes:
+        own = [numbers[name] for name in one.scheme.names]
+        found += [own] if one.scheme.consistency.quorum is not None and one.mode == "BSP" else [[key] for key in own]
+    return found
+
+
+def counts_updates(ex: Exchange) -> bool:
+    """Whether rows count updates and not steps (ASYNC and SSP(s) with servers)."""
+    return ex._counts_updates
+
+
+def blank(ex: Exchange, args: NDArray[np.float64], spans: Sequence[Span]) -> dict[str, Any]:
+    """A shard of ex whose steps, parameters and state are still to be written."""
+    shard = pieces.blank(ex._kind, tuple(tuple(row) for row in args.tolist()), spans)
+    return shard
+
+
+def encoded_by(ex: Exchange, shard: dict[str, Any]) -> dict[str, Any]:
+    """The shard, whose encoders are from here on those of this rank in ex."""
+    return shard | encoders.whose(ex._encoders) if "encoders" in shard else shard
+
+
+def forwards_pieces(ex: Exchange) -> list[int]:
+    """The rows of the plan that forward their folds as pieces."""
+    rows, pieces_of = ex.plan.rows, list(_core.PIECES.values())
+    sends = (rows.column("action") == _core.ACTIONS["forward"]) & np.isin(rows.column("codec_out"), pieces_of)
+    return np.flatnonzero(sends).tolist()  # type: ignore[no-any-return]
+
+
+def applies(ex: Exchange) -> NDArray[np.bool_]:
+    """By row of the plan: whether it applies."""
+    return ex.plan.rows.column("action") == _core.ACTIONS["apply"]  # type: ignore[no-any-return]
 
 
 def has_own_models(ex: Exchange) -> bool:

@@ -120,8 +120,8 @@ def settled(
         its = consistencies[name] if averages else with_servers(consistencies[name])
         model = one if one.updates_of in OWN_MODELS or peers else None
         number = group_of[name] if _counts_versions(its) else 0
-        for found, other, its_number, group in groups:
-            if found == its and its_number == number and (other is model or other == model):
+        for found, other, of_group, group in groups:
+            if found == its and of_group == number and (other is model or other == model):
                 group[name] = one
                 break
         else:

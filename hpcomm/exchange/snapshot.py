@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import _core, optim
 from ..context import Context
@@ -15,7 +16,6 @@ from .encoders import Encoders, Encoding
 from .pieces import Args, Kind, Piece, Shard, Span
 
 _SENTENCE_BYTES = 400  # of a refusal, told to the peers
-_COUNTS = 16  # bytes: a clock and a count of pushes
 
 
 Rules: TypeAlias = dict[str, AnyRule]  # by key
@@ -49,9 +49,10 @@ def restored(
     encoders: Encoders,
     pushes: int,
     timeout: float,
-) -> tuple[Rules, list[int]]:
+) -> tuple[Rules, list[int], NDArray[np.int64]]:
     """Writes the shards into the rows and the encoders of every rank. Collective. Returns the rules with the shards'
-    hyper-parameters, and by rank how far the largest clock of any shard is ahead of the rank's pushes in this exchange.
+    hyper-parameters, by rank how far the largest clock of any shard is ahead of the rank's pushes in this exchange, and
+    by key the most steps of a row.
     wrong: the reason if this rank refuses. pushes: of this rank."""
     args: Args = ()
     clock = 0
@@ -68,7 +69,10 @@ def restored(
             }
     except Exception as refused:  # the other ranks wait for this one
         wrong = refused
-    every = _agree(ctx, wrong, args, (clock, pushes), list(rules), timeout)
+    steps = dict.fromkeys(rules, 0)
+    for piece in owned:
+        steps[piece.span.key] = max(steps[piece.span.key], piece.step)
+    every = _agree(ctx, wrong, args, [clock, pushes, *steps.values()], list(rules), timeout)
     for (row, _), piece in zip(rows, owned, strict=True):
         _core.exchange_set_row(exchange, row, piece.step, piece.params, piece.state)
     encoding.restore(exchange, kept)
@@ -76,22 +80,23 @@ def restored(
         if own != before:
             _core.exchange_set_args(exchange, key, own)
     _core.exchange_publish(exchange, timeout)
-    furthest = max(theirs for theirs, _ in every)
-    return found, [furthest - theirs for _, theirs in every]
+    furthest = int(every[:, 0].max())
+    return found, [furthest - theirs for theirs in every[:, 1].tolist()], every[:, 2:].max(axis=0)
 
 
 def _agree(
-    ctx: Context, wrong: Exception | None, args: Args, counts: tuple[int, int], names: list[str], timeout: float
-) -> list[tuple[int, int]]:
-    """The counts of every rank. Raises on every rank if a rank has found something wrong, or if their arguments
-    differ."""
+    ctx: Context, wrong: Exception | None, args: Args, counts: list[int], names: list[str], timeout: float
+) -> NDArray[np.int64]:
+    """The counts of every rank, a row a rank. Raises on every rank if a rank has found something wrong, or if their
+    arguments differ."""
     words = np.zeros((len(names), optim.MOST_ARGS), np.float64)
     if args:
         words[:] = pieces.padded(args)
     told = "" if wrong is None else str(wrong) or type(wrong).__name__
     sentence = told.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
-    parts = ctx.allgather(np.array(counts, np.int64).tobytes() + words.tobytes() + sentence, timeout)
-    every = [part[_COUNTS:] for part in parts]
+    mine = np.array(counts, np.int64)
+    parts = ctx.allgather(mine.tobytes() + words.tobytes() + sentence, timeout)
+    every = [part[mine.nbytes :] for part in parts]
     if wrong is not None:
         raise wrong
     for rank, part in enumerate(every):
@@ -107,4 +112,4 @@ def _agree(
                 f"load_state_dict: rank 0's shards have rule arguments {tuple(first[key, :n].tolist())}, rank {rank}'s "
                 f"{tuple(theirs[key, :n].tolist())}, for key {names[key]!r}"
             )
-    return [(int(clock), int(pushes)) for clock, pushes in (np.frombuffer(part, np.int64, 2) for part in parts)]
+    return np.stack([np.frombuffer(part, np.int64, len(mine)) for part in parts])

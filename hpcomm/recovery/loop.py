@@ -19,6 +19,7 @@ def run(
     first: int = 0,
     recovered: Callable[[Recovered], object] = lambda _: None,
     checkpoint: str | PathLike[str] | None = None,
+    survivors: bool = False,
     least: int = 1,
     timeout: float | None = None,
 ) -> Exchange:
@@ -39,8 +40,8 @@ def run(
             it has been called for. With a quorum a rank whose update was late goes on from the n of the others.
         first: the step to begin with, of an exchange that was restored.
         recovered: is called after each recovery; a Checkpointer is closed and made anew there.
-        checkpoint, timeout: as recover. The end, where nobody goes before all are done, has no deadline, as serve has
-            none: the slowest may be far behind.
+        checkpoint, survivors, timeout: as recover. The end, where nobody goes before all are done, has no deadline, as
+            serve has none: the slowest may be far behind.
         least: with fewer ranks left PeerFailed is raised instead of going on. More than half of the ranks is what keeps
             the two sides of a broken network from both going on.
 
@@ -65,7 +66,7 @@ def run(
         except PeerFailed:
             lost = exchange.context
         try:
-            news = recover(exchange, checkpoint=checkpoint, timeout=timeout)
+            news = recover(exchange, checkpoint=checkpoint, survivors=survivors, timeout=timeout)
         except BaseException:
             with suppress(HpcommError):  # what went wrong first is what counts
                 if lost is not given:

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from .. import optim
 from ..checkpoint import restore
+from ..checkpoint.resume import gather
 from ..context import Context
-from ..errors import CheckpointError, HpcommError, NotSupported, PeerFailed
+from ..errors import CheckpointError, ConfigError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
 from ..log import logger
 from ..topology import Graph, spectral_gap
+from . import survivors as survivor_rows
 from .copies import furthest
 
 
@@ -41,7 +43,13 @@ class Recovered:
     extra: dict[str, Any]
 
 
-def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, timeout: float | None = None) -> Recovered:
+def recover(
+    ex: Exchange,
+    *,
+    checkpoint: str | PathLike[str] | None = None,
+    survivors: bool = False,
+    timeout: float | None = None,
+) -> Recovered:
     """After PeerFailed: a new exchange over the ranks that are left when others died, or left in the middle. Collective
     over them; more may die meanwhile. Those of them who still wait in the lost exchange are told by PeerFailed too
     (Context.revoke).
@@ -74,6 +82,22 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     them: none pushes again what was folded, and those that are behind skip what they had not pushed. An update that was
     on its way is in those chunks that had it already, and lost for the others.
 
+    With survivors=True no checkpoint is read, whoever is gone, and recovered.clock is the most steps of any row:
+
+    - A row whose owner is left goes on as it is: parameters, the rule's state and what owners held back of it. A row of
+      an owner that is gone goes on from the newest copy that a worker has, by the answers that have come there, with a
+      state of zero; in 16 bits where codec_out says so. All ranks take the same copy. A fold that the owner was writing
+      when it died may be in some elements of that copy.
+    - Where several ranks apply a row (apply_at, peers) it comes from the one that has applied most steps to it, with
+      its state.
+    - All rows of a key go on from the most steps of any of them; with a quorum all rows of a group of keys.
+    - Under BSP a piece of this rank's last push (TopK, OneBit, Threshold) that a row has not applied goes back into
+      what this rank holds back, and so does a piece that a row of this rank had forwarded: nothing of a worker that is
+      left is lost. Under a quorum, ASYNC and SSP(s), and with split=True, the last push may be lost where it was cut
+      short.
+    - Under ASYNC and SSP(s) workers go on from the first step that none of them has begun, and a peer's copy that is
+      taken has not all updates of the others.
+
     With codecs of pieces each rank keeps what it held back; what lost ranks held back is lost, which the log says. What
     was held back of a step that was cut short is added to the next update, also where that step is made again.
 
@@ -84,12 +108,15 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     Args:
         ex: what raised.
         checkpoint: a Checkpointer's directory, for a server that died; it is not read otherwise.
+        survivors: the ranks that are left go on from what they have, also where owners are gone. On graphs they always
+            do. All ranks give the same.
         timeout: seconds for each part: to agree on who is left, to make the exchange, to restore; anew when another
             rank dies.
 
     Raises:
-        CheckpointError: a rank that owned parameters is gone and there is no checkpoint to restore.
-        ConfigError: no worker is left, only ranks that serve.
+        CheckpointError: a rank that owned parameters is gone, there is no checkpoint to restore, and survivors is
+            False.
+        ConfigError: no worker is left, only ranks that serve; or ranks give different survivors.
         NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; or each host has a
             model of its own (hosts_first); or keys have schemes of their own, and one of them is on a graph, or neither
             under BSP nor all under one quorum.
@@ -102,12 +129,13 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
     inside.check_recovers(ex)
     for scheme in made.schemes:  # what cannot be rebuilt is refused before the links change hands
         scheme.among(range(len(made.ranks)), len(made.ranks))
-    lost = _lost(ex, {})  # before the links that are left change hands
+    lost = [_lost(ex, {})]  # before the links that are left change hands
     fresh = old.shrink(timeout)
+    survivors = bool(survivors) and not inside.has_own_models(ex)
     while True:
         found: Recovered | None = None
         try:
-            found = _over(ex, lost, fresh, checkpoint, timeout)
+            found = _over(ex, lost, fresh, checkpoint, survivors, timeout)
             fresh.barrier(timeout)  # who has passed it may push, to those who have not as well
             return found
         except PeerFailed:  # some may have passed: they recover from that exchange, and so does who has it
@@ -119,8 +147,10 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         try:
             dead.revoke()
             if found is not None:
-                lost = _lost(found.exchange, found.extra)
+                lost.append(_lost(found.exchange, found.extra))
             fresh = dead.shrink(timeout)
+            if found is not None and survivors:  # while its context is open
+                lost[-1].look()
         except BaseException:
             with suppress(HpcommError):
                 dead.close()
@@ -128,18 +158,26 @@ def recover(ex: Exchange, *, checkpoint: str | PathLike[str] | None = None, time
         dead.close()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Lost:
     """An exchange that has lost ranks.
 
     Attributes:
         kept: what this rank keeps of it.
         extra: what came with the checkpoint that it was restored from.
+        heard: what this rank knows of the others' rows; None: it has not looked yet.
     """
 
     exchange: Exchange
     kept: inside.Kept
     extra: dict[str, Any]
+    heard: inside.Heard | None = None
+
+    def look(self) -> inside.Heard:
+        """heard, once all ranks that are left have stopped: after a shrink, and before the context is closed."""
+        if self.heard is None:
+            self.heard = inside.heard(self.exchange, self.kept)
+        return self.heard
 
 
 def _lost(ex: Exchange, extra: dict[str, Any]) -> _Lost:
@@ -147,13 +185,22 @@ def _lost(ex: Exchange, extra: dict[str, Any]) -> _Lost:
 
 
 def _over(
-    first: Exchange, lost: _Lost, fresh: Context, checkpoint: str | PathLike[str] | None, timeout: float | None
+    first: Exchange,
+    every: list[_Lost],
+    fresh: Context,
+    checkpoint: str | PathLike[str] | None,
+    survivors: bool,
+    timeout: float | None,
 ) -> Recovered:
-    """The exchange over the ranks of a shrunk context. first: the one that recover was called for.
+    """The exchange over the ranks of a shrunk context. first: the one that recover was called for. every: that one, and
+    those that were made since and have lost ranks as well.
 
     When a rank dies before all have it, some come again with it, others with the one before. So what is made here
     depends on what the job's first exchange was made of and on who is left, and on nothing between.
     """
+    if len(set(fresh.allgather(bytes([survivors]), timeout))) > 1:
+        raise ConfigError("recover: some ranks give survivors=True and others do not: give all ranks the same")
+    lost = _common(fresh, every, timeout) if survivors else every[-1]
     ex = lost.exchange
     made, old = inside.made(ex), ex.context
     left = [made.ranks.index(name) for name in fresh.ranks]  # what the topology calls them
@@ -163,14 +210,17 @@ def _over(
     plan = made.plan
     if plan.cores is None and not ex.graph:
         plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
-    missing = max((old.ranks[rank] for rank in inside.needed(ex).difference(here)), default=-1)
+    found = survivor_rows.agreed(fresh, ex, lost.look(), here, timeout) if survivors else None
+    needed = set() if survivors else inside.needed(ex)
+    missing = max((old.ranks[rank] for rank in needed.difference(here)), default=-1)
     clock, missing, steps, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
         differ = inside.may_differ(ex)
         raise CheckpointError(
             f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} "
             f"{'is gone, and copies of the parameters may differ' if differ else 'owned parameters and is gone'}: give "
-            "checkpoint, the directory of a Checkpointer (the rank is numbered as in the first context)"
+            "checkpoint, the directory of a Checkpointer, or survivors=True, to go on from what the others have (the "
+            "rank is numbered as in the first context)"
         )
     keys = {key.name: (key.shape, row) for key, row in zip(ex.plan.keys, args.tolist(), strict=True)}
     values = {  # in the order that the trainer gave
@@ -187,20 +237,57 @@ def _over(
     new = Exchange(fresh, values, topologies, consistencies, rule, plan=plan, engine=made.engine, timeout=timeout)
     inside.make_as(new, replace(made, plan=plan))
     extra = lost.extra
-    if missing >= 0:
+    held = ""
+    if found is not None:
+        clock = _go_on(fresh, lost, found, new, args, clock, timeout)
+        held = survivor_rows.losses(ex, lost.kept, found, gone=bool(gone))
+    elif missing >= 0:
         assert checkpoint is not None
-        found = restore(new, checkpoint, timeout=timeout)
-        if found is None:
+        restored = restore(new, checkpoint, timeout=timeout)
+        if restored is None:
             raise CheckpointError(f"recover: there is no checkpoint in {checkpoint}", path=checkpoint)
-        clock, extra = found.step, found.extra
+        clock, extra = restored.step, restored.extra
     else:
         kept = furthest(fresh, lost.kept, inside.copied(ex), timeout)
         inside.go_on(new, kept, args, clock, inside.clocks(ex, steps, clock), timeout)
     gap = _gaps(first.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
-        held = "; what they held back by codecs is lost" if gone and inside.holds_back(new) else ""
+        if not survivors and gone and inside.holds_back(new):
+            held = "; what they held back by codecs is lost"
         _tell(gone, clock, fresh.size, held + ("" if not ex.graph else _told(gap)))
     return Recovered(new, clock, gone, gap, extra)
+
+
+def _common(ctx: Context, every: list[_Lost], timeout: float | None) -> _Lost:
+    """The newest exchange that all ranks have had. If one of them has gone on with a later one, all others had that one
+    too: they met before (recover)."""
+    names = [list(one.exchange.context.ranks) for one in every]
+    theirs = gather(ctx, names, ctx.config.timeout if timeout is None else timeout)
+    return next(one for one, own in reversed(list(zip(every, names, strict=True))) if all(own in his for his in theirs))
+
+
+def _go_on(
+    ctx: Context,
+    lost: _Lost,
+    found: survivor_rows.Agreed,
+    new: Exchange,
+    args: NDArray[np.float64],
+    folded: int,
+    timeout: float | None,
+) -> int:
+    """Gives every rank its rows of the new exchange, from those that have them. Returns the clock. Collective."""
+    ex, kept = lost.exchange, lost.kept
+    shard = survivor_rows.residuals(ex, kept, lost.look(), found)
+    mine = survivor_rows.moved(ctx, ex, kept, found, new, args, timeout)
+    others = survivor_rows.strays(ctx, ex, shard, found, new, args, timeout)
+    mine |= {name: value for name, value in shard.items() if name.startswith("encoder")}
+    clock = int(found.steps.max())
+    if inside.counts_updates(ex):
+        every = ctx.allgather(np.int64(kept.begun).tobytes(), timeout)
+        clock = max(folded, *(int(np.frombuffer(part, np.int64)[0]) for part in every))
+        mine["clock"] = clock
+    new.load_state_dict([inside.encoded_by(new, mine), *others], timeout)
+    return clock
 
 
 def _agreed(

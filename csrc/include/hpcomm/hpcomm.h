@@ -766,6 +766,17 @@ HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
 /* ASYNC and SSP with servers: how many pushes of rank this rank's rows have folded, in full or in part; the largest
  * number over all keys. Otherwise 0. Others may push meanwhile. After a death or a revoke it does what get_row does. */
 HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *pushes);
+/* For the ranks that are left when others are lost; after get_row has stopped this rank's part. heard[row], for each
+ * row of the plan: how many folds this worker's copy of its elements has had since the exchange was made, as its owner
+ * has answered (under SSP with servers the updates of the slowest worker that are in it; where pulls are answered by
+ * themselves, the pulls); UINT64_MAX: it gets no parameters of them. n: rows of the plan. Parameters that came encoded
+ * are decoded before.
+ * pushed: how often this worker has begun to push a key, and what the pieces of the last push add up to (count values;
+ * NULL: only the number); 0 where its codec keeps no residual. forwarded: the same of a row that this rank owns: how
+ * often it was folded, and what it has forwarded last. */
+HPC_API int hpc_exchange_get_heard(hpc_exchange *exchange, uint64_t *heard, int n);
+HPC_API int hpc_exchange_get_pushed(hpc_exchange *exchange, int key, uint64_t *pushes, float *values);
+HPC_API int hpc_exchange_get_forwarded(hpc_exchange *exchange, int row, uint64_t *folds, float *values);
 /* A key whose push or pull by this rank is under way, so that get_row and set_row are refused; -1: none. Works also on
  * a rank that owns no rows. */
 HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
