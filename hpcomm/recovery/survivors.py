@@ -331,8 +331,8 @@ def strays(
             "offset": old.offset[row],
             "count": old.count[row],
             "values": old.count[row] + 2,
-            "weight": values[-2],
-            "made": values[-1],
+            "weight": float(values[-2]),
+            "made": int(values[-1]),
         }
         extra |= {f"encoder_{name}": np.array([value]) for name, value in columns.items()}
         extra |= {"encoders": values, "encoder_worker": -1, "encoder_workers": 0, "encoder_owner": owner}
