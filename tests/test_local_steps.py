@@ -256,7 +256,8 @@ def test_ranks_end_as_the_algorithm_says(size: int) -> None:
         mpi.spawn(size, cases, folder, timeout=90, env={"HPCOMM_TIMELINE": f"{folder}/timeline-%r.json"})
         lines = Path(folder, "timeline-0.json").read_text(encoding="utf-8").splitlines()
         shown = Counter(json.loads(line.rstrip(","))["name"] for line in lines if "fragment 1" in line)
-    assert shown["fragment 1: begin"] == shown["fragment 1: under way"] == shown["fragment 1: take"] > 10
+    assert shown["fragment 1: begin"] == shown["fragment 1: under way"] > 10
+    assert shown["fragment 1: take"] > 10
 
 
 # ---- one process -----------------------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument
@@ -183,6 +185,15 @@ class _Fragment:
         return not self.handles
 
 
+class _States(NamedTuple):
+    """Where all ranks are, a row a rank: their steps, how often sync was called, and by fragment the exchanges that
+    were taken."""
+
+    steps: NDArray[np.int64]
+    syncs: NDArray[np.int64]
+    done: NDArray[np.int64]
+
+
 class LocalSteps:
     """Parameters that this rank trains, and the exchange of what it has learned: see local_steps, which makes it.
 
@@ -233,7 +244,7 @@ class LocalSteps:
     def _work(self) -> None:
         """What a step, or one that was cut short, has to do."""
         for number, one in enumerate(self._fragments):  # before others are waited for: the wire would be idle then
-            if one.rounds < self.schedule.begun_by(number, self.steps) + self._syncs:
+            while one.rounds < self.schedule.begun_by(number, self.steps) + self._syncs:
                 if one.begun is not None:  # as in a sync
                     self._take(number)
                 self._begin(number)
@@ -249,9 +260,19 @@ class LocalSteps:
 
     def sync(self) -> None:
         """Exchanges all fragments now and takes them in full: afterwards all ranks have the same parameters. For the
-        end of the training, or before an evaluation. Collective: every rank calls it after the same steps."""
+        end of the training, or before an evaluation. Collective. Ranks that have made fewer steps, as after a recovery,
+        count as many as the others from here on."""
         self._syncs += 1
         self._syncing = True
+        self._align()
+        self._finish_sync()
+
+    def _align(self) -> None:
+        """All ranks count the steps of the one that has made the most."""
+        every = self.context.allgather(self.steps.to_bytes(8, "little"))
+        self.steps = max(int.from_bytes(one, "little") for one in every)
+
+    def _finish_sync(self) -> None:
         self._work()
         self._syncing = False
 
@@ -370,43 +391,54 @@ class LocalSteps:
 
         Parameters come from those that are left. What a dead rank had learned since its last exchange is lost, and what
         codecs held back there; where owners apply the rule, its state of the elements that the dead rank owned is zero,
-        such as the outer momentum: a warning says so. What this rank has learned stays: of exchanges that were cut
-        short it goes with the next ones. The step or the sync that raised is completed, except for waits: go on with
-        the next step.
+        such as the outer momentum: a warning says so. What this rank has learned stays: exchanges that were cut
+        short begin again. The step or the sync that raised is completed: go on with the next step.
 
         Returns:
             what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
 
         Raises:
-            As hpcomm.recover.
+            InvalidArgument: in a join block: leave it first.
+            Others as hpcomm.recover: another PeerFailed where one more rank dies; call it again.
         """
+        if self._joined:
+            raise InvalidArgument("recover: leave the join block first, in which ranks meet that are not all there now")
         found = recover(self.exchange, survivors=True, timeout=timeout)
         for one in self._fragments:
             one.sent += inside.bytes_sent(self.exchange, one.names)
-        self.exchange = ex = found.exchange
-        for one in self._fragments:
-            one.handles.clear()
-            one.since = None
-            if one.begun is None:
-                continue
-            one.begun = None
-            for name in one.names:  # where updates leave something back, what was not applied is there
-                if inside.keeps_back(ex, name):
-                    self._values.take(name, ex.params[name], self.schedule.mix)
-        self._values.end()
-        self._begin_again(timeout)
-        self._work()
-        self._syncing = False
+        self.exchange = found.exchange
+        states = self._states(timeout)
+        self._drop_lost(states.done)
+        if self._syncing and (states.syncs < self._syncs).any():  # the others have still to call sync
+            self._align()
+        elif self._syncing:
+            self.steps = int(states.steps.max())
+        self._finish_sync()
         return replace(found, clock=self.steps)
 
-    def _begin_again(self, timeout: float | None) -> None:
-        """Under BSP ranks push a fragment equally often. Where one has begun an exchange that another one has still to
-        begin, the first begins it once more, as what it had pushed went with the lost exchange."""
-        told = np.array([one.rounds for one in self._fragments], np.int64).tobytes()
+    def _states(self, timeout: float | None) -> "_States":
+        """Where all ranks are. Collective."""
+        done = [one.rounds - (one.begun is not None) for one in self._fragments]
+        told = np.array([self.steps, self._syncs, *done], np.int64).tobytes()
         every = np.stack([np.frombuffer(part, np.int64) for part in self.context.allgather(told, timeout)])
-        for one, least in zip(self._fragments, every.min(axis=0).tolist(), strict=True):
-            if inside.is_whole(self.exchange) and one.rounds > least:
-                one.rounds -= 1
+        return _States(every[:, 0], every[:, 1], every[:, 2:])
+
+    def _drop_lost(self, done: NDArray[np.int64]) -> None:
+        """Forgets the exchanges that were under way, with the lost exchange. One that another rank has taken has come:
+        it is in the shared parameters. Another one begins again under BSP, where all ranks push a fragment equally
+        often, and else with the next one: the update is measured anew. What a codec has kept of it has gone back into
+        the residual, and so is not in this rank's parameters any more."""
+        ex, whole = self.exchange, inside.is_whole(self.exchange)
+        for one, most in zip(self._fragments, done.max(axis=0).tolist(), strict=True):
+            one.handles.clear()
+            one.since = None
+            if one.begun is None or (whole and most >= one.rounds):
+                continue
+            one.begun = None
+            one.rounds -= whole or one.full
+            for name in filter(partial(inside.keeps_back, ex), one.names):
+                self._values.take(name, ex.params[name], 1.0 if one.full else self.schedule.mix)
+        self._values.end()
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
