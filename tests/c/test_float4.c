@@ -101,6 +101,22 @@ static void test_values(int isa) {
             }
 }
 
+/* The float32 numbers next to the middle of two values go to the nearer one. */
+static void test_middles(int isa) {
+    static char out[ROOM];
+    configure(64, 1);
+    for (int turn = 0; turn < 200; turn++) {
+        const float scale = 1 + (float)random_word() / 4294967296.0f;
+        x[0] = -scale;
+        for (int i = 1; i < 64; i++) {
+            const float middle = (float)ldexp((i / 3 % 8 == 7 ? 1 : 0.75) * (double)scale, -(i / 3 % 8));
+            x[i] = i % 3 == 0 ? nextafterf(middle, 0) : i % 3 == 1 ? middle : nextafterf(middle, 4);
+        }
+        decode(sent, 64, out, encode(x, 64, NULL, isa, out), isa);
+        for (int i = 0; i < 64; i++) CHECK(sent[i] == nearest(x[i], (double)scale));
+    }
+}
+
 /* The same bytes, residuals and sums by every instruction set; without a residual, the bytes that zeros as residual
  * give. */
 static void test_same_bits(void) {
@@ -210,6 +226,7 @@ int main(void) {
     for (size_t i = 0; i < 3; i++) {
         if (!hpc_isa_available(isas[i])) continue;
         test_values(isas[i]);
+        test_middles(isas[i]);
         test_not_finite(isas[i]);
     }
     test_same_bits();
