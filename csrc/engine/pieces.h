@@ -45,10 +45,6 @@ void hpc_pieces_end_fold(hpc_engine *en, int key, double factor);
 /* Adds a piece of nbytes, which may be packed, to n elements; 0 bytes are none, and refused. */
 int hpc_pieces_decode(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
                       double weight, const hpc_packing *packing);
-/* Write the elements of the pieces of push number n of key, or of the last piece that a row has forwarded; 0 where the
- * encoder keeps no residual. Nonzero: the codec's status. Cores have stopped. */
-int hpc_pieces_read_push(hpc_engine *en, int key, uint64_t n, float *to);
-int hpc_pieces_read_fold(hpc_engine *en, const hpc_work *w, float *to);
 /* Bytes of the pieces of a share, in a slot of the update. */
 size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const char *slot);
 

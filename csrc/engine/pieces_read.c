@@ -1,8 +1,9 @@
 /* The last pieces that this rank has made, decoded: when ranks are lost, what no row has applied goes back into the
  * residuals from which it was taken. Reading changes nothing. */
+#include "engine/pieces_read.h"
+
 #include <string.h>
 
-#include "engine/pieces.h"
 #include "engine/send.h"
 
 static int may_go_back(const hpc_engine *en, int key, const hpc_encoder *encoder) {

@@ -4,7 +4,7 @@
 
 #include "engine/answer.h"
 #include "engine/params.h"
-#include "engine/pieces.h"
+#include "engine/pieces_read.h"
 #include "exchange/exchange.h"
 
 /* ---- copies ---- */
