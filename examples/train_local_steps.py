@@ -26,6 +26,7 @@ import sys
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
+import copy
 import json
 import math
 import statistics
@@ -50,11 +51,11 @@ import hpcomm.torch
 HELD_OUT = 0.1  # the share of the text that is not trained on
 LAST_RATE = 0.1  # the last learning rate by the largest
 SENT_BY = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes a second
-CAPTION = """Validation loss: of each rank's own weights on its share of the held-out text; at the end, of the weights
-that all ranks share. Bytes: sent by a rank, mean over the ranks. Seconds at {bandwidth}: a step computes {ms:.1f} ms
-(median processor time of a forward and backward pass, all ways); an exchange takes its bytes by the bandwidth, one
-after the other. Exchanges of sync hide behind the backward pass, those of streaming behind the steps of its delay, the
-others behind nothing; a step waits for the rest. Latency, encoding and the optimizers count nothing."""
+CAPTION = """Validation loss of the model that all ranks share: after local steps, that of the last exchange of each
+fragment. Bytes: sent by a rank, mean over the ranks. Seconds at {bandwidth}: a step computes {ms:.1f} ms (median
+processor time of a forward and backward pass, all ways); an exchange takes its bytes by the bandwidth, one after the
+other. Exchanges of sync hide behind the backward pass, those of streaming behind the steps of its delay, the others
+behind nothing; a step waits for the rest. Latency, encoding and the optimizers count nothing."""
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -200,10 +201,10 @@ WAYS = {
     for way in (
         Way("sync", None),
         Way("diloco", lambda plan: {"outer": outer(plan)}),
-        Way("streaming", lambda p: {"outer": outer(p), "fragments": 4, "delay": p.delay, "mix": 0.5, **top(p)}),
+        Way("streaming", lambda plan: {"outer": outer(plan), "fragments": 4, "delay": plan.delay, **top(plan)}),
         Way("sparse", lambda plan: {"outer": hpcomm.SGD(lr=1.0), **top(plan)}),
         Way("nesterov", lambda plan: {"outer": outer(plan), **top(plan)}),
-        Way("float4", lambda p: {"outer": outer(p), "codec": hpcomm.codec.Float4(), "apply_at": "receivers"}),
+        Way("float4", lambda plan: {"outer": outer(plan), "codec": hpcomm.codec.Float4(), "apply_at": "receivers"}),
         Way("local", lambda plan: {"outer": hpcomm.SGD(lr=1.0)}),
     )
 }
@@ -218,7 +219,8 @@ class Run:
 
     Attributes:
         way: its name.
-        loss: on this rank's share of the held-out text, at the start and after each of Plan.judged.
+        loss: of the shared model on this rank's part of the held-out text, at the start and after each of Plan.judged.
+        synced: the loss after the last exchange, that of sync().
         sent: bytes that the exchanges of each step have sent to other ranks.
         forward, backward: processor seconds of a step, the median.
         wall: seconds of the whole training.
@@ -227,6 +229,7 @@ class Run:
 
     way: str
     loss: list[float]
+    synced: float
     sent: list[int]
     forward: float
     backward: float
@@ -241,9 +244,21 @@ def sent_by(optimizer: Trainer) -> int:
 
 @torch.no_grad()
 def judge(ctx: hpcomm.Context, model: Transformer, text: Text) -> float:
-    """The loss of this rank's weights on its share of the held-out text."""
+    """The loss of a model on this rank's share of the held-out text."""
     rows = text.held_out[ctx.rank :: ctx.size]
     return sum(float(model.loss(part)) * len(part) for part in rows.split(64)) / len(rows)
+
+
+@torch.no_grad()
+def shared_of(optimizer: Any, model: Transformer) -> Transformer:
+    """The model that all ranks share: after local steps, that of the last exchange of each fragment."""
+    if isinstance(optimizer, hpcomm.torch.DistributedOptimizer):
+        return model
+    optimizer.wait()
+    shared = copy.deepcopy(model)
+    for name, parameter in shared.named_parameters():
+        parameter.copy_(torch.from_numpy(optimizer.exchange.params[name]))
+    return shared
 
 
 def batches(text: Text, plan: Plan, ctx: hpcomm.Context) -> Callable[[], Tensor]:
@@ -278,18 +293,18 @@ def train(
         seconds.append((middle - start, time.thread_time() - middle))
         optimizer.step()
         schedule.step()
-        if step == plan.steps and way.options is not None:
-            optimizer.sync()
         before, counted = counted, sent_by(optimizer)
         sent.append(counted - before)
         if step in judged:
-            loss.append(judge(ctx, model, text))
+            loss.append(judge(ctx, shared_of(optimizer, model), text))
             tell(step, loss[-1])
     wall = time.perf_counter() - began
+    if way.options is not None:
+        optimizer.sync()
     optimizer.close()
     forward, backward = (statistics.median(column) for column in zip(*seconds, strict=True))
     bits = sum(int(p.detach().numpy().view(np.uint32).sum(dtype=np.uint64)) for p in model.parameters())
-    return Run(way.name, loss, sent, forward, backward, wall, bits)
+    return Run(way.name, loss, judge(ctx, model, text), sent, forward, backward, wall, bits)
 
 
 def everywhere(ctx: hpcomm.Context, run: Run) -> list[Run]:
@@ -308,7 +323,8 @@ class Curve:
 
     Attributes:
         way: its name.
-        loss: nats a byte.
+        loss: of the shared model, nats a byte.
+        synced: the loss after sync().
         tokens: of all ranks.
         seconds: at the bandwidth, as the plot's caption says.
         sent: bytes by a rank.
@@ -319,6 +335,7 @@ class Curve:
 
     way: str
     loss: list[float]
+    synced: float
     tokens: list[int]
     seconds: list[float]
     sent: list[float]
@@ -361,6 +378,7 @@ def curve(runs: list[Run], plan: Plan, compute: tuple[float, float], bandwidth: 
     return Curve(
         way.name,
         np.mean([run.loss for run in runs], axis=0).tolist(),
+        statistics.fmean(run.synced for run in runs),
         [0, *(step * plan.batch * context * len(runs) for step in at)],
         [0.0, *(seconds[step - 1] for step in at)],
         [0.0, *(float(total[step - 1]) for step in at)],
@@ -372,11 +390,14 @@ def curve(runs: list[Run], plan: Plan, compute: tuple[float, float], bandwidth: 
 
 def told(curves: list[Curve]) -> str:
     """The table."""
-    lines = [f"{'way':10} {'loss':>8} {'by first':>9} {'bytes a step':>13} {'seconds':>9} {'here':>8}  ranks' weights"]
+    lines = [
+        f"{'way':10} {'loss':>8} {'by first':>9} {'sync()':>8} {'bytes a step':>13} {'seconds':>9} {'here':>8}  ranks' weights"
+    ]
     for each in curves:
         ratio = each.loss[-1] / curves[0].loss[-1]
-        figures = f"{each.loss[-1]:8.4f} {ratio:9.4f} {each.step_bytes:13,.0f} {each.seconds[-1]:9.1f} {each.wall:8.1f}"
-        lines.append(f"{each.way:10} {figures}  {'agree' if each.same else 'DISAGREE'}")
+        losses = f"{each.loss[-1]:8.4f} {ratio:9.4f} {each.synced:8.4f}"
+        costs = f"{each.step_bytes:13,.0f} {each.seconds[-1]:9.1f} {each.wall:8.1f}"
+        lines.append(f"{each.way:10} {losses} {costs}  {'agree' if each.same else 'DISAGREE'}")
     return "\n".join(lines)
 
 
@@ -442,14 +463,14 @@ def named(text: str) -> list[Way]:
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--ways", default="sync,diloco,streaming", help="What is compared; the ratio is to the first.")
-@click.option("--steps", type=click.IntRange(1), default=1200, help="Of each way.")
-@click.option("--pretrain", type=click.IntRange(0), default=300, help="Synchronous steps before, for all ways.")
+@click.option("--steps", type=click.IntRange(1), default=1800, help="Of each way.")
+@click.option("--pretrain", type=click.IntRange(0), default=600, help="Synchronous steps before, for all ways.")
 @click.option("--every", type=click.IntRange(1), default=30, help="H: local steps from one exchange to the next.")
-@click.option("--delay", type=click.IntRange(0), default=5, help="Of streaming: steps that hide an exchange.")
+@click.option("--delay", type=click.IntRange(0), default=3, help="Of streaming: steps that hide an exchange.")
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=0.05, help="Of TopK.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), default=4e-3, help="Largest rate of AdamW.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), default=8e-3, help="Largest rate of AdamW.")
 @click.option("--outer-rate", type=click.FloatRange(0, min_open=True), default=0.7, help="Of outer Nesterov.")
-@click.option("--outer-momentum", type=click.FloatRange(0, 1, max_open=True), default=0.9, help="Of outer Nesterov.")
+@click.option("--outer-momentum", type=click.FloatRange(0, 1, max_open=True), default=0.8, help="Of outer Nesterov.")
 @click.option("--batch", type=click.IntRange(1), default=16, help="Rows of a rank in a step.")
 @click.option("--context", type=click.IntRange(1), default=64, help="Bytes of a row.")
 @click.option("--width", type=click.IntRange(4), default=64, help="Of the transformer, a multiple of 4.")

@@ -53,10 +53,11 @@ def test_ranks_train_by_each_way(tmp_path: Path) -> None:
     for one in curves.values():
         assert one["loss"][-1] < one["loss"][0]
         assert one["tokens"] == [0, 640, 1280, 1920]
+        assert one["synced"] < one["loss"][0]
         assert len({len(one[name]) for name in ("loss", "tokens", "seconds", "sent")}) == 1
     exchange = curves["sync"]["step_bytes"]
     for way in ("diloco", "local"):
-        assert 30 * curves[way]["step_bytes"] == pytest.approx(exchange * (30 // 10 + 1)), "three, and that of sync()"
+        assert 30 * curves[way]["step_bytes"] == pytest.approx(exchange * 3)
     assert curves["streaming"]["step_bytes"] < 0.5 * curves["diloco"]["step_bytes"]
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
