@@ -2,12 +2,12 @@
 
     mpirun -n 4 python examples/train_local_steps.py
     mpirun -n 4 python examples/train_local_steps.py --ways sync,diloco,streaming,sparse,float4,local --bandwidth 1gbit
-    mpirun -n 4 python examples/train_local_steps.py --ways sync,diloco --every 100
+    mpirun -n 4 python examples/train_local_steps.py --ways sync,diloco@10,diloco@30,diloco@100
 
 The transformer predicts the next byte of a text: the one-line descriptions of Debian's packages (apt-cache dumpavail),
 or Python's own help pages where apt's lists are missing. All ways begin with the same weights, which --pretrain
 synchronous steps have reached (as in DiLoCo, arXiv 2311.08105, section 3), and take the same number of steps with the
-same batches. So a loss after as many tokens compares what local steps cost in quality. --ways:
+same batches. So a loss after as many tokens says what local steps cost in quality. --ways (diloco@100 has an H of its own):
 
     sync        every step exchanges gradients (hpcomm.torch.DistributedOptimizer)
     diloco      an exchange after --every local steps, outer Nesterov (arXiv 2311.08105)
@@ -171,16 +171,31 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Way:
-    """How ranks exchange what they have learnt. options: of hpcomm.torch.DiLoCo; None: every step exchanges."""
+    """How ranks exchange what they have learnt. options: of hpcomm.torch.DiLoCo; None: every step exchanges. every: H
+    in place of the plan's; 0: the plan's."""
 
     name: str
     options: Callable[[Plan], dict[str, Any]] | None
+    every: int = 0
+
+    @classmethod
+    def named(cls, text: str) -> "Way":
+        """A way by its name, such as diloco, or with an H of its own, as diloco@100.
+
+        Raises:
+            click.BadParameter: there is no such way.
+        """
+        name, at, every = text.partition("@")
+        if name not in WAYS or (at and not (every.isdigit() and int(every) > 0)):
+            known = ",".join(WAYS)
+            raise click.BadParameter(f"{text!r} is no way: give some of {known}, or diloco@100", param_hint="--ways")
+        return replace(WAYS[name], name=text, every=int(every or 0))
 
     def optimizer(self, inner: torch.optim.Optimizer, ctx: hpcomm.Context, model: nn.Module, plan: Plan) -> Any:
         """The optimizer of this way, which has taken inner. Collective."""
         if self.options is None:
             return hpcomm.torch.DistributedOptimizer(inner, ctx, model)
-        return hpcomm.torch.DiLoCo(inner, ctx, model, every=plan.every, **self.options(plan))
+        return hpcomm.torch.DiLoCo(inner, ctx, model, every=self.every or plan.every, **self.options(plan))
 
     def delay(self, plan: Plan) -> int:
         """Steps that hide an exchange."""
@@ -370,7 +385,7 @@ def clock(sent: Sequence[float], compute: float, bandwidth: float, delay: int, b
 
 def curve(runs: list[Run], plan: Plan, compute: tuple[float, float], bandwidth: float, context: int) -> Curve:
     """The figures of a way, of the runs of all ranks; compute: seconds of a forward and a backward pass."""
-    way, at = WAYS[runs[0].way], plan.judged
+    way, at = Way.named(runs[0].way), plan.judged
     sent = np.mean([run.sent for run in runs], axis=0)
     behind = compute[1] if way.options is None else 0.0
     seconds = clock(sent.tolist(), sum(compute), bandwidth, way.delay(plan), behind)
@@ -390,14 +405,13 @@ def curve(runs: list[Run], plan: Plan, compute: tuple[float, float], bandwidth: 
 
 def told(curves: list[Curve]) -> str:
     """The table."""
-    lines = [
-        f"{'way':10} {'loss':>8} {'by first':>9} {'sync()':>8} {'bytes a step':>13} {'seconds':>9} {'here':>8}  ranks' weights"
-    ]
+    heads = f"{'loss':>8} {'by first':>9} {'sync()':>8} {'bytes a step':>13} {'seconds':>9} {'here':>8}"
+    lines = [f"{'way':12} {heads}  ranks' weights"]
     for each in curves:
         ratio = each.loss[-1] / curves[0].loss[-1]
         losses = f"{each.loss[-1]:8.4f} {ratio:9.4f} {each.synced:8.4f}"
         costs = f"{each.step_bytes:13,.0f} {each.seconds[-1]:9.1f} {each.wall:8.1f}"
-        lines.append(f"{each.way:10} {losses} {costs}  {'agree' if each.same else 'DISAGREE'}")
+        lines.append(f"{each.way:12} {losses} {costs}  {'agree' if each.same else 'DISAGREE'}")
     return "\n".join(lines)
 
 
@@ -448,22 +462,9 @@ def bytes_a_second(text: str) -> float:
     return found
 
 
-def named(text: str) -> list[Way]:
-    """Ways by their names, with commas between.
-
-    Raises:
-        click.BadParameter: there is no such way.
-    """
-    names = text.split(",")
-    for name in names:
-        if name not in WAYS:
-            raise click.BadParameter(f"{name!r} is no way: give some of {','.join(WAYS)}", param_hint="--ways")
-    return [WAYS[name] for name in names]
-
-
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--ways", default="sync,diloco,streaming", help="What is compared; the ratio is to the first.")
-@click.option("--steps", type=click.IntRange(1), default=1800, help="Of each way.")
+@click.option("--steps", type=click.IntRange(1), default=1200, help="Of each way.")
 @click.option("--pretrain", type=click.IntRange(0), default=600, help="Synchronous steps before, for all ways.")
 @click.option("--every", type=click.IntRange(1), default=30, help="H: local steps from one exchange to the next.")
 @click.option("--delay", type=click.IntRange(0), default=3, help="Of streaming: steps that hide an exchange.")
@@ -503,7 +504,7 @@ def main(
     json_path: str | None,
 ) -> None:
     torch.set_num_threads(1)
-    chosen, link = named(ways), bytes_a_second(bandwidth)
+    chosen, link = [Way.named(name) for name in ways.split(",")], bytes_a_second(bandwidth)
     plan = Plan(steps, every, delay, fraction, batch, rate, outer_rate, outer_momentum, points, seed)
     with hpcomm.init() as ctx:
         text = share(ctx, context, held_out)
@@ -517,7 +518,7 @@ def main(
         def teller(name: str) -> Callable[[int, float], None]:
             def tell(step: int, loss: float) -> None:
                 if ctx.rank == 0:
-                    print(f"{name:10} step {step:5}, loss of rank 0 {loss:.4f}", flush=True)
+                    print(f"{name:12} step {step:5}, loss of rank 0 {loss:.4f}", flush=True)
 
             return tell
 
