@@ -1,9 +1,10 @@
-"""Text as sparse rows and labels of two classes: for train_text_svm.py, which one of them it may be.
+"""Text as sparse rows and labels of two classes, for train_text_svm.py; and as bytes, for train_local_steps.py.
 
 Rank 0 reads, and puts into a window of every other rank what that rank trains on, and the test set.
 """
 
 import json
+import pydoc_data.topics
 import re
 import shutil
 import subprocess
@@ -187,6 +188,16 @@ def read(path: str | None, section: str, features: int, seed: int) -> Task:
     return packages(section, features, seed) or digits(seed)
 
 
+def prose() -> tuple[str, bytes]:
+    """A name, and a text in UTF-8: the descriptions of all packages, a line each, in random order that is the same each
+    time; where apt's lists are missing, Python's own help pages."""
+    found = [text for text, _ in descriptions()]
+    if len(found) < 10 * FEWEST:
+        return "no apt lists here: Python's help pages", "".join(pydoc_data.topics.topics.values()).encode()
+    order = np.random.default_rng(0).permutation(len(found))
+    return "descriptions of Debian packages", "\n".join(found[i] for i in order).encode()
+
+
 # ---- from rank 0 to all others ---------------------------------------------------------------------------------------
 
 
@@ -222,3 +233,17 @@ def share(ctx: hpcomm.Context, reading: Callable[[], Task]) -> Task:
     ctx.barrier()
     train = Rows.unpack(window.array, told["parts"][ctx.rank])
     return Task(told["name"], train, Rows.unpack(window.array[len(train.pack()) :], told["test"]))
+
+
+def share_bytes(ctx: hpcomm.Context, reading: Callable[[], tuple[str, bytes]]) -> tuple[str, NDArray[np.uint8]]:
+    """The name and the bytes that rank 0 reads, on every rank. Collective."""
+    name, whole = reading() if ctx.rank == 0 else ("", b"")
+    told = json.loads(ctx.allgather(json.dumps([name, len(whole)]).encode().ljust(HEADER))[0])
+    window = ctx.window(told[1])
+    peers = range(ctx.size if ctx.rank == 0 else 0)
+    for peer in peers:
+        window.put(peer, np.frombuffer(whole, np.uint8))
+    for peer in peers:
+        window.flush(peer)
+    ctx.barrier()
+    return told[0], window.array[: told[1]].copy()
