@@ -124,13 +124,8 @@ class Row:
         depth: inputs that may be under way on each in-edge, 1 to 32.
         quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
         codec_in, codec_out: "float32", "float16" or "bfloat16", for what comes and for what goes; or for updates a
-<<<<<<< ours
-            codec of pieces, "threshold", "topk", "onebit", "float4" or "own". A row takes what others forward in the
-            codec_out of their rows; all rows that send parameters of a key have one codec_out.
-=======
             codec of pieces, "threshold", "topk", "onebit", "float4" or "own". A row takes what others forward in
             the codec_out of their rows; all rows that send parameters of a key have one codec_out.
->>>>>>> theirs
 
     Raises:
         InvalidArgument: a value is out of range or unknown; what one row cannot tell is checked by Plan.
