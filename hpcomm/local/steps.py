@@ -9,7 +9,6 @@ The shared parameters of a fragment lie in the exchange. They are read here at t
 the two the owners write them.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,16 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..context import Context
-from ..errors import ConfigError, InvalidArgument
+from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle, inside
 from ..recovery import Recovered, recover
-from .fragments import Fragments, fragments_of
+from .agree import check_exchange, digest_of, settings, tell
+from .fragments import Fragments
 from .schedule import Schedule
 from .stats import FragmentStats, LocalStats
 from .values import Array, Arrays, Values, checked_arrays
 
-_DIGEST = 16  # bytes of a digest of the settings
-_TOLD = 400  # bytes of a refusal, told to the other ranks
 _NOTHING = -1  # in a state: no exchange of the fragment is under way
 
 
@@ -99,55 +97,6 @@ def local_steps(
     return LocalSteps(ex, Arrays(arrays), schedule, found)
 
 
-def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float) -> tuple[Schedule, Fragments]:
-    """The schedule and the fragments of the keys of an exchange."""
-    sizes = {name: int(np.prod(value.shape)) for name, value in ex.params.items()}
-    if not sizes:
-        raise InvalidArgument(
-            f"rank {ex.context.rank} only serves, and trains nothing: local_steps needs workers alone"
-        )
-    found = fragments_of(sizes, fragments)
-    return Schedule(every, len(found), delay, mix), found
-
-
-def check_exchange(ex: Exchange, fragments: Fragments) -> None:
-    """Raises InvalidArgument where an exchange cannot carry updates of local steps."""
-    refused = inside.refuses_updates(ex)
-    if refused is not None:
-        raise InvalidArgument(f"local steps: {refused}")
-    if len(fragments) > 1 and inside.has_quorum(ex) and not inside.counts_apart(ex, fragments):
-        raise InvalidArgument(
-            f"local steps: the exchange has a quorum, and counts the steps of all {len(fragments)} fragments as one: "
-            "make it with groups=, the names of each fragment's keys"
-        )
-
-
-def digest_of(schedule: Schedule, fragments: Fragments) -> bytes:
-    told = (schedule.every, schedule.delay, schedule.mix, fragments)
-    return hashlib.blake2b(repr(told).encode(), digest_size=_DIGEST).digest()
-
-
-def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) -> None:
-    """Tells all ranks the settings of this one, or why it refuses. Collective.
-
-    Raises:
-        InvalidArgument: another rank refuses.
-        ConfigError: ranks have different settings.
-    """
-    sentence = b"" if wrong is None else (str(wrong) or type(wrong).__name__).encode()
-    every = ctx.allgather(digest + sentence[:_TOLD].ljust(_TOLD, b"\0"))
-    if wrong is not None:
-        return
-    for rank, part in enumerate(every):
-        if told := part[_DIGEST:].rstrip(b"\0").decode("utf-8", "replace"):
-            raise InvalidArgument(f"rank {rank} refuses local steps: {told}")
-    for rank, part in enumerate(every):
-        if part != every[0]:
-            raise ConfigError(
-                f"local steps: rank {rank} has another every, delay, mix or other fragments than rank 0: give the same"
-            )
-
-
 class _Fragment:
     """A fragment, and the exchange of it that is under way.
 
@@ -158,10 +107,11 @@ class _Fragment:
         handles: of those of its keys that have not come, the first one last; none where a checkpoint was loaded.
         since: the time.monotonic at which training went on, until the exchange is known to have come; else None.
         rounds: exchanges that were begun.
+        syncs: those that are due by a sync, and not by their step.
         sent: bytes of exchanges before a recovery.
     """
 
-    __slots__ = ("begun", "full", "handles", "hidden", "late", "names", "rounds", "sent", "since", "waited")
+    __slots__ = ("begun", "full", "handles", "hidden", "late", "names", "rounds", "sent", "since", "syncs", "waited")
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -169,7 +119,7 @@ class _Fragment:
         self.handles: list[Handle] = []
         self.since: float | None = None
         self.full = False
-        self.rounds = self.late = self.sent = 0
+        self.rounds = self.syncs = self.late = self.sent = 0
         self.hidden = self.waited = 0.0
 
     def come(self) -> None:
@@ -186,11 +136,12 @@ class _Fragment:
 
 
 class _States(NamedTuple):
-    """Where all ranks are, a row a rank: their steps, how often sync was called, and by fragment the exchanges that
-    were taken."""
+    """Where all ranks are, a row a rank: their steps, how often sync was called, the last sync whose exchanges were
+    chosen and its step, and by fragment the exchanges that were taken."""
 
     steps: NDArray[np.int64]
     syncs: NDArray[np.int64]
+    synced: NDArray[np.int64]
     done: NDArray[np.int64]
 
 
@@ -208,6 +159,7 @@ class LocalSteps:
         self._values = values
         self._fragments = [_Fragment(names) for names in fragments]
         self._syncs = 0
+        self._synced = (0, 0)  # the last sync whose exchanges were chosen, and its step
         self._syncing = self._joined = False
         self._scratch: Array | None = None
 
@@ -244,7 +196,7 @@ class LocalSteps:
     def _work(self) -> None:
         """What a step, or one that was cut short, has to do."""
         for number, one in enumerate(self._fragments):  # before others are waited for: the wire would be idle then
-            while one.rounds < self.schedule.begun_by(number, self.steps) + self._syncs:
+            while one.rounds < self.schedule.begun_by(number, self.steps) + one.syncs:
                 if one.begun is not None:  # as in a sync
                     self._take(number)
                 self._begin(number)
@@ -259,9 +211,10 @@ class LocalSteps:
                 self._take(number)
 
     def sync(self) -> None:
-        """Exchanges all fragments now and takes them in full: afterwards all ranks have the same parameters. For the
-        end of the training, or before an evaluation. Collective. Ranks that have made fewer steps, as after a recovery,
-        count as many as the others from here on."""
+        """Exchanges what has been learned since the last exchange of each fragment, and takes all fragments in full:
+        afterwards all ranks have the same parameters, those of the exchange. For the end of the training, or before an
+        evaluation. Collective. Ranks that have made fewer steps, as after a recovery, count as many as the others from
+        here on."""
         self._syncs += 1
         self._syncing = True
         self._align()
@@ -273,7 +226,17 @@ class LocalSteps:
         self.steps = max(int.from_bytes(one, "little") for one in every)
 
     def _finish_sync(self) -> None:
+        if self._synced[0] < self._syncs:
+            steps, every = self.steps, self.schedule.every
+            for number, one in enumerate(self._fragments):  # without new updates the outer momentum alone would act
+                due = steps > 0 and steps % every == self.schedule.offset(number)
+                one.syncs += not due and steps != self._synced[1]
+            self._synced = (self._syncs, steps)
         self._work()
+        for one in self._fragments:
+            for name in one.names:
+                self._values.take(name, self.exchange.params[name], 1.0)
+        self._values.end()
         self._syncing = False
 
     def _begin(self, number: int) -> None:
@@ -409,19 +372,26 @@ class LocalSteps:
         self.exchange = found.exchange
         states = self._states(timeout)
         self._drop_lost(states.done)
-        if self._syncing and (states.syncs < self._syncs).any():  # the others have still to call sync
-            self._align()
-        elif self._syncing:
-            self.steps = int(states.steps.max())
+        if not self._syncing:
+            self._work()
+            return replace(found, clock=self.steps)
+        if self._synced[0] < self._syncs:
+            chosen = states.synced[states.synced[:, 0] == self._syncs]
+            if len(chosen):
+                self.steps = int(chosen[0, 1])
+            elif (states.syncs < self._syncs).any():  # those ranks have still to call sync
+                self._align()
+            else:
+                self.steps = int(states.steps.max())
         self._finish_sync()
         return replace(found, clock=self.steps)
 
     def _states(self, timeout: float | None) -> "_States":
         """Where all ranks are. Collective."""
         done = [one.rounds - (one.begun is not None) for one in self._fragments]
-        told = np.array([self.steps, self._syncs, *done], np.int64).tobytes()
+        told = np.array([self.steps, self._syncs, *self._synced, *done], np.int64).tobytes()
         every = np.stack([np.frombuffer(part, np.int64) for part in self.context.allgather(told, timeout)])
-        return _States(every[:, 0], every[:, 1], every[:, 2:])
+        return _States(every[:, 0], every[:, 1], every[:, 2:4], every[:, 4:])
 
     def _drop_lost(self, done: NDArray[np.int64]) -> None:
         """Forgets the exchanges that were under way, with the lost exchange. One that another rank has taken has come:
@@ -478,7 +448,8 @@ class LocalSteps:
         return {
             "every": self.schedule.every,
             "steps": self.steps,
-            "syncs": self._syncs,
+            "synced": self._synced,
+            "syncs": [one.syncs for one in self._fragments],
             "rounds": [one.rounds for one in self._fragments],
             "begun": [_NOTHING if one.begun is None else one.begun for one in self._fragments],
         }
@@ -495,9 +466,12 @@ class LocalSteps:
                 f"here are every={self.schedule.every} and {len(self._fragments)} fragments: give the same"
             )
         self.wait()
-        self.steps, self._syncs = int(found["steps"]), int(found["syncs"])
-        for one, rounds, begun in zip(self._fragments, found["rounds"], found["begun"], strict=True):
-            one.rounds, one.begun = rounds, None if begun == _NOTHING else begun
+        self.steps = int(found["steps"])
+        self._syncs, step = map(int, found["synced"])
+        self._synced = (self._syncs, step)
+        columns = (found[name] for name in ("rounds", "syncs", "begun"))
+        for one, rounds, syncs, begun in zip(self._fragments, *columns, strict=True):
+            one.rounds, one.syncs, one.begun = rounds, syncs, None if begun == _NOTHING else begun
 
     def __repr__(self) -> str:
         return (

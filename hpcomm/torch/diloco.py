@@ -16,9 +16,9 @@ from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
 from ..local import LocalStats, LocalSteps, Strided
+from ..local.agree import check_exchange, digest_of, tell
 from ..local.fragments import Fragments, fragments_of
 from ..local.schedule import Schedule
-from ..local.steps import check_exchange, digest_of, tell
 from ..optim import Nesterov, RuleOrRules
 from ..presets import parameter_hub
 from ..recovery import Recovered

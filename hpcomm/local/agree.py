@@ -1,0 +1,63 @@
+"""Before local steps begin: whether a rank refuses its arguments, and whether all ranks give the same."""
+
+import hashlib
+
+import numpy as np
+
+from ..context import Context
+from ..errors import ConfigError, InvalidArgument
+from ..exchange import Exchange, inside
+from .fragments import Fragments, fragments_of
+from .schedule import Schedule
+
+_DIGEST = 16  # bytes of a digest of the settings
+_TOLD = 400  # bytes of a refusal, told to the other ranks
+
+
+def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float) -> tuple[Schedule, Fragments]:
+    """The schedule and the fragments of the keys of an exchange."""
+    sizes = {name: int(np.prod(value.shape)) for name, value in ex.params.items()}
+    if not sizes:
+        raise InvalidArgument(
+            f"rank {ex.context.rank} only serves, and trains nothing: local_steps needs workers alone"
+        )
+    found = fragments_of(sizes, fragments)
+    return Schedule(every, len(found), delay, mix), found
+
+
+def check_exchange(ex: Exchange, fragments: Fragments) -> None:
+    """Raises InvalidArgument where an exchange cannot carry updates of local steps."""
+    refused = inside.refuses_updates(ex)
+    if refused is not None:
+        raise InvalidArgument(f"local steps: {refused}")
+    if len(fragments) > 1 and inside.has_quorum(ex) and not inside.counts_apart(ex, fragments):
+        raise InvalidArgument(
+            f"local steps: the exchange has a quorum, and counts the steps of all {len(fragments)} fragments as one: "
+            "make it with groups=, the names of each fragment's keys"
+        )
+
+
+def digest_of(schedule: Schedule, fragments: Fragments) -> bytes:
+    told = (schedule.every, schedule.delay, schedule.mix, fragments)
+    return hashlib.blake2b(repr(told).encode(), digest_size=_DIGEST).digest()
+
+
+def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) -> None:
+    """Tells all ranks the settings of this one, or why it refuses. Collective.
+
+    Raises:
+        InvalidArgument: another rank refuses.
+        ConfigError: ranks have different settings.
+    """
+    sentence = b"" if wrong is None else (str(wrong) or type(wrong).__name__).encode()
+    every = ctx.allgather(digest + sentence[:_TOLD].ljust(_TOLD, b"\0"))
+    if wrong is not None:
+        return
+    for rank, part in enumerate(every):
+        if told := part[_DIGEST:].rstrip(b"\0").decode("utf-8", "replace"):
+            raise InvalidArgument(f"rank {rank} refuses local steps: {told}")
+    for rank, part in enumerate(every):
+        if part != every[0]:
+            raise ConfigError(
+                f"local steps: rank {rank} has another every, delay, mix or other fragments than rank 0: give the same"
+            )
