@@ -25,10 +25,11 @@ import hpcomm
 from bench import by_shapes
 from bench.harness import has_torch
 from bench.hosts_bench import Shape, carried, rate_of
-from bench.local_steps_table import ALONE, BY_HAND, DDP, NAMES, ROLES, STREAM, TOPK, WHOLE, lines
+from bench.local_steps_table import BY_HAND, NAMES, ROLES, STREAM, TOPK, WHOLE, lines
 from bench.options import add_output, add_quick, write
 from bench.rows import Row
 from bench.torch_step import UNABLE, Block, Group
+from bench.torch_table import ALONE, DDP
 from bench.training import processor
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 HOSTS = 4
 WIDTHS = (1024, *5 * (2112,), 10)  # of the layers: 20 million parameters
-SMALL = (64, 64, 64, 10)
+SMALL = (64, 64, 64, 64, 10)
 MOVES = 500  # elements of a parameter of which TopK sends some
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 # By whether the wire has time to spare: ways that are left out unless they are named, and the delay as a part of H.

@@ -38,12 +38,11 @@ class ByHand:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        for shared, local in zip(self.shared, self.local, strict=True):
-            shared.grad = shared - local
-        works = [dist.all_reduce(shared.grad, async_op=True) for shared in self.shared]
-        for work, shared in zip(works, self.shared, strict=True):
+        updates = [shared - local for shared, local in zip(self.shared, self.local, strict=True)]
+        works = [dist.all_reduce(update, async_op=True) for update in updates]
+        for shared, update, work in zip(self.shared, updates, works, strict=True):
             work.wait()
-            shared.grad.div_(dist.get_world_size())
+            shared.grad = update.div_(dist.get_world_size())
         self.outer.step()
         for shared, local in zip(self.shared, self.local, strict=True):
             local.copy_(shared)

@@ -1,5 +1,6 @@
 """What local_steps tells of its rows: columns and promises. Needs neither torch nor MPI nor hpcomm."""
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from bench.judge import Promise, span, table
@@ -27,11 +28,11 @@ def ways(document: Row) -> list[dict[str, Row]]:
 
 def bound(rows: dict[str, Row]) -> float:
     """Seconds: the longer of computing and of what dense updates take on the wire, for a step."""
-    return max(median(rows[ALONE]), rows[ALONE]["wire"])
+    return float(max(median(rows[ALONE]), rows[ALONE]["wire"]))
 
 
 def shown(row: Row, part: str) -> float:
-    return sorted(row[part])[len(row[part]) // 2]
+    return float(statistics.median(row[part]))
 
 
 def ddp_bytes(document: Row) -> float:

@@ -5,13 +5,15 @@ The model's layers are timers (torch_timers.py), and so is the inner optimizer: 
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 import hpcomm
 from bench.local_steps_by_hand import ByHand
-from bench.local_steps_table import ALONE, BY_HAND, DDP, KEPT, STREAM, TOPK, WHOLE
+from bench.local_steps_table import BY_HAND, KEPT, STREAM, TOPK, WHOLE
+from bench.torch_table import ALONE, DDP
 from bench.torch_timers import Time, Timers, loss
 from bench.torch_ways import OverGloo, Rule, Way, fused
 from hpcomm.codec import TopK
@@ -67,8 +69,8 @@ class ByHpcomm(Local):
         import hpcomm.torch  # noqa: PLC0415 - the other ways do without
 
         super().__init__(name, case, every)
-        streamed = {} if name == WHOLE else {"fragments": fragments, "delay": delay}
-        coded = {"codec": TopK(KEPT), "apply_at": "receivers"} if name == TOPK else {}
+        streamed: Any = {} if name == WHOLE else {"fragments": fragments, "delay": delay}
+        coded: Any = {"codec": TopK(KEPT), "apply_at": "receivers"} if name == TOPK else {}
         outer = hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM)
         self.wrapped = hpcomm.torch.DiLoCo(
             self.optimizer, ctx, self.model, outer=outer, every=every, **streamed, **coded

@@ -11,7 +11,9 @@ import pytest
 
 from bench import local_steps, local_steps_table
 from bench.cluster_bench import UNABLE
-from bench.local_steps_table import ALONE, BY_HAND, DDP, NAMES, STREAM, TOPK, WHOLE
+from bench.local_steps_table import BY_HAND, NAMES, STREAM, TOPK, WHOLE
+from bench.torch_step import Block
+from bench.torch_table import ALONE, DDP
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -67,8 +69,8 @@ def test_a_step_is_held_against_computing_or_the_wire() -> None:
 
 
 def test_the_worst_step_is_that_of_all_ranks() -> None:
-    def block(*steps: float) -> local_steps.Block:
-        return local_steps.Block(list(steps), 0.5, [])
+    def block(*steps: float) -> Block:
+        return Block(list(steps), 0.5, [])
 
     found = local_steps.measured(
         [[block(1.0, 1.0, 3.0), block(2.0, 2.0, 2.0)], [block(3.0, 3.0, 9.0), block(2.0, 2.0, 2.0)]]

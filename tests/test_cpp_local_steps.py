@@ -31,7 +31,8 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_numpy(first: Array, ranks: int, every: int, delay: int, mix: float) -> Array:
     """The weights after STEPS steps and a sync, by one process for all ranks."""
     fragments, points = [slice(0, 64), slice(64, 97)], np.array_split(-3 + 6 * (np.arange(120) + 0.5) / 120, ranks)
-    shared, momentum, local = first.copy(), np.zeros_like(first), [first.copy() for _ in range(ranks)]
+    shared: Array = first.copy()
+    momentum, local = np.zeros_like(first), [first.copy() for _ in range(ranks)]
     under_way: dict[int, tuple[int, Array]] = {}
 
     def begin(k: int, step: int) -> None:
@@ -76,7 +77,7 @@ def test_local_steps_find_the_weights_of_one_process(
     tmp_path: Path, trainer: Path, ranks: int, transport: str, every: int, delay: int, mix: float
 ) -> None:
     how = ["--transport", transport, "--every", str(every), "--delay", str(delay), "--mix", str(mix)]
-    mpirun = [*mpi.mpirun(), "-n", str(ranks), trainer, *how]
+    mpirun: list[str | Path] = [*mpi.mpirun(), "-n", str(ranks), trainer, *how]
     run(*mpirun, "--steps", "0", "--weights", tmp_path / "first")
     said = run(*mpirun, "--steps", str(STEPS), "--weights", tmp_path / "last")
     first, last = np.loadtxt(tmp_path / "first"), np.loadtxt(tmp_path / "last")
