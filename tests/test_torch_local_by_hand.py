@@ -1,5 +1,6 @@
 """hpcomm.torch.DiLoCo takes the steps of the forty lines of torch over Gloo that bench.local_steps holds against it."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hpcomm.torch as ht  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for ranks, which begin in another folder
 from bench.local_steps_by_hand import ByHand  # noqa: E402
 
 EVERY, STEPS = 5, 23

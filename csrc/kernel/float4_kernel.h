@@ -13,7 +13,7 @@
 
 #define FLOAT4_INLINE static inline __attribute__((always_inline))
 
-typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+typedef float unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
 typedef int32_t numbers __attribute__((vector_size(VECTOR_BYTES)));
 enum { LANES = VECTOR_BYTES / sizeof(float), MANTISSA = 23 };
 static const uint32_t SIGN = 0x80000000u;
@@ -56,9 +56,9 @@ FLOAT4_INLINE uint32_t largest_of(const float *x, float *residual, size_t n) {
     words largest_yet = {0};
     size_t j = 0;
     for (; n - j >= LANES; j += LANES) {
-        reals u = *(const vector *)(x + j);
+        reals u = *(const unaligned *)(x + j);
         if (residual != NULL) {
-            vector *rest = (vector *)(residual + j);
+            unaligned *rest = (unaligned *)(residual + j);
             u += *rest;
             *rest = u;
         }
@@ -84,10 +84,10 @@ FLOAT4_INLINE void put_all(const float *u, size_t n, float scale, uint8_t *codes
     const steps s = steps_of(scale);
     size_t j = 0;
     for (; n - j >= LANES; j += LANES) {
-        const reals some = *(const vector *)(u + j);
+        const reals some = *(const unaligned *)(u + j);
         reals values;
         put_codes(codes + j / 2, codes_of((words)some, s, &values));
-        if (rest != NULL) *(vector *)(rest + j) = some - values;
+        if (rest != NULL) *(unaligned *)(rest + j) = some - values;
     }
     fold_end(0);
     for (; j < n; j++) {
@@ -108,7 +108,7 @@ static void put(const float *u, size_t n, float scale, uint8_t *codes, float *re
 static void add(float *acc, size_t n, const uint8_t *codes, const float levels[HPC_FLOAT4_CODES]) {
     const LEVELS all = load_levels(levels);
     size_t j = 0;
-    for (; n - j >= LANES; j += LANES) *(vector *)(acc + j) += levels_of(all, codes + j / 2);
+    for (; n - j >= LANES; j += LANES) *(unaligned *)(acc + j) += levels_of(all, codes + j / 2);
     fold_end(0);
     for (; j < n; j++) acc[j] += levels[codes[j / 2] >> j % 2 * 4 & 15];
 }

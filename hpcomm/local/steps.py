@@ -9,7 +9,7 @@ The shared parameters of a fragment lie in the exchange. They are read here at t
 the two the owners write them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -218,14 +218,15 @@ class LocalSteps:
         self._syncs += 1
         self._syncing = True
         self._align()
-        self._finish_sync()
+        self._finish_sync(self.context.barrier)
 
     def _align(self) -> None:
         """All ranks count the steps of the one that has made the most."""
         every = self.context.allgather(self.steps.to_bytes(8, "little"))
         self.steps = max(int.from_bytes(one, "little") for one in every)
 
-    def _finish_sync(self) -> None:
+    def _finish_sync(self, meet: Callable[[], object] = lambda: None) -> None:
+        """meet: waits for all ranks, after which servers have all updates."""
         if self._synced[0] < self._syncs:
             steps, every = self.steps, self.schedule.every
             for number, one in enumerate(self._fragments):  # without new updates the outer momentum alone would act
@@ -233,9 +234,14 @@ class LocalSteps:
                 one.syncs += not due and steps != self._synced[1]
             self._synced = (self._syncs, steps)
         self._work()
+        if inside.reads_late(self.exchange):
+            meet()
         for one in self._fragments:
             for name in one.names:
-                self._values.take(name, self.exchange.params[name], 1.0)
+                shared = self.exchange.params[name]
+                if inside.reads_late(self.exchange):
+                    shared = self.exchange.pull(name)
+                self._values.take(name, shared, 1.0)
         self._values.end()
         self._syncing = False
 
