@@ -6,8 +6,8 @@
 
 The transformer predicts the next byte of a text: the one-line descriptions of Debian's packages (apt-cache dumpavail),
 or Python's own help pages where apt's lists are missing. All ways begin with the same weights, which --pretrain
-synchronous steps have reached (as in DiLoCo, arXiv 2311.08105, section 3), and take the same number of steps with the
-same batches. So a loss after as many tokens says what local steps cost. --ways, of which diloco@100 has an H of its own:
+synchronous steps have reached (as DiLoCo does, arXiv 2311.08105), and take the same number of steps with the same
+batches. So a loss after as many tokens says what local steps cost. --ways, of which diloco@100 has an H of its own:
 
     sync        every step exchanges gradients (hpcomm.torch.DistributedOptimizer)
     diloco      an exchange after --every local steps, outer Nesterov (arXiv 2311.08105)
