@@ -135,6 +135,7 @@ POINTS: list[Deaths] = [
 ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("options", ["arrays", "pieces"])
 @pytest.mark.parametrize("deaths", POINTS, ids=["in a sync", "1, 3, 0", "0, 2, 1"])
 def test_ranks_die_at_any_point(deaths: Deaths, options: str) -> None:
