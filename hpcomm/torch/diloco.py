@@ -29,6 +29,7 @@ from .optimizer import DistributedOptimizer
 from .start import Offer, agree, check_options, given_of, keys_of, model_digest
 from .stats import Counts
 from .tensors import broadcast
+from .wrapper import Wrapper, check_kinds, check_workers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,7 +40,7 @@ _OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo
 _LOCAL = "local_steps"  # of a state_dict: what the inner optimizer has not
 
 
-class DiLoCo(Optimizer):
+class DiLoCo(Wrapper):
     """A torch optimizer for ranks that are joined by slow links: each rank trains its copy of the model by itself, and
     once in H steps ranks exchange what they have learned (DiLoCo, arXiv 2311.08105, algorithm 1; with fragments, delay
     and mix Streaming DiLoCo, arXiv 2501.18512, algorithm 2). Collective.
@@ -114,9 +115,8 @@ class DiLoCo(Optimizer):
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
-        self._ready = False
         try:
-            _check_kinds(inner, model)
+            check_kinds(inner, model, DiLoCo, "inner")
             check_options(options)
             _check_topology(topology, consistency)
             keys = keys_of(inner, model, Counts(), "dense", {})
@@ -145,7 +145,7 @@ class DiLoCo(Optimizer):
         broadcast(ctx, [p.data for p in model.parameters() if id(p) not in mine])
         broadcast(ctx, model.buffers())
         super().__init__(inner.param_groups, inner.defaults)
-        self._inner, self._model = inner, model
+        self._wrapped, self._model = inner, model
         self.param_groups, self.state = inner.param_groups, inner.state
         self._local = LocalSteps(exchange, own, schedule, found)
         own.begin()
@@ -184,7 +184,7 @@ class DiLoCo(Optimizer):
         return loss
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
-        inner, found = self._inner, self.__dict__.get("found_inf")
+        inner, found = self._wrapped, self.__dict__.get("found_inf")
         if found is None:
             return inner.step() if closure is None else inner.step(closure)
         scale = self.__dict__.get("grad_scale")  # a GradScaler calls, by which a step that it skips counts as well
@@ -203,7 +203,7 @@ class DiLoCo(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """That of the inner optimizer."""
-        self._inner.zero_grad(set_to_none)
+        self._wrapped.zero_grad(set_to_none)
 
     def sync(self) -> None:
         """Exchanges all fragments now and takes them in full: afterwards all ranks have the same weights. For the end
@@ -234,10 +234,10 @@ class DiLoCo(Optimizer):
         Returns:
             what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
         """
-        if isinstance(self._inner, DistributedOptimizer):
-            self._inner.recover(survivors=True, timeout=timeout)
-            self.param_groups, self.state = self._inner.param_groups, self._inner.state
-            steps = self._inner.context.allgather(self._local.steps.to_bytes(8, "little"), timeout)
+        if isinstance(self._wrapped, DistributedOptimizer):
+            self._wrapped.recover(survivors=True, timeout=timeout)
+            self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
+            steps = self._wrapped.context.allgather(self._local.steps.to_bytes(8, "little"), timeout)
             self._local.steps = max(int.from_bytes(one, "little") for one in steps)
         return self._local.recover(timeout)
 
@@ -249,7 +249,7 @@ class DiLoCo(Optimizer):
     @contextmanager
     def joined(self) -> Iterator[None]:
         """The block of hpcomm.torch.join."""
-        if isinstance(self._inner, DistributedOptimizer):
+        if isinstance(self._wrapped, DistributedOptimizer):
             raise NotSupported(
                 "join: ranks of a host train together, by a DistributedOptimizer: give them the same number of batches"
             )
@@ -266,7 +266,7 @@ class DiLoCo(Optimizer):
         file = io.BytesIO()
         np.savez(file, **self.exchange.state_dict())
         outer = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
-        return {**self._inner.state_dict(), _LOCAL: {**self._local.progress(), "outer": outer}}
+        return {**self._wrapped.state_dict(), _LOCAL: {**self._local.progress(), "outer": outer}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from this rank's state_dict, with the same bits, also between the begin and the take of an exchange.
@@ -289,13 +289,13 @@ class DiLoCo(Optimizer):
         self._local.set_progress(local)
 
     def _load_inner(self, state: dict[str, Any]) -> None:
-        self._inner.load_state_dict(state)
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        self._wrapped.load_state_dict(state)
+        self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
 
     def _torch_side(self) -> dict[str, Any]:
         """State that a checkpoint of the exchange lacks."""
         return {
-            "optimizer": self._inner.state_dict(),
+            "optimizer": self._wrapped.state_dict(),
             "buffers": dict(self._model.named_buffers()),
             "params": {name: p.data for name, p in self._model.named_parameters()},
             _LOCAL: self._local.progress(),
@@ -308,54 +308,24 @@ class DiLoCo(Optimizer):
             for name, tensor in own:
                 if name in found[kind]:
                     tensor.copy_(found[kind][name])
-        if isinstance(self._inner, DistributedOptimizer):
-            self._inner.written()
+        if isinstance(self._wrapped, DistributedOptimizer):
+            self._wrapped.written()
         self._local.set_progress(found[_LOCAL])
 
     # ---- what torch asks for -----------------------------------------------------------------------------------------
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the exchange is made: its keys are those of the parameters.
-
-        Raises:
-            NotSupported: always; give all parameters at first, frozen as long as they are not trained.
-        """
-        if self._ready:
-            raise NotSupported(
-                "add_param_group: the exchange has its keys: give all parameters at first, frozen "
-                "(requires_grad_(False)) as long as they are not trained"
-            )
-        super().add_param_group(param_group)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler.step asks it: step is called, and counts, where the scaler skips one."""
         if self._ready:
-            getattr(self._inner, "_step_supports_amp_scaling", False)  # a DistributedOptimizer makes ranks agree here
+            getattr(self._wrapped, "_step_supports_amp_scaling", False)  # a DistributedOptimizer makes ranks agree here
         return True
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_inner" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
     def __repr__(self) -> str:
-        return f"DiLoCo({self._inner!r}, {self._local!r})"
-
-    def __reduce__(self) -> Any:
-        raise NotSupported("a DiLoCo optimizer cannot be copied or pickled: its state_dict() can")
+        return f"DiLoCo({self._wrapped!r}, {self._local!r})"
 
 
 # ---- how it is made --------------------------------------------------------------------------------------------------
-
-
-def _check_kinds(inner: Any, model: Any) -> None:
-    if not isinstance(inner, Optimizer) or isinstance(inner, DiLoCo):
-        raise InvalidArgument(f"inner is a {type(inner).__name__}: must be an optimizer of torch")
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"model is a {type(model).__name__}: must be a torch.nn.Module")
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
 
 
 def _check_topology(topology: Any, consistency: Any) -> None:
@@ -395,7 +365,5 @@ def _made(
         made = parameter_hub(ctx, values, rule=outer, consistency=consistency, **options)
     else:
         made = Exchange(ctx, values, topology, consistency, outer, **options)
-    if len(made.plan.workers) < ctx.size:
-        made.close()
-        raise NotSupported("a rank would only serve: with hpcomm.torch every rank is a worker")
+    check_workers(made, ctx)
     return made

@@ -45,6 +45,7 @@ from .syncer import Layers
 from .tensors import broadcast
 from .uneven import JoinBlock
 from .whole import Backward, OnePass
+from .wrapper import Wrapper, check_kinds, check_workers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from .start import Options
 
 
-class DistributedOptimizer(Optimizer):
+class DistributedOptimizer(Wrapper):
     """A torch optimizer that trains one model with all ranks (Poseidon, sections 3.1, 4.1 and 4.2). Collective.
 
         optimizer = hpcomm.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), ctx, model)
@@ -146,9 +147,8 @@ class DistributedOptimizer(Optimizer):
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         counts = Counts()
-        self._ready = False
         try:
-            _check_kinds(optimizer, model)
+            check_kinds(optimizer, model, DistributedOptimizer)
             check_choice("apply", apply, ("step", "backward", "after"))
             check_choice("buffers", buffers, KINDS)
             check_choice("sparse", sparse, ("dense", "refuse"))
@@ -562,19 +562,6 @@ class DistributedOptimizer(Optimizer):
 
     # ---- what torch asks for -----------------------------------------------------------------------------------------
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the exchange is made: its keys are those of the parameters.
-
-        Raises:
-            NotSupported: always; give all parameters at first, those that are trained later with requires_grad=False.
-        """
-        if self._ready:
-            raise NotSupported(
-                "add_param_group: the exchange has its keys: give all parameters at first, frozen "
-                "(requires_grad_(False)) as long as they are not trained"
-            )
-        super().add_param_group(param_group)
-
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler.step asks it before it looks for Inf in p.grad, and then leaves the unscaling to step. In a join
@@ -591,28 +578,11 @@ class DistributedOptimizer(Optimizer):
         scale = self.__dict__.get("grad_scale")
         return Scaling(None if scale is None else float(scale), found)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_wrapped" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self._wrapped, name)
-
     def __repr__(self) -> str:
         return f"Distributed{self._wrapped!r}"
 
-    def __reduce__(self) -> Any:
-        raise NotSupported("a DistributedOptimizer cannot be copied or pickled: its state_dict() can")
-
 
 # ---- how it is made --------------------------------------------------------------------------------------------------
-
-
-def _check_kinds(optimizer: Any, model: Any) -> None:
-    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, DistributedOptimizer):
-        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: must be an optimizer of torch")
-    if not isinstance(model, nn.Module):
-        raise InvalidArgument(f"model is a {type(model).__name__}: must be a torch.nn.Module")
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
 
 
 def _maker(given: Any, consistency: Consistency, asked: Mapping[str, Any], schemes: Schemes) -> Callable[..., Exchange]:
@@ -626,9 +596,7 @@ def _maker(given: Any, consistency: Consistency, asked: Mapping[str, Any], schem
             ex = parameter_hub(ctx, values, rule=rule, consistency=consistency, **more)
         else:
             ex = Exchange(ctx, values, topology, consistency, rule, **more)
-        if len(ex.plan.workers) < ctx.size:
-            ex.close()
-            raise NotSupported("a rank would only serve: with hpcomm.torch every rank is a worker")
+        check_workers(ex, ctx)
         schemes.made(ex)
         return ex
 

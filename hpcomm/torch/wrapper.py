@@ -1,0 +1,56 @@
+"""What optimizers that wrap another one have in common."""
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..context import Context
+from ..errors import InvalidArgument, NotSupported
+from ..exchange import Exchange
+
+
+class Wrapper(Optimizer):
+    """An optimizer that has the param_groups of another one, and an exchange of its parameters."""
+
+    _ready = False  # whether the exchange is made
+    _wrapped: Optimizer
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once the exchange is made: its keys are those of the parameters.
+
+        Raises:
+            NotSupported: always; give all parameters at first, those that are trained later with requires_grad=False.
+        """
+        if self._ready:
+            raise NotSupported(
+                "add_param_group: the exchange has its keys: give all parameters at first, frozen "
+                "(requires_grad_(False)) as long as they are not trained"
+            )
+        super().add_param_group(param_group)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_wrapped" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+    def __reduce__(self) -> Any:
+        raise NotSupported(f"a {type(self).__name__} cannot be copied or pickled: its state_dict() can")
+
+
+def check_kinds(optimizer: Any, model: Any, refused: type[Optimizer], what: str = "optimizer") -> None:
+    """Raises InvalidArgument where the optimizer is none of torch's, or one of the class refused, or the model is none,
+    or exchanges gradients itself."""
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, refused):
+        raise InvalidArgument(f"{what} is a {type(optimizer).__name__}: must be an optimizer of torch")
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(f"model is a {type(model).__name__}: must be a torch.nn.Module")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
+
+
+def check_workers(made: Exchange, ctx: Context) -> None:
+    """Closes an exchange in which ranks only serve, and raises NotSupported."""
+    if len(made.plan.workers) < ctx.size:
+        made.close()
+        raise NotSupported("a rank would only serve: with hpcomm.torch every rank is a worker")
