@@ -11,10 +11,11 @@ batches. So a loss after as many tokens says what local steps cost. --ways, of w
 
     sync        every step exchanges gradients (hpcomm.torch.DistributedOptimizer)
     diloco      an exchange after --every local steps, outer Nesterov (arXiv 2311.08105)
-    streaming   the same by 4 fragments, each on its way while --delay steps are computed (arXiv 2501.18512), TopK
-    sparse      SparseLoCo (arXiv 2508.15706): TopK with error feedback, no outer momentum
-    nesterov    as sparse, with diloco's outer Nesterov
-    float4      diloco, in 4 bits an element
+    streaming   4 fragments, each on its way while --delay steps are computed (arXiv 2501.18512), by TopK both ways
+    streaming4  the same in 4 bits an element both ways
+    sparse      SparseLoCo (arXiv 2508.15706): TopK both ways, no outer momentum
+    nesterov    as sparse, with an outer Nesterov of little momentum
+    float4      diloco, in 4 bits an element both ways
     local       local SGD: the mean of the ranks' weights after --every steps
 
 Rank 0 prints the loss on held-out text and the bytes, and draws the loss by token, by second and by byte. Seconds are
@@ -38,17 +39,16 @@ from typing import Any, Protocol
 try:
     import click
     import numpy as np
-    import text_data
     import torch
-    from torch import Tensor, nn
-    from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+    from byte_model import Text, Transformer, share
+    from torch import Tensor
     from torch.optim.lr_scheduler import LambdaLR
 except ImportError as missing:
     sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy scikit-learn 'torch>=2.4'")
 
 import hpcomm.torch
 
-HELD_OUT = 0.1  # the share of the text that is not trained on
+LATE = 0.5  # the outer momentum with TopK, whose residuals are late already: 0.9 diverges
 LAST_RATE = 0.1  # the last learning rate by the largest
 SENT_BY = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes a second
 CAPTION = """Validation loss of the model that all ranks share: after local steps, that of the last exchange of each
@@ -56,74 +56,6 @@ fragment. Bytes: sent by a rank, mean over the ranks. Seconds at {bandwidth}: a 
 processor time of a forward and backward pass, all ways); an exchange takes its bytes by the bandwidth, one after the
 other. Exchanges of sync hide behind the backward pass, those of streaming behind the steps of its delay, the others
 behind nothing; a step waits for the rest. Latency, encoding and the optimizers count nothing."""
-
-
-# ---- text ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text as numbers of its alphabet.
-
-    train: int64 (n,), this rank's part. held_out: int64 (rows, context + 1), the same on all ranks.
-    """
-
-    name: str
-    alphabet: int
-    train: Tensor
-    held_out: Tensor
-
-
-def share(ctx: hpcomm.Context, context: int, rows: int) -> Text:
-    """The text that rank 0 reads, with this rank's part of it. Collective."""
-    name, whole = text_data.share_bytes(ctx, text_data.prose)
-    alphabet, numbers = np.unique(whole, return_inverse=True)
-    data = torch.from_numpy(numbers.astype(np.int64))
-    cut = len(data) - int(len(data) * HELD_OUT)
-    each = cut // ctx.size
-    held_out = data[cut:].unfold(0, context + 1, context)[:rows]
-    return Text(name, len(alphabet), data[ctx.rank * each : (ctx.rank + 1) * each], held_out)
-
-
-# ---- model -----------------------------------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """A layer of a transformer, normed before (Radford et al., 2019)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.mixed = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, length, width)
-        x = x + self.mixed(seen)
-        return x + self.narrow(gelu(self.wide(self.norm2(x)), approximate="tanh"))  # type: ignore[no-any-return]
-
-
-class Transformer(nn.Module):
-    """Scores of the next byte at each place: int64 (n, length) to float32 (n, length, alphabet)."""
-
-    def __init__(self, alphabet: int, width: int, layers: int, context: int, heads: int = 4) -> None:
-        super().__init__()
-        self.bytes, self.places = nn.Embedding(alphabet, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.scores = nn.LayerNorm(width), nn.Linear(width, alphabet)
-        for table in (self.bytes, self.places):
-            nn.init.normal_(table.weight, std=0.02)
-
-    def forward(self, text: Tensor) -> Tensor:
-        places = self.places.weight[: text.shape[1]]
-        return self.scores(self.norm(self.blocks(self.bytes(text) + places)))  # type: ignore[no-any-return]
-
-    def loss(self, rows: Tensor) -> Tensor:
-        """The mean cross entropy of rows (n, length + 1), in nats a byte."""
-        return cross_entropy(self(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
 # ---- ways ------------------------------------------------------------------------------------------------------------
@@ -191,7 +123,7 @@ class Way:
             raise click.BadParameter(f"{text!r} is no way: give some of {known}, or diloco@100", param_hint="--ways")
         return replace(WAYS[name], name=text, every=int(every or 0))
 
-    def optimizer(self, inner: torch.optim.Optimizer, ctx: hpcomm.Context, model: nn.Module, plan: Plan) -> Any:
+    def optimizer(self, inner: torch.optim.Optimizer, ctx: hpcomm.Context, model: Transformer, plan: Plan) -> Any:
         """The optimizer of this way, which has taken inner. Collective."""
         if self.options is None:
             return hpcomm.torch.DistributedOptimizer(inner, ctx, model)
@@ -206,9 +138,22 @@ def outer(plan: Plan) -> hpcomm.Nesterov:
     return hpcomm.Nesterov(lr=plan.outer_rate, momentum=plan.outer_momentum)
 
 
+def late(plan: Plan) -> hpcomm.Nesterov:
+    return hpcomm.Nesterov(lr=plan.outer_rate, momentum=LATE)
+
+
+def both_ways(codec: hpcomm.codec.WireFormat) -> dict[str, Any]:
+    """A codec of updates up and of their mean back."""
+    return {"codec": codec, "apply_at": "receivers"}
+
+
 def top(plan: Plan) -> dict[str, Any]:
-    """The largest elements alone, of updates up and of their mean back."""
-    return {"codec": hpcomm.codec.TopK(plan.fraction), "apply_at": "receivers"}
+    return both_ways(hpcomm.codec.TopK(plan.fraction))
+
+
+def in_parts(plan: Plan) -> dict[str, Any]:
+    """Streaming DiLoCo: fragments whose exchanges are hidden."""
+    return {"fragments": 4, "delay": plan.delay}
 
 
 WAYS = {
@@ -216,10 +161,11 @@ WAYS = {
     for way in (
         Way("sync", None),
         Way("diloco", lambda plan: {"outer": outer(plan)}),
-        Way("streaming", lambda plan: {"outer": outer(plan), "fragments": 4, "delay": plan.delay, **top(plan)}),
+        Way("streaming", lambda plan: {"outer": late(plan), **in_parts(plan), **top(plan)}),
+        Way("streaming4", lambda plan: {"outer": outer(plan), **in_parts(plan), **both_ways(hpcomm.codec.Float4())}),
         Way("sparse", lambda plan: {"outer": hpcomm.SGD(lr=1.0), **top(plan)}),
-        Way("nesterov", lambda plan: {"outer": outer(plan), **top(plan)}),
-        Way("float4", lambda plan: {"outer": outer(plan), "codec": hpcomm.codec.Float4(), "apply_at": "receivers"}),
+        Way("nesterov", lambda plan: {"outer": late(plan), **top(plan)}),
+        Way("float4", lambda plan: {"outer": outer(plan), **both_ways(hpcomm.codec.Float4())}),
         Way("local", lambda plan: {"outer": hpcomm.SGD(lr=1.0)}),
     )
 }
@@ -468,7 +414,7 @@ def bytes_a_second(text: str) -> float:
 @click.option("--pretrain", type=click.IntRange(0), default=600, help="Synchronous steps before, for all ways.")
 @click.option("--every", type=click.IntRange(1), default=30, help="H: local steps from one exchange to the next.")
 @click.option("--delay", type=click.IntRange(0), default=3, help="Of streaming: steps that hide an exchange.")
-@click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=0.05, help="Of TopK.")
+@click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=0.25, help="Of TopK.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=8e-3, help="Largest rate of AdamW.")
 @click.option("--outer-rate", type=click.FloatRange(0, min_open=True), default=0.7, help="Of outer Nesterov.")
 @click.option("--outer-momentum", type=click.FloatRange(0, 1, max_open=True), default=0.8, help="Of outer Nesterov.")
