@@ -130,6 +130,7 @@ def codecs(ctx: hpcomm.Context) -> None:
         {"codec": "bfloat16"},
         {"codec": hpcomm.codec.TopK(0.25)},
         {"codec": hpcomm.codec.TopK(0.25), "topology": hpcomm.ParameterServer(apply_at="receivers")},
+        {"codec": hpcomm.codec.Float4(), "topology": hpcomm.ParameterServer(apply_at="receivers")},
         {"codec": hpcomm.codec.OneBit(), "topology": hpcomm.ParameterServer(apply_at="receivers")},
         {"topology": hpcomm.PeerToPeer()},
     ):
@@ -148,7 +149,7 @@ def codecs(ctx: hpcomm.Context) -> None:
 
 def resumes(ctx: hpcomm.Context, folder: str) -> None:
     """A job that goes on from a checkpoint, between a begin and its take, has the bits of one that was not stopped."""
-    way = Way(5, 2, delay=3, mix=0.5)
+    way = Way(5, 2, delay=3)
 
     def go_on(local: hpcomm.LocalSteps, first: int, saver: hpcomm.Checkpointer | None) -> None:
         for step in range(first, STEPS):
@@ -237,6 +238,10 @@ def refusals(ctx: hpcomm.Context) -> None:
     average = hpcomm.Exchange(ctx, start(), rule=hpcomm.Average())
     with pytest.raises(InvalidArgument, match="Average"):
         hpcomm.local_steps(average, every=3)
+    pieces = hpcomm.Exchange(ctx, start(), rule=SGD(lr=1.0), codec=hpcomm.codec.TopK(0.5))
+    with pytest.raises(InvalidArgument, match=r"mix is 0.5, and the codec of 'a.w', .* keeps a residual"):
+        hpcomm.local_steps(pieces, every=3, mix=0.5)
+    pieces.close()
     local = hpcomm.local_steps(ex, every=3)
     for _ in range(3):
         local.step()

@@ -164,7 +164,6 @@ def goes_on_with_the_same_bits(ctx: hpcomm.Context, folder: str) -> None:
             every=5,
             fragments=2,
             delay=3,
-            mix=0.5,
             codec=hpcomm.codec.TopK(0.3),
             apply_at="receivers",
         )

@@ -263,7 +263,7 @@ def refuses_updates(ex: Exchange) -> str | None:
 def keeps_back(ex: Exchange, name: str) -> bool:
     """Whether the codec of this rank's updates of a key leaves parts of them for later."""
     key = ex._every[name].index
-    return any(place.key == key and place.row < 0 and place.n_values >= place.count for place in ex._encoders.places)
+    return any(place.key == key and place.row < 0 and place.n_values > place.count + 1 for place in ex._encoders.places)
 
 
 def counts_apart(ex: Exchange, groups: Iterable[Iterable[str]]) -> bool:

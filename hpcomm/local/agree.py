@@ -25,11 +25,18 @@ def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float
     return Schedule(every, len(found), delay, mix), found
 
 
-def check_exchange(ex: Exchange, fragments: Fragments) -> None:
+def check_exchange(ex: Exchange, schedule: Schedule, fragments: Fragments) -> None:
     """Raises InvalidArgument where an exchange cannot carry updates of local steps."""
     refused = inside.refuses_updates(ex)
     if refused is not None:
         raise InvalidArgument(f"local steps: {refused}")
+    held = next((name for name in ex.codecs if inside.keeps_back(ex, name)), None)
+    if schedule.mix < 1 and held is not None:
+        raise InvalidArgument(
+            f"local steps: mix is {schedule.mix}, and the codec of {held!r}, {ex.codecs[held]!r}, keeps a residual: "
+            "what is held back would count twice, in the residual and in this rank's parameters: give mix=1, or a "
+            'codec without a residual such as Float4() or "bfloat16"'
+        )
     if len(fragments) > 1 and inside.has_quorum(ex) and not inside.counts_apart(ex, fragments):
         raise InvalidArgument(
             f"local steps: the exchange has a quorum, and counts the steps of all {len(fragments)} fragments as one: "

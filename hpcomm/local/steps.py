@@ -70,7 +70,7 @@ def local_steps(
         delay: steps from the begin of an exchange until its parameters are taken, 0 to H - 1. The exchange is hidden
             behind these steps where a thread works for it: make ex with progress="thread".
         mix: the part of the new parameters that a rank takes, above 0 and at most 1, which is 1 - alpha of the paper:
-            own = (1 - mix) * own + mix * shared.
+            own = (1 - mix) * own + mix * shared. Below 1 for codecs without a residual only.
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank: every below 1, a delay of every or more,
@@ -84,7 +84,7 @@ def local_steps(
             raise InvalidArgument(f"ex is {ex!r}: must be an Exchange")
         inside.check_idle(ex, "local_steps")
         schedule, found = settings(ex, every, fragments, delay, mix)
-        check_exchange(ex, found)
+        check_exchange(ex, schedule, found)
         arrays = checked_arrays(params, ex.params)
     except Exception as refused:
         if not isinstance(ex, Exchange):

@@ -75,7 +75,8 @@ class DiLoCo(Wrapper):
             these. Each parameter is in one.
         delay: tau, the steps from the begin of an exchange until its parameters are taken, 0 to H - 1; training goes on
             meanwhile. The default of progress is "thread" then.
-        mix: the part of the new parameters that a rank takes, above 0 and at most 1: 1 - alpha of the paper.
+        mix: the part of the new parameters that a rank takes, above 0 and at most 1: 1 - alpha of the paper. Below 1
+            for codecs without a residual only.
         codec: of updates, as Exchange takes it; a mapping has the names of the model's parameters. With
             apply_at="receivers" updates come back as small as they go.
         topology: None: what hpcomm.parameter_hub takes; or a ParameterServer, a Hierarchy or a PeerToPeer.
@@ -136,7 +137,7 @@ class DiLoCo(Wrapper):
         values = {key.name: key.value() for key in keys}
         exchange = _made(ctx, values, topology, consistency, outer, asked)
         try:
-            check_exchange(exchange, found)
+            check_exchange(exchange, schedule, found)
         except InvalidArgument:  # by arguments that all ranks share
             exchange.close()
             raise
