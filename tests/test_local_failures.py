@@ -13,6 +13,7 @@ import hpcomm
 from hpcomm import SGD, Consistency, ParameterServer
 
 SHAPES = {"a.w": (300,), "a.b": (3,), "b.w": (40, 5), "b.b": (7,)}
+GROUPS = [["a.w", "a.b"], ["b.w", "b.b"]]
 EVERY, DELAY, STEPS = 4, 2, 40
 
 Deaths = dict[str, tuple[int, str]]  # by rank: the step, and the place in it
@@ -146,6 +147,56 @@ def test_ranks_die_at_any_point(deaths: Deaths, options: str) -> None:
     assert np.abs(np.array(ended.values[left[0]]) - aims).max() < 1.5
 
 
+def residuals_of(local: hpcomm.LocalSteps) -> np.ndarray:
+    """What this rank's codec holds back, in the order of flat."""
+    shard, at, found = local.exchange.state_dict(), 0, {}
+    for key, count, n in zip(*(shard[f"encoder_{name}"] for name in ("key", "count", "values")), strict=True):
+        found[str(shard["keys"][key])] = shard["encoders"][at : at + count]
+        at += n
+    return np.concatenate([found[name] for name in local.params])
+
+
+def dies_before_a_begin() -> None:
+    """Rank 2 dies before all begin an exchange. Rank 0 finds that when it has pushed one key of three, rank 1 when it
+    has pushed none: what both have learned is in the parameters afterwards, or held back."""
+    with hpcomm.init(mpi.world(), timeout=20) as ctx:
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+        ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), codec=hpcomm.codec.TopK(0.3))
+        local = hpcomm.local_steps(ex, every=EVERY)
+        for _ in range(2 * EVERY - 1):
+            train(local, ctx.rank)
+            local.step()
+        if ctx.rank == 2:
+            die()
+        train(local, ctx.rank)
+        held, inner, seen = residuals_of(local), local._values.subtract, []
+
+        def counted(*args: Any) -> None:
+            seen.append(args)
+            if len(seen) == 2 - ctx.rank:
+                raise hpcomm.PeerFailed("rank 2 is gone")
+            inner(*args)
+
+        setattr(local._values, "subtract", counted)  # noqa: B010
+        with pytest.raises(hpcomm.PeerFailed):
+            local.step()
+        setattr(local._values, "subtract", inner)  # noqa: B010
+        before = flat(local) - held
+        local.recover()
+        local.wait()
+        after = flat(local) - residuals_of(local)
+        np.testing.assert_allclose(
+            gathered(local, after).mean(axis=0), gathered(local, before).mean(axis=0), rtol=1e-5, atol=1e-5
+        )
+        assert flat(local).any()
+        local.exchange.close()
+        local.context.close()
+
+
+def test_what_was_not_pushed_stays() -> None:
+    assert mpi.spawn(3, dies_before_a_begin, timeout=60, check=False).codes[:2] == [0, 0]
+
+
 # ---- unequal speed ---------------------------------------------------------------------------------------------------
 
 
@@ -154,10 +205,8 @@ def is_late() -> int:
     own updates are left out."""
     with hpcomm.init(mpi.world(), timeout=20) as ctx:
         zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-        names = list(SHAPES)
-        groups = [names[:2], names[2:]]
         consistency = Consistency(quorum=2, late="drop", grace=0.0)
-        ex = hpcomm.Exchange(ctx, zeros, consistency=consistency, rule=SGD(lr=1.0), groups=groups)
+        ex = hpcomm.Exchange(ctx, zeros, consistency=consistency, rule=SGD(lr=1.0), groups=GROUPS)
         local = hpcomm.local_steps(ex, every=EVERY, fragments=2)
         for _ in range(3 * EVERY // 2):
             for own in local.params.values():
@@ -182,18 +231,48 @@ def test_late_ranks_take_the_newest_parameters() -> None:
     assert mpi.spawn(3, is_late, timeout=60).values == [0, 0, 3]
 
 
-def runs_ahead() -> None:
-    """SSP(1): a rank may be one exchange of a fragment ahead, and no more."""
+def is_slow() -> list[int]:
+    """A quorum of two: rank 2 begins when the others have made all their steps and wait in the sync. It counts them."""
     with hpcomm.init(mpi.world(), timeout=20) as ctx:
-        local = make(ctx, consistency=hpcomm.SSP(1))
-        for _ in range(STEPS):
+        local = make(ctx, consistency=Consistency(quorum=2, late="drop", grace=0.0), groups=GROUPS)
+        window, made = ctx.window(8, signals=1), 0
+        if ctx.rank == 2:
+            window.wait_signal(0, 1, 20, 0)
+        while local.steps < STEPS:
             train(local, ctx.rank)
             local.step()
+            made += 1
+        if ctx.rank == 0:
+            window.put_signal(2, None, signal=0, value=1)
         local.sync()
         every = all_of(local)
         assert all(one.tobytes() == every[0].tobytes() for one in every)
         local.exchange.close()
+        return [made, local.steps]
 
 
-def test_ranks_of_unequal_speed_end_near_each_other() -> None:
-    mpi.spawn(3, runs_ahead, timeout=60)
+def test_a_slow_rank_ends_with_the_others() -> None:
+    first, second, slow = mpi.spawn(3, is_slow, timeout=60).values
+    assert first == second == [STEPS, STEPS]
+    assert slow[0] < STEPS / 2
+    assert slow[1] == STEPS
+
+
+def runs_ahead() -> None:
+    """SSP(1): a rank may be one exchange of a fragment ahead, and no more. A sync has all updates."""
+    hosts = property(lambda ctx: tuple(rank // 2 for rank in ctx.ranks))
+    hpcomm.Context.hosts = hosts  # type: ignore[assignment,method-assign]
+    for topology in (ParameterServer(), hpcomm.Hierarchy(), ParameterServer(apply_at="receivers")):
+        with hpcomm.init(mpi.world(), timeout=20) as ctx:
+            local = make(ctx, consistency=hpcomm.SSP(1), topology=topology)
+            for _ in range(STEPS):
+                train(local, ctx.rank)
+                local.step()
+            local.sync()
+            every = all_of(local)
+            assert all(one.tobytes() == every[0].tobytes() for one in every), topology
+            local.exchange.close()
+
+
+def test_ranks_of_unequal_speed_end_alike() -> None:
+    mpi.spawn(4, runs_ahead, timeout=60)

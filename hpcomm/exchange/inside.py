@@ -232,6 +232,12 @@ def is_whole(ex: Exchange) -> bool:
     return all(one.scheme.consistency == BSP for one in ex._schemes)
 
 
+def folds(ex: Exchange, name: str) -> int:
+    """How many folds the newest parameters of a key that this rank knows of have had since the start of the
+    training."""
+    return ex._base[ex._every[name].index] + ex.version_of(name)
+
+
 def reads_late(ex: Exchange) -> bool:
     """Whether a pull may lack updates that others have pushed before: under SSP and ASYNC."""
     return any(one.scheme.consistency.staleness != 0 for one in ex._schemes)

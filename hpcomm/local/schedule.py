@@ -54,6 +54,15 @@ class Schedule:
         offset = self.offset(fragment)
         return (step - offset) // self.every + (offset > 0)
 
+    def step_of(self, fragment: int, number: int) -> int:
+        """The step at which exchange number 1, 2, ... of a fragment begins."""
+        offset = self.offset(fragment)
+        return number * self.every if offset == 0 else offset + (number - 1) * self.every
+
+    def waits(self, step: int) -> bool:
+        """Whether a rank begins or takes an exchange after a step."""
+        return self.due(step) or (step > self.delay and self.due(step - self.delay))
+
     def next_due(self, step: int) -> int:
         """The first step after this one after which an exchange begins."""
         return step + 1 + min((self.offset(fragment) - step - 1) % self.every for fragment in range(self.fragments))

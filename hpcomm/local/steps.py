@@ -9,10 +9,10 @@ The shared parameters of a fragment lie in the exchange. They are read here at t
 the two the owners write them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..context import Context
-from ..errors import InvalidArgument
+from ..errors import HpcommError, InvalidArgument, PeerFailed
 from ..exchange import Exchange, Handle, inside
 from ..recovery import Recovered, recover
 from .agree import check_exchange, digest_of, settings, tell
@@ -59,8 +59,8 @@ def local_steps(
 
     Args:
         ex: over all ranks, with servers or peers. Under SSP(s) a rank may be s exchanges of a fragment ahead of the
-            slowest one. With a quorum, exchanges go on without late ranks, which take the newest parameters and go on;
-            several fragments need Exchange(groups=) of the same fragments then.
+            slowest one. With a quorum, exchanges go on without late ranks, which take the newest parameters, count as
+            many steps as the others and go on; several fragments need Exchange(groups=) of the same fragments then.
         params: an array of the trainer's own for each key: float32, of the key's shape, writable. They get the
             exchange's values, which are rank 0's. None: new arrays.
         every: H, this rank's steps from one exchange of a fragment to the next.
@@ -103,6 +103,8 @@ class _Fragment:
     Attributes:
         names: of its keys.
         full: that exchange is of a sync, and is taken in full.
+        pushed: the keys whose updates are on their way, or encoded; all of them where a checkpoint was loaded.
+        cut: those of them whose push was cut short.
         begun: the step at which that exchange has begun; None: nothing is under way.
         handles: of those of its keys that have not come, the first one last; none where a checkpoint was loaded.
         since: the time.monotonic at which training went on, until the exchange is known to have come; else None.
@@ -111,7 +113,21 @@ class _Fragment:
         sent: bytes of exchanges before a recovery.
     """
 
-    __slots__ = ("begun", "full", "handles", "hidden", "late", "names", "rounds", "sent", "since", "syncs", "waited")
+    __slots__ = (
+        "begun",
+        "cut",
+        "full",
+        "handles",
+        "hidden",
+        "late",
+        "names",
+        "pushed",
+        "rounds",
+        "sent",
+        "since",
+        "syncs",
+        "waited",
+    )
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -119,28 +135,38 @@ class _Fragment:
         self.handles: list[Handle] = []
         self.since: float | None = None
         self.full = False
+        self.pushed: set[str] = set()
+        self.cut: list[str] = []
         self.rounds = self.syncs = self.late = self.sent = 0
         self.hidden = self.waited = 0.0
 
-    def come(self) -> None:
+    def come(self, ex: Exchange) -> None:
         """Waits until the exchange has come."""
         while self.handles:
             self.handles[-1].wait()
             self.handles.pop()
+        while self.cut:
+            ex.pull(self.cut[-1])
+            self.cut.pop()
 
     def look(self) -> bool:
-        """Whether the exchange has come; with inline progress it is worked for."""
-        while self.handles and self.handles[-1].test():
-            self.handles.pop()
-        return not self.handles
+        """Whether the exchange has come; with inline progress it is worked for. A take tells of ranks that died."""
+        with suppress(PeerFailed):
+            while self.handles and self.handles[-1].test():
+                self.handles.pop()
+        return self.has_come()
+
+    def has_come(self) -> bool:
+        return not self.handles and not self.cut and len(self.pushed) == len(self.names)
 
 
 class _States(NamedTuple):
-    """Where all ranks are, a row a rank: their steps, how often sync was called, the last sync whose exchanges were
-    chosen and its step, and by fragment the exchanges that were taken."""
+    """Where all ranks are, a row a rank: their steps, how often sync was called, whether they are in it, the last sync
+    whose exchanges were chosen and its step, and by fragment the exchanges that have come."""
 
     steps: NDArray[np.int64]
     syncs: NDArray[np.int64]
+    syncing: NDArray[np.int64]
     synced: NDArray[np.int64]
     done: NDArray[np.int64]
 
@@ -187,7 +213,10 @@ class LocalSteps:
         Raises:
             PeerFailed: a rank died: call recover, and go on with the next step.
             Timeout: as by Exchange.push_pull.
+            InvalidArgument: the last sync was cut short.
         """
+        if self._syncing:
+            raise InvalidArgument(f"rank {self.context.rank}: the last sync was cut short: call sync or recover first")
         self.steps += 1
         if self._joined and self.schedule.due(self.steps):
             self._runs(True)
@@ -215,18 +244,19 @@ class LocalSteps:
         afterwards all ranks have the same parameters, those of the exchange. For the end of the training, or before an
         evaluation. Collective. Ranks that have made fewer steps, as after a recovery, count as many as the others from
         here on."""
-        self._syncs += 1
-        self._syncing = True
-        self._align()
-        self._finish_sync(self.context.barrier)
+        if not self._syncing:  # else it goes on where a Timeout has cut it short
+            self._syncs += 1
+            self._syncing = True
+        if self._synced[0] < self._syncs:
+            self._align()
+        self._finish_sync()
 
     def _align(self) -> None:
         """All ranks count the steps of the one that has made the most."""
         every = self.context.allgather(self.steps.to_bytes(8, "little"))
         self.steps = max(int.from_bytes(one, "little") for one in every)
 
-    def _finish_sync(self, meet: Callable[[], object] = lambda: None) -> None:
-        """meet: waits for all ranks, after which servers have all updates."""
+    def _finish_sync(self) -> None:
         if self._synced[0] < self._syncs:
             steps, every = self.steps, self.schedule.every
             for number, one in enumerate(self._fragments):  # without new updates the outer momentum alone would act
@@ -234,16 +264,19 @@ class LocalSteps:
                 one.syncs += not due and steps != self._synced[1]
             self._synced = (self._syncs, steps)
         self._work()
-        if inside.reads_late(self.exchange):
-            meet()
+        self._meet()
         for one in self._fragments:
             for name in one.names:
-                shared = self.exchange.params[name]
-                if inside.reads_late(self.exchange):
-                    shared = self.exchange.pull(name)
-                self._values.take(name, shared, 1.0)
+                self._values.take(name, self.exchange.params[name], 1.0)
         self._values.end()
         self._syncing = False
+
+    def _meet(self) -> None:
+        """Under SSP and ASYNC parameters may lack what others have pushed before: owners have all updates when all
+        ranks have met, and give them to all. Collective."""
+        if inside.reads_late(self.exchange):
+            self.context.barrier()
+            self.exchange.load_state_dict(self.exchange.state_dict())
 
     def _begin(self, number: int) -> None:
         one, start = self._fragments[number], monotonic()
@@ -254,16 +287,30 @@ class LocalSteps:
         one.waited += one.since - start
 
     def _push(self, one: _Fragment) -> None:
-        ex = self.exchange
         one.begun, one.full = self.steps, self._syncing
+        one.pushed.clear()
+        self._push_rest(one)
+
+    def _push_rest(self, one: _Fragment) -> None:
+        """Pushes what has not been pushed; a Timeout may have cut that short."""
+        ex = self.exchange
         self._values.begin()
         with ex.together():
             for name in one.names:
-                shared, slot = ex.params[name], ex.gradient(name)
+                if name in one.pushed:
+                    continue
+                shared, slot, pushes = ex.params[name], ex.gradient(name), ex.version_of(name)
                 narrow = slot.dtype != np.float32
                 update = self._room(shared) if narrow else slot
                 self._values.subtract(name, shared, update)
-                one.handles.append(ex.push_pull_nb(name, update if narrow else None))
+                try:
+                    one.handles.append(ex.push_pull_nb(name, update if narrow else None))
+                except HpcommError:
+                    if ex.version_of(name) > pushes:  # it is encoded, and perhaps on its way
+                        one.pushed.add(name)
+                        one.cut.append(name)
+                    raise
+                one.pushed.add(name)
         one.handles.reverse()
 
     def _room(self, like: Array) -> Array:
@@ -277,15 +324,33 @@ class LocalSteps:
         one, ex, start = self._fragments[number], self.exchange, monotonic()
         mix = 1.0 if one.full else self.schedule.mix
         with self.context.span(f"fragment {number}: take"):
-            one.come()
+            if len(one.pushed) < len(one.names):
+                self._push_rest(one)
+            one.come(ex)
             self._values.begin()
             late = set(ex.late).intersection(one.names) if inside.has_quorum(ex) else ()
             one.late += bool(late)
             for name in one.names:
                 self._values.take(name, ex.params[name], 1.0 if name in late else mix)
             self._values.end()
-        one.begun = None
+        one.begun, one.full = None, False
+        if late:
+            self._catch_up(number)
         one.waited += monotonic() - start
+
+    def _catch_up(self, number: int) -> None:
+        """With a quorum: an update of this rank was late. It counts the exchanges that others have made without it, and
+        as many steps, so that all end their training together."""
+        one = self._fragments[number]
+        one.rounds = max(one.rounds, inside.folds(self.exchange, one.names[0]))
+        self._skip_to(self.schedule.step_of(number, one.rounds - one.syncs))
+
+    def _skip_to(self, steps: int) -> None:
+        """Counts so many steps, without the exchanges that were due meanwhile."""
+        if steps > self.steps:
+            self.steps = steps
+            for number, one in enumerate(self._fragments):
+                one.rounds = max(one.rounds, self.schedule.begun_by(number, steps) + one.syncs)
 
     def _unhide(self, number: int) -> None:
         """The exchange of a fragment has come, or training does not go on any more while it is under way."""
@@ -299,9 +364,11 @@ class LocalSteps:
         """Waits until the exchanges that are under way have come; they are taken at their steps. Call it before a
         Checkpointer saves, and before exchange.params is read: these are the parameters of the last exchange."""
         for number, one in enumerate(self._fragments):
+            if one.begun is not None and len(one.pushed) < len(one.names):
+                self._push_rest(one)
             self._unhide(number)
             start = monotonic()
-            one.come()
+            one.come(self.exchange)
             one.waited += monotonic() - start
 
     def stats(self) -> LocalStats:
@@ -331,6 +398,8 @@ class LocalSteps:
         """
         if self._joined:
             raise InvalidArgument("join: these local steps are in a join block already")
+        self._align()
+        self._work()
         self._joined = True
         try:
             yield
@@ -360,8 +429,10 @@ class LocalSteps:
 
         Parameters come from those that are left. What a dead rank had learned since its last exchange is lost, and what
         codecs held back there; where owners apply the rule, its state of the elements that the dead rank owned is zero,
-        such as the outer momentum: a warning says so. What this rank has learned stays: exchanges that were cut
-        short begin again. The step or the sync that raised is completed: go on with the next step.
+        such as the outer momentum: a warning says so. What this rank has learned stays: exchanges that were cut short
+        begin again. Under SSP and with a quorum, codecs that keep a residual may lose what was on its way, and slow
+        ranks count as many steps as the others. The step or the sync that raised is completed: go on with the next
+        step. A Checkpointer is closed, and made anew.
 
         Returns:
             what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
@@ -372,20 +443,27 @@ class LocalSteps:
         """
         if self._joined:
             raise InvalidArgument("recover: leave the join block first, in which ranks meet that are not all there now")
+        for one in self._fragments:
+            one.look()
         found = recover(self.exchange, survivors=True, timeout=timeout)
         for one in self._fragments:
             one.sent += inside.bytes_sent(self.exchange, one.names)
         self.exchange = found.exchange
         states = self._states(timeout)
         self._drop_lost(states.done)
+        if not inside.is_whole(self.exchange):  # ranks may be further apart than the new exchange lets them be
+            self._skip_to(int(states.steps.max()))
+        missing = (states.syncs < states.syncs.max()).any()  # ranks that have still to call the sync that others are in
         if not self._syncing:
             self._work()
+            if not missing and states.syncing.any():
+                self._meet()
             return replace(found, clock=self.steps)
         if self._synced[0] < self._syncs:
             chosen = states.synced[states.synced[:, 0] == self._syncs]
             if len(chosen):
                 self.steps = int(chosen[0, 1])
-            elif (states.syncs < self._syncs).any():  # those ranks have still to call sync
+            elif missing:
                 self._align()
             else:
                 self.steps = int(states.steps.max())
@@ -394,26 +472,32 @@ class LocalSteps:
 
     def _states(self, timeout: float | None) -> "_States":
         """Where all ranks are. Collective."""
-        done = [one.rounds - (one.begun is not None) for one in self._fragments]
-        told = np.array([self.steps, self._syncs, *self._synced, *done], np.int64).tobytes()
+        done = [one.rounds - (one.begun is not None and not one.has_come()) for one in self._fragments]
+        told = np.array([self.steps, self._syncs, self._syncing, *self._synced, *done], np.int64).tobytes()
         every = np.stack([np.frombuffer(part, np.int64) for part in self.context.allgather(told, timeout)])
-        return _States(every[:, 0], every[:, 1], every[:, 2:4], every[:, 4:])
+        return _States(every[:, 0], every[:, 1], every[:, 2], every[:, 3:5], every[:, 5:])
 
     def _drop_lost(self, done: NDArray[np.int64]) -> None:
-        """Forgets the exchanges that were under way, with the lost exchange. One that another rank has taken has come:
-        it is in the shared parameters. Another one begins again under BSP, where all ranks push a fragment equally
-        often, and else with the next one: the update is measured anew. What a codec has kept of it has gone back into
-        the residual, and so is not in this rank's parameters any more."""
+        """Forgets the exchanges that were under way, with the lost exchange. One that has come to another rank is in
+        the shared parameters, and has come here too. Another one begins again under BSP, where all ranks push a
+        fragment equally often, and else with the next one: the update is measured anew. What a codec has kept of it,
+        and under BSP what was not applied, has gone back into the residual, and so is not in this rank's parameters
+        any more."""
         ex, whole = self.exchange, inside.is_whole(self.exchange)
         for one, most in zip(self._fragments, done.max(axis=0).tolist(), strict=True):
             one.handles.clear()
+            one.cut.clear()
             one.since = None
-            if one.begun is None or (whole and most >= one.rounds):
+            if one.begun is None:
+                continue
+            if whole and most >= one.rounds:
+                one.pushed.update(one.names)
                 continue
             one.begun = None
             one.rounds -= whole or one.full
-            for name in filter(partial(inside.keeps_back, ex), one.names):
-                self._values.take(name, ex.params[name], 1.0 if one.full else self.schedule.mix)
+            for name in one.pushed:
+                if inside.keeps_back(ex, name):
+                    self._values.take(name, ex.params[name], 1.0)
         self._values.end()
 
     # ---- state -------------------------------------------------------------------------------------------------------
@@ -453,6 +537,7 @@ class LocalSteps:
         """The numbers of state_dict."""
         return {
             "every": self.schedule.every,
+            "fragments": hashlib.blake2b(repr(self.fragments).encode(), digest_size=8).hexdigest(),
             "steps": self.steps,
             "synced": self._synced,
             "syncs": [one.syncs for one in self._fragments],
@@ -460,24 +545,30 @@ class LocalSteps:
             "begun": [_NOTHING if one.begun is None else one.begun for one in self._fragments],
         }
 
-    def set_progress(self, found: Mapping[str, Any]) -> None:
-        """Takes what progress has given: what is under way counts as come.
-
-        Raises:
-            InvalidArgument: it is of another schedule.
-        """
-        if (found["every"], len(found["rounds"])) != (self.schedule.every, len(self._fragments)):
+    def check_progress(self, found: Mapping[str, Any]) -> None:
+        """Raises InvalidArgument for what progress has given of other local steps."""
+        mine = self.progress()
+        if missing := [name for name in mine if name not in found]:
+            raise InvalidArgument(f"load_state_dict: the state of local steps has no {missing[0]!r}")
+        if any(str(found[name]) != str(mine[name]) for name in ("every", "fragments")):
             raise InvalidArgument(
                 f"load_state_dict: the state is of every={found['every']} and {len(found['rounds'])} fragments, and "
-                f"here are every={self.schedule.every} and {len(self._fragments)} fragments: give the same"
+                f"here are every={self.schedule.every} and {len(self._fragments)} fragments of other keys, or another "
+                "every: give the same"
             )
+
+    def set_progress(self, found: Mapping[str, Any]) -> None:
+        """Takes what progress has given: what is under way counts as come. Waits for what is under way here."""
+        self.check_progress(found)
         self.wait()
-        self.steps = int(found["steps"])
+        self.steps, self._syncing = int(found["steps"]), False
         self._syncs, step = map(int, found["synced"])
         self._synced = (self._syncs, step)
         columns = (found[name] for name in ("rounds", "syncs", "begun"))
         for one, rounds, syncs, begun in zip(self._fragments, *columns, strict=True):
             one.rounds, one.syncs, one.begun = rounds, syncs, None if begun == _NOTHING else begun
+            one.full = False
+            one.pushed.update(one.names)
 
     def __repr__(self) -> str:
         return (

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import checkpoint
 from ..checkpoint import Restored
+from ..errors import InvalidArgument
 from . import saved
 from .diloco import DiLoCo
 from .optimizer import DistributedOptimizer
@@ -43,6 +44,8 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         self._seen = step
         if due:
             self._optimizer.wait()
+        if self._optimizer.exchange.context is not self._ctx:
+            raise InvalidArgument("after: the job has recovered: close this checkpointer, and make another one")
         if self._ex is not self._optimizer.exchange:  # scheme= has made another one
             self._follow(self._optimizer.exchange)
 

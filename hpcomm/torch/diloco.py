@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..codec import Codecs
 from ..consistency import BSP, Consistency
 from ..context import Context
-from ..errors import InvalidArgument, NotSupported
+from ..errors import InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange
 from ..local import LocalStats, LocalSteps, Strided
 from ..local.agree import check_exchange, digest_of, tell
@@ -181,8 +181,26 @@ class DiLoCo(Wrapper):
             Timeout: as by Exchange.push_pull.
         """
         loss = self._inner_step(closure)
-        self._local.step()
+        if isinstance(self._wrapped, DistributedOptimizer) and self._local.schedule.waits(self._local.steps + 1):
+            self._step_with(self._wrapped.context)
+        else:
+            self._local.step()
         return loss
+
+    def _step_with(self, mates: Context) -> None:
+        """Local steps of ranks that train together: where one of them finds that ranks died, all raise PeerFailed after
+        the same step, so that none waits in the next one for others that recover."""
+        failed: PeerFailed | None = None
+        try:
+            self._local.step()
+        except PeerFailed as found:
+            failed = found
+        told = mates.allgather(bytes([failed is not None]))
+        if failed is None and any(map(any, told)):
+            rank = next(rank for rank, one in enumerate(told) if any(one))
+            raise PeerFailed(f"rank {self.context.rank}: rank {rank} of this host's has found ranks gone", op="step")
+        if failed is not None:
+            raise failed
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
         inner, found = self._wrapped, self.__dict__.get("found_inf")
@@ -229,8 +247,10 @@ class DiLoCo(Wrapper):
 
         Lost are the steps of the dead rank since its last exchange, what its codec held back, and where owners apply
         the outer rule its momentum of the parameters that the dead rank owned; a warning says so. What this rank has
-        learned stays. The step or the sync that raised is completed: go on with the next step. An inner
-        DistributedOptimizer recovers too, and ranks of a host go on from the same step.
+        learned stays; under SSP and with a quorum, codecs that keep a residual may lose what was on its way. The step
+        or the sync that raised is completed: go on with the next step, which is number clock + 1. An inner
+        DistributedOptimizer recovers too, and ranks of a host go on from the same step. A ModelCheckpointer is closed,
+        and made anew.
 
         Returns:
             what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
@@ -274,18 +294,26 @@ class DiLoCo(Wrapper):
         Load the model's weights as well. Collective, over as many ranks as there were.
 
         Raises:
-            InvalidArgument: it is of an inner optimizer alone, or of other local steps.
+            InvalidArgument: it is of an inner optimizer alone, or of other local steps, here or on another rank;
+                nothing has changed then.
         """
         state = dict(state_dict)
         local = state.pop(_LOCAL, None)
-        if local is None:
-            raise InvalidArgument(
-                "load_state_dict: this is the state of an inner optimizer alone: load that into the inner optimizer "
-                "before it is wrapped"
-            )
+        try:
+            if local is None:
+                raise InvalidArgument(
+                    "load_state_dict: this is the state of an inner optimizer alone: load that into the inner "
+                    "optimizer before it is wrapped"
+                )
+            self._local.check_progress(local)
+            with np.load(io.BytesIO(local["outer"].numpy().tobytes())) as file:
+                shard = dict(file)
+        except Exception as wrong:  # the other ranks wait for this one
+            tell(self.context, wrong)
+            raise
+        tell(self.context, None)
         self.wait()
-        with np.load(io.BytesIO(local["outer"].numpy().tobytes())) as shard:
-            self.exchange.load_state_dict(dict(shard))
+        self.exchange.load_state_dict(shard)
         self._load_inner(state)
         self._local.set_progress(local)
 
