@@ -67,18 +67,19 @@ def goes_on(local: hpcomm.LocalSteps, coded: bool) -> None:
     while True:
         try:
             own, begun = flat(local), [one.rounds for one in local._fragments]
-            done = [one.rounds - (one.begun is not None) for one in local._fragments]
+            still = [one.begun is not None for one in local._fragments]
+            done = [one.rounds - (one.begun is not None and not one.look()) for one in local._fragments]
             found = local.recover()
             assert found.clock == local.steps
             before = gathered(local, own)
-            rounds, ended = gathered(local, np.array(begun)), gathered(local, np.array(done))
+            rounds, ended, under_way = (gathered(local, np.array(own)) for own in (begun, done, still))
             local.sync()
             every = all_of(local)
         except hpcomm.PeerFailed:
             continue
         assert all(one.tobytes() == every[0].tobytes() for one in every)
-        # Where no rank had still to take what others had taken, all that was cut short is in the update of the sync.
-        same = ((ended == rounds) | (ended.max(axis=0) < rounds)).all(axis=0)
+        # Where no rank had still to take what had come, all that was cut short is in the update of the sync.
+        same = (~under_way | (ended.max(axis=0) < rounds)).all(axis=0)
         known = [np.full(local.params[name].size, same[i]) for i, names in enumerate(local.fragments) for name in names]
         if not coded:
             chosen = np.concatenate(known)

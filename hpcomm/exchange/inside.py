@@ -238,11 +238,6 @@ def folds(ex: Exchange, name: str) -> int:
     return ex._base[ex._every[name].index] + ex.version_of(name)
 
 
-def reads_late(ex: Exchange) -> bool:
-    """Whether a pull may lack updates that others have pushed before: under SSP and ASYNC."""
-    return any(one.scheme.consistency.staleness != 0 for one in ex._schemes)
-
-
 def bytes_sent(ex: Exchange, names: Iterable[str]) -> int:
     """The bytes of these keys that this rank has sent to others, in all stages."""
     return sum(_core.exchange_key_sent(ex._handle, ex._every[name].index) for name in names)

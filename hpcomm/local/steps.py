@@ -272,9 +272,9 @@ class LocalSteps:
         self._syncing = False
 
     def _meet(self) -> None:
-        """Under SSP and ASYNC parameters may lack what others have pushed before: owners have all updates when all
-        ranks have met, and give them to all. Collective."""
-        if inside.reads_late(self.exchange):
+        """Except under BSP a rank's parameters may lack what others have pushed: owners have all updates when all ranks
+        have met, and give them to all. Collective."""
+        if not inside.is_whole(self.exchange):
             self.context.barrier()
             self.exchange.load_state_dict(self.exchange.state_dict())
 
