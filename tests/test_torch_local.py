@@ -277,7 +277,7 @@ def survives(host_trains: bool) -> None:
         me, model = ctx.rank, net()
         mates = hpcomm.init(Mates(ctx, 2), timeout=20) if host_trains else None
         inner = adam(model) if mates is None else ht.DistributedOptimizer(adam(model), mates, model)
-        optimizer = ht.DiLoCo(inner, ctx, model, every=4, fragments=2, delay=1)
+        optimizer = ht.DiLoCo(inner, ctx, model, every=10, fragments=2, delay=3)
         recovered = 0
         while optimizer.stats().steps < 20:
             step = optimizer.stats().steps
