@@ -253,7 +253,7 @@ static void test_hub_refusals(void) {
     REFUSED("depth is 0", hub.depth = 0);
     REFUSED("depth is 33", hub.depth = 33);
     REFUSED("wire is 1", hub.wire = HPC_F64);
-    REFUSED("wire is 13", hub.wire = 13);
+    REFUSED("wire is 14", hub.wire = 14);
     static const int wrong[] = {HPC_F32, HPC_F64, HPC_F16};
     REFUSED("wires[1], of key 'bias', is 1", hub.wires = wrong; hub.n_wires = 3);
     REFUSED("n_wires is 2 and wires is given; must be 3, one for each key", hub.wires = wrong; hub.n_wires = 2);

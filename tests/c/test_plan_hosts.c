@@ -212,7 +212,7 @@ static void refused(const hpc_hosts *hosts, const char *message) {
 static void test_refusals(void) {
     const int split[] = {5, 5, 2, 2, 2, 9, 0, 0, 0, 0, 1, 1}, lost[] = {5, 5, 2, -1, 2, 9},
               twice[] = {4, 0, 3, 0, 1, 6};
-    const int bad[] = {4, 0, -3, 7, 1, 6}, led[] = {1, 0, 0, 0, 0, 1}, wires[] = {HPC_F32, 13, HPC_F32};
+    const int bad[] = {4, 0, -3, 7, 1, 6}, led[] = {1, 0, 0, 0, 0, 1}, wires[] = {HPC_F32, 14, HPC_F32};
     hpc_hosts good = small();
     refused(NULL, "hosts is NULL");
     CHECK_STATUS(hpc_plan_hosts(&good, NULL), HPC_ERR_INVALID);
@@ -234,9 +234,9 @@ static void test_refusals(void) {
     REFUSED(h.chunk = 100, "chunk is 100 bytes");
     REFUSED(h.depth = 33, "depth is 33");
     REFUSED(h.sum = 2, "sum is 2");
-    REFUSED(h.wire = 13, "wire is 13");
+    REFUSED(h.wire = 14, "wire is 14");
     REFUSED(h.codec_out = HPC_THRESHOLD, "codec_out is 8; must be 0 (float32), 2 (float16), 3 (bfloat16)");
-    REFUSED((h.wires = wires, h.n_wires = 3), "wires[1], of key 'bias', is 13");
+    REFUSED((h.wires = wires, h.n_wires = 3), "wires[1], of key 'bias', is 14");
     const hpc_key large[] = {{"w", 16u << 23, 0}};
     REFUSED((h.keys = large, h.n_keys = 1, h.chunk = 64), "makes more than the 16777216 rows");
 }
