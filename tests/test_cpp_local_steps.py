@@ -68,7 +68,7 @@ def by_numpy(first: Array, ranks: int, every: int, delay: int, mix: float) -> Ar
     return shared
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("ranks", "transport", "every", "delay", "mix"),
     [(3, "tcp", 10, 7, 0.5), (2, "shm", 5, 2, 1.0), (3, "shm", 4, 0, 1.0)],

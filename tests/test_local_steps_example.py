@@ -44,7 +44,7 @@ def test_a_curve_has_its_points_where_all_ranks_have_just_exchanged() -> None:
 
 
 def test_ranks_train_by_each_way(tmp_path: Path) -> None:
-    options = f"{SMALL} --steps=30 --ways=sync,diloco,streaming,local".split()
+    options = f"{SMALL} --steps=20 --ways=sync,diloco,streaming".split()
     files = ["--json", str(tmp_path / "figures"), "--plot", str(tmp_path / "curves.png")]
     ended = mpi.program(2, EXAMPLE, *files, *options, env={"PATH": str(tmp_path)})
     assert ended.returncode == 0, ended.stdout + ended.stderr  # all ranks have the same weights
@@ -52,12 +52,11 @@ def test_ranks_train_by_each_way(tmp_path: Path) -> None:
     curves = {one["way"]: one for one in json.loads((tmp_path / "figures").read_text())["curves"]}
     for one in curves.values():
         assert one["loss"][-1] < one["loss"][0]
-        assert one["tokens"] == [0, 640, 1280, 1920]
+        assert one["tokens"] == [0, 640, 1280]
         assert one["synced"] < one["loss"][0]
         assert len({len(one[name]) for name in ("loss", "tokens", "seconds", "sent")}) == 1
     exchange = curves["sync"]["step_bytes"]
-    for way in ("diloco", "local"):
-        assert 30 * curves[way]["step_bytes"] == pytest.approx(exchange * 3)
+    assert 20 * curves["diloco"]["step_bytes"] == pytest.approx(exchange * 2)
     assert curves["streaming"]["step_bytes"] < 0.5 * curves["diloco"]["step_bytes"]
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 

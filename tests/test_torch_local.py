@@ -300,7 +300,7 @@ def survives(host_trains: bool) -> None:
         optimizer.close()
 
 
-@pytest.mark.some(1)
+@pytest.mark.full  # tests/test_local_failures.py has deaths without torch
 @pytest.mark.parametrize("host_trains", [False, True], ids=["each alone", "hosts together"])
 def test_a_rank_dies(host_trains: bool) -> None:
     ended = mpi.spawn(4, survives, host_trains, timeout=60, check=False)
