@@ -190,7 +190,7 @@ def check_next(told: list[Any]) -> None:
             np.testing.assert_array_equal(np.array(one["next"][name], F32)[part], np.array(params, F32) - F32(0.5) * m)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("kind", "n"), [("flat", 3), ("flat", 4), ("receivers", 3), ("hosts", 4), ("peers", 3), ("quorum", 3)]
@@ -227,7 +227,7 @@ def test_copies_are_equal_where_counts_or_types_differ(kind: str) -> None:
         check_rows(told, 3, {1}, has_copies=False)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["flat", "peers", "receivers"])
 def test_nothing_of_a_survivor_is_lost(kind: str, place: str) -> None:
