@@ -43,6 +43,7 @@ def test_a_curve_has_its_points_where_all_ranks_have_just_exchanged() -> None:
     assert max(plan.factor(step) for step in range(100)) <= 1
 
 
+@pytest.mark.full
 def test_ranks_train_by_each_way(tmp_path: Path) -> None:
     options = f"{SMALL} --steps=20 --ways=sync,diloco,streaming".split()
     files = ["--json", str(tmp_path / "figures"), "--plot", str(tmp_path / "curves.png")]

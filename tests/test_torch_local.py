@@ -7,6 +7,7 @@ from typing import Any
 
 import mpi
 import pytest
+from test_torch_local_by_hand import check_weights, compared
 from torchcases import torch
 
 import hpcomm
@@ -258,6 +259,7 @@ def cases(folder: str) -> None:
         goes_on_with_the_same_bits(ctx, folder)
         joins(ctx)
         refusals(ctx)
+        check_weights(compared(ctx, f"{folder}/gloo"))  # as those of forty lines of torch
 
 
 def host_cases() -> None:
@@ -309,7 +311,7 @@ def test_a_rank_dies(host_trains: bool) -> None:
 
 def test_local_steps_of_a_model() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        mpi.spawn(2, cases, folder, timeout=90)
+        mpi.spawn(2, cases, folder, timeout=90, env={"GLOO_SOCKET_IFNAME": "lo"})
 
 
 def test_hosts_with_several_ranks() -> None:
