@@ -232,6 +232,11 @@ def is_whole(ex: Exchange) -> bool:
     return all(one.scheme.consistency == BSP for one in ex._schemes)
 
 
+def pushes(ex: Exchange, name: str) -> int:
+    """How often this rank has begun to push a key, one that was cut short included."""
+    return _core.exchange_pushed(ex._handle, ex._every[name].index, None)
+
+
 def folds(ex: Exchange, name: str) -> int:
     """How many folds the newest parameters of a key that this rank knows of have had since the start of the
     training."""

@@ -299,14 +299,14 @@ class LocalSteps:
             for name in one.names:
                 if name in one.pushed:
                     continue
-                shared, slot, pushes = ex.params[name], ex.gradient(name), ex.version_of(name)
+                shared, slot, pushes = ex.params[name], ex.gradient(name), inside.pushes(ex, name)
                 narrow = slot.dtype != np.float32
                 update = self._room(shared) if narrow else slot
                 self._values.subtract(name, shared, update)
                 try:
                     one.handles.append(ex.push_pull_nb(name, update if narrow else None))
                 except HpcommError:
-                    if ex.version_of(name) > pushes:  # it is encoded, and perhaps on its way
+                    if inside.pushes(ex, name) > pushes:  # it is encoded, and perhaps on its way
                         one.pushed.add(name)
                         one.cut.append(name)
                     raise
