@@ -24,7 +24,7 @@ static int keeps(const hpc_codec_config *config) {
     return !config->no_feedback;
 }
 
-/* Of a unit with NaN or Inf, these alone are sent. The others are left out. */
+/* A unit with NaN or Inf sends these alone. The others are left out. */
 static void put_wild(const float *u, size_t n, uint8_t *codes, float *rest) {
     memset(codes, 0, (n + 1) / 2);
     for (size_t i = 0; i < n; i++) {

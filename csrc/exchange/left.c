@@ -1,4 +1,4 @@
-/* What a rank that is left knows when others are lost: how new its copies of parameters are, and which of its own
+/* The knowledge of a rank that is left when others are lost: how new its copies of parameters are, and which of its own
  * updates may have been applied nowhere. Its cores have stopped (rows.c), so nothing changes meanwhile. */
 #include <string.h>
 

@@ -30,7 +30,7 @@ extern const struct hpc_float4_kernels hpc_float4_generic;
 extern const struct hpc_float4_kernels hpc_float4_avx2;   /* built on x86-64; the CPU must have AVX2 */
 extern const struct hpc_float4_kernels hpc_float4_avx512; /* and AVX-512F */
 
-/* What each code stands for with a scale, times weight, rounded once. */
+/* The value of each code with a scale, times weight, rounded once. */
 void hpc_float4_levels(float levels[HPC_FLOAT4_CODES], float scale, float weight);
 
 /* The table of an instruction set that hpc_isa_check let pass. Never NULL. */

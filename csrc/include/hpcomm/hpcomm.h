@@ -766,14 +766,13 @@ HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
 /* ASYNC and SSP with servers: how many pushes of rank this rank's rows have folded, in full or in part; the largest
  * number over all keys. Otherwise 0. Others may push meanwhile. After a death or a revoke it does what get_row does. */
 HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *pushes);
-/* For the ranks that are left when others are lost; after get_row has stopped this rank's part. heard[row], for each
- * row of the plan: how many folds this worker's copy of its elements has had since the exchange was made, as its owner
- * has answered (under SSP with servers the updates of the slowest worker that are in it; where pulls are answered by
- * themselves, the pulls); UINT64_MAX: it gets no parameters of them. n: rows of the plan. Parameters that came encoded
- * are decoded before.
- * pushed: how often this worker has begun to push a key, and what the pieces of the last push add up to (count values;
- * NULL: only the number); 0 where its codec keeps no residual. forwarded: the same of a row that this rank owns: how
- * often it was folded, and what it has forwarded last. */
+/* For the ranks that are left when others are lost; after get_row has stopped this rank's part. heard[row], for each of
+ * the plan's n rows: how many folds this worker's copy of its elements has had since the exchange was made, as its
+ * owner has answered (under SSP with servers the updates of the slowest worker that are in it; where pulls are answered
+ * by themselves, the pulls); UINT64_MAX: it gets no parameters of them. Parameters that came encoded are decoded
+ * before. pushes: how often this worker has begun to push a key; values: the sum of the pieces of its last push (NULL:
+ * only the number, at any time); zeros where its codec keeps no residual. folds: how often a row of this rank was
+ * folded; values: the piece that it has forwarded last. */
 HPC_API int hpc_exchange_get_heard(hpc_exchange *exchange, uint64_t *heard, int n);
 HPC_API int hpc_exchange_get_pushed(hpc_exchange *exchange, int key, uint64_t *pushes, float *values);
 HPC_API int hpc_exchange_get_forwarded(hpc_exchange *exchange, int row, uint64_t *folds, float *values);
