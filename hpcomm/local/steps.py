@@ -328,7 +328,7 @@ class LocalSteps:
                 self._push_rest(one)
             one.come(ex)
             self._values.begin()
-            late = set(ex.late).intersection(one.names) if inside.has_quorum(ex) else ()
+            late = set(ex.late).intersection(one.names)
             one.late += bool(late)
             for name in one.names:
                 self._values.take(name, ex.params[name], 1.0 if name in late else mix)
@@ -397,7 +397,7 @@ class LocalSteps:
         slowest one there. Afterwards all ranks count as many steps as the one that has made the most.
         """
         if self._joined:
-            raise InvalidArgument("join: these local steps are in a join block already")
+            raise InvalidArgument(f"rank {self.context.rank}: join: these local steps are in a join block already")
         self._align()
         self._work()
         self._joined = True
@@ -442,7 +442,9 @@ class LocalSteps:
             Others as hpcomm.recover: another PeerFailed where one more rank dies; call it again.
         """
         if self._joined:
-            raise InvalidArgument("recover: leave the join block first, in which ranks meet that are not all there now")
+            raise InvalidArgument(
+                f"rank {self.context.rank}: recover: leave the join block first, in which ranks meet that are gone"
+            )
         for one in self._fragments:
             one.look()
         found = recover(self.exchange, survivors=True, timeout=timeout)
@@ -529,7 +531,10 @@ class LocalSteps:
             found = {name: np.asarray(state[f"local.{name}"]).tolist() for name in self.progress()}
             own = {name: state[f"local.own.{name}"] for names in self.fragments for name in names}
         except KeyError as missing:
-            raise InvalidArgument(f"load_state_dict: the state of local steps has no {missing}") from None
+            raise InvalidArgument(
+                f"rank {self.context.rank}: load_state_dict: the state has no {missing}: give what state_dict of local "
+                "steps with the same keys gave"
+            ) from None
         self.set_progress(found)
         self._values.load(own)
 
@@ -549,12 +554,14 @@ class LocalSteps:
         """Raises InvalidArgument for what progress has given of other local steps."""
         mine = self.progress()
         if missing := [name for name in mine if name not in found]:
-            raise InvalidArgument(f"load_state_dict: the state of local steps has no {missing[0]!r}")
+            raise InvalidArgument(
+                f"rank {self.context.rank}: load_state_dict: the state of local steps has no {missing[0]!r}"
+            )
         if any(str(found[name]) != str(mine[name]) for name in ("every", "fragments")):
             raise InvalidArgument(
-                f"load_state_dict: the state is of every={found['every']} and {len(found['rounds'])} fragments, and "
-                f"here are every={self.schedule.every} and {len(self._fragments)} fragments of other keys, or another "
-                "every: give the same"
+                f"rank {self.context.rank}: load_state_dict: the state is of every={found['every']} and "
+                f"{len(found['rounds'])} fragments, and here are every={self.schedule.every} and "
+                f"{len(self._fragments)} fragments: give the same every, and fragments of the same keys"
             )
 
     def set_progress(self, found: Mapping[str, Any]) -> None:

@@ -129,11 +129,9 @@ class DiLoCo(Wrapper):
             raise
         tell(ctx, None, digest_of(schedule, found))
         agree(ctx, Offer("local", model_digest(given), has_state=False, packed=b""))
-        asked: dict[str, Any] = {**options, **({} if codec is None else {"codec": codec})}
+        asked: dict[str, Any] = {**options, "groups": found, **({} if codec is None else {"codec": codec})}
         if delay and not {"progress", "engine"} & options.keys():
             asked["progress"] = "thread"  # nobody else works for an exchange while the trainer computes
-        if consistency.quorum is not None and len(found) > 1:
-            asked["groups"] = found
         values = {key.name: key.value() for key in keys}
         exchange = _made(ctx, values, topology, consistency, outer, asked)
         try:

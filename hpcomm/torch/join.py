@@ -29,7 +29,8 @@ def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
 
     Raises:
         InvalidArgument: optimizer is none of hpcomm.torch's, or is in a join block already.
-        NotSupported: a rank calls step by a GradScaler; every rank raises it.
+        NotSupported: a rank calls step by a GradScaler, with a DistributedOptimizer; every rank raises it. Or the
+            inner optimizer of a DiLoCo is a DistributedOptimizer.
     """
     if isinstance(optimizer, DiLoCo):
         with optimizer.joined():

@@ -44,7 +44,7 @@ _REFUSED = -1  # in place of the number
 def check_options(options: Mapping[str, Any]) -> None:
     if "rule" in options:
         raise InvalidArgument("rule: it is that of the optimizer: leave it out")
-    for name in ("shared_params", "in_place", "split", "plan"):
+    for name in ("shared_params", "in_place", "split", "plan", "groups"):
         if options.get(name):
             raise InvalidArgument(f"{name} is given: hpcomm.torch decides it, leave it out")
 
