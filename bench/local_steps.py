@@ -1,4 +1,4 @@
-"""local_steps: steps of a trainer that exchanges once in H of them (DiLoCo), on hosts joined by slow links.
+"""local_steps: training steps with an exchange once in H steps (DiLoCo), on hosts joined by slow links.
 
 The hosts are namespaces of this machine (tests/cluster/hosts.py), a rank on each, with links of 1 Gb/s and of 100 Mb/s.
 They would fight for its cores, so computing is replaced by timers. What is exchanged is real: the whole model every H
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 HOSTS = 4
 WIDTHS = (1024, *5 * (2112,), 10)  # of the layers: 20 million parameters
 SMALL = (64, 64, 64, 64, 10)
-MOVES = 500  # elements of a parameter of which TopK sends some
+MOVES = 500  # elements of a parameter that change; TopK sends some of them
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 # By whether the wire has time to spare: ways that are left out unless they are named, and the delay as a part of H.
 LEFT_OUT = {True: (TOPK,), False: (WHOLE, DDP)}

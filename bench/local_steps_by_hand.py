@@ -1,4 +1,4 @@
-"""DiLoCo in forty lines of torch over Gloo: what a trainer writes who has no library for it. Needs torch."""
+"""DiLoCo in forty lines of torch over Gloo, as a trainer without a library writes it. Needs torch."""
 
 from collections.abc import Iterable
 
