@@ -3,20 +3,79 @@ run of files by their names.
 
     @pytest.mark.full       takes long, and finds what other tests find sooner
     @pytest.mark.some(n)    n of its cases run; the seed chooses them, so that other ones run with each commit
-    @pytest.mark.bench      runs when bench/ is not what its tests last passed on, which .ci/bench tells
+    SUBJECTS                tests of packaging, benchmarks, ...: they run when a file that they judge has changed
 
 A test by the fixture ranks_by runs each of its cases on one transport.
 """
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PASSED = ROOT / ".ci/bench"
+PASSED = ".ci/passed"  # digests by subject, of the files that its tests last passed on
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Test files that judge a few files of the project, and nothing that other tests would not find.
+
+    Attributes:
+        tests: patterns of the test files, from the root.
+        watched: patterns of the files that they judge. The tests run when one of these, or a test file, has changed.
+        named: patterns of files of which the names alone count: a new file may be missing in a package.
+    """
+
+    tests: tuple[str, ...]
+    watched: tuple[str, ...]
+    named: tuple[str, ...] = ()
+
+    def digest(self, root: Path) -> str:
+        found = hashlib.sha256()
+        for path in _files(root, (*self.tests, *self.watched)):
+            found.update(f"{path.relative_to(root)}\n".encode())
+            found.update(path.read_bytes())
+        for path in _files(root, self.named):
+            found.update(f"{path.relative_to(root)}\n".encode())
+        return found.hexdigest()
+
+
+def _files(root: Path, patterns: Iterable[str]) -> list[Path]:
+    kept = (".py", ".c", ".h", ".hpp", ".cpp", ".json", ".toml", ".txt", ".in", ".map", ".md", ".tsv")
+    found = {path for pattern in patterns for path in root.glob(pattern) if path.suffix in kept}
+    return sorted(path for path in found if path.is_file() and "build" not in path.relative_to(root).parts)
+
+
+SUBJECTS = {
+    "bench": Subject(("tests/test_bench*.py",), ("bench/**/*",)),
+    "packaging": Subject(
+        ("tests/test_build.py",),
+        (
+            "setup.py",
+            "pyproject.toml",
+            "MANIFEST.in",
+            "CMakeLists.txt",
+            "csrc/*",
+            "csrc/include/**/*",
+            "hpcomm/_build.py",
+        ),
+        ("csrc/**/*", "hpcomm/**/*.py"),
+    ),
+    "cxx": Subject(
+        ("tests/test_cpp*.py",),
+        ("csrc/include/**/*", "examples/cpp/*", "examples/train_digits.py", "docs/cpp.md", "CMakeLists.txt"),
+    ),
+    "demo": Subject(("tests/test_demo.py",), ("examples/train_digits.py", "README.md")),
+    "harness": Subject(
+        ("tests/test_again.py", "tests/test_chosen.py", "tests/test_ranks.py"),
+        ("tests/again.py", "tests/chosen.py", "tests/ranks.py", "tests/mpi.py", "tests/conftest.py"),
+    ),
+}
 
 
 def is_short(named: Iterable[str], modes: str) -> bool:
@@ -29,13 +88,13 @@ def order(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big")
 
 
-def left_out(items: Iterable[pytest.Item], seed: int, *, bench: bool) -> set[pytest.Item]:
-    """The tests that a short run does not need; bench: those of benchmarks run."""
+def left_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
+    """The tests that a short run does not need."""
     out: set[pytest.Item] = set()
     cases: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         params = dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if item.get_closest_marker("full") or (item.get_closest_marker("bench") and not bench):
+        if item.get_closest_marker("full"):
             out.add(item)
         elif item.get_closest_marker("some"):
             cases[item.nodeid.partition("[")[0], ""].append(item)
@@ -48,16 +107,31 @@ def left_out(items: Iterable[pytest.Item], seed: int, *, bench: bool) -> set[pyt
     return out
 
 
-def bench_digest(root: Path = ROOT) -> str:
-    """Of the sources of the benchmarks and of their tests."""
-    digest = hashlib.sha256()
-    files = [path for path in (root / "bench").rglob("*") if path.suffix in (".py", ".c", ".h", ".json")]
-    for path in sorted([*files, *(root / "tests").glob("test_bench*.py")]):
-        digest.update(f"{path.relative_to(root)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+# ---- subjects ------------------------------------------------------------------------------------------------------
 
 
-def bench_has_passed(root: Path = ROOT) -> bool:
-    mark = root / PASSED.relative_to(ROOT)
-    return mark.exists() and mark.read_text(encoding="utf-8").strip() == bench_digest(root)
+def passed(root: Path = ROOT) -> set[str]:
+    """The subjects whose tests have passed on the files that are here."""
+    noted = _noted(root)
+    return {name for name, subject in SUBJECTS.items() if noted.get(name) == subject.digest(root)}
+
+
+def note_passed(root: Path = ROOT) -> bool:
+    """Writes down that the tests of all subjects have passed. Whether that is news."""
+    now = {name: subject.digest(root) for name, subject in SUBJECTS.items()}
+    if now == _noted(root):
+        return False
+    (root / PASSED).write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+    return True
+
+
+def _noted(root: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads((root / PASSED).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def is_spared(path: Path, subjects: Iterable[str], root: Path = ROOT) -> bool:
+    """Whether a file has the tests of one of these subjects: a short run need not even import it."""
+    return any(path.match(str(root / pattern)) for name in subjects for pattern in SUBJECTS[name].tests)

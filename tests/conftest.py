@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import again
@@ -34,6 +35,7 @@ settings.load_profile("calm")
 
 TURNS = "TURNS_OF_TESTS"  # the files that the workers of a run lock
 SHORT = "SHORT_RUN_OF_TESTS"  # "yes" where some are left out, by chosen.py
+SPARED = "SPARED_SUBJECTS_OF_TESTS"  # the subjects of chosen.py whose tests a short run leaves out
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,13 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "serial: measures time, or counts what all of the machine does: runs alone")
     config.addinivalue_line("markers", "full: takes long, and finds what others find sooner: only in a full run")
     config.addinivalue_line("markers", "some(n): n of its cases a run, which the seed chooses; all in a full run")
-    config.addinivalue_line("markers", "bench: only in a full run, and when bench/ has changed since the last one")
     os.environ.setdefault("HPCOMM_TIMEOUT", "30")  # not 30 minutes, where a test hangs
     os.environ[mpi.MARK] = f"{mpi.SESSION}.{0:08}"  # whatever a test starts ends with this process
     if "PYTEST_XDIST_WORKER" not in os.environ:  # files without a name, which end with the run
         files = [os.memfd_create(name) for name in ("door", "room")]
         os.environ[TURNS] = " ".join(f"/proc/{os.getpid()}/fd/{file}" for file in files)
-        os.environ[SHORT] = "yes" if chosen.is_short(config.args, os.environ.get("HPC_TEST_MODES", "")) else "no"
+        is_short = chosen.is_short(config.args, os.environ.get("HPC_TEST_MODES", ""))
+        os.environ[SHORT] = "yes" if is_short else "no"
+        os.environ[SPARED] = " ".join(sorted(chosen.passed())) if is_short else ""
 
 
 def pytest_unconfigure() -> None:
@@ -62,9 +65,27 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(2 * len(os.sched_getaffinity(0)), 8)
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if chosen.is_spared(collection_path, os.environ.get(SPARED, "").split()) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The first worker collects alone: it compiles the tests, and the others read what it has compiled."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with open(os.environ[TURNS].split()[1], "rb+", buffering=0) as room:
+        fcntl.flock(room, fcntl.LOCK_EX)
+        if room.read(1):
+            fcntl.flock(room, fcntl.LOCK_SH)
+        else:
+            room.write(b"x")
+        return (yield)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get(SHORT) == "yes":
-        left_out = chosen.left_out(items, SEED, bench=not chosen.bench_has_passed())
+        left_out = chosen.left_out(items, SEED)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=_is_serial)  # last, when no other worker has anything to do
@@ -77,15 +98,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Writes .ci/bench when all tests of benchmarks have passed."""
+    """Writes .ci/passed when the tests of all subjects have passed."""
     option = session.config.option
     is_whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS and not (
         option.keyword or option.markexpr
     )
     is_whole = is_whole and not option.collectonly
-    if exitstatus == 0 and is_whole and "PYTEST_XDIST_WORKER" not in os.environ and not chosen.bench_has_passed():
-        chosen.PASSED.write_text(f"{chosen.bench_digest()}\n", encoding="utf-8")
-        print("\nplease commit .ci/bench")
+    if exitstatus == 0 and is_whole and "PYTEST_XDIST_WORKER" not in os.environ and chosen.note_passed():
+        print(f"\nplease commit {chosen.PASSED}")
 
 
 def _is_serial(item: pytest.Item) -> bool:

@@ -168,7 +168,6 @@ def over_tcp(request: pytest.FixtureRequest) -> dict[str, Run]:
     return run(2, dict.fromkeys(names_of(test_every_answer_over_tcp_is_right, request), options))
 
 
-@pytest.mark.bench
 @pytest.mark.parametrize("name", OVER_TCP)
 @pytest.mark.xdist_group("group tcp")
 def test_every_answer_over_tcp_is_right(name: str, over_tcp: dict[str, Run]) -> None:
@@ -179,7 +178,6 @@ def test_every_answer_over_tcp_is_right(name: str, over_tcp: dict[str, Run]) -> 
     assert {row["wrong"] for row in document["rows"]} == {0}
 
 
-@pytest.mark.bench
 def test_a_planted_wrong_value_over_tcp_is_found() -> None:
     ended = run(2, {"put_bw": [*TCP, "-N", "1", "--plant", "--only", "hpcomm,socket", "--json"]})["put_bw"]
     assert ended.codes == [1, 1]
@@ -188,7 +186,6 @@ def test_a_planted_wrong_value_over_tcp_is_found() -> None:
     assert all(wrong.values()), wrong
 
 
-@pytest.mark.bench
 @pytest.mark.parametrize(
     ("ranks", "runs"),
     [
@@ -209,7 +206,6 @@ def test_more_ranks_than_cores(ranks: int, runs: dict[str, list[str]]) -> None:
         assert {row["wrong"] for row in ended.document()["rows"]} == {0}
 
 
-@pytest.mark.bench
 def test_the_table_has_the_columns_of_nccl_tests() -> None:
     printed = run(2, {"put_lat": ["-N", "1"]})["put_lat"].printed
     lines = printed[0].splitlines()
@@ -228,7 +224,6 @@ def own_mpirun(module: str, *arguments: str) -> Any:
     return json.loads(ended.stdout)
 
 
-@pytest.mark.bench
 def test_a_model_goes_key_by_key_and_whole(tmp_path: Path) -> None:
     only = "hpcomm Python,hpcomm step,Reduce_scatter"
     arguments = ["-M", "resnet50", "-N", "1", "-w", "0", "--only", only, "--plot", str(tmp_path / "plot.png")]
@@ -240,7 +235,6 @@ def test_a_model_goes_key_by_key_and_whole(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.bench
 def test_zero_compute_counts_exchanges_of_all_workers(tmp_path: Path) -> None:
     arguments = [
         "-W",
@@ -263,7 +257,6 @@ def test_zero_compute_counts_exchanges_of_all_workers(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.bench
 def test_reduces_are_counted_by_their_whole_inputs(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     arguments = ["-n", "30", "--endure", "400", "--weights", "6000", "--ranks", "4"]
@@ -284,7 +277,6 @@ def test_reduces_are_counted_by_their_whole_inputs(tmp_path: Path) -> None:
     assert ended.returncode == 1, ended.stderr
 
 
-@pytest.mark.bench
 def test_a_straggler_is_waited_for_by_its_neighbours_first(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     document = own_mpirun("straggler", "--ranks", "4", "-t", "0.005", "-n", "6", "--plot", str(plot))
@@ -303,7 +295,6 @@ def test_a_straggler_is_waited_for_by_its_neighbours_first(tmp_path: Path) -> No
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.bench
 def test_staleness_is_compared_with_the_ideal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
     staleness = importlib.import_module("bench.staleness")
@@ -356,7 +347,6 @@ def test_trainings_are_compared_by_the_accuracy_that_they_reach(monkeypatch: pyt
     assert [(promise.value, promise.verdict) for promise in judged] == [(4.0, "met"), (4.0, "met")]
 
 
-@pytest.mark.bench
 def test_the_memory_of_ranks_is_told_by_transport() -> None:
     document = own_mpirun("footprint", "--ranks", "4")
     assert [row["transport"] for row in document["rows"]] == ["tcp"] * 3 + ["shm"] * 3
@@ -365,7 +355,6 @@ def test_the_memory_of_ranks_is_told_by_transport() -> None:
         assert 0 < row["pss"] < 4 << 20
 
 
-@pytest.mark.bench
 def test_operations_whose_instructions_are_counted_run() -> None:
     """Without valgrind too; with it a count is the same in each run, and a library is no slower than itself."""
     instructions = importlib.import_module("bench.instructions")
@@ -380,7 +369,6 @@ def test_operations_whose_instructions_are_counted_run() -> None:
         assert [row["ratio"] for row in document["rows"]] == pytest.approx([1.0] * 5, abs=1e-3)
 
 
-@pytest.mark.bench
 def test_spectral_gaps_are_right_however_slowly_updates_spread() -> None:
     document = own_mpirun("spectral_gap", "--ranks", "1024")
     assert [row["name"].partition("(")[0] for row in document["rows"]] == [
@@ -396,7 +384,6 @@ def test_spectral_gaps_are_right_however_slowly_updates_spread() -> None:
         assert row["peak_bytes"] > 1 << 20
 
 
-@pytest.mark.bench
 def test_hosts_of_a_cluster_are_measured_beside_iperf3() -> None:
     command = [sys.executable, "-m", "bench.cluster_bench", "--quick", "--only", "put", "--json"]
     ended = mpi.command(*command, timeout=240, cwd=ROOT)
@@ -410,7 +397,6 @@ def test_hosts_of_a_cluster_are_measured_beside_iperf3() -> None:
     assert max(rates.values()) < 0.14  # GB/s: the links hold 1 Gb/s, and their buckets a little more
 
 
-@pytest.mark.bench
 def test_the_summary_runs_under_other_pythons_too(tmp_path: Path) -> None:
     arguments = ["--quick", "--only", "push_pull", "--python", sys.executable, "-o", str(tmp_path)]
     judged = own_mpirun("summary", *arguments)

@@ -69,13 +69,11 @@ def test_options_out_of_range_are_refused(given: list[str], told: str, capsys: p
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.bench
 def test_the_curves_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert plots.figure(tmp_path / "plot.png", asap_cnn.panels(document()), "two ranks", columns=2)
 
 
-@pytest.mark.bench
 def test_two_ranks_train_under_each_consistency() -> None:
     pytest.importorskip("torch")
     mpi.mpirun()  # skips where there is none

@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent
 WAYS = {codec_hosts.DENSE, *(f"hpcomm UCC, {percent} % kept" for percent in codec_hosts.TARGETS)}
 
 
-@pytest.mark.bench
 def test_a_quick_run_finds_no_wrong_answer() -> None:
     command = [sys.executable, "-m", "bench.codec_hosts", "--quick", "--hosts", "2", "--wire", "100", "--json"]
     ended = mpi.command(*command, timeout=120, cwd=ROOT)
@@ -39,7 +38,6 @@ def planted() -> tuple[int, str]:
     return status, printed.getvalue()
 
 
-@pytest.mark.bench
 def test_a_planted_wrong_value_is_found() -> None:
     found = mpi.run(2, planted, timeout=60, env={"PYTHONPATH": str(ROOT)})
     assert [status for status, _ in found] == [1, 1]

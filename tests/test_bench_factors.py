@@ -79,7 +79,6 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
-@pytest.mark.bench
 def test_every_way_ends_with_the_same_matrix_and_a_spoilt_value_is_found() -> None:
     few = ["--shapes-of-hosts", "64x48", "--pairs-of-hosts", "3", "--shapes-of-host", "64x48", "--pairs-of-host", "1"]
     command = [sys.executable, "-m", "bench.factors", *few, "-N", "1", "--warmup", "1", "--plant", "--json"]

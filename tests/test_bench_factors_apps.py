@@ -50,7 +50,6 @@ def test_partial_broadcast_is_judged_at_its_best_rate() -> None:
     ]
 
 
-@pytest.mark.bench
 def test_figures_are_made_on_hosts(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     command = [sys.executable, "-m", "bench.factors_apps", "--quick", "--figures", "8", "-J", str(path)]

@@ -51,7 +51,6 @@ def rows(plant: bool) -> list[dict[str, Any]]:
     return flow_compression.run(options)
 
 
-@pytest.mark.bench
 def test_the_figure_has_hpcomm_beside_the_libraries() -> None:
     document = {"rows": rows(False)}
     assert [row["wrong"] for row in document["rows"]] == [0] * len(document["rows"])
@@ -80,7 +79,6 @@ def test_options_out_of_range_are_refused(given: str, told: str, capsys: pytest.
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.bench
 def test_it_runs_by_itself(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "figure4.png"

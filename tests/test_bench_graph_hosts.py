@@ -24,7 +24,6 @@ WAYS = {
 }
 
 
-@pytest.mark.bench
 def test_a_quick_run_finds_no_wrong_answer() -> None:
     command = [sys.executable, "-m", "bench.graph_hosts", "--quick", "--hosts", "2", "--json"]
     ended = mpi.command(*command, timeout=120, cwd=ROOT)

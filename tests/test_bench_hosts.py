@@ -14,7 +14,6 @@ from bench.cluster_bench import UNABLE
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.bench
 def test_hosts_of_two_racks_find_the_same() -> None:
     """Two racks of one host with two ranks each: every level that there is, in one job."""
     command = [sys.executable, "-m", "bench.hosts_bench", "--quick", "--shapes", "2x1x2", "--wire", "100,25"]

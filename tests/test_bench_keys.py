@@ -89,7 +89,6 @@ def test_the_keys_of_a_model_are_those_that_torch_trains(name: str) -> None:
     assert len(keys) == int(name[-3:] if name[-3:].isdigit() else name[-2:])
 
 
-@pytest.mark.bench
 def test_every_way_to_exchange_keys_ends_with_the_same_and_a_spoilt_value_is_found() -> None:
     few = ["--shapes", "2x1", "--sets", "3x1K,2x64K", "--steps", "1", "--warmup", "1", "-N", "1", "--plant", "--json"]
     command = [sys.executable, "-m", "bench.keys_hosts", *few]
@@ -105,7 +104,6 @@ def test_every_way_to_exchange_keys_ends_with_the_same_and_a_spoilt_value_is_fou
     assert all(own["load"]["sends"] >= 1 for own in rows if own["role"] == "hpcomm")  # in each step
 
 
-@pytest.mark.bench
 @needs_torch
 def test_models_that_compute_are_trained_alike_between_hosts() -> None:
     few = ["--computing", "real", "--shapes", "2x1", "--models", "transformer38", "--steps", "1", "--tail", "0"]

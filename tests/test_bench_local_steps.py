@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
-@pytest.mark.bench
 @needs_torch
 def test_a_quick_run_finds_what_was_planted_and_no_more() -> None:
     command = [sys.executable, "-m", "bench.local_steps", "--quick", "--hosts", "2", "--rates", "1gbit"]

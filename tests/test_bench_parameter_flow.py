@@ -123,7 +123,6 @@ def test_trees_are_held_against_flat_sends_of_as_many_owners() -> None:
     assert parameter_flow_trees.units(parameter_flow_trees.FLAT, range(1), 8) == 7
 
 
-@pytest.mark.bench
 def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     cost = [row(DENSE, s, [], "cost", servers=4, step=0.8, rate="1gbit", computing=0.2) for s in (0, 4)]
@@ -155,7 +154,6 @@ def test_the_ways_take_turns() -> None:
     assert [(one.way, one.staleness) for one in second] == [*parameter_flow_time.WAYS[1:], parameter_flow_time.WAYS[0]]
 
 
-@pytest.mark.bench
 def test_a_spoilt_value_is_found() -> None:
     command = [sys.executable, "-m", "bench.parameter_flow", "--quick", "--groups", "cost", "--plant", "--json"]
     command += ["--hosts", "4", "--steps", "2"]
@@ -167,7 +165,6 @@ def test_a_spoilt_value_is_found() -> None:
     assert [(one["staleness"], one["wrong"]) for one in rows] == [(0, 1), (4, 0)]
 
 
-@pytest.mark.bench
 def test_figures_are_made_on_hosts(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     command = [sys.executable, "-m", "bench.parameter_flow", "--quick", "--apps", "lr,mf", "-J", str(path)]

@@ -161,7 +161,6 @@ def test_each_group_has_its_hosts_and_links() -> None:
     ]
 
 
-@pytest.mark.bench
 def test_every_exact_way_ends_with_the_same_parameters_and_a_spoilt_value_is_found() -> None:
     groups = "steps,choice,traffic,bandwidth"
     command = [sys.executable, "-m", "bench.poseidon", "--quick", "--plant", "--json"]

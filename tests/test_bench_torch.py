@@ -59,7 +59,6 @@ def test_a_step_is_averaged_over_ranks() -> None:
     assert math.isclose(found["time"], (2 + 4 + 6 + 7) / 4)
 
 
-@pytest.mark.bench
 @needs_torch
 def test_a_step_finds_what_ddp_finds_and_a_planted_wrong_value() -> None:
     few = ["--models", "mlp3", "--ranks", "2", "--steps", "1", "-N", "1", "--tail", "1"]
@@ -72,7 +71,6 @@ def test_a_step_finds_what_ddp_finds_and_a_planted_wrong_value() -> None:
     assert all(own["tail"]["cycles"][0] > 0 for own in rows)
 
 
-@pytest.mark.bench
 @needs_torch
 def test_the_example_takes_the_steps_of_ddp(tmp_path: Path) -> None:
     losses = {}

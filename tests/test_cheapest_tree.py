@@ -1,6 +1,5 @@
 """The cheapest broadcast tree (P3 of Parameter Flow), its costs, and a tree for each owner."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import cheapest_tree
 from hpcomm import InvalidArgument, Tree, model, topology
 from hpcomm.topology.cheapest import _branching
 from hpcomm.topology.tree_costs import Costs, priced
@@ -260,11 +258,3 @@ def test_trees_of_owners_keep_to_cheap_links() -> None:
     for tree in trees.values():
         parents = tree.above(8)
         assert sum(p >= 0 and p // 4 != r // 4 for r, p in enumerate(parents)) <= 2
-
-
-@pytest.mark.bench
-def test_the_benchmark_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cheapest_tree.main(["--quick", "--costs", "racks", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert (row["instances"], row["optimal"], row["wrong"]) == (4, 4, 0)
-    assert row["search_ratio"] <= 1.1

@@ -1,4 +1,4 @@
-"""What a short run leaves out (tests/chosen.py): the marks, and the file that tells which bench/ has passed."""
+"""What a short run leaves out (tests/chosen.py): the marks, and the files of subjects that have not changed."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ CONFTEST = """
 import os, pytest, chosen
 
 def pytest_collection_modifyitems(items):
-    out = chosen.left_out(items, int(os.environ["SEED"]), bench=os.environ["BENCH"] == "yes")
+    out = chosen.left_out(items, int(os.environ["SEED"]))
     items[:] = [item for item in items if item not in out]
 """
 TESTS = """
@@ -36,16 +36,12 @@ def test_some(case):
 def test_full():
     pass
 
-@pytest.mark.bench
-def test_bench():
-    pass
-
 def test_always():
     pass
 """
 
 
-def collected(folder: Path, seed: int, bench: str = "no") -> list[str]:
+def collected(folder: Path, seed: int) -> list[str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(TESTS)
     command = [
@@ -60,7 +56,7 @@ def collected(folder: Path, seed: int, bench: str = "no") -> list[str]:
         "--collect-only",
         "test_it.py",
     ]
-    env = {"PYTHONPATH": str(Path(chosen.__file__).parent), "SEED": str(seed), "BENCH": bench, "PATH": "/usr/bin"}
+    env = {"PYTHONPATH": str(Path(chosen.__file__).parent), "SEED": str(seed), "PATH": "/usr/bin"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True)
     return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
@@ -73,7 +69,6 @@ def test_a_short_run_has_some_cases_and_one_transport_of_each(tmp_path: Path) ->
     assert len([name for name in names if name.startswith("test_some")]) == 3
     assert names[-1] == "test_always"
     assert len(names) == 8 + 3 + 1
-    assert collected(tmp_path, 1, "yes")[-2:] == ["test_bench", "test_always"]
 
 
 def test_the_seed_chooses(tmp_path: Path) -> None:
@@ -91,16 +86,53 @@ def test_only_a_run_of_folders_is_short(tmp_path: Path) -> None:
         assert not chosen.is_short(named, "")
 
 
-def test_a_benchmark_that_has_changed_has_not_passed(tmp_path: Path) -> None:
-    shutil.copytree(chosen.ROOT / "bench", tmp_path / "bench")
-    (tmp_path / "tests").mkdir()
+@pytest.mark.parametrize(
+    ("subject", "path"),
+    [
+        ("bench", "bench/harness.py"),
+        ("bench", "tests/test_bench.py"),
+        ("packaging", "setup.py"),
+        ("cxx", "csrc/include/hpcomm/exchange.hpp"),
+        ("demo", "README.md"),
+        ("harness", "tests/ranks.py"),
+    ],
+)
+def test_a_subject_that_has_changed_has_not_passed(subject: str, path: str, tmp_path: Path) -> None:
     (tmp_path / ".ci").mkdir()
-    assert not chosen.bench_has_passed(tmp_path)
-    (tmp_path / ".ci/bench").write_text(f"{chosen.bench_digest(tmp_path)}\n")
-    assert chosen.bench_has_passed(tmp_path)
-    changed = tmp_path / "bench/harness.py"
-    changed.write_text(changed.read_text() + "\n")
-    assert not chosen.bench_has_passed(tmp_path)
+    copy(tmp_path, path)
+    assert subject not in chosen.passed(tmp_path)
+    assert chosen.note_passed(tmp_path)
+    assert chosen.passed(tmp_path) == set(chosen.SUBJECTS)
+    assert not chosen.note_passed(tmp_path)
+    (tmp_path / path).write_text((tmp_path / path).read_text() + "\n")
+    assert subject not in chosen.passed(tmp_path)
+
+
+def test_of_some_files_the_name_alone_counts(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    copy(tmp_path, "csrc/base/wait.c")
+    chosen.note_passed(tmp_path)
+    (tmp_path / "csrc/base/wait.c").write_text("")
+    assert "packaging" in chosen.passed(tmp_path)
+    (tmp_path / "csrc/base/wait.c").rename(tmp_path / "csrc/base/waits.c")
+    assert "packaging" not in chosen.passed(tmp_path)
+
+
+def copy(root: Path, path: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(chosen.ROOT / path, root / path)
+
+
+def test_files_of_a_spared_subject_are_known() -> None:
+    assert chosen.is_spared(chosen.ROOT / "tests/test_bench_rdma.py", ["bench"])
+    assert not chosen.is_spared(chosen.ROOT / "tests/test_bench_rdma.py", ["packaging"])
+    assert not chosen.is_spared(chosen.ROOT / "tests/test_exchange.py", chosen.SUBJECTS)
+
+
+def test_every_pattern_finds_a_file() -> None:
+    for subject in chosen.SUBJECTS.values():
+        for pattern in (*subject.tests, *subject.watched, *subject.named):
+            assert any(chosen.ROOT.glob(pattern)), pattern
 
 
 def test_every_mark_is_used_as_it_is_meant(request: pytest.FixtureRequest) -> None:
