@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Client, Connection, wait
@@ -36,6 +38,19 @@ PR_SET_PDEATHSIG = 1
 # scipy's part is for the spectral gap of a recovered graph.
 PRELOADED = ("numpy", "hpcomm", "pytest", "scipy.sparse.linalg")
 PRELOADED_FOR_PROGRAMS = ("matplotlib.pyplot",)
+
+
+def _compile_one() -> None:
+    """Numba takes a second for its first function, and milliseconds for the others."""
+    importlib.import_module("numba").cfunc("float32(float32)")(lambda x: x)
+
+
+# What else is loaded where the task's file has the word. Torch loads dynamo with the first optimizer, in 1.5 s.
+LOADED_FOR: dict[str, Callable[[], object]] = {
+    "torch": lambda: importlib.import_module("torch._dynamo"),
+    "numba": _compile_one,
+    "kernels": _compile_one,
+}
 
 
 # ---- a rank --------------------------------------------------------------------------------------------------------
@@ -291,6 +306,9 @@ def _preload(file: str, name: str) -> None:
             importlib.import_module(module)
     with suppress(Exception):  # the processes will say what is wrong
         module_of(file)
+        words = set(re.findall(r"\w+", Path(file).read_text(encoding="utf-8")))
+        for load in {LOADED_FOR[word] for word in LOADED_FOR.keys() & words}:
+            load()
 
 
 def main(mode: str, given: str, session: str = "") -> None:
