@@ -16,9 +16,9 @@ DEMO_FLAGS ?=
 CMAKE_FLAGS ?=
 JOBS ?= $(shell expr $$(nproc) + 1)
 UNSANITIZED ?= conformance_large|pieces_pairs
-# A short run has every case of C on half of its transports and with a fifth of its rounds, by the commit's seed, and not
+# A short run has every case of C on a third of its transports and with a fifth of its rounds, by the commit's seed, and not
 # the window of 4 GiB; HPC_TEST_MODES=all is the full one. tests/chosen.py has what is left out of Python's.
-HPC_TEST_MODES ?= half
+HPC_TEST_MODES ?= third
 HPC_TEST_SCALE ?= $(if $(filter all,$(HPC_TEST_MODES)),100,20)
 WAITING ?= $(shell expr 3 \* $$(nproc)) # tests wait more than they compute
 

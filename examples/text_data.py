@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits, load_svmlight_file
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 import hpcomm
 
@@ -138,6 +136,8 @@ def descriptions() -> list[tuple[str, str]]:
 def packages(section: str, features: int, seed: int) -> Task | None:
     """The packages of one section of Debian against all others, by the words and pairs of words that describe them
     (tf-idf, its words and weights taken from the training rows). None where apt's lists are missing."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - takes a second
+
     found = descriptions()
     if len(found) < 10 * FEWEST:
         return None
@@ -156,6 +156,8 @@ def packages(section: str, features: int, seed: int) -> Task | None:
 
 def svmlight(path: str, seed: int) -> Task:
     """A file in svmlight's format, of two labels: the greater one is the positive class."""
+    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415 - takes a second
+
     try:
         matrix, labels = load_svmlight_file(path, dtype=np.float32)
     except (ValueError, OSError) as wrong:
@@ -171,6 +173,8 @@ def svmlight(path: str, seed: int) -> Task:
 
 def digits(seed: int) -> Task:
     """scikit-learn's handwritten digits, which are there without apt and without a network: eights against others."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second
+
     images, shown = load_digits(return_X_y=True)
     rows = Rows.of_dense(images / 16, shown == 8)
     train, test = split(len(rows), seed)

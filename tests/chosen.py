@@ -5,7 +5,7 @@ run of files by their names.
     @pytest.mark.some(n)    n of its cases run; the seed chooses them, so that other ones run with each commit
     SUBJECTS                tests of packaging, benchmarks, ...: they run when a file that they judge has changed
 
-A test by the fixture ranks_by runs each of its cases on one transport.
+A test by the fixture ranks_by runs each of its cases on one transport, one by the fixture transport on two of four.
 """
 
 import hashlib
@@ -78,6 +78,9 @@ SUBJECTS = {
 }
 
 
+TRANSPORTS = {"ranks_by": 1, "transport": 2}  # fixtures of conftest.py, and the transports on which a case runs
+
+
 def is_short(named: Iterable[str], modes: str) -> bool:
     """Whether a run of these files and folders leaves anything out."""
     return modes != "all" and all(Path(name).is_dir() for name in named)
@@ -98,13 +101,19 @@ def left_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
             out.add(item)
         elif item.get_closest_marker("some"):
             cases[item.nodeid.partition("[")[0], ""].append(item)
-        elif params.pop("ranks_by", None):
-            cases[item.nodeid.partition("[")[0], repr(sorted(params.items(), key=str))].append(item)
-    for alike in cases.values():
-        mark = alike[0].get_closest_marker("some")
-        most = mark.args[0] if mark else 1
-        out.update(sorted(alike, key=lambda item: order(seed, item.nodeid))[most:])
+        elif by := [name for name in TRANSPORTS if name in params and _is_fixture(item, name)]:
+            alike = repr(sorted(((name, value) for name, value in params.items() if name != by[0]), key=str))
+            cases[item.nodeid.partition("[")[0], f"{by[0]} {alike}"].append(item)
+    for (_, how), same in cases.items():
+        mark = same[0].get_closest_marker("some")
+        most = mark.args[0] if mark else TRANSPORTS[how.partition(" ")[0]]
+        out.update(sorted(same, key=lambda item: order(seed, item.nodeid))[most:])
     return out
+
+
+def _is_fixture(item: pytest.Item, name: str) -> bool:
+    """Whether the parameter comes from the fixture of that name, and not from the test's own list."""
+    return not any(name in str(mark.args[0]) for mark in item.iter_markers("parametrize"))
 
 
 # ---- subjects ------------------------------------------------------------------------------------------------------

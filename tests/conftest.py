@@ -24,7 +24,7 @@ from told import logs
 
 import hpcomm
 
-EXAMPLES = 100 if os.environ.get("HPC_TEST_MODES") == "all" else 30  # of a property that asks for no number of its own
+EXAMPLES = 100 if os.environ.get("HPC_TEST_MODES") == "all" else 15  # of a property that asks for no number of its own
 # Imports and a busy machine take their time.
 settings.register_profile("calm", deadline=None, print_blob=True, max_examples=EXAMPLES)
 settings.load_profile("calm")
@@ -59,10 +59,10 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Workers of a run of everything: most tests wait more than they compute. A run of named tests needs none."""
+    """Workers of a run of everything: a test waits, too. A run of named tests needs none."""
     if config.args_source != pytest.Config.ArgsSource.TESTPATHS:
         return 0
-    return min(2 * len(os.sched_getaffinity(0)), 8)
+    return min(len(os.sched_getaffinity(0)) + 1, 8)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -90,6 +90,7 @@ def test_every_member_has_a_file() -> None:
             assert sum(symbol in text for text in texts) == 1, f"{dial.files(name)} should have {symbol}"
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("dial", "name"), SPARED)
 def test_the_library_links_without(dial: Dial, name: str, tmp_path: Path) -> None:
     text = dial.text().replace(dial.line(name), "").replace(f'#include "kernel/rule_{name}.h"\n', "")

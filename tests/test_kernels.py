@@ -5,6 +5,8 @@ import ctypes
 import os
 import sys
 import threading
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,7 @@ def test_fold_sees_the_bits_of_a_narrow_wire(alone: hpcomm.Context) -> None:
     assert list(ex.push_pull("w", np.array([1, -2, 0.5], F32))) == [-1, 2, -0.5]
 
 
+@cache
 def bits() -> kernels.Kernel:
     @kernels.fold(dtype=np.uint16)
     def bits(acc: Any, update: Any, weight: float, args: Any) -> None:
@@ -102,8 +105,9 @@ def bits() -> kernels.Kernel:
     return bits
 
 
-def adding_up(fold: Any) -> Rule:
-    @kernels.rule(slots=2, fold=fold)
+@cache
+def summing() -> Rule:
+    @kernels.rule(slots=2)
     def adding_up(param: Any, acc: Any, count: int, state: Any, args: Any) -> None:
         state[0] += acc
         state[1] += np.float32(1)
@@ -112,6 +116,14 @@ def adding_up(fold: Any) -> Rule:
     return adding_up
 
 
+def adding_up(fold: Any) -> Rule:
+    return replace(summing(), fold=fold)
+
+
+one_compilation = pytest.mark.xdist_group("group kernels")
+
+
+@one_compilation
 def test_fold_of_another_item_size_than_the_wire_is_refused_on_every_rank() -> None:
     rule = adding_up(bits())
 
@@ -124,6 +136,7 @@ def test_fold_of_another_item_size_than_the_wire_is_refused_on_every_rank() -> N
     run_threads(2, body)
 
 
+@one_compilation
 def test_fold_of_another_item_size_is_refused_where_a_later_stage_has_it(alone: hpcomm.Context) -> None:
     rows = [
         Row(0, 0, 0, 0, 64, (Edge(0),), (Edge(0, 1),), "forward", codec_in="bfloat16"),
@@ -134,6 +147,7 @@ def test_fold_of_another_item_size_is_refused_where_a_later_stage_has_it(alone: 
         Exchange(alone, {"w": np.zeros(64, F32)}, plan=plan, rule=adding_up(bits()))
 
 
+@one_compilation
 def test_fold_given_by_its_address_refuses_another_item_size(alone: hpcomm.Context) -> None:
     """Nobody knows its dtype. It is told n and the bytes, and holds them against each other."""
     ex = Exchange(alone, {"w": np.zeros(6000, F32)}, rule=adding_up(bits().address))

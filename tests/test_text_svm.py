@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from conftest import run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import dump_svmlight_file, load_breast_cancer
 
 import hpcomm
 
@@ -201,6 +200,8 @@ def demo(folder: Path, ranks: int, *options: str, **env: str) -> tuple[subproces
 def cancer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """scikit-learn's breast cancer data in svmlight's format, scaled."""
     path = tmp_path_factory.mktemp("svmlight") / "cancer"
+    from sklearn.datasets import dump_svmlight_file, load_breast_cancer  # noqa: PLC0415 - takes a second
+
     x, y = load_breast_cancer(return_X_y=True)
     dump_svmlight_file((x - x.mean(axis=0)) / x.std(axis=0), 2 * y - 1, str(path))
     return path

@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.datasets import load_sample_images
-from sklearn.feature_extraction.image import extract_patches_2d
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 import hpcomm
 
@@ -69,6 +66,8 @@ def packages() -> list[dict[str, str]]:
 
 def tfidf(chosen: list[dict[str, str]], features: int) -> Any:
     """By the words and pairs of words of the description, and the words of the name."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - takes a second
+
     vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=features, dtype=np.float32)
     return vectors.fit_transform([f"{each['Package'].replace('-', ' ')} {each['Description']}" for each in chosen])
 
@@ -111,6 +110,9 @@ def by_section(features: int, pairs: int, seed: int) -> Pairs:
 
 def patches(count: int, seed: int) -> NDArray[np.float32]:
     """(count, 256): patches of scikit-learn's two photographs in grey, less their mean, of length 1."""
+    from sklearn.datasets import load_sample_images  # noqa: PLC0415 - takes a second
+    from sklearn.feature_extraction.image import extract_patches_2d  # noqa: PLC0415
+
     images = load_sample_images().images
     parts = np.array_split(np.arange(count), len(images))
     found = [

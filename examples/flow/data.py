@@ -16,8 +16,6 @@ from factors.model import spread
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.ndimage import zoom
-from sklearn.datasets import load_digits
-from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 
 import hpcomm
 
@@ -59,6 +57,8 @@ def words(features: int, classes: int, samples: int | None, seed: int) -> factor
 
     A class is a section; where there are more sections than classes the last class has the smallest ones.
     """
+    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer  # noqa: PLC0415 - takes a second
+
     found = text_data.descriptions()
     if len(found) < FEWEST:
         stored = min(25, features)
@@ -124,6 +124,8 @@ WIDTH = 0.5  # of the kernel: the standard deviation of a projection's elements
 
 
 def features(count: int, seed: int) -> Features:
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second
+
     x, y = load_digits(return_X_y=True)
     x, y = (x / 16).astype(np.float32), y.astype(np.int64)
     train, test = text_data.split(len(y), seed)
@@ -151,6 +153,8 @@ class Pictures:
 
 def pictures(seed: int) -> Pictures:
     """scikit-learn's handwritten digits, of 8 x 8 pixels, made four times as large, with mean 0 and deviation 1."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second
+
     x, y = load_digits(return_X_y=True)
     y = y.astype(np.int64)
     images = x.reshape(-1, 8, 8).astype(np.float32)

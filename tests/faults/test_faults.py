@@ -126,7 +126,7 @@ def check(saw: dict[int, dict[str, Any]], step: str, how: str) -> None:
 # ---- the cases -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.some(24)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(("transport", "step", "how"), SHM + TCP)
 def test_others_are_told(transport: str, step: str, how: str) -> None:
     check(fall(transport, step, how), step, how)
