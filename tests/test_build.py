@@ -273,3 +273,12 @@ def test_rdma_headers_are_looked_for_each_time(tmp_path: Path) -> None:
         header.write_text(text)
         run("cmake", "-S", ROOT, "-B", build, f"-DCMAKE_C_FLAGS=-I{tmp_path}")
         assert ("HPC_HAVE_VERBS=1" in (build / "compile_commands.json").read_text()) == found
+
+
+def test_make_tells_each_long_step_before_it_begins(tmp_path: Path) -> None:
+    told = False
+    for line in run("make", "-n", f"VENV={tmp_path}/venv", "demo", f"{tmp_path}/venv/.torch", cwd=ROOT).splitlines():
+        told = told or re.search(r'echo "(installing|compiling|making) ', line) is not None
+        if re.search(r"pip install|-m venv|cmake --build", line):
+            assert told, line
+            told = False
