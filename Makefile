@@ -22,8 +22,9 @@ HPC_TEST_MODES ?= half
 HPC_TEST_SCALE ?= $(if $(filter all,$(HPC_TEST_MODES)),100,20)
 WAITING ?= $(shell expr 3 \* $$(nproc)) # tests wait more than they compute
 
-# pip shows its progress on a terminal alone. What a step installs or compiles is told before it begins.
-PIP = python -m pip install $(shell test -t 2 || echo -q)
+# pip and ninja show their progress on a terminal alone. A step tells first what it installs or compiles.
+QUIET := $(shell test -t 2 || echo --quiet)
+PIP = python -m pip install $(QUIET)
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export CMAKE_GENERATOR := Ninja
@@ -151,7 +152,7 @@ $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)
 	@$(PIP) $(BUILDS)
 	@echo "compiling libhpcomm: $(words $(filter csrc/%.c,$(NATIVE))) files"
 	@grep -qsx 'CMAKE_HOME_DIRECTORY:INTERNAL=$(CURDIR)' $(BUILD)/CMakeCache.txt || rm -rf $(BUILD) # as setup.py does
-	@cmake -S . -B $(BUILD) --log-level=WARNING $(CMAKE_FLAGS) && cmake --build $(BUILD) --target hpcomm
+	@cmake -S . -B $(BUILD) --log-level=WARNING $(CMAKE_FLAGS) && cmake --build $(BUILD) --target hpcomm $(QUIET:%=-- %)
 	@echo "installing hpcomm into $(VENV), with $(NEEDS_$*)"
 	@$(PIP) --no-build-isolation -e '.[$*]'
 	@touch $@ $(EXTRAS_$*:%=$(VENV)/.installed-%)

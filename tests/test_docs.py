@@ -73,9 +73,10 @@ def test_python_runs_as_printed(job: str, tmp_path: Path) -> None:
     ranks, pages = JOBS[job]
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(mpi.free_port())}
     shared["OMP_NUM_THREADS"] = "1"  # of torch, whose threads spin
-    ended = mpi.start([{"RANK": str(rank), **shared} for rank in range(ranks)], runs, ranks, pages, str(tmp_path))
+    each = [{"RANK": str(rank), **shared} for rank in range(ranks)]
+    ended = mpi.start(each, runs, ranks, pages, str(tmp_path), timeout=180)
     if "README.md" in pages:
-        assert "ranks have found [0. 1. 2. 3. 4. 5. 6. 7.]" in ended.out
+        assert "ranks have found [1. 2. 3. 4. 5. 6. 7. 8.]" in ended.out
         assert "rank 0: loss 0." in ended.out
 
 
