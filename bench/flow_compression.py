@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,14 +93,15 @@ def by_libraries(x: Floats, known: Iterable[Compressor], plant: bool) -> Iterato
 
 
 class Encoders:
-    """An exchange of one rank, of which each key has a codec."""
+    """An exchange of one rank, each key with its own codec. libraries: the names of this machine's compressors."""
 
-    def __init__(self, ctx: hpcomm.Context, n: int, plant: bool) -> None:
+    def __init__(self, ctx: hpcomm.Context, n: int, libraries: Collection[str], plant: bool) -> None:
         self.plant = plant
         self.codecs = {
             f"hpcomm {form}, {compress or 'plain'}": Threshold(0.0, decays=False, form=form, compress=compress)
             for form in ("paper", "bytes")
             for compress in COMPRESS
+            if compress is None or compress in libraries
         }
         zeros = {name: np.zeros(n, np.float32) for name in self.codecs}
         self.exchange = hpcomm.parameter_hub(ctx, zeros, codec=self.codecs, rule=hpcomm.SGD(lr=1.0), reduce="sum")
@@ -151,7 +152,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     known = [one for one in found if isinstance(one, Compressor)]
     rows: dict[tuple[float, str], Row] = {}
     with hpcomm.init(Alone()) as ctx:
-        encoders = Encoders(ctx, options.vector, options.plant)
+        encoders = Encoders(ctx, options.vector, {one.name for one in known}, options.plant)
         for cycle in range(options.run_cycles):
             for zeros in options.zeros:
                 x = vector(options.vector, zeros, options.seed + cycle)

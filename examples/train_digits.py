@@ -13,7 +13,7 @@ rank that keeps to itself therefore reads the other digits badly, which is what 
 
 Each model is trained three times with equally many steps: by all ranks exchanging, by all ranks without exchanging, and
 by rank 0 alone on all the data (its step takes as many examples as all the ranks' steps together; beside a hub, the
-very same ones, so that it ends with the hub's weights but for rounding). The exit code is 0 when the exchanging ranks
+very same ones, so it ends with the hub's weights, up to rounding). The exit code is 0 when the exchanging ranks
 agree with each other and test as well as the one with all the data, less at most one point in a hundred.
 """
 

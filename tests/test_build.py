@@ -4,6 +4,7 @@ Dependencies come from the environment that runs the tests, so nothing is downlo
 """
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -42,7 +43,7 @@ target_link_libraries(program PRIVATE hpcomm::hpcomm)
 """
 
 
-def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
+def run(*command: str | Path, cwd: Path | None = None, ends: int = 0, **env: str) -> str:
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -53,7 +54,7 @@ def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
         timeout=SECONDS,
         check=False,
     )
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+    assert done.returncode == ends, f"{command} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout.strip()
 
 
@@ -80,9 +81,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, unpacked: the only tree in which the library is compiled here. Unoptimized, in a third of the time."""
-    dist = tmp_path_factory.mktemp("sdist")
-    backend("build_sdist", dist, cwd=sources)
+    """The sdist, unpacked: the only tree in which the library is compiled here. Unoptimized, in a third of the time.
+    An sdist needs no compiler."""
+    dist, nothing = tmp_path_factory.mktemp("sdist"), tmp_path_factory.mktemp("nothing")
+    backend("build_sdist", dist, cwd=sources, PATH=str(nothing))
     (archive,) = dist.glob("*.tar.gz")
     shutil.unpack_archive(archive, dist)
     (folder,) = (path for path in dist.iterdir() if path.is_dir())
@@ -97,10 +99,10 @@ def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def backend(hook: str, dist: Path, cwd: Path, **env: str) -> None:
+def backend(hook: str, dist: Path, cwd: Path, ends: int = 0, **env: str) -> str:
     """What pip asks of the build backend, without its environment: nothing is downloaded."""
     program = f"import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
-    run(sys.executable, "-c", program, dist, cwd=cwd, **env)
+    return run(sys.executable, "-c", program, dist, cwd=cwd, ends=ends, **env)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,29 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     # Only appended to the path: its own .pth files, an editable hpcomm among them, are not read.
     (site / "dependencies.pth").write_text(sysconfig.get_path("platlib") + "\n", encoding="utf-8")
     return Installed(python, home / "bin/hpcomm")
+
+
+@pytest.mark.xdist_group("group wheel")
+def test_a_build_without_a_compiler_says_so_in_one_line(sources: Path, tmp_path: Path) -> None:
+    """As what pip prints of a build that has failed is all that the build has printed."""
+    said = backend("build_wheel", tmp_path, cwd=sources, ends=1, PATH=str(tmp_path), CC="")
+    assert re.fullmatch(
+        r"hpcomm needs a C compiler and finds no \S+: set CC to another one, or on Debian or Ubuntu "
+        r"apt-get install -y gcc python3-dev",
+        said,
+    )
+
+
+@pytest.mark.xdist_group("group wheel")
+def test_an_editable_build_without_headers_says_so_in_one_line(sources: Path, tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\n! grep -q Python.h\n", encoding="utf-8")
+    compiler.chmod(0o755)
+    said = backend("build_editable", tmp_path, cwd=sources, ends=1, CC=str(compiler))
+    assert said == (
+        f"hpcomm needs Python's headers and finds no Python.h in {sysconfig.get_path('include')}: "
+        "on Debian or Ubuntu apt-get install -y gcc python3-dev"
+    )
 
 
 @pytest.mark.xdist_group("group wheel")
@@ -156,6 +181,16 @@ def test_import_elsewhere(installed: Installed) -> None:
         told = installed.dir(option)
         assert told.is_dir()
         assert told.is_relative_to(home)
+
+
+@pytest.mark.xdist_group("group wheel")
+def test_a_checkout_that_hides_the_installed_package_names_the_cures(installed: Installed, sources: Path) -> None:
+    said = run(installed.python, "-c", "import hpcomm", cwd=sources, ends=1).splitlines()
+    assert said[-1] == (
+        f"ModuleNotFoundError: {sources / 'hpcomm'} is a checkout of hpcomm without its compiled part: start Python in "
+        f"another folder to import the installed package, or compile this one by pip install -e {sources}"
+    )
+    assert not [line for line in said if "exception" in line]
 
 
 @pytest.mark.xdist_group("group wheel")
@@ -238,3 +273,12 @@ def test_rdma_headers_are_looked_for_each_time(tmp_path: Path) -> None:
         header.write_text(text)
         run("cmake", "-S", ROOT, "-B", build, f"-DCMAKE_C_FLAGS=-I{tmp_path}")
         assert ("HPC_HAVE_VERBS=1" in (build / "compile_commands.json").read_text()) == found
+
+
+def test_make_tells_each_long_step_before_it_begins(tmp_path: Path) -> None:
+    told = False
+    for line in run("make", "-n", f"VENV={tmp_path}/venv", "demo", f"{tmp_path}/venv/.torch", cwd=ROOT).splitlines():
+        told = told or re.search(r'echo "(installing|compiling|making) ', line) is not None
+        if re.search(r"pip install|-m venv|cmake --build", line):
+            assert told, line
+            told = False

@@ -6,6 +6,7 @@ _fast, which spares them what cffi costs. Every handle is freed when the last Py
 freed while a call on it is under way.
 """
 
+from . import compiled
 from .codec import (
     CODEC_ARGS,
     CODEC_SLOTS,

@@ -4,6 +4,7 @@ were told. On a failure the output says how to play the job again: random_jobs.p
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ LIMIT = 300.0  # seconds for all of them
 
 def seed() -> str:
     """The commit, so that each has jobs of its own; without git the version."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return found.stdout.strip() or hpcomm.__version__
+    words = ["git", "rev-parse", "--short=12", "HEAD"]
+    with suppress(FileNotFoundError):
+        return (
+            subprocess.run(
+                words, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60, check=False
+            ).stdout.strip()
+            or hpcomm.__version__
+        )
+    return hpcomm.__version__
 
 
 def play(*chosen: str) -> subprocess.CompletedProcess[str]:
