@@ -20,6 +20,9 @@ MOST_ARGS = _core.RULE_ARGS - 1  # of a rule, the step not counted
 MOST_SLOTS = _core.RULE_SLOTS  # float32 values of state for each parameter
 
 
+TORCH_NAMES = {"beta1": "betas[0]", "beta2": "betas[1]", "epsilon": "eps"}  # where torch has another name
+
+
 @dataclass(frozen=True)
 class BuiltIn:
     """A rule of the C library, which calls it as the class in lower case; its fields are the names that C gives its
@@ -279,6 +282,13 @@ def _all_names(rule: BuiltIn) -> tuple[str, ...]:
     """The names of a built-in rule's hyper-parameters and its prox's, in C's order."""
     prox = prox_of(rule)
     return names_of(type(rule)) + (() if prox is None else tuple(prox.numbers))
+
+
+def told_names(rule: AnyRule) -> tuple[str, ...]:
+    """The names that errors call a rule's hyper-parameters by, in C's order: ours, and torch's where it has another."""
+    if isinstance(rule, Rule):
+        return tuple(rule.args) if isinstance(rule.args, Mapping) else ()
+    return tuple(f"{name}/{TORCH_NAMES[name]}" if name in TORCH_NAMES else name for name in _all_names(rule))
 
 
 def _replaced(rule: BuiltIn, changes: Mapping[str, Any]) -> BuiltIn:

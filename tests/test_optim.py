@@ -234,7 +234,8 @@ def test_ranks_that_set_different_values_are_told() -> None:
         ex.set(lr=0.5 + context.rank)
         ex.step(gradient(0, 0))
 
-    with pytest.raises(hpcomm.ConfigError, match=r"argument 1 of rule .sgd. of key \w to"):
+    told = r"lr is 1.5 on rank 1 and 0.5 on rank 0, for push 1 of key \w by rule sgd: give the same lr on every rank"
+    with pytest.raises(hpcomm.ConfigError, match=told):
         run_threads(2, body)
 
 
