@@ -115,6 +115,8 @@ def test_codec_by_name_and_by_value(alone: hpcomm.Context) -> None:
 
 def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:
     plan = ParameterServer().compile(PARAMS, 1, codec_out="float16")
+    assert ParameterServer().compile(PARAMS, 1, codec_out="fp16") == plan
+    assert made(alone, codec_out="half") == made(alone, codec_out="float16")
     assert made(alone, codec_out=hpcomm.codec.FLOAT16)[:2] == (plan, PlanOptions(codec_out="float16"))
     assert Plan.from_json(plan.to_json()) == plan
     assert made(alone, codec_out=None)[1] == PlanOptions()
@@ -127,5 +129,9 @@ def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:
 def test_unknown_keywords(alone: hpcomm.Context) -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'chunkbytes': did you mean 'chunk_bytes'\?"):
         Exchange(alone, PARAMS, chunkbytes=64)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"'momentum'; the options are check_finite, chunk_bytes, codec, codec_out"):
-        Exchange(alone, PARAMS, momentum=0.9)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'zeal': the options are check_finite, chunk_bytes, codec, codec_out"):
+        Exchange(alone, PARAMS, zeal=0.9)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'momentum': give it to the rule, as in rule=hpcomm.Momentum\(lr=0.1"):
+        hpcomm.parameter_hub(alone, PARAMS, momentum=0.9)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match='\'compression\': give codec="float16" or codec="bfloat16"'):
+        Exchange(alone, PARAMS, compression="fp16")  # type: ignore[call-arg]

@@ -41,7 +41,7 @@ stage
 launch
 _core
 config consistency log
-errors
+errors words
 _ffi _fast
 """
 
