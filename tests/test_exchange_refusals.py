@@ -137,7 +137,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "quorum of more than all hosts": (
         {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(3)},
-        "quorum is 3; row . has 2 inputs",
+        "quorum is 3, but key .* gets 2 updates a step, one from each host or rack: give a quorum from 1 to 2",
     ),
     "quorum of hosts and shared_params": (
         {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(1), "shared_params": True},
@@ -234,7 +234,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         },
         r"quorum is 1 and in_place 1: a straggler",
     ),
-    "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4; row 0 has 3 inputs"),
+    "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4, but key fc gets 3 updates a step, one from each worker: give a quorum from 1 to 3"),
     "quorum and ASYNC": (
         {"consistency": Consistency(staleness=None, quorum=2)},
         r"with servers it must be BSP, SSP\(s\) or ASYNC",

@@ -211,10 +211,17 @@ static int check_quorum(const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; must be 1 or more, or 0 for all inputs",
                         f->quorum);
     if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
-    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++)
-        if (counts_inputs(&f->plan->rows[i]) && f->quorum > f->plan->rows[i].n_in)
-            return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; row %d has %d inputs", f->quorum, i,
-                            f->plan->rows[i].n_in);
+    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (!counts_inputs(row) || f->quorum <= row->n_in) continue;
+        int groups = 0;
+        for (int e = 0; e < row->n_in; e++) groups |= row->in[e].row >= 0;
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: quorum is %d, but key %s gets %d update%s a step, one from each %s: give a quorum "
+                        "from 1 to %d",
+                        f->quorum, f->plan->keys[row->key].name, row->n_in, row->n_in == 1 ? "" : "s",
+                        groups ? "host or rack" : "worker", row->n_in);
+    }
     return HPC_OK;
 }
 

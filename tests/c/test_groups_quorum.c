@@ -524,7 +524,7 @@ static void refused(rank *r) {
     hpc_plan_free(plan);
     plan = by_hosts(&j, r, 1);
     j.quorum = 4;
-    refuses(r, &j, HPC_ERR_INVALID, "has 3 inputs");
+    refuses(r, &j, HPC_ERR_INVALID, "gets 3 updates a step, one from each host or rack");
     for (j.quorum = 1; j.quorum <= 3; j.quorum += 2) { /* all groups are refused alike */
         j.eager = 1;
         refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with eager folds");
