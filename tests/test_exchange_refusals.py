@@ -234,7 +234,10 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         },
         r"quorum is 1 and in_place 1: a straggler",
     ),
-    "quorum too large": ({"consistency": quorum_of(4)}, r"quorum is 4, but key fc gets 3 updates a step, one from each worker: give a quorum from 1 to 3"),
+    "quorum too large": (
+        {"consistency": quorum_of(4)},
+        r"quorum is 4, but key fc gets 3 updates a step, one from each worker: give a quorum from 1 to 3",
+    ),
     "quorum and ASYNC": (
         {"consistency": Consistency(staleness=None, quorum=2)},
         r"with servers it must be BSP, SSP\(s\) or ASYNC",
