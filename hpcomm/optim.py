@@ -8,7 +8,7 @@ bits on every instruction set. In the formulas w is a parameter and g the folded
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, TypeAlias
 
 from . import _core
@@ -31,16 +31,25 @@ class BuiltIn:
 
 @dataclass(frozen=True)
 class SGD(BuiltIn):
-    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g.
+    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g. With a momentum this is the rule Momentum or
+    Nesterov.
 
     Raises:
-        InvalidArgument: lr or weight_decay is negative or not finite.
+        InvalidArgument: lr or weight_decay is negative or not finite, or a momentum is given.
     """
 
     lr: float = 0.01
     weight_decay: float = 0.0
+    _: KW_ONLY
+    momentum: InitVar[float] = 0.0
+    nesterov: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, momentum: float, nesterov: bool) -> None:
+        if momentum or nesterov:
+            kind = "Nesterov" if nesterov else "Momentum"
+            raise InvalidArgument(
+                f"SGD has no momentum: give hpcomm.{kind}(lr={self.lr!r}, momentum={momentum or 0.9!r})"
+            )
         check_number(self, "lr", 0)
         check_number(self, "weight_decay", 0)
 
@@ -82,7 +91,15 @@ class Nesterov(BuiltIn):
         check_number(self, "weight_decay", 0)
 
 
-def _numbers_of_adam(rule: "Adam | AdamW") -> None:
+def _numbers_of_adam(rule: "Adam | AdamW", betas: Any, eps: Any) -> None:
+    """Checks them. betas and eps: torch's words for beta1, beta2 and epsilon, which they take the place of."""
+    if betas is not None:
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise InvalidArgument(f"{type(rule).__name__}: betas is {betas!r}: must be two numbers, beta1 and beta2")
+        object.__setattr__(rule, "beta1", betas[0])
+        object.__setattr__(rule, "beta2", betas[1])
+    if eps is not None:
+        object.__setattr__(rule, "epsilon", eps)
     check_number(rule, "lr", 0)
     check_number(rule, "beta1", 0, 1, open_high=True)
     check_number(rule, "beta2", 0, 1, open_high=True)
@@ -92,7 +109,8 @@ def _numbers_of_adam(rule: "Adam | AdamW") -> None:
 
 @dataclass(frozen=True)
 class Adam(BuiltIn):
-    """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first.
+    """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first. betas=(beta1, beta2) and eps=epsilon, as
+    torch calls them, may be given too.
 
     Raises:
         InvalidArgument: lr, epsilon or weight_decay is negative, a beta is not in [0, 1), or one is not finite.
@@ -103,15 +121,18 @@ class Adam(BuiltIn):
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    _: KW_ONLY
+    betas: InitVar[tuple[float, float] | None] = None
+    eps: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        _numbers_of_adam(self)
+    def __post_init__(self, betas: tuple[float, float] | None, eps: float | None) -> None:
+        _numbers_of_adam(self, betas, eps)
 
 
 @dataclass(frozen=True)
 class AdamW(BuiltIn):
     """Adam with decoupled weight decay (Loshchilov and Hutter, algorithm 2): w *= 1 - lr * weight_decay, then the step
-    of Adam without weight decay.
+    of Adam without weight decay. It takes betas and eps as Adam does.
 
     Raises:
         InvalidArgument: lr, epsilon or weight_decay is negative, a beta is not in [0, 1), or one is not finite.
@@ -122,9 +143,12 @@ class AdamW(BuiltIn):
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.01
+    _: KW_ONLY
+    betas: InitVar[tuple[float, float] | None] = None
+    eps: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        _numbers_of_adam(self)
+    def __post_init__(self, betas: tuple[float, float] | None, eps: float | None) -> None:
+        _numbers_of_adam(self, betas, eps)
 
 
 @dataclass(frozen=True)

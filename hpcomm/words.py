@@ -51,6 +51,21 @@ SETTINGS: Mapping[str, str] = {
     "world_size": "start the ranks by torchrun, mpirun or srun, or give comm",
 }
 
+_CONTEXT = "it is the context's, as in ctx = hpcomm.init() and then ctx.{}"
+_STARTS = "leave it out: the ranks start with the values of rank 0"
+
+ATTRIBUTES: Mapping[str, str] = {  # of the module
+    **{name: _CONTEXT.format(name) for name in ("allgather", "barrier", "local_rank", "local_size", "rank", "size")},
+    "DiLoCo": "it is hpcomm.torch.DiLoCo",
+    "DistributedDataParallel": "there is hpcomm.torch.DistributedOptimizer, which wraps the optimizer",
+    "DistributedOptimizer": "it is hpcomm.torch.DistributedOptimizer",
+    "allreduce": "there is ctx.allgather for small values, and parameter_hub for gradients",
+    "broadcast_optimizer_state": _STARTS,
+    "broadcast_parameters": _STARTS,
+    "init_process_group": "it is hpcomm.init",
+    "shutdown": "it is ctx.close()",
+}
+
 CODECS: Mapping[str, str] = {  # dtypes
     "bf16": "bfloat16",
     "f16": "float16",
