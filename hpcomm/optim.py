@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from . import _core
 from .errors import InvalidArgument
+from .log import logger
 from .prox import L2, ElasticNet, Prox
 from .stage import check_number
 
@@ -261,6 +262,20 @@ def check_rule(rule: object) -> None:
         known = ", ".join(kind.__name__ for kind in (*BuiltIn.__subclasses__(), Rule))
         slip = f": {rule.__name__}() makes one" if isinstance(rule, type) and issubclass(rule, BuiltIn) else ""
         raise InvalidArgument(f"rule is {rule!r}: must be one of {known}{slip}")
+
+
+_told: set[AnyRule] = set()  # defaults that a warning has named
+
+
+def or_default(rule: RuleOrRules | None, default: AnyRule, rank: int) -> RuleOrRules:
+    """The rule; the default where None is given, which rank 0 says once, as a rate that a user has not chosen may not
+    be the one that is wanted."""
+    if rule is not None:
+        return rule
+    if rank == 0 and default not in _told:
+        _told.add(default)
+        logger.warning("rule is not given: updates are applied by %r: give one, as in rule=hpcomm.SGD(lr=0.1)", default)
+    return default
 
 
 def by_key(rule: RuleOrRules, names: Iterable[str]) -> dict[str, AnyRule]:

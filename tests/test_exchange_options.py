@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import BSP, EngineOptions, Exchange, InvalidArgument, ParameterServer, Plan, PlanOptions
+from hpcomm import BSP, EngineOptions, Exchange, InvalidArgument, ParameterServer, Plan, PlanOptions, optim
 from hpcomm.exchange.options import Keywords
 
 F32 = np.float32
@@ -124,6 +124,21 @@ def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:
         assert ex.plan == plan
     with pytest.raises(InvalidArgument, match="codec_out is 'int8': must be one of 'float32', 'float16', 'bfloat16'"):
         ParameterServer().compile(PARAMS, 1, codec_out="int8")
+
+
+def test_a_default_rule_is_told_once(
+    alone: hpcomm.Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optim, "_told", set())
+    made: list[Any] = [Exchange, Exchange, hpcomm.parameter_hub, hpcomm.parameter_hub]
+    assert [make(alone, PARAMS).rule for make in made] == [hpcomm.SGD()] * 2 + [hpcomm.Nesterov()] * 2
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.startswith("rule is not given: updates are applied by SGD(lr=0.01, weight_decay=0.0): give one")
+    assert "applied by Nesterov(lr=0.01, momentum=0.9, weight_decay=0.0)" in second
+    Exchange(alone, PARAMS, rule=hpcomm.SGD())
+    hpcomm.parameter_flow(alone, PARAMS, delta=0.1)
+    hpcomm.stochastic_reduce(alone, PARAMS)
+    assert len(caplog.records) == 2
 
 
 def test_unknown_keywords(alone: hpcomm.Context) -> None:
