@@ -10,6 +10,9 @@
 All that is public is here; `python -m pydoc hpcomm` tells it all.
 """
 
+import importlib as _importlib
+import typing as _typing
+
 from . import codec as codec
 from . import kernels as kernels
 from . import model as model
@@ -58,6 +61,7 @@ from .queue import Queue, QueueStats
 from .recovery import Recovered, recover, run
 from .topology import Hierarchy, ParameterServer, PeerToPeer, Tree
 from .window import Lane, Window
+from .words import ATTRIBUTES as _ATTRIBUTES
 
 __version__ = _version()
 
@@ -139,3 +143,15 @@ __all__ = [
     "stochastic_reduce",
     "sufficient_factors",
 ]
+
+if not _typing.TYPE_CHECKING:  # a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> _typing.Any:
+        """hpcomm.torch without an import of its own, which imports torch; hints for names of other libraries."""
+        if name == "torch":
+            try:
+                return _importlib.import_module(".torch", __name__)
+            except ImportError as missing:
+                raise AttributeError(str(missing)) from missing
+        hint = f": {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -8,10 +8,12 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from .errors import ConfigError
+from .words import SETTINGS
 
+Number = TypeVar("Number", int, float)
 PREFIX = "HPCOMM_"
 DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
 TRANSPORTS = ("shm", "verbs", "tcp", "loop")
@@ -21,24 +23,33 @@ SECRET_BYTES = (16, 4096)  # of a secret: the least and the most
 
 
 def _seconds(value: object) -> float:
-    seconds = float(value)  # type: ignore[arg-type]
+    seconds = _number(float, value, "must be a number of seconds")
     if not math.isfinite(seconds):
-        raise ValueError("must be finite")
+        raise ValueError("must be a finite number of seconds")
     return seconds
 
 
 def _timeout(value: object) -> float:
     seconds = _seconds(value)
     if seconds <= 0:
-        raise ValueError("must be more than 0")
+        raise ValueError("must be a number of seconds, more than 0")
     return seconds
 
 
 def _seed(value: object) -> int:
-    seed = int(value, 0) if isinstance(value, str) else int(value)  # type: ignore[call-overload]
+    wanted = "must be an integer from 0 to 2**64 - 1"
+    seed = _number(lambda text: int(text, 0) if isinstance(text, str) else operator.index(text), value, wanted)
     if not 0 <= seed < 2**64:
-        raise ValueError("must be from 0 to 2**64 - 1")
+        raise ValueError(wanted)
     return seed
+
+
+def _number(parse: Callable[[Any], Number], value: object, wanted: str) -> Number:
+    """The number that parse reads; where it cannot, ValueError by the sentence wanted."""
+    try:
+        return parse(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(wanted) from None
 
 
 def _transports(value: object) -> str:
@@ -50,17 +61,22 @@ def _transports(value: object) -> str:
 
 
 def _integer(least: int, most: int) -> Callable[[object], int]:
+    wanted = f"must be an integer from {least} to {most}"
+
     def parse(value: object) -> int:
-        number = int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
+        number = _number(int if isinstance(value, str) else operator.index, value, wanted)
         if not least <= number <= most:
-            raise ValueError(f"must be from {least} to {most}")
+            raise ValueError(wanted)
         return number
 
     return parse
 
 
 def _path(value: object) -> str:
-    return os.fsdecode(value)  # type: ignore[arg-type]
+    try:
+        return os.fsdecode(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError("must be the path of a file") from None
 
 
 def _debug(value: object) -> str:
@@ -209,7 +225,7 @@ def _parse(name: str, value: object, told_as: str) -> object:
     parse = next(f.metadata["parse"] for f in fields(Config) if f.name == name)
     try:
         return parse(value)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"{told_as}={value!r}: {error}") from None
 
 
@@ -228,7 +244,8 @@ def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Conf
     known = {setting.argument: setting.variable for setting in settings()}
     for name, value in arguments.items():
         if name not in known:
-            raise ConfigError(f"init has no setting {name!r}{_nearest(name, list(known))}")
+            hint = SETTINGS.get(name)
+            raise ConfigError(f"init has no setting {name!r}" + (f": {hint}" if hint else _nearest(name, list(known))))
         if value is not None:
             values[name] = _parse(name, value, name)
     for name, told_as in known.items():

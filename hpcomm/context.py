@@ -94,6 +94,7 @@ class Context:
         ranks: by rank, what each was called in the first context, from which this one came by shrinks.
         config: the settings it was made with.
         racks: by rank: the switches or the block that its host hangs on, as SLURM_TOPOLOGY_ADDR told it; "" if unknown.
+        local_rank, local_size: this rank among those of its host, and how many these are.
         peers: what is known of every rank now.
         notes: what was degraded at start, and what was odd since, e.g. a stranger refused or a push lost; a sentence
             each. The logger is told the latter too when the context is closed.
@@ -173,6 +174,22 @@ class Context:
     def hosts(self) -> tuple[int, ...]:
         """The lowest rank on the host of each rank. A container with a network of its own is a host."""
         return tuple(_core.context_host(self._handle, rank) for rank in range(self.size))
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks of its host, from 0, in the order of their ranks. After shrink those that
+        are left count anew."""
+        return self._mates().index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks there are on this rank's host."""
+        return len(self._mates())
+
+    def _mates(self) -> list[int]:
+        """The ranks of this host."""
+        hosts = self.hosts
+        return [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -268,8 +285,14 @@ class Context:
         """Returns when every rank has called it. Collective.
 
         Raises:
+            InvalidArgument: timeout is no number of seconds; a barrier has no name.
             Timeout, PeerFailed: with the ranks still waited for.
         """
+        if isinstance(timeout, str):
+            raise InvalidArgument(
+                f"barrier: timeout is {timeout!r}: must be seconds: a barrier has no name, all ranks call their "
+                "collectives in the same order"
+            )
         _core.barrier(self._handle, seconds(timeout, self.config.timeout))
 
     def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:

@@ -16,7 +16,7 @@ from .errors import HpcommError, InvalidArgument
 from .exchange import Exchange, ExchangeStats, Handle, Pairs
 from .exchange.arguments import refuse
 from .exchange.factors import scatter
-from .optim import SGD, RuleOrRules
+from .optim import SGD, RuleOrRules, or_default
 from .stage import whole
 from .topology import Graph, PeerToPeer
 from .topology.paths import distances
@@ -35,7 +35,7 @@ def sufficient_factors(
     params: Mapping[str, Any],
     *,
     K: int,
-    rule: RuleOrRules = _RULE,
+    rule: RuleOrRules | None = None,
     staleness: int = 0,
     peers: int | None = None,
     relay: bool = False,
@@ -59,7 +59,7 @@ def sufficient_factors(
         params: by name of the key, the shape (J, D) of its matrix, which begins as zeros, or its first values, a
             float32 array (J, D). Rank 0's values count.
         K: the most pairs of vectors of one commit, for each key.
-        rule: as Exchange takes it: SGD, ProxSGD, Dual or another one.
+        rule: as Exchange takes it: SGD, ProxSGD, Dual or another one. None: SGD(), and a warning says so once.
         staleness: 0: BSP. s: SSP(s), by which a rank may be s commits ahead of others (equation 4).
         peers: to how many ranks each rank sends, 1 to P - 1: to those that topology.spread chooses (section 3, partial
             broadcast; equation 3). None: to all others.
@@ -87,7 +87,7 @@ def sufficient_factors(
             refuse(ctx, wrong)
         raise
     given: Any = {"reduce": "sum", **options, "codec": pairs}
-    exchange = Exchange(ctx, start, shape, SSP(s), rule, **given)
+    exchange = Exchange(ctx, start, shape, SSP(s), or_default(rule, _RULE, ctx.rank), **given)
     distance = 1 if graph is None or relay else int(distances(graph, 0).max())
     return SufficientFactors(exchange, K, distance * (s + 1) + 1)
 

@@ -16,16 +16,17 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from . import _core, log
 from .config import Config, read_secret, resolve, unknown_variables
-from .errors import ConfigError, InvalidArgument, NotSupported, Timeout
+from .errors import ConfigError, HpcommError, InvalidArgument, NotSupported, Timeout
 
 PIP_MPI4PY = 'pip install "mpi4py>=4"'
 _HELLO_BYTES = 64
 _RACK_BYTES = 192
+_SETTING = "that of HPCOMM_MASTER_PORT, or of init(master_port=)"
 _OUTGOING = 32768  # the first port that Linux gives to outgoing connections
 
 _abandoned: list[object] = []  # buffers of MPI requests whose deadline passed: MPI may still write to them
@@ -93,6 +94,7 @@ class Meeting:
     size: int
     host: str
     port: int
+    origin: str = field(default="", compare=False)  # of the port, where it is not MASTER_PORT itself
 
 
 def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
@@ -146,11 +148,15 @@ def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
     host = "127.0.0.1" if here else env.get("MASTER_ADDR", "")
     if not host:
         raise ConfigError(f"{told}, but MASTER_ADDR is not set: it names the host of rank 0")
-    if port == 0:
-        port = _number(env, "MASTER_PORT", told, 1, 65535)
-        if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own store listens there
-            port = port + 1 if port < _OUTGOING else _folded(port)
-    return Meeting(rank, size, host, port)
+    if port:
+        return Meeting(rank, size, host, port, _SETTING)
+    port = _number(env, "MASTER_PORT", told, 1, 65535)
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return Meeting(rank, size, host, port)
+    told = f"MASTER_PORT={port}, at which torchrun's own store listens"
+    if port < _OUTGOING:
+        return Meeting(rank, size, host, port + 1, f"the port after {told}")
+    return Meeting(rank, size, host, _folded(port), f"20000 + MASTER_PORT mod 12000, for {told}")
 
 
 def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
@@ -168,9 +174,11 @@ def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
     host = "127.0.0.1" if env.get("SLURM_STEP_NUM_NODES") == "1" else env.get("MASTER_ADDR", "")
     if not host:
         host = first_host(env.get("SLURM_STEP_NODELIST", ""))
-    if port == 0 and env.get("MASTER_PORT"):
-        port = _number(env, "MASTER_PORT", told, 1, 65535)
-    return Meeting(rank, size, host, port or _port_of_step(env))
+    if port:
+        return Meeting(rank, size, host, port, _SETTING)
+    if env.get("MASTER_PORT"):
+        return Meeting(rank, size, host, _number(env, "MASTER_PORT", told, 1, 65535))
+    return Meeting(rank, size, host, _port_of_step(env), "chosen by SLURM_JOB_ID and SLURM_STEP_ID")
 
 
 def _port_of_step(env: Mapping[str, str]) -> int:
@@ -263,9 +271,14 @@ class _Met:
 
     def exchange(self, data: bytes, timeout: float) -> list[bytes]:
         deadline = time.monotonic() + timeout
-        if self._rendezvous is None:
-            w = self._where
-            self._rendezvous = _core.rendezvous_create(w.rank, w.size, w.host, w.port, self._secret, timeout)
+        w = self._where
+        try:
+            if self._rendezvous is None:
+                self._rendezvous = _core.rendezvous_create(w.rank, w.size, w.host, w.port, self._secret, timeout)
+        except HpcommError as error:
+            if w.origin:  # else users look for the port that they gave
+                error.args = (f"{error}; port {w.port} is {w.origin}",)
+            raise
         left = max(0.0, deadline - time.monotonic())
         return _core.rendezvous_allgather(self._rendezvous, data, self.size, left)
 

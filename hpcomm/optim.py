@@ -8,16 +8,20 @@ bits on every instruction set. In the formulas w is a parameter and g the folded
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, TypeAlias
 
 from . import _core
 from .errors import InvalidArgument
+from .log import logger
 from .prox import L2, ElasticNet, Prox
 from .stage import check_number
 
 MOST_ARGS = _core.RULE_ARGS - 1  # of a rule, the step not counted
 MOST_SLOTS = _core.RULE_SLOTS  # float32 values of state for each parameter
+
+
+TORCH_NAMES = {"beta1": "betas[0]", "beta2": "betas[1]", "epsilon": "eps"}  # where torch has another name
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,25 @@ class BuiltIn:
 
 @dataclass(frozen=True)
 class SGD(BuiltIn):
-    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g.
+    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g. With a momentum this is the rule Momentum or
+    Nesterov.
 
     Raises:
-        InvalidArgument: lr or weight_decay is negative or not finite.
+        InvalidArgument: lr or weight_decay is negative or not finite, or a momentum is given.
     """
 
     lr: float = 0.01
     weight_decay: float = 0.0
+    _: KW_ONLY
+    momentum: InitVar[float] = 0.0
+    nesterov: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, momentum: float, nesterov: bool) -> None:
+        if momentum or nesterov:
+            kind = "Nesterov" if nesterov else "Momentum"
+            raise InvalidArgument(
+                f"SGD has no momentum: give hpcomm.{kind}(lr={self.lr!r}, momentum={momentum or 0.9!r})"
+            )
         check_number(self, "lr", 0)
         check_number(self, "weight_decay", 0)
 
@@ -79,7 +92,15 @@ class Nesterov(BuiltIn):
         check_number(self, "weight_decay", 0)
 
 
-def _numbers_of_adam(rule: "Adam | AdamW") -> None:
+def _numbers_of_adam(rule: "Adam | AdamW", betas: Any, eps: Any) -> None:
+    """Checks them. betas and eps: torch's words for beta1, beta2 and epsilon, which they take the place of."""
+    if betas is not None:
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise InvalidArgument(f"{type(rule).__name__}: betas is {betas!r}: must be two numbers, beta1 and beta2")
+        object.__setattr__(rule, "beta1", betas[0])
+        object.__setattr__(rule, "beta2", betas[1])
+    if eps is not None:
+        object.__setattr__(rule, "epsilon", eps)
     check_number(rule, "lr", 0)
     check_number(rule, "beta1", 0, 1, open_high=True)
     check_number(rule, "beta2", 0, 1, open_high=True)
@@ -89,7 +110,8 @@ def _numbers_of_adam(rule: "Adam | AdamW") -> None:
 
 @dataclass(frozen=True)
 class Adam(BuiltIn):
-    """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first.
+    """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first. betas=(beta1, beta2) and eps=epsilon, as
+    torch calls them, may be given too.
 
     Raises:
         InvalidArgument: lr, epsilon or weight_decay is negative, a beta is not in [0, 1), or one is not finite.
@@ -100,15 +122,18 @@ class Adam(BuiltIn):
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    _: KW_ONLY
+    betas: InitVar[tuple[float, float] | None] = None
+    eps: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        _numbers_of_adam(self)
+    def __post_init__(self, betas: tuple[float, float] | None, eps: float | None) -> None:
+        _numbers_of_adam(self, betas, eps)
 
 
 @dataclass(frozen=True)
 class AdamW(BuiltIn):
     """Adam with decoupled weight decay (Loshchilov and Hutter, algorithm 2): w *= 1 - lr * weight_decay, then the step
-    of Adam without weight decay.
+    of Adam without weight decay. It takes betas and eps as Adam does.
 
     Raises:
         InvalidArgument: lr, epsilon or weight_decay is negative, a beta is not in [0, 1), or one is not finite.
@@ -119,9 +144,12 @@ class AdamW(BuiltIn):
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.01
+    _: KW_ONLY
+    betas: InitVar[tuple[float, float] | None] = None
+    eps: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        _numbers_of_adam(self)
+    def __post_init__(self, betas: tuple[float, float] | None, eps: float | None) -> None:
+        _numbers_of_adam(self, betas, eps)
 
 
 @dataclass(frozen=True)
@@ -236,6 +264,20 @@ def check_rule(rule: object) -> None:
         raise InvalidArgument(f"rule is {rule!r}: must be one of {known}{slip}")
 
 
+_told: set[AnyRule] = set()  # defaults that a warning has named
+
+
+def or_default(rule: RuleOrRules | None, default: AnyRule, rank: int) -> RuleOrRules:
+    """The rule; the default where None is given, which rank 0 says once, as a rate that a user has not chosen may not
+    be the one that is wanted."""
+    if rule is not None:
+        return rule
+    if rank == 0 and default not in _told:
+        _told.add(default)
+        logger.warning("rule is not given: updates are applied by %r: give one, as in rule=hpcomm.SGD(lr=0.1)", default)
+    return default
+
+
 def by_key(rule: RuleOrRules, names: Iterable[str]) -> dict[str, AnyRule]:
     """The rule of each key.
 
@@ -279,6 +321,13 @@ def _all_names(rule: BuiltIn) -> tuple[str, ...]:
     """The names of a built-in rule's hyper-parameters and its prox's, in C's order."""
     prox = prox_of(rule)
     return names_of(type(rule)) + (() if prox is None else tuple(prox.numbers))
+
+
+def told_names(rule: AnyRule) -> tuple[str, ...]:
+    """The names that errors call a rule's hyper-parameters by, in C's order: ours, and torch's where it has another."""
+    if isinstance(rule, Rule):
+        return tuple(rule.args) if isinstance(rule.args, Mapping) else ()
+    return tuple(f"{name}/{TORCH_NAMES[name]}" if name in TORCH_NAMES else name for name in _all_names(rule))
 
 
 def _replaced(rule: BuiltIn, changes: Mapping[str, Any]) -> BuiltIn:

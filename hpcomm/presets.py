@@ -10,7 +10,7 @@ from .errors import HpcommError, InvalidArgument
 from .exchange import Exchange
 from .exchange.arguments import refuse
 from .exchange.options import Consistencies
-from .optim import SGD, Average, Nesterov, RuleOrRules
+from .optim import SGD, Average, Nesterov, RuleOrRules, or_default
 from .topology import HostGraph, ParameterServer, Tree, root_expander
 from .topology.automatic import Automatic
 from .topology.given import Given, as_topology
@@ -37,14 +37,15 @@ def parameter_hub(
     apply_at: str | None = None,
     tree: Trees = None,
     consistency: Consistencies = BSP,
-    rule: RuleOrRules = _RULE,
+    rule: RuleOrRules | None = None,
     **options: "Unpack[More]",
 ) -> Exchange:
     """PHub (Luo et al., SoCC 2018): a parameter server whose cores each own chunks of 32 KiB for life, under BSP, with
     Nesterov's rule (sections 3.2 and 4.2).
 
     Args:
-        ctx, params, consistency, rule: as Exchange takes them; under ASYNC every update counts in full.
+        ctx, params, consistency: as Exchange takes them; under ASYNC every update counts in full.
+        rule: likewise; None: Nesterov(lr=0.01, momentum=0.9), and a warning says so once.
         topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
             several ranks, or some of several racks that are told several hosts, none of the six arguments below is
             given, and the options are those of plain BSP: no quorum, deterministic. Else, as by "flat", every worker
@@ -86,7 +87,8 @@ def parameter_hub(
         if isinstance(ctx, Context):
             refuse(ctx, wrong)
         raise
-    return Exchange(ctx, params, own, consistency, rule, **options)
+    chosen = or_default(rule, _RULE, getattr(ctx, "rank", -1))
+    return Exchange(ctx, params, own, consistency, chosen, **options)
 
 
 _UPDATES = SGD(lr=1.0)

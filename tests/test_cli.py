@@ -31,7 +31,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> str:
 
 
 def test_command_is_installed() -> None:
-    done = subprocess.run([sys.executable, "-m", "hpcomm.cli", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "hpcomm", "--version"], capture_output=True, text=True, check=True)
     assert hpcomm.__version__ in done.stdout
 
 

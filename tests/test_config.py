@@ -1,6 +1,7 @@
 """The settings: where a value comes from, and what is refused."""
 
 import math
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,35 +29,43 @@ def test_empty_variable_counts_as_unset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    ("variable", "value", "wanted"),
     [
-        ("HPCOMM_TIMEOUT", "soon"),
-        ("HPCOMM_TIMEOUT", "0"),
-        ("HPCOMM_TIMEOUT", "-1"),
-        ("HPCOMM_TIMEOUT", "nan"),
-        ("HPCOMM_TRANSPORT", "carrier-pigeon"),
-        ("HPCOMM_SPIN", "inf"),
-        ("HPCOMM_LOOP_SEED", "-1"),
-        ("HPCOMM_LOOP_SEED", "1.5"),
-        ("HPCOMM_DEBUG", "LOUD"),
-        ("HPCOMM_SILENCE", "0"),
-        ("HPCOMM_TCP_STREAMS", "0"),
-        ("HPCOMM_TCP_STREAMS", "9"),
-        ("HPCOMM_TCP_STREAMS", "two"),
-        ("HPCOMM_MASTER_PORT", "65536"),
+        ("HPCOMM_TIMEOUT", "soon", "must be a number of seconds"),
+        ("HPCOMM_TIMEOUT", "0", "must be a number of seconds, more than 0"),
+        ("HPCOMM_TIMEOUT", "-1", "must be a number of seconds, more than 0"),
+        ("HPCOMM_TIMEOUT", "nan", "must be a finite number of seconds"),
+        ("HPCOMM_TRANSPORT", "carrier-pigeon", "there is no transport 'carrier-pigeon'; there are shm"),
+        ("HPCOMM_SPIN", "inf", "must be a finite number of seconds"),
+        ("HPCOMM_LOOP_SEED", "-1", "must be an integer from 0 to 2"),
+        ("HPCOMM_LOOP_SEED", "1.5", "must be an integer from 0 to 2"),
+        ("HPCOMM_DEBUG", "LOUD", "must be one of WARN, INFO, TRACE"),
+        ("HPCOMM_SILENCE", "0", "must be a number of seconds, more than 0"),
+        ("HPCOMM_TCP_STREAMS", "0", "must be an integer from 1 to 8"),
+        ("HPCOMM_TCP_STREAMS", "9", "must be an integer from 1 to 8"),
+        ("HPCOMM_TCP_STREAMS", "two", "must be an integer from 1 to 8"),
+        ("HPCOMM_MASTER_PORT", "65536", "must be an integer from 0 to 65535"),
+        ("HPCOMM_OVERLAP", "yes", "must be 0 or 1"),
+        ("HPCOMM_SCHEME", "fast", "must be auto or paper"),
     ],
 )
-def test_bad_value_names_variable_and_value(variable: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"{variable}='{value}'"):
+def test_bad_value_names_variable_value_and_kind(variable: str, value: str, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{variable}='{value}': {wanted}"):
         resolve({variable: value}, {})
     argument = next(setting.argument for setting in settings() if setting.variable == variable)
-    with pytest.raises(ConfigError, match=f"{argument}='{value}'"):
+    with pytest.raises(ConfigError, match=f"^{argument}='{value}': {wanted}"):
         resolve({}, {argument: value})
 
 
 def test_unknown_argument_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'timeuot'; did you mean timeout\?"):
         resolve({}, {"timeuot": 1})
+    with pytest.raises(ConfigError, match="no setting 'backend': give transport, as in transport=\"shm,tcp\""):
+        resolve({}, {"backend": "gloo"})
+    with pytest.raises(ConfigError, match=r"timeout=datetime.timedelta.*: must be a number of seconds"):
+        resolve({}, {"timeout": timedelta(seconds=1)})
+    with pytest.raises(ConfigError, match="timeline=5: must be the path of a file"):
+        resolve({}, {"timeline": 5})
 
 
 def test_unknown_variable_names_the_nearest() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import mpi
@@ -24,7 +25,7 @@ from hpcomm.config import Config
 
 
 def test_world_of_one(alone: hpcomm.Context) -> None:
-    assert (alone.rank, alone.size) == (0, 1)
+    assert (alone.rank, alone.size, alone.local_rank, alone.local_size) == (0, 1, 0, 1)
     alone.barrier()
     assert alone.allgather(b"abc") == [b"abc"]
     (me,) = alone.peers
@@ -63,9 +64,18 @@ def test_different_collectives_are_told() -> None:
         run_threads(2, body)
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_timeout_out_of_range(alone: hpcomm.Context, timeout: float) -> None:
-    with pytest.raises(hpcomm.InvalidArgument, match=f"timeout is {timeout}"):
+def test_ranks_of_a_host_are_numbered_in_their_order(monkeypatch: pytest.MonkeyPatch, alone: hpcomm.Context) -> None:
+    monkeypatch.setattr(hpcomm.Context, "hosts", (0, 1, 0, 1, 0))
+    found = []
+    for rank in range(5):
+        monkeypatch.setattr(alone, "rank", rank)
+        found.append((alone.local_rank, alone.local_size))
+    assert found == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "epoch 1", timedelta(seconds=1)])
+def test_timeout_out_of_range(alone: hpcomm.Context, timeout: Any) -> None:
+    with pytest.raises(hpcomm.InvalidArgument, match=re.escape(f"timeout is {timeout!r}: must be")):
         alone.barrier(timeout)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import BSP, EngineOptions, Exchange, InvalidArgument, ParameterServer, Plan, PlanOptions
+from hpcomm import BSP, EngineOptions, Exchange, InvalidArgument, ParameterServer, Plan, PlanOptions, optim
 from hpcomm.exchange.options import Keywords
 
 F32 = np.float32
@@ -115,6 +115,8 @@ def test_codec_by_name_and_by_value(alone: hpcomm.Context) -> None:
 
 def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:
     plan = ParameterServer().compile(PARAMS, 1, codec_out="float16")
+    assert ParameterServer().compile(PARAMS, 1, codec_out="fp16") == plan
+    assert made(alone, codec_out="half") == made(alone, codec_out="float16")
     assert made(alone, codec_out=hpcomm.codec.FLOAT16)[:2] == (plan, PlanOptions(codec_out="float16"))
     assert Plan.from_json(plan.to_json()) == plan
     assert made(alone, codec_out=None)[1] == PlanOptions()
@@ -124,8 +126,27 @@ def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:
         ParameterServer().compile(PARAMS, 1, codec_out="int8")
 
 
+def test_a_default_rule_is_told_once(
+    alone: hpcomm.Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optim, "_told", set())
+    made: list[Any] = [Exchange, Exchange, hpcomm.parameter_hub, hpcomm.parameter_hub]
+    assert [make(alone, PARAMS).rule for make in made] == [hpcomm.SGD()] * 2 + [hpcomm.Nesterov()] * 2
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.startswith("rule is not given: updates are applied by SGD(lr=0.01, weight_decay=0.0): give one")
+    assert "applied by Nesterov(lr=0.01, momentum=0.9, weight_decay=0.0)" in second
+    Exchange(alone, PARAMS, rule=hpcomm.SGD())
+    hpcomm.parameter_flow(alone, PARAMS, delta=0.1)
+    hpcomm.stochastic_reduce(alone, PARAMS)
+    assert len(caplog.records) == 2
+
+
 def test_unknown_keywords(alone: hpcomm.Context) -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'chunkbytes': did you mean 'chunk_bytes'\?"):
         Exchange(alone, PARAMS, chunkbytes=64)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"'momentum'; the options are check_finite, chunk_bytes, codec, codec_out"):
-        Exchange(alone, PARAMS, momentum=0.9)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'zeal': the options are check_finite, chunk_bytes, codec, codec_out"):
+        Exchange(alone, PARAMS, zeal=0.9)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'momentum': give it to the rule, as in rule=hpcomm.Momentum\(lr=0.1"):
+        hpcomm.parameter_hub(alone, PARAMS, momentum=0.9)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match='\'compression\': give codec="float16" or codec="bfloat16"'):
+        Exchange(alone, PARAMS, compression="fp16")  # type: ignore[call-arg]

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +61,25 @@ def test_all_is_every_public_name() -> None:
     assert dunder <= {"__version__"}
     assert public == set(hpcomm.__all__) - dunder
     assert len(hpcomm.__all__) == len(set(hpcomm.__all__))
+
+
+def test_names_that_are_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hpcomm.torch comes without an import of its own; a name of another library gets a hint."""
+    with pytest.raises(AttributeError, match=r"no attribute 'rank': .*ctx = hpcomm.init\(\) and then ctx.rank"):
+        _ = hpcomm.rank  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no attribute 'zeal'$"):
+        _ = hpcomm.zeal  # type: ignore[attr-defined]
+    assert "torch" not in hpcomm.__all__
+    for name in [name for name in sys.modules if name.startswith("hpcomm.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(vars(hpcomm), "torch", raising=False)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        with pytest.raises(AttributeError, match=r"hpcomm.torch needs PyTorch: pip install 'torch>=2.4'"):
+            _ = hpcomm.torch  # type: ignore[attr-defined]
+    ours = ModuleType("hpcomm.torch")  # without what it takes to import torch
+    monkeypatch.setitem(sys.modules, "hpcomm.torch", ours)
+    assert hpcomm.torch is ours  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", hpcomm.__all__)

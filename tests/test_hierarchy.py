@@ -326,5 +326,6 @@ def test_all_ranks_hear_of_all_racks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ctx.racks == ("core.rack1",) * 3
         with ctx.shrink() as fresh:
             assert (fresh.racks, fresh.hosts) == (ctx.racks, ctx.hosts)
+            assert (fresh.local_rank, fresh.local_size) == (ctx.local_rank, ctx.local_size) == (ctx.rank, 3)
 
     run_threads(3, body)

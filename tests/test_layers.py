@@ -20,7 +20,7 @@ PACKAGE = ROOT / "hpcomm"
 
 # Top first, modules and packages of hpcomm. Names on one line know nothing of each other.
 PYTHON = """
-torch
+torch __main__
 cli
 __init__
 local
@@ -41,7 +41,7 @@ stage
 launch
 _core
 config consistency log
-errors
+errors words
 _ffi _fast
 """
 

@@ -227,6 +227,22 @@ def test_rules_by_key_that_cannot_be(alone: hpcomm.Context) -> None:
     assert Exchange(alone, random(0), rule=rules).rule == SGD()  # one rule, where all keys have it
 
 
+def test_words_of_torch() -> None:
+    for kind in (Adam, AdamW):
+        given = kind(lr=0.1, betas=(0.8, 0.9), eps=1e-6)
+        assert given == kind(lr=0.1, beta1=0.8, beta2=0.9, epsilon=1e-6)
+        assert dataclasses.replace(given, beta1=0.5) == kind(lr=0.1, beta1=0.5, beta2=0.9, epsilon=1e-6)
+        with pytest.raises(InvalidArgument, match=r"betas is 0.9: must be two numbers"):
+            kind(betas=0.9)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="beta2 is 2"):
+            kind(betas=(0.9, 2))
+    assert SGD(0.1, momentum=0) == SGD(0.1)
+    with pytest.raises(InvalidArgument, match=r"give hpcomm.Momentum\(lr=0.1, momentum=0.8\)"):
+        SGD(0.1, momentum=0.8)
+    with pytest.raises(InvalidArgument, match=r"give hpcomm.Nesterov\(lr=0.1, momentum=0.9\)"):
+        SGD(0.1, momentum=0.9, nesterov=True)
+
+
 @on_both
 def test_ranks_that_set_different_values_are_told() -> None:
     def body(context: hpcomm.Context) -> None:
@@ -234,7 +250,8 @@ def test_ranks_that_set_different_values_are_told() -> None:
         ex.set(lr=0.5 + context.rank)
         ex.step(gradient(0, 0))
 
-    with pytest.raises(hpcomm.ConfigError, match=r"argument 1 of rule .sgd. of key \w to"):
+    told = r"lr is 1.5 on rank 1 and 0.5 on rank 0, for push 1 of key \w by rule sgd: give the same lr on every rank"
+    with pytest.raises(hpcomm.ConfigError, match=told):
         run_threads(2, body)
 
 

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import _core
+from hpcomm import _core, launch
+from hpcomm.config import Config
 
 SECRET = b"sixteen or more bytes\n"
 
@@ -184,11 +185,22 @@ def test_sizes_that_differ() -> None:
 
 
 def test_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        (value,) = mpi.start(torchrun(2, MASTER_PORT=port)[:1], fail).values
-    assert value["kind"] == "ConfigError"
-    assert f"port {port} (MASTER_PORT) of 127.0.0.1 is in use" in value["told"]
+    """The sentence has the port that was tried, and the one that the user knows."""
+    port = mpi.free_port()
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with socket.create_server(("127.0.0.1", port)):
+        for more, setting, told in (
+            ({"MASTER_PORT": str(port)}, 0, r"set MASTER_PORT, or HPCOMM_MASTER_PORT, to a free port on every rank$"),
+            (
+                {"MASTER_PORT": str(port - 1), **agent},
+                0,
+                f"port {port} is the port after MASTER_PORT={port - 1}, at which",
+            ),
+            ({"MASTER_PORT": "1", **agent}, port, f"port {port} is that of HPCOMM_MASTER_PORT"),
+        ):
+            group = launch._started(torchrun(2, **more)[0], Config(master_port=setting))
+            with pytest.raises(hpcomm.ConfigError, match=f"port {port} of 127.0.0.1 is in use by another.*{told}"):
+                group.exchange(b"", 10.0)
 
 
 class Interrupted(Exception):

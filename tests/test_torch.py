@@ -359,6 +359,8 @@ def what_would_train_wrongly_raises(ctx: hpcomm.Context) -> None:
     for options in ({}, {"apply": "backward"}):
         model, optimizer = fresh(**options)
         loss(model).backward()
+        with refuses(r"SGD that a DistributedOptimizer wraps was stepped by itself.*call step\(\)"):
+            optimizer._wrapped.step()
         with refuses("second time.*no_sync"):
             loss(model).backward()
         model, optimizer = fresh(**options)
@@ -403,6 +405,18 @@ def what_would_train_wrongly_raises(ctx: hpcomm.Context) -> None:
     model = net().to("meta")
     with refuses("host's memory"):
         ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
+    for wrong, told in (({"lr": 0.1}, "lr of"), ({"lr": 1.0, "betas": (0.5, 0.999)}, r"beta1/betas\[0\] of")):
+        model, options = net(), wrong if ctx.rank else {"lr": 1.0}
+        with pytest.raises(hpcomm.ConfigError, match=f"{told} rule adam is .* on rank 1 and .* on rank 0, for key"):
+            ht.DistributedOptimizer(torch.optim.Adam(model.parameters(), **options), ctx, model)
+    foreign = {"compression": "give codec=", "named_parameters": "leave it out", "overlaps": "did you mean 'overlap'"}
+    for word, told in foreign.items():
+        model, wrong = net(), {word: 1} if ctx.rank else {}
+        kinds = TypeError if ctx.rank else hpcomm.InvalidArgument
+        with pytest.raises(
+            kinds, match=rf"DistributedOptimizer\(\) got an unexpected keyword argument '{word}': {told}"
+        ):
+            ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, **wrong)
     with refuses("not parameters of the model"):
         ht.DistributedOptimizer(momentum(net().parameters()), ctx, net())
     with pytest.raises(hpcomm.NotSupported, match="add_param_group"):

@@ -95,6 +95,8 @@ def schedulers_and_modules(ctx: hpcomm.Context) -> None:
         second.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.25**5)
     assert optimizer.stats().steps == 5
+    with pytest.raises(hpcomm.InvalidArgument, match="AdamW that a DiLoCo wraps was stepped by itself"):
+        inner.step()
     optimizer.sync()
     check_alike(ctx, model)
     optimizer.close()

@@ -154,13 +154,14 @@ static int listen_at(const hpc_endpoint *e) {
 static int fail_to_listen(const hpc_meeting_place *place, int rank, int error) {
     char addresses[ADDRESSES_TEXT], own[HOST_NAME_MAX + 1] = "";
     if (error == EADDRINUSE)
-        return hpc_fail(HPC_ERR_CONFIG, "init",
-                        "rank %d: init: port %d (MASTER_PORT) of %s is in use by another process, perhaps another job, "
-                        "a second rank 0 or torchrun's own store: set HPCOMM_MASTER_PORT to a free port on every rank",
-                        rank, place->port, place->host);
+        return hpc_fail(
+            HPC_ERR_CONFIG, "init",
+            "rank %d: init: port %d of %s is in use by another process, perhaps another job, a second rank 0 "
+            "or torchrun's own store: set MASTER_PORT, or HPCOMM_MASTER_PORT, to a free port on every rank",
+            rank, place->port, place->host);
     if (error == EACCES || error == EPERM)
         return hpc_fail(HPC_ERR_CONFIG, "init",
-                        "rank %d: init: this user may not listen at port %d (MASTER_PORT): take one above 1023", rank,
+                        "rank %d: init: this user may not listen at port %d: set MASTER_PORT to one above 1023", rank,
                         place->port);
     gethostname(own, sizeof own - 1);
     return hpc_fail(HPC_ERR_CONFIG, "init",

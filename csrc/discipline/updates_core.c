@@ -61,15 +61,9 @@ static const double *args_of_push(const hpc_engine *en, const hpc_work *w, int r
 }
 
 static void fail_args(hpc_core *core, const hpc_work *w, uint64_t version, int r, int first, int a) {
-    const hpc_engine *en = core->engine;
-    char why[2 * HPC_FAILURE_BYTES]; /* long names: the end may be cut */
-    snprintf(
-        why, sizeof why,
-        "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to %.9g: "
-        "set the same on all workers",
-        r, a, w->rule->name, en->plan->keys[w->row->key].name, args_of_push(en, w, r, version)[a],
-        (unsigned long long)version, first, args_of_push(en, w, first, version)[a]);
-    hpc_engine_fail(core->engine, HPC_ERR_CONFIG, why);
+    const double values[] = {args_of_push(core->engine, w, r, version)[a],
+                             args_of_push(core->engine, w, first, version)[a]};
+    hpc_args_differ(core->engine, w, a, version, (const int[]){r, first}, values);
 }
 
 /* args gets the rule's arguments for a version, from the workers that have made the push of that number. Returns 0 if

@@ -8,6 +8,7 @@
 #include "engine/discipline.h"
 #include "engine/send.h"
 #include "engine/stages.h"
+#include "kernel/rule.h"
 
 static double *place_of(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
     return (double *)(void *)(hpc_own_part(en) + hpc_args_at(en, share, rank, slot));
@@ -69,6 +70,19 @@ static int is_in(const hpc_engine *en, const hpc_work *w, int only, int rank) {
     return in->forwarded < 0 ? in->rank == rank : hpc_row_is_fed_by(en, in->forwarded, rank);
 }
 
+void hpc_args_differ(hpc_engine *en, const hpc_work *w, int arg, uint64_t push, const int ranks[2],
+                     const double values[2]) {
+    char name[HPC_ARG_NAME_BYTES], why[2 * HPC_FAILURE_BYTES]; /* long names: the end may be cut */
+    hpc_rule_arg_name(w->rule->arg_names, arg, name, sizeof name);
+    snprintf(
+        why, sizeof why,
+        "%s is %.9g on rank %d and %.9g on rank %d, for push %llu of key %.64s by rule %s: give the same %s on every "
+        "rank",
+        name, values[0], ranks[0], values[1], ranks[1], (unsigned long long)push, en->plan->keys[w->row->key].name,
+        w->rule->name, name);
+    hpc_engine_fail(en, HPC_ERR_CONFIG, why);
+}
+
 int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64_t push) {
     hpc_engine *en = core->engine;
     const int lowest = only < 0 ? w->args_of : w->inputs[only].lowest;
@@ -78,13 +92,7 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64
         const double *theirs = place_of(en, w->share, r, slot);
         int a = first_other(theirs, first);
         if (a == 0) continue;
-        char why[2 * HPC_FAILURE_BYTES]; /* long names: the end may be cut */
-        snprintf(why, sizeof why,
-                 "set_args: rank %d sets argument %d of rule \"%s\" of key %.64s to %.9g for push %llu and rank %d to "
-                 "%.9g: set the same on all workers",
-                 r, a, w->rule->name, en->plan->keys[w->row->key].name, theirs[a], (unsigned long long)push, lowest,
-                 first[a]);
-        hpc_engine_fail(en, HPC_ERR_CONFIG, why);
+        hpc_args_differ(en, w, a, push, (const int[]){r, lowest}, (const double[]){theirs[a], first[a]});
         return 0;
     }
     return 1;

@@ -23,6 +23,9 @@ void hpc_args_free(hpc_engine *en);
 int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot);
 /* The arguments of rank for its push in a slot. */
 const double *hpc_args_of(const hpc_engine *en, const hpc_share *share, int rank, int slot);
+/* Ends the exchange: for argument arg of a row's rule, two ranks have given different values with push number push. */
+void hpc_args_differ(hpc_engine *en, const hpc_work *w, int arg, uint64_t push, const int ranks[2],
+                     const double values[2]);
 /* Whether all whose pushes number push are in a fold of slot (or in one input of it, only; -1: in all) gave the same
  * arguments; if not, the exchange fails. */
 int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64_t push);

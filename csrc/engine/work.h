@@ -92,7 +92,7 @@ typedef struct hpc_output {
 /* The rule of a key. */
 typedef struct hpc_key_rule {
     hpc_rule rule; /* its args: those of this rank's next push */
-    char name[64];
+    char name[64], arg_names[128];
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
     int is_sgd;        /* apply is that of sgd, be it with a prox or on Z */
     int averages;      /* the rule is average, over the weighted sum: folds go straight into the parameters */

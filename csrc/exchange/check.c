@@ -9,6 +9,7 @@
 #include "discipline/graph.h"
 #include "exchange/exchange.h"
 #include "kernel/prox.h"
+#include "kernel/rule.h"
 
 static const char op_create[] = "exchange";
 
@@ -210,10 +211,17 @@ static int check_quorum(const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; must be 1 or more, or 0 for all inputs",
                         f->quorum);
     if (isnan(f->grace)) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: grace is NaN; must be seconds");
-    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++)
-        if (counts_inputs(&f->plan->rows[i]) && f->quorum > f->plan->rows[i].n_in)
-            return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: quorum is %d; row %d has %d inputs", f->quorum, i,
-                            f->plan->rows[i].n_in);
+    for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (!counts_inputs(row) || f->quorum <= row->n_in) continue;
+        int groups = 0;
+        for (int e = 0; e < row->n_in; e++) groups |= row->in[e].row >= 0;
+        return hpc_fail(HPC_ERR_INVALID, op_create,
+                        "exchange: quorum is %d, but key %s gets %d update%s a step, one from each %s: give a quorum "
+                        "from 1 to %d",
+                        f->quorum, f->plan->keys[row->key].name, row->n_in, row->n_in == 1 ? "" : "s",
+                        groups ? "host or rack" : "worker", row->n_in);
+    }
     return HPC_OK;
 }
 
@@ -305,7 +313,11 @@ static int is_sound(hpc_reply *reply) {
     return 1;
 }
 
-static int compare_rules(int r, const struct key_description *k, const struct key_description *f) {
+/* own: this rank's rule of the key, which knows the names of the arguments; NULL: it has no such key. */
+static int compare_rules(int r, const struct key_description *k, const struct key_description *f,
+                         const hpc_key_rule *own) {
+    const char *names = own != NULL && strcmp(own->name, k->rule) == 0 ? own->arg_names : NULL;
+    char name[HPC_ARG_NAME_BYTES];
     if (strcmp(k->rule, f->rule) != 0 || k->slots != f->slots || k->has_fold != f->has_fold)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has rule %s with %d slots, rank 0 %s with %d, for key %s", r, k->rule,
@@ -327,12 +339,14 @@ static int compare_rules(int r, const struct key_description *k, const struct ke
     for (int a = 1; a < HPC_RULE_ARGS; a++)
         if (k->args[a] != f->args[a])
             return hpc_fail(HPC_ERR_CONFIG, op_create,
-                            "exchange: argument %d of rule %s is %.9g on rank %d and %.9g on rank 0, for key %s", a,
-                            k->rule, k->args[a], r, f->args[a], k->name);
+                            "exchange: %s of rule %s is %.9g on rank %d and %.9g on rank 0, for key %s: give the same "
+                            "on every rank",
+                            hpc_rule_arg_name(names, a, name, sizeof name), k->rule, k->args[a], r, f->args[a],
+                            k->name);
     return HPC_OK;
 }
 
-static int compare(int r, const struct description *d, const struct description *first) {
+static int compare(const hpc_engine *en, int r, const struct description *d, const struct description *first) {
     if (d->n_engines != first->n_engines)
         return hpc_fail(
             HPC_ERR_CONFIG, op_create,
@@ -353,7 +367,7 @@ static int compare(int r, const struct description *d, const struct description 
                             i, k[i].name, (unsigned long long)k[i].count, r, f[i].name, (unsigned long long)f[i].count,
                             d->n_engines > 1 ? ", and with a quorum the same groups" : "");
     for (int i = 0; i < d->n_keys; i++) {
-        int status = compare_rules(r, &k[i], &f[i]);
+        int status = compare_rules(r, &k[i], &f[i], i < en->plan->n_keys ? &en->rules[i] : NULL);
         if (status == HPC_OK) status = hpc_codecs_compare(r, k[i].name, &k[i].codec, &f[i].codec);
         if (status != HPC_OK) return status;
     }
@@ -439,7 +453,8 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
             status = hpc_fail(HPC_ERR_CONFIG, op_create,
                               "exchange: rank %d sent a description of its exchange that cannot be read (%zu bytes)", r,
                               replies[r].nbytes);
-    for (int r = 1; r < c->group.size && status == HPC_OK; r++) status = compare(r, replies[r].data, replies[0].data);
+    for (int r = 1; r < c->group.size && status == HPC_OK; r++)
+        status = compare(en, r, replies[r].data, replies[0].data);
     for (int r = 0; r < c->group.size && status == HPC_OK; r++)
         en->threads[r] = ((const struct description *)replies[r].data)->threads;
     hpc_control_free_replies(c->control, replies);

@@ -284,6 +284,8 @@ static int open_rules(hpc_engine *en, const hpc_exchange_config *f) {
         its->rule = *hpc_config_rule(f, k);
         snprintf(its->name, sizeof its->name, "%s", its->rule.name);
         its->rule.name = its->name;
+        snprintf(its->arg_names, sizeof its->arg_names, "%s", its->rule.arg_names == NULL ? "" : its->rule.arg_names);
+        its->rule.arg_names = its->arg_names;
         its->pass = hpc_rule_pass(&its->rule);
         its->is_sgd = hpc_rule_is_sgd(&its->rule);
         its->averages = hpc_rule_averages(&its->rule);

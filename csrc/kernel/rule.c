@@ -92,3 +92,17 @@ int hpc_rule_check(const hpc_rule *rule, const char *op) {
                         rule->name, (unsigned long long)rule->columns);
     return hpc_rule_check_args(rule->name, rule->args, op);
 }
+
+const char *hpc_rule_arg_name(const char *names, int i, char *text, size_t size) {
+    const char *at = names == NULL ? "" : names;
+    for (int before = 1; before < i && *at != 0; before++) {
+        at += strcspn(at, " ");
+        at += strspn(at, " ");
+    }
+    const int length = (int)strcspn(at, " ");
+    if (length > 0)
+        snprintf(text, size, "%.*s", length, at);
+    else
+        snprintf(text, size, "argument %d", i);
+    return text;
+}

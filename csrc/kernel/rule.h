@@ -62,4 +62,9 @@ int hpc_rule_check(const hpc_rule *rule, const char *op);
 /* The same for args alone, from args[1] on; name is the rule's. */
 int hpc_rule_check_args(const char *name, const double *args, const char *op);
 
+enum { HPC_ARG_NAME_BYTES = 64 }; /* enough for a name that text below gets */
+/* text gets the name of args[i], the i-th word of names (arg_names of a rule), or "argument i" where it has no name.
+ * Returns text. */
+const char *hpc_rule_arg_name(const char *names, int i, char *text, size_t size);
+
 #endif

@@ -156,7 +156,19 @@ from .queue import (
     queue_versions,
     weights,
 )
-from .rule import ISAS, PROXES, RULE_ARGS, RULE_SLOTS, RULES, encode, fold, rule_found, rule_own, with_prox
+from .rule import (
+    ISAS,
+    PROXES,
+    RULE_ARGS,
+    RULE_SLOTS,
+    RULES,
+    encode,
+    fold,
+    rule_found,
+    rule_own,
+    with_arg_names,
+    with_prox,
+)
 from .scheme import SCHEMES, best_scheme, scheme_cost
 from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, is_slice_over, is_unfinished, seconds, wait
 from .window import (

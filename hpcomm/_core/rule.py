@@ -1,7 +1,7 @@
 """Rules, built-in or of machine code."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,14 @@ def with_prox(rule: Any, name: str, prox: int | str, columns: int, whole: bool, 
     else:
         rule.prox = ffi.cast("hpc_prox_fn", prox)
     _named[rule] = chars
+    return rule
+
+
+def with_arg_names(rule: Any, names: Iterable[str]) -> Any:
+    """The same rule, whose hyper-parameters errors call by these names, in C's order. It keeps the names."""
+    chars = ffi.new("char[]", " ".join(name.replace(" ", "_") for name in names).encode())
+    rule.arg_names = chars
+    _named[rule] = (_named.get(rule), chars)
     return rule
 
 

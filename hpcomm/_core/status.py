@@ -91,9 +91,12 @@ def seconds(timeout: float | None, default: float) -> float:
     """A timeout as the user gave it; None means the default."""
     if timeout is None:
         return default
-    if not timeout >= 0:
-        raise InvalidArgument(f"timeout is {timeout!r}: must be 0 or more seconds, or None for the context's default")
-    return min(float(timeout), 1e9)
+    try:
+        if timeout >= 0:
+            return min(float(timeout), 1e9)
+    except TypeError:  # a text, a timedelta
+        pass
+    raise InvalidArgument(f"timeout is {timeout!r}: must be 0 or more seconds, or None for the context's default")
 
 
 def text(chars: Any) -> str:

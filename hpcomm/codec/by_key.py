@@ -7,7 +7,7 @@ from ..errors import InvalidArgument
 from ..stage import nearest
 from .auto import Auto
 from .base import WireFormat
-from .dtype import FLOAT32, Codec, check_dtype
+from .dtype import FLOAT32, Codec, check_dtype, dtype_name
 
 # One codec for all keys, by its value or its name, or those of some keys by the key's name: the others are float32.
 Codecs: TypeAlias = WireFormat | str | Mapping[str, WireFormat | str]
@@ -18,7 +18,7 @@ def name_of(codec: object) -> Any:
     where none is given. Of a mapping those by key."""
     if isinstance(codec, Mapping):
         return {key: name_of(value) for key, value in codec.items()}
-    return "float32" if codec is None else codec.name if type(codec) is Codec else codec
+    return "float32" if codec is None else codec.name if type(codec) is Codec else dtype_name(codec)
 
 
 def asked(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:

@@ -7,7 +7,13 @@ import numpy as np
 
 from .. import _core
 from ..errors import InvalidArgument
+from ..words import CODECS
 from .base import WireFormat
+
+
+def dtype_name(name: Any) -> Any:
+    """The name of a dtype, where others call it "fp16" or the like; whatever else is given, as it is."""
+    return CODECS.get(name, name) if isinstance(name, str) else name
 
 
 def check_dtype(what: str, name: object) -> None:
@@ -20,7 +26,7 @@ class Codec(WireFormat):
     """A wire format of updates, or of parameters. Sums, masters and the arrays of parameters are float32.
 
     Attributes:
-        name: "float32", "float16" or "bfloat16".
+        name: "float32", "float16" or "bfloat16"; "fp32", "fp16" and "bf16" stand for them.
 
     Raises:
         InvalidArgument: there is no codec of that name.
@@ -29,6 +35,7 @@ class Codec(WireFormat):
     name: str = "float32"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", dtype_name(self.name))
         check_dtype("codec", self.name)
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 from .. import _core
 from ..stage import whole
 from .base import WireFormat
-from .dtype import Codec, check_dtype
+from .dtype import Codec, check_dtype, dtype_name
 
 _ALIGN = 16  # elements: the rows of plans begin at multiples of it
 _HEAD = 16  # bytes of a piece before its values
@@ -44,6 +44,7 @@ class Factors(WireFormat):
     def __post_init__(self) -> None:
         object.__setattr__(self, "K", whole("Factors: K", self.K, 1, _MOST))
         object.__setattr__(self, "blocks", whole("Factors: blocks", self.blocks, 1, _MOST))
+        object.__setattr__(self, "values", dtype_name(self.values))
         check_dtype("Factors: values", self.values)
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import _core
 from ..errors import InvalidArgument
 from .base import WireFormat, flag, number, word
-from .dtype import check_dtype
+from .dtype import check_dtype, dtype_name
 
 FORMS = ("bytes", "paper")
 KERNELS = ("auto", "numba", "c")
@@ -25,6 +25,7 @@ class _Sparse(WireFormat):
 
     def __post_init__(self) -> None:
         title = type(self).__name__
+        object.__setattr__(self, "values", dtype_name(self.values))
         check_dtype(f"{title}: values", self.values)
         word(f"{title}: form", self.form, FORMS)
         word(f"{title}: compress", self.compress, _core.COMPRESSIONS)

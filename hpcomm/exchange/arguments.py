@@ -334,6 +334,10 @@ def _c_rules(rules: Mapping[str, AnyRule], values: Mapping[str, NDArray[np.float
 
 def c_rule(rule: AnyRule, isa: str, columns: int = 0) -> Any:
     """C's struct. columns: of the key's matrix, where the rule has a prox."""
+    return _core.with_arg_names(_nameless(rule, isa, columns), optim.told_names(rule))
+
+
+def _nameless(rule: AnyRule, isa: str, columns: int) -> Any:
     if isinstance(rule, Rule):
         apply = _core.function_address(rule.apply, "apply")
         fold = 0 if rule.fold is None else _core.function_address(rule.fold, "fold")

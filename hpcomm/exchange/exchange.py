@@ -104,7 +104,8 @@ class Exchange(SplitCalls):
             with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of
             its own. All keys have the same workers.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or a Rule of one's own; or a mapping that
-            gives every key its own. ProxSGD and Dual with a prox are for keys that are matrices.
+            gives every key its own. ProxSGD and Dual with a prox are for keys that are matrices. None: SGD(lr=0.01),
+            and a warning says so once.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
             must be with servers, and the fields of PlanOptions are then ignored.
         engine: EngineOptions: how the exchange works.
@@ -185,7 +186,7 @@ class Exchange(SplitCalls):
         params: Mapping[str, Any],
         topology: Given = _DEFAULT_TOPOLOGY,
         consistency: Consistencies = BSP,
-        rule: RuleOrRules = _DEFAULT_RULE,
+        rule: RuleOrRules | None = None,
         *,
         plan: Plan | PlanOptions | None = None,
         engine: EngineOptions = _DEFAULT_ENGINE,
@@ -198,6 +199,7 @@ class Exchange(SplitCalls):
         self.context = ctx  # keeps it open
         self._book: Book | None = None
         self._processor = Processor()
+        rule = optim.or_default(rule, _DEFAULT_RULE, ctx.rank)
         self._rank, self._default = ctx.rank, ctx.config.timeout
         asked: list[Any] = []  # hierarchies with bandwidths that are measured once no rank refuses
 

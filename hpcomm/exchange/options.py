@@ -1,6 +1,5 @@
 """The options of an exchange as values: how its plan is made, and how it works."""
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
@@ -9,6 +8,7 @@ from ..codec import Codecs, name_of
 from ..consistency import Consistency
 from ..errors import InvalidArgument
 from ..plan import Plan
+from ..words import unexpected
 
 Reduce = Literal["mean", "sum"]
 Progress = Literal["auto", "thread", "inline"]
@@ -164,12 +164,10 @@ _ENGINE = frozenset(field.name for field in fields(EngineOptions))
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
     """Raises TypeError for a keyword that is no field, as Python does for one that is no parameter."""
-    known = sorted(_PLAN | _ENGINE)
+    known = _PLAN | _ENGINE
     for name in keywords:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            told = f": did you mean {near[0]!r}?" if near else f"; the options are {', '.join(known)}"
-            raise TypeError(f"Exchange() got an unexpected keyword argument {name!r}{told}")
+            raise unexpected("Exchange", name, known)
 
 
 def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:

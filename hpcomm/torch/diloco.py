@@ -118,7 +118,7 @@ class DiLoCo(Wrapper):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         try:
             check_kinds(inner, model, DiLoCo, "inner")
-            check_options(options)
+            check_options(options, DiLoCo)
             _check_topology(topology, consistency)
             keys = keys_of(inner, model, Counts(), "dense", {})
             found = fragments_of({key.name: key.param.numel() for key in keys}, _names_of(fragments, keys))
@@ -151,6 +151,7 @@ class DiLoCo(Wrapper):
         for name in values:
             own.take(name, exchange.params[name], 1.0)
         own.end()
+        self._guard_steps()
         self._ready = True
 
     @property
@@ -178,7 +179,8 @@ class DiLoCo(Wrapper):
             PeerFailed: a rank died: call recover, and go on with the next step.
             Timeout: as by Exchange.push_pull.
         """
-        loss = self._inner_step(closure)
+        with self._own_step():
+            loss = self._inner_step(closure)
         if isinstance(self._wrapped, DistributedOptimizer) and self._local.schedule.waits(self._local.steps + 1):
             self._step_with(self._wrapped.context)
         else:
@@ -263,6 +265,7 @@ class DiLoCo(Wrapper):
     def close(self) -> None:
         """Ends the exchange; the model keeps this rank's parameters. Again is no error. The inner optimizer stays."""
         self.wait()
+        self._guard.remove()
         self.exchange.close()
 
     @contextmanager

@@ -155,7 +155,7 @@ class DistributedOptimizer(Wrapper):
             check_choice("skip_weight_grad", skip_weight_grad, bool)
             asked = ctx.config.scheme if scheme is None else scheme
             self._overlap = overlaps(ctx, overlap)
-            check_options(options)
+            check_options(options, DistributedOptimizer)
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
             if not isinstance(consistency, Consistency):
                 raise InvalidArgument(f"consistency is {consistency!r}: must be a Consistency, one for all parameters")
@@ -256,6 +256,7 @@ class DistributedOptimizer(Wrapper):
         if loaded is not None:
             self._take_loaded(loaded)
         self._watched = self._watch()
+        self._guard_steps()
         self._ready = True
 
     @torch.no_grad()
@@ -319,13 +320,14 @@ class DistributedOptimizer(Wrapper):
 
     def _call_hooks(self, hooks: Mapping[int, Callable[..., Any]]) -> None:
         """Those of the wrapped optimizer, whose step is not called where the exchange has its rule."""
-        if hooks and self._rules is not None:
+        users = [hook for number, hook in hooks.items() if number != self._guard.id]
+        if users and self._rules is not None:
             self.wait()
-            for hook in hooks.values():
+            for hook in users:
                 hook(self._wrapped, (self._wrapped,), {})
 
     def _take(self, scaling: Scaling | None) -> None:
-        with self.context.span("optimizer"):
+        with self.context.span("optimizer"), self._own_step():
             self._mode.step(scaling)
             self._wrapped._opt_called = True  # type: ignore[attr-defined]  # schedulers of the wrapped one look
             self._buffers.step()
@@ -459,6 +461,7 @@ class DistributedOptimizer(Wrapper):
         for hook in self._hooked.values():
             hook.remove()
         self._watched.remove()
+        self._guard.remove()
         self._layers.remove()
         for key in self._mode.keys:
             if isinstance(key, LinearKey):

@@ -16,6 +16,7 @@ from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..exchange.options import EngineOptions, KeywordsButCodec
 from ..topology.owner_trees import Trees
+from ..words import unexpected
 from .buffers import KINDS
 from .key import ParamKey, make_key
 from .linear import LinearKey
@@ -41,7 +42,17 @@ _OFFER = struct.Struct("<b8sbQ240s")
 _REFUSED = -1  # in place of the number
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
+    """Refuses options that the class does not take, by our word for them where they are another library's.
+
+    Raises:
+        TypeError: no option has that name.
+        InvalidArgument: hpcomm.torch decides this one.
+    """
+    known = {*Options.__optional_keys__, *(call.__init__.__kwdefaults__ or ())}
+    for name in options:
+        if name not in known and name not in ("rule", "plan"):
+            raise unexpected(call.__name__, name, known)
     if "rule" in options:
         raise InvalidArgument("rule: it is that of the optimizer: leave it out")
     for name in ("shared_params", "in_place", "split", "plan", "groups"):

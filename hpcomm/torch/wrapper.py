@@ -1,9 +1,13 @@
 """What optimizers that wrap another one have in common."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
@@ -14,7 +18,32 @@ class Wrapper(Optimizer):
     """An optimizer that has the param_groups of another one, and an exchange of its parameters."""
 
     _ready = False  # whether the exchange is made
+    _stepping = False  # whether a step of this one is going on, which may step the wrapped one
     _wrapped: Optimizer
+    _guard: RemovableHandle
+
+    def _guard_steps(self) -> None:
+        """From here on, until _guard is removed, a step of the wrapped optimizer by itself is refused."""
+        me = ref(self)
+
+        def refused(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            own = me()
+            if own is not None and not own._stepping:
+                raise InvalidArgument(
+                    f"the {type(optimizer).__name__} that a {type(own).__name__} wraps was stepped by itself, which "
+                    f"exchanges nothing with the other ranks: call step() of the {type(own).__name__}"
+                )
+
+        self._guard = self._wrapped.register_step_pre_hook(refused)
+
+    @contextmanager
+    def _own_step(self) -> Iterator[None]:
+        """A step of this one."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the exchange is made: its keys are those of the parameters.

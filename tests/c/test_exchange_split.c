@@ -329,8 +329,8 @@ static void lowest_first(rank *r) {
 
 /* Rank 1 gives another scale, other arguments, or makes another call. arg: which. */
 static void differ(rank *r) {
-    static const char *const what[] = {
-        "gives scale ", "sets argument 1 of rule \"sgd\" of key k1 to 4 for push 2 and rank 0 to 0.5", " calls "};
+    static const char *const what[] = {"gives scale ", "lr is 4 on rank 1 and 0.5 on rank 0, for push 2 of key k1",
+                                       " calls "};
     job j;
     uint64_t ticket;
     split_job(&j, r);

@@ -341,7 +341,7 @@ static void rates_differ(rank *r) {
     CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
     if (status == HPC_ERR_CONFIG)
         CHECK_MESSAGE(
-            "rank 1 sets argument 1 of rule \"sgd\" of key k0 to 7 for push 1 and rank 0 to 3: set the same on");
+            "lr is 7 on rank 1 and 3 on rank 0, for push 1 of key k0 by rule sgd: give the same lr on every rank");
     free(one);
     hpc_exchange_free(e);
     hpc_plan_free(plan);
@@ -524,7 +524,7 @@ static void refused(rank *r) {
     hpc_plan_free(plan);
     plan = by_hosts(&j, r, 1);
     j.quorum = 4;
-    refuses(r, &j, HPC_ERR_INVALID, "has 3 inputs");
+    refuses(r, &j, HPC_ERR_INVALID, "gets 3 updates a step, one from each host or rack");
     for (j.quorum = 1; j.quorum <= 3; j.quorum += 2) { /* all groups are refused alike */
         j.eager = 1;
         refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with eager folds");

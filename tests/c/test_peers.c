@@ -309,8 +309,8 @@ static void rates_differ(rank *r) {
     status = hpc_exchange_start(e, 0, BOTH, values, -1, &ticket);
     if (status == HPC_OK) status = hpc_exchange_wait(e, 0, ticket, -1);
     CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
-    CHECK(status != HPC_ERR_CONFIG || strstr(hpc_last_error()->message, "rank 1 sets argument 1 of rule \"sgd\"") ||
-          strstr(hpc_last_error()->message, "and rank 1 to"));
+    CHECK(status != HPC_ERR_CONFIG || strstr(hpc_last_error()->message, "lr is 0.25 on rank 1 and 0.5 on rank") ||
+          strstr(hpc_last_error()->message, "and 0.25 on rank 1,"));
     free(values);
     hpc_exchange_free(e);
     hpc_plan_free(p->plan);

@@ -512,7 +512,7 @@ static void port_in_use(void) {
     start(0, c);
     finish(1);
     CHECK_OUTCOME(0, HPC_ERR_CONFIG);
-    CHECK_TEXT(0, "(MASTER_PORT) of 127.0.0.1 is in use");
+    CHECK_TEXT(0, " of 127.0.0.1 is in use");
     CHECK_TEXT(0, "HPCOMM_MASTER_PORT");
     close(listener);
 }
