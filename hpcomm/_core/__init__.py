@@ -6,6 +6,7 @@ _fast, which spares them what cffi costs. Every handle is freed when the last Py
 freed while a call on it is under way.
 """
 
+from .calling import enter, named, named_call, within
 from .codec import (
     CODEC_ARGS,
     CODEC_SLOTS,
@@ -157,7 +158,19 @@ from .queue import (
 )
 from .rule import ISAS, PROXES, RULE_ARGS, RULE_SLOTS, RULES, encode, fold, rule_found, rule_own, with_prox
 from .scheme import SCHEMES, best_scheme, scheme_cost
-from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, is_slice_over, is_unfinished, seconds, wait
+from .status import (
+    INVALID,
+    NULL,
+    SLICE,
+    TIMED_OUT,
+    check,
+    error,
+    is_slice_over,
+    is_unfinished,
+    seconds,
+    slices_limit,
+    wait,
+)
 from .window import (
     flush,
     lane_create,
