@@ -315,9 +315,9 @@ def end(how: str, placement: str, consistency: str, progress: Any) -> str:
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("return", 0, r"rank 1 .*(closed|left)"),
-        ("drop", 0, r"rank 1 .*(closed|freed|left)"),
-        ("exit", 3, r"rank 1 .*(closed|left)"),
+        ("return", 0, r"rank 1 .*(closed|ended)"),
+        ("drop", 0, r"rank 1 .*(closed|freed|ended)"),
+        ("exit", 3, r"rank 1 .*(closed|ended)"),
         ("raise", 1, "LookupError: lost my way"),
         ("kill", -signal.SIGKILL, r"rank 1 .*died"),
     ],
