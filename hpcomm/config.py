@@ -114,7 +114,8 @@ class Config:
         30.0,
         "seconds",
         _timeout,
-        "a wait of so long finds out who holds it up: a stopped rank or a deadlock ends it, else one rank warns",
+        "a wait that lasts finds out who holds it up: a third of this ends it at a stopped rank or a deadlock, and a "
+        "rank that computes for all of this is warned of",
     )
     transport: str = _setting(
         "", "list", _transports, 'transports to use, best first, e.g. "shm,tcp"; empty: all but loop'

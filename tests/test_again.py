@@ -133,7 +133,7 @@ def test_red_is_not_run_again(tmp_path: Path) -> None:
         ("left behind: processes [4]", "something left behind"),
         ("Fatal Python error: Segmentation fault", "a crash"),
         ("assert 2.1 < 2", ""),
-        ("PeerFailed: barrier: rank 1 gone (it left)", ""),
+        ("PeerFailed: barrier: rank 1 has ended; rank 0 still waits for it", ""),
     ],
 )
 def test_why_red(said: str, why: str) -> None:

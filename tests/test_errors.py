@@ -51,7 +51,7 @@ def test_unknown_status_is_told() -> None:
 
 
 def test_what_they_carry() -> None:
-    failure = errors.Failure(-5, "rank 0: recv: rank 2 gone", op="recv", ranks=(2,), waiting_for=(1, 2), left=(1,))
+    failure = errors.Failure(-5, "rank 0: recv: rank 2 has ended", op="recv", ranks=(2,), waiting_for=(1, 2), left=(1,))
     gone = errors.from_failure(failure)
     assert isinstance(gone, hpcomm.PeerFailed)
     assert (gone.ranks, gone.left, gone.op, gone.waiting_for) == ((2,), (1,), "recv", (1, 2))

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from typing import Any
 
 import mpi
 import numpy as np
@@ -45,6 +46,7 @@ def test_a_rank_that_computes_is_waited_for(transport: str) -> None:
     assert 2 <= len(told[0]) <= 4, told  # after one, two and four times look_after
     for sentence in told[0]:
         assert sentence.startswith("rank 0: ")
+        assert " and keeps waiting (until 1800 s): rank" in sentence
         assert f"rank {LATE} has computed for " in sentence
     assert len(told[1]) <= 1, told  # one only if rank 0 was too busy to answer
     assert told[LATE] == []
@@ -78,16 +80,18 @@ def test_a_stopped_rank_ends_a_wait(transport: str) -> None:
     assert ended.values[0] == [[LATE, "stopped"]] * 2, ended.err
 
 
-def all_wait() -> list[str]:
+def all_wait() -> list[Any]:
+    """The first rank that finds it leaves at once: the others find it themselves, or hear of it."""
     with hpcomm.init(mpi.world(), look_after=SOON, timeout=1800) as context:
         window = context.window(1, signals=1)
         with pytest.raises(Timeout) as raised:
             window.wait_signal(0, 1, peer=(context.rank + 1) % SIZE)
-        context.barrier()  # else some hear of it from those that leave
-        return [culprit.state for culprit in raised.value.culprits]
+        return [[culprit.state for culprit in raised.value.culprits], str(raised.value)]
 
 
 @TRANSPORTS
 def test_a_deadlock_ends_a_wait(transport: str) -> None:
     ended = mpi.spawn(SIZE, all_wait, env={"HPCOMM_TRANSPORT": transport}).values
-    assert ended == [["circle"] * SIZE] * SIZE
+    for states, told in ended:
+        assert states == ["circle"] * SIZE
+        assert "ranks 0, 1 and 2 wait for each other: ranks 0, 1 and 2 in wait_signal (a deadlock of the prog" in told

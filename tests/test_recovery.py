@@ -450,7 +450,7 @@ def test_run_goes_on(at: int) -> None:
 
 
 def test_a_loop_raises_and_so_does_run_if_too_few_are_left() -> None:
-    for goes_on, least, message in ((False, 1, " gone ("), (True, 5, "4 are left, fewer than least=5")):
+    for goes_on, least, message in ((False, 1, " failed ("), (True, 5, "4 are left, fewer than least=5")):
         ended = mpi.spawn(5, _runs, goes_on, 3, least, check=False)
         for rank in (0, 1, 3, 4):
             ranks, lost, last, raised = ended.values[rank]

@@ -55,7 +55,7 @@ def interrupt() -> float:
                 optimizer.wait()
         else:
             while not any(
-                (wait.op, wait.ranks) == ("wait", (1,))  # not that of the allgather before
+                (wait.op, wait.ranks) == ("optimizer.wait()", (1,))  # not that of the allgather before
                 for shown in _core.jobs(5.0).ranks
                 if shown.pid == pids[0]
                 for wait in shown.waits

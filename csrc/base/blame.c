@@ -43,6 +43,7 @@ int hpc_culprits_check(hpc_culprit *culprits, int n, int cap, int size) {
         hpc_culprit c = culprits[i];
         if (c.rank < 0 || c.rank >= size || c.state < HPC_CULPRIT_DIED || c.state > HPC_CULPRIT_CIRCLE) continue;
         if (!(c.seconds >= 0 && c.seconds < 1e12)) c.seconds = 0; /* also a NaN */
+        c.every = c.every != 0;
         c.op[sizeof c.op - 1] = 0;
         for (char *at = c.op; *at != 0; at++)
             if (*at < 0x20 || *at > 0x7e) *at = '?';
@@ -144,6 +145,47 @@ static const char *state_text(const hpc_culprit *c, int many, char *text, size_t
     }
 }
 
+/* "rank 0 is in state_dict(), which every rank must call; ranks 1 and 2 are in step()". Where no call says that every
+ * rank must make it, or all ranks are in the same call: "rank 0 in send, ranks 1 and 2 in recv". */
+static size_t circle_text(const hpc_culprit *culprits, int n, char *text, size_t cap) {
+    char done[TOLD] = {0}, who[256];
+    size_t used = 0;
+    int first = -1, differ = 0, tells = 0;
+    for (int i = 0; i < n; i++) {
+        if (culprits[i].state != HPC_CULPRIT_CIRCLE) continue;
+        if (first < 0) first = i;
+        differ |= strcmp(culprits[i].op, culprits[first].op) != 0;
+        tells |= culprits[i].every;
+    }
+    tells &= differ;
+    for (int i = 0; i < n && used < cap - 1; i++) {
+        int ranks[TOLD], k = 0;
+        if (done[i] || culprits[i].state != HPC_CULPRIT_CIRCLE) continue;
+        for (int j = i; j < n; j++)
+            if (culprits[j].state == HPC_CULPRIT_CIRCLE && strcmp(culprits[i].op, culprits[j].op) == 0) {
+                done[j] = 1;
+                ranks[k++] = culprits[j].rank;
+            }
+        int wrote = snprintf(text + used, cap - used, "%srank%s %s %sin %s%s",
+                             i == first ? ""
+                             : tells    ? "; "
+                                        : ", ",
+                             k == 1 ? "" : "s", hpc_ranks_text(ranks, k, who, sizeof who),
+                             !tells   ? ""
+                             : k == 1 ? "is "
+                                      : "are ",
+                             culprits[i].op, tells && culprits[i].every ? ", which every rank must call" : "");
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return used < cap ? used : cap - 1;
+}
+
+int hpc_culprits_are_circle(const hpc_culprit *culprits, int n) {
+    for (int i = 0; i < n; i++)
+        if (culprits[i].state != HPC_CULPRIT_CIRCLE) return 0;
+    return n > 0;
+}
+
 static int reads_alike(const hpc_culprit *a, const hpc_culprit *b) {
     char x[64], y[64];
     return a->state == b->state && strcmp(state_text(a, 0, x, sizeof x), state_text(b, 0, y, sizeof y)) == 0;
@@ -168,13 +210,8 @@ const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, si
         used += wrote > 0 ? (size_t)wrote : 0;
         before = "; ";
         if (culprits[i].state != HPC_CULPRIT_CIRCLE || used >= cap - 1) continue;
-        for (int j = 0, first = 1; j < n && used < cap - 1; j++) {
-            if (culprits[j].state != HPC_CULPRIT_CIRCLE) continue;
-            wrote = snprintf(text + used, cap - used, "%srank %d in %s", first ? ": " : ", ", culprits[j].rank,
-                             culprits[j].op);
-            used += wrote > 0 ? (size_t)wrote : 0;
-            first = 0;
-        }
+        used += (size_t)snprintf(text + used, cap - used, ": ");
+        if (used < cap - 1) used += circle_text(culprits, n, text + used, cap - used);
         if (used < cap - 1) used += (size_t)snprintf(text + used, cap - used, " (a deadlock of the program)");
     }
     return text;

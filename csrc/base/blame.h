@@ -21,8 +21,8 @@ typedef struct hpc_last_word {
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
     char why[HPC_REASON_BYTES]; /* reason why it goes or culprits[0] failed; "": none given */
 } hpc_last_word;
-_Static_assert(sizeof(hpc_culprit) == 48, "a culprit has no holes");
-_Static_assert(sizeof(hpc_last_word) == 8 + 48 * HPC_SHOWN_CULPRITS + HPC_REASON_BYTES, "a last word has no holes");
+_Static_assert(sizeof(hpc_culprit) == 64, "a culprit has no holes");
+_Static_assert(sizeof(hpc_last_word) == 8 + 64 * HPC_SHOWN_CULPRITS + HPC_REASON_BYTES, "a last word has no holes");
 
 typedef struct hpc_blamed {
     hpc_culprit culprit;
@@ -82,6 +82,9 @@ int hpc_chain_ends(const hpc_chain *chain, hpc_culprit *culprits, int cap);
 /* Writes the chain from start to culprit, without its two ends, into text and returns text: "rank 2 waits for rank 3".
  * The text is "" if the culprit is waited for directly, or in a circle. */
 const char *hpc_chain_way(const hpc_chain *chain, int culprit, char *text, size_t cap);
+
+/* Whether all culprits, at least one, are in a circle: a deadlock, which is no failure of a rank. */
+int hpc_culprits_are_circle(const hpc_culprit *culprits, int n);
 
 /* "1, 4 and 7", in text, which is returned. */
 const char *hpc_ranks_text(const int *ranks, int n, char *text, size_t cap);

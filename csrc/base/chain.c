@@ -152,6 +152,7 @@ static int list_circle(const search *s, hpc_culprit *culprits, int cap) {
             if (!from[r]) continue;
             const hpc_shown_rank *shown = &s->chain->ranks[s->visits[r].known - 1];
             hpc_culprit c = {.rank = r, .state = HPC_CULPRIT_CIRCLE, .seconds = shortest_wait(shown)};
+            c.every = shown->waits[0].every;
             snprintf(c.op, sizeof c.op, "%s", shown->waits[0].op);
             n = hpc_culprits_add(culprits, n, cap, &c);
         }

@@ -46,9 +46,11 @@ static int is_entered(const hpc_group *group, uint64_t serial) {
 /* ---- timeouts ---- */
 
 static _Thread_local int sliced;
+static _Thread_local double slices_limit; /* seconds; 0: unknown */
 static _Thread_local struct {
     hpc_group *group; /* which may be gone by now: serial tells */
     uint64_t serial;
+    hpc_wait wait;          /* of which op and every count */
     unsigned long failures; /* hpc_failures when this one was recorded; another one since then is not followed */
 } last_timeout;
 
@@ -58,12 +60,19 @@ int hpc_slice_waits(int slices) {
     return before;
 }
 
+double hpc_slices_limit(double seconds) {
+    double before = slices_limit;
+    slices_limit = seconds;
+    return before;
+}
+
 int hpc_waits_in_slices(const hpc_group *group, double timeout) {
     return sliced || timeout <= group->slice;
 }
 
-static int record_timeout(hpc_group *group, const char *op, const int *waiting, int n, double timeout,
+static int record_timeout(hpc_group *group, const hpc_wait *wait, const int *waiting, int n, double timeout,
                           const hpc_inquiry *q) {
+    const char *op = q->doing.op;
     char whom[256], ends[400] = "";
     const hpc_fault f = {.waiting_for = waiting, .n_waiting = n, .culprits = q->culprits, .n_culprits = q->n_culprits};
     hpc_culprits_text(q->culprits, q->n_culprits, ends, sizeof ends);
@@ -75,6 +84,7 @@ static int record_timeout(hpc_group *group, const char *op, const int *waiting, 
     last_timeout.group = group;
     last_timeout.serial = group->serial;
     last_timeout.failures = hpc_failures();
+    last_timeout.wait = *wait;
     return status;
 }
 
@@ -88,8 +98,9 @@ static int ask(hpc_group *group, hpc_inquiry *q) {
     return 1;
 }
 
-static void blame(hpc_group *group, const hpc_inquiry *q) {
-    hpc_blame_wait(&group->blame, q->op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), q->culprits,
+/* op: that of the wait, whose success settles it, whatever name the call has for others. */
+static void blame(hpc_group *group, const char *op, const hpc_inquiry *q) {
+    hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), q->culprits,
                    q->n_culprits);
 }
 
@@ -102,9 +113,9 @@ static int is_to_follow(const hpc_group *group, double timeout) {
 int hpc_overdue_fail(hpc_group *group, const hpc_wait *wait, double timeout) {
     int *waiting = malloc((size_t)group->size * sizeof *waiting);
     int n = waiting == NULL ? 0 : wait->waiting_for(wait->arg, waiting);
-    hpc_inquiry q = {.op = wait->op, .waiting_for = waiting, .n = n, .waited = timeout};
-    if (is_to_follow(group, timeout) && ask(group, &q)) blame(group, &q);
-    int status = record_timeout(group, wait->op, waiting, n, timeout, &q);
+    hpc_inquiry q = {.doing = hpc_doing_of(wait->op, wait->every), .waiting_for = waiting, .n = n, .waited = timeout};
+    if (is_to_follow(group, timeout) && ask(group, &q)) blame(group, wait->op, &q);
+    int status = record_timeout(group, wait, waiting, n, timeout, &q);
     free(waiting);
     return status;
 }
@@ -112,15 +123,15 @@ int hpc_overdue_fail(hpc_group *group, const hpc_wait *wait, double timeout) {
 int hpc_group_fail_timeout(hpc_group *group, const char *op, const int *ranks, int n, double waited, const char *format,
                            ...) {
     char sentence[800], ends[200];
-    hpc_inquiry q = {.op = op, .waiting_for = ranks, .n = n, .waited = waited};
+    hpc_inquiry q = {.doing = hpc_doing_of(op, 0), .waiting_for = ranks, .n = n, .waited = waited};
     va_list args;
     va_start(args, format);
     vsnprintf(sentence, sizeof sentence, format, args);
     va_end(args);
-    if (is_to_follow(group, waited) && ask(group, &q)) blame(group, &q);
+    if (is_to_follow(group, waited) && ask(group, &q)) blame(group, op, &q);
     hpc_fault f = {.waiting_for = ranks, .n_waiting = n, .culprits = q.culprits, .n_culprits = q.n_culprits};
     hpc_culprits_text(q.culprits, q.n_culprits, ends, sizeof ends);
-    return hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: %s%s%s", group->rank, op, sentence,
+    return hpc_fail_fault(HPC_ERR_TIMEOUT, q.doing.op, &f, "rank %d: %s: %s%s%s", group->rank, q.doing.op, sentence,
                           ends[0] == 0 ? "" : ": ", ends);
 }
 
@@ -133,9 +144,11 @@ int hpc_follow_timeout(double waited) {
     int n = e->n_waiting, *waiting = malloc(((size_t)n + 1) * sizeof *waiting);
     if (waiting == NULL) return HPC_ERR_TIMEOUT;
     memcpy(waiting, e->waiting_for, (size_t)n * sizeof *waiting);
-    hpc_inquiry q = {.op = e->op, .waiting_for = waiting, .n = n, .waited = waited > 0 ? waited : 0};
-    if (ask(group, &q)) blame(group, &q);
-    int status = record_timeout(group, e->op, waiting, n, waited, &q);
+    const hpc_wait wait = last_timeout.wait;
+    hpc_inquiry q = {
+        .doing = hpc_doing_of(wait.op, wait.every), .waiting_for = waiting, .n = n, .waited = waited > 0 ? waited : 0};
+    if (ask(group, &q)) blame(group, wait.op, &q);
+    int status = record_timeout(group, &wait, waiting, n, waited, &q);
     free(waiting);
     return status;
 }
@@ -146,7 +159,8 @@ int hpc_follow_timeout(double waited) {
  * watch knows. */
 static _Thread_local struct {
     double since, due;
-    int stopped, circle; /* the last look found a rank that is stopped, or a circle */
+    double last;         /* the time of the last look; 0: none yet */
+    int stopped, circle; /* it found a rank that is stopped, or a circle */
     uint64_t moved;      /* what the ranks on its way had moved then */
     double held, warns;  /* seconds for which a rank had held up the wait then; of which the next warning tells */
 } looks;
@@ -158,13 +172,18 @@ double hpc_overdue_due(const hpc_group *group, double since) {
     if (looks.since != since) {
         memset(&looks, 0, sizeof looks);
         looks.since = since;
-        looks.due = since + group->look_after;
+        looks.due = since + group->look_after / 10;
     }
     return looks.due;
 }
 
 void hpc_overdue_begin(void) {
     gave_up = 0;
+}
+
+void hpc_overdue_told(void) {
+    gave_up = 1;
+    hpc_error_set_detail(HPC_DETAIL_HELD_UP);
 }
 
 int hpc_slice_is_over(int status) {
@@ -179,11 +198,11 @@ static int keep_those(hpc_inquiry *q, hpc_culprit_state state) {
     return q->n_culprits = n;
 }
 
-/* A circle whose waits have all lasted since the last look. */
-static int is_closed(const hpc_inquiry *q, double period) {
+/* A circle whose waits have all lasted for so many seconds. */
+static int is_closed(const hpc_inquiry *q, double seconds) {
     int n = 0;
     for (int i = 0; i < q->n_culprits; i++)
-        n += q->culprits[i].state == HPC_CULPRIT_CIRCLE && q->culprits[i].seconds >= period;
+        n += q->culprits[i].state == HPC_CULPRIT_CIRCLE && q->culprits[i].seconds >= seconds;
     return n > 0 && n == q->n_culprits;
 }
 
@@ -205,7 +224,7 @@ static double held_for(hpc_inquiry *q, double least) {
 /* Whether a lower rank waits as well, which then warns. */
 static int leaves_it_to_others(hpc_group *group, const hpc_inquiry *of) {
     int *lower = malloc(((size_t)group->rank + 1) * sizeof *lower);
-    hpc_inquiry q = {.asks = HPC_ASK_WHO_WAITS, .op = of->op, .waiting_for = lower, .waited = of->waited / 2};
+    hpc_inquiry q = {.asks = HPC_ASK_WHO_WAITS, .doing = of->doing, .waiting_for = lower, .waited = of->waited / 2};
     for (int r = 0; r < group->rank && lower != NULL; r++)
         if (!hpc_group_has_departed(group, r)) lower[q.n++] = r;
     if (q.n > 0) ask(group, &q);
@@ -213,11 +232,14 @@ static int leaves_it_to_others(hpc_group *group, const hpc_inquiry *of) {
     return q.n_culprits > 0;
 }
 
-static void warn(hpc_group *group, const hpc_inquiry *q) {
-    char whom[128], ends[300], sentence[600];
-    snprintf(sentence, sizeof sentence, "rank %d: %s has waited %.0f s for rank%s %s, and goes on: %s%s%s", group->rank,
-             q->op, q->waited, q->n == 1 ? "" : "s", hpc_ranks_text(q->waiting_for, q->n, whom, sizeof whom), q->way,
-             q->way[0] == 0 ? "" : "; ", hpc_culprits_text(q->culprits, q->n_culprits, ends, sizeof ends));
+/* limit: seconds for which the wait may last; 0: unknown. */
+static void warn(hpc_group *group, const hpc_inquiry *q, double limit) {
+    char whom[128], ends[300], until[48] = "", sentence[600];
+    if (limit > 0) snprintf(until, sizeof until, " (until %.0f s)", limit);
+    snprintf(sentence, sizeof sentence, "rank %d: %s has waited %.0f s for rank%s %s and keeps waiting%s: %s%s%s",
+             group->rank, q->doing.op, q->waited, q->n == 1 ? "" : "s",
+             hpc_ranks_text(q->waiting_for, q->n, whom, sizeof whom), until, q->way, q->way[0] == 0 ? "" : "; ",
+             hpc_culprits_text(q->culprits, q->n_culprits, ends, sizeof ends));
     if (group->warn != NULL)
         group->warn(group->warn_arg, sentence);
     else
@@ -225,41 +247,51 @@ static void warn(hpc_group *group, const hpc_inquiry *q) {
 }
 
 /* The first warning comes after look_after seconds, another each time that they have doubled. */
-static void warn_if_due(hpc_group *group, hpc_inquiry *q, double period) {
+static void warn_if_due(hpc_group *group, hpc_inquiry *q, double period, double limit) {
     double held = held_for(q, group->look_after / 2);
     if (held < looks.held || looks.warns == 0) looks.warns = group->look_after; /* another computation */
     looks.held = held;
     if (held + period / 2 < looks.warns) return;
     while (held + period / 2 >= looks.warns) looks.warns *= 2;
-    if (!leaves_it_to_others(group, q)) warn(group, q);
+    if (!leaves_it_to_others(group, q)) warn(group, q, limit);
 }
 
-static int give_up(hpc_group *group, const hpc_inquiry *q) {
-    blame(group, q);
-    gave_up = 1;
-    int status = record_timeout(group, q->op, q->waiting_for, q->n, q->waited, q);
+static int give_up(hpc_group *group, const hpc_wait *wait, const hpc_inquiry *q) {
+    blame(group, wait->op, q);
+    int status = record_timeout(group, wait, q->waiting_for, q->n, q->waited, q);
     last_timeout.group = NULL; /* its culprits are known */
-    hpc_error_set_detail(HPC_DETAIL_HELD_UP);
+    hpc_overdue_told();
     return status;
 }
 
-int hpc_overdue_look(hpc_group *group, const hpc_wait *wait, double since) {
-    const double period = group->look_after / 3, soon = period / 10;
+/* Seconds until the next look at a wait that has lasted for so many: it looks after 3, 6, 10, 20 and 30 s, where period
+ * is 10 s. */
+static double rest_of(double waited, double period) {
+    const double rest = waited < period / 2 ? waited : period - waited;
+    return rest < period / 10 ? period : rest;
+}
+
+int hpc_overdue_look(hpc_group *group, const hpc_wait *wait, double since, double timeout) {
+    const double period = group->look_after / 3, soon = period / 10, now = hpc_now();
     int *waiting = malloc((size_t)group->size * sizeof *waiting), status = HPC_IN_PROGRESS;
-    hpc_inquiry q = {.op = wait->op, .waiting_for = waiting, .waited = hpc_now() - since};
+    hpc_inquiry q = {.doing = hpc_doing_of(wait->op, wait->every), .waiting_for = waiting, .waited = now - since};
     q.n = waiting == NULL ? 0 : wait->waiting_for(wait->arg, waiting);
     ask(group, &q);
-    const int circle = is_closed(&q, period), stands = circle && looks.circle && q.moved == looks.moved;
+    const int circle = is_closed(&q, 0);
+    const int stands = looks.circle && is_closed(&q, now - looks.last) && q.moved == looks.moved;
+    looks.last = hpc_now();
     looks.circle = circle;
     looks.moved = q.moved;
     hpc_inquiry stopped = q;
-    const int n_stopped = keep_those(&stopped, HPC_CULPRIT_STOPPED), stays = n_stopped > 0 && looks.stopped;
+    const int n_stopped = keep_those(&stopped, HPC_CULPRIT_STOPPED),
+              stays = n_stopped > 0 && looks.stopped && q.waited >= period;
     looks.stopped = n_stopped > 0;
-    looks.due = hpc_now() + (n_stopped > 0 ? soon : period);
+    looks.due = looks.last + (circle ? period : rest_of(q.waited, period));
+    if (n_stopped > 0) looks.due = fmax(looks.last + soon, since + period - soon);
     if (stays || stands)
-        status = wait->ready(wait->arg) ? HPC_OK : give_up(group, stays ? &stopped : &q);
+        status = wait->ready(wait->arg) ? HPC_OK : give_up(group, wait, stays ? &stopped : &q);
     else
-        warn_if_due(group, &q, period);
+        warn_if_due(group, &q, period, hpc_waits_in_slices(group, timeout) ? slices_limit : timeout);
     free(waiting);
     return status;
 }

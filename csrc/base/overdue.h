@@ -1,13 +1,15 @@
 /* Waits that last, and waits that have run out of time: which ranks hold them up?
  *
- * A wait that has lasted for hpc_config's look_after looks along the chain of waits that it is in, and again after each
- * third of look_after. The slices of a wait count as one wait. A look may find:
+ * A wait that has lasted for a tenth of hpc_config's look_after looks along the chain of waits that it is in. It looks
+ * again after a fifth, a third, and each third that follows. The slices of a wait count as one wait. A look may find:
  *
- * A stopped rank. The next look, which comes soon, ends the wait if the rank is still stopped: a scheduler that
- * suspends a job does not stop and continue all of its ranks at once.
+ * A stopped rank. A wait that has lasted for a third of look_after ends if two looks, shortly after each other, find
+ * the rank stopped: a scheduler that suspends a job does not stop and continue all of its ranks at once.
  *
- * A circle of waits. The next look ends the wait if the circle is still there and the ranks that were asked have moved
- * nothing since: two ranks that wait for each other may have a large update on its way.
+ * A circle of waits. The next look, a third of look_after later, ends the wait if the circle is still there, all of its
+ * waits have lasted since, and the ranks that were asked have moved nothing: two ranks that wait for each other may
+ * have a large update on its way, or fold one. That third is longer than a connection that lost packets takes to send
+ * them again, in a network that was down for less than hpc_config's silence.
  *
  * Ranks that compute or do not answer. The wait goes on. The lowest rank that waits warns after look_after seconds, and
  * each time that these have doubled.
@@ -23,8 +25,13 @@ static const double HPC_FOLLOW_SECONDS = 0.25; /* the most for answers */
 /* When the next look of this thread's wait is due, which has begun at since. */
 double hpc_overdue_due(const hpc_group *group, double since);
 
-/* Such a look. HPC_IN_PROGRESS to go on; HPC_ERR_TIMEOUT, with the culprits; HPC_OK if the condition holds by then. */
-int hpc_overdue_look(hpc_group *group, const hpc_wait *wait, double since);
+/* Such a look of a wait, or slice, of timeout seconds. HPC_IN_PROGRESS to go on; HPC_ERR_TIMEOUT, with the culprits;
+ * HPC_OK if the condition holds by then. */
+int hpc_overdue_look(hpc_group *group, const hpc_wait *wait, double since, double timeout);
+
+/* Marks the failure of a wait, which was just recorded, as one before its time: other ranks have found out that nothing
+ * can come, so no further slice begins. */
+void hpc_overdue_told(void);
 
 /* Fails a wait that has taken all its time: HPC_ERR_TIMEOUT. The failure names the culprits, unless the wait is a
  * slice. */

@@ -133,6 +133,8 @@ void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason)
     depart(group, rank, state, reason, HPC_GOES_BY_ITSELF);
 }
 
+static const char just_left[] = "it left"; /* the reason of a rank that gives none */
+
 void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_last_word *word) {
     char reason[HPC_REASON_BYTES], who[HPC_REASON_BYTES / 2];
     hpc_last_word w = *word;
@@ -145,28 +147,40 @@ void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_la
         snprintf(reason, sizeof reason, "it left because of rank%s %s", n == 1 ? "" : "s",
                  hpc_ranks_text(ranks, n, who, sizeof who));
     else
-        snprintf(reason, sizeof reason, "%s", w.why[0] != 0 ? w.why : "it left");
+        snprintf(reason, sizeof reason, "%s", w.why[0] != 0 ? w.why : just_left);
     hpc_blame_tell(&group->blame, word, group->size); /* the culprits before the state */
     depart(group, rank, state, reason, n > 0 ? HPC_GOES_BECAUSE : HPC_GOES_BY_ITSELF);
 }
 
-/* "rank 3 gone (its process died)", or what else it is. */
-static size_t tell_blamed(const hpc_group *group, int rank, const hpc_blamed *told, int n_told, char *text,
-                          size_t cap) {
-    const hpc_blamed *b = NULL;
-    char state[128];
+/* A sentence in parts, with "; " between them. */
+typedef struct sentence {
+    char *text;
+    size_t used, cap;
+} sentence;
+
+static void add_part(sentence *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add_part(sentence *s, const char *format, ...) {
+    va_list args;
+    if (s->used > 0 && s->used + 2 < s->cap) s->used += (size_t)snprintf(s->text + s->used, s->cap - s->used, "; ");
+    va_start(args, format);
+    int wrote = vsnprintf(s->text + s->used, s->cap - s->used, format, args);
+    va_end(args);
+    s->used += wrote < 0 ? 0 : (size_t)wrote;
+    if (s->used >= s->cap) s->used = s->cap - 1;
+}
+
+static const hpc_blamed *find_told(const hpc_blamed *told, int n_told, int rank) {
     for (int i = 0; i < n_told; i++)
-        if (told[i].culprit.rank == rank) b = &told[i];
-    int wrote;
-    if (hpc_group_has_departed(group, rank) && !hpc_group_left_because(group, rank))
-        wrote = snprintf(text, cap, "rank %d gone (%s)", rank, group->reasons[rank]);
-    else if (b != NULL && b->culprit.state == HPC_CULPRIT_DIED)
-        wrote = snprintf(text, cap, "rank %d gone (%s)", rank, b->why[0] != 0 ? b->why : "it died");
-    else if (b != NULL)
-        wrote = snprintf(text, cap, "%s", hpc_culprits_text(&b->culprit, 1, state, sizeof state));
-    else
-        wrote = snprintf(text, cap, "rank %d gone (%s)", rank, group->reasons[rank]);
-    return wrote > 0 ? (size_t)wrote < cap ? (size_t)wrote : cap - 1 : 0;
+        if (told[i].culprit.rank == rank) return &told[i];
+    return NULL;
+}
+
+/* The reason of a rank that failed; "": it ended of its own will; NULL: it is there, and others tell of it. */
+static const char *why_gone(const hpc_group *group, int rank, const hpc_blamed *told) {
+    if (hpc_group_has_departed(group, rank) && (told == NULL || !hpc_group_left_because(group, rank)))
+        return strcmp(group->reasons[rank], just_left) == 0 ? "" : group->reasons[rank];
+    if (told != NULL && told->culprit.state == HPC_CULPRIT_DIED) return told->why[0] != 0 ? told->why : "it died";
+    return NULL;
 }
 
 /* The ranks marked in by. */
@@ -177,21 +191,48 @@ static int list_marked(const char *marks, int size, char by, int *ranks) {
     return n;
 }
 
+static int same_ranks(const int *a, int n_a, const int *b, int n_b) {
+    return n_a == n_b && (n_a == 0 || memcmp(a, b, (size_t)n_a * sizeof *a) == 0);
+}
+
+/* "ranks 1 and 3 have ended; rank 2 failed (its process died); ranks 4 and 5 left because of them; rank 0 still waits
+ * for rank 2". */
 static void tell_peers(const hpc_group *group, const hpc_fault *f, const hpc_blamed *told, int n_told, char *text,
                        size_t cap) {
     enum { MOST = 6 };
-    char who[128];
-    size_t used = 0;
+    sentence s = {text, 0, cap};
+    char who[256];
+    hpc_culprit there[HPC_BLAMED];
+    int n_there = 0, n_failed = 0, n_ended = 0, *ended = malloc(((size_t)f->n_ranks + 1) * sizeof *ended);
     text[0] = 0;
-    for (int i = 0; i < f->n_ranks && i < MOST && used + 2 < cap; i++) {
-        if (i > 0) used += (size_t)snprintf(text + used, cap - used, "; ");
-        used += tell_blamed(group, f->ranks[i], told, n_told, text + used, cap - used);
+    for (int i = 0; i < f->n_ranks; i++) {
+        const hpc_blamed *b = find_told(told, n_told, f->ranks[i]);
+        const char *why = why_gone(group, f->ranks[i], b);
+        if (why == NULL && n_there < HPC_BLAMED) there[n_there++] = b->culprit;
+        if (why != NULL && why[0] == 0 && ended != NULL) ended[n_ended++] = f->ranks[i];
+        if (why == NULL || why[0] == 0) continue;
+        if (n_failed++ < MOST) add_part(&s, "rank %d failed (%s)", f->ranks[i], why);
     }
-    if (f->n_ranks > MOST && used < cap)
-        used += (size_t)snprintf(text + used, cap - used, "; and %d more", f->n_ranks - MOST);
-    if (f->n_left > 0 && used < cap)
-        snprintf(text + used, cap - used, "; rank%s %s left because of %s", f->n_left == 1 ? "" : "s",
-                 hpc_ranks_text(f->left, f->n_left, who, sizeof who), f->n_ranks == 1 ? "it" : "them");
+    if (n_failed > MOST) add_part(&s, "%d more failed", n_failed - MOST);
+    if (n_ended > 0)
+        add_part(&s, "rank%s %s %s ended", n_ended == 1 ? "" : "s", hpc_ranks_text(ended, n_ended, who, sizeof who),
+                 n_ended == 1 ? "has" : "have");
+    if (n_there > 0) {
+        char state[400];
+        add_part(&s, "%s", hpc_culprits_text(there, n_there, state, sizeof state));
+    }
+    if (f->n_left > 0)
+        add_part(&s, "rank%s %s left because of %s", f->n_left == 1 ? "" : "s",
+                 hpc_ranks_text(f->left, f->n_left, who, sizeof who),
+                 hpc_culprits_are_circle(there, n_there) ? "this"
+                 : f->n_ranks == 1                       ? "it"
+                                                         : "them");
+    if (f->n_waiting > 0 && f->n_left == 0 && same_ranks(f->ranks, f->n_ranks, f->waiting_for, f->n_waiting))
+        add_part(&s, "rank %d still waits for %s", group->rank, f->n_ranks == 1 ? "it" : "them");
+    else if (f->n_waiting > 0)
+        add_part(&s, "rank %d still waits for rank%s %s", group->rank, f->n_waiting == 1 ? "" : "s",
+                 hpc_ranks_text(f->waiting_for, f->n_waiting, who, sizeof who));
+    free(ended);
 }
 
 /* Those of ranks that left of their own will, while they were still waited for, are to blame if this rank leaves
@@ -206,21 +247,34 @@ static void remember_left(hpc_group *group, const char *op, const int *ranks, in
     hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), left, n_left);
 }
 
+/* Other ranks have found a deadlock and left because of it: no rank has failed. */
+static int fail_circle(hpc_group *group, const char *op, const hpc_fault *f, const hpc_culprit *culprits, int n,
+                       const char *text) {
+    const hpc_fault timeout = {
+        .waiting_for = f->waiting_for, .n_waiting = f->n_waiting, .culprits = culprits, .n_culprits = n};
+    int status = hpc_fail_fault(HPC_ERR_TIMEOUT, op, &timeout, "rank %d: %s: %s", group->rank, op, text);
+    hpc_overdue_told();
+    return status;
+}
+
 /* Finds the ranks that failed by themselves, and those that left because of that; a rank that left of its own will
- * counts among the first where it is still asked for, or nobody else is to blame. */
+ * counts among the first where it is still asked for, or nobody else is to blame. In a wait (n_waiting is not 0) a
+ * deadlock that others have found is HPC_ERR_TIMEOUT. */
 static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_asked, const int *waiting,
                       int n_waiting) {
     enum { NONE, CULPRIT, LEFT };
     size_t size = (size_t)group->size;
     hpc_blamed told[HPC_BLAMED];
-    char text[800], whom[256];
+    hpc_culprit culprits[HPC_BLAMED];
+    const char *name = hpc_doing_of(op, 0).op;
+    char text[1000];
     int n_told = hpc_blame_read(&group->blame, 0, told), any = 0, status;
     int *ranks = malloc(2 * size * sizeof *ranks);
     char *marks = calloc(size, 1);
     if (ranks == NULL || marks == NULL) {
         free(ranks);
         free(marks);
-        return hpc_fail(HPC_ERR_PEER, op, "%s: a rank is gone (no memory to say which)", op);
+        return hpc_fail(HPC_ERR_PEER, name, "%s: a rank is gone (no memory to say which)", name);
     }
     for (int r = 0; r < group->size; r++) {
         if (went_by_itself(group, r, HPC_PEER_FAILED)) marks[r] = CULPRIT;
@@ -236,19 +290,27 @@ static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_
     f.n_ranks = list_marked(marks, group->size, CULPRIT, ranks);
     f.n_left = list_marked(marks, group->size, LEFT, ranks + size);
     tell_peers(group, &f, told, n_told, text, sizeof text);
-    remember_left(group, op, ranks, f.n_ranks);
-    status = hpc_fail_fault(HPC_ERR_PEER, op, &f, "rank %d: %s: %s%s%s", group->rank, op, text,
-                            n_waiting == 0 ? "" : " while waiting for ",
-                            hpc_ranks_text(waiting, n_waiting, whom, sizeof whom));
+    for (int i = 0; i < n_told; i++) culprits[i] = told[i].culprit;
+    if (n_waiting > 0 && f.n_ranks == n_told && hpc_culprits_are_circle(culprits, n_told)) {
+        status = fail_circle(group, name, &f, culprits, n_told, text);
+    } else {
+        remember_left(group, op, ranks, f.n_ranks);
+        status = hpc_fail_fault(HPC_ERR_PEER, name, &f, "rank %d: %s: %s", group->rank, name, text);
+    }
     free(ranks);
     free(marks);
     return status;
 }
 
 int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, int n, const char *format, ...) {
-    char sentence[512], text[256];
+    char sentence[512], text[400];
     hpc_blamed blamed[HPC_BLAMED];
-    hpc_inquiry q = {.op = op, .waiting_for = closed, .n = n, .asks = HPC_ASK_CAUSES, .most = HPC_FOLLOW_SECONDS};
+    const char *name = hpc_doing_of(op, 0).op;
+    hpc_inquiry q = {.doing = hpc_doing_of(op, 0),
+                     .waiting_for = closed,
+                     .n = n,
+                     .asks = HPC_ASK_CAUSES,
+                     .most = HPC_FOLLOW_SECONDS};
     int ranks[HPC_BLAMED], n_ranks, n_left = 0, *left = malloc(((size_t)n + 1) * sizeof *left);
     va_list args;
     va_start(args, format);
@@ -266,9 +328,13 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
     hpc_fault f = {ranks, left, closed, NULL, n_ranks, n_left, n, 0};
     if (n_ranks == 0) f = (hpc_fault){.ranks = closed, .n_ranks = n, .waiting_for = closed, .n_waiting = n};
     if (n_ranks == 0) remember_left(group, op, closed, n);
-    int status = hpc_fail_fault(HPC_ERR_PEER, op, &f, "rank %d: %s: %s%s%s", group->rank, op, sentence,
-                                n_ranks == 0 ? "" : ", because ",
-                                hpc_culprits_text(q.culprits, q.n_culprits, text, sizeof text));
+    hpc_culprits_text(q.culprits, q.n_culprits, text, sizeof text);
+    int status;
+    if (hpc_culprits_are_circle(q.culprits, q.n_culprits))
+        status = fail_circle(group, name, &f, q.culprits, q.n_culprits, text);
+    else
+        status = hpc_fail_fault(HPC_ERR_PEER, name, &f, "rank %d: %s: %s%s%s", group->rank, name, sentence,
+                                n_ranks == 0 ? "" : ", because ", text);
     free(left);
     return status;
 }
@@ -411,7 +477,7 @@ static void show(hpc_group *group, const hpc_wait *wait, seen *s, double now) {
     if (n > 1 || (n == 1 && ranks[0] != group->rank)) {
         s->n = n;
         memcpy(s->ranks, ranks, (size_t)(n < SEEN_RANKS ? n : SEEN_RANKS) * sizeof *ranks);
-        s->place = hpc_watch_wait(&group->watch, s->place, wait->op, s->ranks, n, &s->since);
+        s->place = hpc_watch_wait(&group->watch, s->place, hpc_doing_of(wait->op, wait->every), s->ranks, n, &s->since);
     }
     s->look = n == 0 || s->n == 0 ? INFINITY : hpc_overdue_due(group, s->since);
     if (ranks != few) free(ranks);
@@ -478,7 +544,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
         if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : hpc_overdue_fail(group, wait, timeout);
         if (now >= seen->due) show(group, wait, seen, now);
         if (now >= seen->look) {
-            status = hpc_overdue_look(group, wait, seen->since);
+            status = hpc_overdue_look(group, wait, seen->since, timeout);
             if (status != HPC_IN_PROGRESS) return status;
             show(group, wait, seen, now);
         }

@@ -53,7 +53,7 @@ typedef enum hpc_asks {
 
 typedef struct hpc_inquiry {
     hpc_asks asks;
-    const char *op;
+    hpc_doing doing; /* of the wait, by the names that others see */
     const int *waiting_for;
     int n;
     double waited, most; /* seconds: so far, and for the answers */
@@ -109,11 +109,12 @@ typedef struct hpc_wait {
     int (*ready)(void *arg);                   /* nonzero when the wait is over; called often, and again after that */
     int (*waiting_for)(void *arg, int *ranks); /* fills in whom the wait is for, at most size of them; how many */
     void *arg;
+    int every; /* every rank must make the call op */
 } hpc_wait;
 
 /* HPC_OK when ready; HPC_ERR_PEER when any rank is lost or one of waiting_for has left (or none is left of them);
- * HPC_ERR_TIMEOUT; HPC_ERR_INVALID when the context is closed meanwhile. A condition that holds wins over all of these.
- */
+ * HPC_ERR_TIMEOUT, also when ranks have left because of a deadlock; HPC_ERR_INVALID when the context is closed
+ * meanwhile. A condition that holds wins over all of these. */
 int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout);
 
 /* HPC_ERR_INVALID in a forked child and after close. */
@@ -166,7 +167,8 @@ int hpc_group_blamed(hpc_group *group, int by_wait, hpc_blamed *blamed);
 void hpc_group_last_word(hpc_group *group, const char *why, hpc_last_word *word);
 
 /* HPC_ERR_PEER because ranks have closed what this one still needs, as the sentence says. If others are to blame, by
- * what is known here or by what those ranks answer within 250 ms, the failure names them, and those ranks as left. */
+ * what is known here or by what those ranks answer within 250 ms, the failure names them, and those ranks as left. A
+ * deadlock is HPC_ERR_TIMEOUT. */
 int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, int n, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 

@@ -10,9 +10,18 @@
 
 enum { HPC_WATCHED = 8, HPC_WATCHED_RANKS = 16 };
 
+/* The call in which a thread waits. op lives as long as the process. */
+typedef struct hpc_doing {
+    const char *op;
+    int every; /* every rank must make the call */
+} hpc_doing;
+
+/* The call that this thread is in (hpc_calling_enter); if it is in none, op itself. */
+hpc_doing hpc_doing_of(const char *op, int every);
+
 typedef struct hpc_watched {
     const void *thread; /* an address of its own; NULL: nobody has waited here */
-    const char *op;     /* a string literal */
+    hpc_doing doing;
     double since;
     double until; /* 0 while it lasts */
     double grace; /* seconds after until for which it may go on: it was a slice of a longer wait */
@@ -22,11 +31,25 @@ typedef struct hpc_watched {
 
 typedef struct hpc_watch {
     _Atomic uint64_t step;  /* the most pushes of one key, or sends to one peer, that a trainer here has made */
-    _Atomic uint64_t moved; /* counts what was sent or has come; in a deadlock it stands still */
+    _Atomic uint64_t moved; /* counts what was sent or has come over a wire */
     _Atomic int connected;  /* what the peers said is there, and does not change any more */
     _Atomic int busy;
     hpc_watched waits[HPC_WATCHED];
+    struct hpc_mover *movers; /* under busy */
 } hpc_watch;
+
+/* An object that counts by itself what it moves: hpc_watch_moved adds its count. count is called under busy. */
+typedef struct hpc_mover {
+    uint64_t (*count)(const void *arg);
+    const void *arg;
+    struct hpc_mover *next;
+} hpc_mover;
+
+void hpc_watch_add(hpc_watch *w, hpc_mover *mover);
+void hpc_watch_remove(hpc_watch *w, hpc_mover *mover); /* one that was never added is ignored */
+
+/* All that has been sent, has come or was worked off here; in a deadlock it stands still. */
+uint64_t hpc_watch_moved(hpc_watch *w);
 
 static inline void hpc_watch_step(hpc_watch *w, uint64_t step) {
     if (step > atomic_load_explicit(&w->step, memory_order_relaxed))
@@ -37,10 +60,10 @@ static inline void hpc_watch_move(hpc_watch *w) {
     atomic_fetch_add_explicit(&w->moved, 1, memory_order_relaxed);
 }
 
-/* The calling thread waits in op since *since, for n ranks now. place: -1 at first, then what this gave; still -1 when
- * as many others wait. A wait that begins within the grace of its predecessor in the same thread and op goes on with
- * the since of that one, which *since becomes: Python waits in slices. */
-int hpc_watch_wait(hpc_watch *w, int place, const char *op, const int *ranks, int n, double *since);
+/* The calling thread waits in a call since *since, for n ranks now. place: -1 at first, then what this gave; still -1
+ * when as many others wait. A wait that begins within the grace of its predecessor in the same thread and call goes on
+ * with the since of that one, which *since becomes: Python waits in slices. */
+int hpc_watch_wait(hpc_watch *w, int place, hpc_doing doing, const int *ranks, int n, double *since);
 
 /* The wait at place is over; for grace seconds it counts as one that lasts, unless its thread waits for something
  * else. */

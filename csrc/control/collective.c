@@ -98,13 +98,27 @@ static int take_turn(hpc_control *c, const char *op, double deadline) {
     return HPC_OK;
 }
 
+/* The collective that a rank makes, and the call that it is a part of; "": none. */
+typedef struct names {
+    char op[HPC_OP_BYTES], call[HPC_CALLING_BYTES + 4];
+} names;
+
+static int fail_names(const char *op, const names *of_0, int rank, const names *of_rank) {
+    const int calls = strcmp(of_0->call, of_rank->call) != 0;
+    return hpc_fail(HPC_ERR_CONFIG, op,
+                    "rank 0 calls %s while rank %d calls %s; every rank must make the same collective calls in the "
+                    "same order",
+                    calls && of_0->call[0] != 0 ? of_0->call : of_0->op, rank,
+                    calls && of_rank->call[0] != 0 ? of_rank->call : of_rank->op);
+}
+
 int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, hpc_sizes sizes,
                          hpc_reply *replies, double deadline) {
     hpc_group *g = c->group;
     struct collective collective = {c, 0};
     HPC_SPAN(g->timeline, op, NULL);
-    const hpc_wait wait = {op, all_replied, who_is_missing, &collective};
-    char(*ops)[HPC_OP_BYTES] = calloc((size_t)g->size, sizeof *ops);
+    const hpc_wait wait = {op, all_replied, who_is_missing, &collective, .every = 1};
+    names *ops = calloc((size_t)g->size, sizeof *ops);
     int status = ops == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op) : take_turn(c, op, deadline);
     for (int r = 0; r < g->size; r++) replies[r] = (hpc_reply){.fd = -1};
     if (status != HPC_OK) {
@@ -136,16 +150,14 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
     }
     for (int r = 0; r < g->size; r++) {
         hpc_message *m = r == g->rank ? NULL : take_reply(c, r, c->sequence);
-        snprintf(ops[r], HPC_OP_BYTES, "%s", m != NULL ? m->op : op);
+        snprintf(ops[r].op, sizeof ops[r].op, "%s", m != NULL ? m->op : op);
+        snprintf(ops[r].call, sizeof ops[r].call, "%s", m != NULL ? m->call : hpc_doing_of("", 0).op);
         if (!take_data(&replies[r], m, data, nbytes))
             c->broken = status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %zu bytes", op, nbytes);
     }
     for (int r = 1; r < g->size && status == HPC_OK; r++)
-        if (strcmp(ops[r], ops[0]) != 0)
-            status = hpc_fail(HPC_ERR_CONFIG, op,
-                              "rank 0 calls %s while rank %d calls %s; every rank must make the same collective calls "
-                              "in the same order",
-                              ops[0], r, ops[r]);
+        if (strcmp(ops[r].op, ops[0].op) != 0)
+            status = fail_names(op, &ops[0], r, &ops[r]);
         else if (sizes == HPC_EQUAL_SIZES && replies[r].nbytes != replies[0].nbytes)
             status = hpc_fail(HPC_ERR_CONFIG, op, "%s: rank %d gives %zu bytes and rank 0 gives %zu", op, r,
                               replies[r].nbytes, replies[0].nbytes);

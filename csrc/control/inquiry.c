@@ -52,7 +52,8 @@ static void show_own(const asking *a, hpc_shown_rank *s) {
     s->n_culprits = 0;
     s->n_waits = 1;
     s->waits[0] = (hpc_shown_wait){.seconds = q->waited, .n_ranks = q->n};
-    snprintf(s->waits[0].op, sizeof s->waits[0].op, "%s", q->op);
+    snprintf(s->waits[0].op, sizeof s->waits[0].op, "%s", q->doing.op);
+    s->waits[0].every = q->doing.every;
     for (int i = 0; i < q->n && i < HPC_SHOWN_RANKS; i++) s->waits[0].ranks[i] = q->waiting_for[i];
 }
 
@@ -158,7 +159,7 @@ static int who_is_asked(void *arg, int *ranks) {
 static void await_answers(asking *a) {
     hpc_control *c = a->control;
     hpc_group *calm = hpc_group_calm(c->group); /* no departure ends this wait */
-    const hpc_wait wait = {"follow", all_have_answered, who_is_asked, a};
+    const hpc_wait wait = {"follow", all_have_answered, who_is_asked, a, 0};
     int muted = hpc_mute_errors(1);
     double left;
     while (calm != NULL && (left = hpc_left(a->until)) > 0) {
@@ -220,7 +221,8 @@ static int begin(asking *a, hpc_control *c, const hpc_inquiry *q) {
 static void find_ends(asking *a, hpc_inquiry *q) {
     const hpc_chain chain = {a->shown, a->n, a->control->group->size, q->waiting_for, q->n, q->waited};
     q->n_culprits = hpc_chain_ends(&chain, q->culprits, HPC_BLAMED);
-    if (q->n_culprits > 0) hpc_chain_way(&chain, q->culprits[0].rank, q->way, sizeof q->way);
+    if (q->n_culprits > 0 && !hpc_culprits_are_circle(q->culprits, q->n_culprits))
+        hpc_chain_way(&chain, q->culprits[0].rank, q->way, sizeof q->way);
     q->moved = 0;
     for (int i = 0; i < a->n; i++) q->moved += a->shown[i].moved;
 }
@@ -240,7 +242,7 @@ void hpc_inquiry_follow(void *arg, hpc_inquiry *q) {
     q->n_culprits = 0;
     q->way[0] = 0;
     /* The wait is shown meanwhile, because other ranks may follow their waits to this rank. */
-    if (q->asks == HPC_ASK_ENDS) shown = hpc_watch_wait(&g->watch, -1, q->op, q->waiting_for, q->n, &since);
+    if (q->asks == HPC_ASK_ENDS) shown = hpc_watch_wait(&g->watch, -1, q->doing, q->waiting_for, q->n, &since);
     if (begin(&a, c, q)) {
         if (q->asks == HPC_ASK_WHO_WAITS)
             q->n_culprits = find_waiting(&a, q->culprits);

@@ -38,7 +38,8 @@ static void show_waits(const hpc_control *c, hpc_shown_rank *shown) {
     shown->n_waits = n < HPC_SHOWN_WAITS ? n : HPC_SHOWN_WAITS;
     for (int i = 0; i < shown->n_waits; i++) {
         hpc_shown_wait *w = &shown->waits[i];
-        snprintf(w->op, sizeof w->op, "%s", waits[i].op);
+        snprintf(w->op, sizeof w->op, "%s", waits[i].doing.op);
+        w->every = waits[i].doing.every;
         w->seconds = now - waits[i].since;
         w->n_ranks = waits[i].n_ranks;
         for (int r = 0; r < w->n_ranks && r < HPC_SHOWN_RANKS; r++) {
@@ -64,7 +65,7 @@ void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown) {
     shown->pid = c->self.pid;
     shown->told_by = -1;
     shown->step = atomic_load_explicit(&g->watch.step, memory_order_relaxed);
-    shown->moved = atomic_load_explicit(&g->watch.moved, memory_order_relaxed);
+    shown->moved = hpc_watch_moved(&c->group->watch);
     if (is_connected(g)) {
         shown->connected = 1;
         hpc_control_name_job(&c->links[0].address, shown->job);
@@ -164,6 +165,7 @@ int hpc_jobs_check_rank(hpc_shown_rank *s) {
     for (int i = 0; i < s->n_waits; i++) {
         hpc_shown_wait *w = &s->waits[i];
         clean(w->op, sizeof w->op);
+        w->every = w->every != 0;
         if (!(w->seconds >= 0 && w->seconds < 1e12)) w->seconds = 0;
         if (w->n_ranks < 0 || w->n_ranks > s->size) w->n_ranks = 0;
         for (int r = 0; r < HPC_SHOWN_RANKS; r++)

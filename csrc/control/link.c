@@ -137,6 +137,7 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
                             .total = nbytes,
                             .offset = offset};
         snprintf(f.op, sizeof f.op, "%s", op);
+        snprintf(f.call, sizeof f.call, "%s", hpc_doing_of("", 0).op);
         status = send_frame(c, rank, &f, data == NULL ? NULL : (const char *)data + offset, offset == 0 ? pass_fd : -1,
                             deadline);
         offset += n;
@@ -193,7 +194,8 @@ void hpc_message_free(hpc_message *m) {
 
 static int is_sound(const hpc_mesh_frame *f, int size) {
     return f->magic == MAGIC && f->rank >= 0 && f->rank < size && f->nbytes <= HPC_PIECE_BYTES &&
-           f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL;
+           f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL &&
+           memchr(f->call, 0, sizeof f->call) != NULL;
 }
 
 static const char garbled[] = "it sent bytes that are not a message of hpcomm";
@@ -226,6 +228,7 @@ static const char *find_message(hpc_link *l, const hpc_mesh_frame *f) {
         if (m == NULL) return no_memory;
         *m = (hpc_message){.sequence = f->sequence, .total = f->total, .fd = -1};
         memcpy(m->op, f->op, sizeof m->op);
+        memcpy(m->call, f->call, sizeof m->call);
         l->incoming = m;
     }
     if (f->sequence != m->sequence || f->total != m->total || f->offset != m->got) return garbled;
@@ -248,6 +251,7 @@ static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
     if (m == NULL) return no_memory;
     *m = (hpc_message){.sequence = f->sequence, .total = f->total, .fd = -1};
     memcpy(m->op, f->op, sizeof m->op);
+    memcpy(m->call, f->call, sizeof m->call);
     l->arriving = m;
     return make_room(m, f->nbytes) ? NULL : no_memory;
 }

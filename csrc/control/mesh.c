@@ -294,7 +294,7 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     if (deadline > start + c->group->init_timeout) deadline = start + c->group->init_timeout;
     /* The call is shown as a wait, because other ranks may follow theirs to this rank. */
     double since = start;
-    int shown = hpc_watch_wait(&c->group->watch, -1, op, &rank, 1, &since);
+    int shown = hpc_watch_wait(&c->group->watch, -1, hpc_doing_of(op, 0), &rank, 1, &since);
     int called = try_all(c, &calls, &hello, deadline, fd, &reached);
     hpc_watch_end(&c->group->watch, shown, 0, hpc_now());
     if (called != HPC_OK) {
@@ -373,7 +373,7 @@ static int explain_timeout(hpc_control *c) {
 int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, double deadline) {
     hpc_group *g = c->group;
-    const hpc_wait wait = {"init", all_connected, who_is_joining, c};
+    const hpc_wait wait = {"init", all_connected, who_is_joining, c, 0};
     const hpc_bytes of_job = {addresses[0].secret, HPC_COOKIE_BYTES};
     int status = HPC_OK, any = 0;
     hpc_hmac(c->secret, c->secret_bytes, &of_job, 1, c->key);

@@ -62,15 +62,16 @@ typedef struct hpc_mesh_frame {
     uint32_t nbytes; /* of this frame's payload */
     uint64_t sequence, total, offset;
     char op[HPC_OP_BYTES];
+    char call[HPC_CALLING_BYTES + 4]; /* of the thread that sends it (hpc_calling_enter); "": none */
 } hpc_mesh_frame;
-_Static_assert(sizeof(hpc_mesh_frame) == 64, "a frame has no holes");
+_Static_assert(sizeof(hpc_mesh_frame) == 104, "a frame has no holes");
 
 typedef struct hpc_message {
     struct hpc_message *next;
     uint64_t sequence;
     size_t total, got, room; /* room grows with what has come */
     int fd;
-    char op[HPC_OP_BYTES];
+    char op[HPC_OP_BYTES], call[HPC_CALLING_BYTES + 4];
     char *data;
 } hpc_message;
 

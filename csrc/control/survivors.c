@@ -157,7 +157,7 @@ static int who_is_missing(void *arg, int *ranks) {
 static int await_ballots(round *r) {
     hpc_control *c = r->control;
     hpc_group *others = hpc_group_calm(c->group);
-    const hpc_wait wait = {op, is_over, who_is_missing, r};
+    const hpc_wait wait = {op, is_over, who_is_missing, r, .every = 1};
     if (others == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory");
     others->rank = r->s->caller->rank;
     if (r->s->names == NULL) { /* else they would be asked by other numbers than errors call them */

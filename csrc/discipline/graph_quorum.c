@@ -313,7 +313,7 @@ static int level(hpc_engine *en, const char *op, double deadline) {
     int status = hpc_outlet_newest(en, op, deadline, hpc_quorum_of(en)->number, &newest);
     if (status != HPC_OK) return status;
     go_on_from(en, newest);
-    const hpc_wait wait = {op, all_answered, who_answers, en};
+    const hpc_wait wait = {op, all_answered, who_answers, en, 0};
     return hpc_wait_for(&en->context->group, &wait, hpc_left(deadline));
 }
 

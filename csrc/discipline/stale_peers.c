@@ -443,7 +443,7 @@ static int late_peers(void *arg, int *ranks) {
 }
 
 static int catch_up(catching c, double timeout, const char *op) {
-    const hpc_wait wait = {op, has_caught_up, late_peers, &c};
+    const hpc_wait wait = {op, has_caught_up, late_peers, &c, 0};
     const int status = has_caught_up(&c) ? HPC_OK : hpc_wait_for(&c.en->context->group, &wait, timeout);
     return status == HPC_OK ? hpc_engine_check(c.en, op) : status;
 }

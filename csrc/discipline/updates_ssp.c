@@ -487,7 +487,7 @@ static int version_makers(void *arg, int *ranks) {
 }
 
 static int await_versions(versions v, double timeout, const char *op) {
-    const hpc_wait wait = {op, versions_came, version_makers, &v};
+    const hpc_wait wait = {op, versions_came, version_makers, &v, 0};
     const int status = versions_came(&v) ? HPC_OK : hpc_wait_for(&v.en->context->group, &wait, timeout);
     return status == HPC_OK ? hpc_engine_check(v.en, op) : status;
 }

@@ -184,7 +184,7 @@ static int await_args(hpc_engine *en, int s, hpc_limit *l) {
     seeing waits = {en, hpc_signal_args(en, share->owner, share->core), share->owner,
                     en->args_asked[core_of(en, share)]};
     if (is_seen(&waits)) return hpc_engine_check(en, "push");
-    const hpc_wait wait = {"push", is_seen, who_sees, &waits};
+    const hpc_wait wait = {"push", is_seen, who_sees, &waits, 0};
     int status = hpc_wait_for(&en->context->group, &wait, hpc_limit_left(en, l));
     return status == HPC_OK ? hpc_engine_check(en, "push") : status;
 }

@@ -294,7 +294,7 @@ static int nobody_else(void *arg, int *ranks) {
 static void *run_core(void *arg) {
     hpc_core *core = arg;
     hpc_engine *en = core->engine;
-    const hpc_wait wait = {op_engine, thread_has_work, nobody_else, core};
+    const hpc_wait wait = {op_engine, thread_has_work, nobody_else, core, 0};
     int pin_refused = core->cpu >= 0 && hpc_host_pin(core->cpu) != 0;
     hpc_crowd_tell(hpc_progress_unpin, core);
     atomic_store_explicit(&core->started, pin_refused ? HPC_UNPINNED : HPC_STARTED, memory_order_release);
@@ -420,7 +420,7 @@ static int receivers_of_rows(void *arg, int *ranks) {
 
 /* A core counts what it has sent after it has sent it: between two events all is counted. */
 int hpc_cores_send_kept(hpc_engine *en, const char *op, double timeout) {
-    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, en};
+    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, en, 0};
     int status = nothing_is_kept(en) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, timeout);
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) {
         hpc_core_pause(&en->cores[c]);

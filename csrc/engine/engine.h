@@ -232,7 +232,8 @@ struct hpc_engine {
     /* owner */
     hpc_core *cores;
     int n_own_cores;
-    int *threads; /* by rank: with which it computes */
+    hpc_mover mover; /* the works of its cores, in the context's watch */
+    int *threads;    /* by rank: with which it computes */
     hpc_progress_choice choice;
     hpc_work *work;
     int n_work;

@@ -15,12 +15,14 @@ int hpc_row_apply_kept(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, do
     if (scale == 1) return hpc_row_work(core, w, inputs);
     HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
+    hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, inputs, args);
     return w->kind->scaled(core, w, inputs, args, scale);
 }
 
 int hpc_row_read_kept(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, float *to, double *squares) {
     double args[HPC_RULE_ARGS];
+    hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, inputs, args);
     if (squares != NULL) *squares = 0;
     return w->kind->read(core, w, inputs, args, to, squares);

@@ -16,6 +16,7 @@ int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
+    hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, inputs, args);
     w->n_updates = inputs->n_updates;
     return w->kind->fold(core, w, inputs, args, squares);
@@ -57,6 +58,7 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, const double *given) {
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
+    hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, &mean, args);
     return w->kind->apply(core, w, &mean, args);
 }

@@ -78,6 +78,7 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
 int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int begins) {
     double args[HPC_RULE_ARGS];
     const hpc_inputs alone = hpc_row_inputs(core, w, slot, input);
+    hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, &alone, args);
     return w->kind->add(core, w, &alone, args, begins);
 }
@@ -107,6 +108,7 @@ int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
+    hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, inputs, args);
     return w->kind->work(core, w, inputs, args);
 }

@@ -306,6 +306,18 @@ static int open_shares(hpc_engine *en, const char *op) {
     return HPC_OK;
 }
 
+/* Rows that are worked off. Over shared memory nothing else tells a fold that takes long from a deadlock. */
+static uint64_t count_works(const void *arg) {
+    const hpc_engine *en = arg;
+    uint64_t n = 0;
+    for (int c = 0; c < en->n_own_cores; c++) {
+        const hpc_tally *tally = &en->cores[c].tally;
+        n += atomic_load_explicit(&tally->works, memory_order_relaxed) +
+             atomic_load_explicit(&tally->bytes_written, memory_order_relaxed);
+    }
+    return n;
+}
+
 int hpc_rows_open(hpc_engine *en, const char *op) {
     int me = en->context->group.rank, status = HPC_OK;
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
@@ -316,10 +328,15 @@ int hpc_rows_open(hpc_engine *en, const char *op) {
     if (status == HPC_OK) status = hpc_pieces_open_worker(en, op);
     if (status == HPC_OK) status = hpc_layout_walk(en, me, -1, found_slots, en);
     if (status == HPC_OK) status = hpc_layout_walk(en, -1, me, found_target, en);
+    if (status == HPC_OK) {
+        en->mover = (hpc_mover){.count = count_works, .arg = en};
+        hpc_watch_add(&en->context->group.watch, &en->mover);
+    }
     return status;
 }
 
 void hpc_rows_free(hpc_engine *en) {
+    hpc_watch_remove(&en->context->group.watch, &en->mover);
     for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
         hpc_core *core = &en->cores[c];
         if (core->memory != NULL) hpc_private_free(core->memory, core->memory_bytes);

@@ -227,7 +227,7 @@ static int wait_look(look *l, double timeout, const char *op) {
         hpc_group_settle(&en->context->group, op);
         return HPC_OK;
     }
-    const hpc_wait wait = {op, looks_done, awaited, l};
+    const hpc_wait wait = {op, looks_done, awaited, l, 0};
     double start = hpc_now();
     int status = hpc_wait_for(&en->context->group, &wait, timeout);
     double now = hpc_now();

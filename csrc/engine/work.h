@@ -152,6 +152,7 @@ typedef enum hpc_started {
 /* Counters of a core; the core alone writes them, and hpc_exchange_get_stats reads them meanwhile. */
 typedef struct hpc_tally {
     _Atomic uint64_t applied, bytes_folded, bytes_written, events;
+    _Atomic uint64_t works; /* calls of a row's kind: it grows while the core folds or applies */
     _Atomic uint64_t reduces, whole, torn, stale, missing;
     _Atomic double busy;
 } hpc_tally;

@@ -61,7 +61,7 @@ static int all_closed(void *arg) {
 }
 
 int hpc_engine_serve(hpc_engine *en, const char *op, double timeout) {
-    const hpc_wait wait = {op, all_closed, open_workers, en};
+    const hpc_wait wait = {op, all_closed, open_workers, en, .every = 1};
     int status = hpc_wait_for(&en->context->group, &wait, timeout);
     return status == HPC_OK || status == HPC_ERR_INVALID ? hpc_engine_check(en, op) : status;
 }

@@ -7,6 +7,7 @@ freed while a call on it is under way.
 """
 
 from . import compiled
+from .calling import enter, named, named_call, within
 from .codec import (
     CODEC_ARGS,
     CODEC_SLOTS,
@@ -170,7 +171,19 @@ from .rule import (
     with_prox,
 )
 from .scheme import SCHEMES, best_scheme, scheme_cost
-from .status import INVALID, NULL, SLICE, TIMED_OUT, check, error, is_slice_over, is_unfinished, seconds, wait
+from .status import (
+    INVALID,
+    NULL,
+    SLICE,
+    TIMED_OUT,
+    check,
+    error,
+    is_slice_over,
+    is_unfinished,
+    seconds,
+    slices_limit,
+    wait,
+)
 from .window import (
     flush,
     lane_create,

@@ -7,6 +7,7 @@ from typing import Any
 
 from .._ffi import ffi
 from ..errors import HpcommError
+from .calling import enter, entered
 from .status import SLICE, check, error
 
 
@@ -20,11 +21,13 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
         check(call(timeout))
         return
     outcome: list[HpcommError | None] = []
+    call_here = entered()
     done = threading.Lock()
     done.acquire()
 
     def run() -> None:
         try:
+            enter(call_here)
             status = call(timeout)
             outcome.append(error(status) if status < 0 else None)  # here: the last failure is this thread's
         finally:

@@ -76,15 +76,24 @@ def wait(call: Callable[[float], int], timeout: float, waited: float = 0.0) -> N
     """
     left = timeout - waited
     deadline = time.monotonic() + left
-    while True:
-        status = call(left if left < SLICE else SLICE)
-        if status == 0:
-            return
-        if not is_slice_over(status):
-            raise error(status)
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise error(status, timeout)
+    status = call(left if left < SLICE else SLICE)
+    if status == 0:
+        return
+    before = lib.hpc_slices_limit(timeout)
+    try:
+        while is_slice_over(status):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise error(status, timeout)
+            status = call(left if left < SLICE else SLICE)
+            if status == 0:
+                return
+        raise error(status)
+    finally:
+        lib.hpc_slices_limit(before)
+
+
+slices_limit = lib.hpc_slices_limit
 
 
 def seconds(timeout: float | None, default: float) -> float:

@@ -228,14 +228,18 @@ class Calls:
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
         """Repeats call(seconds) until it returns 0 or more, and returns that; at least once if status is None."""
-        while status is None or is_slice_over(status):
-            left = deadline - monotonic()
-            if left <= 0 and status is not None:
+        before = _core.slices_limit(limit)
+        try:
+            while status is None or is_slice_over(status):
+                left = deadline - monotonic()
+                if left <= 0 and status is not None:
+                    raise error(status, limit)
+                status = call(min(max(left, 0.0), SLICE))
+            if status < 0:
                 raise error(status, limit)
-            status = call(min(max(left, 0.0), SLICE))
-        if status < 0:
-            raise error(status, limit)
-        return status
+            return status
+        finally:
+            _core.slices_limit(before)
 
     # ---- a step ----
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .._core import within
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, PeerFailed
 from ..exchange import Exchange, Handle, inside
@@ -398,14 +399,16 @@ class LocalSteps:
         """
         if self._joined:
             raise InvalidArgument(f"rank {self.context.rank}: join: these local steps are in a join block already")
-        self._align()
-        self._work()
+        with within("join()", every=True):
+            self._align()
+            self._work()
         self._joined = True
         try:
             yield
-            while self._runs(False):
-                self.steps = self.schedule.next_due(self.steps)
-                self._work()
+            with within("join()", every=True):
+                while self._runs(False):
+                    self.steps = self.schedule.next_due(self.steps)
+                    self._work()
         finally:
             self._joined = False
 

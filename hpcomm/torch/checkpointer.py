@@ -5,6 +5,7 @@ from os import PathLike
 from typing import Any
 
 from .. import checkpoint
+from .._core import named
 from ..checkpoint import Restored
 from ..errors import InvalidArgument
 from . import saved
@@ -25,6 +26,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
     Arguments, methods and errors are those of hpcomm.Checkpointer. A step that is saved waits for its parameters.
     """
 
+    @named("ModelCheckpointer()", every=True)
     def __init__(
         self,
         optimizer: DistributedOptimizer | DiLoCo,
@@ -38,6 +40,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         super().__init__(optimizer.exchange, directory, every, keep, timeout=timeout)
         self._optimizer, self._seen = optimizer, 0
 
+    @named("ModelCheckpointer.after()", every=True)
     def after(self, step: int, extra: checkpoint.checkpointer.Extra | None = None) -> bool:
         """hpcomm.Checkpointer.after: what is saved besides is torch's part, and extra the trainer's."""
         due = step // self.every > self._seen // self.every
@@ -56,6 +59,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         return super().after(step, whole)
 
 
+@named("hpcomm.torch.restore()", every=True)
 def restore(
     optimizer: DistributedOptimizer | DiLoCo,
     directory: str | PathLike[str],

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._core import named
 from ..codec import Codecs
 from ..consistency import BSP, Consistency
 from ..context import Context
@@ -98,6 +99,7 @@ class DiLoCo(Wrapper):
     grad_scale: Tensor | None
     found_inf: Tensor
 
+    @named("DiLoCo()", every=True)
     def __init__(
         self,
         inner: Optimizer,
@@ -171,6 +173,7 @@ class DiLoCo(Wrapper):
 
     # ---- what a trainer calls ----------------------------------------------------------------------------------------
 
+    @named("optimizer.step()", every=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of the inner optimizer. Then exchanges that were begun `delay` steps before are taken, and those that
         are due begin. It waits for other ranks only where an exchange that it takes has not come yet.
@@ -224,11 +227,13 @@ class DiLoCo(Wrapper):
         """That of the inner optimizer."""
         self._wrapped.zero_grad(set_to_none)
 
+    @named("optimizer.sync()", every=True)
     def sync(self) -> None:
         """Exchanges all fragments now and takes them in full: afterwards all ranks have the same weights. For the end
         of the training, or before an evaluation. Collective: every rank calls it after the same steps."""
         self._local.sync()
 
+    @named("optimizer.wait()", every=False)
     def wait(self) -> None:
         """Waits until the exchanges that are under way have come; they are taken at their steps."""
         self._local.wait()
@@ -237,6 +242,7 @@ class DiLoCo(Wrapper):
         """Counts of steps, and of each fragment's bytes and seconds, on this rank."""
         return self._local.stats()
 
+    @named("optimizer.recover()", every=True)
     def recover(self, timeout: float | None = None) -> Recovered:
         """After PeerFailed: goes on with the ranks that are left, without a checkpoint. Collective over them.
 
@@ -262,6 +268,7 @@ class DiLoCo(Wrapper):
             self._local.steps = max(int.from_bytes(one, "little") for one in steps)
         return self._local.recover(timeout)
 
+    @named("optimizer.close()", every=True)
     def close(self) -> None:
         """Ends the exchange; the model keeps this rank's parameters. Again is no error. The inner optimizer stays."""
         self.wait()
@@ -280,6 +287,7 @@ class DiLoCo(Wrapper):
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
+    @named("optimizer.state_dict()", every=False)
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: that of the inner optimizer as torch writes it, and beside it, under "local_steps", the
         steps and this rank's part of the exchange. It waits for exchanges under way. Every rank saves its own, and its
@@ -290,6 +298,7 @@ class DiLoCo(Wrapper):
         outer = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
         return {**self._wrapped.state_dict(), _LOCAL: {**self._local.progress(), "outer": outer}}
 
+    @named("optimizer.load_state_dict()", every=True)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from this rank's state_dict, with the same bits, also between the begin and the take of an exchange.
         Load the model's weights as well. Collective, over as many ranks as there were.
@@ -345,6 +354,7 @@ class DiLoCo(Wrapper):
     # ---- what torch asks for -----------------------------------------------------------------------------------------
 
     @property
+    @named("GradScaler.step()", every=True)
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler.step asks it: step is called, and counts, where the scaler skips one."""
         if self._ready:

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .._core import within
 from ..errors import InvalidArgument
 from .diloco import DiLoCo
 from .optimizer import DistributedOptimizer
 from .uneven import JoinBlock
+
+_NAME = "hpcomm.torch.join()"
 
 
 @contextmanager
@@ -43,7 +46,8 @@ def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
     block = optimizer._join = JoinBlock(optimizer.context, optimizer.param_groups, optimizer._follow)
     try:
         yield
-        while block.follow():
-            pass
+        with within(_NAME, every=True):
+            while block.follow():
+                pass
     finally:
         optimizer._join = None

@@ -13,14 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .._core import enter, named_call
 from ..context import Context
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, PeerFailed
 from ..exchange import Exchange, Handle, inside
 from ..log import logger
 from .stats import Counts
 from .tensors import Order, as_float32, as_tensor, order_of, part_with, written
 
 _STRIDED = torch.strided
+_BACKWARD = named_call("loss.backward()", every=False)
 
 Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
 
@@ -36,6 +38,8 @@ class Sender(Protocol):
 
     def send(self, key: "ParamKey") -> None: ...
     def passed(self, key: "ParamKey") -> None: ...
+    def made(self) -> int: ...
+    def explained(self, failed: PeerFailed, made: int) -> PeerFailed: ...
 
 
 class LayerUse(Protocol):
@@ -218,7 +222,15 @@ class ParamKey:
         if passes < mode.passes:
             mode.passed(self)
             return
-        mode.send(self)
+        before = enter(_BACKWARD)
+        if before:
+            enter(before)
+        try:
+            mode.send(self)
+        except PeerFailed as failed:
+            raise mode.explained(failed, mode.made()) from failed
+        finally:
+            enter(before)
 
     def push(self, start: Start) -> Handle:
         """Starts the exchange of p.grad by this call, and leaves p.grad in its slot, where there is one."""

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..context import Context
-from ..errors import InvalidArgument, NotSupported
+from ..errors import InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange, Handle
 from ..recovery import Recovered, recover
+from . import uneven
 from .key import ParamKey
 from .stats import Counts
 
@@ -51,9 +52,11 @@ class Mode(ABC):
         begun: a gradient of this step has been sent.
         touched: a backward pass of this step has ended without sending.
         roll: see Roll; None where a push can say that there is nothing.
+        in_step: all ranks make the same steps: each waits for the gradients of all (BSP).
     """
 
     exchange: Exchange
+    in_step = False
     roll: "Roll | None" = None
 
     def __init__(
@@ -97,6 +100,14 @@ class Mode(ABC):
     def passed(self, key: ParamKey) -> None:
         """A backward pass that exchanges nothing has ended for this key."""
         self.touched = True
+
+    def made(self) -> int:
+        """The steps that this rank has made; the last one may be on its way."""
+        return self.counts.steps + self.counts.skipped
+
+    def explained(self, failed: PeerFailed, made: int) -> PeerFailed:
+        """The failure of the step after so many, in the words of steps where ranks have ended after fewer of them."""
+        return uneven.explained(self.context, failed, made) if self.in_step else failed
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 

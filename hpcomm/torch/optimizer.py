@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._core import named
 from ..codec import Codecs, WireFormat
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
-from ..errors import InvalidArgument, NotSupported
+from ..errors import InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange
 from ..exchange.arguments import check_choice, refuse
 from ..log import logger
@@ -122,6 +123,7 @@ class DistributedOptimizer(Wrapper):
     grad_scale: Tensor | None
     found_inf: Tensor
 
+    @named("DistributedOptimizer()", every=True)
     def __init__(
         self,
         optimizer: Optimizer,
@@ -242,6 +244,7 @@ class DistributedOptimizer(Wrapper):
         else:
             mode = OnePass(*args, passes, clip, rules, make, consistency)
         self._mode = mode
+        mode.in_step = servers and consistency == BSP
         mine = {id(key.param) for key in keys}
         broadcast(ctx, [p.data for p in model.parameters() if id(p) not in mine])
         self._progress = {name: value for name, value in options.items() if name == "progress"}
@@ -293,6 +296,7 @@ class DistributedOptimizer(Wrapper):
 
     # ---- what a trainer calls ----------------------------------------------------------------------------------------
 
+    @named("optimizer.step()", every=False)
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Applies the gradients of the backward passes since the last step, those of all ranks. Collective.
@@ -303,7 +307,8 @@ class DistributedOptimizer(Wrapper):
         Raises:
             InvalidArgument: a gradient was changed after its exchange had begun.
             NotSupported: a GradScaler calls it in a join block, on this rank or another.
-            PeerFailed, Timeout: as every call of the exchange.
+            PeerFailed, Timeout: as every call of the exchange. PeerFailed also if another rank has made fewer steps and
+                has ended: use join for unequal numbers of batches.
         """
         loss = None
         if closure is not None:
@@ -314,7 +319,11 @@ class DistributedOptimizer(Wrapper):
         if self._join is not None:
             self._join.runs(scaling is not None)
         self._call_hooks(self._wrapped._optimizer_step_pre_hooks)
-        self._take(scaling)
+        made = self._mode.made()
+        try:
+            self._take(scaling)
+        except PeerFailed as failed:
+            raise self._mode.explained(failed, made) from failed
         self._call_hooks(self._wrapped._optimizer_step_post_hooks)
         return loss
 
@@ -347,6 +356,7 @@ class DistributedOptimizer(Wrapper):
         self._layers.settle()
         self._take(None)
 
+    @named("optimizer.zero_grad()", every=False)
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Between backward and step it also takes the gradients back, on all ranks alike."""
         mode = self._mode
@@ -367,6 +377,7 @@ class DistributedOptimizer(Wrapper):
         finally:
             self._mode.quiet = before
 
+    @named("optimizer.synchronize()", every=True)
     @torch.no_grad()
     def synchronize(self) -> None:
         """Waits for all gradients and makes p.grad the mean of all ranks: to be looked at, or changed on all ranks
@@ -379,6 +390,7 @@ class DistributedOptimizer(Wrapper):
             raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")
         self._mode.synchronize()
 
+    @named("optimizer.wait()", every=False)
     def wait(self) -> None:
         """Waits until the parameters of the last step are there, and may be read."""
         self._mode.wait()
@@ -388,6 +400,7 @@ class DistributedOptimizer(Wrapper):
         """The scheme of each layer: print it."""
         return self._schemes
 
+    @named("optimizer.measure_schemes()", every=True)
     @torch.no_grad()
     def measure_schemes(self, rounds: int = 3) -> Schemes:
         """Exchanges each key by itself, and adds what it took, the best of some rounds, to the table of schemes.
@@ -407,6 +420,7 @@ class DistributedOptimizer(Wrapper):
         """Counts of what was moved and waited for, on this rank."""
         return self._counts.stats()
 
+    @named("optimizer.recover()", every=True)
     @torch.no_grad()
     def recover(
         self,
@@ -448,6 +462,7 @@ class DistributedOptimizer(Wrapper):
         mode.extra = [self._buffers]
         return replace(found, extra=extra)
 
+    @named("optimizer.written()", every=True)
     def written(self) -> None:
         """After the trainer has written parameters in place, between two steps: the same values on all ranks.
         Collective where owners keep other values than these (16-bit parameters, codec_out, SSP): they take the
@@ -455,6 +470,7 @@ class DistributedOptimizer(Wrapper):
         if any(key.apart for key in self._mode.keys):
             self._loaded()
 
+    @named("optimizer.close()", every=True)
     def close(self) -> None:
         """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""
         self._mode.wait()
@@ -476,6 +492,7 @@ class DistributedOptimizer(Wrapper):
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
+    @named("optimizer.state_dict()", every=True)
     def state_dict(self) -> dict[str, Any]:
         """The state of the wrapped optimizer, as torch writes it: it can be loaded by the plain optimizer. Collective:
         the state lies at its owners. 16-bit parameters have a "master" more. What codecs hold back is not in it:
@@ -491,6 +508,7 @@ class DistributedOptimizer(Wrapper):
         finally:
             self._wrapped.state.clear()
 
+    @named("optimizer.load_state_dict()", every=True)
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state of a plain optimizer, or of one of these. What codecs have held back is dropped. Collective:
@@ -520,6 +538,7 @@ class DistributedOptimizer(Wrapper):
         if self._mode.begun:
             raise InvalidArgument(f"{op} came between backward and step, while gradients are exchanged: call it after")
 
+    @named("model.load_state_dict()", every=True)
     @torch.no_grad()
     def _loaded(self) -> None:
         """load_state_dict has written the model, or a module in it."""
@@ -570,9 +589,13 @@ class DistributedOptimizer(Wrapper):
         """GradScaler.step asks it before it looks for Inf in p.grad, and then leaves the unscaling to step. In a join
         block step refuses the scaler: a rank that has run out would not look."""
         if self._ready and self._join is None and (self._mode.begun or self._mode.touched):  # others may ask as well
-            with torch.no_grad():
-                self._mode.check_scaler()
+            self._check_scaler()
         return True
+
+    @named("GradScaler.step()", every=True)
+    @torch.no_grad()
+    def _check_scaler(self) -> None:
+        self._mode.check_scaler()
 
     def _scaling(self) -> Scaling | None:
         found = self.__dict__.get("found_inf")

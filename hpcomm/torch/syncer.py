@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import _core
 from ..context import Context
+from ..errors import PeerFailed
 from .key import ParamKey
 from .mode import Mode
 
@@ -44,16 +45,30 @@ class Syncer:
             self._fire()
         if module.training:
             self.calls += 1
+            if any(key.handle is not None for key in self.keys):
+                self._wait(everything=False)
+        elif self.mode is not None:
+            self._wait(everything=True)
+
+    @_core.named("model.forward()", every=False)
+    def _wait(self, *, everything: bool) -> None:
+        try:
+            if everything and self.mode is not None:
+                self.mode.wait()
             for key in self.keys:
                 if key.handle is not None:
                     key.receive()
-        elif self.mode is not None:
-            self.mode.wait()
+        except PeerFailed as failed:
+            if self.mode is None:
+                raise
+            raise self.mode.explained(failed, self.mode.made() - 1) from failed  # the last step is on its way
 
+    @_core.named("model.state_dict()", every=False)
     def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         if self.mode is not None:
             self.mode.wait()
 
+    @_core.named("model.load_state_dict()", every=True)
     def before_load(self, state_dict: object, prefix: str, *args: object) -> None:
         """Before this module is loaded, and those in it."""
         if self.layers is not None and self.mode is not None:

@@ -92,13 +92,20 @@ static void circles(void) {
     waits(0, 1, 5); /* leads to the circle and is none of it */
     waits(1, 2, 5);
     waits(2, 3, 5);
-    strcpy(waits(3, 1, 5)->waits[0].op, "barrier");
+    hpc_shown_rank *last = waits(3, 1, 5);
+    strcpy(last->waits[0].op, "barrier");
+    last->waits[0].every = 1;
     CHECK_EQ(find_ends(1, 5), 3);
     for (int i = 0; i < 3; i++) CHECK(ends[i].rank == i + 1 && ends[i].state == HPC_CULPRIT_CIRCLE);
     CHECK(strcmp(ends[0].op, "recv") == 0 && strcmp(ends[2].op, "barrier") == 0);
+    CHECK(ends[0].every == 0 && ends[2].every == 1);
     hpc_culprits_text(ends, 3, text, sizeof text);
-    CHECK(strcmp(text, "ranks 1, 2 and 3 wait for each other: rank 1 in recv, rank 2 in recv, rank 3 in barrier (a "
-                       "deadlock of the program)") == 0);
+    CHECK(strcmp(text, "ranks 1, 2 and 3 wait for each other: ranks 1 and 2 are in recv; rank 3 is in barrier, which "
+                       "every rank must call (a deadlock of the program)") == 0);
+    ends[2].every = 0;
+    hpc_culprits_text(ends, 3, text, sizeof text);
+    CHECK(strcmp(text, "ranks 1, 2 and 3 wait for each other: ranks 1 and 2 in recv, rank 3 in barrier (a deadlock of "
+                       "the program)") == 0);
     /* With an end in reach nobody is accused of a deadlock: neighbours always wait for each other. */
     hpc_shown_rank *s = waits(1, 2, 5);
     s->waits[0].n_ranks = 2;

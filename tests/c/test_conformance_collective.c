@@ -122,6 +122,10 @@ static void collectives_disagree(rank *r) {
          "window");
     told(r, odd ? hpc_allgather(r->context, "abc", bytes, 4, -1) : hpc_barrier(r->context, -1), "allgather", "barrier");
     told(r, hpc_allgather(r->context, "abcdefgh", bytes, odd ? 3 : 4, -1), "3", "4");
+    hpc_calling_enter(hpc_calling_named(odd ? "state_dict()" : "step()", 1)); /* the names of calls above are told */
+    int status = odd ? hpc_barrier(r->context, -1) : hpc_window_create(r->context, 64, 1, NULL, -1, &w);
+    hpc_calling_enter(NULL);
+    told(r, status, " calls state_dict()", " calls step()");
     CHECK(!w && !q && !lane);
 }
 

@@ -149,7 +149,7 @@ static void last_words(rank *r) {
         if (r->rank == who) {
             node_leave(n, why);
         } else {
-            node_expect_gone(n, who, why ? why : "it left", 5);
+            node_expect_gone(n, who, why ? why : "has ended", 5);
             CHECK_EQ(atomic_load(&n->group.states[who]), why ? HPC_PEER_FAILED : HPC_PEER_LEFT);
             CHECK_EQ(strcmp(n->group.reasons[who], why ? why : "it left"), 0);
             node_leave(n, NULL);

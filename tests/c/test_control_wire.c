@@ -64,7 +64,7 @@ static void dribble(rank *r) {
         CHECK_OK(node_gather(n, "gather", data, BYTES, HPC_EQUAL_SIZES, 20));
         CHECK_EQ(ranks_first_wrong(n->replies[1].data, BYTES, 4), BYTES);
         hpc_control_free_replies(n->control, n->replies);
-        node_expect_gone(n, 1, "it left", 5);
+        node_expect_gone(n, 1, "rank 1 has ended", 5);
         node_leave(n, NULL);
     } else {
         int fd = impersonate(r);

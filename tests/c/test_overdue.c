@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "context/context.h"
+#include "exchange_plans.h"
 #include "ranks.h"
 
 enum { VICTIM = 3, WARNED = 8, GO_ON = 9, ENOUGH = 3 };
@@ -42,6 +43,7 @@ static void answer(void *arg, hpc_inquiry *q) {
 
 static void count(void *arg, const char *sentence) {
     CHECK(strstr(sentence, "rank 0: test has waited"));
+    CHECK(strstr(sentence, " s for rank 1 and keeps waiting (until 20 s): rank 1 has computed for "));
     ((script *)arg)->warnings++;
 }
 
@@ -56,9 +58,9 @@ static int for_rank_1(void *arg, int *ranks) {
     return 1;
 }
 
-/* A wait of rank 0 that looks after 60 ms, then each 20 ms. */
+/* A wait of rank 0 that looks after 6 ms, then at first soon, then each 20 ms. It warns after 60 ms. */
 static int run(rank *r, script *s) {
-    const hpc_wait wait = {"test", ends, for_rank_1, s};
+    const hpc_wait wait = {"test", ends, for_rank_1, s, 0};
     s->group.size = 2;
     s->group.timeout = 20;
     s->group.look_after = 0.06;
@@ -92,7 +94,7 @@ static void moving_circle(rank *r) {
         s.answers[s.n].moved = moved[s.n];
     }
     check_held_up(run(r, &s), HPC_CULPRIT_CIRCLE);
-    CHECK_EQ(s.looks, 6);
+    CHECK_EQ(s.looks, 5); /* the wait that had just begun at the fourth look has lasted since */
     CHECK_EQ(s.warnings, 0);
 }
 
@@ -238,6 +240,43 @@ static void circle(rank *r) {
     finish(r, w);
 }
 
+/* Rank 0 alone looks, finds the deadlock and leaves: the others have the same error from it. Calls have their names,
+ * and all are told which one is for every rank. */
+static void circle_is_heard(rank *r) {
+    hpc_window *w = begin(r, r->rank == 0 ? 0.6 : 1000);
+    const char *own = r->rank == 0 ? "state_dict()" : "step()";
+    CHECK(hpc_calling_enter(hpc_calling_named(own, r->rank == 0)) == NULL);
+    check_held_up(wait_somehow(r, w, 0), HPC_CULPRIT_CIRCLE);
+    CHECK_EQ(hpc_last_error()->n_culprits, r->size);
+    CHECK_EQ(strcmp(hpc_last_error()->op, own), 0);
+    CHECK(strstr(hpc_last_error()->message,
+                 "ranks 0, 1 and 2 wait for each other: rank 0 is in state_dict(), which every rank must call; ranks 1 "
+                 "and 2 are in step() (a deadlock of the program)"));
+    CHECK(hpc_calling_enter(NULL) == hpc_calling_named(own, r->rank == 0)); /* the same name once */
+    finish(r, w);
+}
+
+/* Rows that a rank works off count as moved: a fold that takes long is no deadlock. */
+static void folds(rank *r) {
+    job j;
+    hpc_exchange_stats stats;
+    job_init(&j, r);
+    hpc_exchange *e = job_open(r, &j);
+    rank_meet(r);
+    for (int step = 0; step < 2; step++) {
+        uint64_t moved = hpc_watch_moved(&r->context->group.watch), applied;
+        CHECK_OK(hpc_exchange_get_stats(e, &stats));
+        applied = stats.applied;
+        for (int key = 0; key < j.n_keys; key++) job_push_pull(r, &j, e, key, step);
+        rank_meet(r);
+        CHECK_OK(hpc_exchange_get_stats(e, &stats));
+        CHECK(stats.applied == applied || hpc_watch_moved(&r->context->group.watch) > moved);
+        rank_meet(r);
+    }
+    hpc_exchange_free(e);
+    hpc_watch_moved(&r->context->group.watch); /* its cores are gone */
+}
+
 int main(int argc, char **argv) {
     const unsigned dies = 1 << VICTIM;
     const ranks_case cases[] = {
@@ -271,6 +310,8 @@ int main(int argc, char **argv) {
          .bare = true},
         {.name = "circle", .size = 3, .run = circle, .bare = true},
         {.name = "circle_in_slices", .size = 3, .run = circle, .arg = 2, .bare = true},
+        {.name = "circle_is_heard", .size = 3, .run = circle_is_heard, .bare = true},
+        {.name = "folds", .size = 2, .run = folds},
         {0},
     };
     return ranks_main(argc, argv, cases);

@@ -13,7 +13,7 @@
 
 enum {
     CONTROL = 5, /* bytes before the first header */
-    INPUT = 1024,
+    INPUT = 1664,
     HEADER = sizeof(hpc_mesh_frame),
     FRAMES = INPUT / HEADER + 1,
     MAGIC = 0x68706331,
@@ -70,7 +70,8 @@ static void write_frames(const uint8_t *data, size_t size) {
 
 static int is_sound(const hpc_mesh_frame *f) {
     return f->magic == MAGIC && f->rank >= 0 && f->rank < RANKS && f->nbytes <= HPC_PIECE_BYTES &&
-           f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL;
+           f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL &&
+           memchr(f->call, 0, sizeof f->call) != NULL;
 }
 
 /* Whether a message may go on, or begin, with this piece. */

@@ -21,7 +21,7 @@ BUILD = ROOT / "build/fuzz"
 KEPT = Path(__file__).resolve().parent / "corpus"
 TARGETS = sorted(path.stem.removeprefix("fuzz_") for path in Path(__file__).parent.glob("fuzz_*.c"))
 PACKAGES = "apt-get install -y clang libclang-rt-14-dev"
-LARGEST = 1024  # bytes of an input
+LARGEST = 1664  # bytes of an input
 LIMITS = [f"-max_len={LARGEST}", "-timeout=10", "-rss_limit_mb=1024", "-malloc_limit_mb=64"]
 ENV = os.environ | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"

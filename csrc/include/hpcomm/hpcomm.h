@@ -75,6 +75,8 @@ typedef enum hpc_culprit_state {
     HPC_CULPRIT_CIRCLE     /* it and the other culprits wait for each other, which is a bug of the program */
 } hpc_culprit_state;
 
+enum { HPC_CALLING_BYTES = 36 };
+
 /* A rank that failed by itself, or one at the end of a chain of waits. */
 typedef struct hpc_culprit {
     int rank;
@@ -82,7 +84,8 @@ typedef struct hpc_culprit {
     double seconds; /* silent: how long others have waited for it; computing: how long it has; circle: how long its
                        latest wait has lasted; else 0 */
     uint64_t step;  /* computing: the most pushes of one key, or sends to one peer, that it has made */
-    char op[24];    /* circle: what it waits in; else "" */
+    int every;      /* circle: every rank must make the call op; else 0 */
+    char op[HPC_CALLING_BYTES]; /* circle: the call that it waits in; else "" */
 } hpc_culprit;
 
 /* More about a failure, where its status does not say enough. */
@@ -122,6 +125,24 @@ HPC_API const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *
  * one, returns its status. */
 HPC_API int hpc_follow_timeout(double waited);
 
+/* Says how long the slices that this thread makes from now on may last together, for warnings about them. 0: unknown.
+ * Returns the seconds that were set before. */
+HPC_API double hpc_slices_limit(double seconds);
+
+/* ---- calls -------------------------------------------------------------------------------------------------- */
+
+/* The name of a call of a layer above this library, such as "optimizer.step()". While a thread is in the call, its
+ * waits and their failures have this name: in errors, in warnings, and for ranks that ask (hpc_jobs). */
+typedef struct hpc_calling hpc_calling;
+
+/* A call of this name, up to 35 bytes of it. every: every rank of the job must make the call, so an error about ranks
+ * that wait for each other says so. Names are kept for the life of the process, the same name once; NULL: no memory, or
+ * more than 1000 names. Any thread. */
+HPC_API const hpc_calling *hpc_calling_named(const char *name, int every);
+
+/* The calling thread is in the call from now on; NULL: in none. Returns the call that it was in before. */
+HPC_API const hpc_calling *hpc_calling_enter(const hpc_calling *call);
+
 /* ---- build and host ----------------------------------------------------------------------------------------- */
 
 HPC_API const char *hpc_version(void);         /* "MAJOR.MINOR.PATCH" of the loaded library */
@@ -159,9 +180,10 @@ typedef struct hpc_config {
     double timeout;      /* default of every blocking call; 30 minutes */
     double init_timeout; /* of init, and of connections that are made later; negative: timeout, but 30 s where that
                             is left at its default */
-    double look_after;   /* a wait that has lasted for so long finds out who holds it up, and again after each third
-                            of it; 30 s. A rank that is stopped or a deadlock ends it then (HPC_ERR_TIMEOUT, with
-                            HPC_DETAIL_HELD_UP); while ranks compute it goes on, and one rank of the job warns */
+    double look_after;   /* a wait finds out who holds it up after a tenth of this, a fifth, a third, and each third
+                            that follows; 30 s. A rank that is stopped or a deadlock, seen by two looks, ends it
+                            (HPC_ERR_TIMEOUT, with HPC_DETAIL_HELD_UP). While ranks compute it goes on, and one rank of
+                            the job warns, after all of look_after */
     void (*warn)(void *arg, const char *sentence); /* takes such warnings, in the thread that waits. It may not call
                                                       hpcomm. NULL: they become notes (HPC_NOTE_HELD_UP) */
     void *warn_arg;
@@ -343,7 +365,8 @@ enum { HPC_JOB_BYTES = 33, HPC_SHOWN_WAITS = 4, HPC_SHOWN_RANKS = 16, HPC_SHOWN_
 
 /* A wait of one thread of a rank. */
 typedef struct hpc_shown_wait {
-    char op[24];
+    char op[HPC_CALLING_BYTES];
+    int every;      /* every rank must make the call op */
     double seconds; /* so far */
     int n_ranks;    /* all that are waited for; the first HPC_SHOWN_RANKS are in ranks */
     int ranks[HPC_SHOWN_RANKS];
