@@ -529,7 +529,7 @@ static void rule_fails(rank *r) {
     c.rule = &rule, c.progress = r->arg % 8, c.eager = r->arg / 16;
     CHECK_OK(job_create_with(r, &j, &c, -1, &e));
     job_push_pull(r, &j, e, 1, 0);
-    double begin = ranks_now();
+    rank_meet(r); /* an eager fold fails at the first push of the next step, which another rank may still be ahead of */
     uint64_t ticket;
     float src[33] = {0};
     int status = hpc_exchange_start(e, 1, BOTH, src, -1, &ticket);
@@ -545,7 +545,6 @@ static void rule_fails(rank *r) {
         CHECK(ranks_error_names(1));
         CHECK_MESSAGE("k1");
     }
-    CHECK(ranks_now() - begin < 5);
     rank_set(r, r->rank, 1);
     for (int i = 0; i < r->size; i++) rank_await(r, i, 1);
     hpc_exchange_free(e);

@@ -496,7 +496,7 @@ static void dies(rank *r) {
     CHECK_OK(create(r, &a, &j, plan, NULL, &e));
     for (int i = 0; i < 5000; i++) src[i] = (float)(i % 7);
     CHECK_OK(hpc_exchange_push_pull(e, KEY, src, -1));
-    CHECK_OK(hpc_barrier(r->context, -1));
+    rank_meet(r); /* a barrier of the context would fail on a rank that is still in it when DIES is gone */
     if (r->rank == DIES) {
         CHECK_OK(hpc_exchange_start(e, KEY, BOTH, src, -1, &ticket));
         rank_set(r, 0, 1);
