@@ -5,17 +5,25 @@ run of files by their names.
     @pytest.mark.some(n)    n of its cases run; the seed chooses them, so that other ones run with each commit
     SUBJECTS                tests of packaging, benchmarks, ...: they run when a file that they judge has changed
 
+PHASES are those of .ci/run that a commit passes again when a file that they look at has changed:
+
+    chosen.py is-owed PHASE     0 if it has, 1 if the phase has passed on the files that are here
+    chosen.py passed PHASE      writes down that the phase has passed
+
 A test by the fixture ranks_by runs each of its cases on one transport, one by the fixture transport on two of four.
 """
 
 import hashlib
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSED = ".ci/passed"  # digests by subject, of the files that its tests last passed on
@@ -78,6 +86,14 @@ SUBJECTS = {
 }
 
 
+NATIVE = ("csrc/**/*", "tests/c/**/*", "CMakeLists.txt")
+PHASES = {
+    "sanitize": Subject((), NATIVE),
+    "fuzz": Subject((), (*NATIVE, "tests/fuzz/**/*")),
+    "numa": Subject((), (*NATIVE, "tests/numa/*", "tests/guest.py")),
+    "softroce": Subject((), (*NATIVE, "tests/softroce/*", "tests/guest.py", "hpcomm/_core/*", "hpcomm/queue.py")),
+}
+
 TRANSPORTS = {"ranks_by": 1, "transport": 2}  # fixtures of conftest.py, and the transports on which a case runs
 
 
@@ -91,12 +107,12 @@ def order(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big")
 
 
-def left_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
+def left_out(items: "Iterable[pytest.Item]", seed: int) -> "set[pytest.Item]":
     """The tests that a short run does not need."""
     out: set[pytest.Item] = set()
     cases: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        params = dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         if item.get_closest_marker("full"):
             out.add(item)
         elif item.get_closest_marker("some"):
@@ -111,7 +127,7 @@ def left_out(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
     return out
 
 
-def _is_fixture(item: pytest.Item, name: str) -> bool:
+def _is_fixture(item: "pytest.Item", name: str) -> bool:
     """Whether the parameter comes from the fixture of that name, and not from the test's own list."""
     return not any(name in str(mark.args[0]) for mark in item.iter_markers("parametrize"))
 
@@ -127,10 +143,15 @@ def passed(root: Path = ROOT) -> set[str]:
 
 def note_passed(root: Path = ROOT) -> bool:
     """Writes down that the tests of all subjects have passed. Whether that is news."""
-    now = {name: subject.digest(root) for name, subject in SUBJECTS.items()}
-    if now == _noted(root):
+    return _note({name: subject.digest(root) for name, subject in SUBJECTS.items()}, root)
+
+
+def _note(digests: dict[str, str], root: Path) -> bool:
+    noted = _noted(root)
+    if noted.items() >= digests.items():
         return False
-    (root / PASSED).write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps({**noted, **digests}, indent=1, sort_keys=True)
+    (root / PASSED).write_text(f"{text}\n", encoding="utf-8")
     return True
 
 
@@ -144,3 +165,16 @@ def _noted(root: Path) -> dict[str, str]:
 def is_spared(path: Path, subjects: Iterable[str], root: Path = ROOT) -> bool:
     """Whether a file has the tests of one of these subjects: a short run need not even import it."""
     return any(path.match(str(root / pattern)) for name in subjects for pattern in SUBJECTS[name].tests)
+
+
+def main(what: str, name: str) -> int:
+    digest = PHASES[name].digest(ROOT)
+    if what == "passed":
+        if _note({name: digest}, ROOT):
+            print(f"please commit {PASSED}")
+        return 0
+    return int(_noted(ROOT).get(name) == digest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -8,6 +8,7 @@ from pathlib import Path
 import chosen
 import pytest
 
+PROJECT = chosen.ROOT
 CONFTEST = """
 import os, pytest, chosen
 
@@ -108,6 +109,17 @@ def test_a_subject_that_has_changed_has_not_passed(subject: str, path: str, tmp_
     assert subject not in chosen.passed(tmp_path)
 
 
+def test_a_phase_is_owed_until_it_has_passed_on_these_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chosen, "ROOT", tmp_path)
+    (tmp_path / ".ci").mkdir()
+    copy(tmp_path, "csrc/base/wait.c")
+    assert chosen.main("is-owed", "fuzz") == 0
+    assert chosen.main("passed", "fuzz") == 0
+    assert (chosen.main("is-owed", "fuzz"), chosen.main("is-owed", "sanitize")) == (1, 0)
+    (tmp_path / "csrc/base/wait.c").write_text("")
+    assert chosen.main("is-owed", "fuzz") == 0
+
+
 def test_of_some_files_the_name_alone_counts(tmp_path: Path) -> None:
     (tmp_path / ".ci").mkdir()
     copy(tmp_path, "csrc/base/wait.c")
@@ -120,7 +132,7 @@ def test_of_some_files_the_name_alone_counts(tmp_path: Path) -> None:
 
 def copy(root: Path, path: str) -> None:
     (root / path).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(chosen.ROOT / path, root / path)
+    shutil.copy(PROJECT / path, root / path)
 
 
 def test_files_of_a_spared_subject_are_known() -> None:
@@ -130,7 +142,7 @@ def test_files_of_a_spared_subject_are_known() -> None:
 
 
 def test_every_pattern_finds_a_file() -> None:
-    for subject in chosen.SUBJECTS.values():
+    for subject in (*chosen.SUBJECTS.values(), *chosen.PHASES.values()):
         for pattern in (*subject.tests, *subject.watched, *subject.named):
             assert any(chosen.ROOT.glob(pattern)), pattern
 

@@ -139,8 +139,10 @@ class Bare:
         script = f"{' && '.join(mounts)} && exec chroot . /bin/bash -c 'cd /hpcomm && {command}'"
         environment = {
             **{name: value for name, value in os.environ.items() if VARIABLES.fullmatch(name)},
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
-            "LANG": "C.UTF-8", "TERM": "dumb",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
         }
         alone = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "bash", "-c", script]
         with (
