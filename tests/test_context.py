@@ -9,9 +9,11 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import mpi
@@ -21,6 +23,7 @@ from conftest import Left, on_both, run_threads, thread_worlds
 
 import hpcomm
 from hpcomm import _core, _ffi
+from hpcomm._core import handle
 from hpcomm.config import Config
 
 
@@ -395,11 +398,39 @@ def test_dropped_context_gives_all_back() -> None:
         assert open_files() > files
         del context, window, queue, lane
     gc.collect()
-    # The kernel may list a joined thread a little longer: one of these contexts, and also one that is in before.
+    # The kernel may list a thread that has ended a little longer, also one that is in before.
     end = time.monotonic() + 60
     while left := threads() - before:
         assert time.monotonic() < end, f"threads {left} are left"
     assert open_files() == files
+
+
+def test_collective_lets_go_of_its_call_before_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that makes the call for the main thread may end much later."""
+    ended = threading.Event()
+
+    class Lock:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.acquire = self.lock.acquire
+
+        def release(self) -> None:
+            self.lock.release()
+            ended.wait(30)
+
+    class Call:
+        def __call__(self, timeout: float) -> int:
+            return 0
+
+    main = threading.current_thread
+    monkeypatch.setattr(handle, "threading", SimpleNamespace(current_thread=main, main_thread=main, Lock=Lock))
+    call = Call()
+    kept = weakref.ref(call)
+    handle.collective(call, 1.0)
+    del call
+    lets_go = kept() is None
+    ended.set()
+    assert lets_go
 
 
 def test_window_keeps_its_context_open() -> None:

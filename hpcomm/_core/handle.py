@@ -26,11 +26,13 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
     done.acquire()
 
     def run() -> None:
+        nonlocal call
         try:
             enter(call_here)
             status = call(timeout)
             outcome.append(error(status) if status < 0 else None)  # here: the last failure is this thread's
         finally:
+            del call  # this thread ends a little later, and must not keep a handle of the call open until then
             done.release()
 
     _thread.start_new_thread(run, ())
