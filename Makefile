@@ -5,10 +5,12 @@
 #   make fuzz      what reads from the network, 20 s each, with clang's libFuzzer
 #   make cluster   tests on several hosts, which are network namespaces
 #   make softroce  tests over RDMA, in virtual machines with softRoCE
+#   make near      the tests that cover what has changed, a minute of them (SINCE=COMMIT)
 PYTHON ?= python3
 VENV ?= .venv
 RANKS ?= 4
 PYTEST_FLAGS ?=
+SINCE ?=
 BENCH_FLAGS ?=
 FUZZ_FLAGS ?=
 SOFTROCE_FLAGS ?=
@@ -51,11 +53,11 @@ MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
 # TSan of GCC 13 and older finds no room for its shadow where the kernel spreads addresses over more than 28 bits.
 FIXED_ADDRESSES = $$(if setarch -R true 2>/dev/null; then echo setarch -R; fi)
 
-.PHONY: help demo test build ctest pytest sanitize fuzz cluster softroce cpp bench mpi clean \
+.PHONY: help demo test build ctest pytest near map sanitize fuzz cluster softroce cpp bench mpi clean \
         lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 
 help:
-	@sed -n '2,7s/^# *//p' Makefile
+	@sed -n '2,8s/^# *//p' Makefile
 
 demo: $(VENV)/.installed-demo mpi
 	$(MPIRUN) -n $(RANKS) python examples/train_digits.py $(DEMO_FLAGS)
@@ -74,6 +76,16 @@ ctest: build
 
 pytest: $(VENV)/.installed-test $(VENV)/.torch mpi
 	python tests/again.py pytest pytest $(PYTEST_FLAGS)
+
+near: build $(VENV)/.torch mpi
+	HPC_TEST_MODES=$(HPC_TEST_MODES) HPC_TEST_SCALE=$(HPC_TEST_SCALE) \
+	    python tests/near.py $(BUILD) $(if $(SINCE),--since $(SINCE))
+
+# A short run of all tests, on a build that notes which functions run.
+map: $(VENV)/.installed-test $(VENV)/.torch mpi
+	cmake -S . -B build/cover -DHPC_BUILD_TESTS=ON -DHPC_COVER=ON $(CMAKE_FLAGS)
+	cmake --build build/cover
+	HPC_TEST_MODES=third HPC_TEST_SCALE=20 python tests/covered.py build/cover
 
 # Without the window of 4 GiB, which takes them half a minute each and has no code of its own, and without all pairs of
 # codec, discipline and topology, of which test_pieces_disciplines has those that differ.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+BY_NAME = "TESTS_BY_NAME"  # set in a run of tests that near.py has chosen: short although it names them
 PASSED = ".ci/passed"  # digests by subject, of the files that its tests last passed on
 
 
@@ -45,15 +46,15 @@ class Subject:
 
     def digest(self, root: Path) -> str:
         found = hashlib.sha256()
-        for path in _files(root, (*self.tests, *self.watched)):
+        for path in files(root, (*self.tests, *self.watched)):
             found.update(f"{path.relative_to(root)}\n".encode())
             found.update(path.read_bytes())
-        for path in _files(root, self.named):
+        for path in files(root, self.named):
             found.update(f"{path.relative_to(root)}\n".encode())
         return found.hexdigest()
 
 
-def _files(root: Path, patterns: Iterable[str]) -> list[Path]:
+def files(root: Path, patterns: Iterable[str]) -> list[Path]:
     kept = (".py", ".c", ".h", ".hpp", ".cpp", ".json", ".toml", ".txt", ".in", ".map", ".md", ".tsv")
     found = {path for pattern in patterns for path in root.glob(pattern) if path.suffix in kept}
     return sorted(path for path in found if path.is_file() and "build" not in path.relative_to(root).parts)
@@ -80,8 +81,18 @@ SUBJECTS = {
     ),
     "demo": Subject(("tests/test_demo.py",), ("examples/train_digits.py", "README.md")),
     "harness": Subject(
-        ("tests/test_again.py", "tests/test_chosen.py", "tests/test_ranks.py"),
-        ("tests/again.py", "tests/chosen.py", "tests/ranks.py", "tests/mpi.py", "tests/conftest.py"),
+        ("tests/test_again.py", "tests/test_chosen.py", "tests/test_near.py", "tests/test_ranks.py"),
+        (
+            "tests/again.py",
+            "tests/c/cover.c",
+            "tests/chosen.py",
+            "tests/conftest.py",
+            "tests/cover.py",
+            "tests/covered.py",
+            "tests/mpi.py",
+            "tests/near.py",
+            "tests/ranks.py",
+        ),
     ),
 }
 

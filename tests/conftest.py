@@ -17,6 +17,7 @@ from typing import Any
 
 import again
 import chosen
+import cover
 import mpi
 import pytest
 from hypothesis import settings
@@ -49,8 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
         files = [os.memfd_create(name) for name in ("door", "room")]
         os.environ[TURNS] = " ".join(f"/proc/{os.getpid()}/fd/{file}" for file in files)
         is_short = chosen.is_short(config.args, os.environ.get("HPC_TEST_MODES", ""))
-        os.environ[SHORT] = "yes" if is_short else "no"
-        os.environ[SPARED] = " ".join(sorted(chosen.passed())) if is_short else ""
+        is_chosen = chosen.BY_NAME in os.environ
+        os.environ[SHORT] = "yes" if is_short or is_chosen else "no"
+        os.environ[SPARED] = " ".join(sorted(chosen.passed())) if is_short and cover.FOLDER not in os.environ else ""
 
 
 def pytest_unconfigure() -> None:
@@ -134,7 +136,32 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if "PYTEST_XDIST_WORKER" in os.environ:
             stack.enter_context(_turn(alone=_is_serial(item)))
         stack.enter_context(_costed(item))
+        stack.enter_context(cover.of(_function(item), _shared(item), mpi.processor_seconds))
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> Generator[None, object, object]:
+    """A fixture that several tests share counts for all of them, and not for the first one that asks."""
+    if fixturedef.scope == "function" or cover.FOLDER not in os.environ:
+        return (yield)
+    with cover.of(_shared_name(request._pyfuncitem, fixturedef.argname), (), mpi.processor_seconds):
+        return (yield)
+
+
+def _function(item: pytest.Item) -> str:
+    """The test's name without its parameters, and without the group that pytest-xdist adds."""
+    return re.split(r"\[|@group ", item.nodeid)[0]
+
+
+def _shared(item: Any) -> list[str]:
+    """The names of its fixtures of a wider scope than a function's."""
+    known: dict[str, Any] = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return [_shared_name(item, name) for name, found in known.items() if found[-1].scope != "function"]
+
+
+def _shared_name(item: pytest.Item, fixture: str) -> str:
+    return f"{item.nodeid.partition('::')[0]} {fixture}"
 
 
 @contextmanager

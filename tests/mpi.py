@@ -34,6 +34,7 @@ from multiprocessing.connection import Connection, Listener, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cover
 import pytest
 import ranks
 from ranks import INDEX, MARK, Order, Start, Task, world
@@ -359,7 +360,7 @@ class Server:
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", MARK: f"{SESSION}.{0:08}"},
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", MARK: f"{SESSION}.{0:08}", cover.VARIABLE: ""},
                 start_new_session=True,
             )
 

@@ -32,6 +32,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cover
+
 INDEX = "RANK_OF_TEST"  # the number of a process in its job, where no launcher says so
 MARK = "RANKS_OF_TEST"  # in the environment of every process of a job, wherever a launcher has put it
 PR_SET_PDEATHSIG = 1
@@ -266,6 +268,7 @@ class _Server:
             os.close(opened)
         os.environ.clear()
         os.environ.update(env)
+        cover.start(env.get(cover.VARIABLE, ""))
         tempfile.tempdir = None  # TMPDIR may be another one
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # a fork leaves the parent's
 
