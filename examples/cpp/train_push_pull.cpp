@@ -5,9 +5,9 @@
 //     mpirun -n 5 train_push_pull digits.txt --servers 1
 //     mpirun -n 4 train_push_pull digits.txt --codec topk:0.05
 //
-// A step takes the same examples whatever the number of ranks, each rank its part of them, so every job reaches the same
-// weights, up to rounding, as one rank training on all the data. With a codec a part of each gradient is sent, and the
-// rest is added to the next one. MPI brings the ranks up; after that everything goes through hpcomm.
+// A step takes the same examples whatever the number of ranks, each rank its part of them, so every job reaches the
+// same weights, up to rounding, as one rank training on all the data. With a codec a part of each gradient is sent, and
+// the rest is added to the next one. MPI brings the ranks up; after that everything goes through hpcomm.
 #include "digits.hpp"
 
 #include <hpcomm/hpcomm.hpp>
