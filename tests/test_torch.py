@@ -406,17 +406,19 @@ def what_would_train_wrongly_raises(ctx: hpcomm.Context) -> None:
     with refuses("host's memory"):
         ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
     for wrong, told in (({"lr": 0.1}, "lr of"), ({"lr": 1.0, "betas": (0.5, 0.999)}, r"beta1/betas\[0\] of")):
-        model, options = net(), wrong if ctx.rank else {"lr": 1.0}
+        model = net()
+        adam: dict[str, Any] = dict(wrong) if ctx.rank else {"lr": 1.0}
         with pytest.raises(hpcomm.ConfigError, match=f"{told} rule adam is .* on rank 1 and .* on rank 0, for key"):
-            ht.DistributedOptimizer(torch.optim.Adam(model.parameters(), **options), ctx, model)
+            ht.DistributedOptimizer(torch.optim.Adam(model.parameters(), **adam), ctx, model)
     foreign = {"compression": "give codec=", "named_parameters": "leave it out", "overlaps": "did you mean 'overlap'"}
     for word, told in foreign.items():
-        model, wrong = net(), {word: 1} if ctx.rank else {}
+        model = net()
+        given: dict[str, Any] = {word: 1} if ctx.rank else {}
         kinds = TypeError if ctx.rank else hpcomm.InvalidArgument
         with pytest.raises(
             kinds, match=rf"DistributedOptimizer\(\) got an unexpected keyword argument '{word}': {told}"
         ):
-            ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, **wrong)
+            ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, **given)
     with refuses("not parameters of the model"):
         ht.DistributedOptimizer(momentum(net().parameters()), ctx, net())
     with pytest.raises(hpcomm.NotSupported, match="add_param_group"):
