@@ -61,7 +61,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Workers of a run of everything: a test waits, too. A run of named tests needs none."""
+    """Workers of a run of everything: one more than cores, as tests also wait. A run of named tests needs none."""
     if config.args_source != pytest.Config.ArgsSource.TESTPATHS:
         return 0
     return min(len(os.sched_getaffinity(0)) + 1, 8)

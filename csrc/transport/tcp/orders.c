@@ -24,9 +24,24 @@ void tcp_drop_orders(tcp_stream *s) {
     s->answer = NULL;
 }
 
+#if defined(__SANITIZE_THREAD__)
+/* TSan's own wrapper notes the reads of a send when it has returned. By then the peer may have answered, and the next
+ * update may lie where this one was. */
+void __tsan_read_range(void *from, unsigned long nbytes);
+
+static void note_reads(const struct iovec *parts, int n) {
+    for (int i = 0; i < n; i++) __tsan_read_range(parts[i].iov_base, parts[i].iov_len);
+}
+#else
+static void note_reads(const struct iovec *parts, int n) {
+    (void)parts, (void)n;
+}
+#endif
+
 static ssize_t send_parts(int fd, struct iovec *parts, int n) {
     struct msghdr m = {.msg_iov = parts, .msg_iovlen = (size_t)n};
     ssize_t sent;
+    note_reads(parts, n);
     do sent = sendmsg(fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
     hpc_calls_count_moved(HPC_CALL_SEND, sent);
