@@ -155,9 +155,10 @@ def _function(item: pytest.Item) -> str:
 
 
 def _shared(item: Any) -> list[str]:
-    """The names of its fixtures of a wider scope than a function's."""
+    """The names of its fixtures of a wider scope than a function's, and of the group whose tests one worker runs."""
     known: dict[str, Any] = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-    return [_shared_name(item, name) for name, found in known.items() if found[-1].scope != "function"]
+    fixtures = [_shared_name(item, name) for name, found in known.items() if found[-1].scope != "function"]
+    return [*fixtures, *(f"@{mark.args[0]}" for mark in item.iter_markers("xdist_group"))]
 
 
 def _shared_name(item: pytest.Item, fixture: str) -> str:

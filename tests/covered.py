@@ -34,8 +34,8 @@ def is_test(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """A test function or a C program: seconds, seconds of processors, the files that it covers, and the names of the
-    fixtures that it shares with others."""
+    """A test function or a C program: seconds, seconds of processors, the files that it covers, the names of the
+    fixtures that it shares with others, and "@" and the name of the group whose tests one worker runs."""
 
     name: str
     wall: float
@@ -148,7 +148,8 @@ def of_functions(target: Path, folder: Path) -> tuple[dict[str, Case], dict[str,
         (cases if "::" in name else shared)[name] = Case(name, wall, processor, kept, tuple(needs))
     shared = {name: each for name, each in shared.items() if each.files or each.wall >= 0.01}
     return {
-        name: replace(each, needs=tuple(need for need in each.needs if need in shared)) for name, each in cases.items()
+        name: replace(each, needs=tuple(need for need in each.needs if need in shared or need.startswith("@")))
+        for name, each in cases.items()
     }, shared
 
 
@@ -168,11 +169,12 @@ def write_map(build: Path, cores: int) -> int:
     subprocess.call([*command, "ctest", "map-c", str(build), f"-j{3 * cores}", "-E", "conformance_large"], cwd=ROOT)
     env = {**os.environ, cover.FOLDER: str(folder), "LD_LIBRARY_PATH": str(build), "PYTHONPATH": str(site)}
     subprocess.call([*command, "pytest", "map-python", "-q"], cwd=ROOT, env=env)
-    programs = of_programs(build, folder, again.FOLDER / "map-c")
-    functions, shared = of_functions(build / "hpcomm", folder)
-    if not programs or not functions:
-        print("the tests did not run: the map is as it was", file=sys.stderr)
+    ended = [again.FOLDER / run / "first.xml" for run in ("map-c", "map-python")]
+    if not all(path.exists() for path in ended):
+        print("the tests did not come to an end: the map is as it was", file=sys.stderr)
         return 1
+    programs = of_programs(build, folder, ended[0].parent)
+    functions, shared = of_functions(build / "hpcomm", folder)
     (ROOT / MAP).write_text(Map({**programs, **functions}, shared).text(), encoding="utf-8")
     print(f"{len(programs)} programs of C and {len(functions)} tests of Python; please commit {MAP}")
     return 0

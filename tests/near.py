@@ -8,6 +8,7 @@ python tests/near.py BUILD [--since COMMIT] [--seconds S]
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,9 @@ import chosen
 from covered import MAP, ROOT, Case, Map, is_test
 
 START = 5.0  # seconds until pytest runs its first test
+PATIENCE = (
+    3  # times as long as they may take the tests of one language have: with a fault, many end by their time limits
+)
 CODE = (".c", ".h", ".cpp", ".hpp", ".py")
 
 
@@ -100,11 +104,19 @@ def estimate(cases: Iterable[Case], shared: Mapping[str, Case], cores: int) -> f
     seconds = 0.0
     for is_python, lanes in ((False, 3 * cores), (True, cores + 1)):
         mine = [case for case in cases if case.is_python == is_python]
-        mine += [shared[name] for name in {name for case in mine for name in case.needs} if name in shared]
+        alone: dict[str, float] = defaultdict(
+            float
+        )  # by what one worker runs: a test, a fixture with its tests, a group
+        added: set[str] = set()
+        wall = processor = 0.0
+        for case in mine:
+            runs = [case, *(shared[name] for name in case.needs if name in shared and name not in added)]
+            added.update(case.needs)
+            took = sum(each.wall for each in runs)
+            alone[case.needs[-1] if case.needs else case.name] += took
+            wall, processor = wall + took, processor + sum(each.processor for each in runs)
         if mine:
-            wall, processor = sum(case.wall for case in mine), sum(case.processor for case in mine)
-            longest = max(case.wall for case in mine)
-            seconds += max(wall / lanes, processor / cores, longest) + (START if is_python else 0.0)
+            seconds += max(wall / lanes, processor / cores, *alone.values()) + (START if is_python else 0.0)
     return seconds
 
 
@@ -147,8 +159,11 @@ def choose(
     every = set().union(*stands.values())
 
     def order(case: Case) -> tuple[float, str]:
-        files = covers[case.name]
-        return -len(files & every) / max(1, len(files)) / (1 + case.wall), case.name
+        files, wall = (
+            covers[case.name],
+            case.wall + sum(of.shared[need].wall for need in case.needs if need in of.shared),
+        )
+        return -len(files & every) / max(1, len(files)) / (1 + wall), case.name
 
     queues = [
         sorted((case for case in cases if case.is_python == is_python), key=order)
@@ -186,6 +201,20 @@ def by_file(programs: Iterable[str], tests: Iterable[str]) -> dict[str, list[str
     return {file: names for file, names in found.items() if names}
 
 
+def bounded(command: list[str], env: dict[str, str], seconds: float) -> int:
+    """The exit status of a command; 1 where it takes longer, and is ended with all that it has started."""
+    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            print(f"\nended after {seconds:.0f} s: some tests hang", flush=True)
+            return 1
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGINT)
+            raise
+
+
 def run(build: str, since: str, seconds: float, cores: int) -> int:
     try:
         of = Map.read((ROOT / MAP).read_text(encoding="utf-8"))
@@ -217,16 +246,17 @@ def run(build: str, since: str, seconds: float, cores: int) -> int:
         print(f"no test of the map covers {path}")
     sys.stdout.flush()
     status, ran, began = 0, [], time.monotonic()
+    limit = PATIENCE * seconds
     command = [sys.executable, str(ROOT / "tests/again.py")]
     if programs:
         ran.append("near-c")
         options = [build, f"-j{3 * cores}", "-R", f"^({'|'.join(programs)})$"]
-        status |= subprocess.call([*command, "ctest", "near-c", *options], cwd=ROOT)
+        status |= bounded([*command, "ctest", "near-c", *options], dict(os.environ), limit)
     if tests:
         ran.append("near-python")
         env = {**os.environ, chosen.BY_NAME: "yes"}
         options = ["-q", "-n", str(min(cores + 1, 8, len(tests))), *tests]
-        status |= subprocess.call([*command, "pytest", "near-python", *options], cwd=ROOT, env=env)
+        status |= bounded([*command, "pytest", "near-python", *options], env, limit)
     if ran:
         subprocess.call([*command, "told", *ran], cwd=ROOT)
         print(f"the tests took {time.monotonic() - began:.0f} s")

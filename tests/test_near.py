@@ -76,6 +76,13 @@ def test_a_shared_fixture_counts_once_and_for_each_of_its_tests() -> None:
     assert near.choose([FILES[0]], of, 40, 2)[0] == []
 
 
+def test_the_tests_of_a_group_run_one_after_the_other() -> None:
+    apart = [case(f"tests/test_it.py::test_{i}", seconds=3) for i in range(3)]
+    group = [case(each.name, seconds=3, needs=("@group torch",)) for each in apart]
+    assert near.estimate(apart, {}, 2) == near.START + 4.5
+    assert near.estimate(group, {}, 2) == near.START + 9
+
+
 def test_a_changed_test_file_runs_whole() -> None:
     cases = [case("tests/test_it.py::test_a", FILES[0]), case("tests/test_it.py::test_b"), case("test_c", FILES[0])]
     changed = ["tests/test_it.py", "tests/c/test_c.c"]
@@ -160,6 +167,11 @@ def test_the_map_reads_as_it_was_written() -> None:
     of = map_of(*tests, shared=(shared,))
     assert Map.read(of.text()) == of
     assert map_of(*reversed(tests), shared=(shared,)).text() == of.text()
+
+
+def test_a_run_that_hangs_is_ended() -> None:
+    assert near.bounded([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), 60) == 3
+    assert near.bounded([sys.executable, "-c", "import signal; signal.pause()"], dict(os.environ), 0.1) == 1
 
 
 def test_a_test_that_is_gone_is_not_asked_for() -> None:
