@@ -651,10 +651,10 @@ def end(how: str) -> str:
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("return", 0, "left"),
-        ("drop", 0, "left"),
-        ("thread", 0, "left"),
-        ("exit", 3, "left"),
+        ("return", 0, "has ended"),
+        ("drop", 0, "has ended"),
+        ("thread", 0, "has ended"),
+        ("exit", 3, "has ended"),
         ("raise", 1, "LookupError: lost my way"),
         ("kill", -signal.SIGKILL, "died"),
     ],
