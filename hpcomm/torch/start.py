@@ -2,6 +2,7 @@
 has already."""
 
 import hashlib
+import inspect
 import io
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +50,7 @@ def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
         TypeError: no option has that name.
         InvalidArgument: hpcomm.torch decides this one.
     """
-    known = {*Options.__optional_keys__, *(call.__init__.__kwdefaults__ or ())}
+    known = {*Options.__optional_keys__, *(inspect.unwrap(call.__init__).__kwdefaults__ or ())}
     for name in options:
         if name not in known and name not in ("rule", "plan"):
             raise unexpected(call.__name__, name, known)
