@@ -156,3 +156,19 @@ def test_tables_are_whole() -> None:
 def test_every_row_kind_has_its_line() -> None:
     kinds = {path.name for path in (ROOT / "csrc/engine").glob("kind_*.c")}
     assert set(re.findall(r"^\| `(kind_\w+\.c)` \|", PAGES["docs/architecture.md"], re.MULTILINE)) == kinds
+
+
+def test_readme_contributing_and_ci_tell_one_number() -> None:
+    ours, theirs = PAGES["CONTRIBUTING.md"], PAGES["README.md"]
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    for command, elsewhere in {
+        "make test": [re.search(r"make test .*at most (\d+) minutes", theirs)],
+        ".ci/run": [re.search(r"\.ci/run .*in at most (\d+) minutes", text) for text in (theirs, script)],
+        ".ci/run --full": [
+            re.search(r"--full runs .*in at most (\d+)", theirs),
+            re.search(r"--full .*?in at most (\d+)", script, re.DOTALL),
+        ],
+    }.items():
+        limit = re.search(rf"^\| `{re.escape(command)}` \| (\d+) minutes", ours, re.MULTILINE)
+        assert limit, command
+        assert [found and found[1] for found in elsewhere] == [limit[1]] * len(elsewhere), command
