@@ -31,7 +31,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hpcomm
 DAYS = 30  # for which an installed root is used again
 INSTALL = re.compile(r"apt-get install -y ((?:[a-z0-9.+-]+ ?)+)")
 SECONDS = 1500.0  # for one command in the root
-LINES = 40  # that pip may print before its user has read which package is missing
+LINES = 12  # that pip may print from the build's beginning until it says what is missing
 COMPILERS = ("cc", "gcc*", "c++", "g++*", "c89*", "c99*", "cpp*", "x86_64-linux-gnu-g*", "x86_64-linux-gnu-cpp*")
 DECIDE = ("README.md", "Makefile", "pyproject.toml", "setup.py", ".ci/run", "tests/bare/run.py")
 VARIABLES = re.compile(r"PIP_\w+|\w+_proxy|\w+_PROXY|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|HPC_TEST_\w+")
@@ -193,9 +193,9 @@ def without_compiler(bare: Bare, logs: Path) -> list[str]:
     told = [number for number, line in enumerate(said) if "C compiler" in line]
     if not told:
         return ["pip install . does not say that a C compiler is missing"]
-    after = [line for line in said if "Building wheel for hpcomm" in line or "error" in line.lower()]
-    if len(said) > LINES + len(after):
-        return [f"pip install . says what is missing in line {told[0] + 1} of {len(said)}"]
+    begun = [number for number, line in enumerate(said) if "Building wheel for hpcomm" in line]
+    if not begun or told[0] - begun[0] > LINES:
+        return [f"pip install . says what is missing in line {told[0] + 1}, more than {LINES} after the build began"]
     return []
 
 
