@@ -201,8 +201,9 @@ def test_auto_sends_float32_where_a_codec_loses() -> None:
 
 
 def test_what_cannot_be_a_kernel_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="encode: slots is 9: must be an int from 0 to 8"):
-        kernels.encode(slots=9)
+    for slots in (9, True, 1.5):
+        with pytest.raises(InvalidArgument, match=f"encode: slots is {slots}: must be an int from 0 to 8"):
+            kernels.encode(slots=slots)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="returns nothing: must return the bytes that it wrote"):
 
         @kernels.encode

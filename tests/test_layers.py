@@ -81,7 +81,7 @@ context.hpp
 handle.hpp fold.hpp host.hpp
 codec.hpp error.hpp hpcomm_mpi.h
 hpcomm.h
-codec.h plan.h rule.h scheme.h stats.h
+codec.h error.h plan.h rule.h scheme.h stats.h
 """
 
 

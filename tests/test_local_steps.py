@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
+from conftest import Left, run_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -297,3 +299,42 @@ def test_fragments_hold_each_layer_once(sizes: list[int], data: st.DataObject) -
         assert all(where[name] == where[f"{name.partition('.')[0]}.w"] for name in keys)
     assert [name for names in fragments_of(keys, number) for name in names] == list(keys)
     assert fragments_of(keys, number) == fragments_of(keys, fragments_of(keys, number))
+
+
+def leave(ctx: hpcomm.Context) -> None:
+    with suppress(hpcomm.HpcommError):
+        ctx.close()
+    raise Left
+
+
+def test_waits_have_the_names_of_calls_and_fewer_steps_are_told() -> None:
+    told: dict[int, hpcomm.HpcommError] = {}
+
+    def trains(ctx: hpcomm.Context, local: hpcomm.LocalSteps, first: int, last: int) -> None:
+        for step in range(first, last):
+            train(local.params, ctx.rank, step)
+            local.step()
+
+    def body(ctx: hpcomm.Context) -> None:
+        _, local = make(ctx, Way(2))
+        trains(ctx, local, 0, 6)
+        with pytest.raises(hpcomm.Timeout) as overdue:
+            local.sync() if ctx.rank == 0 else trains(ctx, local, 6, 8)
+        told[ctx.rank] = overdue.value
+        leave(ctx)
+
+    def ends(ctx: hpcomm.Context) -> None:
+        _, local = make(ctx, Way(2))
+        trains(ctx, local, 0, 4)
+        if ctx.rank == 1:
+            leave(ctx)
+        with pytest.raises(hpcomm.PeerFailed) as failed:
+            trains(ctx, local, 4, 9)
+        told[2] = failed.value
+        leave(ctx)
+
+    run_threads(2, body, look_after=0.3, timeout=1800)
+    assert [getattr(told[rank], "op", "") for rank in range(2)] == ["local.sync()", "local.step()"]
+    assert "rank 0 is in local.sync(), which every rank must call; rank 1 is in local.step()" in str(told[1])
+    run_threads(2, ends)
+    assert "rank 1 has made fewer steps and has ended, rank 0 is at step 6: use local.join()" in str(told[2])

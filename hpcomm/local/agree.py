@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 from ..context import Context
-from ..errors import ConfigError, InvalidArgument
+from ..errors import ConfigError, InvalidArgument, PeerFailed
 from ..exchange import Exchange, inside
 from .fragments import Fragments, fragments_of
 from .schedule import Schedule
@@ -68,3 +68,25 @@ def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) 
             raise ConfigError(
                 f"local steps: rank {rank} has another every, delay, mix or other fragments than rank 0: give the same"
             )
+
+
+def ended_early(ctx: Context, failed: PeerFailed, made: str, at: int, cure: str) -> PeerFailed:
+    """The same failure in the words of steps, if it says only that ranks have ended, or have closed their exchange.
+
+    Args:
+        made: what is known of the number of their steps: "" or " (5)".
+        at: the step of this rank.
+        cure: the calls that take unequal numbers of steps.
+    """
+    states = [ctx.peers[rank].state for rank in failed.ranks]
+    if failed.left or not states or not {*states} <= {"left", "alive"}:
+        return failed
+    *most, last = map(str, failed.ranks)
+    who, have = (f"ranks {', '.join(most)} and {last}", "have") if most else (f"rank {last}", "has")
+    return PeerFailed(
+        f"rank {ctx.rank}: {failed.op}: {who} {have} made fewer steps{made} and {have} ended, rank {ctx.rank} is at "
+        f"step {at}: use {cure} for unequal numbers of batches",
+        ranks=failed.ranks,
+        op=failed.op,
+        waiting_for=failed.waiting_for,
+    )

@@ -19,20 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .._core import within
+from .._core import named, within
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, PeerFailed
 from ..exchange import Exchange, Handle, inside
 from ..recovery import Recovered, recover
-from .agree import check_exchange, digest_of, settings, tell
+from .agree import check_exchange, digest_of, ended_early, settings, tell
 from .fragments import Fragments
 from .schedule import Schedule
 from .stats import FragmentStats, LocalStats
 from .values import Array, Arrays, Values, checked_arrays
 
+_CURE = "local.join(), or hpcomm.torch.join of a DiLoCo,"
 _NOTHING = -1  # in a state: no exchange of the fragment is under way
 
 
+@named("local_steps()", every=True)
 def local_steps(
     ex: Exchange,
     params: Mapping[str, Any] | None = None,
@@ -207,12 +209,14 @@ class LocalSteps:
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
+    @named("local.step()", every=False)
     def step(self) -> None:
         """After each step of this rank's training: begins the exchanges that are due, and takes those that were begun
         `delay` steps before. It waits for other ranks only where an exchange that it takes has not come yet.
 
         Raises:
-            PeerFailed: a rank died: call recover, and go on with the next step.
+            PeerFailed: a rank died: call recover, and go on with the next step. Also if another rank has made fewer
+                steps and has ended: use join.
             Timeout: as by Exchange.push_pull.
             InvalidArgument: the last sync was cut short.
         """
@@ -221,7 +225,10 @@ class LocalSteps:
         self.steps += 1
         if self._joined and self.schedule.due(self.steps):
             self._runs(True)
-        self._work()
+        try:
+            self._work()
+        except PeerFailed as failed:
+            raise ended_early(self.context, failed, "", self.steps, _CURE) from failed
 
     def _work(self) -> None:
         """What a step, or one that was cut short, has to do."""
@@ -240,6 +247,7 @@ class LocalSteps:
             if one.begun is not None and (self._syncing or self.steps >= one.begun + self.schedule.delay):
                 self._take(number)
 
+    @named("local.sync()", every=True)
     def sync(self) -> None:
         """Exchanges what has been learned since the last exchange of each fragment, and takes all fragments in full:
         afterwards all ranks have the same parameters, those of the exchange. For the end of the training, or before an
@@ -361,6 +369,7 @@ class LocalSteps:
             self.context.span_since(f"fragment {number}: under way", one.since)
             one.since = None
 
+    @named("local.wait()", every=False)
     def wait(self) -> None:
         """Waits until the exchanges that are under way have come; they are taken at their steps. Call it before a
         Checkpointer saves, and before exchange.params is read: these are the parameters of the last exchange."""
@@ -422,6 +431,7 @@ class LocalSteps:
         self._take_due()
         return False
 
+    @named("local.recover()", every=True)
     def recover(self, timeout: float | None = None) -> Recovered:
         """After PeerFailed: goes on with the ranks that are left, without a checkpoint. Collective over them.
 
@@ -520,6 +530,7 @@ class LocalSteps:
         own = {f"local.own.{name}": value for name, value in self._values.saved().items()}
         return {**{f"local.{name}": value for name, value in self.progress().items()}, **own}
 
+    @named("local.load_state_dict()", every=False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what state_dict has given, after the exchange was restored: with the same bits, also between
         a begin and its take. Other entries of state are left alone.

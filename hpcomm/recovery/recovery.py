@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import optim
+from .._core import named
 from ..checkpoint import restore
 from ..checkpoint.resume import gather
 from ..context import Context
@@ -43,6 +44,7 @@ class Recovered:
     extra: dict[str, Any]
 
 
+@named("hpcomm.recover()", every=True)
 def recover(
     ex: Exchange,
     *,

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..context import Context
 from ..errors import NotSupported, PeerFailed
+from ..local.agree import ended_early
 from .rules import numbers, set_numbers
 
 _OUT, _RUNS, _SCALES = 0.0, 1.0, 2.0  # a rank has run out of batches, makes a step, or makes one by a GradScaler
@@ -15,18 +16,7 @@ _OUT, _RUNS, _SCALES = 0.0, 1.0, 2.0  # a rank has run out of batches, makes a s
 def explained(ctx: Context, failed: PeerFailed, made: int) -> PeerFailed:
     """The same failure in the words of steps, if it says only that ranks have ended, or have closed their exchange. All
     ranks have made the steps that this one has made, as each step waits for the gradients of all."""
-    states = [ctx.peers[rank].state for rank in failed.ranks]
-    if failed.left or not states or not {*states} <= {"left", "alive"}:
-        return failed
-    *most, last = map(str, failed.ranks)
-    who, have = (f"ranks {', '.join(most)} and {last}", "have") if most else (f"rank {last}", "has")
-    return PeerFailed(
-        f"rank {ctx.rank}: {failed.op}: {who} {have} made fewer steps ({made}) and {have} ended, rank {ctx.rank} is at "
-        f"step {made + 1}: use hpcomm.torch.join for unequal numbers of batches",
-        ranks=failed.ranks,
-        op=failed.op,
-        waiting_for=failed.waiting_for,
-    )
+    return ended_early(ctx, failed, f" ({made})", made + 1, "hpcomm.torch.join")
 
 
 class JoinBlock:
