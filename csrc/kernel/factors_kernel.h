@@ -1,5 +1,6 @@
 /* The sums of products, written once. The file of an instruction set includes its lanes, defines TILE_ROWS and
- * TILE_VECTORS, the rows and vectors of a tile of sums that its registers hold, and includes this.
+ * TILE_VECTORS, the rows and vectors of a tile of sums that its registers hold, and SUM_PAIRS, the pairs that a sum
+ * along a row takes at once, at most 8; then it includes this.
  *
  * Pairs go by runs of one kind, in their order:
  *   dense u and v     tiles, from panels of v and blocks of u that are packed behind each other

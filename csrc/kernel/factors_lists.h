@@ -56,9 +56,9 @@ static void make_lists(entry_lists *l, const hpc_factor_pair *pairs, size_t n_pa
  */
 
 /* NEAR: values of v that a second cache may hold; PACKED: of those that are packed; SPAN: columns at once, at most */
-enum { NEAR = 1 << 16, PACKED = 1 << 14, SPAN = 1 << 11, FEW = 8 };
+enum { NEAR = 1 << 16, PACKED = 1 << 14, SPAN = 1 << 11, FEW = SUM_PAIRS };
 
-/* The weighted sum of a few vectors, n of them, for each of count elements. So many are told apart that the loop over
+/* The weighted sum of a few vectors, n of them, for each of count elements. n is a constant, so that the loop over
  * elements has no loop in it. */
 FACTORS_INLINE void sum_few(purpose purpose, int n, float *to, size_t count, const entry *e, const float *const *v,
                             float rate, const float *ahead) {
@@ -83,36 +83,29 @@ FACTORS_INLINE void sum_few(purpose purpose, int n, float *to, size_t count, con
     }
 }
 
+/* The same of n vectors, at most FEW. */
 FACTORS_INLINE void sum_some(purpose purpose, int n, float *to, size_t count, const entry *e, const float *const *v,
                              float rate, const float *ahead) {
+#define SUM_OF(some)                                                                                                   \
+    case some:                                                                                                         \
+        if (some <= FEW) sum_few(purpose, some, to, count, e, v, rate, ahead);                                         \
+        break;
     switch (n) {
     case 0:
         if (purpose == SET) memset(to, 0, count * sizeof *to);
         break;
-    case 1:
-        sum_few(purpose, 1, to, count, e, v, rate, ahead);
-        break;
-    case 2:
-        sum_few(purpose, 2, to, count, e, v, rate, ahead);
-        break;
-    case 3:
-        sum_few(purpose, 3, to, count, e, v, rate, ahead);
-        break;
-    case 4:
-        sum_few(purpose, 4, to, count, e, v, rate, ahead);
-        break;
-    case 5:
-        sum_few(purpose, 5, to, count, e, v, rate, ahead);
-        break;
-    case 6:
-        sum_few(purpose, 6, to, count, e, v, rate, ahead);
-        break;
-    case 7:
-        sum_few(purpose, 7, to, count, e, v, rate, ahead);
-        break;
+        SUM_OF(1)
+        SUM_OF(2)
+        SUM_OF(3)
+        SUM_OF(4)
+        SUM_OF(5)
+        SUM_OF(6)
+        SUM_OF(7)
+        SUM_OF(8)
     default:
-        sum_few(purpose, 8, to, count, e, v, rate, ahead);
+        break;
     }
+#undef SUM_OF
 }
 
 /* Any number of entries: the sum of more than a few is continued, and taken when it is complete. */

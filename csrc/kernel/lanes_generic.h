@@ -4,6 +4,7 @@
 #define HPC_LANES_GENERIC_H
 
 #include <stdint.h>
+#include <string.h>
 
 #define VECTOR_BYTES 16
 
@@ -20,8 +21,6 @@ static inline void fold_end(int stream) {
 }
 
 #else
-
-#include <string.h>
 
 static inline void stream_vector(void *to, const void *from) {
     memcpy(to, from, VECTOR_BYTES);
@@ -42,18 +41,58 @@ static inline void store_words16(uint16_t *out, words x) {
     *(halves *)out = __builtin_convertvector(x, halves);
 }
 
-/* a b + c, rounded once. As float64 the product is exact. The sum is rounded to odd: its last bit is 1 where it is not
- * exact, so that it rounds to float32 as the exact sum does (Boldo and Melquiond, 2008). */
+/* a b + c, rounded once. */
+#if defined(__FP_FAST_FMAF)
+
 static inline reals multiply_add(float a, reals b, reals c) {
-    typedef double doubles __attribute__((vector_size(2 * VECTOR_BYTES)));
-    typedef int64_t longs __attribute__((vector_size(2 * VECTOR_BYTES)));
-    const doubles product = (double)a * __builtin_convertvector(b, doubles);
-    const doubles other = __builtin_convertvector(c, doubles), sum = product + other, part = sum - product;
+    reals sum;
+    for (int i = 0; i < VECTOR_BYTES / (int)sizeof(float); i++) sum[i] = __builtin_fmaf(a, b[i], c[i]);
+    return sum;
+}
+
+#else
+
+typedef double doubles __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t longs __attribute__((vector_size(VECTOR_BYTES)));
+
+/* As float64 the product is exact. The sum is rounded to odd: its last bit is 1 where it is not exact, so that it
+ * rounds to float32 as the exact sum does (Boldo and Melquiond, 2008). Masks are joined by bits: SSE2 compares no
+ * int64. */
+static inline doubles add_to_odd(doubles product, doubles other) {
+    const doubles sum = product + other, part = sum - product;
     const doubles error = (product - (sum - part)) + (other - part);
     const longs bits = (longs)sum, even = (bits & 1) - 1, off = (error < 0) | (error > 0);
-    const longs away = (error > 0) == (sum > 0), step = (away & 2) - 1;
-    return __builtin_convertvector((doubles)(bits + (step & even & off)), reals);
+    const longs away = ~((error > 0) ^ (sum > 0)), step = (away & 2) - 1;
+    return (doubles)(bits + (step & even & off));
 }
+
+#if defined(__SSE2__)
+
+static inline reals multiply_add(float a, reals b, reals c) {
+    const doubles wide = {(double)a, (double)a};
+    const __m128 b2 = _mm_movehl_ps((__m128)b, (__m128)b), c2 = _mm_movehl_ps((__m128)c, (__m128)c);
+    const doubles low = add_to_odd(wide * (doubles)_mm_cvtps_pd((__m128)b), (doubles)_mm_cvtps_pd((__m128)c));
+    const doubles high = add_to_odd(wide * (doubles)_mm_cvtps_pd(b2), (doubles)_mm_cvtps_pd(c2));
+    return (reals)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)low), _mm_cvtpd_ps((__m128d)high));
+}
+
+#else
+
+static inline reals multiply_add(float a, reals b, reals c) {
+    typedef float pair __attribute__((vector_size(VECTOR_BYTES / 2)));
+    pair x[2], y[2];
+    memcpy(x, &b, sizeof x);
+    memcpy(y, &c, sizeof y);
+    for (int i = 0; i < 2; i++) {
+        const doubles product = (double)a * __builtin_convertvector(x[i], doubles);
+        x[i] = __builtin_convertvector(add_to_odd(product, __builtin_convertvector(y[i], doubles)), pair);
+    }
+    memcpy(&c, x, sizeof c);
+    return c;
+}
+
+#endif
+#endif
 
 /* hpc_from_f16 and hpc_to_f16 without branches: every case is computed, and masks choose. Comparisons are of signed
  * numbers, which SSE2 has. */
