@@ -212,6 +212,12 @@ def test_a_topology_for_each_key() -> None:
     assert ByKey({}).compile(keys, 4, **options) == ParameterServer().compile(keys, 4, **options)
 
 
+def test_keys_that_are_not_named_have_the_topology_of_the_rest() -> None:
+    tree, few = Hierarchy([[0, 1], [2, 3]]), ParameterServer("CS", [1])
+    assert [ByKey({"w": few}, tree).of(name) for name in ("w", "v")] == [few, tree]
+    assert [ByKey({"w": few}, None).of(name) for name in ("w", "v")] == [few, ParameterServer()]
+
+
 def test_what_topologies_of_keys_cannot_be() -> None:
     with pytest.raises(InvalidArgument, match="topology has an entry for 'u', which is not a key"):
         ByKey({"u": Hierarchy([[0, 1]])}).compile(KEYS, 2)

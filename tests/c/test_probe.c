@@ -43,6 +43,13 @@ static void packets(rank *r) {
     hpc_probe_seal(&sealed, key, 7, HPC_PROBE_MOST_PACKETS, BYTES); /* sealed, and yet no index */
     memcpy(data, &sealed, sizeof sealed);
     CHECK(!opens(data, BYTES, key));
+    for (int i = 0; i < 2; i++) { /* the smallest and the largest */
+        const int nbytes = i == 0 ? HPC_PROBE_LEAST_BYTES : HPC_PROBE_MOST_BYTES;
+        unsigned char whole[HPC_PROBE_MOST_BYTES] = {0};
+        hpc_probe_seal(&sealed, key, 7, 99, nbytes);
+        memcpy(whole, &sealed, sizeof sealed);
+        CHECK(opens(whole, (size_t)nbytes, key));
+    }
 }
 
 static void messages(rank *r) {
