@@ -5,7 +5,7 @@ run of files by their names.
     @pytest.mark.some(n)    n of its cases run; the seed chooses them, so that other ones run with each commit
     SUBJECTS                tests of packaging, benchmarks, ...: they run when a file that they judge has changed
 
-PHASES are those of .ci/run that a commit passes again when a file that they look at has changed:
+PHASES are those of .ci/run that a commit passes again when a file that they judge has changed:
 
     chosen.py is-owed PHASE     0 if it has, 1 if the phase has passed on the files that are here
     chosen.py passed PHASE      writes down that the phase has passed
@@ -99,8 +99,20 @@ SUBJECTS = {
 
 NATIVE = ("csrc/**/*", "tests/c/**/*", "CMakeLists.txt")
 PHASES = {
+    "install": SUBJECTS["packaging"],
     "sanitize": Subject((), NATIVE),
     "fuzz": Subject((), (*NATIVE, "tests/fuzz/**/*")),
+    "cluster": Subject(  # hpcomm.torch and local steps do on hosts what they do over TCP
+        (),
+        (
+            *NATIVE,
+            "tests/cluster/*",
+            "tests/mpi.py",
+            "hpcomm/*",
+            *(f"hpcomm/{folder}/**/*" for folder in ("_core", "checkpoint", "cli", "exchange", "recovery", "topology")),
+            "examples/train_digits.py",
+        ),
+    ),
     "numa": Subject((), (*NATIVE, "tests/numa/*", "tests/guest.py")),
     "softroce": Subject((), (*NATIVE, "tests/softroce/*", "tests/guest.py", "hpcomm/_core/*", "hpcomm/queue.py")),
 }

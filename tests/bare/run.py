@@ -21,7 +21,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,12 +49,24 @@ def packages(readme: str) -> list[str]:
     return next(words for words in found if "gcc" in words)
 
 
-def imported(folder: Path) -> Iterator[str]:
-    """Every import in the Python files of a folder."""
-    for path in sorted(folder.rglob("*.py")):
+def imported(root: Path) -> set[str]:
+    """The modules from elsewhere that tests, package and examples import."""
+    files = [path for folder in ("tests", "hpcomm", "examples") for path in (root / folder).rglob("*.py")]
+    own = {"bench", "hpcomm"}
+    for path in (path.relative_to(root) for path in files):
+        if path.parts[0] != "hpcomm":
+            own |= {path.stem, *path.parts[:-1]}
+    every = set[str]()
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                yield ast.unparse(node)
+            if isinstance(node, ast.Import):
+                found = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                found = [node.module or ""]
+            else:
+                continue
+            every.update(name for name in found if name.partition(".")[0] not in own)
+    return every
 
 
 def digest(root: Path = ROOT) -> str:
@@ -63,8 +74,7 @@ def digest(root: Path = ROOT) -> str:
     found = hashlib.sha256()
     for name in DECIDE:
         found.update(f"{name}\n".encode() + (root / name).read_bytes())
-    for folder in ("tests", "hpcomm", "examples"):
-        found.update("\n".join(sorted(set(imported(root / folder)))).encode())
+    found.update("\n".join(sorted(imported(root))).encode())
     return found.hexdigest()
 
 
