@@ -216,9 +216,10 @@ static uint64_t hash(const float *at, uint64_t n) {
 }
 
 /* Each worker counts its updates in elements of its own. No step begins without the updates that it must have, and with
- * none that has not been made; and all workers have the same bits for each version. */
+ * none that has not been made; and all workers have the same bits for each version. None closes before all have made
+ * their steps: a version may wait for a worker that has closed, and two versions of one row close at once then. */
 static void bounded(rank *r) {
-    enum { BEGUN = 64, BITS = 128 };
+    enum { MADE = 32, BEGUN = 64, BITS = 128 };
     job j;
     const uint64_t s = (uint64_t)most_behind(r);
     const int steps = ranks_rounds(40);
@@ -255,6 +256,7 @@ static void bounded(rank *r) {
         CHECK(version < RANKS_BOARD - BITS);
         if (!atomic_compare_exchange_strong(&r->board[BITS + version], &before, bits)) CHECK_EQ(before, bits);
     }
+    meet(r, e, MADE);
     free(own);
     end(e, one);
     hpc_plan_free(plan);
