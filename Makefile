@@ -19,9 +19,10 @@ CMAKE_FLAGS ?=
 JOBS ?= $(shell expr $$(nproc) + 1)
 UNSANITIZED ?= conformance_large|pieces_pairs
 # A short run has every case of C on a third of its transports and with a fifth of its rounds, by the commit's seed, and not
-# the window of 4 GiB; HPC_TEST_MODES=all is the full one. tests/chosen.py has what is left out of Python's.
+# the window of 4 GiB; HPC_TEST_MODES=all is the full one. A program of C may take HPC_TEST_TIMEOUT seconds. tests/chosen.py has what is left out of Python's.
 HPC_TEST_MODES ?= third
 HPC_TEST_SCALE ?= $(if $(filter all,$(HPC_TEST_MODES)),100,20)
+HPC_TEST_TIMEOUT ?= $(if $(filter all,$(HPC_TEST_MODES)),900,300)
 WAITING ?= $(shell expr 3 \* $$(nproc)) # tests wait more than they compute
 
 # pip and ninja show their progress on a terminal alone. A step tells first what it installs or compiles.
@@ -67,7 +68,7 @@ test: ctest pytest
 	@python tests/again.py told ctest pytest
 
 build: $(VENV)/.installed-test
-	cmake -S . -B $(BUILD) -DHPC_BUILD_TESTS=ON $(CMAKE_FLAGS)
+	cmake -S . -B $(BUILD) -DHPC_BUILD_TESTS=ON -DHPC_TEST_TIMEOUT=$(HPC_TEST_TIMEOUT) $(CMAKE_FLAGS)
 	cmake --build $(BUILD)
 
 ctest: build
