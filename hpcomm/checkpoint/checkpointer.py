@@ -49,6 +49,9 @@ from .files import Label
 
 Extra = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
+_SLOTS = 4  # the last files of a rank, whose steps it tells the others
+_BITS = 12  # of a signal, for the steps that the exchange has made, less their upper bits
+_ANY = 2**_BITS - 1  # in place of them: they are not counted
 _END = 2**63  # what the first worker tells instead of a step when it saves no more
 
 
@@ -123,7 +126,7 @@ class Checkpointer:
         self._pause = self._longest = self._waited = self._wrote = 0.0
         self._closed = False
         wrong: Exception | None = None
-        has: list[resume.Which] = []
+        has: list[Any] = []
         self._workers = ex.plan.workers
         self._serving = tuple(rank for rank in ex.plan.servers if rank not in self._workers)
         try:
@@ -134,7 +137,7 @@ class Checkpointer:
             _check_steps(ex.plan, self._workers, own_keys(self._shard))
             self._plan = resume.digest(ex.plan)
             files.prepare(self._folder, self._rank)
-            has = sorted(resume.candidates(self._folder, self._rank, self._size, self._plan)[0])
+            has = resume.told_of(resume.candidates(self._folder, self._rank, self._size, self._plan)[0])
         except Exception as refused:  # the other ranks wait for this one
             wrong = refused
         told = [
@@ -144,11 +147,12 @@ class Checkpointer:
             secrets.token_hex(4),
         ]
         self._agree(wrong, told)
-        self._window = self._ctx.window(8, signals=3 * self._size, timeout=self._timeout)
+        self._window = self._ctx.window(8, signals=(3 + _SLOTS) * self._size, timeout=self._timeout)
         self._lane = self._ctx.lane(self._timeout)  # of the thread that writes
         self._writer = ThreadPoolExecutor(1, "hpcomm-checkpoint")
         self._writing: Future[None] | None = None
         self._mine: list[int] = []  # written here, and not known to be complete
+        self._mixed: set[int] = set()  # of which other ranks have files of another step of the job
         self._begun: set[int] = set()  # copied here
         self._missed = [0] * self._size  # the last step of each rank that was said to be missing there
         self._skips = inside.has_quorum(ex)  # steps, after this rank's update was late
@@ -167,7 +171,7 @@ class Checkpointer:
                     "same"
                 )
         self._run = str(every[0][3])
-        self._complete = sorted(resume.common([has for _, _, has, _ in every]))
+        self._complete = sorted(resume.common([has for _, _, has, _ in every])[0])
 
     # ---- the trainer's calls ----------------------------------------------------------------------------------------
 
@@ -335,7 +339,8 @@ class Checkpointer:
         self._waited += copying - start
         self._pause += copied - copying
         self._longest = max(self._longest, copied - copying)
-        self._writing = self._writer.submit(self._write, step, extra)
+        made = inside.steps_of_all(self._ex)
+        self._writing = self._writer.submit(self._write, step, files.UNCOUNTED if made is None else made, extra)
         self._begun.add(step)
         return lost
 
@@ -379,22 +384,25 @@ class Checkpointer:
     # ---- the thread -------------------------------------------------------------------------------------------------
     # Signals, of every rank at every rank: by number r the last step that rank r has written, by size + r the last that
     # it has refused, passed over or failed to write, by 2 * size + r, between the first worker and ranks that only
-    # serve, the step that is to be copied and the step that has been. The first two are told by this thread alone, so
-    # that they come in the order of the steps.
+    # serve, the step that is to be copied and the step that has been; from 3 * size on, of each rank the last few that
+    # it has written, with the steps of the exchange. All but the third are told by this thread alone, so that they come
+    # in the order of the steps.
 
-    def _write(self, step: int, extra: Mapping[str, Any]) -> None:
+    def _write(self, step: int, made: int, extra: Mapping[str, Any]) -> None:
         start = time.perf_counter()
         try:
             self._remove_old()
             complete = self._complete[-1][0] if self._complete else 0
-            label = Label(step, self._rank, self._size, self._run, self._plan, complete)
-            self._nbytes = files.write(self._folder, label, {"shard": self._shard, "extra": extra})
+            label = Label(step, self._rank, self._size, self._run, self._plan, complete, made)
+            self._nbytes = files.write(self._folder, label, {"shard": self._shard, files.GIVEN: extra})
         except Exception:
             self._tell(self._size + self._rank, step)
             raise
         self._saved += 1
         self._wrote += time.perf_counter() - start
         self._mine.append(step)
+        slot = 3 * self._size + _SLOTS * self._rank + self._saved % _SLOTS
+        self._tell(slot, step << _BITS | (_ANY if made == files.UNCOUNTED else made % _ANY))
         self._tell(self._rank, step)
         self._remove_old()
 
@@ -407,7 +415,31 @@ class Checkpointer:
         """Every rank has written it. A rank that has failed at a later step may have failed at this one too: its word
         of failures is stored before that of the next file, and read after."""
         window, size = self._window, self._size
-        return all(window.test_signal(r, step) and not window.test_signal(size + r, step) for r in range(size))
+        written = all(window.test_signal(r, step) and not window.test_signal(size + r, step) for r in range(size))
+        return written and not self._is_mixed(step)
+
+    def _is_mixed(self, step: int) -> bool:
+        """Whether files of this number, which all ranks have written, are known to be of different steps of the job.
+        A rank's last few files are looked at: others can be no further ahead, where all are at one step."""
+        if step in self._mixed:
+            return True
+        made = {}
+        for slot in range(3 * self._size, (3 + _SLOTS) * self._size):
+            if self._window.test_signal(slot, 1):
+                word = self._window.wait_signal(slot, 1, 0)
+                if word >> _BITS == step and word % 2**_BITS != _ANY:
+                    made[(slot - 3 * self._size) // _SLOTS] = word % 2**_BITS
+        if len(set(made.values())) < 2:
+            return False
+        self._mixed.add(step)
+        logger.warning(
+            "rank %d: the checkpoint of step %d mixes different steps of the job, and will not be restored: ranks had "
+            "exchanged different numbers of steps (%s). Give after the same number on every rank after the same step",
+            self._rank,
+            step,
+            ", ".join(f"rank {rank}: {n}" for rank, n in made.items()),
+        )
+        return True
 
     def _remove_old(self) -> None:
         done = [step for step in self._mine if self._is_complete(step)]

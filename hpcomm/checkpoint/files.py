@@ -25,8 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError, InvalidArgument
+from . import values
 
 MOST_STEPS = 10**15
+UNCOUNTED = -1
+GIVEN = "given"  # the section of the trainer's values
 _MAGIC = b"hpcomm checkpoint 1\n"
 _LINE = 64
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.ckpt(\.part)?")
@@ -38,8 +41,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Label:
-    """Whose file it is. run: a word that the files of one Checkpointer share. plan: a digest of who owns what.
-    complete: the newest step of which every rank had written its file before; 0: none."""
+    """Whose file it is.
+
+    Attributes:
+        run: a word that the files of one Checkpointer share.
+        plan: a digest of who owns what.
+        complete: the newest step of which every rank had written its file before; 0: there was none.
+        made: the steps that the exchange had made on this rank, by which files of one number that were saved at
+            different steps are told apart; UNCOUNTED where ranks are not at one step, or this one only serves.
+    """
 
     step: int
     rank: int
@@ -47,6 +57,7 @@ class Label:
     run: str
     plan: str
     complete: int
+    made: int = UNCOUNTED
 
     @property
     def name(self) -> str:
@@ -84,31 +95,41 @@ def listed(directory: Path) -> Iterator[Found]:
             yield Found(directory / name, int(match[1]), int(match[2]), match[3] is None)
 
 
-def frozen(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """A copy of values, if a file can hold them: arrays and numbers of NumPy's plain dtypes, and what JSON has.
+def frozen(given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """A copy of a trainer's values as a section of a file, if they come back from there as they are.
 
     Raises:
-        InvalidArgument: it cannot; the sentence names the value.
+        InvalidArgument: they do not; the sentence names the value.
     """
-    if not isinstance(values, Mapping):
-        raise InvalidArgument(f"{what} is a {type(values).__name__}: must map names to arrays, numbers and texts")
-    copies: dict[str, Any] = {}
-    for name, value in values.items():
-        if not isinstance(name, str):
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(f"{what} is a {type(given).__name__}: must map names to arrays, numbers and texts")
+    arrays: list[NDArray[Any]] = []
+
+    def put(value: Any) -> Any:
+        array = values.plain_array(value)
+        if array is None:
+            return None
+        arrays.append(array)
+        return [len(arrays) - 1, isinstance(value, np.generic)]
+
+    trees = {}
+    for name, value in given.items():
+        if type(name) is not str:
             raise InvalidArgument(f"{what}: {name!r} must be a str")
-        if isinstance(value, np.ndarray | np.generic) and type(value) not in (np.float64, np.str_):
-            if value.dtype.hasobject or np.dtype(value.dtype.str) != value.dtype:
-                raise InvalidArgument(f"{what}[{name!r}] is {value.dtype}: give a view of it as plain numbers")
-            copies[name] = np.array(value, order="C")
-            continue
-        try:
-            copies[name] = json.loads(json.dumps(value))
-        except (TypeError, ValueError):
-            raise InvalidArgument(
-                f"{what}[{name!r}] is a {type(value).__name__}: must be an array, a number, a text, or lists and dicts "
-                "of numbers and texts"
-            ) from None
-    return copies
+        trees[name] = values.packed(value, f"{what}[{name!r}]", put)
+    return {"values": json.dumps(trees), **{str(i): array for i, array in enumerate(arrays)}}
+
+
+def thawed(sections: Sections) -> dict[str, Any]:
+    """The trainer's values of a file, as copies."""
+    if GIVEN not in sections:  # an older file, of plain JSON and arrays
+        return {name: np.array(v) if isinstance(v, np.ndarray) else v for name, v in sections["extra"].items()}
+    section = sections[GIVEN]
+
+    def get(found: Any) -> Any:
+        return values.as_was(section[str(found[0])], scalar=found[1])
+
+    return {name: values.unpacked(tree, get) for name, tree in json.loads(section.get("values", "{}")).items()}
 
 
 # ---- write -----------------------------------------------------------------------------------------------------------
@@ -142,20 +163,20 @@ def write(directory: Path, label: Label, sections: Sections) -> int:
 
 
 def _fill(file: BinaryIO, label: Label, sections: Sections) -> int:
-    values: dict[str, dict[str, Any]] = {}
+    plain: dict[str, dict[str, Any]] = {}
     places: list[list[Any]] = []
     arrays: list[NDArray[Any]] = []
     end = 0
     for section, entries in sections.items():
-        values[section] = {}
+        plain[section] = {}
         for name, value in entries.items():
             if not isinstance(value, np.ndarray):
-                values[section][name] = value
+                plain[section][name] = value
                 continue
             places.append([section, name, value.dtype.str, value.shape, end])
             arrays.append(value)
             end += _padded(value.nbytes)
-    header = json.dumps({"label": asdict(label), "values": values, "arrays": places, "nbytes": end}).encode()
+    header = json.dumps({"label": asdict(label), "values": plain, "arrays": places, "nbytes": end}).encode()
     start = _MAGIC + len(header).to_bytes(8, "little") + header
     start = start.ljust(_padded(len(start)), b"\0")
     file.write(start)

@@ -2,17 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._core import seconds
 from ..context import Context
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, InvalidArgument
 from ..exchange import Exchange
 from ..log import logger
 from ..plan import Plan
@@ -20,6 +20,14 @@ from ..stage import whole
 from . import files
 
 Which = tuple[int, str]  # a checkpoint: its step and its run
+
+
+class Found(NamedTuple):
+    """A checkpoint of which a rank has all files that it needs: their paths, and the steps that the exchange had made,
+    by the rank whose file says so."""
+
+    paths: list[Path]
+    made: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,10 @@ class Restored:
 def latest(directory: str | PathLike[str]) -> int | None:
     """The step of the newest complete checkpoint in a directory that all ranks write into; None: there is none.
 
-    Every file of it has been read and its checksum found right. Newer ones that are torn or damaged are left out, with
-    a warning; newer ones of which files are missing, as they are while ranks still write, without. Not
-    collective: it asks nobody, and where each host has a directory of its own finds none; restore does.
+    Every file of it has been read and its checksum found right. Newer ones that are torn or damaged, or whose files
+    were saved at different steps, are left out, with a warning; newer ones of which files are missing, as they are
+    while ranks still write, without. Not collective: it asks nobody, and where each host has a directory of its own
+    finds none; restore does.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -48,6 +57,9 @@ def latest(directory: str | PathLike[str]) -> int | None:
         if set(have) != set(range(next(iter(have.values())).size)):
             continue
         try:
+            made = _made(have.values())
+            if len(set(made.values())) > 1:
+                raise CheckpointError(_torn(which[0], made), path=folder)
             for label in have.values():
                 files.read(folder / label.name)
         except CheckpointError as wrong:
@@ -75,15 +87,30 @@ def restore(
         The step and the trainer's extra values; None on every rank where no checkpoint has ever been complete, with a
         warning if there are parts of one.
 
+    A checkpoint whose files were saved at different steps of the job is left out, with a warning.
+
     Raises:
-        CheckpointError: no checkpoint of that step can be loaded by all, or one was complete once and none can be
+        CheckpointError: no checkpoint of that step can be loaded by all, or its files were saved at different steps of
+            the job; or one was complete once and none can be
             loaded any more; the same sentence on every rank, which says what each rank has. A directory cannot be read.
         InvalidArgument: an argument that cannot be. The other ranks raise CheckpointError with the sentence.
         InvalidArgument, ConfigError: as by Exchange.load_state_dict: it is of other keys or another rule.
     """
+    return restore_checked(ex, directory, step, timeout, None)
+
+
+def restore_checked(
+    ex: Exchange,
+    directory: str | PathLike[str],
+    step: int | None,
+    timeout: float | None,
+    check: Callable[[dict[str, Any]], None] | None,
+) -> Restored | None:
+    """restore. check: refuses extra values by an exception, on this rank; every rank raises it then, and nothing has
+    changed."""
     ctx = ex.context
     limit, folder = ctx.config.timeout, Path()
-    mine: dict[Which, list[Path]] = {}
+    mine: dict[Which, Found] = {}
     claimed, refused = 0, ""
     wrong: Exception | None = None
     try:
@@ -94,7 +121,7 @@ def restore(
     except Exception as failed:  # the other ranks wait for this one
         wrong, step = failed, None
         refused = str(failed) or type(failed).__name__
-    has = {"has": sorted(mine), "complete": claimed, "refused": refused, "folder": str(folder), "step": step}
+    has = {"has": told_of(mine), "complete": claimed, "refused": refused, "folder": str(folder), "step": step}
     every = gather(ctx, has, limit)
     if wrong is not None and not isinstance(wrong, CheckpointError):
         raise wrong
@@ -106,16 +133,20 @@ def restore(
             raise ConfigError(
                 f"restore: step is {told['step']} on rank {rank} and {every[0]['step']} on rank 0: give the same"
             )
-    left = common([told["has"] for told in every])
+    left, mixed = common([told["has"] for told in every])
+    mixed = {which: made for which, made in mixed.items() if step in (None, which[0])}
     claimed = max(told["complete"] for told in every)
     while True:
         which = max((one for one in left if step in (None, one[0])), default=None)
         if which is None:
+            if mixed:
+                newest = max(mixed)
+                raise CheckpointError(f"{_torn(newest[0], mixed[newest])}; none before it is whole", path=folder)
             _check_nothing(ctx.rank, every[0]["folder"], step, claimed, [told["has"] for told in every])
             return None
         found, refused = [], ""
         try:
-            found = [files.read(path) for path in mine[which]]
+            found = [files.read(path) for path in mine[which].paths]
         except CheckpointError as failed:
             refused = str(failed)
         whys = gather(ctx, refused, limit)
@@ -124,15 +155,32 @@ def restore(
         left.remove(which)
         claimed = max(claimed, which[0])  # every rank has its files of it
         _warn(f"the checkpoint of step {which[0]} is left out: rank {r}: {why}" for r, why in enumerate(whys) if why)
+    _warn(f"{_torn(newer[0], made)}: it is left out" for newer, made in sorted(mixed.items()) if newer > which)
     if step is None and which[0] < claimed:
         _warn([f"step {claimed} was complete once and is not any more: going on from step {which[0]}"])
-    ex.load_state_dict([{**sections["shard"], "clock": which[0]} for _, sections in found], limit)
     own = next((sections for label, sections in found if label.rank == ctx.rank), found[0][1])
-    extra = {name: np.array(v) if isinstance(v, np.ndarray) else v for name, v in own["extra"].items()}
+    extra = files.thawed(own)
+    if check is not None:
+        _check_on_all(ctx, check, extra, limit)
+    ex.load_state_dict([{**sections["shard"], "clock": which[0]} for _, sections in found], limit)
     return Restored(which[0], extra)
 
 
-def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: Sequence[Sequence[Which]]) -> None:
+def _check_on_all(ctx: Context, check: Callable[[dict[str, Any]], None], extra: dict[str, Any], limit: float) -> None:
+    wrong: Exception | None = None
+    try:
+        check(extra)
+    except Exception as refused:  # the other ranks wait for this one
+        wrong = refused
+    whys = gather(ctx, "" if wrong is None else str(wrong) or type(wrong).__name__, limit)
+    if wrong is not None:
+        raise wrong
+    for rank, why in enumerate(whys):
+        if why:
+            raise InvalidArgument(f"rank {rank}: {why}")
+
+
+def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: Sequence[Sequence[Any]]) -> None:
     """Raises, unless this is a job whose first checkpoint never was complete."""
     if step is None and not any(has) and claimed == 0:
         return
@@ -149,7 +197,7 @@ def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: 
 # ---- what there is ---------------------------------------------------------------------------------------------------
 
 
-def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Which, list[Path]], int]:
+def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Which, Found], int]:
     """The checkpoints of which this rank has all files that it needs, by their names and lengths alone, and the newest
     step that any file says was complete."""
     groups, torn = _grouped(folder)
@@ -161,13 +209,37 @@ def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Whic
         needed = [rank] if (one.plan, one.size) == (plan, size) else range(one.size)
         claimed = max(claimed, *(label.complete for label in have.values()))
         if all(r in have for r in needed):
-            found[which] = [folder / have[r].name for r in needed]
+            own = [have[r] for r in needed]
+            found[which] = Found([folder / label.name for label in own], _made(own))
     return found, claimed
 
 
-def common(has: Sequence[Iterable[Sequence[Any]]]) -> set[Which]:
-    """The checkpoints that every rank has."""
-    return set.intersection(*({(int(step), str(run)) for step, run in own} for own in has))
+def told_of(found: Mapping[Which, Found]) -> list[Any]:
+    """candidates, as gather sends them and common takes them."""
+    return [[*which, list(one.made.items())] for which, one in sorted(found.items())]
+
+
+def common(has: Sequence[Iterable[Sequence[Any]]]) -> tuple[set[Which], dict[Which, dict[int, int]]]:
+    """The checkpoints that every rank has; and among these, taken out, the ones whose files were saved at different
+    steps: by rank, how many the exchange had made. has: of each rank, what told_of gave."""
+    every = [{(int(step), str(run)): dict(made) for step, run, made in own} for own in has]
+    both = set.intersection(*map(set, every))
+    made = {which: {rank: n for own in every for rank, n in own[which].items()} for which in both}
+    mixed = {which: own for which, own in made.items() if len(set(own.values())) > 1}
+    return both - mixed.keys(), mixed
+
+
+def _made(labels: Iterable[files.Label]) -> dict[int, int]:
+    return {label.rank: label.made for label in labels if label.made != files.UNCOUNTED}
+
+
+def _torn(step: int, made: Mapping[int, int]) -> str:
+    """The sentence about files of one number that are of different steps."""
+    each = ", ".join(f"rank {rank}'s after {n}" for rank, n in sorted(made.items()))
+    return (
+        f"the checkpoint of step {step} mixes different steps of the job: its files were saved after different numbers "
+        f"of exchanged steps ({each}). Give Checkpointer.after the same number on every rank after the same step"
+    )
 
 
 def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[str]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .. import _core, optim
 from ..codec import Products
-from ..consistency import BSP
+from ..consistency import BSP, NOTIFY_ACK
 from ..errors import NotSupported
 from ..optim import Average
 from ..plan import Plan
@@ -230,6 +230,13 @@ def has_quorum(ex: Exchange) -> bool:
 def is_whole(ex: Exchange) -> bool:
     """Whether all keys are under BSP, so that all workers push a key equally often."""
     return all(one.scheme.consistency == BSP for one in ex._schemes)
+
+
+def steps_of_all(ex: Exchange) -> int | None:
+    """How many steps the exchange has made, where all workers are at the same one when they stand between two steps
+    (BSP, NOTIFY-ACK); None: they are not, or this rank only serves."""
+    together = all(one.scheme.consistency in (BSP, NOTIFY_ACK) for one in ex._schemes)
+    return ex.version if together and ex.params else None
 
 
 def pushes(ex: Exchange, name: str) -> int:

@@ -4,13 +4,18 @@ param_groups, the state of an optimizer that steps on every rank)."""
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from .. import checkpoint
 from .._core import named
-from ..checkpoint import Restored
-from ..errors import InvalidArgument
+from ..checkpoint import Restored, files
+from ..checkpoint.resume import restore_checked
+from ..errors import CheckpointError, InvalidArgument
+from ..stage import whole
 from . import saved
 from .diloco import DiLoCo
 from .optimizer import DistributedOptimizer
+from .uneven import job_step
 
 
 class ModelCheckpointer(checkpoint.Checkpointer):
@@ -39,24 +44,76 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         optimizer.wait()
         super().__init__(optimizer.exchange, directory, every, keep, timeout=timeout)
         self._optimizer, self._seen = optimizer, 0
+        self._extra: checkpoint.checkpointer.Extra | None = None
+        self._late: CheckpointError | InvalidArgument | None = None  # of a file that this rank wrote with the others
+        self._number = optimizer._uneven.add(self)
 
     @named("ModelCheckpointer.after()", every=True)
     def after(self, step: int, extra: checkpoint.checkpointer.Extra | None = None) -> bool:
-        """hpcomm.Checkpointer.after: what is saved besides is torch's part, and extra the trainer's."""
+        """hpcomm.Checkpointer.after: what is saved besides is torch's part, and extra the trainer's.
+
+        Where there has been a join block, ranks agree on the step of the job, which is saved and restored: each may
+        give the number of its own steps, or all the same number. A call is collective then. In a join block a rank that
+        has run out of batches saves with the others, and extra is what it gave last.
+
+        Raises:
+            NotSupported: a DiLoCo in a join block, where ranks stand at different steps: call it behind the block.
+        """
+        if self._optimizer.exchange.context is not self._ctx:
+            raise InvalidArgument("after: the job has recovered: close this checkpointer, and make another one")
+        self._check_open("after")
+        if self._optimizer._uneven.joined:
+            step = self._job_step(step)
+        self._extra = extra
+        begun = self._save_model(step)
+        self._tell_late()
+        return begun
+
+    def close(self) -> None:
+        super().close()
+        self._tell_late()
+
+    def _tell_late(self) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            raise late
+
+    def _job_step(self, step: int) -> int:
+        """The step of the job at which this rank has made so many of its own. Collective."""
+        whole("step", step, 1, files.MOST_STEPS)
+        told = (self._number, step, self._optimizer._uneven.followed, self._last)
+        block = self._optimizer._join
+        if block is not None:
+            return block.saves(*told)
+        every = self._ctx.allgather(np.array(told[1:], np.float64).tobytes(), self._timeout)
+        return job_step([np.frombuffer(part).tolist() for part in every])
+
+    def _save_model(self, step: int) -> bool:
         due = step // self.every > self._seen // self.every
         self._seen = step
         if due:
-            self._optimizer.wait()
-        if self._optimizer.exchange.context is not self._ctx:
-            raise InvalidArgument("after: the job has recovered: close this checkpointer, and make another one")
+            self._optimizer._settle()
         if self._ex is not self._optimizer.exchange:  # scheme= has made another one
             self._follow(self._optimizer.exchange)
 
-        def whole() -> dict[str, Any]:
-            own = extra() if callable(extra) else extra
+        def values() -> dict[str, Any]:
+            own = self._extra() if callable(self._extra) else self._extra
             return saved.packed(self._optimizer._torch_side(), own or {})
 
-        return super().after(step, whole)
+        return super().after(step, values)
+
+    def save_with_others(self, step: int) -> None:
+        if self._closed:
+            return
+        try:
+            self._save_model(step)
+        except (CheckpointError, InvalidArgument) as wrong:  # this rank's next call tells it
+            self._late = wrong
+
+    def miss(self, step: int) -> None:
+        self._last = self._seen = step
+        if step % self.every == 0:
+            self._miss(step)
 
 
 @named("hpcomm.torch.restore()", every=True)
@@ -68,11 +125,26 @@ def restore(
     timeout: float | None = None,
 ) -> Restored | None:
     """Restores a model and its optimizer bit for bit from what ModelCheckpointer saved. Collective. Arguments, result
-    and errors are those of hpcomm.restore."""
+    and errors are those of hpcomm.restore.
+
+    Names of parameters and buffers are compared without the prefixes of torch.compile (_orig_mod) and of
+    DataParallel (module).
+
+    Raises:
+        InvalidArgument: the checkpoint is of another model or optimizer: a name that only one of them has, another
+            shape, other parameter groups; on every rank, and nothing has changed then.
+    """
     optimizer.wait()
-    found = checkpoint.restore(optimizer.exchange, directory, step, timeout=timeout)
+    parts: list[dict[str, Any]] = []
+
+    def check(extra: dict[str, Any]) -> None:
+        parts.extend(saved.unpacked(extra))
+        optimizer._check_torch_side(parts[0])
+
+    found = restore_checked(optimizer.exchange, directory, step, timeout, check)
     if found is None:
         return None
-    side, extra = saved.unpacked(found.extra)
+    side, extra = parts
     optimizer._load_torch_side(side)
+    optimizer._uneven.followed = 0  # all trainers count from this step
     return Restored(found.step, extra)

@@ -24,12 +24,15 @@ from ..optim import Nesterov, RuleOrRules
 from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..topology.given import as_topology
+from . import beside
 from .key import ParamKey
 from .model_values import ModelValues
+from .names import parameters, plain_keys, plain_name
 from .optimizer import DistributedOptimizer
 from .start import Offer, agree, check_options, given_of, keys_of, model_digest
 from .stats import Counts
 from .tensors import broadcast
+from .uneven import LocalBlock, Uneven
 from .wrapper import Wrapper, check_kinds, check_workers
 
 if TYPE_CHECKING:
@@ -98,6 +101,7 @@ class DiLoCo(Wrapper):
 
     grad_scale: Tensor | None
     found_inf: Tensor
+    _join: LocalBlock | None
 
     @named("DiLoCo()", every=True)
     def __init__(
@@ -123,7 +127,9 @@ class DiLoCo(Wrapper):
             check_options(options, DiLoCo)
             _check_topology(topology, consistency)
             keys = keys_of(inner, model, Counts(), "dense", {})
-            found = fragments_of({key.name: key.param.numel() for key in keys}, _names_of(fragments, keys))
+            codec = plain_keys(model, codec)
+            named = _names_of(fragments, keys, plain_name(model))
+            found = fragments_of({key.name: key.param.numel() for key in keys}, named)
             schedule = Schedule(every, len(found), delay, mix)
             given = given_of(model, keys)
         except Exception as wrong:  # the other ranks wait for this one
@@ -149,6 +155,7 @@ class DiLoCo(Wrapper):
         self._wrapped, self._model = inner, model
         self.param_groups, self.state = inner.param_groups, inner.state
         self._local = LocalSteps(exchange, own, schedule, found)
+        self._uneven, self._join, self._own_steps = Uneven(), None, 0
         own.begin()
         for name in values:
             own.take(name, exchange.params[name], 1.0)
@@ -182,6 +189,7 @@ class DiLoCo(Wrapper):
             PeerFailed: a rank died: call recover, and go on with the next step.
             Timeout: as by Exchange.push_pull.
         """
+        self._own_steps += 1
         with self._own_step():
             loss = self._inner_step(closure)
         if isinstance(self._wrapped, DistributedOptimizer) and self._local.schedule.waits(self._local.steps + 1):
@@ -266,6 +274,7 @@ class DiLoCo(Wrapper):
             self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
             steps = self._wrapped.context.allgather(self._local.steps.to_bytes(8, "little"), timeout)
             self._local.steps = max(int.from_bytes(one, "little") for one in steps)
+        self._uneven.followed = 0  # all trainers count from this step
         return self._local.recover(timeout)
 
     @named("optimizer.close()", every=True)
@@ -282,8 +291,15 @@ class DiLoCo(Wrapper):
             raise NotSupported(
                 "join: ranks of a host train together, by a DistributedOptimizer: give them the same number of batches"
             )
-        with self._local.join():
-            yield
+        self._uneven.joined = True
+        before = self._local.steps - self._own_steps
+        try:
+            with self._local.join():
+                self._join = LocalBlock()
+                yield
+        finally:
+            self._join = None
+        self._uneven.followed += self._local.steps - self._own_steps - before
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -331,22 +347,37 @@ class DiLoCo(Wrapper):
         self._wrapped.load_state_dict(state)
         self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
 
+    def _settle(self) -> None:
+        """Before anything is saved. A DistributedOptimizer inside does the same in state_dict."""
+        self.wait()
+
     def _torch_side(self) -> dict[str, Any]:
         """State that a checkpoint of the exchange lacks."""
         return {
             "optimizer": self._wrapped.state_dict(),
-            "buffers": dict(self._model.named_buffers()),
-            "params": {name: p.data for name, p in self._model.named_parameters()},
+            **self._tensors(),
+            beside.STATES: {name: module.get_extra_state() for name, module in beside.states(self._model).items()},
             _LOCAL: self._local.progress(),
         }
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        params = {name: param.data for name, param in parameters(self._model)}
+        return {**beside.tensors(self._model, self._model.parameters()), "params": params}
+
+    def _parts(self) -> dict[str, Any]:
+        return {**self._tensors(), beside.STATES: beside.states(self._model)}
+
+    def _check_torch_side(self, found: dict[str, Any]) -> None:
+        if _LOCAL not in found:
+            raise InvalidArgument("restore: the checkpoint is of a DistributedOptimizer: give one, and no DiLoCo")
+        self._local.check_progress(found[_LOCAL])
+        beside.check_groups(self.param_groups, found["optimizer"])
+        beside.check(self._parts(), beside.of_older(self._model, found))
 
     @torch.no_grad()
     def _load_torch_side(self, found: dict[str, Any]) -> None:
         self._load_inner(found["optimizer"])
-        for kind, own in (("buffers", self._model.named_buffers()), ("params", self._model.named_parameters())):
-            for name, tensor in own:
-                if name in found[kind]:
-                    tensor.copy_(found[kind][name])
+        beside.load(self._parts(), beside.of_older(self._model, found))
         if isinstance(self._wrapped, DistributedOptimizer):
             self._wrapped.written()
         self._local.set_progress(found[_LOCAL])
@@ -377,7 +408,7 @@ def _check_topology(topology: Any, consistency: Any) -> None:
         )
 
 
-def _names_of(fragments: Any, keys: list[ParamKey]) -> Any:
+def _names_of(fragments: Any, keys: list[ParamKey], plain: Callable[[str], str]) -> Any:
     """The argument with names in place of modules."""
     if isinstance(fragments, int | Strided | str | bytes) or not isinstance(fragments, Iterable):
         return fragments
@@ -388,7 +419,7 @@ def _names_of(fragments: Any, keys: list[ParamKey]) -> Any:
             return [names[id(p)] for p in one.parameters() if id(p) in names]
         if isinstance(one, Iterable) and not isinstance(one, str | bytes):
             return [name for part in one for name in inside(part)]
-        return [one]
+        return [plain(one) if isinstance(one, str) else one]
 
     return [inside(one) for one in fragments]
 

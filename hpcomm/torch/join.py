@@ -25,10 +25,12 @@ def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
     gradient is zero, and the mean is still that of all ranks. Parameters, state and the numbers of param_groups, such
     as learning rates, stay the same on all ranks; a scheduler that counts its own steps does not know of the steps that
     its rank did not make. In the block a step costs one small allgather more. synchronize and GradScaler are refused:
-    the scaler of a rank that has run out would keep an old scale.
+    the scaler of a rank that has run out would keep an old scale. A ModelCheckpointer works in the block: a rank
+    that has run out saves with the others, with the extra values that it gave last.
 
     With a DiLoCo optimizer, such a rank takes part in the exchanges of the others, with what it had learned until then
-    and nothing more. Ranks meet when an exchange begins, and wait for the slowest one there.
+    and nothing more. Ranks meet when an exchange begins, and wait for the slowest one there. A ModelCheckpointer saves
+    behind the block.
 
     Raises:
         InvalidArgument: optimizer is none of hpcomm.torch's, or is in a join block already.
@@ -43,7 +45,9 @@ def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
         raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: must be a DistributedOptimizer, or a DiLoCo")
     if optimizer._join is not None:
         raise InvalidArgument("join: the optimizer is in a join block already")
-    block = optimizer._join = JoinBlock(optimizer.context, optimizer.param_groups, optimizer._follow)
+    optimizer._uneven.joined = True
+    block = JoinBlock(optimizer.context, optimizer.param_groups, optimizer._follow, optimizer._uneven)
+    optimizer._join = block
     try:
         yield
         with within(_NAME, every=True):

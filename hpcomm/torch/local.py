@@ -74,6 +74,9 @@ class Averaged(Mode):
         key.fold = key.push(self._start)
         self.begun = True
 
+    def take_written(self) -> None:
+        """The exchange has gradients alone."""
+
     def synchronize(self) -> None:
         if not self.synchronized:
             self.check_unchanged()

@@ -137,6 +137,11 @@ class Mode(ABC):
         if self.roll is not None:
             self.roll.wait()
 
+    def take_written(self) -> None:
+        """The exchange takes the parameters that were written or moved since the last step, as the next one would."""
+        for key in self.keys:
+            key.find_home()
+
     def forget(self) -> None:
         """The gradients of this step do not count: zero_grad came before step."""
         self.begun = self.touched = self.synchronized = False

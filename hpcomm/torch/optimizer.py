@@ -22,11 +22,12 @@ from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stage import whole
 from ..topology.given import as_topology
-from . import saved, state
+from . import beside, saved, state
 from .buffers import KINDS, make_buffers
 from .linear import LinearKey, layers_of
 from .local import Averaged, Neighbours, check_local
 from .mode import ROLL, Mode, Scaling, check_clip
+from .names import plain_keys
 from .rules import rules_of
 from .schemes import Schemes
 from .split import After, Split
@@ -44,7 +45,7 @@ from .start import (
 from .stats import Counts, Stats
 from .syncer import Layers
 from .tensors import broadcast
-from .uneven import JoinBlock
+from .uneven import JoinBlock, Uneven
 from .whole import Backward, OnePass
 from .wrapper import Wrapper, check_kinds, check_workers
 
@@ -164,6 +165,7 @@ class DistributedOptimizer(Wrapper):
             clip = check_clip(clip_norm)
             own = as_topology("auto" if topology is None else topology)
             servers = own.updates_of == "all"
+            topology, codec, scheme = (plain_keys(model, given) for given in (topology, codec, scheme))
             if not servers and not own.graphs(ctx.size):
                 raise InvalidArgument(
                     f"topology is {topology!r}: must be one in which the gradients of all ranks count alike, or a graph"
@@ -225,6 +227,7 @@ class DistributedOptimizer(Wrapper):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self._counts, self._rules = counts, rules
         self._join: JoinBlock | None = None
+        self._uneven = Uneven()
         make = _maker(topology, consistency, options if codec is None else {**options, "codec": codec}, schemes)
         args = (ctx, keys, counts)
         schemes.begin()
@@ -354,6 +357,7 @@ class DistributedOptimizer(Wrapper):
         for key in self._mode.keys:
             key.param.grad = None
         self._layers.settle()
+        self._uneven.followed += 1
         self._take(None)
 
     @named("optimizer.zero_grad()", every=False)
@@ -460,6 +464,7 @@ class DistributedOptimizer(Wrapper):
         self._buffers = make_buffers(self.context, self._model, self._buffers_kind, self._progress)
         self._layers.replace(mode.extra[0], self._buffers)
         mode.extra = [self._buffers]
+        self._uneven.followed = 0  # all trainers count from this step
         return replace(found, extra=extra)
 
     @named("optimizer.written()", every=True)
@@ -498,7 +503,7 @@ class DistributedOptimizer(Wrapper):
         the state lies at its owners. 16-bit parameters have a "master" more. What codecs hold back is not in it:
         ModelCheckpointer saves that too."""
         self._check_between("state_dict()")
-        self._mode.wait()
+        self._settle()
         if self._rules is None:
             return self._wrapped.state_dict()
         found = state.export(self._mode.exchange, self._mode.keys, self._rules.forms)
@@ -534,6 +539,13 @@ class DistributedOptimizer(Wrapper):
         state.load(self._mode.exchange, found)
         self._move()
 
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Before anything is saved: all parameters have come, and the exchange has the values that were written since,
+        by the trainer or by an exchange of local steps."""
+        self._mode.wait()
+        self._mode.take_written()
+
     def _check_between(self, op: str) -> None:
         if self._mode.begun:
             raise InvalidArgument(f"{op} came between backward and step, while gradients are exchanged: call it after")
@@ -552,10 +564,23 @@ class DistributedOptimizer(Wrapper):
 
     def _torch_side(self) -> dict[str, Any]:
         """State that a checkpoint of the exchange lacks."""
-        found = {"optimizer": self._wrapped.state_dict(), "buffers": dict(self._model.named_buffers())}
+        modules = {name: module.get_extra_state() for name, module in beside.states(self._model).items()}
+        return {"optimizer": self._wrapped.state_dict(), **self._tensors(), beside.STATES: modules}
+
+    def _parts(self) -> dict[str, Any]:
+        return {**self._tensors(), beside.STATES: beside.states(self._model)}
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The model's, as far as the exchange has not their values."""
+        keys = self._mode.keys
+        found = beside.tensors(self._model, [key.param for key in keys])
         if isinstance(self._mode, Averaged):
-            found["params"] = {key.name: key.param.data for key in self._mode.keys}
+            found["params"] = {key.name: key.param.data for key in keys}
         return found
+
+    def _check_torch_side(self, found: dict[str, Any]) -> None:
+        beside.check_groups(self.param_groups, found["optimizer"])
+        beside.check(self._parts(), beside.of_older(self._model, found))
 
     @torch.no_grad()
     def _load_torch_side(self, found: dict[str, Any]) -> None:
@@ -564,11 +589,7 @@ class DistributedOptimizer(Wrapper):
         else:
             self._load_groups(found["optimizer"]["param_groups"])
             self._rules.are_of(self._mode.exchange)
-        for name, buffer in self._model.named_buffers():
-            if name in found["buffers"]:
-                buffer.copy_(found["buffers"][name])
-        for key in self._mode.keys if "params" in found else ():
-            key.param.copy_(found["params"][key.name])
+        beside.load(self._parts(), beside.of_older(self._model, found))
         self._move()
 
     def _load_groups(self, theirs: list[dict[str, Any]]) -> None:

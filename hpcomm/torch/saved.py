@@ -1,24 +1,79 @@
-"""State that lies in torch and not in the exchange, as an entry of a checkpoint's extra: param_groups, buffers, and the
-state of an optimizer that steps on every rank."""
+"""State that lies in torch and not in the exchange, as bytes that are read without running code: param_groups, tensors
+of the model, the state of an optimizer that steps on every rank. An entry of a checkpoint's extra; sent at the start.
+
+torch.load(weights_only=True) takes tensors and a few other types. All other values go through checkpoint.values, so
+that each comes back with its type, or is refused when it is saved.
+"""
 
 import io
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+
+from ..checkpoint import values
+from ..errors import InvalidArgument
 
 _TORCH, _OWN = "torch", "trainer"
+_SIDE = "the state of the optimizer and the model"
+_AS_THEY_ARE = (Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size)  # which torch.load takes
 
 
-def packed(side: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The extra of a checkpoint. side: torch's part, own: the trainer's."""
+def dumped(named: Mapping[str, Any]) -> bytes:
+    """Values by what an error calls them.
+
+    Raises:
+        InvalidArgument: one of them could not be read again; the sentence names it.
+    """
+    stored: list[Any] = []
+
+    def put(value: Any) -> Any:
+        if type(value) in _AS_THEY_ARE:
+            stored.append(value.detach() if isinstance(value, Tensor) else value)
+            return [len(stored) - 1]
+        array = values.plain_array(value)
+        if array is None:
+            return None
+        stored.append(torch.frombuffer(bytearray(array.tobytes() or b"\0"), dtype=torch.uint8))
+        return [len(stored) - 1, array.dtype.str, array.shape, isinstance(value, np.generic)]
+
+    trees = {what: values.packed(value, what, put) for what, value in named.items()}
     file = io.BytesIO()
-    torch.save(side, file)
-    return {_TORCH: np.frombuffer(file.getbuffer(), np.uint8), _OWN: dict(own)}
+    torch.save({"values": json.dumps(trees), "stored": stored}, file)
+    return file.getvalue()
+
+
+def loaded(data: bytes) -> dict[str, Any]:
+    """The values that dumped was given."""
+    found = torch.load(io.BytesIO(data), weights_only=True)
+    if "values" not in found:
+        return {_SIDE: found}  # of an older checkpoint
+    stored = found["stored"]
+
+    def get(place: Any) -> Any:
+        if len(place) == 1:
+            return stored[place[0]]
+        at, dtype, shape, scalar = place
+        n = int(np.prod(shape))
+        array = np.frombuffer(stored[at].numpy().tobytes(), dtype, n).reshape(shape)
+        return values.as_was(array, scalar=scalar)
+
+    return {what: values.unpacked(tree, get) for what, tree in json.loads(found["values"]).items()}
+
+
+def packed(side: dict[str, Any], own: Any) -> dict[str, Any]:
+    """The extra of a checkpoint. side: torch's part, own: the trainer's."""
+    if not isinstance(own, Mapping):
+        raise InvalidArgument(f"extra is a {type(own).__name__}: must map names to arrays, numbers and texts")
+    return {_TORCH: np.frombuffer(dumped({_SIDE: side, "extra": dict(own)}), np.uint8)}
 
 
 def unpacked(extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """torch's part and the trainer's."""
-    file = io.BytesIO(np.asarray(extra[_TORCH]).tobytes())
-    return torch.load(file, weights_only=True), dict(extra[_OWN])
+    if _TORCH not in extra:
+        raise InvalidArgument("the checkpoint has no model: hpcomm.Checkpointer saved it, and hpcomm.restore loads it")
+    found = loaded(np.asarray(extra[_TORCH]).tobytes())
+    return found[_SIDE], dict(extra[_OWN] if _OWN in extra else found["extra"])

@@ -3,7 +3,6 @@ has already."""
 
 import hashlib
 import inspect
-import io
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,8 @@ from ..words import unexpected
 from .buffers import KINDS
 from .key import ParamKey, make_key
 from .linear import LinearKey
+from .names import parameters, plain_name
+from .saved import dumped, loaded
 from .stats import Counts
 from .tensors import broadcast, check_dense, check_written
 
@@ -41,6 +42,8 @@ class Options(KeywordsButCodec, total=False):
 # the number of buffers=, the digest of what is given, whether there is state, the bytes of it, what is wrong
 _OFFER = struct.Struct("<b8sbQ240s")
 _REFUSED = -1  # in place of the number
+_TOLD = 240  # bytes of a sentence
+_STATE = "the state of the optimizer"
 
 
 def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
@@ -68,13 +71,13 @@ def keys_of(
     weights may go as pairs of vectors."""
     groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     keys = []
-    for name, param in model.named_parameters():
+    for name, param in parameters(model):
         group = groups.pop(id(param), None)
         if group is None:
             continue
         check_dense(f"parameter {name!r}", param)  # a lazy one has no numel
         if param.numel():
-            args = (name.replace("_orig_mod.", ""), param, group, counts, sparse)
+            args = (name, param, group, counts, sparse)
             layer = layers.get(id(param)) if param.dtype == torch.float32 else None
             keys.append(make_key(*args) if layer is None else LinearKey(*args, layer))
     if groups:
@@ -95,9 +98,10 @@ def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
     """
     mine = {id(key.param) for key in keys}
     found: dict[str, Tensor] = {
-        f"parameter {name!r}": param for name, param in model.named_parameters() if id(param) not in mine
+        f"parameter {name!r}": param for name, param in parameters(model) if id(param) not in mine
     }
-    found |= {f"buffer {name!r}": buffer for name, buffer in model.named_buffers()}
+    plain = plain_name(model)
+    found |= {f"buffer {plain(name)!r}": buffer for name, buffer in model.named_buffers()}
     for what, tensor in found.items():
         check_written(what, tensor)
     return found
@@ -143,17 +147,15 @@ class Offer(NamedTuple):
 
 def model_digest(given: Mapping[str, Tensor]) -> bytes:
     """A digest of the names, shapes and dtypes that given_of finds."""
-    told = [(what.replace("_orig_mod.", ""), tuple(one.shape), str(one.dtype)) for what, one in given.items()]
+    told = [(what, tuple(one.shape), str(one.dtype)) for what, one in given.items()]
     return hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
 
 
 def offer_of(ctx: Context, optimizer: Optimizer, buffers: str, given: Mapping[str, Tensor]) -> Offer:
     digest = model_digest(given)
     has_state = any(optimizer.state.values())
-    file = io.BytesIO()
-    if has_state and ctx.rank == 0:
-        torch.save(optimizer.state_dict(), file)
-    return Offer(buffers, digest, has_state, file.getvalue())
+    sent = dumped({_STATE: optimizer.state_dict()}) if has_state and ctx.rank == 0 else b""
+    return Offer(buffers, digest, has_state, sent)
 
 
 def tell_refusal(ctx: Context, wrong: Exception) -> None:
@@ -193,11 +195,22 @@ def agree(ctx: Context, offer: Offer) -> int:
 
 
 def take_state(ctx: Context, optimizer: Optimizer, packed: bytes, size: int) -> None:
-    """The state and the param_groups of the wrapped optimizer become rank 0's. Collective."""
+    """The state and the param_groups of the wrapped optimizer become rank 0's. Collective.
+
+    Raises:
+        InvalidArgument: the optimizer of a rank does not take them.
+    """
     values = torch.frombuffer(bytearray(packed or size), dtype=torch.uint8)
     broadcast(ctx, [values])
+    wrong = ""
     if ctx.rank:
-        optimizer.load_state_dict(torch.load(io.BytesIO(values.numpy().tobytes()), weights_only=True))
+        try:
+            optimizer.load_state_dict(loaded(values.numpy().tobytes())[_STATE])
+        except Exception as failed:  # the other ranks wait for this one
+            wrong = str(failed) or type(failed).__name__
+    for rank, told in enumerate(ctx.allgather(wrong.encode()[:_TOLD].ljust(_TOLD, b"\0"))):
+        if sentence := told.rstrip(b"\0").decode(errors="ignore"):
+            raise InvalidArgument(f"the optimizer of rank {rank} does not take the state of rank 0's: {sentence}")
 
 
 def _by_rank(values: Sequence[str]) -> str:

@@ -89,7 +89,7 @@ def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) 
             continue
         state: dict[str, Any] = {}
         if form.counts:
-            state["step"] = torch.tensor(float(whole.steps))
+            state["step"] = torch.tensor(float(whole.steps), dtype=_count_dtype())
         for name, values in zip(form.state, whole.state, strict=True):
             state[name] = _shaped(key, values)
         if isinstance(key, NarrowKey):
@@ -143,6 +143,11 @@ def publish(exchange: Exchange, keys: Sequence[ParamKey]) -> None:
         if names[row.key] in values:
             row.params[:] = values[names[row.key]][row.offset : row.offset + row.length]
     exchange.load_state_dict(shard)
+
+
+def _count_dtype() -> torch.dtype:
+    """The dtype in which torch counts steps. A default of 16 bits would round them."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def _shaped(key: ParamKey, values: NDArray[np.float32]) -> Tensor:

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import _core
 from ..context import Context
 from ..errors import PeerFailed
+from .copies import copies_are_as_before, copies_are_plain
 from .key import ParamKey
 from .mode import Mode
 
@@ -133,7 +134,7 @@ class Layers:
         self._hooks: dict[str, list[RemovableHandle]] = {}
         self._syncers: dict[str, Syncer] = {}
         self._settled = False
-        self._model = model
+        self._modules = dict(model.named_modules())
         by_param = {id(key.param): key for key in keys}
         kind = TimedSyncer if ctx.config.timeline else Syncer
         for name, module in model.named_modules():
@@ -144,6 +145,7 @@ class Layers:
             for key in own:
                 key.shared = key.syncer is not None
                 key.syncer = syncer
+            copies_are_plain(module)
             hooks = self._hooks[name] = [module.register_forward_pre_hook(syncer.receive, prepend=True)]
             if isinstance(syncer, TimedSyncer):
                 hooks.append(module.register_forward_hook(syncer.computed))
@@ -219,6 +221,8 @@ class Layers:
         for hooks in self._hooks.values():
             for hook in hooks:
                 hook.remove()
+        for name in self._hooks:
+            copies_are_as_before(self._modules[name])
         self._hooks.clear()
 
 

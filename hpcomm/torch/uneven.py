@@ -1,16 +1,74 @@
 """Ranks with unequal numbers of batches: their messages in a join block, and the error where there is none."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ..context import Context
-from ..errors import NotSupported, PeerFailed
+from ..errors import InvalidArgument, NotSupported, PeerFailed
 from ..local.agree import ended_early
 from .rules import numbers, set_numbers
 
-_OUT, _RUNS, _SCALES = 0.0, 1.0, 2.0  # a rank has run out of batches, makes a step, or makes one by a GradScaler
+_HEAD = 5  # numbers of a message, before the ones of param_groups
+_OUT, _RUNS, _SCALES, _SAVES = 0.0, 1.0, 2.0, 3.0
+"""A rank has run out of batches, makes a step, makes one by a GradScaler, or is about to save."""
+
+
+class Saver(Protocol):
+    """The calls of a ModelCheckpointer by which a rank saves with the others."""
+
+    def save_with_others(self, step: int) -> None:
+        """This rank has run out of batches, and the others save this step."""
+
+    def miss(self, step: int) -> None:
+        """The others save this step, and this rank does not."""
+
+
+class Uneven:
+    """The steps that a rank has made with the others, without a batch.
+
+    Attributes:
+        joined: there has been a join block. All ranks enter it, and so know this.
+        followed: steps that this rank made for the others alone, since the start or the last restore.
+        savers: by number, which is the same on all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.joined = False
+        self.followed = self._made = 0
+        self.savers: WeakValueDictionary[int, Saver] = WeakValueDictionary()
+
+    def add(self, saver: Saver) -> int:
+        """The number of a new saver."""
+        self._made += 1
+        self.savers[self._made] = saver
+        return self._made
+
+
+def job_step(told: Sequence[Sequence[float]]) -> int:
+    """The step of the job that ranks save. A trainer may count the steps of the job, or the steps of its own rank.
+
+    Args:
+        told: of each rank that saves, the number that its trainer gives, the steps that it has followed the others, and
+            the step that was saved before.
+
+    Raises:
+        InvalidArgument: the numbers are counted in no one way.
+    """
+    given, counted = {int(own[0]) for own in told}, {int(own[0] + own[1]) for own in told}
+    last = max(own[2] for own in told)
+    for steps in (given, counted):
+        if len(steps) == 1 and min(steps) > last:
+            return min(steps)
+    if len(given) == 1:
+        return min(given)  # which after refuses
+    each = ", ".join(str(int(own[0])) for own in told)
+    raise InvalidArgument(
+        f"ModelCheckpointer.after: ranks give steps {each} at the same step of the job: count on every rank its own "
+        "steps, from the same number on, or give the same number on all"
+    )
 
 
 def explained(ctx: Context, failed: PeerFailed, made: int) -> PeerFailed:
@@ -20,11 +78,12 @@ def explained(ctx: Context, failed: PeerFailed, made: int) -> PeerFailed:
 
 
 class JoinBlock:
-    """In a join block ranks meet once a step, by an allgather: who still runs, and with which learning rates."""
+    """In a join block ranks meet once a step, by an allgather: who still runs, and with which learning rates. They meet
+    once more where they save."""
 
-    def __init__(self, ctx: Context, groups: list[dict[str, Any]], follow: Callable[[], None]) -> None:
+    def __init__(self, ctx: Context, groups: list[dict[str, Any]], follow: Callable[[], None], uneven: Uneven) -> None:
         """follow: makes a step of the others."""
-        self._context, self._groups, self._step = ctx, groups, follow
+        self._context, self._groups, self._step, self._uneven = ctx, groups, follow, uneven
         self._ran = 0  # a rank that made the last step
 
     def runs(self, scaled: bool) -> None:
@@ -34,19 +93,53 @@ class JoinBlock:
     def follow(self) -> bool:
         """This rank has run out: takes part in a step if another rank makes one."""
         every = self._meet(_OUT)
-        set_numbers(self._groups, every[self._ran][1:])
+        set_numbers(self._groups, every[self._ran][_HEAD:])
         if not any(own[0] for own in every):
             return False
         self._step()
         return True
 
-    def _meet(self, does: float) -> list[list[float]]:
-        told = np.array([does, *numbers(self._groups)], np.float64)
-        every = [np.frombuffer(part).tolist() for part in self._context.allgather(told.tobytes())]
-        if any(own[0] == _SCALES for own in every):
-            raise NotSupported(
-                "GradScaler in a join block: the scaler of a rank that has run out of batches does not follow the "
-                "others' scale: give every rank the same number of batches, or train in bfloat16 without a scaler"
-            )
-        self._ran = next((rank for rank, own in enumerate(every) if own[0]), self._ran)
-        return every
+    def saves(self, *told: int) -> int:
+        """This rank saves; the step of the job. told: the number of the saver, and as job_step takes it."""
+        every = self._meet(_SAVES, told)
+        return job_step(_of_saver(every, told[0]))
+
+    def _meet(self, does: float, told: Sequence[float] = (0, 0, 0, 0)) -> list[list[float]]:
+        while True:
+            mine = np.array([does, *told, *numbers(self._groups)], np.float64)
+            every = [np.frombuffer(part).tolist() for part in self._context.allgather(mine.tobytes())]
+            if any(own[0] == _SCALES for own in every):
+                raise NotSupported(
+                    "GradScaler in a join block: the scaler of a rank that has run out of batches does not follow the "
+                    "others' scale: give every rank the same number of batches, or train in bfloat16 without a scaler"
+                )
+            saver = min((own[1] for own in every if own[0] == _SAVES), default=0.0)
+            if not saver:
+                self._ran = next((rank for rank, own in enumerate(every) if own[0]), self._ran)
+                return every
+            if does == _SAVES and told[0] == saver:
+                return every
+            self._save(int(saver), job_step(_of_saver(every, saver)), follows=does == _OUT)
+
+    def _save(self, number: int, step: int, *, follows: bool) -> None:
+        """Others save. follows: this rank stands between two steps, and saves as well."""
+        saver = self._uneven.savers.get(number)
+        if saver is not None and follows:
+            saver.save_with_others(step)
+        elif saver is not None:
+            saver.miss(step)
+
+
+class LocalBlock:
+    """The join block of a DiLoCo: ranks meet where they exchange, and are at different steps between."""
+
+    def saves(self, *told: int) -> int:
+        raise NotSupported(
+            "ModelCheckpointer.after in a join block of a DiLoCo, where ranks are at different steps: call it behind "
+            "the block, where all count the same steps"
+        )
+
+
+def _of_saver(every: Sequence[Sequence[float]], saver: float) -> list[Sequence[float]]:
+    """The messages of the ranks that save by this one, as job_step takes them."""
+    return [own[2:_HEAD] for own in every if own[0] == _SAVES and own[1] == saver]

@@ -1,0 +1,97 @@
+"""The part of a model that a checkpoint has beside the exchange: buffers, parameters by name, and the state of modules
+that have one of their own form (get_extra_state)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidArgument
+from .names import parameters, plain_name, saved_buffers
+
+BUFFERS, OTHERS, STATES = "buffers", "others", "modules"
+_WORDS = {BUFFERS: "buffer", STATES: "module with an extra state"}
+
+
+def tensors(model: nn.Module, mine: Iterable[Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Its buffers, and its parameters except mine, which are saved elsewhere."""
+    known = {id(param) for param in mine}
+    others = {name: param.data for name, param in parameters(model) if id(param) not in known}
+    return {BUFFERS: saved_buffers(model), OTHERS: others}
+
+
+def states(model: nn.Module) -> dict[str, nn.Module]:
+    """Its modules that have a state of their own form (get_extra_state), by name."""
+    plain = plain_name(model)
+    return {
+        plain(name): module
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    }
+
+
+def check(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None:
+    """Refuses what was saved of another model, before anything is written. own: by kind and name, what this one has.
+
+    Raises:
+        InvalidArgument: one has no place in the model, the model has one that was not saved, or shapes differ.
+    """
+    for kind, here in own.items():
+        if kind not in found:
+            continue  # an older checkpoint
+        saved = found[kind]
+        what = _WORDS.get(kind, "parameter")
+        if unknown := [name for name in saved if name not in here]:
+            raise InvalidArgument(
+                f"restore: the checkpoint has {what} {unknown[0]!r}, and the model has not: give the model that was "
+                f"saved{_more(unknown)}"
+            )
+        if missing := [name for name in here if name not in saved]:
+            raise InvalidArgument(
+                f"restore: the model has {what} {missing[0]!r}, and the checkpoint has not: give the model that was "
+                f"saved, with the same parameters in the optimizer{_more(missing)}"
+            )
+        for name, tensor in here.items() if kind != STATES else ():
+            if tensor.shape != saved[name].shape:
+                raise InvalidArgument(
+                    f"restore: {what} {name!r} is {tuple(tensor.shape)} here and {tuple(saved[name].shape)} in the "
+                    "checkpoint: give the model that was saved"
+                )
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" ({len(names) - 1} more like it)" if len(names) > 1 else ""
+
+
+@torch.no_grad()
+def load(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None:
+    """Writes what check has passed. A tensor that has the saved values is not written: it counts as unchanged."""
+    for kind, here in own.items():
+        for name, tensor in here.items() if kind in found else ():
+            value = found[kind][name]
+            if kind == STATES:
+                tensor.set_extra_state(value)
+            elif tensor.dtype != value.dtype or not torch.equal(tensor, value):
+                tensor.copy_(value)
+
+
+def of_older(model: nn.Module, found: dict[str, Any]) -> dict[str, Any]:
+    """What an older checkpoint has, in which buffers had the names of a compiled model and there were all of them."""
+    if OTHERS in found or BUFFERS not in found:
+        return found
+    plain = plain_name(model)
+    own = saved_buffers(model)
+    named = {plain(name.replace("_orig_mod.", "")): value for name, value in found[BUFFERS].items()}
+    theirs = {plain(name) for name, _ in model.named_buffers()} - own.keys()  # persistent=False
+    return {**found, BUFFERS: {name: value for name, value in named.items() if name not in theirs}}
+
+
+def check_groups(groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for the state of an optimizer with other groups."""
+    have, theirs = ([len(group["params"]) for group in own] for own in (groups, saved["param_groups"]))
+    if have != theirs:
+        raise InvalidArgument(
+            f"restore: the optimizer has groups of {have} parameters, and the checkpoint's of {theirs}: give the "
+            "optimizer that was saved"
+        )

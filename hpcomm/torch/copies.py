@@ -1,0 +1,43 @@
+"""Copies of a model (torch.save of the whole model, pickle, copy.deepcopy) are plain torch: the hooks of hpcomm stay
+with the model that is trained, and the copy can be loaded where hpcomm is not installed."""
+
+from typing import Any
+from weakref import ref
+
+from torch import nn
+
+_REDUCE = "__reduce_ex__"  # which pickle and copy look for on the object first
+
+
+def copies_are_plain(module: nn.Module) -> None:
+    """From here on copies of this module have no hook of hpcomm."""
+    me = ref(module)
+
+    def reduced(protocol: Any) -> Any:
+        own = me()
+        found = type(own).__reduce_ex__(own, protocol)
+        if not isinstance(found, tuple) or len(found) < 3 or not isinstance(found[2], dict):
+            return found  # a class with a form of its own, such as a compiled model's
+        return (*found[:2], _plain(found[2]), *found[3:])
+
+    module.__dict__[_REDUCE] = reduced  # not by setattr, which a compiled model sends on
+
+
+def copies_are_as_before(module: nn.Module) -> None:
+    module.__dict__.pop(_REDUCE, None)
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    hooks = {name: own for name, own in state.items() if "_hooks" in name and isinstance(own, dict)}
+    mine = {number for own in hooks.values() for number, hook in own.items() if _is_own(hook)}
+    kept = {
+        name: type(own)((number, hook) for number, hook in own.items() if number not in mine)
+        for name, own in hooks.items()
+    }
+    return {name: value for name, value in {**state, **kept}.items() if name != _REDUCE}
+
+
+def _is_own(hook: Any) -> bool:
+    """Whether a hook is one of hpcomm's. Torch wraps some (hook.hook)."""
+    inner = getattr(hook, "hook", hook)
+    return type(getattr(inner, "__self__", inner)).__module__.partition(".")[0] == "hpcomm"
