@@ -257,6 +257,12 @@ class ParamKey:
         self.held, self.version, self.sent = grad, grad._version, True  # type: ignore[union-attr]
         return handle
 
+    def push_nothing(self, start: Start) -> Handle:
+        """This rank's part of the update is zero. p.grad stays as it is."""
+        grad = self.param.grad
+        self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
+        return start(self.name, nothing=True)
+
     def _leave_kept(self) -> None:
         """A trainer may have kept p.grad of an earlier backward pass, as one with several losses does: that keeps its
         values when slot and master are written again."""

@@ -230,7 +230,7 @@ class DistributedOptimizer(Wrapper):
         schemes.begin()
         mode: Mode
         if not servers:
-            mode = Neighbours(*args, clip, optimizer.step, make)
+            mode = Neighbours(*args, clip, optimizer, make)
         elif rules is None:
             _note(
                 ctx,
