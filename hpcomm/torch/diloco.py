@@ -147,7 +147,7 @@ class DiLoCo(Wrapper):
         broadcast(ctx, model.buffers())
         super().__init__(inner.param_groups, inner.defaults)
         self._wrapped, self._model = inner, model
-        self.param_groups, self.state = inner.param_groups, inner.state
+        self.param_groups = inner.param_groups
         self._local = LocalSteps(exchange, own, schedule, found)
         own.begin()
         for name in values:
@@ -263,7 +263,7 @@ class DiLoCo(Wrapper):
         """
         if isinstance(self._wrapped, DistributedOptimizer):
             self._wrapped.recover(survivors=True, timeout=timeout)
-            self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
+            self.param_groups = self._wrapped.param_groups
             steps = self._wrapped.context.allgather(self._local.steps.to_bytes(8, "little"), timeout)
             self._local.steps = max(int.from_bytes(one, "little") for one in steps)
         return self._local.recover(timeout)
@@ -329,7 +329,7 @@ class DiLoCo(Wrapper):
 
     def _load_inner(self, state: dict[str, Any]) -> None:
         self._wrapped.load_state_dict(state)
-        self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
+        self.param_groups = self._wrapped.param_groups
 
     def _torch_side(self) -> dict[str, Any]:
         """State that a checkpoint of the exchange lacks."""
