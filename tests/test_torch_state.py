@@ -355,3 +355,39 @@ def test_a_step_that_was_replaced_is_called_or_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self, closure=None: steps.append(0) or torchs(self, closure))
     run_threads(2, lambda ctx: check(ctx, lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3), steps=3))
     assert len(steps) == 2 * 2 * 3
+
+
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+WAYS: list[tuple[Any, dict[str, Any]]] = [
+    (momentum, {}),
+    (momentum, {"apply": "backward"}),
+    (momentum, {"overlap": True}),
+    (rmsprop, {}),
+]
+
+
+def test_a_model_of_another_dtype_is_refused_or_right() -> None:
+    ways: list[Callable[[Any], Any]] = [
+        lambda m: m.bfloat16(),
+        lambda m: m.half(),
+        lambda m: m.double(),
+        lambda m: m.to(torch.bfloat16),
+    ]
+
+    def body(ctx: hpcomm.Context) -> None:
+        for way in ways:
+            for make, options in WAYS:
+                model, data = net(), Data(ctx, ctx.size)
+                optimizer = ht.DistributedOptimizer(make(model.parameters()), ctx, model, **options)
+                plain_step(model, optimizer, data, 0)
+                optimizer.wait()
+                way(model)
+                x, y = data.batch()
+                with refuses("make another DistributedOptimizer"):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x.to(model.first.weight.dtype)).float(), y).backward()
+                    optimizer.step()
+
+    run_threads(1, body)

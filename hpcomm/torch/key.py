@@ -242,6 +242,8 @@ class ParamKey:
             self.counts.in_place += 1
         else:
             assert grad is not None
+            if grad.dtype is not torch.float32:
+                self._check(self.param.data)
             plain = grad if grad.layout is _STRIDED and not grad.requires_grad else self.dense(grad)
             self._leave_kept()
             if slot is None:
