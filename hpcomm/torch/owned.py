@@ -17,19 +17,20 @@ _ABSENT: Any = object()
 
 
 class Held:
-    """The parameters that have state. Ranks agree on them as far as a rank can tell: a parameter that is trained has
-    some after a step."""
+    """The parameters that have state, as far as a rank can tell: those that are or were trained, after a step."""
 
     def __init__(
         self,
         keys: Sequence[ParamKey],
         forms: Sequence[Form],
         counts: Counts,
+        hooked: Container[int],
         reset: Callable[[Sequence[ParamKey]], None],
     ) -> None:
-        """reset: makes the state of keys that of a new optimizer. Collective."""
+        """hooked: has the ids of keys that are or were trained. reset: makes the state of keys that of a new optimizer.
+        Collective."""
         self._keys: dict[Any, ParamKey] = {key.param: key for key in keys}
-        self._forms, self._counts, self._reset = forms, counts, reset
+        self._forms, self._counts, self._hooked, self._reset = forms, counts, hooked, reset
         self._since: dict[Any, int] = {}  # the steps that do not count, by parameter
 
     def loaded(self, params: Container[object] | None = None) -> None:
@@ -41,8 +42,10 @@ class Held:
         return [param for param in self._keys if self.has(param)]
 
     def has(self, param: object) -> bool:
-        key = self._keys.get(param)
-        return key is not None and key.param.requires_grad and self._counts.steps > self._since.get(param, 0)
+        key, since = self._keys.get(param), self._since.get(param, 0)
+        if key is None or self._counts.steps <= since:
+            return False
+        return since < 0 or id(key) in self._hooked or key.param.requires_grad
 
     def knows(self, param: object) -> bool:
         return param in self._keys

@@ -85,6 +85,12 @@ class Wrapper(Optimizer):
             raise AttributeError(name)
         return getattr(self._wrapped, name)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes a state alone, as trainers reset it by `optimizer.__setstate__({"state": defaultdict(dict)})`."""
+        if state.keys() != {"state"}:
+            raise NotSupported(f"__setstate__ has {sorted(state)}: must be the state alone: call load_state_dict()")
+        self.state = state["state"]
+
     def __reduce__(self) -> Any:
         raise NotSupported(f"a {type(self).__name__} cannot be copied or pickled: its state_dict() can")
 
