@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torchcases
 from conftest import Left, run_threads
-from torch.distributed.checkpoint import state_dict as dcp
 from torchcases import Data, F, momentum, nn, plain_step, refuses, torch
 
 import hpcomm
 import hpcomm.torch as ht
 
+dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict")
 pytestmark = [pytest.mark.xdist_group("group torch state"), pytest.mark.filterwarnings("ignore")]
 
 Body = Callable[[hpcomm.Context], Any]
@@ -156,10 +156,16 @@ def delete(optimizer: Any) -> None:
 
 def pop(optimizer: Any) -> None:
     for p in optimizer.param_groups[0]["params"][::2]:
+        p.requires_grad_(False)  # it keeps its state
         optimizer.state.pop(p, None)
+        p.requires_grad_(True)
 
 
-RESETS = (new, clear, empty, entry, delete, pop)
+def set_state(optimizer: Any) -> None:
+    optimizer.__setstate__({"state": collections.defaultdict(dict)})
+
+
+RESETS = (new, set_state, clear, empty, entry, delete, pop)
 
 
 def reset_at_two(reset: Callable[[Any], None]) -> Callable[[Any, Any, Data, int], None]:
@@ -389,5 +395,38 @@ def test_a_model_of_another_dtype_is_refused_or_right() -> None:
                     optimizer.zero_grad()
                     F.cross_entropy(model(x.to(model.first.weight.dtype)).float(), y).backward()
                     optimizer.step()
+
+    run_threads(1, body)
+
+
+def test_a_scripted_model_is_refused() -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        scripted = torch.jit.script(nn.Linear(3, 2))
+        for model, name in ((scripted, "the model"), (nn.Sequential(nn.Linear(3, 3), scripted), "1")):
+            with refuses(f"{name} is a ScriptModule, which takes no hooks"):
+                ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
+
+    run_threads(1, body)
+
+
+@pytest.mark.full
+def test_a_compiled_backward_pass_calls_the_hooks() -> None:
+    """Compiled autograd traces them."""
+
+    def linear() -> Any:
+        with SEED:
+            torch.manual_seed(3)
+            return nn.Linear(10, 4)
+
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(data.batch()[0]), data.batch()[1])
+        with torch._dynamo.compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+            loss.backward()
+        optimizer.step()
+
+    def body(ctx: hpcomm.Context) -> None:
+        optimizer = check(ctx, momentum, loop, linear, steps=2, apply="backward")
+        assert optimizer.stats().early == 0
 
     run_threads(1, body)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from .._core import enter, named_call
 from ..context import Context
@@ -22,6 +23,7 @@ from .stats import Counts
 from .tensors import Order, as_float32, as_tensor, order_of, part_with, written
 
 _STRIDED = torch.strided
+_is_compiling = torch.compiler.is_compiling
 _BACKWARD = named_call("loss.backward()", every=False)
 
 Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
@@ -47,6 +49,14 @@ class LayerUse(Protocol):
 
     calls: int
     plain: bool
+
+
+@_disable_dynamo
+def _apart(key: "ParamKey", param: Tensor) -> None:
+    """The hook of a parameter, outside a compiled backward pass, which may read the weight behind the hook."""
+    if key.syncer is not None:
+        key.syncer.calls = 0
+    key.arrived(param)
 
 
 class ParamKey:
@@ -210,6 +220,9 @@ class ParamKey:
 
     def arrived(self, param: Tensor) -> None:
         """The hook of the parameter: a backward pass has its whole gradient."""
+        if _is_compiling():  # compiled autograd traces the hook, and calls this one
+            _apart(self, param)
+            return
         if self.sent:
             raise self.twice()
         if self.handle is not None:

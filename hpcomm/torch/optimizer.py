@@ -37,6 +37,7 @@ from .schemes import Schemes
 from .split import After, Split
 from .start import (
     agree,
+    check_hooks,
     check_no_max_norm,
     check_options,
     given_of,
@@ -156,6 +157,7 @@ class DistributedOptimizer(Wrapper):
         counts = Counts()
         try:
             check_kinds(optimizer, model, DistributedOptimizer)
+            check_hooks(model)
             check_choice("apply", apply, ("step", "backward", "after"))
             check_choice("buffers", buffers, KINDS)
             check_choice("sparse", sparse, ("dense", "refuse"))
@@ -269,7 +271,7 @@ class DistributedOptimizer(Wrapper):
     @torch.no_grad()
     def _own_state(self, loaded: Mapping[str, state.Loaded] | None, rules: Rules) -> None:
         """The owners keep the state from here on, with what the wrapped optimizer has of it."""
-        self._held = Held(self._mode.keys, rules.forms, self._counts, self._reset_state)
+        self._held = Held(self._mode.keys, rules.forms, self._counts, self._hooked, self._reset_state)
         if loaded is not None:
             state.load(self._mode.exchange, loaded)
             self._move()
