@@ -4,6 +4,7 @@ The ```python blocks of a page run in its order and share their names, which beg
 A block of ```python ranks=4 runs with four ranks: the blocks of a page with that number are a job of their own.
 """
 
+import ast
 import os
 import re
 from collections.abc import Iterator
@@ -172,3 +173,31 @@ def test_readme_contributing_and_ci_tell_one_number() -> None:
         limit = re.search(rf"^\| `{re.escape(command)}` \| (\d+) minutes", ours, re.MULTILINE)
         assert limit, command
         assert [found and found[1] for found in elsewhere] == [limit[1]] * len(elsewhere), command
+
+
+# ---- sentences -----------------------------------------------------------------------------------------------------
+
+REFUSALS = ("InvalidArgument", "NotSupported", "ConfigError")
+
+
+def words(node: ast.expr) -> str:
+    """The text of an expression, with "…" for each value in it."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(words, node.values))
+    if isinstance(node, ast.BinOp):
+        return words(node.left) + words(node.right)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "…"
+
+
+def refusals(folder: str) -> Iterator[str]:
+    """The sentences by which the modules of a folder refuse something."""
+    for path in sorted((ROOT / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS:
+                yield words(node.args[0])
+
+
+def test_every_refusal_of_torch_is_listed() -> None:
+    listed = PAGES["docs/torch.md"].partition("### All sentences")[2].partition("```text\n")[2].partition("```")[0]
+    told = "\n".join(sorted(set(refusals("hpcomm/torch")), key=str.lower))
+    assert listed.strip() == told, f"docs/torch.md, All sentences, must be:\n{told}"

@@ -286,6 +286,11 @@ def counts_apart(ex: Exchange, groups: Iterable[Iterable[str]]) -> bool:
     return sum(map(len, every)) == len(set().union(*every))
 
 
+def sums(ex: Exchange) -> bool:
+    """Whether an update is the sum of the workers', and not their mean."""
+    return ex._made.plan.reduce == "sum"
+
+
 def holds_back(ex: Exchange) -> bool:
     """Whether updates are sent in pieces, which leave parts of them for later."""
     return bool(ex._encoders.coded)

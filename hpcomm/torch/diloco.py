@@ -153,7 +153,7 @@ class DiLoCo(Wrapper):
         broadcast(ctx, model.buffers())
         super().__init__(inner.param_groups, inner.defaults)
         self._wrapped, self._model = inner, model
-        self.param_groups, self.state = inner.param_groups, inner.state
+        self.param_groups = inner.param_groups
         self._local = LocalSteps(exchange, own, schedule, found)
         self._uneven, self._join, self._own_steps = Uneven(), None, 0
         own.begin()
@@ -271,7 +271,7 @@ class DiLoCo(Wrapper):
         """
         if isinstance(self._wrapped, DistributedOptimizer):
             self._wrapped.recover(survivors=True, timeout=timeout)
-            self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
+            self.param_groups = self._wrapped.param_groups
             steps = self._wrapped.context.allgather(self._local.steps.to_bytes(8, "little"), timeout)
             self._local.steps = max(int.from_bytes(one, "little") for one in steps)
         self._uneven.followed = 0  # all trainers count from this step
@@ -345,7 +345,7 @@ class DiLoCo(Wrapper):
 
     def _load_inner(self, state: dict[str, Any]) -> None:
         self._wrapped.load_state_dict(state)
-        self.param_groups, self.state = self._wrapped.param_groups, self._wrapped.state
+        self.param_groups = self._wrapped.param_groups
 
     def _settle(self) -> None:
         """Before anything is saved. A DistributedOptimizer inside does the same in state_dict."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from .._core import enter, named_call
 from ..context import Context
@@ -22,6 +23,7 @@ from .stats import Counts
 from .tensors import Order, as_float32, as_tensor, order_of, part_with, written
 
 _STRIDED = torch.strided
+_is_compiling = torch.compiler.is_compiling
 _BACKWARD = named_call("loss.backward()", every=False)
 
 Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
@@ -47,6 +49,14 @@ class LayerUse(Protocol):
 
     calls: int
     plain: bool
+
+
+@_disable_dynamo
+def _apart(key: "ParamKey", param: Tensor) -> None:
+    """The hook of a parameter, outside a compiled backward pass, which may read the weight behind the hook."""
+    if key.syncer is not None:
+        key.syncer.calls = 0
+    key.arrived(param)
 
 
 class ParamKey:
@@ -210,6 +220,9 @@ class ParamKey:
 
     def arrived(self, param: Tensor) -> None:
         """The hook of the parameter: a backward pass has its whole gradient."""
+        if _is_compiling():  # compiled autograd traces the hook, and calls this one
+            _apart(self, param)
+            return
         if self.sent:
             raise self.twice()
         if self.handle is not None:
@@ -242,6 +255,8 @@ class ParamKey:
             self.counts.in_place += 1
         else:
             assert grad is not None
+            if grad.dtype is not torch.float32:
+                self._check(self.param.data)
             plain = grad if grad.layout is _STRIDED and not grad.requires_grad else self.dense(grad)
             self._leave_kept()
             if slot is None:
@@ -256,6 +271,12 @@ class ParamKey:
             self.counts.copied_bytes += 4 * plain.numel()
         self.held, self.version, self.sent = grad, grad._version, True  # type: ignore[union-attr]
         return handle
+
+    def push_nothing(self, start: Start) -> Handle:
+        """This rank's part of the update is zero. p.grad stays as it is."""
+        grad = self.param.grad
+        self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
+        return start(self.name, nothing=True)
 
     def _leave_kept(self) -> None:
         """A trainer may have kept p.grad of an earlier backward pass, as one with several losses does: that keeps its

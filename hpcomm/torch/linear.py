@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import InvalidArgument
@@ -150,6 +151,10 @@ class LinearKey(ParamKey):
 
     def _backward(self, inputs: Tensor, version: int, grads: tuple[Tensor, ...]) -> None:
         """Before the layer's backward pass."""
+        if _is_compiling():  # compiled autograd traces the hook: no pairs are seen, and the gradient goes as a matrix
+            if self.skips:
+                _refuse_compiled(self)
+            return
         if inputs._version != version:
             raise InvalidArgument(
                 f"rank {self.mode.context.rank}: the inputs of the layer of {self.name!r} were written after its "
@@ -163,7 +168,8 @@ class LinearKey(ParamKey):
             self.arrived(self.param)
 
     def arrived(self, param: Tensor) -> None:
-        self._keep_pairs()
+        if not _is_compiling():
+            self._keep_pairs()
         super().arrived(param)
 
     def _keep_pairs(self) -> None:
@@ -277,6 +283,14 @@ class LinearKey(ParamKey):
         self._kept.clear()
         self._came.clear()
         self._open, self.factor, self._mean = 0, 1.0, None
+
+
+@_disable_dynamo
+def _refuse_compiled(key: LinearKey) -> None:
+    raise InvalidArgument(
+        f"{key.name!r} goes as pairs of vectors, with skip_weight_grad, and its backward pass is compiled (compiled "
+        "autograd), which shows no pairs: " + key._as_matrix()
+    )
 
 
 def _copy(to: NDArray[np.float32], rows: Tensor) -> None:

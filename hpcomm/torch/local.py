@@ -1,10 +1,12 @@
 """Optimizers that step in torch: over averaged gradients, or over models that are averaged with neighbours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..context import Context
 from ..errors import InvalidArgument
@@ -17,7 +19,7 @@ from .rules import numbers
 from .stats import Counts
 from .tensors import as_float32, as_tensor, broadcast
 
-Step = Callable[[], object]  # of the optimizer that was wrapped
+Versions = dict[str, tuple[Any, int]]  # by name the values of a parameter's state, and how often they were written
 
 
 class Averaged(Mode):
@@ -35,12 +37,14 @@ class Averaged(Mode):
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self._optimizer, self._make = optimizer, make
+        self._left: dict[Tensor, Versions]  # the optimizer's state, as the last step left it
         self.bind(self._made(ctx))
         broadcast(ctx, [key.param for key in keys])
 
     def _made(self, ctx: Context) -> Exchange:
         values = {key.name: np.zeros_like(key.value()) for key in self.keys}
-        self.roll = Roll(self.keys, self._numbers) if ctx.size > 1 else None
+        self.roll = Roll(self.keys, (self._numbers, self._written)) if ctx.size > 1 else None
+        self._left = {}
         if self.roll is not None:
             values[ROLL] = self.roll.values
         return self._make(ctx, values, Average())
@@ -48,6 +52,23 @@ class Averaged(Mode):
     def _numbers(self) -> bytes:
         """All numbers of param_groups, by which this rank steps."""
         return np.array(numbers(self._optimizer.param_groups)).tobytes()
+
+    def _written(self) -> bytes:
+        """How the trainer has written the optimizer's state since the last step: by key, the writes of each tensor."""
+        told: list[Any] = []
+        left, self._left = self._left, self._versions() if self._left else {}
+        for number, (before, now) in enumerate(zip(left.values(), self._left.values(), strict=True)):
+            if now.keys() != before.keys():
+                told.append((number, sorted(map(str, now))))
+                continue
+            for name, (value, version) in before.items():
+                own, since = now[name]
+                if own is not value or since != version:
+                    told.append((number, str(name), since - version if own is value else "another"))
+        return repr(told).encode()
+
+    def _versions(self) -> dict[Tensor, Versions]:
+        return {key.param: _versions(self._optimizer.state.get(key.param)) for key in self.keys}
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._start = exchange, exchange.push_pull_nb
@@ -104,7 +125,13 @@ class Averaged(Mode):
     def _call(self, roll: Roll, missing: Sequence[ParamKey]) -> Sequence[ParamKey]:
         try:
             return roll.call(self.exchange, missing)
-        except Differs:
+        except Differs as differs:
+            if differs.args[0]:
+                raise InvalidArgument(
+                    f"optimizer.state was reset or written on some ranks and not alike on all: "
+                    f"{type(self._optimizer).__name__} steps on every rank, so each rank would train another model. "
+                    "Write it on every rank"
+                ) from None
             groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
             raise InvalidArgument(
                 f"the numbers of param_groups differ between ranks: {type(self._optimizer).__name__} steps on every "
@@ -119,6 +146,8 @@ class Averaged(Mode):
             self.counts.steps += 1
         else:
             self.counts.skipped += 1
+        if self.roll is not None:
+            self._left = self._versions()
         super().forget()
 
     def check_scaler(self) -> None:
@@ -141,11 +170,11 @@ class Neighbours(Mode):
         keys: Sequence[ParamKey],
         counts: Counts,
         clip_norm: float | None,
-        step: Step,
+        optimizer: torch.optim.Optimizer,
         make: Callable[..., Exchange],
     ) -> None:
         super().__init__(ctx, keys, counts, 1, clip_norm)
-        self._local = step
+        self._optimizer = optimizer
         self.bind(make(ctx, {key.name: key.value() for key in keys}, Average()))
 
     def bind(self, exchange: Exchange) -> None:
@@ -159,7 +188,7 @@ class Neighbours(Mode):
     def step(self, scaling: Scaling | None) -> None:
         self.wait()
         if scale_gradients(self.keys, scaling, self.clip_norm):
-            self._local()
+            self._optimizer.step()
             self.counts.steps += 1
         else:  # of this rank alone
             self.counts.skipped += 1
@@ -171,6 +200,13 @@ class Neighbours(Mode):
 
     def check_scaler(self) -> None:
         """Each rank looks at its own gradients."""
+
+
+def _versions(state: Any) -> Versions:
+    """Of a parameter's state; None: it has none."""
+    if not isinstance(state, Mapping):
+        return {} if state is None else {"": (state, 0)}
+    return {name: (one, one._version if torch.is_tensor(one) else 0) for name, one in state.items()}
 
 
 def check_local(optimizer: torch.optim.Optimizer) -> None:

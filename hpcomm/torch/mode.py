@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported, PeerFailed
-from ..exchange import Exchange, Handle
+from ..exchange import Exchange, Handle, inside
 from ..recovery import Recovered, recover
 from . import uneven
 from .key import ParamKey
@@ -167,38 +167,43 @@ class Mode(ABC):
 
 
 class Differs(Exception):
-    """A value that must be the same on all ranks differs."""
+    """A value that must be the same on all ranks differs. Its argument: the number of the value."""
 
 
 class Roll:
     """The ranks that have each gradient, for exchanges in which a push cannot say that there is nothing. A key of its
-    own, whose parameters are the mean of ones and zeros. Behind them stands the digest of a value that must be the same
-    on all ranks, if there is one: equal digests have each rank's own as their mean."""
+    own, whose parameters are the mean of ones and zeros. Behind them stand the digests of values that must be the same
+    on all ranks, if there are any: equal digests have each rank's own as their mean."""
 
-    def __init__(self, keys: Sequence[ParamKey], same: Callable[[], bytes] | None = None) -> None:
-        self._keys, self._same = keys, same
+    def __init__(self, keys: Sequence[ParamKey], same: Sequence[Callable[[], bytes]] = ()) -> None:
+        self._keys, self._same = keys, list(same)
         self._handle: Handle | None = None
-        self.values = np.zeros(len(keys) + (DIGITS if same else 0), np.float32)
+        self.values = np.zeros(len(keys) + DIGITS * len(self._same), np.float32)
 
     def call(self, exchange: Exchange, missing: Sequence[ParamKey]) -> Sequence[ParamKey]:
         """Says which gradients this rank has not; returns those of them that others have.
 
         Raises:
-            Differs: the value that must be the same differs; on every rank.
+            Differs: a value that must be the same differs; on every rank.
         """
         self.wait()
         for i, key in enumerate(self._keys):
             self.values[i] = key.sent
         n = len(self._keys)
-        if self._same is not None:
-            self.values[n:] = np.frombuffer(hashlib.sha256(self._same()).digest(), np.uint8)[:DIGITS]
+        for i, same in enumerate(self._same):
+            at = n + i * DIGITS
+            self.values[at : at + DIGITS] = np.frombuffer(hashlib.sha256(same()).digest(), np.uint8)[:DIGITS]
+        own = self.values.copy()
+        if inside.sums(exchange):  # the exchange adds up the parts of a mean
+            self.values /= exchange.context.size
         self._handle = exchange.push_pull_nb(ROLL, self.values)
-        if not missing and self._same is None:
+        if not missing and not self._same:
             return ()
         means = self._handle.wait()
         self._handle = None
-        if np.abs(means[n:] - self.values[n:]).max(initial=0.0) > _ROUNDED:
-            raise Differs
+        far = np.abs(means - own)[n:].reshape(-1, DIGITS).max(1, initial=0.0) > _ROUNDED
+        if far.any():
+            raise Differs(int(far.argmax()))
         return [key for key, mean in zip(self._keys, means[:n], strict=True) if mean > 0 and not key.sent]
 
     def drop(self) -> None:

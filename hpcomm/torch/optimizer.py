@@ -1,5 +1,7 @@
 """DistributedOptimizer: a torch optimizer whose gradients, or parameters, are those of all ranks."""
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from .._core import named
 from ..codec import Codecs, WireFormat
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
-from ..errors import InvalidArgument, NotSupported, PeerFailed
+from ..errors import ConfigError, InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange
 from ..exchange.arguments import check_choice, refuse
 from ..log import logger
@@ -24,15 +27,18 @@ from ..stage import whole
 from ..topology.given import as_topology
 from . import beside, saved, state
 from .buffers import KINDS, make_buffers
+from .key import ParamKey
 from .linear import LinearKey, layers_of
 from .local import Averaged, Neighbours, check_local
 from .mode import ROLL, Mode, Scaling, check_clip
 from .names import plain_keys
-from .rules import rules_of
+from .owned import Held, OwnedState
+from .rules import Rules, rules_of
 from .schemes import Schemes
 from .split import After, Split
 from .start import (
     agree,
+    check_hooks,
     check_no_max_norm,
     check_options,
     given_of,
@@ -47,7 +53,7 @@ from .syncer import Layers
 from .tensors import broadcast
 from .uneven import JoinBlock, Uneven
 from .whole import Backward, OnePass
-from .wrapper import Wrapper, check_kinds, check_workers
+from .wrapper import Wrapper, check_kinds, check_workers, steps_as_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -152,6 +158,7 @@ class DistributedOptimizer(Wrapper):
         counts = Counts()
         try:
             check_kinds(optimizer, model, DistributedOptimizer)
+            check_hooks(model)
             check_choice("apply", apply, ("step", "backward", "after"))
             check_choice("buffers", buffers, KINDS)
             check_choice("sparse", sparse, ("dense", "refuse"))
@@ -224,21 +231,20 @@ class DistributedOptimizer(Wrapper):
             raise
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._wrapped, self.context, self._model = optimizer, ctx, model
-        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        self.param_groups = optimizer.param_groups
         self._counts, self._rules = counts, rules
         self._join: JoinBlock | None = None
         self._uneven = Uneven()
+        self._held: Held | None = None
         make = _maker(topology, consistency, options if codec is None else {**options, "codec": codec}, schemes)
         args = (ctx, keys, counts)
         schemes.begin()
         mode: Mode
         if not servers:
-            mode = Neighbours(*args, clip, optimizer.step, make)
+            mode = Neighbours(*args, clip, optimizer, make)
         elif rules is None:
-            _note(
-                ctx,
-                f"{type(optimizer).__name__} has no rule in the exchange: it steps on every rank by mean gradients",
-            )
+            why = "has no rule in the exchange" if steps_as_torch(optimizer) else "has a step() that is not torch's"
+            _note(ctx, f"{type(optimizer).__name__} {why}: it steps on every rank by mean gradients")
             mode = Averaged(*args, passes, clip, optimizer, make)
         elif apply == "backward":
             mode = Backward(*args, passes, clip, rules, make, consistency)
@@ -259,34 +265,90 @@ class DistributedOptimizer(Wrapper):
         self._layers.on_load = self._loaded
         self._hooked: dict[int, Any] = {}
         self._hook()
-        if loaded is not None:
-            self._take_loaded(loaded)
+        if rules is not None:
+            self._own_state(loaded, rules)
         self._watched = self._watch()
         self._guard_steps()
         self._ready = True
 
     @torch.no_grad()
-    def _take_loaded(self, found: Mapping[str, state.Loaded]) -> None:
-        """State that the wrapped optimizer has goes to its owners."""
-        state.load(self._mode.exchange, found)
-        self._move()
-        self._wrapped.state.clear()
+    def _own_state(self, loaded: Mapping[str, state.Loaded] | None, rules: Rules) -> None:
+        """The owners keep the state from here on, with what the wrapped optimizer has of it."""
+        self._held = Held(self._mode.keys, rules.forms, self._counts, self._hooked, self._reset_state)
+        if loaded is not None:
+            state.load(self._mode.exchange, loaded)
+            self._move()
+            self._held.loaded(self._wrapped.state)
+        self._owned, self._steps_by = OwnedState(self._held), _step_of(self._wrapped)
+        self._wrapped.state = self._owned  # type: ignore[assignment]
 
-    def _watch(self) -> Any:
-        """The hook for load_state_dict of the wrapped optimizer, which makes other param_groups and another state."""
+    def _watch(self) -> list[RemovableHandle]:
+        """The hooks for load_state_dict of the wrapped optimizer, which makes other param_groups and another state, and
+        for its state_dict."""
 
         def refused(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-            raise InvalidArgument(
-                "load_state_dict of the optimizer that was given to a DistributedOptimizer, which keeps its state "
-                "elsewhere: call that of the DistributedOptimizer, on every rank"
-            )
+            raise _not_here("load_state_dict")
+
+        def lacks(optimizer: Optimizer) -> None:
+            if isinstance(optimizer.state, OwnedState):
+                raise _not_here("state_dict")
 
         def followed(optimizer: Optimizer) -> None:
-            self.param_groups, self.state = optimizer.param_groups, optimizer.state
+            self.param_groups = optimizer.param_groups
 
+        wrapped = self._wrapped
         if self._rules is None:
-            return self._wrapped.register_load_state_dict_post_hook(followed)
-        return self._wrapped.register_load_state_dict_pre_hook(refused)
+            return [wrapped.register_load_state_dict_post_hook(followed)]
+        return [wrapped.register_load_state_dict_pre_hook(refused), wrapped.register_state_dict_pre_hook(lacks)]
+
+    def _set_state(self, value: Any) -> None:
+        if self._held is None:
+            super()._set_state(value)
+        else:
+            self._owned.replace(value)
+
+    @named("the reset of optimizer.state", every=True)
+    @torch.no_grad()
+    def _reset_state(self, keys: Sequence[ParamKey]) -> None:
+        """The state of these keys becomes that of a new optimizer. Collective."""
+        if self._join is not None:
+            raise NotSupported(
+                "optimizer.state is reset in a join block, where ranks that have run out of batches do not take part: "
+                "reset it before the block or after it"
+            )
+        self._check_between("the reset of optimizer.state")
+        self._mode.wait()
+        told = hashlib.blake2b(repr([key.name for key in keys]).encode(), digest_size=8).digest()
+        if len(set(self.context.allgather(told))) > 1:
+            raise ConfigError("ranks reset the state of different parameters: reset the same on every rank")
+        assert self._rules is not None
+        self._take_written()
+        state.load(self._mode.exchange, state.parse(keys, self._rules.forms, {}), drops=False)
+        self._move()
+
+    def _take_written(self) -> None:
+        """Owners take the parameters that the trainer has written since the last step."""
+        for key in self._mode.keys:
+            key.find_home()
+
+    def _check_wrapped(self) -> None:
+        """Refuses changes of the wrapped optimizer that the exchange would not follow."""
+        if self._held is None:
+            return
+        wrapped, (own, of_class) = self._wrapped, self._steps_by
+        if wrapped.state is not self._owned:
+            raise NotSupported(
+                f"the state of the {type(wrapped).__name__} that a DistributedOptimizer wraps was replaced, and the "
+                "owners of the parameters keep it: reset the state of the DistributedOptimizer, or call its "
+                "load_state_dict()"
+            )
+        if wrapped.__dict__.get("step") is not own or type(wrapped).step is not of_class:
+            if not steps_as_torch(wrapped):
+                raise NotSupported(
+                    f"step() of the {type(wrapped).__name__} that a DistributedOptimizer wraps was replaced, and the "
+                    "exchange applies its rule: replace step() before the optimizer is wrapped, and every rank calls it"
+                )
+            self._steps_by = _step_of(wrapped)
 
     def _hook(self) -> None:
         """Hooks for parameters that are trained and have none yet."""
@@ -317,6 +379,7 @@ class DistributedOptimizer(Wrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_wrapped()
         self._layers.settle()
         scaling = self._scaling()
         if self._join is not None:
@@ -481,7 +544,10 @@ class DistributedOptimizer(Wrapper):
         self._mode.wait()
         for hook in self._hooked.values():
             hook.remove()
-        self._watched.remove()
+        for watch in self._watched:
+            watch.remove()
+        if self._held is not None and self._wrapped.state is self._owned:
+            self._wrapped.state, self._held = defaultdict(dict), None
         self._guard.remove()
         self._layers.remove()
         for key in self._mode.keys:
@@ -506,12 +572,19 @@ class DistributedOptimizer(Wrapper):
         self._settle()
         if self._rules is None:
             return self._wrapped.state_dict()
-        found = state.export(self._mode.exchange, self._mode.keys, self._rules.forms)
-        self._wrapped.state.update(found)
+        self._check_wrapped()
+        return self._with_state(state.export(self._mode.exchange, self._mode.keys, self._rules.forms))
+
+    def _with_state(self, found: dict[Tensor, Any]) -> dict[str, Any]:
+        """state_dict of the wrapped optimizer, as if it had this state."""
+        wrapped = self._wrapped
+        if self._held is None:
+            return wrapped.state_dict()
+        wrapped.state = defaultdict(dict, found)
         try:
-            return self._wrapped.state_dict()
+            return wrapped.state_dict()
         finally:
-            self._wrapped.state.clear()
+            wrapped.state = self._owned  # type: ignore[assignment]
 
     @named("optimizer.load_state_dict()", every=True)
     @torch.no_grad()
@@ -536,8 +609,11 @@ class DistributedOptimizer(Wrapper):
         given = {by_number[n]: own for n, own in state_dict["state"].items() if n in by_number}
         found = state.parse(self._mode.keys, self._rules.forms, given)  # before anything is written
         self._load_groups(theirs)
+        self._take_written()
         state.load(self._mode.exchange, found)
         self._move()
+        assert self._held is not None
+        self._held.loaded({param for param, own in given.items() if own})
 
     @torch.no_grad()
     def _settle(self) -> None:
@@ -565,7 +641,7 @@ class DistributedOptimizer(Wrapper):
     def _torch_side(self) -> dict[str, Any]:
         """State that a checkpoint of the exchange lacks."""
         modules = {name: module.get_extra_state() for name, module in beside.states(self._model).items()}
-        return {"optimizer": self._wrapped.state_dict(), **self._tensors(), beside.STATES: modules}
+        return {"optimizer": self._with_state({}), **self._tensors(), beside.STATES: modules}
 
     def _parts(self) -> dict[str, Any]:
         return {**self._tensors(), beside.STATES: beside.states(self._model)}
@@ -589,6 +665,8 @@ class DistributedOptimizer(Wrapper):
         else:
             self._load_groups(found["optimizer"]["param_groups"])
             self._rules.are_of(self._mode.exchange)
+            assert self._held is not None
+            self._held.loaded()
         beside.load(self._parts(), beside.of_older(self._model, found))
         self._move()
 
@@ -630,6 +708,18 @@ class DistributedOptimizer(Wrapper):
 
 
 # ---- how it is made --------------------------------------------------------------------------------------------------
+
+
+def _step_of(optimizer: Optimizer) -> tuple[Any, Any]:
+    """step() of the instance, if it has one, and of the class."""
+    return optimizer.__dict__.get("step"), type(optimizer).step
+
+
+def _not_here(call: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{call} of the optimizer that was given to a DistributedOptimizer, which keeps its state elsewhere: call that "
+        "of the DistributedOptimizer, on every rank"
+    )
 
 
 def _maker(given: Any, consistency: Consistency, asked: Mapping[str, Any], schemes: Schemes) -> Callable[..., Exchange]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import InvalidArgument
 from ..exchange import Exchange
 from ..optim import SGD, Adam, AdamW, AnyRule, BuiltIn, Momentum, Nesterov, names_of
+from .wrapper import steps_as_torch
 
 Group = Mapping[str, Any]  # one of an optimizer's param_groups
 
@@ -125,7 +126,10 @@ class Rules:
 
 
 def rules_of(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> Rules | None:
-    """The rules of an optimizer whose groups have keys of these names; None: a group has no rule."""
+    """The rules of an optimizer whose groups have keys of these names; None: a group has no rule, or step() is not
+    torch's."""
+    if not steps_as_torch(optimizer):
+        return None
     forms = [form_of(optimizer, group) for group in optimizer.param_groups]
     found = [form for form in forms if form is not None]
     return Rules(optimizer, found, names) if len(found) == len(forms) else None

@@ -3,6 +3,7 @@ forward pass runs (Poseidon, section 3.1: wait-free backpropagation)."""
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -30,7 +31,6 @@ class Split(Mode):
         make: Callable[..., Exchange],
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
-        self._zero: set[ParamKey] = set()  # whose mean is zero, after synchronize
         self.rules, self._make = rules, make
         self.bind(self._made())
 
@@ -101,7 +101,7 @@ class Split(Mode):
         """Folds what the hooks have not. again: also what synchronize has averaged."""
         if self.synchronized:
             for key in self.keys:
-                if key.sends_again(again) or key in self._zero:
+                if key.sends_again(again):
                     key.sent = False
         elif not self._looked:
             self.check_unchanged()
@@ -111,11 +111,11 @@ class Split(Mode):
                 continue
             if key.handle is not None:  # its layer was not used
                 key.receive()
-            if key.is_there():
+            counts = not (self.synchronized and self.context.rank and inside.sums(self.exchange))
+            if key.is_there() and counts:  # of a sum that all ranks have, one rank's counts
                 key.fold = key.push(fold)
             else:
-                key.fold = fold(key.name, nothing=True)
-                key.sent, key.held = True, None
+                key.fold = key.push_nothing(fold)
 
     def _squares(self) -> float:
         """The sum of squares of the mean gradient: the same bits on all ranks, as the keys have one order."""
@@ -137,14 +137,24 @@ class Split(Mode):
             return
         self._finish()
         self._wait_folds()
+        zero = []
         for key, handle in [(key, self.exchange.gather_nb(key.name)) for key in self.keys]:
             mean = handle.wait()
-            empty = not mean.any()
-            if empty:  # which of the ranks have a gradient is not seen: each says so again in step
-                self._zero.add(key)
-            if key.param.grad is not None or not empty:
+            if mean.any():
                 key.averaged(mean)
+            else:
+                zero.append((key, mean))
+        for key, mean in self._had(zero):
+            key.averaged(mean)
         self.synchronized, self.unguarded = True, False
+
+    def _had(self, zero: Sequence[tuple[ParamKey, Any]]) -> list[tuple[ParamKey, Any]]:
+        """The keys of these, whose mean is zero, of which a rank has a gradient: all ranks have one then, so that a
+        trainer changes it on all of them. Collective."""
+        if not zero:
+            return []
+        every = self.context.allgather(bytes(key.is_there() for key, _ in zero))
+        return [one for one, told in zip(zero, zip(*every, strict=True), strict=True) if any(told)]
 
     def check_scaler(self) -> None:
         if self.synchronized:
@@ -175,7 +185,6 @@ class Split(Mode):
     def _end(self) -> None:
         """Forgets the gradients of a step, also of one that does not count."""
         self._looked = False
-        self._zero.clear()
         super().forget()
 
 

@@ -129,6 +129,19 @@ def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:
             )
 
 
+def check_hooks(model: nn.Module) -> None:
+    """Refuses modules with parameters that take no hooks, as those of torch.jit.script."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            try:
+                module.register_forward_pre_hook(lambda *_: None).remove()
+            except RuntimeError:
+                raise InvalidArgument(
+                    f"{name or 'the model'} is a ScriptModule, which takes no hooks: give the module that was "
+                    "scripted, compiled by torch.compile or traced by torch.jit.trace if it must be fast"
+                ) from None
+
+
 class Offer(NamedTuple):
     """The values that a rank starts with.
 

@@ -118,8 +118,9 @@ def parse(
     return {key.name: _loaded(key, forms[key.group], given.get(key.param, {})) for key in keys}
 
 
-def load(exchange: Exchange, found: Mapping[str, Loaded]) -> None:
-    """The reverse of gather. Collective: the same on every rank."""
+def load(exchange: Exchange, found: Mapping[str, Loaded], *, drops: bool = True) -> None:
+    """The reverse of gather. Collective: the same on every rank. drops: what codecs have held back, which belongs to
+    the training that ends."""
     shard, keys = exchange.state_dict(), exchange.plan.keys
     for i, row in enumerate(rows(shard)):
         if keys[row.key].name not in found:
@@ -130,8 +131,8 @@ def load(exchange: Exchange, found: Mapping[str, Loaded]) -> None:
             slot[:] = values[part]
         if own.params is not None:
             row.params[:] = own.params[part]
-    for name in {"encoders", "encoder_made"} & shard.keys():
-        shard[name][:] = 0  # residuals belong to the training that ends
+    for name in {"encoders", "encoder_made"} & shard.keys() if drops else ():
+        shard[name][:] = 0
     exchange.load_state_dict(shard)
 
 

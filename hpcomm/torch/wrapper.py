@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import sep
+from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -12,6 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange
+
+_TORCH = f"{Path(torch.__file__).parent}{sep}"
 
 
 class Wrapper(Optimizer):
@@ -21,6 +27,22 @@ class Wrapper(Optimizer):
     _stepping = False  # whether a step of this one is going on, which may step the wrapped one
     _wrapped: Optimizer
     _guard: RemovableHandle
+
+    @property
+    def state(self) -> Any:
+        """That of the wrapped optimizer."""
+        wrapped = self.__dict__.get("_wrapped")
+        return self.__dict__["state"] if wrapped is None else wrapped.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if "_wrapped" in self.__dict__:
+            self._set_state(value)
+        else:  # torch's constructor
+            self.__dict__["state"] = value
+
+    def _set_state(self, value: Any) -> None:
+        self._wrapped.state = value
 
     def _guard_steps(self) -> None:
         """From here on, until _guard is removed, a step of the wrapped optimizer by itself is refused."""
@@ -63,8 +85,29 @@ class Wrapper(Optimizer):
             raise AttributeError(name)
         return getattr(self._wrapped, name)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes a state alone, as trainers reset it by `optimizer.__setstate__({"state": defaultdict(dict)})`."""
+        if state.keys() != {"state"}:
+            raise NotSupported(f"__setstate__ has {sorted(state)}: must be the state alone: call load_state_dict()")
+        self.state = state["state"]
+
     def __reduce__(self) -> Any:
         raise NotSupported(f"a {type(self).__name__} cannot be copied or pickled: its state_dict() can")
+
+
+def steps_as_torch(optimizer: Optimizer) -> bool:
+    """Whether step() is torch's own. A scheduler or a compiler of torch may have put a function around it."""
+    step: Any = optimizer.step
+    while True:
+        if isinstance(step, MethodType):
+            if step.__self__ is not optimizer:
+                return False
+            step = step.__func__
+        if not isinstance(step, FunctionType) or not step.__code__.co_filename.startswith(_TORCH):
+            return False
+        if not hasattr(step, "__wrapped__"):
+            return step.__module__ in {kind.__module__ for kind in type(optimizer).__mro__}
+        step = step.__wrapped__
 
 
 def check_kinds(optimizer: Any, model: Any, refused: type[Optimizer], what: str = "optimizer") -> None:
