@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from .optimizer import DistributedOptimizer
 from .start import Offer, agree, check_options, given_of, keys_of, model_digest
 from .stats import Counts
 from .tensors import broadcast
-from .wrapper import Wrapper, check_kinds, check_workers
+from .wrapper import Wrapper, check_free, check_kinds, check_workers, claim, release
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -126,6 +127,7 @@ class DiLoCo(Wrapper):
             found = fragments_of({key.name: key.param.numel() for key in keys}, _names_of(fragments, keys))
             schedule = Schedule(every, len(found), delay, mix)
             given = given_of(model, keys)
+            check_free(keys, inner)
         except Exception as wrong:  # the other ranks wait for this one
             tell(ctx, wrong)
             raise
@@ -154,6 +156,8 @@ class DiLoCo(Wrapper):
             own.take(name, exchange.params[name], 1.0)
         own.end()
         self._guard_steps()
+        self._held = (claim(self, keys), keys, self._guard)
+        finalize(self, _unhook, *self._held).atexit = False
         self._ready = True
 
     @property
@@ -271,9 +275,10 @@ class DiLoCo(Wrapper):
     @named("optimizer.close()", every=True)
     def close(self) -> None:
         """Ends the exchange; the model keeps this rank's parameters. Again is no error. The inner optimizer stays."""
-        self.wait()
-        self._guard.remove()
-        self.exchange.close()
+        self._close(self.exchange)
+
+    def _let_go(self) -> None:
+        _unhook(*self._held)
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -363,6 +368,11 @@ class DiLoCo(Wrapper):
 
     def __repr__(self) -> str:
         return f"DiLoCo({self._wrapped!r}, {self._local!r})"
+
+
+def _unhook(owner: Any, keys: list[ParamKey], guard: Any) -> None:
+    guard.remove()
+    release(owner, keys)
 
 
 # ---- how it is made --------------------------------------------------------------------------------------------------

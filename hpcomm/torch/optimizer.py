@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from ..stage import whole
 from ..topology.given import as_topology
 from . import saved, state
 from .buffers import KINDS, make_buffers
+from .key import ParamKey
 from .linear import LinearKey, layers_of
 from .local import Averaged, Neighbours, check_local
 from .mode import ROLL, Mode, Scaling, check_clip
@@ -42,11 +44,11 @@ from .start import (
     tell_refusal,
 )
 from .stats import Counts, Stats
-from .syncer import Layers
+from .syncer import Layers, weakly
 from .tensors import broadcast
 from .uneven import JoinBlock
 from .whole import Backward, OnePass
-from .wrapper import Wrapper, check_kinds, check_workers
+from .wrapper import Wrapper, check_free, check_kinds, check_workers, claim, release
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -172,6 +174,7 @@ class DistributedOptimizer(Wrapper):
                 consistency = with_servers(consistency)
             keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked and ctx.size > 1 else {})
             given = given_of(model, keys)
+            check_free(keys, optimizer)
             if servers:
                 check_no_max_norm(model, keys)
             offer = offer_of(ctx, optimizer, buffers, given)
@@ -253,13 +256,15 @@ class DistributedOptimizer(Wrapper):
         mode.extra.append(self._buffers)
         self._layers = Layers(ctx, model, keys)
         self._layers.begin(mode)
-        self._layers.on_load = self._loaded
+        self._layers.on_load = weakly(self._loaded)
         self._hooked: dict[int, Any] = {}
         self._hook()
         if loaded is not None:
             self._take_loaded(loaded)
         self._watched = self._watch()
         self._guard_steps()
+        self._held = (claim(self, keys), keys, self._layers, self._hooked, self._watched, self._guard)
+        finalize(self, _dropped, *self._held).atexit = False
         self._ready = True
 
     @torch.no_grad()
@@ -278,8 +283,12 @@ class DistributedOptimizer(Wrapper):
                 "elsewhere: call that of the DistributedOptimizer, on every rank"
             )
 
+        me = ref(self)
+
         def followed(optimizer: Optimizer) -> None:
-            self.param_groups, self.state = optimizer.param_groups, optimizer.state
+            mine = me()
+            if mine is not None:
+                mine.param_groups, mine.state = optimizer.param_groups, optimizer.state
 
         if self._rules is None:
             return self._wrapped.register_load_state_dict_post_hook(followed)
@@ -473,17 +482,10 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.close()", every=True)
     def close(self) -> None:
         """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""
-        self._mode.wait()
-        for hook in self._hooked.values():
-            hook.remove()
-        self._watched.remove()
-        self._guard.remove()
-        self._layers.remove()
-        for key in self._mode.keys:
-            if isinstance(key, LinearKey):
-                key.unwatch()
-        self._mode.exchange.close()
-        self._buffers.close()
+        self._close(self._mode.exchange, self._buffers)
+
+    def _let_go(self) -> None:
+        _unhook(*self._held)
 
     @property
     def exchange(self) -> Exchange:
@@ -606,6 +608,30 @@ class DistributedOptimizer(Wrapper):
 
     def __repr__(self) -> str:
         return f"Distributed{self._wrapped!r}"
+
+
+# ---- how it ends -----------------------------------------------------------------------------------------------------
+
+
+def _unhook(
+    owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, hooked: Mapping[int, Any], *more: Any
+) -> None:
+    """Takes all hooks off. Again is no error."""
+    for hook in (*hooked.values(), *more):
+        hook.remove()
+    layers.remove()
+    for key in keys:
+        if isinstance(key, LinearKey):
+            key.unwatch()
+    release(owner, keys)
+
+
+def _dropped(owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, *hooks: Any) -> None:
+    """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more."""
+    _unhook(owner, keys, layers, *hooks)
+    layers.end()
+    for key in keys:
+        key.end()
 
 
 # ---- how it is made --------------------------------------------------------------------------------------------------
