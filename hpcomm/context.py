@@ -422,6 +422,10 @@ class Context:
         if first:
             self._tell_news()
 
+    @property
+    def _is_over(self) -> bool:
+        return self._shrunk or self not in _open
+
     def _leave(self) -> bool:
         """Whether the context ends now: it has not before, and is no forked child's."""
         first = self in _open and self._process == os.getpid()
@@ -520,12 +524,20 @@ def _last_error() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
+def _close_at_exit(context: Context) -> None:
+    """What fails now has no caller that could catch it: a line of the log says it."""
+    try:
+        context.close()
+    except HpcommError as failed:
+        context._tell(f"closed at exit: {failed}", logging.WARNING)
+
+
 def _close_all() -> None:
     error = _last_error()
     with ExitStack() as every:  # one that fails keeps none of the others open
         for context in list(_open):
             if error is None:
-                every.callback(context.close)
+                every.callback(_close_at_exit, context)
             else:
                 every.callback(context.abort, _told(error))
 

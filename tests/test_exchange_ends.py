@@ -344,6 +344,23 @@ def test_dead_worker_fails_a_rank_that_only_serves() -> None:
     assert None not in (ended.values[0], ended.values[2])
 
 
+def handle_a_failure() -> None:
+    """Rank 0 catches it, and leaves its exchange to the interpreter's end."""
+    context = hpcomm.init(mpi.world(), timeout=20)
+    ex = Exchange(context, params(), rule=SGD(lr=1))
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hpcomm.PeerFailed):
+        ex.push_pull("w", np.ones(1000, F32))
+    kept.extend([context, ex])
+
+
+def test_a_failure_that_was_handled_is_no_traceback_at_exit() -> None:
+    ended = mpi.spawn(2, handle_a_failure, check=False)
+    assert ended.codes == [0, -signal.SIGKILL], ended.err
+    assert len(ended.err.splitlines()) <= 1, ended.err
+
+
 def train_to_the_end(progress: Any) -> float:
     """All ranks leave their exchanges to the interpreter's end, engines running."""
     context = hpcomm.init(mpi.world(), timeout=20)

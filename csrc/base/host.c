@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -291,6 +292,22 @@ int hpc_host_waited(const char *root, uint64_t *ran, uint64_t *waited) {
     *ran = run;
     *waited = wait;
     return 1;
+}
+
+uint64_t hpc_host_files(uint64_t needed) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+    if (limit.rlim_cur >= needed) return limit.rlim_cur; /* RLIM_INFINITY is the largest number */
+    struct rlimit raised = {needed < limit.rlim_max ? needed : limit.rlim_max, limit.rlim_max};
+    return setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : limit.rlim_cur;
+}
+
+const char *hpc_files_hint(int error, char text[HPC_FILES_HINT]) {
+    text[0] = 0;
+    if (error == EMFILE)
+        snprintf(text, HPC_FILES_HINT, "; this process may open %llu files: raise ulimit -n",
+                 (unsigned long long)hpc_host_files(0));
+    return text;
 }
 
 int hpc_host_allow(const int *cpus, int n) {

@@ -30,6 +30,16 @@ int hpc_host_is_stopped(const char *root, int64_t pid);
  * 0 if the kernel does not count. */
 int hpc_host_waited(const char *root, uint64_t *ran, uint64_t *waited);
 
+/* Lets this process open `needed` files at once, as far as its hard limit goes: raises the soft limit, never lowers it.
+ * Returns how many it may open; needed 0 asks alone. */
+uint64_t hpc_host_files(uint64_t needed);
+
+enum { HPC_FILES_HINT = 96 };
+
+/* The sentence's end for an error that has too many open files as its cause: the limit, and how to raise it. "" for
+ * another error. */
+const char *hpc_files_hint(int error, char text[HPC_FILES_HINT]);
+
 /* Lets the calling thread run on these CPUs alone. 0 or -errno; no error is recorded. */
 int hpc_host_allow(const int *cpus, int n);
 int hpc_host_pin(int cpu);

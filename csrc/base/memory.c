@@ -11,6 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/host.h"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
@@ -109,7 +111,10 @@ int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, 
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: %zu bytes asked, %llu available on this host; use a smaller one", op,
                         nbytes, (unsigned long long)available);
     fd = memfd_create("hpcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) return hpc_fail(HPC_ERR_MEMORY, op, "%s: memfd_create: %s", op, strerror(errno));
+    if (fd < 0) {
+        char hint[HPC_FILES_HINT];
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: memfd_create: %s%s", op, strerror(errno), hpc_files_hint(errno, hint));
+    }
     if (ftruncate(fd, (off_t)length) != 0) goto err_errno;
     data = map(fd, length);
     if (data == MAP_FAILED) goto err_errno;
@@ -161,6 +166,11 @@ hpc_memory *hpc_memory_retain(hpc_memory *memory) {
     return memory;
 }
 
+void hpc_memory_close_descriptor(hpc_memory *memory) {
+    if (memory->fd >= 0) close(memory->fd);
+    memory->fd = -1;
+}
+
 void *hpc_memory_data(const hpc_memory *memory) {
     return memory->data;
 }
@@ -172,6 +182,40 @@ void hpc_memory_release(hpc_memory *memory) {
     munmap(memory->data, memory->nbytes);
     if (memory->fd >= 0) close(memory->fd);
     free(memory);
+}
+
+int hpc_memory_view(const void *at, size_t nbytes, hpc_memory **view) {
+    static const char op[] = "view";
+    if (view == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: view is NULL", op);
+    *view = NULL;
+    if (at == NULL || nbytes == 0) return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes at %p", op, nbytes, at);
+    char *start = (char *)((uintptr_t)at / page_size() * page_size());
+    size_t length = whole_pages((size_t)((const char *)at - start) + nbytes);
+    /* An old size of 0 leaves the old mapping where it is; the kernel takes it for shared memory alone. */
+    void *data = mremap(start, 0, length, MREMAP_MAYMOVE);
+    if (data == MAP_FAILED)
+        return hpc_fail(errno == EINVAL ? HPC_ERR_INVALID : HPC_ERR_MEMORY, op,
+                        "%s: cannot map %zu bytes a second time: %s (vm.max_map_count limits mappings)", op, length,
+                        strerror(errno));
+    int status = wrap(data, length, -1, op, view);
+    if (status != HPC_OK) munmap(data, length);
+    return status;
+}
+
+int hpc_memory_part(hpc_memory *view) {
+    static const char op[] = "part";
+    if (view == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: view is NULL", op);
+    void *own = mmap(NULL, view->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED) goto err;
+    memcpy(own, view->data, view->nbytes);
+    /* The copy takes the view's place in one step: a thread that reads meanwhile sees the same bytes. */
+    if (mremap(own, view->nbytes, view->nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, view->data) == MAP_FAILED) goto err;
+    return HPC_OK;
+
+err:
+    if (own != MAP_FAILED) munmap(own, view->nbytes);
+    return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %zu bytes that are kept: %s", op, view->nbytes,
+                    strerror(errno));
 }
 
 void *hpc_private_alloc(size_t nbytes, int node) {

@@ -8,7 +8,7 @@
 struct hpc_memory {
     void *data;
     size_t nbytes; /* of the mapping, whole pages */
-    int fd;        /* the owner's memfd, else -1 */
+    int fd;        /* the owner's memfd until its descriptor is closed, else -1 */
     int unplaced;  /* errno of the first placement that the kernel refused; 0 for none */
     _Atomic int references;
 };
@@ -32,6 +32,9 @@ int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, 
 int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory);
 
 hpc_memory *hpc_memory_retain(hpc_memory *memory);
+
+/* Every process that maps the memory has got its descriptor: closes this one, so that memory in use costs none. */
+void hpc_memory_close_descriptor(hpc_memory *memory);
 
 /* Zeroed memory of this process, from a page's start on, every page present: on the node where it can be had there, by
  * huge pages if it is large; node -1: wherever. NULL, with no error recorded, if there is too little. */

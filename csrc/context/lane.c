@@ -45,6 +45,7 @@ int hpc_lane_open(hpc_context *c, int own, int rail, double deadline, hpc_lane *
         blob.fd = -1; /* the memory's own: nobody sent it, so nobody may close it */
         if (status == HPC_OK) status = t->lane_attach(l, c->group.rank, &blob, deadline);
     }
+    if (status == HPC_OK) hpc_memory_close_descriptor(l->memory);
     if (status != HPC_OK) {
         hpc_lane_free(l);
         return status;

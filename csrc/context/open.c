@@ -15,6 +15,8 @@
 
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
 
+enum { OWN_FILES = 256, LANES = 8 };
+
 static const double DEFAULT_TIMEOUT = 30 * 60, INIT_TIMEOUT = 30;
 
 double hpc_config_init_seconds(const hpc_config *config) {
@@ -147,6 +149,8 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     if (status == HPC_OK) status = hpc_nics_check(config->devices);
     if (status != HPC_OK) return status;
 
+    /* A peer costs two, its connection and its process, and over TCP a stream of each lane. */
+    hpc_host_files(OWN_FILES + (uint64_t)size * (2 + LANES * (uint64_t)config->tcp_streams));
     c = calloc(1, sizeof *c);
     if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");
     hpc_group *g = &c->group;

@@ -145,6 +145,7 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     if (status == HPC_OK) {
         parts[c->group.rank].memory = hpc_memory_retain(w->memory);
         status = hpc_context_join(c, op, &(hpc_joint){w, export_to, attach}, deadline);
+        hpc_memory_close_descriptor(w->memory);
     }
     if (status != HPC_OK) {
         hpc_window_free(w);

@@ -19,6 +19,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/host.h"
 #include "control/mesh.h"
 
 static const double LEAVE_SECONDS = 1; /* for all peers together, as for a revoke */
@@ -69,6 +70,7 @@ static int listen_unix(hpc_control *c) {
 }
 
 int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_config *config, hpc_control **control) {
+    char hint[HPC_FILES_HINT];
     int status = HPC_ERR_TRANSPORT;
     if (!(config->silence > 0)) /* also a NaN */
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: silence is %g s; it must be more than 0", config->silence);
@@ -101,7 +103,8 @@ int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_confi
     return HPC_OK;
 
 err_errno:
-    status = hpc_fail(HPC_ERR_TRANSPORT, "init", "init: cannot open the control channel: %s", strerror(errno));
+    status = hpc_fail(HPC_ERR_TRANSPORT, "init", "init: cannot open the control channel: %s%s", strerror(errno),
+                      hpc_files_hint(errno, hint));
 err:
     hpc_control_free(c);
     return status;

@@ -243,19 +243,20 @@ static void read_answer(question *q) {
 
 /* All at once, BATCH of them at most. */
 static void ask(question *questions, int n, double until) {
-    struct pollfd polls[BATCH];
-    int open = 0;
+    struct pollfd polls[BATCH]; /* of open ones alone: poll refuses more entries than a process may have files */
+    int open = 0, asked[BATCH];
     for (int i = 0; i < n; i++) call(&questions[i]);
     do {
         double left = hpc_left(until);
         open = 0;
         for (int i = 0; i < n; i++) {
-            polls[i] = (struct pollfd){.fd = questions[i].fd, .events = POLLIN};
-            open += questions[i].fd >= 0;
+            if (questions[i].fd < 0) continue;
+            polls[open] = (struct pollfd){.fd = questions[i].fd, .events = POLLIN};
+            asked[open++] = i;
         }
-        if (open == 0 || poll(polls, (nfds_t)n, left > 1 ? 1000 : (int)(left * 1e3) + 1) <= 0) continue;
-        for (int i = 0; i < n; i++)
-            if (questions[i].fd >= 0 && polls[i].revents != 0) read_answer(&questions[i]);
+        if (open == 0 || poll(polls, (nfds_t)open, left > 1 ? 1000 : (int)(left * 1e3) + 1) <= 0) continue;
+        for (int i = 0; i < open; i++)
+            if (polls[i].revents != 0) read_answer(&questions[asked[i]]);
     } while (open > 0 && hpc_left(until) > 0);
     for (int i = 0; i < n; i++) end(&questions[i]);
 }

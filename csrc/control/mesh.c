@@ -15,6 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/host.h"
 #include "base/overdue.h"
 
 unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
@@ -52,7 +53,9 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
     struct ucred owner = {.uid = (uid_t)-1};
     socklen_t owner_bytes = sizeof owner;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), status;
-    if (fd < 0) return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: socket: %s", strerror(errno));
+    char hint[HPC_FILES_HINT];
+    if (fd < 0)
+        return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: socket: %s%s", strerror(errno), hpc_files_hint(errno, hint));
     while (connect(fd, (struct sockaddr *)&name, length) != 0) {
         int error = errno;
         if (error == EINTR) continue;

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/host.h"
 #include "base/wait.h"
 
 enum { BACKLOG = 4096, IPV4_BYTES = 4, IPV6_BYTES = 16, NAMES_BYTES = 256 };
@@ -273,6 +274,7 @@ int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS]
     address a;
     socklen_t nbytes = sizeof a;
     hpc_endpoint bound;
+    char hint[HPC_FILES_HINT];
     int with_ipv6 = 1, status;
     *fd = listen_on(AF_INET6);
     if (*fd < 0) {
@@ -280,7 +282,8 @@ int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS]
         *fd = listen_on(AF_INET);
     }
     if (*fd < 0 || getsockname(*fd, &a.any, &nbytes) != 0)
-        status = hpc_fail(HPC_ERR_TRANSPORT, op, "%s: cannot listen for TCP connections: %s", op, strerror(errno));
+        status = hpc_fail(HPC_ERR_TRANSPORT, op, "%s: cannot listen for TCP connections: %s%s", op, strerror(errno),
+                          hpc_files_hint(errno, hint));
     else
         status = find_endpoints(interfaces, with_ipv6, endpoints, op);
     if (status != HPC_OK) {

@@ -11,9 +11,10 @@
 #include <unistd.h>
 
 #include "control/hello.h"
+#include "base/host.h"
 #include "base/wait.h"
 
-enum { STRANGERS = 64, LEAST_SECRET = 16, REFUSED_TEXT = 200, WHOM_TEXT = 256 };
+enum { STRANGERS = 64, OWN_FILES = 256, LEAST_SECRET = 16, REFUSED_TEXT = 200, WHOM_TEXT = 256 };
 
 static const double DEFAULT_TIMEOUT = 30, SILENCE = 10;
 static const double ANSWER = 1;        /* seconds that rank 0 has to say who is missing, and a told rank to take it */
@@ -50,7 +51,8 @@ struct hpc_rendezvous {
     member *members; /* by rank */
     stranger strangers[STRANGERS];
     int listeners[HPC_PLACES], n_listeners;
-    struct pollfd *polled;      /* listeners, strangers, members */
+    struct pollfd *polled;      /* the open ones of listeners, strangers and members */
+    int *polled_of;             /* their numbers, by that order */
     size_t whole;               /* what every rank is sent in a round, letter included */
     int odd;                    /* a proven rank that has no place: it is told why; -1: none */
     int expired;                /* a rank whose deadline has passed; -1: none */
@@ -297,8 +299,9 @@ static void on_knock(hpc_rendezvous *rv, int listener) {
         if (fd < 0) {
             /* Out of descriptors: the caller stays in the backlog, and poll would report it without end. */
             if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-                snprintf(rv->refused, sizeof rv->refused, "rank 0 cannot take more connections: %s (ulimit -n)",
-                         strerror(errno));
+                char hint[HPC_FILES_HINT];
+                snprintf(rv->refused, sizeof rv->refused, "rank 0 cannot take more connections: %s%s", strerror(errno),
+                         hpc_files_hint(errno, hint));
                 poll(NULL, 0, 10);
             }
             return;
@@ -336,25 +339,40 @@ static int on_member(hpc_rendezvous *rv, int rank) {
     }
 }
 
-/* One look at whoever has something to say, by the deadline. */
+/* Only open descriptors count: poll refuses more entries than this process may have files. */
+static int watch(hpc_rendezvous *rv, int n, int fd, int of) {
+    if (fd < 0) return n;
+    rv->polled[n] = (struct pollfd){.fd = fd, .events = POLLIN};
+    rv->polled_of[n] = of;
+    return n + 1;
+}
+
+/* Waits until a rank or a stranger says something, at most until the deadline, and reads it. */
 static int turn(hpc_rendezvous *rv, double deadline) {
-    struct pollfd *p = rv->polled;
-    int n_listeners = rv->n_listeners, wait, status = HPC_OK;
-    int full = n_listeners > 0 && free_place(rv) == NULL;
-    for (int i = 0; i < n_listeners; i++) *p++ = (struct pollfd){.fd = full ? -1 : rv->listeners[i], .events = POLLIN};
-    for (int i = 0; i < STRANGERS; i++) *p++ = (struct pollfd){.fd = rv->strangers[i].fd, .events = POLLIN};
-    for (int r = 0; r < rv->size; r++) *p++ = (struct pollfd){.fd = rv->members[r].fd, .events = POLLIN};
-    wait = ms_until(deadline);
+    int n = 0, wait = ms_until(deadline), status = HPC_OK;
+    int full = rv->n_listeners > 0 && free_place(rv) == NULL;
+    for (int i = 0; i < rv->n_listeners && !full; i++) n = watch(rv, n, rv->listeners[i], i);
+    for (int i = 0; i < STRANGERS; i++) n = watch(rv, n, rv->strangers[i].fd, HPC_PLACES + i);
+    for (int r = 0; r < rv->size; r++) n = watch(rv, n, rv->members[r].fd, HPC_PLACES + STRANGERS + r);
     if (full && wait > 50) wait = 50;
-    if (poll(rv->polled, (nfds_t)(p - rv->polled), wait) <= 0) return HPC_OK;
+    int found = poll(rv->polled, (nfds_t)n, wait);
+    if (found < 0 && errno != EINTR) {
+        char hint[HPC_FILES_HINT];
+        return end(rv, HPC_ERR_CONFIG, NULL, 0, NULL, 0, "rank 0 cannot wait for %d ranks: %s%s", rv->size,
+                   strerror(errno), hpc_files_hint(errno == EINVAL ? EMFILE : errno, hint));
+    }
+    if (found <= 0) return HPC_OK;
     /* Members first: one that hung up is gone before another process comes in its place. */
-    for (int r = 0; r < rv->size && status == HPC_OK; r++)
-        if (p[r - rv->size].revents != 0) status = on_member(rv, r);
-    p = rv->polled + n_listeners;
-    for (int i = 0; i < STRANGERS && status == HPC_OK; i++)
-        if (p[i].revents != 0) status = on_stranger(rv, &rv->strangers[i]);
-    for (int i = 0; i < n_listeners && status == HPC_OK; i++)
-        if (rv->polled[i].revents != 0) on_knock(rv, rv->listeners[i]);
+    while (n-- > 0 && status == HPC_OK) {
+        int of = rv->polled_of[n];
+        if (rv->polled[n].revents == 0) continue;
+        if (of >= HPC_PLACES + STRANGERS)
+            status = on_member(rv, of - HPC_PLACES - STRANGERS);
+        else if (of >= HPC_PLACES)
+            status = on_stranger(rv, &rv->strangers[of - HPC_PLACES]);
+        else
+            on_knock(rv, rv->listeners[of]);
+    }
     return status;
 }
 
@@ -413,10 +431,12 @@ static int spread(hpc_rendezvous *rv, const void *all, size_t nbytes, double dea
 static int open_doors(hpc_rendezvous *rv) {
     size_t size = (size_t)rv->size;
     rv->polled = calloc(HPC_PLACES + STRANGERS + size, sizeof *rv->polled);
+    rv->polled_of = calloc(HPC_PLACES + STRANGERS + size, sizeof *rv->polled_of);
     rv->members = calloc(size, sizeof *rv->members);
-    if (rv->polled == NULL || rv->members == NULL)
+    if (rv->polled == NULL || rv->polled_of == NULL || rv->members == NULL)
         return hpc_fail(HPC_ERR_MEMORY, "init", "rank 0: init: no memory for %d ranks", rv->size);
     for (int r = 0; r < rv->size; r++) rv->members[r].fd = -1;
+    hpc_host_files(OWN_FILES + size);
     int n = hpc_meeting_place_listen(&rv->place, rv->rank, rv->listeners);
     if (n < 0) return n;
     rv->n_listeners = n;
@@ -607,5 +627,6 @@ void hpc_rendezvous_free(hpc_rendezvous *rv) {
     close_all(rv);
     free(rv->members);
     free(rv->polled);
+    free(rv->polled_of);
     free(rv);
 }

@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include "base/host.h"
 #include "control/jobs.h"
 
 enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
@@ -151,7 +152,8 @@ static void on_accept(hpc_control *c, int kind) {
     if (fd < 0) {
         /* Out of descriptors: the caller stays in the backlog and epoll would report it without end. */
         if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) poll(NULL, 0, 1);
-        if (error == EMFILE) keep_refusal(c, "a peer", "this rank may open no more files; raise ulimit -n");
+        char hint[HPC_FILES_HINT];
+        if (error == EMFILE) keep_refusal(c, "a peer", hpc_files_hint(error, hint) + 2); /* behind its "; " */
         return;
     }
     if (kind == HPC_LINK_TCP && !hpc_net_is_local(fd, c->self.endpoints)) {

@@ -238,7 +238,10 @@ int hpc_pieces_source(hpc_engine *en, int key, const char *op, void **at) {
         return HPC_OK;
     }
     if (its->source == NULL) status = hpc_memory_create(hpc_pieces_source_bytes(en, key), op, &its->source);
-    if (status == HPC_OK) *at = hpc_memory_data(its->source);
+    if (status == HPC_OK) {
+        hpc_memory_close_descriptor(its->source); /* arrays of this process alone map it */
+        *at = hpc_memory_data(its->source);
+    }
     return status;
 }
 

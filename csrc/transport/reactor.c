@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "base/calls.h"
+#include "base/host.h"
 
 enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16, TAG_BITS = 56 };
 
@@ -372,9 +373,10 @@ hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote) {
                 ? errno
                 : start_thread(r);
     if (error != 0) {
+        char hint[HPC_FILES_HINT];
         hpc_reactor_close(r);
         hpc_fail(HPC_ERR_TRANSPORT, "init", "rank %d: init: cannot open the set of connections: %s%s", group->rank,
-                 strerror(error), error == EMFILE ? "; raise ulimit -n" : "");
+                 strerror(error), hpc_files_hint(error, hint));
         return NULL;
     }
     if (all_remote) atomic_store(&group->bell->alarm, r->alarm_fd + 1);

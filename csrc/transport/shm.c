@@ -4,9 +4,11 @@
  * release; but x86's non-temporal stores, which memcpy uses for large blocks, are outside of that order and need an
  * sfence in between. On the other side the waiter's load of the word is an acquire. Windows of ranks that are threads
  * of one process are not mapped twice: they share the owner's mapping, so that race detectors see one address. */
+#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/host.h"
 #include "transport/objects.h"
 #include "transport/ring.h"
 
@@ -36,9 +38,15 @@ static int attach_memory(hpc_context *c, int peer, const hpc_blob *blob, size_t 
         if (blob->fd >= 0) close(blob->fd);
         return HPC_OK;
     }
-    if (blob->fd < 0 || b.nbytes < at_least)
-        return hpc_fail_transport(op, "shm", peer, "%s: rank %d gave %s", op, peer,
-                                  blob->fd < 0 ? "no descriptor" : "too little memory");
+    if (blob->fd < 0) { /* the kernel drops one for which this process has no room, and says no more */
+        char hint[HPC_FILES_HINT];
+        return hpc_fail_transport(op, "shm", peer, "%s: no descriptor came from rank %d%s", op, peer,
+                                  hpc_files_hint(EMFILE, hint));
+    }
+    if (b.nbytes < at_least) {
+        close(blob->fd);
+        return hpc_fail_transport(op, "shm", peer, "%s: rank %d gave too little memory", op, peer);
+    }
     return hpc_memory_attach(blob->fd, (size_t)b.nbytes, op, memory);
 }
 

@@ -120,7 +120,7 @@ from .host import (
     transports,
     version,
 )
-from .memory import address_of, from_buffer, function_address, mapped
+from .memory import MemoryView, address_of, from_buffer, function_address, mapped
 from .plan import (
     ACTIONS,
     AFFINITIES,

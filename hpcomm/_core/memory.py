@@ -1,6 +1,7 @@
 """Arrays of mapped memory, which keep it mapped, and what C takes and gives by an address."""
 
 import ctypes
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from .._ffi import ffi, lib
 from ..errors import InvalidArgument
-from .status import NULL
+from .status import NULL, check
 
 _CFunction: Any = ctypes.CFUNCTYPE(None).__base__  # of every function pointer of ctypes
 
@@ -31,6 +32,31 @@ def mapped(
 
 def memory_of(memory: Any) -> Any:
     return None if memory == NULL else ffi.gc(memory, lib.hpc_memory_release)
+
+
+class MemoryView:
+    """A second mapping of an array that lies in mapped memory.
+
+    Attributes:
+        array: the same memory at another address, which it keeps mapped.
+    """
+
+    __slots__ = ("_memory", "array")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        address, out = array.ctypes.data, ffi.new("hpc_memory **")
+        check(lib.hpc_memory_view(ffi.cast("void *", address), array.nbytes, out))
+        self._memory = memory_of(out[0])
+        at = address_of(lib.hpc_memory_data(self._memory)) + address % mmap.PAGESIZE
+        self.array = mapped([self._memory], at, array.shape, array.dtype, True)
+
+    def part(self) -> None:
+        """From here on the array keeps its values, for all that hold its address, and is no view any more.
+
+        Raises:
+            OutOfMemory: this process has no memory for the copy.
+        """
+        check(lib.hpc_memory_part(self._memory))
 
 
 def address_of(pointer: Any) -> int:

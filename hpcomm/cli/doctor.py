@@ -108,9 +108,10 @@ def liveness(ranks: int) -> Check:
 
 def files_needed(ranks: int, cores: int, streams: int) -> int:
     """How many a rank has open with one exchange of so many cores: for each peer its connection and its process, and
-    streams (0 where memory is shared) of each lane. A context has two lanes, and two more for each core."""
+    streams (0 where memory is shared) of each lane. A context has two lanes, and two more for each core; while one is
+    made, its memory takes one."""
     lanes = 2 + 2 * cores
-    return _OWN_FILES + lanes + (ranks - 1) * (2 + lanes * streams)
+    return _OWN_FILES + 1 + (ranks - 1) * (2 + lanes * streams)
 
 
 def open_files(ranks: int) -> Check:

@@ -38,6 +38,11 @@ class Kept:
     steps: NDArray[np.uint64]
 
 
+def is_over(ex: Exchange) -> bool:
+    """Whether the exchange is closed, or its context is, or another context has taken the place of that."""
+    return ex._closed or ex.context._is_over
+
+
 def kept(ex: Exchange) -> Kept:
     begun = -1 if not ex.params else ex.clock if has_own_models(ex) else ex._begun()
     shard = ex._saved()

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from .start import Offer, agree, check_options, given_of, keys_of, model_digest
 from .stats import Counts
 from .tensors import broadcast
 from .uneven import LocalBlock, Uneven
-from .wrapper import Wrapper, check_kinds, check_workers
+from .wrapper import Wrapper, check_free, check_kinds, check_workers, claim, release
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,6 +133,7 @@ class DiLoCo(Wrapper):
             found = fragments_of({key.name: key.param.numel() for key in keys}, named)
             schedule = Schedule(every, len(found), delay, mix)
             given = given_of(model, keys)
+            check_free(keys, inner)
         except Exception as wrong:  # the other ranks wait for this one
             tell(ctx, wrong)
             raise
@@ -161,6 +163,8 @@ class DiLoCo(Wrapper):
             own.take(name, exchange.params[name], 1.0)
         own.end()
         self._guard_steps()
+        self._tied = (claim(self, keys), keys, self._guard)
+        finalize(self, _unhook, *self._tied).atexit = False
         self._ready = True
 
     @property
@@ -280,9 +284,10 @@ class DiLoCo(Wrapper):
     @named("optimizer.close()", every=True)
     def close(self) -> None:
         """Ends the exchange; the model keeps this rank's parameters. Again is no error. The inner optimizer stays."""
-        self.wait()
-        self._guard.remove()
-        self.exchange.close()
+        self._close(self.exchange)
+
+    def _let_go(self) -> None:
+        _unhook(*self._tied)
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -394,6 +399,11 @@ class DiLoCo(Wrapper):
 
     def __repr__(self) -> str:
         return f"DiLoCo({self._wrapped!r}, {self._local!r})"
+
+
+def _unhook(owner: Any, keys: list[ParamKey], guard: Any) -> None:
+    guard.remove()
+    release(owner, keys)
 
 
 # ---- how it is made --------------------------------------------------------------------------------------------------

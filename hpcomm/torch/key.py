@@ -20,7 +20,7 @@ from ..errors import InvalidArgument, PeerFailed
 from ..exchange import Exchange, Handle, inside
 from ..log import logger
 from .stats import Counts
-from .tensors import Order, as_float32, as_tensor, order_of, part_with, written
+from .tensors import P_GRAD, Lent, Order, as_float32, as_tensor, is_held, order_of, written
 
 _STRIDED = torch.strided
 _is_compiling = torch.compiler.is_compiling
@@ -76,7 +76,8 @@ class ParamKey:
         master: the memory that owners write, in the shape of the parameter.
         home: the parameter's own memory, where that is not master; else None.
         slot: the memory of its gradient, where p.grad can lie there; else None.
-        seen: p.grad over that memory; another tensor than slot, as p.grad.data = ... makes it lie elsewhere.
+        lent: p.grad over that memory; None where slot is.
+        mean: p.grad over master, where the mean of all ranks lies there.
         sum: the tensor in which autograd has added several gradients up, until zero_grad. Were each freed as it is
             sent, malloc would give them back to the system, and the next backward pass fault them in again.
     """
@@ -90,6 +91,7 @@ class ParamKey:
         "handle",
         "held",
         "home",
+        "lent",
         "master",
         "mean",
         "mode",
@@ -97,7 +99,6 @@ class ParamKey:
         "order",
         "param",
         "passes",
-        "seen",
         "sent",
         "shared",
         "slot",
@@ -122,7 +123,8 @@ class ParamKey:
         self.passes = self.version = self.address = self.stamp = 0
         self.held: Tensor | None = None  # p.grad as it was when it was sent, and its version
         self.home: Tensor | None = None
-        self.slot = self.seen = self.mean = None  # type: Tensor | None
+        self.slot: Tensor | None = None
+        self.lent = self.mean = None  # type: Lent | None
         self.sum: Tensor | None = None
         self.slot_at = 0
         self.syncer: LayerUse | None = None
@@ -133,11 +135,20 @@ class ParamKey:
         """The parameter as the exchange has it."""
         return as_float32(self.param, self.order)
 
-    def lies_in(self, exchange: Exchange) -> None:
-        """The parameter lies in the exchange from here on."""
+    def lies_in(self, exchange: Exchange, *, stays: bool) -> None:
+        """The parameter lies in the exchange from here on; stays: in its own memory, and is copied there."""
         self.master = as_tensor(exchange.params[self.name], self.order)
+        self.home = None
+        if stays:
+            self._stays_at_home()
+            return
         self.param.data = as_tensor(exchange.params[self.name], self.order)  # which share_memory may move
         self.address, self.stamp = self.param.data_ptr(), self.param._version
+
+    def _stays_at_home(self) -> None:
+        self.home = self.param.data
+        self.home.copy_(self.master)  # rank 0's
+        self.address, self.stamp = self.home.data_ptr(), self.param._version
 
     def takes_slot(self, exchange: Exchange) -> None:
         """Its gradients go to the exchange from here on: where there is one float32 slot, p.grad lies in it."""
@@ -145,7 +156,8 @@ class ParamKey:
         single = inside.has_one_slot(exchange, self.name) and not inside.reads_on(exchange)
         self.slot = as_tensor(slot, self.order) if single and slot.dtype == np.float32 else None
         self.slot_at = 0 if self.slot is None else self.slot.data_ptr()
-        self.seen = None
+        self.lent = None if self.slot is None else Lent(self.slot, self.order)
+        self.mean = None
 
     def find_home(self, *, take: bool = True) -> None:
         """Looks whether torch has put the parameter elsewhere, as model.to and p.data = ... do. take: with the values
@@ -247,9 +259,9 @@ class ParamKey:
 
     def push(self, start: Start) -> Handle:
         """Starts the exchange of p.grad by this call, and leaves p.grad in its slot, where there is one."""
-        grad, slot = self.param.grad, self.slot
-        if grad is self.seen and slot is not None and grad is not None and grad.data_ptr() == self.slot_at:
-            if self.mode.unguarded and grad is not None and grad._version - self.version > 1:
+        grad, slot, lent = self.param.grad, self.slot, self.lent
+        if lent is not None and grad is not None and grad is lent.tensor and grad.data_ptr() == lent.address:
+            if self.mode.unguarded and grad._version - self.version > 1:
                 raise self.early_write()
             handle = start(self.name)
             self.counts.in_place += 1
@@ -258,15 +270,15 @@ class ParamKey:
             if grad.dtype is not torch.float32:
                 self._check(self.param.data)
             plain = grad if grad.layout is _STRIDED and not grad.requires_grad else self.dense(grad)
-            self._leave_kept()
+            self.leave_kept(grad, plain)
             if slot is None:
                 handle = start(self.name, self._array(plain))
             else:
                 slot.copy_(plain)  # it is free: what was under way has been waited for
                 handle = start(self.name)
-                if not grad.requires_grad:
+                if not grad.requires_grad and lent is not None:
                     self.sum = grad if grad._version else None
-                    self.param.grad = grad = self._over_slot()
+                    self.param.grad = grad = lent.get()
             self.counts.copied += 1
             self.counts.copied_bytes += 4 * plain.numel()
         self.held, self.version, self.sent = grad, grad._version, True  # type: ignore[union-attr]
@@ -278,14 +290,17 @@ class ParamKey:
         self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
         return start(self.name, nothing=True)
 
-    def _leave_kept(self) -> None:
-        """A trainer may have kept p.grad of an earlier backward pass, as one with several losses does: that keeps its
-        values when slot and master are written again."""
-        held = self.held is self.seen
-        if self.seen is not None and part_with(self.seen, 1 + held):
-            self.seen = None
-        if self.mean is not None and self.param.grad is not self.mean and part_with(self.mean, 1):
-            self.mean = None
+    def leave_kept(self, grad: Tensor | None = None, plain: Tensor | None = None) -> None:
+        """Slot and master are written next. A trainer may have kept p.grad of an earlier backward pass, as one with
+        several losses does, or an array over it: that keeps its values. grad, plain: local names of the caller."""
+        for lent in (self.lent, self.mean):
+            if lent is not None and lent.tensor is not None:
+                local = 2 * ((grad is lent.tensor) + (plain is lent.tensor))  # here and there
+                lent.leave(self._names_of(lent.tensor) + local)
+
+    def _names_of(self, tensor: Tensor) -> int:
+        """References to a tensor that p.grad and this key have."""
+        return (self.held is tensor) + (self.sum is tensor) + P_GRAD * (self.param.grad is tensor)
 
     def _array(self, grad: Tensor) -> NDArray[Any]:
         """A gradient as C reads it: its own memory, if it lies as the parameter does."""
@@ -313,28 +328,25 @@ class ParamKey:
 
     def averaged(self, mean: NDArray[np.float32]) -> None:
         """Makes the mean of all ranks p.grad: where it lies in the slot, p.grad lies there too."""
-        if mean.ctypes.data == self.slot_at:
-            self.param.grad = self.held = seen = self._over_slot()
-            self.version = seen._version
-            return
-        grad = self.param.grad
-        if grad is None or grad.layout is not _STRIDED:
-            self.param.grad = grad = torch.empty_like(self.param)
-        grad.copy_(as_tensor(mean, self.order))
+        if self.lent is not None and mean.ctypes.data == self.slot_at:
+            grad = self.param.grad = self.lent.get()
+        else:
+            grad = self._own_grad()
+            grad.copy_(as_tensor(mean, self.order))
         self.held, self.version = grad, grad._version
 
-    def _over_slot(self) -> Tensor:
-        """p.grad as it lies in the slot."""
-        assert self.slot is not None
-        if self.seen is None or self.seen.data_ptr() != self.slot_at:
-            self.seen = torch.from_numpy(self.slot.numpy())
-        return self.seen
+    def _own_grad(self) -> Tensor:
+        """p.grad as memory that may be written: another tensor where a trainer holds this one."""
+        grad = self.param.grad
+        if grad is None or grad.layout is not _STRIDED or is_held(grad, self._names_of(grad)):
+            self.param.grad = grad = torch.empty_like(self.param)
+        return grad
 
     def take_mean(self) -> None:
         """The mean of all ranks lies in master, as where it is the exchange's parameter: makes it p.grad."""
-        if self.mean is None or self.mean.data_ptr() != self.master.data_ptr():
-            self.mean = torch.from_numpy(self.master.numpy())
-        self.param.grad = self.mean
+        if self.mean is None:
+            self.mean = Lent(self.master, self.order)
+        self.param.grad = self.mean.get()
 
     # ---- what a trainer did ------------------------------------------------------------------------------------------
 
@@ -345,7 +357,8 @@ class ParamKey:
             return True
         if grad is None:
             return False
-        return grad._version != self.version or (grad is self.seen and grad.data_ptr() != self.slot_at)
+        moved = self.lent is not None and grad is self.lent.tensor and grad.data_ptr() != self.lent.address
+        return moved or grad._version != self.version
 
     def sends_again(self, asked: bool) -> bool:
         """Whether the mean that synchronize gave must be folded anew. asked: it may have been written unseen."""
@@ -354,8 +367,13 @@ class ParamKey:
     def done(self) -> None:
         """After a step."""
         self.sent, self.passes = False, 0
-        if self.held is not self.seen:
+        if self.lent is None or self.held is not self.lent.tensor:
             self.held = None
+
+    def end(self) -> None:
+        """Its optimizer is gone: lets go of the exchange. p.grad stays."""
+        self.handle = self.fold = self.held = self.sum = self.lent = self.mean = self.slot = self.syncer = None
+        del self.mode
 
     def twice(self) -> InvalidArgument:
         return InvalidArgument(
@@ -402,11 +420,9 @@ class NarrowKey(ParamKey):
 
     _exchange: Exchange
 
-    def lies_in(self, exchange: Exchange) -> None:
+    def lies_in(self, exchange: Exchange, *, stays: bool) -> None:
         self.master = as_tensor(exchange.params[self.name], self.order)
-        self.home = self.param.data
-        self.address, self.stamp = self.home.data_ptr(), self.param._version
-        self.home.copy_(self.master)  # rank 0's
+        self._stays_at_home()
 
     def takes_slot(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -446,10 +462,7 @@ class NarrowKey(ParamKey):
         return handle
 
     def take_mean(self) -> None:
-        grad = self.param.grad
-        if grad is None or grad.layout is not torch.strided:
-            self.param.grad = grad = torch.empty_like(self.param)
-        grad.copy_(self.master)
+        self._own_grad().copy_(self.master)
 
 
 def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> ParamKey:

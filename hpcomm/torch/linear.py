@@ -186,7 +186,7 @@ class LinearKey(ParamKey):
         if not self.most:
             super().takes_slot(exchange)
             return
-        self.slot = self.seen = None
+        self.slot = self.lent = None
         self.slot_at = 0
 
     def _as_matrix(self) -> str:

@@ -14,7 +14,7 @@ from ..exchange import Exchange
 from ..optim import Average
 from ..recovery import Recovered
 from .key import ParamKey
-from .mode import ROLL, Differs, Mode, Roll, Scaling, push_zeros, scale_gradients
+from .mode import ROLL, Differs, Mode, Roll, Scaling, lie_in, push_zeros, scale_gradients
 from .rules import numbers
 from .stats import Counts
 from .tensors import as_float32, as_tensor, broadcast
@@ -179,8 +179,7 @@ class Neighbours(Mode):
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        for key in self.keys:
-            key.lies_in(exchange)
+        lie_in(self.keys, exchange)
 
     def send(self, key: ParamKey) -> None:
         """Gradients stay here."""

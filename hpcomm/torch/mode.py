@@ -15,10 +15,12 @@ from torch import Tensor
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange, Handle, inside
+from ..log import logger
 from ..recovery import Recovered, recover
 from . import uneven
 from .key import ParamKey
 from .stats import Counts
+from .tensors import lies_with_others, listed, overlapping
 
 ROLL = "(roll call)"  # the key by which ranks say for which keys they have a gradient
 _TINY = 1e-6  # of torch's clip_grad_norm_
@@ -166,6 +168,33 @@ class Mode(ABC):
     _in_place = 0
 
 
+def lie_in(keys: Sequence[ParamKey], exchange: Exchange) -> None:
+    """The parameters lie in the exchange from here on. Ones that others see, by a tensor over the same memory or from
+    another process, stay there and are copied in each step, so that others see the updates."""
+    params = [key.param for key in keys]
+    tied = overlapping(params)
+    stay = [others and id(p) not in tied for p, others in zip(params, lies_with_others(params), strict=True)]
+    for key, stays in zip(keys, stay, strict=True):
+        key.lies_in(exchange, stays=stays)
+    rank = exchange.context.rank
+    seen = [key.name for key, stays in zip(keys, stay, strict=True) if stays and key.param.dtype == torch.float32]
+    if seen:
+        logger.warning(
+            "rank %d: %s can be seen by others: by a process that shares the memory, by a state_dict, or by another "
+            "tensor. So they stay where they are, and each step copies them. Drop the other users before the model is "
+            "wrapped to save the copies",
+            rank,
+            listed(seen),
+        )
+    if tied:
+        logger.warning(
+            "rank %d: %s share memory, and are no one nn.Parameter: each has memory of its own from here on. Use one "
+            "nn.Parameter twice to tie them",
+            rank,
+            listed([key.name for key in keys if id(key.param) in tied]),
+        )
+
+
 class Differs(Exception):
     """A value that must be the same on all ranks differs. Its argument: the number of the value."""
 
@@ -219,6 +248,7 @@ class Roll:
 
 def push_zeros(exchange: Exchange, key: ParamKey) -> Handle:
     """This rank's part of a gradient that others have."""
+    key.leave_kept()
     exchange.gradient(key.name).fill(0)
     key.sent, key.held = True, key.param.grad
     return exchange.push_pull_nb(key.name)

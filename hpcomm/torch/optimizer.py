@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +50,11 @@ from .start import (
     tell_refusal,
 )
 from .stats import Counts, Stats
-from .syncer import Layers
+from .syncer import Layers, weakly
 from .tensors import broadcast
 from .uneven import JoinBlock, Uneven
 from .whole import Backward, OnePass
-from .wrapper import Wrapper, check_kinds, check_workers, steps_as_torch
+from .wrapper import Wrapper, check_free, check_kinds, check_workers, claim, release, steps_as_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -181,6 +182,7 @@ class DistributedOptimizer(Wrapper):
                 consistency = with_servers(consistency)
             keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked and ctx.size > 1 else {})
             given = given_of(model, keys)
+            check_free(keys, optimizer)
             if servers:
                 check_no_max_norm(model, keys)
             offer = offer_of(ctx, optimizer, buffers, given)
@@ -262,19 +264,28 @@ class DistributedOptimizer(Wrapper):
         mode.extra.append(self._buffers)
         self._layers = Layers(ctx, model, keys)
         self._layers.begin(mode)
-        self._layers.on_load = self._loaded
+        self._layers.on_load = weakly(self._loaded)
         self._hooked: dict[int, Any] = {}
         self._hook()
         if rules is not None:
             self._own_state(loaded, rules)
         self._watched = self._watch()
         self._guard_steps()
+        self._tied = (claim(self, keys), keys, self._layers, self._hooked, *self._watched, self._guard)
+        finalize(self, _dropped, *self._tied).atexit = False
         self._ready = True
 
     @torch.no_grad()
     def _own_state(self, loaded: Mapping[str, state.Loaded] | None, rules: Rules) -> None:
         """The owners keep the state from here on, with what the wrapped optimizer has of it."""
-        self._held = Held(self._mode.keys, rules.forms, self._counts, self._hooked, self._reset_state)
+        me = ref(self)
+
+        def reset(keys: Sequence[ParamKey]) -> None:
+            mine = me()
+            if mine is not None:
+                mine._reset_state(keys)
+
+        self._held = Held(self._mode.keys, rules.forms, self._counts, self._hooked, reset)
         if loaded is not None:
             state.load(self._mode.exchange, loaded)
             self._move()
@@ -293,8 +304,12 @@ class DistributedOptimizer(Wrapper):
             if isinstance(optimizer.state, OwnedState):
                 raise _not_here("state_dict")
 
+        me = ref(self)
+
         def followed(optimizer: Optimizer) -> None:
-            self.param_groups = optimizer.param_groups
+            mine = me()
+            if mine is not None:
+                mine.param_groups = optimizer.param_groups
 
         wrapped = self._wrapped
         if self._rules is None:
@@ -541,20 +556,12 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.close()", every=True)
     def close(self) -> None:
         """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""
-        self._mode.wait()
-        for hook in self._hooked.values():
-            hook.remove()
-        for watch in self._watched:
-            watch.remove()
+        self._close(self._mode.exchange, self._buffers)
+
+    def _let_go(self) -> None:
+        _unhook(*self._tied)
         if self._held is not None and self._wrapped.state is self._owned:
             self._wrapped.state, self._held = defaultdict(dict), None
-        self._guard.remove()
-        self._layers.remove()
-        for key in self._mode.keys:
-            if isinstance(key, LinearKey):
-                key.unwatch()
-        self._mode.exchange.close()
-        self._buffers.close()
 
     @property
     def exchange(self) -> Exchange:
@@ -705,6 +712,30 @@ class DistributedOptimizer(Wrapper):
 
     def __repr__(self) -> str:
         return f"Distributed{self._wrapped!r}"
+
+
+# ---- how it ends -----------------------------------------------------------------------------------------------------
+
+
+def _unhook(
+    owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, hooked: Mapping[int, Any], *more: Any
+) -> None:
+    """Takes all hooks off. Again is no error."""
+    for hook in (*hooked.values(), *more):
+        hook.remove()
+    layers.remove()
+    for key in keys:
+        if isinstance(key, LinearKey):
+            key.unwatch()
+    release(owner, keys)
+
+
+def _dropped(owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, *hooks: Any) -> None:
+    """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more."""
+    _unhook(owner, keys, layers, *hooks)
+    layers.end()
+    for key in keys:
+        key.end()
 
 
 # ---- how it is made --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..exchange import Exchange, inside
 from . import state
 from .key import ParamKey
-from .mode import Mode, Scaling, scale_of
+from .mode import Mode, Scaling, lie_in, scale_of
 from .rules import Rules
 from .stats import Counts
 
@@ -51,9 +51,9 @@ class Split(Mode):
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._fold, self._unit = exchange, exchange.fold_nb, 1.0
+        lie_in(self.keys, exchange)
         for key in self.keys:
             key.apart = not inside.takes_writes(exchange, key.name)
-            key.lies_in(exchange)
             key.takes_slot(exchange)
 
     def send(self, key: ParamKey) -> None:
@@ -137,6 +137,8 @@ class Split(Mode):
             return
         self._finish()
         self._wait_folds()
+        for key in self.keys:
+            key.leave_kept()
         zero = []
         for key, handle in [(key, self.exchange.gather_nb(key.name)) for key in self.keys]:
             mean = handle.wait()

@@ -1,9 +1,10 @@
 """Syncers: one for each layer, as in Poseidon (section 4.1). Hooks send the layer's gradients, a pre-hook receives its
 parameters, and 16-bit ones are moved between dtypes (key.py)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -224,6 +225,26 @@ class Layers:
         for name in self._hooks:
             copies_are_as_before(self._modules[name])
         self._hooks.clear()
+
+    def end(self) -> None:
+        """Nothing asks for it any more: lets go of the mode, and so of the exchange."""
+        self.mode = None
+        self.late.clear()
+        for syncer in self._syncers.values():
+            syncer.mode = syncer.layers = None
+            syncer.keys.clear()
+
+
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls a method as long as its object lives."""
+    found = WeakMethod(method)
+
+    def call() -> None:
+        mine = found()
+        if mine is not None:
+            mine()
+
+    return call
 
 
 def _above(name: str) -> Iterator[str]:

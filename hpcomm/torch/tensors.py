@@ -1,6 +1,7 @@
 """Tensors and the arrays of an exchange: the same memory, seen from both sides."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .._core import MemoryView
 from ..context import Context
 from ..errors import InvalidArgument
 
@@ -70,20 +72,94 @@ def as_tensor(array: NDArray[Any], order: Order = None) -> Tensor:
 _uses = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
 
 
-def _names_of(tensor: Tensor) -> int:
-    return getrefcount(tensor)
+def _holders_of(tensor: Tensor) -> tuple[int, int, int]:
+    """References to a tensor, to its storage from tensors, and to its storage from Python."""
+    storage = tensor.untyped_storage()
+    return getrefcount(tensor), _uses(storage._cdata), getrefcount(storage)
 
 
-_LONE = [torch.from_numpy(np.zeros(1, np.float32))]
-_NAMES, _USES = _names_of(_LONE[0]), _uses(_LONE[0].untyped_storage()._cdata)  # of a tensor that one name holds
+def _held_by_p_grad() -> int:
+    """References that p.grad has as Python counts them: newer versions of torch count it."""
+    tensor, param = torch.zeros(1), torch.zeros(1, requires_grad=True)
+    before = getrefcount(tensor)
+    param.grad = tensor
+    return getrefcount(tensor) - before
 
 
-def part_with(tensor: Tensor, names: int) -> bool:
-    """Gives a tensor memory of its own, with its views, if others hold it beside so many names; whether they do."""
-    if _names_of(tensor) <= _NAMES + names and _uses(tensor.untyped_storage()._cdata) <= _USES:  # here is one more
-        return False
-    tensor.untyped_storage().share_memory_()  # torch has no other call that moves a storage under its views
-    return True
+_LONE = [torch.zeros(1)]
+_NAMES, _USES, _NAMES_OF_STORAGE = _holders_of(_LONE[0])  # of a tensor that one name holds
+P_GRAD = _held_by_p_grad()
+
+
+def is_held(tensor: Tensor, names: int) -> bool:
+    """Whether others hold a tensor or its memory beside one name and so many more: by the tensor, a view, an array or
+    DLPack."""
+    found, uses, of_storage = _holders_of(tensor)
+    return found > _NAMES + 1 + names or uses > _USES or of_storage > _NAMES_OF_STORAGE
+
+
+def lies_with_others(tensors: Sequence[Tensor]) -> list[bool]:
+    """By tensor: whether its memory has other users than these tensors: a process, or another tensor."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    here = Counter(storage._cdata for storage in storages)
+    return [storage.is_shared() or _uses(storage._cdata) > _USES + here[storage._cdata] - 1 for storage in storages]
+
+
+def overlapping(tensors: Sequence[Tensor]) -> set[int]:
+    """The ids of tensors of which another one has an element too."""
+    found, ends = set(), 0
+    last: Tensor | None = None
+    for tensor in sorted(tensors, key=Tensor.data_ptr):
+        start = tensor.data_ptr()
+        if last is not None and start < ends:
+            found |= {id(last), id(tensor)}
+        extent = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if start + extent * tensor.element_size() > ends:
+            last, ends = tensor, start + extent * tensor.element_size()
+    return found
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+
+
+class Lent:
+    """Memory of an exchange as a tensor that trainers get, such as p.grad. They may keep it, as any tensor of torch:
+    one that is held when the exchange writes the memory next keeps its values.
+
+    The tensor lies in a second mapping of the pages. Where it is held, a copy takes the place of these pages, under all
+    arrays and tensors over them, and the next tensor gets another mapping. A step costs a look at three counts.
+
+    Attributes:
+        tensor: that trainers have; None: it has not been asked for since the last one was left.
+        address: where its elements begin; 0: nowhere.
+    """
+
+    __slots__ = ("_array", "_order", "_view", "address", "tensor")
+
+    def __init__(self, memory: Tensor, order: Order) -> None:
+        """memory: of the exchange, with its elements in this order."""
+        self._array, self._order = flat(memory, order).numpy(), order
+        self.tensor: Tensor | None = None
+        self.address = 0
+
+    def get(self) -> Tensor:
+        """The tensor."""
+        found = self.tensor
+        if found is None or found.data_ptr() != self.address:  # p.grad.data = ... has put it elsewhere
+            self._view = MemoryView(self._array)
+            self.tensor = found = as_tensor(self._view.array, self._order)
+            self.address = found.data_ptr()
+        return found
+
+    def leave(self, names: int) -> None:
+        """The exchange writes the memory next. names: references to the tensor, beside the one here, that the caller
+        knows of."""
+        if self.tensor is not None and is_held(self.tensor, names):
+            self._view.part()
+            self.tensor, self.address = None, 0
 
 
 written = torch.autograd.graph.increment_version

@@ -10,7 +10,7 @@ from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange, inside
 from ..optim import Average
 from .key import ParamKey
-from .mode import ROLL, Mode, Roll, Scaling, push_zeros
+from .mode import ROLL, Mode, Roll, Scaling, lie_in, push_zeros
 from .rules import Rules
 from .stats import Counts
 
@@ -44,13 +44,15 @@ class OnePass(Mode):
         if self.roll is not None:
             values[ROLL], by_key[ROLL] = self.roll.values, Average()
         self._every_key = consistency not in (BSP, ASYNC)  # others wait for the pushes of each key
-        self.bind(make(ctx, values, by_key))
+        made = make(ctx, values, by_key)
+        values.clear()  # arrays over the parameters
+        self.bind(made)
 
     def bind(self, exchange: Exchange) -> None:
         self.exchange, self._start = exchange, exchange.push_pull_nb
+        lie_in(self.keys, exchange)
         for key in self.keys:
             key.apart = not inside.takes_writes(exchange, key.name)
-            key.lies_in(exchange)
             key.takes_slot(exchange)
 
     def send(self, key: ParamKey) -> None:

@@ -1,7 +1,9 @@
 """What optimizers that wrap another one have in common."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import gc
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from os import sep
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -14,8 +16,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..context import Context
-from ..errors import InvalidArgument, NotSupported
-from ..exchange import Exchange
+from ..errors import HpcommError, InvalidArgument, NotSupported
+from ..exchange import Exchange, inside
+from .key import ParamKey
+from .tensors import listed
 
 _TORCH = f"{Path(torch.__file__).parent}{sep}"
 
@@ -27,6 +31,33 @@ class Wrapper(Optimizer):
     _stepping = False  # whether a step of this one is going on, which may step the wrapped one
     _wrapped: Optimizer
     _guard: RemovableHandle
+
+    @property
+    @abstractmethod
+    def exchange(self) -> Exchange:
+        """The exchange of the parameters."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until nothing is under way."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Takes the hooks off the model and the wrapped optimizer; the parameters are free. Again is no error."""
+
+    def _close(self, *exchanges: Any) -> None:
+        """Waits, lets go of the model whatever comes of that, and closes the exchanges."""
+        try:
+            self.wait()
+        except HpcommError:
+            self._let_go()
+            for one in exchanges:
+                with suppress(HpcommError):  # the first exception is the one to report
+                    one.close(0)
+            raise
+        self._let_go()
+        for one in exchanges:
+            one.close()
 
     @property
     def state(self) -> Any:
@@ -108,6 +139,59 @@ def steps_as_torch(optimizer: Optimizer) -> bool:
         if not hasattr(step, "__wrapped__"):
             return step.__module__ in {kind.__module__ for kind in type(optimizer).__mro__}
         step = step.__wrapped__
+
+
+# ---- the optimizer of a parameter ------------------------------------------------------------------------------------
+
+_owners: dict[int, "list[ref[Wrapper]]"] = {}  # by id of a parameter, which its optimizer keeps alive
+
+
+def claim(optimizer: Wrapper, keys: Sequence[ParamKey]) -> "ref[Wrapper]":
+    """The parameters belong to this optimizer, until release with what is returned."""
+    me = ref(optimizer)
+    for key in keys:
+        _owners.setdefault(id(key.param), []).append(me)
+    return me
+
+
+def release(owner: "ref[Wrapper]", keys: Sequence[ParamKey]) -> None:
+    """The parameters belong to it no more. Again is no error."""
+    for key in keys:
+        left = [one for one in _owners.pop(id(key.param), ()) if one is not owner]
+        if left:
+            _owners[id(key.param)] = left
+
+
+def check_free(keys: Sequence[ParamKey], inner: Optimizer) -> None:
+    """Refuses parameters that an optimizer of hpcomm.torch exchanges already, other than the one that is wrapped. One
+    whose exchange or context is closed lets go of them.
+
+    Raises:
+        InvalidArgument: two exchanges would write the parameters, each without the other's updates.
+    """
+    if any(_other(key, inner) for key in keys):
+        gc.collect()  # one that was dropped may be part of a cycle
+    shared = [(key.name, first) for key in keys if (first := _other(key, inner)) is not None]
+    if not shared:
+        return
+    names, first = [name for name, _ in shared], shared[0][1]
+    raise InvalidArgument(
+        f"the {type(first).__name__} of {type(first._wrapped).__name__} that was made before exchanges "
+        f"{listed(names)}: two optimizers would write them, each without the updates of the other. Give one optimizer "
+        "all parameters, in groups, or close() the first one before"
+    )
+
+
+def _other(key: ParamKey, inner: Optimizer) -> Wrapper | None:
+    """The optimizer that exchanges a parameter, if it is not the inner one."""
+    for owner in list(_owners.get(id(key.param), ())):
+        found = owner()
+        if found is None or found is inner:
+            continue
+        if not inside.is_over(found.exchange):
+            return found
+        found._let_go()
+    return None
 
 
 def check_kinds(optimizer: Any, model: Any, refused: type[Optimizer], what: str = "optimizer") -> None:

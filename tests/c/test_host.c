@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <ftw.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -235,6 +236,21 @@ static void test_cpus(void) {
     CHECK(CPU_EQUAL(&mine, &again));
 }
 
+static void test_files(void) {
+    struct rlimit own, low;
+    char hint[HPC_FILES_HINT];
+    CHECK(getrlimit(RLIMIT_NOFILE, &own) == 0);
+    low = (struct rlimit){40, own.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &low) == 0);
+    CHECK_EQ(hpc_host_files(0), 40);
+    CHECK_EQ(hpc_host_files(30), 40); /* never lowered */
+    CHECK(strcmp(hpc_files_hint(EMFILE, hint), "; this process may open 40 files: raise ulimit -n") == 0);
+    CHECK(hpc_files_hint(ENOMEM, hint)[0] == 0);
+    CHECK_EQ(hpc_host_files(50), 50);
+    if (own.rlim_max != RLIM_INFINITY) CHECK_EQ(hpc_host_files((uint64_t)own.rlim_max + 1), own.rlim_max);
+    CHECK(setrlimit(RLIMIT_NOFILE, &own) == 0);
+}
+
 static void test_here(void) {
     CHECK(hpc_core_count() >= 1);
     CHECK(hpc_core_count() <= sysconf(_SC_NPROCESSORS_CONF));
@@ -273,6 +289,7 @@ int main(void) {
     test_node();
     test_waited();
     test_cpus();
+    test_files();
     test_here();
     test_build_info();
     return 0;

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,9 +24,10 @@ typedef struct caller {
     int rank, size, port;
     const char *host, *secret;
     double timeout;
-    bool dies;       /* once all have come */
-    bool stays_away; /* once all have come: makes no allgather, but stays until the others have ended */
-    size_t extra;    /* more bytes than the others give */
+    bool dies;         /* once all have come */
+    bool stays_away;   /* once all have come: makes no allgather, but stays until the others have ended */
+    size_t extra;      /* more bytes than the others give */
+    rlim_t soft, hard; /* files that it may open; 0: as many as this process */
 } caller;
 
 /* The end of a rank's calls; in memory that the test shares with all ranks. */
@@ -66,6 +68,7 @@ static void await_word(_Atomic int *word, int value) {
 static void run_rank(const caller *c, outcome *o) {
     hpc_rendezvous *rv;
     double start = hpc_now();
+    if (c->soft > 0) CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){c->soft, c->hard}) == 0);
     atomic_store(&o->calling, 1);
     int status = hpc_rendezvous_create(c->rank, c->size, c->host, c->port, c->secret, c->secret ? strlen(c->secret) : 0,
                                        c->timeout, &rv);
@@ -287,6 +290,28 @@ static void strangers_disturb_nobody(void) {
     finish(3);
     while (n > 0) close(fds[--n]);
     for (int r = 0; r < 3; r++) CHECK_OUTCOME(r, HPC_OK);
+}
+
+/* Rank 0 has few files: it takes no more than it needs, raises a soft limit, and names one that is too low. */
+static void few_files(void) {
+    struct rlimit own;
+    CHECK(getrlimit(RLIMIT_NOFILE, &own) == 0);
+    for (int i = 0; i < 3; i++) {
+        enum { N = 8 };
+        int port = free_port();
+        for (int r = 0; r < N; r++) {
+            caller c = a_caller(r, N, port);
+            if (r == 0) c.soft = (rlim_t[]){24, 5, 8}[i], c.hard = i == 1 ? own.rlim_max : c.soft;
+            if (i == 2) c.timeout = r == 0 ? 1 : 2;
+            start(r, c);
+        }
+        finish(N);
+        for (int r = 0; r < N && i < 2; r++) CHECK_OUTCOME(r, HPC_OK);
+        if (i < 2) continue;
+        CHECK_OUTCOME(0, HPC_ERR_TIMEOUT);
+        CHECK_TEXT(0, "rank 0 cannot take more connections");
+        CHECK_TEXT(0, "this process may open 8 files: raise ulimit -n");
+    }
 }
 
 /* ---- ranks that are missed ---- */
@@ -583,6 +608,7 @@ int main(void) {
         CASE(by_name_and_by_ipv6),
         CASE(one_after_the_other),
         CASE(strangers_disturb_nobody),
+        CASE(few_files),
         CASE(missing_rank),
         CASE(nobody_at_rank_0),
         CASE(a_silent_server),

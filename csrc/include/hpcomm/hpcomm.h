@@ -348,6 +348,13 @@ HPC_API hpc_memory *hpc_window_memory(const hpc_window *window, int rank);
 HPC_API void *hpc_memory_data(const hpc_memory *memory);
 HPC_API void hpc_memory_release(hpc_memory *memory);
 
+/* Memory for addresses that outlive the next write. hpc_memory_view maps the pages of nbytes at `at` a second time;
+ * `at` lies in the memory of a window, a queue or an exchange. Its data begins with the page of `at`. hpc_memory_part
+ * gives a view pages of its own at the same addresses: from then on it keeps the bytes that it has. Nobody may write
+ * these pages during the call. */
+HPC_API int hpc_memory_view(const void *at, size_t nbytes, hpc_memory **view);
+HPC_API int hpc_memory_part(hpc_memory *view);
+
 /* Writes nbytes of src at offset in peer's window. May return before src has been read: leave src alone until flush. */
 HPC_API int hpc_put(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset);
 
