@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo
 _LOCAL = "local_steps"  # of a state_dict: what the inner optimizer has not
+_SINCE = "since"  # in it: LocalSteps.since
 
 
 class DiLoCo(Wrapper):
@@ -296,7 +297,11 @@ class DiLoCo(Wrapper):
         file = io.BytesIO()
         np.savez(file, **self.exchange.state_dict())
         outer = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
-        return {**self._wrapped.state_dict(), _LOCAL: {**self._local.progress(), "outer": outer}}
+        return {**self._wrapped.state_dict(), _LOCAL: {**self._local_state(), "outer": outer}}
+
+    def _local_state(self) -> dict[str, Any]:
+        since = {name: torch.from_numpy(value) for name, value in self._local.since().items()}
+        return {**self._local.progress(), _SINCE: since}
 
     @named("optimizer.load_state_dict()", every=True)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -325,7 +330,7 @@ class DiLoCo(Wrapper):
         self.wait()
         self.exchange.load_state_dict(shard)
         self._load_inner(state)
-        self._local.set_progress(local)
+        self._local.set_progress(local, local.get(_SINCE, {}))
 
     def _load_inner(self, state: dict[str, Any]) -> None:
         self._wrapped.load_state_dict(state)
@@ -337,7 +342,7 @@ class DiLoCo(Wrapper):
             "optimizer": self._wrapped.state_dict(),
             "buffers": dict(self._model.named_buffers()),
             "params": {name: p.data for name, p in self._model.named_parameters()},
-            _LOCAL: self._local.progress(),
+            _LOCAL: self._local_state(),
         }
 
     @torch.no_grad()
@@ -349,7 +354,7 @@ class DiLoCo(Wrapper):
                     tensor.copy_(found[kind][name])
         if isinstance(self._wrapped, DistributedOptimizer):
             self._wrapped.written()
-        self._local.set_progress(found[_LOCAL])
+        self._local.set_progress(found[_LOCAL], found[_LOCAL].get(_SINCE, {}))
 
     # ---- what torch asks for -----------------------------------------------------------------------------------------
 
