@@ -92,7 +92,9 @@ def survives(deaths: Deaths, options: str) -> list[float]:
     others have in the end."""
     coded = options != "arrays"
     more: dict[str, Any] = {}
-    if coded:
+    if options == "stale peers":
+        more = {"topology": hpcomm.PeerToPeer(), "consistency": hpcomm.SSP(3)}
+    elif coded:
         more = {"codec": hpcomm.codec.TopK(0.3), "topology": ParameterServer(apply_at="receivers")}
     with hpcomm.init(mpi.world(), timeout=20) as ctx:
         me = ctx.rank
@@ -138,7 +140,7 @@ POINTS: list[Deaths] = [
 
 
 @pytest.mark.some(2)
-@pytest.mark.parametrize("options", ["arrays", "pieces"])
+@pytest.mark.parametrize("options", ["arrays", "pieces", "stale peers"])
 @pytest.mark.parametrize("deaths", POINTS, ids=["in a sync", "1, 3, 0", "0, 2, 1"])
 def test_ranks_die_at_any_point(deaths: Deaths, options: str) -> None:
     ended = mpi.spawn(4, survives, deaths, options, timeout=60, check=False)
@@ -264,7 +266,7 @@ def runs_ahead() -> None:
     hosts = property(lambda ctx: tuple(rank // 2 for rank in ctx.ranks))
     hpcomm.Context.hosts = hosts  # type: ignore[assignment,method-assign]
     receivers = ParameterServer(apply_at="receivers")
-    for topology in (ParameterServer(), hpcomm.Hierarchy(), receivers):
+    for topology in (ParameterServer(), hpcomm.Hierarchy(), receivers, hpcomm.PeerToPeer()):
         with hpcomm.init(mpi.world(), timeout=20) as ctx:
             local = make(ctx, consistency=hpcomm.SSP(1), topology=topology)
             numbers = np.random.default_rng(ctx.rank)

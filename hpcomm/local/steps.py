@@ -24,7 +24,7 @@ from .._core import named, within
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, PeerFailed
 from ..exchange import Exchange, inside
-from ..recovery import Recovered, recover
+from ..recovery import Recovered, equal_copies, recover
 from .agree import check_exchange, digest_of, ended_early, settings, tell
 from .fragment import Fragment
 from .fragments import Fragments
@@ -276,7 +276,8 @@ class LocalSteps:
 
     def _meet(self) -> None:
         """Except under BSP a rank's parameters may lack what others have pushed: owners have all updates when all ranks
-        have met, and give them to all. Collective."""
+        have met, and give them to all. Peers have added them in different orders: their copies are made equal.
+        Collective."""
         if self._phase < _MET:
             self._gathering.gather(END, [])
             self._phase = _MET
@@ -291,7 +292,8 @@ class LocalSteps:
 
     def _level(self) -> None:
         ex = self.exchange
-        ex.load_state_dict(ex.state_dict(), math.inf)
+        shard = equal_copies(self.context, ex.state_dict(), inside.differing(ex), math.inf)
+        ex.load_state_dict(shard, math.inf)
 
     def _begin(self, number: int) -> None:
         one, start = self._fragments[number], monotonic()
