@@ -153,8 +153,8 @@ def resumes(ctx: hpcomm.Context, folder: str) -> None:
     """A job that goes on from a checkpoint, between a begin and its take, has the bits of one that was not stopped."""
     way = Way(5, 2, delay=3)
 
-    def go_on(local: hpcomm.LocalSteps, first: int, saver: hpcomm.Checkpointer | None) -> None:
-        for step in range(first, STEPS):
+    def go_on(local: hpcomm.LocalSteps, first: int, saver: hpcomm.Checkpointer | None, last: int = STEPS) -> None:
+        for step in range(first, last):
             train(local.params, ctx.rank, step)
             local.step()
             if saver is not None:
@@ -167,10 +167,20 @@ def resumes(ctx: hpcomm.Context, folder: str) -> None:
         go_on(local, 0, saver)
     ctx.barrier()
     ex2, again = make(ctx, way, **options)
-    found = hpcomm.restore(ex2, folder, 11)
-    assert found is not None
-    again.load_state_dict(found.extra)
-    assert again.steps == 11
+    ex3, third = make(ctx, way, **options)
+    go_on(third, 0, None, 11)
+    for syncs in (True, False):
+        found = hpcomm.restore(ex2, folder, 11)
+        assert found is not None
+        again.load_state_dict(found.extra)
+        assert again.steps == 11
+        if syncs:  # what was learned since step 10 is in it
+            again.sync()
+            third.sync()
+            assert [one.rounds for one in again.stats().fragments] == [3, 3]
+            for name, value in third.params.items():
+                assert value.tobytes() == again.params[name].tobytes(), name
+    ex3.close()
     go_on(again, 11, None)
     for name, value in local.params.items():
         assert value.tobytes() == again.params[name].tobytes(), name

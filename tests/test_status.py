@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,11 @@ import mpi
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import run_threads
 
 import hpcomm
 from hpcomm import _core, cli
-from hpcomm._core import ShownRank, Waiting
+from hpcomm._core import ShownRank, Waiting, host
 
 SIZE = 3
 LATE = 2
@@ -184,6 +186,72 @@ def test_what_is_told_of_other_hosts_is_shown_with_its_age(monkeypatch: pytest.M
         (rank.told_by, rank.age, rank.unheard, rank.gone) for rank in ranks
     ]
     assert [bool(row["command"]) for row in rows] == [True, False, False, False, False]
+
+
+CIRCLE = _core.Blamed(tuple(hpcomm.Culprit(rank, "circle", 0.0) for rank in range(2)), "ranks 0 and 1 wait")
+
+
+def looked(*seconds: float, moved: int = 5, op: str = "wait", ages: tuple[float, float] = (0.0, 0.0)) -> Any:
+    """What a look has found: two ranks that have waited for each other for so many seconds."""
+    ranks = tuple(
+        shown(
+            rank, waits=(Waiting(op, waited, (1 - rank,), 1),), moved=moved, age=ages[rank], told_by=-(not ages[rank])
+        )
+        for rank, waited in enumerate(seconds)
+    )
+    return _core.Jobs(ranks, {ranks[0].job: CIRCLE})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "circle"),
+    [
+        (looked(0.0, 0.1), looked(1.0, 1.1), True),
+        (looked(0.0, 0.1), looked(0.0, 0.1), False),  # a loop of push_pull
+        (looked(0.0, 0.1), looked(1.0, 0.9), False),  # one of them has gone on
+        (looked(0.0, 0.1), looked(1.0, 1.1, moved=6), False),  # a large update
+        (looked(0.0, 0.1), looked(1.0, 1.1, op="barrier"), False),
+        (replace(looked(9.0, 9.0), blamed={}), looked(10.0, 10.0), False),
+        (looked(9.0, 9.0), looked(10.0, 9.7, ages=(0.0, 0.3)), True),  # of another host
+        (looked(9.0, 9.0, ages=(0.0, 0.5)), looked(10.0, 9.0, ages=(0.0, 1.5)), False),  # no news of it since
+        (looked(0.0, 0.1), replace(looked(0.0, 0.1), blamed={}), False),
+    ],
+)
+def test_a_circle_is_told_if_two_looks_find_the_same(
+    first: Any, second: Any, circle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [host.Look(second, 0.9, 1.0), host.Look(first, 0.0, 0.1)]
+    paused: list[float] = []
+    monkeypatch.setattr(host, "_look", lambda timeout: looks.pop())
+    monkeypatch.setattr(host, "sleep", paused.append)
+    found = _core.jobs(1.0)
+    if not first.blamed:  # a job without a circle is looked at once
+        assert found is first
+        found, paused = host.without_passing_circles(looks[0]._replace(jobs=first), looks[0]), [0.25]
+    assert found.ranks == second.ranks
+    assert found.blamed == (second.blamed if circle else {})
+    assert paused == [1.1 if any(rank.told_by >= 0 for rank in first.ranks) else 0.25]
+
+
+def test_a_deadlock_is_told() -> None:
+    seen: list[str] = []
+    over = threading.Event()
+
+    def body(context: hpcomm.Context) -> None:
+        window = context.window(1, signals=1)
+        if context.rank == 2:
+            while not seen:
+                found = _core.jobs(5.0)
+                mine = {rank.job for rank in found.ranks if rank.pid == os.getpid()} & found.blamed.keys()
+                seen.extend(found.blamed[job].told for job in mine if "deadlock" in found.blamed[job].told)
+            for peer in range(2):
+                window.put_signal(peer, None, signal=0, value=1)
+            over.set()
+        else:
+            window.wait_signal(0, 1, peer=1 - context.rank)
+        assert over.wait(20)
+
+    run_threads(3, body)
+    assert "ranks 0 and 1 wait for each other: ranks 0 and 1 in wait_signal (a deadlock of the program)" in seen[0]
 
 
 def test_contexts_of_a_process_are_told_apart() -> None:

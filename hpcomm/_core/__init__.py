@@ -7,7 +7,7 @@ freed while a call on it is under way.
 """
 
 from . import compiled
-from .calling import enter, named, named_call, within
+from .calling import enter, entered, named, named_call, within
 from .codec import (
     CODEC_ARGS,
     CODEC_SLOTS,

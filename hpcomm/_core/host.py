@@ -1,13 +1,16 @@
 """The build, this host, and the contexts that run on it."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from time import monotonic, sleep
+from typing import Any, NamedTuple
 
 from .._ffi import ffi, lib
 from ..errors import Culprit
 from .status import check, culprits, text, texts
 
 _CULPRITS = 16  # of a job, that are told
+_AGAIN = 0.25  # seconds from one look at a circle of waits to the next one
+_AGAIN_ELSEWHERE = 1.1  # where ranks of other hosts are told of: their news may be a second old
 
 
 def version() -> str:
@@ -133,6 +136,7 @@ class ShownRank:
     age: float
     unheard: float
     gone: str
+    moved: int = 0  # counts what it sends and receives; in a deadlock it stands still
 
 
 @dataclass(frozen=True)
@@ -155,9 +159,62 @@ class Jobs:
 def jobs(timeout: float) -> Jobs:
     """The ranks that there are now. timeout: seconds to answer for the ranks of here, and then for the others.
 
+    Ranks that exchange updates wait for each other now and then. So a circle of waits is looked at twice, and is a
+    deadlock only if it is the same circle of the same waits at both looks, and its ranks have moved nothing in between.
+
     Raises:
         NotSupported: /proc/net/unix cannot be read.
     """
+    first = _look(timeout)
+    circles = {job for job, blamed in first.jobs.blamed.items() if _is_circle(blamed)}
+    if not circles:
+        return first.jobs
+    elsewhere = any(rank.told_by >= 0 for rank in first.jobs.ranks if rank.job in circles)
+    sleep(_AGAIN_ELSEWHERE if elsewhere else _AGAIN)
+    return without_passing_circles(first, _look(timeout))
+
+
+class Look(NamedTuple):
+    """Jobs, and the time.monotonic at which the question and the last answer were sent."""
+
+    jobs: Jobs
+    begin: float
+    end: float
+
+
+def without_passing_circles(first: Look, second: Look) -> Jobs:
+    """What the second look has found, without circles of waits that were not there at the first one."""
+    ranks = {(rank.job, rank.rank): rank for rank in first.jobs.ranks}
+    since_first = second.end - first.begin
+    blamed = {}
+    for job, found in second.jobs.blamed.items():
+        if _is_circle(found):
+            members = {end.rank for end in found.culprits}
+            known = first.jobs.blamed.get(job)
+            if known is None or not _is_circle(known) or {end.rank for end in known.culprits} != members:
+                continue
+            now = [rank for rank in second.jobs.ranks if rank.job == job and rank.rank in members]
+            if not all(_stands(ranks.get((job, rank.rank)), rank, since_first) for rank in now):
+                continue
+        blamed[job] = found
+    return replace(second.jobs, blamed=blamed)
+
+
+def _is_circle(blamed: Blamed) -> bool:
+    return any(end.state == "circle" for end in blamed.culprits)
+
+
+def _stands(before: ShownRank | None, now: ShownRank, since: float) -> bool:
+    """Whether a rank is in the same waits as `since` seconds before, and has moved nothing. Older news of it tell
+    nothing."""
+    if before is None or before.moved != now.moved or max(now.age, 0.0) > since:
+        return False
+    lasted = all(wait.seconds >= since - max(now.age, 0.0) for wait in now.waits)
+    return lasted and [(w.op, w.ranks, w.n) for w in before.waits] == [(w.op, w.ranks, w.n) for w in now.waits]
+
+
+def _look(timeout: float) -> Look:
+    begin = monotonic()
     cap = 64
     while True:
         found = ffi.new("hpc_shown_rank[]", cap)
@@ -175,7 +232,7 @@ def jobs(timeout: float) -> Jobs:
         n = lib.hpc_job_culprits(found + first, members, ends, _CULPRITS)
         if n > 0:
             blamed[job] = Blamed(culprits(ends, n), text(lib.hpc_culprits_text(ends, n, room, 1024)))
-    return Jobs(ranks, blamed)
+    return Look(Jobs(ranks, blamed), begin, monotonic())
 
 
 def _shown(c: Any) -> ShownRank:
@@ -200,4 +257,5 @@ def _shown(c: Any) -> ShownRank:
         age=c.age,
         unheard=c.unheard,
         gone=gone,
+        moved=c.moved,
     )

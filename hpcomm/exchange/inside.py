@@ -178,6 +178,13 @@ def copied(ex: Exchange) -> frozenset[str]:
     return frozenset(name for one in ex._schemes if _is_copied(one) for name in one.scheme.names)
 
 
+def differing(ex: Exchange) -> frozenset[str]:
+    """The keys of which every rank has a copy, where ranks have added the same updates in different orders: among peers
+    under SSP(s)."""
+    stale = (one for one in ex._schemes if one.peers and not one.own and not _is_copied(one))
+    return frozenset(name for one in stale for name in one.scheme.names)
+
+
 def may_differ(ex: Exchange) -> bool:
     """Whether several ranks apply the same elements, and their copies may differ without a sign of which is newer."""
     return any(not one.own and not _is_copied(one) and has_copies(one.plan) for one in ex._schemes)

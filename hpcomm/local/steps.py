@@ -10,7 +10,8 @@ the two the owners write them.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import monotonic
@@ -22,16 +23,18 @@ from numpy.typing import NDArray
 from .._core import named, within
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, PeerFailed
-from ..exchange import Exchange, Handle, inside
-from ..recovery import Recovered, recover
+from ..exchange import Exchange, inside
+from ..recovery import Recovered, equal_copies, recover
 from .agree import check_exchange, digest_of, ended_early, settings, tell
+from .fragment import Fragment
 from .fragments import Fragments
+from .gathering import END, JOIN, STEP, SYNC, Aside, Gathering
 from .schedule import Schedule
 from .stats import FragmentStats, LocalStats
 from .values import Array, Arrays, Values, checked_arrays
 
 _CURE = "local.join(), or hpcomm.torch.join of a DiLoCo,"
-_NOTHING = -1  # in a state: no exchange of the fragment is under way
+_ALIGNED, _MET, _LEVEL = 1, 2, 3  # phases of a sync that have ended
 
 
 @named("local_steps()", every=True)
@@ -100,77 +103,13 @@ def local_steps(
     return LocalSteps(ex, Arrays(arrays), schedule, found)
 
 
-class _Fragment:
-    """A fragment, and the exchange of it that is under way.
-
-    Attributes:
-        names: of its keys.
-        full: that exchange is of a sync, and is taken in full.
-        pushed: the keys whose updates are on their way, or encoded; all of them where a checkpoint was loaded.
-        cut: those of them whose push was cut short.
-        begun: the step at which that exchange has begun; None: nothing is under way.
-        handles: of those of its keys that have not come, the first one last; none where a checkpoint was loaded.
-        since: the time.monotonic at which training went on, until the exchange is known to have come; else None.
-        rounds: exchanges that were begun.
-        syncs: those that are due by a sync, and not by their step.
-        sent: bytes of exchanges before a recovery.
-    """
-
-    __slots__ = (
-        "begun",
-        "cut",
-        "full",
-        "handles",
-        "hidden",
-        "late",
-        "names",
-        "pushed",
-        "rounds",
-        "sent",
-        "since",
-        "syncs",
-        "waited",
-    )
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self.begun: int | None = None
-        self.handles: list[Handle] = []
-        self.since: float | None = None
-        self.full = False
-        self.pushed: set[str] = set()
-        self.cut: list[str] = []
-        self.rounds = self.syncs = self.late = self.sent = 0
-        self.hidden = self.waited = 0.0
-
-    def come(self, ex: Exchange) -> None:
-        """Waits until the exchange has come."""
-        while self.handles:
-            self.handles[-1].wait()
-            self.handles.pop()
-        while self.cut:
-            ex.pull(self.cut[-1])
-            self.cut.pop()
-
-    def look(self) -> bool:
-        """Whether the exchange has come; with inline progress it is worked for. A take tells of ranks that died."""
-        with suppress(PeerFailed):
-            while self.handles and self.handles[-1].test():
-                self.handles.pop()
-        return self.has_come()
-
-    def has_come(self) -> bool:
-        return not self.handles and not self.cut and len(self.pushed) == len(self.names)
-
-
 class _States(NamedTuple):
-    """Where all ranks are, a row a rank: their steps, how often sync was called, whether they are in it, the last sync
-    whose exchanges were chosen and its step, and by fragment the exchanges that have come."""
+    """Where all ranks are, a row a rank: their steps, how often sync was called, whether they are in it, and by
+    fragment the exchanges that have come."""
 
     steps: NDArray[np.int64]
     syncs: NDArray[np.int64]
     syncing: NDArray[np.int64]
-    synced: NDArray[np.int64]
     done: NDArray[np.int64]
 
 
@@ -186,10 +125,15 @@ class LocalSteps:
     def __init__(self, ex: Exchange, values: Values, schedule: Schedule, fragments: Fragments) -> None:
         self.exchange, self.schedule, self.steps = ex, schedule, 0
         self._values = values
-        self._fragments = [_Fragment(names) for names in fragments]
-        self._syncs = 0
-        self._synced = (0, 0)  # the last sync whose exchanges were chosen, and its step
-        self._syncing = self._joined = False
+        self._fragments = [Fragment(names) for names in fragments]
+        self._gathering = Gathering(ex.context, 1 + len(self._fragments))
+        self._trained = 0  # the last step at which this rank itself has trained: other ranks' steps may count as well
+        self._cut = False  # the last step was cut short
+        self._meets = 0  # meetings before exchanges, in a join block, that have not ended
+        self._joined = self._is_entered = False
+        self._syncs = 0  # calls of sync
+        self._syncing, self._phase = False, 0  # of a sync: what has ended of it
+        self._aside: Aside | None = None
         self._scratch: Array | None = None
 
     @property
@@ -214,6 +158,9 @@ class LocalSteps:
         """After each step of this rank's training: begins the exchanges that are due, and takes those that were begun
         `delay` steps before. It waits for other ranks only where an exchange that it takes has not come yet.
 
+        After a Timeout or Ctrl-C the step counts, and nothing is lost: train on, and the next step, sync or wait
+        completes it.
+
         Raises:
             PeerFailed: a rank died: call recover, and go on with the next step. Also if another rank has made fewer
                 steps and has ended: use join.
@@ -222,29 +169,60 @@ class LocalSteps:
         """
         if self._syncing:
             raise InvalidArgument(f"rank {self.context.rank}: the last sync was cut short: call sync or recover first")
+        for one in self._fragments:
+            one.has_learned = True
         self.steps += 1
-        if self._joined and self.schedule.due(self.steps):
-            self._runs(True)
+        self._trained = self.steps
+        self._cut = True
+        self._meets += self._joined and self.schedule.due(self.steps)
         try:
-            self._work()
+            self._complete()
         except PeerFailed as failed:
             raise ended_early(self.context, failed, "", self.steps, _CURE) from failed
 
+    def _complete(self) -> None:
+        """Does what belongs to the last step, and to steps before it that were cut short."""
+        if not self._cut:
+            return
+        try:
+            while self._meets:
+                self._runs(True)
+                self._meets -= 1
+            self._work()
+        except BaseException:
+            self._remember()
+            raise
+        self._cut = False
+
+    def _remember(self) -> None:
+        """The step is cut short. What this rank learns from here on is not in the exchanges that it should have taken:
+        it stays when they are taken."""
+        for one in self._fragments:
+            if one.begun is None or one.full or one.is_late or not self._is_due(one):
+                continue
+            one.since.update((name, self._values.copy(name)) for name in one.left if name in one.pushed)
+            one.is_late = True
+            one.has_learned = one.has_learned and self.schedule.mix < 1
+
+    def _is_due(self, one: Fragment) -> bool:
+        """Whether an exchange that has begun is to be taken by now."""
+        return one.begun is not None and self.steps >= one.begun + self.schedule.delay
+
     def _work(self) -> None:
-        """What a step, or one that was cut short, has to do."""
+        """All that is due at this step."""
         for number, one in enumerate(self._fragments):  # before others are waited for: the wire would be idle then
-            while one.rounds < self.schedule.begun_by(number, self.steps) + one.syncs:
+            while one.scheduled < self.schedule.begun_by(number, self.steps) or one.is_owed:
                 if one.begun is not None:  # as in a sync
                     self._take(number)
                 self._begin(number)
         self._take_due()
         for number, one in enumerate(self._fragments):
-            if one.since is not None and one.look():
+            if one.trained_since is not None and one.look():
                 self._unhide(number)
 
     def _take_due(self) -> None:
         for number, one in enumerate(self._fragments):
-            if one.begun is not None and (self._syncing or self.steps >= one.begun + self.schedule.delay):
+            if one.begun is not None and (self._syncing or self._is_due(one)):
                 self._take(number)
 
     @named("local.sync()", every=True)
@@ -252,57 +230,88 @@ class LocalSteps:
         """Exchanges what has been learned since the last exchange of each fragment, and takes all fragments in full:
         afterwards all ranks have the same parameters, those of the exchange. For the end of the training, or before an
         evaluation. Collective. Ranks that have made fewer steps, as after a recovery, count as many as the others from
-        here on."""
-        if not self._syncing:  # else it goes on where a Timeout has cut it short
+        here on.
+
+        An exchange that has begun and is not taken yet comes first. What a rank has learned since its begin is the
+        update of one more exchange. A fragment of which no rank has learned anything since its last exchange gets none,
+        as the outer momentum alone would act.
+
+        After a Timeout or Ctrl-C call it again: it goes on where it stopped. step is refused until it has ended.
+        """
+        if not self._syncing:
+            self._complete()
             self._syncs += 1
-            self._syncing = True
-        if self._synced[0] < self._syncs:
-            self._align()
+            self._begin_sync()
         self._finish_sync()
 
-    def _align(self) -> None:
-        """All ranks count the steps of the one that has made the most."""
-        every = self.context.allgather(self.steps.to_bytes(8, "little"))
-        self.steps = max(int.from_bytes(one, "little") for one in every)
+    def _begin_sync(self) -> None:
+        self._syncing, self._phase, self._aside = True, 0, None
 
     def _finish_sync(self) -> None:
-        if self._synced[0] < self._syncs:
-            steps, every = self.steps, self.schedule.every
-            for number, one in enumerate(self._fragments):  # without new updates the outer momentum alone would act
-                due = steps > 0 and steps % every == self.schedule.offset(number)
-                one.syncs += not due and steps != self._synced[1]
-            self._synced = (self._syncs, steps)
+        """What is left of a sync, which may have been cut short at any point."""
+        if self._phase < _ALIGNED:
+            self._align(SYNC)
+            self._phase = _ALIGNED
         self._work()
-        self._meet()
+        if not inside.is_whole(self.exchange):
+            self._meet()
         for one in self._fragments:
             for name in one.names:
                 self._values.take(name, self.exchange.params[name], 1.0)
+            one.has_learned = False
         self._values.end()
         self._syncing = False
 
+    def _align(self, op: str) -> None:
+        """All ranks count the steps of the one that has made the most. In a sync they agree on the fragments of which
+        some rank has learned what is in no exchange so far, nor will be in one that its steps have made due.
+        Collective."""
+        told = [2 * one.scheduled + one.has_learned for one in self._fragments]
+        every = self._gathering.gather(op, [self.steps, *told])
+        self.steps = max(int(every[:, 0].max()), self.steps)
+        for number, one in enumerate(self._fragments):
+            scheduled, learned = every[:, 1 + number] // 2, every[:, 1 + number] % 2 == 1
+            due = self.schedule.begun_by(number, self.steps)
+            one.is_owed = op == SYNC and bool((learned & (scheduled >= due)).any())
+
     def _meet(self) -> None:
         """Except under BSP a rank's parameters may lack what others have pushed: owners have all updates when all ranks
-        have met, and give them to all. Collective."""
-        if not inside.is_whole(self.exchange):
-            self.context.barrier()
-            self.exchange.load_state_dict(self.exchange.state_dict())
+        have met, and give them to all. Peers have added them in different orders: their copies are made equal.
+        Collective."""
+        if self._phase < _MET:
+            self._gathering.gather(END, [])
+            self._phase = _MET
+        if self._phase < _LEVEL:
+            self._aside = self._aside or Aside(self._level)
+            try:
+                self._aside.wait(self.context.rank, SYNC, self.context.config.timeout)
+            finally:
+                if self._aside.is_over:
+                    self._aside = None
+            self._phase = _LEVEL
+
+    def _level(self) -> None:
+        ex = self.exchange
+        shard = equal_copies(self.context, ex.state_dict(), inside.differing(ex), math.inf)
+        ex.load_state_dict(shard, math.inf)
 
     def _begin(self, number: int) -> None:
         one, start = self._fragments[number], monotonic()
+        one.begin(self.steps, full=self._syncing)
+        one.is_extra = one.scheduled >= self.schedule.begun_by(number, self.steps)
+        if one.is_extra:
+            one.extra, one.is_owed = one.extra + 1, False
+        else:
+            one.scheduled += 1
         with self.context.span(f"fragment {number}: begin"):
-            one.rounds += 1
-            self._push(one)
-        one.since = monotonic()
-        one.waited += one.since - start
+            self._push_rest(one)
+        one.trained_since = monotonic()
+        one.waited += one.trained_since - start
 
-    def _push(self, one: _Fragment) -> None:
-        one.begun, one.full = self.steps, self._syncing
-        one.pushed.clear()
-        self._push_rest(one)
-
-    def _push_rest(self, one: _Fragment) -> None:
-        """Pushes what has not been pushed; a Timeout may have cut that short."""
+    def _push_rest(self, one: Fragment) -> None:
+        """Pushes what has not been pushed; a Timeout or Ctrl-C may have cut that short."""
         ex = self.exchange
+        trains_on = self.schedule.delay > 0 and not one.full
         self._values.begin()
         with ex.together():
             for name in one.names:
@@ -312,9 +321,11 @@ class LocalSteps:
                 narrow = slot.dtype != np.float32
                 update = self._room(shared) if narrow else slot
                 self._values.subtract(name, shared, update)
+                if trains_on:
+                    one.since[name] = self._values.copy(name)
                 try:
                     one.handles.append(ex.push_pull_nb(name, update if narrow else None))
-                except HpcommError:
+                except BaseException:
                     if inside.pushes(ex, name) > pushes:  # it is encoded, and perhaps on its way
                         one.pushed.add(name)
                         one.cut.append(name)
@@ -329,20 +340,30 @@ class LocalSteps:
         return self._scratch[: like.size].reshape(like.shape)
 
     def _take(self, number: int) -> None:
+        """Takes what has come. What this rank has learned between the begin and the step of the take counts for 1 - mix
+        of it. All of that stays where the rank itself has not come to that step, as in a sync; and what it has learned
+        after that step stays, if the take was cut short there."""
         self._unhide(number)
         one, ex, start = self._fragments[number], self.exchange, monotonic()
-        mix = 1.0 if one.full else self.schedule.mix
+        assert one.begun is not None
+        stays = one.is_late or self._trained < one.begun + self.schedule.delay
+        in_full = one.full or (self._syncing and not one.is_late)
+        mix = 1.0 if in_full else self.schedule.mix
         with self.context.span(f"fragment {number}: take"):
             if len(one.pushed) < len(one.names):
                 self._push_rest(one)
             one.come(ex)
             self._values.begin()
             late = set(ex.late).intersection(one.names)
-            one.late += bool(late)
-            for name in one.names:
-                self._values.take(name, ex.params[name], 1.0 if name in late else mix)
+            while one.left:
+                name = one.left[-1]
+                since = one.since.get(name) if stays else None
+                self._values.take(name, ex.params[name], 1.0 if name in late else mix, since)
+                one.left.pop()
             self._values.end()
-        one.begun, one.full = None, False
+        one.late += bool(late)
+        one.has_learned = one.has_learned and (stays or (mix < 1 and not late))
+        one.end()
         if late:
             self._catch_up(number)
         one.waited += monotonic() - start
@@ -351,28 +372,32 @@ class LocalSteps:
         """With a quorum: an update of this rank was late. It counts the exchanges that others have made without it, and
         as many steps, so that all end their training together."""
         one = self._fragments[number]
-        one.rounds = max(one.rounds, inside.folds(self.exchange, one.names[0]))
-        self._skip_to(self.schedule.step_of(number, one.rounds - one.syncs))
+        one.scheduled = max(one.scheduled, inside.folds(self.exchange, one.names[0]) - one.extra)
+        steps = self.schedule.step_of(number, one.scheduled)
+        if steps > self.steps:
+            self._skip_to(steps)
 
     def _skip_to(self, steps: int) -> None:
         """Counts so many steps, without the exchanges that were due meanwhile."""
-        if steps > self.steps:
-            self.steps = steps
-            for number, one in enumerate(self._fragments):
-                one.rounds = max(one.rounds, self.schedule.begun_by(number, steps) + one.syncs)
+        self.steps = steps
+        for number, one in enumerate(self._fragments):
+            one.scheduled = max(one.scheduled, self.schedule.begun_by(number, steps))
 
     def _unhide(self, number: int) -> None:
-        """The exchange of a fragment has come, or training does not go on any more while it is under way."""
+        """The exchange of a fragment has come, or training does not go on any more before it has."""
         one = self._fragments[number]
-        if one.since is not None:
-            one.hidden += monotonic() - one.since
-            self.context.span_since(f"fragment {number}: under way", one.since)
-            one.since = None
+        if one.trained_since is not None:
+            one.hidden += monotonic() - one.trained_since
+            self.context.span_since(f"fragment {number}: under way", one.trained_since)
+            one.trained_since = None
 
     @named("local.wait()", every=False)
     def wait(self) -> None:
-        """Waits until the exchanges that are under way have come; they are taken at their steps. Call it before a
-        Checkpointer saves, and before exchange.params is read: these are the parameters of the last exchange."""
+        """Waits until the exchanges that have begun have come; they are taken at their steps. A step that was cut short
+        is completed. Call it before a Checkpointer saves, and before exchange.params is read: these are the parameters
+        of the last exchange."""
+        if not self._syncing:
+            self._complete()
         for number, one in enumerate(self._fragments):
             if one.begun is not None and len(one.pushed) < len(one.names):
                 self._push_rest(one)
@@ -409,12 +434,15 @@ class LocalSteps:
         if self._joined:
             raise InvalidArgument(f"rank {self.context.rank}: join: these local steps are in a join block already")
         with within("join()", every=True):
-            self._align()
+            if not self._is_entered:  # else it was cut short behind it
+                self._align(JOIN)
+                self._is_entered = True
             self._work()
-        self._joined = True
+        self._joined, self._is_entered = True, False
         try:
             yield
             with within("join()", every=True):
+                self._complete()
                 while self._runs(False):
                     self.steps = self.schedule.next_due(self.steps)
                     self._work()
@@ -423,11 +451,10 @@ class LocalSteps:
 
     def _runs(self, runs: bool) -> bool:
         """Ranks meet before an exchange: whether any of them makes a step. If none does, all count the same steps."""
-        told = np.array([runs, self.steps], np.int64).tobytes()
-        every = [np.frombuffer(part, np.int64).tolist() for part in self.context.allgather(told)]
-        if any(own for own, _ in every):
+        every = self._gathering.gather(STEP, [int(runs), self.steps])
+        if every[:, 0].any():
             return True
-        self.steps = max(steps for _, steps in every)
+        self.steps = int(every[:, 1].max())
         self._take_due()
         return False
 
@@ -443,9 +470,10 @@ class LocalSteps:
         Parameters come from those that are left. What a dead rank had learned since its last exchange is lost, and what
         codecs held back there; where owners apply the rule, its state of the elements that the dead rank owned is zero,
         such as the outer momentum: a warning says so. What this rank has learned stays: exchanges that were cut short
-        begin again. Under SSP and with a quorum, codecs that keep a residual may lose what was on its way, and slow
-        ranks count as many steps as the others. The step or the sync that raised is completed: go on with the next
-        step. A Checkpointer is closed, and made anew.
+        begin again. Under SSP and with a quorum it comes with the next exchange, codecs that keep a residual may lose
+        what was on its way, and slow ranks count as many steps as the others. The step or the sync that raised is
+        completed: go on with the next step. Where some ranks were in a sync that others had ended, all make it again. A
+        Checkpointer is closed, and made anew.
 
         Returns:
             what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
@@ -458,6 +486,11 @@ class LocalSteps:
             raise InvalidArgument(
                 f"rank {self.context.rank}: recover: leave the join block first, in which ranks meet that are gone"
             )
+        if self._aside is not None:  # it works for the exchange, and ends when the context does
+            self.context.revoke()
+            with suppress(HpcommError):
+                self._aside.wait(self.context.rank, SYNC, self.context.config.timeout)
+            self._aside = None
         for one in self._fragments:
             one.look()
         found = recover(self.exchange, survivors=True, timeout=timeout)
@@ -465,54 +498,53 @@ class LocalSteps:
             one.sent += inside.bytes_sent(self.exchange, one.names)
         self.exchange = found.exchange
         states = self._states(timeout)
+        self._gathering = Gathering(self.context, 1 + len(self._fragments), timeout)
         self._drop_lost(states.done)
-        if not inside.is_whole(self.exchange):  # ranks may be further apart than the new exchange lets them be
+        self._meets, self._is_entered = 0, False
+        if not inside.is_whole(self.exchange):  # all push equally often from here on
             self._skip_to(int(states.steps.max()))
         missing = (states.syncs < states.syncs.max()).any()  # ranks that have still to call the sync that others are in
-        if not self._syncing:
-            self._work()
-            if not missing and states.syncing.any():
-                self._meet()
-            return replace(found, clock=self.steps)
-        if self._synced[0] < self._syncs:
-            chosen = states.synced[states.synced[:, 0] == self._syncs]
-            if len(chosen):
-                self.steps = int(chosen[0, 1])
-            elif missing:
-                self._align()
-            else:
-                self.steps = int(states.steps.max())
-        self._finish_sync()
+        if self._syncing or (states.syncing.any() and not missing):
+            self._cut = False
+            self._begin_sync()
+            self._finish_sync()
+        else:
+            self._cut = True
+            self._complete()
         return replace(found, clock=self.steps)
 
     def _states(self, timeout: float | None) -> "_States":
         """Where all ranks are. Collective."""
         done = [one.rounds - (one.begun is not None and not one.has_come()) for one in self._fragments]
-        told = np.array([self.steps, self._syncs, self._syncing, *self._synced, *done], np.int64).tobytes()
+        told = np.array([self.steps, self._syncs, self._syncing, *done], np.int64).tobytes()
         every = np.stack([np.frombuffer(part, np.int64) for part in self.context.allgather(told, timeout)])
-        return _States(every[:, 0], every[:, 1], every[:, 2], every[:, 3:5], every[:, 5:])
+        return _States(every[:, 0], every[:, 1], every[:, 2], every[:, 3:])
 
     def _drop_lost(self, done: NDArray[np.int64]) -> None:
-        """Forgets the exchanges that were under way, with the lost exchange. One that has come to another rank is in
-        the shared parameters, and has come here too. Another one begins again under BSP, where all ranks push a
-        fragment equally often, and else with the next one: the update is measured anew. What a codec has kept of it,
-        and under BSP what was not applied, has gone back into the residual, and so is not in this rank's parameters
-        any more."""
+        """Forgets the exchanges that had begun, with the lost exchange. One that has come to another rank is in the
+        shared parameters, and has come here too. Another one begins again under BSP, where all ranks push a fragment
+        equally often, and else comes with the next one: the update is measured anew. What a codec has kept of it, and
+        under BSP what was not applied, has gone back into the residual, and so is not in this rank's parameters any
+        more."""
         ex, whole = self.exchange, inside.is_whole(self.exchange)
         for one, most in zip(self._fragments, done.max(axis=0).tolist(), strict=True):
             one.handles.clear()
             one.cut.clear()
-            one.since = None
+            one.trained_since, one.is_owed = None, False
             if one.begun is None:
                 continue
             if whole and most >= one.rounds:
                 one.pushed.update(one.names)
                 continue
-            one.begun = None
-            one.rounds -= whole or one.full
             for name in one.pushed:
                 if inside.keeps_back(ex, name):
-                    self._values.take(name, ex.params[name], 1.0)
+                    self._values.take(name, ex.params[name], 1.0, one.since.get(name))
+            one.has_learned = True
+            if one.is_extra:
+                one.extra -= 1
+            else:
+                one.scheduled -= whole
+            one.end()
         self._values.end()
 
     # ---- state -------------------------------------------------------------------------------------------------------
@@ -528,7 +560,8 @@ class LocalSteps:
         """
         self.wait()
         own = {f"local.own.{name}": value for name, value in self._values.saved().items()}
-        return {**{f"local.{name}": value for name, value in self.progress().items()}, **own}
+        since = {f"local.since.{name}": value for name, value in self.since().items()}
+        return {**{f"local.{name}": value for name, value in self.progress().items()}, **own, **since}
 
     @named("local.load_state_dict()", every=False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -543,13 +576,15 @@ class LocalSteps:
         """
         try:
             found = {name: np.asarray(state[f"local.{name}"]).tolist() for name in self.progress()}
-            own = {name: state[f"local.own.{name}"] for names in self.fragments for name in names}
+            names = [name for one in self._fragments for name in one.names]
+            own = {name: state[f"local.own.{name}"] for name in names}
+            since = {name: state[f"local.since.{name}"] for name in names if f"local.since.{name}" in state}
         except KeyError as missing:
             raise InvalidArgument(
                 f"rank {self.context.rank}: load_state_dict: the state has no {missing}: give what state_dict of local "
                 "steps with the same keys gave"
             ) from None
-        self.set_progress(found)
+        self.set_progress(found, since)
         self._values.load(own)
 
     def progress(self) -> dict[str, Any]:
@@ -558,11 +593,16 @@ class LocalSteps:
             "every": self.schedule.every,
             "fragments": hashlib.blake2b(repr(self.fragments).encode(), digest_size=8).hexdigest(),
             "steps": self.steps,
-            "synced": self._synced,
-            "syncs": [one.syncs for one in self._fragments],
-            "rounds": [one.rounds for one in self._fragments],
-            "begun": [_NOTHING if one.begun is None else one.begun for one in self._fragments],
+            "synced": self._syncs,
+            **{
+                name: [one.numbers()[name] for one in self._fragments]
+                for name in ("rounds", "syncs", "begun", "learned")
+            },
         }
+
+    def since(self) -> dict[str, Array]:
+        """The arrays of state_dict beside this rank's parameters: those at the begin of exchanges that have begun."""
+        return {name: value for one in self._fragments for name, value in one.since.items()}
 
     def check_progress(self, found: Mapping[str, Any]) -> None:
         """Raises InvalidArgument for what progress has given of other local steps."""
@@ -578,18 +618,15 @@ class LocalSteps:
                 f"{len(self._fragments)} fragments: give the same every, and fragments of the same keys"
             )
 
-    def set_progress(self, found: Mapping[str, Any]) -> None:
-        """Takes what progress has given: what is under way counts as come. Waits for what is under way here."""
+    def set_progress(self, found: Mapping[str, Any], since: Mapping[str, Any]) -> None:
+        """Takes what progress and since gave: what has begun counts as come. Waits for what has begun here."""
         self.check_progress(found)
         self.wait()
-        self.steps, self._syncing = int(found["steps"]), False
-        self._syncs, step = map(int, found["synced"])
-        self._synced = (self._syncs, step)
-        columns = (found[name] for name in ("rounds", "syncs", "begun"))
-        for one, rounds, syncs, begun in zip(self._fragments, *columns, strict=True):
-            one.rounds, one.syncs, one.begun = rounds, syncs, None if begun == _NOTHING else begun
-            one.full = False
-            one.pushed.update(one.names)
+        self.steps = self._trained = int(found["steps"])
+        self._syncs, self._syncing, self._cut, self._meets = int(found["synced"]), False, False, 0
+        copies = {name: np.array(value, np.float32) for name, value in since.items()}
+        for number, one in enumerate(self._fragments):
+            one.load({name: found[name][number] for name in ("rounds", "syncs", "begun", "learned")}, copies)
 
     def __repr__(self) -> str:
         return (

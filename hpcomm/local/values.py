@@ -25,8 +25,12 @@ class Values(Protocol):
     def subtract(self, name: str, shared: Array, out: Array) -> None:
         """Writes shared - own into out."""
 
-    def take(self, name: str, shared: Array, mix: float) -> None:
-        """own = (1 - mix) * own + mix * shared, and with mix 1 the same bits as shared."""
+    def copy(self, name: str) -> Array:
+        """A copy of own."""
+
+    def take(self, name: str, shared: Array, mix: float, since: Array | None = None) -> None:
+        """own = (1 - mix) * own + mix * shared, and with mix 1 the same bits as shared. With since, a copy of own from
+        before, what was learned from there on stays: own = (1 - mix) * since + mix * shared + (own - since)."""
 
     def end(self) -> None:
         """After values were taken."""
@@ -54,13 +58,19 @@ class Arrays:
     def subtract(self, name: str, shared: Array, out: Array) -> None:
         np.subtract(shared, self._arrays[name], out=out)
 
-    def take(self, name: str, shared: Array, mix: float) -> None:
+    def copy(self, name: str) -> Array:
+        copied: Array = self._arrays[name].copy()
+        return copied
+
+    def take(self, name: str, shared: Array, mix: float, since: Array | None = None) -> None:
         own = self._arrays[name]
-        if mix == 1:
+        if since is None and mix == 1:
             own[...] = shared
-            return
-        own *= np.float32(1 - mix)
-        own += np.float32(mix) * shared
+        elif since is None:
+            own[...] = np.float32(1 - mix) * own + np.float32(mix) * shared
+        else:
+            learned = own - since
+            own[...] = (shared if mix == 1 else np.float32(1 - mix) * since + np.float32(mix) * shared) + learned
 
     def end(self) -> None:
         """They are where the trainer reads them."""

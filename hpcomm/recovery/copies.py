@@ -1,7 +1,7 @@
-"""Copies of the same parameters at all ranks, after a step that was cut short: some ranks may have applied it, others
-not."""
+"""Copies of the same parameters at all ranks that are not equal: after a step that was cut short, which some ranks may
+have applied and others not; or where ranks have added updates in different orders."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,25 @@ def furthest(ctx: Context, kept: inside.Kept, keys: Container[str], timeout: flo
     if not differ.size:
         return kept
     rows = np.flatnonzero(copied)[differ]
+    shard = _moved(ctx, shard, rows, source[differ].tolist(), timeout)
+    shard["row_step"][rows] = steps.max(axis=0)[differ]
+    return replace(kept, shard=shard)
+
+
+def equal_copies(ctx: Context, shard: Mapping[str, Any], keys: Container[str], timeout: float | None) -> dict[str, Any]:
+    """The shard of this rank with rows of these keys that are alike on all ranks: the ranks give theirs by turns.
+    Collective. All ranks have the same rows of these keys, in the same order."""
+    copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
+    rows = np.flatnonzero(copied)
+    if ctx.size == 1 or not rows.size:
+        return dict(shard)
+    return _moved(ctx, shard, rows, [i % ctx.size for i in range(rows.size)], timeout)
+
+
+def _moved(
+    ctx: Context, shard: Mapping[str, Any], rows: NDArray[np.int64], sources: Sequence[int], timeout: float | None
+) -> dict[str, Any]:
+    """The shard with the parameters and the state of these rows as their sources have them. Collective."""
     count, slots = shard["row_count"], shard["slots"][shard["row_key"]]
     starts, state_starts = _starts(count), _starts(count * slots)
     shard = {**shard, **{name: shard[name].copy() for name in ("row_step", "params", "state")}}
@@ -36,7 +55,7 @@ def furthest(ctx: Context, kept: inside.Kept, keys: Container[str], timeout: flo
     for row in rows.tolist():
         n, s = int(count[row]), int(slots[row])
         parts.append([shard["params"][starts[row] :][:n], shard["state"][state_starts[row] :][: n * s]])
-    for (params, state), at, owner in zip(parts, ends, source[differ].tolist(), strict=False):
+    for (params, state), at, owner in zip(parts, ends, sources, strict=False):
         if owner != ctx.rank:
             continue
         for own, place in ((params, at), (state, at + params.size)):
@@ -49,8 +68,7 @@ def furthest(ctx: Context, kept: inside.Kept, keys: Container[str], timeout: flo
     values = window.array.view(np.float32)
     for (params, state), at in zip(parts, ends, strict=False):
         params[:], state[:] = np.split(values[at : at + params.size + state.size], [params.size])
-    shard["row_step"][rows] = steps.max(axis=0)[differ]
-    return replace(kept, shard=shard)
+    return shard
 
 
 def _starts(counts: NDArray[np.int64]) -> list[int]:

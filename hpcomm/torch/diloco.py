@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo
 _LOCAL = "local_steps"  # of a state_dict: what the inner optimizer has not
+_SINCE = "since"  # in it: LocalSteps.since
 
 
 class DiLoCo(Wrapper):
@@ -317,7 +318,11 @@ class DiLoCo(Wrapper):
         file = io.BytesIO()
         np.savez(file, **self.exchange.state_dict())
         outer = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
-        return {**self._wrapped.state_dict(), _LOCAL: {**self._local.progress(), "outer": outer}}
+        return {**self._wrapped.state_dict(), _LOCAL: {**self._local_state(), "outer": outer}}
+
+    def _local_state(self) -> dict[str, Any]:
+        since = {name: torch.from_numpy(value) for name, value in self._local.since().items()}
+        return {**self._local.progress(), _SINCE: since}
 
     @named("optimizer.load_state_dict()", every=True)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -346,7 +351,7 @@ class DiLoCo(Wrapper):
         self.wait()
         self.exchange.load_state_dict(shard)
         self._load_inner(state)
-        self._local.set_progress(local)
+        self._local.set_progress(local, local.get(_SINCE, {}))
 
     def _load_inner(self, state: dict[str, Any]) -> None:
         self._wrapped.load_state_dict(state)
@@ -362,7 +367,7 @@ class DiLoCo(Wrapper):
             "optimizer": self._wrapped.state_dict(),
             **self._tensors(),
             beside.STATES: {name: module.get_extra_state() for name, module in beside.states(self._model).items()},
-            _LOCAL: self._local.progress(),
+            _LOCAL: self._local_state(),
         }
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -385,7 +390,7 @@ class DiLoCo(Wrapper):
         beside.load(self._parts(), beside.of_older(self._model, found))
         if isinstance(self._wrapped, DistributedOptimizer):
             self._wrapped.written()
-        self._local.set_progress(found[_LOCAL])
+        self._local.set_progress(found[_LOCAL], found[_LOCAL].get(_SINCE, {}))
 
     # ---- what torch asks for -----------------------------------------------------------------------------------------
 

@@ -41,9 +41,18 @@ class ModelValues:
         torch.sub(as_tensor(shared), self._own(name), out=as_tensor(out))
 
     @torch.no_grad()
-    def take(self, name: str, shared: Array, mix: float) -> None:
+    def copy(self, name: str) -> Array:
+        copied: Array = self._own(name).to(torch.float32, copy=True).contiguous().numpy()
+        return copied
+
+    @torch.no_grad()
+    def take(self, name: str, shared: Array, mix: float, since: Array | None = None) -> None:
         own, theirs = self._own(name), as_tensor(shared)
-        if mix == 1:
+        if since is not None:
+            before = as_tensor(since)
+            learned = own.to(torch.float32) - before
+            own.copy_((theirs if mix == 1 else torch.lerp(before, theirs, mix)) + learned)
+        elif mix == 1:
             own.copy_(theirs)
         elif own.dtype == torch.float32:
             own.lerp_(theirs, mix)

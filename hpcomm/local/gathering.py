@@ -1,0 +1,120 @@
+"""Meetings of all ranks that Ctrl-C or a Timeout may cut short: the same call made again goes on where it stopped.
+
+A collective of a context cannot do that. Once one has failed, ranks no longer agree on which one comes next.
+"""
+
+import _thread
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..context import Context
+from ..errors import ConfigError, Timeout
+
+_SLOTS = 2  # a rank is at most one meeting ahead of another one, which may still read the last one's numbers
+
+
+class Gathering:
+    """All ranks tell one another a row of numbers. Collective to make.
+
+    A row lies in a window of its reader, and a signal of its writer counts that one's rows.
+    """
+
+    def __init__(self, ctx: Context, numbers: int, timeout: float | None = None) -> None:
+        self._ctx, self._row = ctx, numbers + 1
+        shape = (_SLOTS, ctx.size, self._row)
+        self._window = ctx.window(shape, np.int64, signals=ctx.size, timeout=timeout)
+        self._ended = 0
+        self._told: list[int] = []  # ranks that have this rank's row of the meeting that has not ended
+        self._mine: NDArray[np.int64] | None = None
+
+    def gather(self, op: str, numbers: Sequence[int], timeout: float | None = None) -> NDArray[np.int64]:
+        """The numbers of all ranks, a row a rank. A meeting that was cut short goes on with the numbers that it had.
+
+        Raises:
+            ConfigError: another rank meets in another call.
+            Timeout, PeerFailed: with the rank that is waited for.
+        """
+        ctx, window, number = self._ctx, self._window, self._ended + 1
+        slot = number % _SLOTS
+        if self._mine is None:
+            row = np.zeros(self._row, np.int64)
+            row[0] = _number_of(op)
+            row[1 : 1 + len(numbers)] = numbers
+            self._mine = row
+        window.array[slot, ctx.rank] = self._mine
+        others = [(ctx.rank + i) % ctx.size for i in range(1, ctx.size)]
+        at = 8 * self._row * (slot * ctx.size + ctx.rank)
+        for peer in others[len(self._told) :]:
+            window.put_signal(peer, self._mine, at, signal=ctx.rank, value=number)
+            self._told.append(peer)
+        until = None if timeout is None else monotonic() + timeout
+        for peer in others:
+            left = None if until is None else max(0.0, until - monotonic())
+            window.wait_signal(peer, number, left, peer)
+        window.flush(timeout=timeout)  # a rank may leave after the last meeting
+        every: NDArray[np.int64] = window.array[slot].copy()
+        self._ended, self._mine = number, None
+        self._told.clear()
+        for rank in range(ctx.size):
+            if every[rank, 0] != every[0, 0]:
+                raise ConfigError(
+                    f"rank {ctx.rank}: {op}: rank 0 calls {_OPS[every[0, 0]]} while rank {rank} calls "
+                    f"{_OPS[every[rank, 0]]}: every rank must make the same calls in the same order"
+                )
+        return every[:, 1:]
+
+
+_OPS = ["local.sync()", "local.step() in a join block", "join()", "the end of local.sync()"]
+SYNC, STEP, JOIN, END = _OPS
+
+
+def _number_of(op: str) -> int:
+    return _OPS.index(op)
+
+
+class Aside:
+    """A collective call of several parts that runs in a thread of its own. Where its caller was cut short it goes on,
+    and the next caller waits for the same one."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call, self._over = call, threading.Lock()
+        self._failed: BaseException | None = None
+        self._over.acquire()
+        name = _core.entered()
+        _thread.start_new_thread(self._run, (name,))
+
+    def _run(self, name: object) -> None:
+        try:
+            _core.enter(name)
+            self._call()
+        except BaseException as failed:
+            self._failed = failed
+        finally:
+            del self._call  # it may hold an exchange, whose end is not to wait for the end of this thread
+            self._over.release()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._over.locked()
+
+    def wait(self, rank: int, op: str, timeout: float) -> None:
+        """Until the call has ended.
+
+        Raises:
+            Timeout: it goes on; wait again.
+            Others as the call.
+        """
+        until = monotonic() + timeout
+        while not self._over.acquire(timeout=max(0.0, min(_core.SLICE, until - monotonic()))):
+            if monotonic() >= until:
+                raise Timeout(
+                    f"rank {rank}: {op}: the ranks have not had all updates in {timeout:.3g} s: call {op} again", op=op
+                )
+        self._over.release()
+        if self._failed is not None:
+            raise self._failed
