@@ -33,6 +33,7 @@ class Sender(Protocol):
     quiet: bool
     unguarded: bool
     synchronized: bool
+    agreed: bool
     passes: int
     context: Context
 
@@ -102,6 +103,9 @@ class ParamKey:
     mode: Sender
     master: Tensor
     factor = 1.0  # by which the mean counts that synchronize gave
+    most = 0  # pairs of vectors of a step, where it goes as these
+    refused = ""  # why it cannot
+    skips = False  # autograd computes no gradient of it
 
     def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> None:
         self.name, self.param, self.group, self.counts, self.sparse = name, param, group, counts, sparse
@@ -125,6 +129,7 @@ class ParamKey:
 
     def lies_in(self, exchange: Exchange) -> None:
         """The parameter lies in the exchange from here on."""
+        self.home = None
         self.master = as_tensor(exchange.params[self.name], self.order)
         self.param.data = as_tensor(exchange.params[self.name], self.order)  # which share_memory may move
         self.address, self.stamp = self.param.data_ptr(), self.param._version

@@ -240,7 +240,8 @@ class DistributedOptimizer(Wrapper):
         elif apply == "backward":
             mode = Backward(*args, passes, clip, rules, make, consistency)
         elif consistency == BSP:
-            mode = (After if apply == "after" else Split)(*args, passes, clip, rules, make)
+            split = After if apply == "after" else Split
+            mode = split(*args, passes, clip, rules, make, schemes.may_be_pairs, schemes.refuse)
         else:
             mode = OnePass(*args, passes, clip, rules, make, consistency)
         self._mode = mode
@@ -482,7 +483,7 @@ class DistributedOptimizer(Wrapper):
         for key in self._mode.keys:
             if isinstance(key, LinearKey):
                 key.unwatch()
-        self._mode.exchange.close()
+        self._mode.close()
         self._buffers.close()
 
     @property

@@ -112,6 +112,10 @@ class Schemes:
         self._keep()
 
     @property
+    def may_be_pairs(self) -> Sequence[LinearKey]:
+        return self._could
+
+    @property
     def choices(self) -> Mapping[str, SchemeChoice]:
         return self._decision.choices
 
@@ -213,6 +217,22 @@ class Schemes:
         self._decided = True
         self._keep()
         self.made(mode.exchange)
+
+    def refuse(self, keys: Sequence[ParamKey], mode: Owner) -> None:
+        """These go as matrices from this step on, as a rank has found that the gradient is not the sum of its pairs.
+        Collective."""
+        for key in keys:
+            assert isinstance(key, LinearKey)
+            self.of[key.name] = "ps"
+            self.why[key.name] = why = key.refused or "another rank finds that its gradient is not the sum of its pairs"
+            self._tell(f"{key.name!r} goes as a matrix from this step on: {why}")
+            key.whole_gradient()
+            key.goes_as_matrix()
+        mode.remake()
+        for key in keys:
+            key.unwatch()  # type: ignore[attr-defined]
+        self._open = [key for key in self._open if key not in keys]
+        self._keep()
 
     def _open_or_lossy(self) -> bool:
         """Whether there is something to decide. The same on all ranks."""
