@@ -593,6 +593,11 @@ def bad_arguments_are_refused(ctx: hpcomm.Context) -> None:
         scheme={"second.weight": "factors"},
         codec={"second.weight": "float16"},
     )
+    made(
+        r"scheme of 'second.weight' is 'factors', by which no parameters are sent, and codec_out= names it",
+        scheme={"second.weight": "factors"},
+        codec_out={"second.weight": "float16"},
+    )
     made(r"batch is 0: must be 1 to", scheme="auto", batch=0)
     made(r"revisit is 0: must be 1 to", scheme="auto", revisit=0)
     made(r"skip_weight_grad is 2: must be a bool", scheme="auto", skip_weight_grad=2)
@@ -634,6 +639,24 @@ def keys_that_are_named_keep_what_was_said(ctx: hpcomm.Context) -> None:
     assert schemes_of(optimizer) == {"second.weight": "factors"}
     assert re.search(r"^first\.weight.* ps ", str(optimizer.schemes), re.MULTILINE)
     optimizer.close()
+
+
+@case
+def parameters_of_pairs_are_not_rounded(ctx: hpcomm.Context) -> None:
+    """codec_out is for the other layers, before the first step and after it; a layer that becomes a matrix has it
+    again."""
+    for scheme in ("factors", "adam"):
+        for codec_out in ("bfloat16", {"second.weight": "bfloat16", "last.weight": "bfloat16"}):
+            model, anew = wide(), with_more(lambda m, _, step: m.second.weight.pow(2).sum() if step > 2 else 0)
+            made = cases.momentum(model.parameters())
+            optimizer = ht.DistributedOptimizer(made, ctx, model, scheme=scheme, codec_out=codec_out)
+            for step in range(5):
+                anew(model, optimizer, Data(ctx, ctx.size), step)
+                check_bits(ctx, model)
+                rounded = bool((model.second.weight == model.second.weight.bfloat16()).all())
+                assert rounded == (scheme == "adam" or step > 2), (scheme, codec_out, step)
+                assert bool((model.last.weight == model.last.weight.bfloat16()).all())
+            optimizer.close()
 
 
 # ---- gradients that are more than their pairs ------------------------------------------------------------------------

@@ -232,6 +232,8 @@ class LinearKey(ParamKey):
             if self._hooks and not self.refused and not mode.synchronized:
                 self.refused = self._differs()
             return super().push(start)
+        if self.skips:
+            self._check_alone(self.module)
         if not mode.agreed:  # else it has passed in this step
             self.refused = self._differs()
         grad = self.param.grad

@@ -215,6 +215,7 @@ class DistributedOptimizer(Wrapper):
                 skip_weight_grad,
                 topology,
                 codec,
+                options.get("codec_out"),
                 lossy,
             )
         except Exception as wrong:
