@@ -2,6 +2,7 @@
 paper's, and what is chosen is what costs least."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import hpcomm
 from hpcomm import InvalidArgument, NotSupported, Plan, model
-from hpcomm.codec import Factors, OneBit, TopK
+from hpcomm.codec import Factors, OneBit, TopK, WireFormat
 from hpcomm.exchange.book import Book
 from hpcomm.model import Cluster, CodecRates, Layer, Rates, best_scheme, cost_of
 
@@ -75,6 +76,27 @@ def test_what_is_chosen_takes_the_fewest_seconds(
     if min(cost.memory for cost in found.costs.values()) <= fits:
         assert within.cost.memory <= fits
     assert (within.why == "") == (within.way == found.way)
+    codecs: dict[WireFormat, CodecRates] = {
+        TopK(0.01): CodecRates(0.02, 1e-9, 1e-9),
+        OneBit(): CodecRates(1 / 32, 0, 0),
+    }
+    for memory in {0.0, *(cost.memory for cost in found.costs.values())}:
+        lossy = best_scheme(layer, cluster, rates, codecs=codecs, memory=memory)
+        fitting = [cost for cost in lossy.costs.values() if not memory or cost.memory <= memory]
+        assert lossy.cost in fitting
+        assert lossy.cost.seconds == min(cost.seconds for cost in fitting)
+        assert (lossy.why == "") == (lossy.cost.seconds == min(cost.seconds for cost in lossy.costs.values()))
+
+
+def test_a_codec_is_left_out_where_it_needs_too_much_memory() -> None:
+    layer, cluster, rates = Layer("w", (64, 64), 1), Cluster(3), Rates(between=1e6, multiply=1e6)
+    codecs: dict[WireFormat, CodecRates] = {TopK(0.01): CodecRates(0.02, 0, 0)}
+    memory = cost_of("factors", layer, cluster, rates).memory
+    found = best_scheme(layer, cluster, rates, codecs=codecs, memory=memory)
+    assert (found.way, found.codec) == ("factors", None)
+    assert re.match(r"'TopK\(0.01\)' would take .* and 'factors' is taken with .* may be taken$", found.why)
+    tight = best_scheme(layer, cluster, rates, codecs=codecs, memory=1)
+    assert (tight.way, tight.codec) == ("factors", None)  # nothing fits: it needs the least
 
 
 def test_bytes_and_products_decide_otherwise_than_bytes() -> None:

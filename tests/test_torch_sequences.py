@@ -17,6 +17,7 @@ from torchcases import BATCH, F, check_bits, check_same, nn, torch
 
 import hpcomm
 import hpcomm.torch as ht
+from hpcomm.torch import schemes
 
 pytestmark = pytest.mark.xdist_group("group sequences")
 
@@ -24,6 +25,7 @@ SIZE, SEEDS = 2, 24
 FOUND = [661]  # seeds that have shown something wrong
 TOP = hpcomm.codec.TopK(0.2, kernel="c")
 LAYERS = ("conv", "norm", "last")
+OF_SCHEMES = ("codec", "codec_out", "scheme", "batch", "skip_weight_grad")
 RATES = {"SGD": 0.1, "Adam": 0.01, "AdamW": 0.01, "RMSprop": 0.005, "Adagrad": 0.02}
 
 
@@ -37,11 +39,13 @@ class Model(nn.Module):
 
 
 class Trainer:
-    """A model with its optimizer: one of a job, or of one process."""
+    """A model with its optimizer: one of a job, or of one process. From a backward pass on its loss, or the gradient of
+    the linear layer's weight, may have a part more."""
 
     def __init__(self, model: Any, optimizer: Any, ctx: hpcomm.Context | None, way: dict[str, Any]) -> None:
         self.model, self.optimizer, self.ctx, self.way, self.size = model, optimizer, ctx, way, SIZE
         self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+        self.backwards, self.masked = 0, False
         self.saved = self.state()
         self.average = [p.detach().clone() for p in model.parameters()]
 
@@ -61,8 +65,23 @@ class Trainer:
         if self.ctx is not None:
             part = slice(self.ctx.rank * BATCH, (self.ctx.rank + 1) * BATCH)
             x, y = x[part], y[part]
-        loss = F.cross_entropy(self.model(x), y) * factor
+        loss = (F.cross_entropy(self.model(x), y) + self.more(x)) * factor
         (self.scaler.scale(loss) if scaled else loss).backward()
+
+    def more(self, x: Any) -> Any:
+        """What the loss has besides."""
+        weight, kind, self.backwards = self.model.last.weight, self.way["more"], self.backwards + 1
+        if kind is None or self.backwards <= self.way["from"] or not weight.requires_grad:
+            return 0
+        if kind == "hook":
+            mask = (torch.arange(weight.numel()) % 3 > 0).view_as(weight)
+            if not self.masked:
+                weight.register_hook(lambda grad: grad * mask)
+            self.masked = True
+            return 0
+        if kind == "penalty":
+            return 0.01 * weight.pow(2).sum()
+        return F.linear(x.flatten(1).repeat(1, 2)[:, :15], weight).pow(2).mean()
 
     def clip(self, norm: float | None) -> None:
         """Clips as clip_norm does in a job."""
@@ -212,7 +231,7 @@ BETWEEN = [
 def way_of(seed: int) -> tuple[dict[str, Any], list[tuple[str, int]]]:
     """The options of a sequence, and what its trainer does."""
     draw = random.Random(seed)
-    way = {
+    way: dict[str, Any] = {
         "optimizer": draw.choice(["SGD", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad"]),
         "apply": draw.choice(["step", "step", "backward"]),
         "clip_norm": draw.choice([None, None, 0.3]),
@@ -230,6 +249,16 @@ def way_of(seed: int) -> tuple[dict[str, Any], list[tuple[str, int]]]:
         way |= {"codec": None, "apply": "step"}
     if way["apply"] == "backward" or way["consistency"] != hpcomm.BSP:
         way["clip_norm"] = None
+    draw = random.Random(~seed)  # another one, by which older seeds keep what they draw
+    way |= {"more": draw.choice([None, "penalty", "use", "hook"]), "from": draw.randrange(8)}
+    way |= {"scheme": draw.choice([None, "factors", "factors", "adam", {"last.weight": "factors"}])}
+    way |= {"batch": draw.choice([None, 8 * BATCH, 8 * BATCH]), "skip_weight_grad": draw.choice([False, False, True])}
+    if way["optimizer"] in ("RMSprop", "Adagrad") or way["apply"] == "backward" or way["consistency"] != hpcomm.BSP:
+        way["scheme"] = None  # it is refused
+    if way["scheme"] is None:
+        way |= {"batch": None, "skip_weight_grad": None}
+    elif way["skip_weight_grad"]:  # p.grad is None, and a trainer that reads it gets nothing
+        does = [("step" if what == "two_losses" else what, number) for what, number in does]
     return way, does
 
 
@@ -252,7 +281,7 @@ def run(ctx: hpcomm.Context, seed: int) -> str:
     alone = copy.deepcopy(model)
 
     options = {k: way[k] for k in ("apply", "clip_norm", "overlap", "consistency", "topology") if way[k] is not None}
-    options |= {k: way[k] for k in ("codec", "codec_out") if way[k] is not None}
+    options |= {k: way[k] for k in OF_SCHEMES if way[k] is not None}
     at = "made"
     try:
         wrapped, plain = (make(way["optimizer"], seed, own) for own in (model, alone))
@@ -284,6 +313,7 @@ def run(ctx: hpcomm.Context, seed: int) -> str:
 
 def run_all(seeds: list[int]) -> list[str]:
     torch.set_num_threads(1)
+    schemes._LEAST = 1  # the linear layer may go as pairs
     ends = []
     for seed in seeds:
         with hpcomm.init(mpi.world(), timeout=20) as ctx, warnings.catch_warnings():
@@ -300,6 +330,7 @@ def lose_one(seed: int) -> int:
     draw = random.Random(seed)
     name, overlap = draw.choice(["SGD", "AdamW", "RMSprop"]), draw.choice([False, True])
     way: dict[str, Any] = {"passes": draw.choice([1, 2]), "clip_norm": draw.choice([None, 0.3]), "overlap": overlap}
+    way["more"] = None
     dies_at, in_backward = draw.randrange(1, 5), draw.choice([False, True])
     options: dict[str, Any] = {} if name == "RMSprop" else {"servers": 2}
     torch.manual_seed(seed)

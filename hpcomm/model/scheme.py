@@ -5,7 +5,7 @@ of these schemes, and answer for layers and clusters that nobody has.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isinf, prod
 
 from .. import _core
@@ -190,21 +190,30 @@ def best_scheme(
     costs = {way: cost_of(way, layer, cluster, rates) for way in ways}
     terms = _terms(rates) if by == "measured" else None
     way = _core.best_scheme(layer._terms, cluster._terms, terms, memory)
-    why = ""
+    found = None
     if by == "measured":
-        fastest = min(costs, key=lambda one: costs[one].seconds)
-        if fastest != way:
-            why = (
-                f"{fastest!r} would take {costs[fastest].seconds:.3g} s, and {way!r} is taken with "
-                f"{costs[way].seconds:.3g} s, as that needs {costs[fastest].memory:.3g} bytes of a rank, and "
-                f"{memory:.3g} may be taken"
-            )
-    found, base = None, "hosts" if "hosts" in costs and costs["hosts"].seconds < costs["ps"].seconds else "ps"
-    for codec, own in (codecs or {}).items() if by == "measured" else ():
-        costs[repr(codec)] = cost_of(base, layer, cluster, rates, own)
-        if costs[repr(codec)].seconds < (costs[way] if found is None else costs[repr(found)]).seconds:
-            found = codec
-    return SchemeChoice("codec" if found else way, costs, by, found, why)
+
+        def rank(cost: Cost) -> tuple[bool, float]:
+            """As C compares: those that fit by their seconds, before the others by their bytes."""
+            fits = not memory or cost.memory <= memory
+            return not fits, cost.seconds if fits else cost.memory
+
+        bases = [one for one in ways if one != "factors"]
+        for codec, own in (codecs or {}).items():
+            costs[repr(codec)] = min((cost_of(base, layer, cluster, rates, own) for base in bases), key=rank)
+            if rank(costs[repr(codec)]) < rank(costs[way if found is None else repr(found)]):
+                found = codec
+    chosen = SchemeChoice("codec" if found else way, costs, by, found)
+    fastest = min(costs, key=lambda one: costs[one].seconds)
+    if by == "paper" or costs[fastest].seconds >= chosen.cost.seconds:
+        return chosen
+    taken = way if found is None else repr(found)
+    why = (
+        f"{fastest!r} would take {costs[fastest].seconds:.3g} s, and {taken!r} is taken with "
+        f"{chosen.cost.seconds:.3g} s, as that needs {costs[fastest].memory:.3g} bytes of a rank, and "
+        f"{memory:.3g} may be taken"
+    )
+    return replace(chosen, why=why)
 
 
 def _terms(rates: Rates | None) -> tuple[float, ...] | None:

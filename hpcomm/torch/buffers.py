@@ -28,7 +28,7 @@ class Local:
     def receive(self) -> None:
         """There is nothing to wait for."""
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """There is no exchange."""
 
 
@@ -75,8 +75,8 @@ class Exchanged(Local):
             )
         return found
 
-    def close(self) -> None:
-        self._exchange.close()
+    def close(self, timeout: float | None = None) -> None:
+        self._exchange.close(timeout)
 
 
 def make_buffers(ctx: Context, model: nn.Module, kind: str, options: dict[str, Any]) -> Local:

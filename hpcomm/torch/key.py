@@ -35,6 +35,7 @@ class Sender(Protocol):
     quiet: bool
     unguarded: bool
     synchronized: bool
+    agreed: bool
     passes: int
     context: Context
 
@@ -113,6 +114,9 @@ class ParamKey:
     mode: Sender
     master: Tensor
     factor = 1.0  # by which the mean counts that synchronize gave
+    most = 0  # pairs of vectors of a step, where it goes as these
+    refused = ""  # why it cannot
+    skips = False  # autograd computes no gradient of it
 
     def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> None:
         self.name, self.param, self.group, self.counts, self.sparse = name, param, group, counts, sparse
@@ -137,6 +141,7 @@ class ParamKey:
 
     def lies_in(self, exchange: Exchange, *, stays: bool) -> None:
         """The parameter lies in the exchange from here on; stays: in its own memory, and is copied there."""
+        self.home = None
         self.master = as_tensor(exchange.params[self.name], self.order)
         self.home = None
         if stays:

@@ -1,7 +1,7 @@
 """The weight of a linear layer, whose gradient is a sum of products: of each row of the layer's inputs, and of the
 gradient of its outputs (SFB, section 2; Poseidon, section 3.2). Its key can go as those pairs of vectors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,10 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle
 from .key import ParamKey, Start
+from .only_pairs import is_sum_of_pairs
 from .stats import Counts
 
 _is_compiling = torch.compiler.is_compiling
-_SAME = 1e-3  # by which a gradient may differ from the sum of its products, of its norm: sums have other orders
+_USED = "its weight is used by more than its layer: autograd has given it a gradient"
 _SCALED = 1e-5  # by which a mean may differ from a multiple of what it was
 
 
@@ -66,7 +67,8 @@ class LinearKey(ParamKey):
         K: the most that a step may have; 0: not known yet.
         most: K, where it goes as pairs; 0: it goes as a matrix.
         factor: by which the trainer has scaled the mean that synchronize gave.
-        refused: why its gradient is no sum of its pairs, as a step has shown; "" if it is.
+        refused: why its gradient of this step is not the sum of its pairs; "" if it is, or the check is not due.
+        used: with skip_weight_grad: autograd has given the weight a gradient, which is not the layer's.
     """
 
     __slots__ = (
@@ -83,6 +85,7 @@ class LinearKey(ParamKey):
         "refused",
         "rows",
         "skips",
+        "used",
     )
 
     _exchange: Exchange
@@ -91,7 +94,8 @@ class LinearKey(ParamKey):
         super().__init__(name, param, group, counts, sparse)
         self.module = module
         self.rows = self.K = self.most = self._open = 0
-        self.factor, self.refused, self.skips = 1.0, "", False
+        self.factor, self.refused = 1.0, ""
+        self.skips = self.used = False
         self._came: list[Call] = []  # of backward passes that run
         self._kept: list[Call] = []  # of those that have given the weight its gradient
         self._mean: NDArray[np.float32] | None = None
@@ -126,10 +130,34 @@ class LinearKey(ParamKey):
             hook.remove()
         del self._hooks[1:]
 
+    def whole_gradient(self) -> None:
+        """p.grad becomes the gradient of this step, where autograd has not computed the layer's part."""
+        if not self.skips or not self._kept:
+            return
+        grad = self.param.grad
+        whole = torch.zeros_like(self.param) if grad is None else grad.detach().clone()
+        for outputs, inputs in self._pairs():
+            whole.addmm_(outputs.T, inputs)
+        self.param.grad = whole
+
     def _hide(self, module: nn.Module, args: object) -> None:
         """Before a forward pass: the layer reads a weight for which autograd computes nothing."""
         if torch.is_grad_enabled() and not _is_compiling():
+            self._check_alone(module)
             module._parameters["weight"] = self.param.detach()  # type: ignore[assignment]
+
+    def _check_alone(self, module: nn.Module) -> None:
+        """Refuses what would change a gradient that is not computed."""
+        weight, hooks = self.param, getattr(self.param, "_post_accumulate_grad_hooks", None)
+        if module._parameters.get("weight") is not weight:
+            why = "is not a plain parameter of its layer any more, as after a parametrization or a prune mask"
+        elif weight._backward_hooks or len(hooks or ()) > 1:  # one is the optimizer's own
+            why = "has got a hook, and autograd computes no gradient for it"
+        else:
+            return
+        raise InvalidArgument(
+            f"rank {self.mode.context.rank}: {self.name!r} {why}: leave out skip_weight_grad, or " + self._as_matrix()
+        )
 
     def _show(self, module: nn.Module, args: object, result: object) -> None:
         module._parameters["weight"] = self.param  # type: ignore[assignment]
@@ -164,10 +192,14 @@ class LinearKey(ParamKey):
         self._open -= 1
         if grads[0] is not None:
             self._came.append(Call(inputs, version, grads[0].detach(), torch._C._current_graph_task_id()))
-        if self.skips and self._open == 0:  # no gradient of the weight will come
-            self.arrived(self.param)
+        if self.skips and self._open == 0:  # no gradient of the layer's own will come
+            self._keep_pairs()
+            super().arrived(self.param)
 
     def arrived(self, param: Tensor) -> None:
+        if self.skips:
+            self.used, self.refused = True, _USED
+            return
         if not _is_compiling():
             self._keep_pairs()
         super().arrived(param)
@@ -193,24 +225,27 @@ class LinearKey(ParamKey):
         return f'give scheme={{{self.name!r}: "ps"}}, by which it goes as a matrix'
 
     def is_there(self) -> bool:
-        return bool(self._kept or (self.skips and self._came)) or super().is_there()
+        return bool(self.skips and (self._kept or self._came)) or super().is_there()
 
     def push(self, start: Start) -> Handle:
-        rows = sum(call.rows for call in self._kept)
-        self.rows = max(self.rows, rows)
-        if not self.most:
-            if self._hooks and not self.refused and not self.mode.synchronized:
-                self.refused = self._differs()
-            return super().push(start)
         if self.skips and self._came:  # step sends what no hook has: a call has no backward pass
             self._kept += self._came
             self._came.clear()
-            rows = sum(call.rows for call in self._kept)
+        rows = sum(call.rows for call in self._kept)
+        self.rows = max(self.rows, rows)
+        mode = self.mode
+        if not self.most:
+            if self._hooks and not self.refused and not mode.synchronized:
+                self.refused = self._differs()
+            return super().push(start)
+        if self.skips:
+            self._check_alone(self.module)
+        if not mode.agreed:  # else it has passed in this step
+            self.refused = self._differs()
         grad = self.param.grad
-        if not self._kept and grad is not None:
-            raise InvalidArgument(
-                f"{self.name!r} has a gradient, and its layer was not called for it: " + self._as_matrix()
-            )
+        self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
+        if self.refused:  # all ranks are told, and nothing is folded
+            return start(self.name, nothing=True)
         if rows > self.most:
             raise InvalidArgument(
                 f"rank {self.mode.context.rank}: layer {self.name!r} had {rows} rows in this step, and goes as "
@@ -228,24 +263,33 @@ class LinearKey(ParamKey):
         handle = start(self.name)
         self.counts.copied += 1
         self.counts.copied_bytes += 4 * rows * (pairs.u.shape[1] + pairs.v.shape[1])
-        self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
         return handle
 
     def _differs(self) -> str:
-        """Why the gradient is no sum of the pairs."""
+        """Why the gradient is not the sum of the pairs; "" if it is."""
         grad = self.param.grad
-        if grad is None or not self._kept:
-            return "" if grad is None else "its layer is not called where its weight is used"
+        if self.skips:
+            if self.used:
+                return _USED
+            return "" if self._kept or grad is None else "it has a gradient, and its layer was not called for it"
+        if grad is None:
+            return ""
+        if not self._kept:
+            return "its layer is not called where its weight is used"
         if grad.layout is not torch.strided:
             return "its gradient is sparse"
-        found = torch.zeros_like(grad, requires_grad=False)
-        for call in self._kept:
-            outputs, inputs = (one.reshape(-1, one.shape[-1]).float() for one in (call.outputs, call.inputs))
-            found.addmm_(outputs.T, inputs)
-        off = float((found - grad).norm())
-        if off > _SAME * float(grad.norm()):  # False for NaN
+        narrow = next((one.dtype for call in self._kept for one in call[::2] if one.dtype != torch.float32), None)
+        if narrow is not None:
+            return f"its layer computes in {narrow}, which rounds its gradient"
+        if not is_sum_of_pairs(grad.detach(), self._pairs()):
             return "its gradient is not the sum of its layer's inputs and gradients of outputs alone"
         return ""
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gradients of outputs (rows, M) and inputs (rows, N), call by call."""
+        for call in self._kept:
+            outputs, inputs = (one.reshape(-1, one.shape[-1]).float() for one in (call.outputs, call.inputs))
+            yield outputs, inputs
 
     # ---- the mean ----------------------------------------------------------------------------------------------------
 
@@ -283,6 +327,9 @@ class LinearKey(ParamKey):
         self._kept.clear()
         self._came.clear()
         self._open, self.factor, self._mean = 0, 1.0, None
+        self.used = False
+        if self.most:
+            self.refused = ""
 
 
 @_disable_dynamo

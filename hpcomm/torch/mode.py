@@ -53,12 +53,13 @@ class Mode(ABC):
         unguarded: slots may still be read after a step, and nothing has waited since.
         begun: a gradient of this step has been sent.
         touched: a backward pass of this step has ended without sending.
+        agreed: all ranks have found the same layers whose gradients of this step are not the sums of their pairs.
         roll: see Roll; None where a push can say that there is nothing.
         in_step: all ranks make the same steps: each waits for the gradients of all (BSP).
     """
 
     exchange: Exchange
-    in_step = False
+    in_step = agreed = False
     roll: "Roll | None" = None
 
     def __init__(
@@ -75,6 +76,10 @@ class Mode(ABC):
     @abstractmethod
     def bind(self, exchange: Exchange) -> None:
         """This is the exchange from here on: parameters and gradients lie in it."""
+
+    def close(self, timeout: float | None = None) -> None:
+        """The last step has ended."""
+        self.exchange.close(timeout)
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
         """Goes on with the ranks that are left. Collective over them."""

@@ -226,6 +226,7 @@ class DistributedOptimizer(Wrapper):
                 skip_weight_grad,
                 topology,
                 codec,
+                options.get("codec_out"),
                 lossy,
             )
         except Exception as wrong:
@@ -251,7 +252,8 @@ class DistributedOptimizer(Wrapper):
         elif apply == "backward":
             mode = Backward(*args, passes, clip, rules, make, consistency)
         elif consistency == BSP:
-            mode = (After if apply == "after" else Split)(*args, passes, clip, rules, make)
+            split = After if apply == "after" else Split
+            mode = split(*args, passes, clip, rules, make, schemes.may_be_pairs, schemes.refuse)
         else:
             mode = OnePass(*args, passes, clip, rules, make, consistency)
         self._mode = mode
@@ -556,7 +558,7 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.close()", every=True)
     def close(self) -> None:
         """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""
-        self._close(self._mode.exchange, self._buffers)
+        self._close(self._mode, self._buffers)
 
     def _let_go(self) -> None:
         _unhook(*self._tied)

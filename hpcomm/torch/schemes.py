@@ -66,10 +66,11 @@ class Schemes:
         skips: bool,
         topology: Any,
         codec: Any,
+        codec_out: Any,
         lossy: bool | Sequence[WireFormat],
     ) -> None:
-        """slots: by name of the key, values of state that its rule keeps of an element. topology, codec: as the user
-        gave them; keys that they name keep what they say.
+        """slots: by name of the key, values of state that its rule keeps of an element. topology, codec, codec_out: as
+        the user gave them; keys that the first two name keep what they say.
 
         Raises:
             InvalidArgument: an argument that cannot be.
@@ -87,7 +88,7 @@ class Schemes:
         self._decision = Decision()
         self._decided, self._steps = False, 0
         self._fixed = named = frozenset(name for one in (topology, codec) if isinstance(one, Mapping) for name in one)
-        self._given = self._checked(asked, named)
+        self._given = self._checked(asked, named, codec_out if isinstance(codec_out, Mapping) else ())
         self._lossy = check_lossy(lossy, self._word, codec)
         self._asked = (self._word or sorted(self._given.items()), batch, revisit, skips, self._lossy)
         compiled = any(hasattr(module, "_orig_mod") for module in model.modules())
@@ -112,10 +113,14 @@ class Schemes:
         self._keep()
 
     @property
+    def may_be_pairs(self) -> Sequence[LinearKey]:
+        return self._could
+
+    @property
     def choices(self) -> Mapping[str, SchemeChoice]:
         return self._decision.choices
 
-    def _checked(self, asked: Any, named: Container[str]) -> dict[str, str]:
+    def _checked(self, asked: Any, named: Container[str], rounded: Container[str]) -> dict[str, str]:
         if isinstance(asked, str):
             if asked not in WORDS:
                 raise InvalidArgument(
@@ -133,6 +138,11 @@ class Schemes:
             if name in named:
                 raise InvalidArgument(
                     f"scheme of {name!r} is {value!r}, and topology= or codec= names it as well: give it one of them"
+                )
+            if value == "factors" and name in rounded:
+                raise InvalidArgument(
+                    f"scheme of {name!r} is 'factors', by which no parameters are sent, and codec_out= names it: leave "
+                    "it out of one of them"
                 )
         return dict(asked)
 
@@ -166,7 +176,12 @@ class Schemes:
             else:
                 codecs[name] = OneBit()
         codecs |= self.codecs
-        return places, {**{name: one for name, one in options.items() if name not in _SERVERS}, "codec": codecs}
+        more: dict[str, Any] = {"codec": codecs}
+        parameters = options.get("codec_out")
+        if parameters is not None:
+            each = parameters if isinstance(parameters, Mapping) else dict.fromkeys(self.of, parameters)
+            more["codec_out"] = {name: one for name, one in each.items() if self.of.get(name) != "factors"}
+        return places, {**{name: one for name, one in options.items() if name not in _SERVERS}, **more}
 
     def begin(self) -> None:
         """Before the first exchange is made: with batch= the schemes are known, else the first step shows how many rows
@@ -213,6 +228,22 @@ class Schemes:
         self._decided = True
         self._keep()
         self.made(mode.exchange)
+
+    def refuse(self, keys: Sequence[ParamKey], mode: Owner) -> None:
+        """These go as matrices from this step on, as a rank has found that the gradient is not the sum of its pairs.
+        Collective."""
+        for key in keys:
+            assert isinstance(key, LinearKey)
+            self.of[key.name] = "ps"
+            self.why[key.name] = why = key.refused or "another rank finds that its gradient is not the sum of its pairs"
+            self._tell(f"{key.name!r} goes as a matrix from this step on: {why}")
+            key.whole_gradient()
+            key.goes_as_matrix()
+        mode.remake()
+        for key in keys:
+            key.unwatch()  # type: ignore[attr-defined]
+        self._open = [key for key in self._open if key not in keys]
+        self._keep()
 
     def _open_or_lossy(self) -> bool:
         """Whether there is something to decide. The same on all ranks."""

@@ -3,6 +3,7 @@ forward pass runs (Poseidon, section 3.1: wait-free backpropagation)."""
 
 import math
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ import torch
 from ..context import Context
 from ..errors import InvalidArgument
 from ..exchange import Exchange, inside
+from ..recovery import Recovered
 from . import state
 from .key import ParamKey
 from .mode import Mode, Scaling, lie_in, scale_of
 from .rules import Rules
 from .stats import Counts
+from .vote import Vote
 
 
 class Split(Mode):
@@ -29,9 +32,14 @@ class Split(Mode):
         clip_norm: float | None,
         rules: Rules,
         make: Callable[..., Exchange],
+        may_be_pairs: Sequence[ParamKey],
+        refuse: Callable[[Sequence[ParamKey], "Split"], None],
     ) -> None:
+        """may_be_pairs: keys that may go as pairs of vectors. refuse: lets some go as matrices from here on, and
+        remakes the exchange."""
         super().__init__(ctx, keys, counts, passes, clip_norm)
-        self.rules, self._make = rules, make
+        self.rules, self._make, self._may_be_pairs, self._refuse = rules, make, may_be_pairs, refuse
+        self._vote = Vote(ctx, may_be_pairs) if may_be_pairs else None
         self.bind(self._made())
 
     def _made(self) -> Exchange:
@@ -55,17 +63,25 @@ class Split(Mode):
         for key in self.keys:
             key.apart = not inside.takes_writes(exchange, key.name)
             key.takes_slot(exchange)
+        self._pairs = [key for key in self.keys if key.most]
+        self._to_send = len(self._pairs)
+        self._late = any(key.skips for key in self._pairs)  # what these refuse is known at the end of the backward pass
 
     def send(self, key: ParamKey) -> None:
         if not self.begun:  # no mean is used before all ranks are in step: small gradients travel together until then
             inside.begin_together(self.exchange)
         key.fold = key.push(self._fold)
         self.begun = True
+        if key.most:
+            self._to_send -= 1
+            if not self._to_send and not self._late:  # the verdict comes while the backward pass goes on
+                self._cast()
 
     def step(self, scaling: Scaling | None) -> None:
         if scaling is not None and scaling.scale is None and not self.synchronized:
             raise InvalidArgument("gradients were unscaled on this rank alone: call optimizer.synchronize() before")
         self._finish(again=scaling is not None and scaling.scale is None)
+        self._agree()
         scale: float | None = 1.0
         if scaling is not None or self.clip_norm is not None:
             scale = scale_of(self._squares(), scaling, self.clip_norm)
@@ -117,6 +133,29 @@ class Split(Mode):
             else:
                 key.fold = key.push_nothing(fold)
 
+    def _cast(self) -> None:
+        if self._vote is not None and self._pairs and not self._vote.is_cast and not self.agreed:
+            self._vote.cast()
+
+    def _agree(self) -> None:
+        """Before any mean is used: layers that a rank refuses as pairs go as matrices from here on, on all ranks, and
+        the step folds all gradients once more. What codecs hold back is dropped then."""
+        self._cast()
+        if self._vote is None or not self._vote.is_cast:
+            return
+        refused = self._vote.refused()
+        self.agreed = True
+        if not refused:
+            return
+        for key in self.keys:
+            key.find_home()
+        for handle in [self.exchange.skip_nb(key.name) for key in self.keys]:
+            handle.wait()
+        self._refuse(refused, self)
+        for key in self.keys:
+            key.sent = False
+        self._finish()
+
     def _squares(self) -> float:
         """The sum of squares of the mean gradient: the same bits on all ranks, as the keys have one order."""
         self._wait_folds()
@@ -136,6 +175,7 @@ class Split(Mode):
         if self.synchronized:
             return
         self._finish()
+        self._agree()
         self._wait_folds()
         for key in self.keys:
             key.leave_kept()
@@ -162,6 +202,7 @@ class Split(Mode):
         if self.synchronized:
             return
         self._finish()
+        self._agree()
         self._looked = True
         if not math.isfinite(self._squares()):
             first = next((key for key in self.keys if key.param.grad is not None), self.keys[0])
@@ -176,17 +217,33 @@ class Split(Mode):
                 if not key.sent:  # the others have folded it
                     key.receive()
                     self._fold(key.name, nothing=True)
+            self._cast()  # others may have
             for handle in [self.exchange.skip_nb(key.name) for key in self.keys]:
                 handle.wait()
         self._end()
 
     def reset(self) -> None:
         super().reset()
+        self._vote = None
         self._end()
+
+    def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
+        found = super().recovered(checkpoint, timeout, survivors=survivors)
+        if self._may_be_pairs:
+            self._vote = Vote(found.exchange.context, self._may_be_pairs)
+        return found
+
+    def close(self, timeout: float | None = None) -> None:
+        super().close(timeout)
+        if self._vote is not None:
+            self._vote.close(timeout)
 
     def _end(self) -> None:
         """Forgets the gradients of a step, also of one that does not count."""
-        self._looked = False
+        self._looked = self.agreed = False
+        self._to_send = len(self._pairs)
+        if self._vote is not None and self._vote.is_cast:  # of a step that does not count
+            self._vote.refused()
         super().forget()
 
 

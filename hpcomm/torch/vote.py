@@ -1,0 +1,52 @@
+"""By which all ranks find the same layers whose gradients are not the sums of their pairs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..consistency import BSP
+from ..context import Context
+from ..exchange import Exchange, Handle
+from ..optim import SGD
+from ..topology.automatic import automatic_pairs
+from .key import ParamKey
+
+_NAME = "layers that are refused as pairs"
+
+
+class Vote:
+    """An exchange of its own: once in a step each rank pushes a one for every layer that it refuses, and all ranks
+    count them. Its messages go beside those of the gradients, and no owner stands between: a rank has the verdict when
+    the push of every other rank has come."""
+
+    def __init__(self, ctx: Context, keys: Sequence[ParamKey]) -> None:
+        """Collective."""
+        self._keys = list(keys)
+        self._values = np.zeros(len(keys), np.float32)
+        self._counted = self._values.copy()
+        self._handle: Handle | None = None
+        peers = automatic_pairs(ctx.hosts)
+        self._exchange = Exchange(ctx, {_NAME: self._values}, peers, BSP, SGD(lr=1), reduce="sum", progress="inline")
+
+    def cast(self) -> None:
+        """Tells the others which keys this rank refuses."""
+        self._values[:] = [bool(key.refused) for key in self._keys]
+        self._handle = self._exchange.push_pull_nb(_NAME, self._values)
+
+    @property
+    def is_cast(self) -> bool:
+        return self._handle is not None
+
+    def refused(self) -> list[ParamKey]:
+        """The keys that a rank has refused, the same on all ranks."""
+        assert self._handle is not None
+        counts = self._handle.wait()
+        self._handle = None
+        changed = counts != self._counted
+        if not changed.any():
+            return []
+        self._counted = counts.copy()
+        return [key for key, one in zip(self._keys, changed, strict=True) if one]
+
+    def close(self, timeout: float | None = None) -> None:
+        self._exchange.close(timeout)
