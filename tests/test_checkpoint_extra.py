@@ -38,7 +38,7 @@ def alike(have: Any, want: Any) -> bool:
     if type(have) is not type(want):
         return False
     if isinstance(want, np.ndarray | np.generic):
-        return have.dtype == want.dtype and have.shape == want.shape and have.tobytes() == want.tobytes()
+        return bool(have.dtype == want.dtype and have.shape == want.shape and have.tobytes() == want.tobytes())
     if isinstance(want, float | complex):
         return repr(have) == repr(want)
     if isinstance(want, dict):

@@ -185,6 +185,7 @@ def resumes(ctx: hpcomm.Context, folder: str) -> None:
     for name, value in local.params.items():
         assert value.tobytes() == again.params[name].tobytes(), name
     again.wait()
+    assert found is not None
     with pytest.raises(InvalidArgument, match="every=5 and 2 fragments, and here are every=6"):
         hpcomm.local_steps(ex2, every=6, fragments=2).load_state_dict(found.extra)
     ex.close()

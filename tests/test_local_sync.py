@@ -112,9 +112,10 @@ class Cuts:
     def until_it_ends(self, call: Callable[[], Any]) -> None:
         while True:
             try:
-                return call()
+                call()
             except (KeyboardInterrupt, hpcomm.Timeout):
-                pass
+                continue
+            return
 
 
 @contextmanager
@@ -211,7 +212,8 @@ def interrupted() -> list[float]:
             window.put_signal(0, None, signal=0, value=number)
             again()
 
-        for more in ({}, {"consistency": hpcomm.SSP(1), "topology": hpcomm.PeerToPeer()}):
+        ways: list[dict[str, Any]] = [{}, {"consistency": hpcomm.SSP(1), "topology": hpcomm.PeerToPeer()}]
+        for more in ways:
             cuts: list[Any] = []
             ex = Exchange(ctx, {"w": np.zeros(1, np.float32)}, rule=SGD(lr=1.0), **more)
             local = hpcomm.local_steps(ex, every=2)

@@ -50,7 +50,8 @@ class Kept:
     """What a trainer keeps of all gradients, in all ways by turns, and the bytes that it had."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.found = model, []
+        self.model = model
+        self.found: list[Any] = []
         narrow = next(model.parameters()).dtype != torch.float32
         self.ways = WAYS[:NARROW] if narrow else WAYS
 
@@ -122,7 +123,7 @@ def parted() -> Iterator[list[int]]:
         found[0] += 1
         part(view)
 
-    tensors.MemoryView.part = counted  # type: ignore[method-assign]
+    tensors.MemoryView.part = counted  # type: ignore[method-assign, assignment]
     try:
         yield found
     finally:

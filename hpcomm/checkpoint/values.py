@@ -93,7 +93,7 @@ def unpacked(tree: Any, get: Get) -> Any:
     if kind == "complex":
         return complex(*content)
     if kind in ("bytes", "bytearray"):
-        return {"bytes": bytes, "bytearray": bytearray}[kind].fromhex(content)
+        return bytes.fromhex(content) if kind == "bytes" else bytearray.fromhex(content)
     if kind == "range":
         return range(*content)
     if kind in _SERIES:

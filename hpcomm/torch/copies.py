@@ -14,7 +14,7 @@ def copies_are_plain(module: nn.Module) -> None:
     me = ref(module)
 
     def reduced(protocol: Any) -> Any:
-        own = me()
+        own: Any = me()
         found = type(own).__reduce_ex__(own, protocol)
         if not isinstance(found, tuple) or len(found) < 3 or not isinstance(found[2], dict):
             return found  # a class with a form of its own, such as a compiled model's

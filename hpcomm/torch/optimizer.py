@@ -273,7 +273,8 @@ class DistributedOptimizer(Wrapper):
             self._own_state(loaded, rules)
         self._watched = self._watch()
         self._guard_steps()
-        self._tied = (claim(self, keys), keys, self._layers, self._hooked, *self._watched, self._guard)
+        more = (*self._watched, self._guard)
+        self._tied = (claim(self, keys), keys, self._layers, self._hooked, more)
         finalize(self, _dropped, *self._tied).atexit = False
         self._ready = True
 
@@ -720,7 +721,7 @@ class DistributedOptimizer(Wrapper):
 
 
 def _unhook(
-    owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, hooked: Mapping[int, Any], *more: Any
+    owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, hooked: Mapping[int, Any], more: Sequence[Any]
 ) -> None:
     """Takes all hooks off. Again is no error."""
     for hook in (*hooked.values(), *more):
@@ -732,9 +733,11 @@ def _unhook(
     release(owner, keys)
 
 
-def _dropped(owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, *hooks: Any) -> None:
+def _dropped(
+    owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, hooked: Mapping[int, Any], more: Sequence[Any]
+) -> None:
     """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more."""
-    _unhook(owner, keys, layers, *hooks)
+    _unhook(owner, keys, layers, hooked, more)
     layers.end()
     for key in keys:
         key.end()
