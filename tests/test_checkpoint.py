@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import on_both, run_threads
+from conftest import on_both, run_threads, through_a_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,13 +49,6 @@ def train(ex: Exchange, rank: int, first: int, last: int) -> dict[str, Any]:
 def assert_same(have: dict[str, Any], want: dict[str, Any]) -> None:
     for name, value in want.items():
         np.testing.assert_array_equal(have[name], value, err_msg=name)
-
-
-def through_a_file(shard: dict[str, Any]) -> Any:
-    file = io.BytesIO()
-    np.savez(file, **shard)
-    file.seek(0)
-    return np.load(file)
 
 
 RULES: list[optim.AnyRule] = [
@@ -107,6 +100,20 @@ def test_three_steps_and_three_after_a_restart_are_six(
 
     run_threads(3, before)
     run_threads(3, after, transport=transport)
+
+
+def test_an_open_file_is_a_shard() -> None:
+    def body(context: hpcomm.Context) -> None:
+        ex = Exchange(context, random(0), rule=RULES[0], progress="inline")
+        saved, file = train(ex, 0, 0, 3), io.BytesIO()
+        np.savez(file, **ex.state_dict())
+        file.seek(0)
+        train(ex, 0, 3, 5)
+        with np.load(file) as shard:
+            ex.load_state_dict(shard)
+        assert_same(dict(ex.params), saved)
+
+    run_threads(1, body)
 
 
 @on_both

@@ -1,13 +1,12 @@
 """Rules with a prox: exchanges against NumPy, the same bits whatever the plan, and what is refused."""
 
 import functools
-import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import on_both, run_threads
+from conftest import on_both, run_threads, through_a_file
 
 import hpcomm
 from hpcomm import SGD, SSP, Dual, Exchange, Hierarchy, InvalidArgument, ParameterServer, Plan, ProxSGD, _core, optim
@@ -404,9 +403,7 @@ def test_training_goes_on_from_a_checkpoint(rule: ProxSGD | Dual) -> None:
         ex = Exchange(ctx, {"W": initial(SHAPE)}, rule=rule, chunk_bytes=2048)
         train(ex, ctx.rank, range(3))
         ex.set(lr=0.125)
-        file = io.BytesIO()
-        np.savez(file, **ex.state_dict())
-        shards[ctx.rank] = np.load(io.BytesIO(file.getvalue()))
+        shards[ctx.rank] = through_a_file(ex.state_dict())
         ctx.barrier()
         wants[ctx.rank] = train(ex, ctx.rank, range(3, 6))
 

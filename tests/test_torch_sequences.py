@@ -1,6 +1,7 @@
 """Random sequences of trainers' habits: each ends with the weights of one process with all the data, or in one sentence
 on every rank. Some seeds a run; `python tests/test_torch_sequences.py 500` runs that many, on each transport."""
 
+import collections
 import copy
 import math
 import os
@@ -19,10 +20,12 @@ import hpcomm
 import hpcomm.torch as ht
 from hpcomm.torch import schemes
 
+dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict")
 pytestmark = pytest.mark.xdist_group("group sequences")
 
 SIZE, SEEDS = 2, 24
-FOUND = [661]  # seeds that have shown something wrong
+FOUND = [661]  # seeds that have shown something wrong, before MORE was drawn
+LAX = dcp.StateDictOptions(strict=False)
 TOP = hpcomm.codec.TopK(0.2, kernel="c")
 LAYERS = ("conv", "norm", "last")
 OF_SCHEMES = ("codec", "codec_out", "scheme", "batch", "skip_weight_grad")
@@ -47,6 +50,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
         self.backwards, self.masked = 0, False
         self.saved = self.state()
+        self.asked: Any = None
         self.average = [p.detach().clone() for p in model.parameters()]
 
     def state(self) -> Any:
@@ -66,6 +70,8 @@ class Trainer:
             part = slice(self.ctx.rank * BATCH, (self.ctx.rank + 1) * BATCH)
             x, y = x[part], y[part]
         loss = (F.cross_entropy(self.model(x), y) + self.more(x)) * factor
+        if self.ctx is None and self.way.get("reduce") == "sum":
+            loss = loss * self.size
         (self.scaler.scale(loss) if scaled else loss).backward()
 
     def more(self, x: Any) -> Any:
@@ -178,6 +184,7 @@ class Trainer:
 
     def save(self, seed: int) -> None:
         self.saved = self.state()
+        self.asked: Any = None
 
     def load(self, seed: int) -> None:
         self.ready()
@@ -205,6 +212,40 @@ class Trainer:
             self.model(torch.ones(2, 2, 5, 1))
         self.model.train()
 
+    def unscale_by_hand(self, seed: int) -> None:
+        self.optimizer.zero_grad()
+        self.passes(seed, scaled=True)
+        if self.ctx is not None:
+            self.optimizer.synchronize()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.2)
+        self.clip(self.way["clip_norm"])
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def reset(self, seed: int) -> None:
+        self.ready()
+        if seed % 3 == 0:
+            self.optimizer.state = collections.defaultdict(dict)
+        elif seed % 3 == 1:
+            self.optimizer.state.clear()
+        for p in list(self.model.parameters())[seed % 2 :: 2] if seed % 3 == 2 else ():
+            self.optimizer.state[p] = {}
+
+    def forget_one(self, seed: int) -> None:
+        self.ready()
+        self.optimizer.state.pop(list(self.model.parameters())[seed % 6], None)
+
+    def ask(self, seed: int) -> None:
+        """As torch's checkpoints do."""
+        self.ready()
+        self.asked = copy.deepcopy(dcp.get_optimizer_state_dict(self.model, self.optimizer, options=LAX))
+
+    def give_back(self, seed: int) -> None:
+        self.ready()
+        if self.asked is not None:
+            dcp.set_optimizer_state_dict(self.model, self.optimizer, copy.deepcopy(self.asked), options=LAX)
+
     def copied(self, seed: int) -> None:
         self.ready()
         copy.deepcopy(self.model)(torch.ones(2, 2, 5, 1))
@@ -226,6 +267,8 @@ BETWEEN = [
     "evaluate",
     "copied",
 ]
+
+MORE = ["reset", "reset", "forget_one", "ask", "ask", "give_back", "clip_by_hand", "unscale_by_hand"]
 
 
 def way_of(seed: int) -> tuple[dict[str, Any], list[tuple[str, int]]]:
@@ -259,6 +302,14 @@ def way_of(seed: int) -> tuple[dict[str, Any], list[tuple[str, int]]]:
         way |= {"batch": None, "skip_weight_grad": None}
     elif way["skip_weight_grad"]:  # p.grad is None, and a trainer that reads it gets nothing
         does = [("step" if what == "two_losses" else what, number) for what, number in does]
+    if seed not in FOUND:
+        draw = random.Random(f"more {seed}")
+        way["reduce"] = draw.choice(["mean", "mean", "sum"])
+        for _ in range(draw.randint(0, 4)):
+            what = draw.choice(MORE)
+            if way["optimizer"] == "Adagrad" and what in ("reset", "forget_one"):
+                what = "ask"  # torch makes its state in the constructor alone
+            does.insert(draw.randint(0, len(does)), (what, draw.randrange(1 << 20)))
     return way, does
 
 
@@ -281,7 +332,7 @@ def run(ctx: hpcomm.Context, seed: int) -> str:
     alone = copy.deepcopy(model)
 
     options = {k: way[k] for k in ("apply", "clip_norm", "overlap", "consistency", "topology") if way[k] is not None}
-    options |= {k: way[k] for k in OF_SCHEMES if way[k] is not None}
+    options |= {k: way[k] for k in (*OF_SCHEMES, "reduce") if way.get(k) is not None}
     at = "made"
     try:
         wrapped, plain = (make(way["optimizer"], seed, own) for own in (model, alone))
