@@ -3,7 +3,9 @@
 import os
 import signal
 import tempfile
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import mpi
 import pytest
@@ -12,7 +14,7 @@ from torchcases import torch
 
 import hpcomm
 import hpcomm.torch as ht
-from hpcomm import SGD, ConfigError, InvalidArgument
+from hpcomm import SGD, ConfigError, InvalidArgument, LocalSteps
 
 nn = torch.nn
 pytestmark = pytest.mark.xdist_group("group torch")
@@ -62,16 +64,19 @@ def adam(model: Any) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def local_sgd_takes_the_mean(ctx: hpcomm.Context, **options: Any) -> None:
-    """outer=SGD(lr=1): after H steps each rank has the mean of the models that ranks trained alone."""
+def local_sgd_takes_the_mean(ctx: hpcomm.Context, steps: int = 4, **options: Any) -> None:
+    """outer=SGD(lr=1): after H steps each rank has the mean of the models that ranks trained alone; after a sync too,
+    while the exchange of step H is on its way."""
     model = net()
     optimizer = ht.DiLoCo(adam(model), ctx, model, outer=SGD(lr=1.0), every=4, **options)
-    train(model, optimizer, ctx.rank, 0, 4)
+    train(model, optimizer, ctx.rank, 0, steps)
+    if steps > 4:
+        optimizer.sync()
     check_alike(ctx, model)
     means = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters()]
     for rank in range(ctx.size):
         alone = net()
-        train(alone, adam(alone), rank, 0, 4)
+        train(alone, adam(alone), rank, 0, steps)
         for mean, p in zip(means, alone.parameters(), strict=True):
             mean.add_(p.detach().double() / ctx.size)
     for p, mean in zip(model.parameters(), means, strict=True):
@@ -182,11 +187,18 @@ def goes_on_with_the_same_bits(ctx: hpcomm.Context, folder: str) -> None:
         file.seek(0)
         state = torch.load(file, weights_only=True)
     assert max(state["local_steps"]["begun"]) == 7
+    fresh, straight = made()
+    train(fresh, straight, ctx.rank, 0, 8)
+    straight.sync()
     train(model, optimizer, ctx.rank, 8, 20)
 
     other, second = made()
-    other.load_state_dict(weights)
-    second.load_state_dict(state)
+    for syncs in (True, False):
+        other.load_state_dict(weights)
+        second.load_state_dict(state)
+        if syncs:
+            second.sync()
+            assert bits(other) == bits(fresh)
     train(other, second, ctx.rank, 8, 20)
     assert bits(other) == bits(model)
 
@@ -198,18 +210,32 @@ def goes_on_with_the_same_bits(ctx: hpcomm.Context, folder: str) -> None:
     assert bits(third) == bits(model)
     with pytest.raises(InvalidArgument, match="an inner optimizer alone"):
         restored.load_state_dict(adam(net()).state_dict())
-    for one in (optimizer, second, restored):
+    for one in (optimizer, second, restored, straight):
         one.close()
 
 
 def ranks_of_a_host_train_together(ctx: hpcomm.Context) -> None:
-    """inner is a DistributedOptimizer over a context of two ranks: they end with the same bits; after sync all do."""
+    """inner is a DistributedOptimizer over a context of two ranks: they end with the same bits; after sync all do. One
+    of them runs out of time in a step, and its mate waits for the rest of that."""
+
+    def cut_short() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LocalSteps, "_work", Mock(side_effect=hpcomm.Timeout("cut short")))
+            LocalSteps.step(optimizer._local)
+
     mates = hpcomm.init(Mates(ctx, 2), timeout=20)
     for dtype in (torch.float32, torch.bfloat16):
         model = net(dtype)
         inner = ht.DistributedOptimizer(adam(model), mates, model, overlap=True)
         optimizer = ht.DiLoCo(inner, ctx, model, every=3, fragments=2, delay=1, topology=hpcomm.Hierarchy())
-        train(model, optimizer, ctx.rank, 0, 8)
+        train(model, optimizer, ctx.rank, 0, 4)
+        with pytest.MonkeyPatch.context() as patch:  # step 5 begins an exchange
+            if ctx.rank == 1:
+                patch.setattr(optimizer._local, "step", cut_short)
+            with pytest.raises(hpcomm.Timeout) if ctx.rank == 1 else nullcontext():
+                train(model, optimizer, ctx.rank, 4, 5)
+        optimizer.zero_grad()
+        train(model, optimizer, ctx.rank, 5, 8)
         inner.wait()
         check_alike(mates, model)
         optimizer.sync()
@@ -255,6 +281,7 @@ def cases(folder: str) -> None:
     torch.set_num_threads(1)
     with hpcomm.init(mpi.world(), timeout=30) as ctx:
         local_sgd_takes_the_mean(ctx)
+        local_sgd_takes_the_mean(ctx, 5, delay=2)
         schedulers_and_modules(ctx)
         skipped_steps_count(ctx)
         sixteen_bits(ctx)

@@ -69,8 +69,8 @@ class Gathering:
         return every[:, 1:]
 
 
-_OPS = ["local.sync()", "local.step() in a join block", "join()", "the end of local.sync()"]
-SYNC, STEP, JOIN, END = _OPS
+_OPS = ["local.sync()", "local.step() in a join block", "join()", "the end of local.sync()", "optimizer.step()"]
+SYNC, STEP, JOIN, END, MATES = _OPS
 
 
 def _number_of(op: str) -> int:

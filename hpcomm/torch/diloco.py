@@ -20,6 +20,7 @@ from ..exchange import Exchange
 from ..local import LocalStats, LocalSteps, Strided
 from ..local.agree import check_exchange, digest_of, tell
 from ..local.fragments import Fragments, fragments_of
+from ..local.gathering import MATES, Gathering
 from ..local.schedule import Schedule
 from ..optim import Nesterov, RuleOrRules
 from ..presets import parameter_hub
@@ -159,6 +160,10 @@ class DiLoCo(Wrapper):
         self.param_groups = inner.param_groups
         self._local = LocalSteps(exchange, own, schedule, found)
         self._uneven, self._join, self._own_steps = Uneven(), None, 0
+        self._mates: Gathering | None = None
+        self._owes_mates = False
+        if isinstance(inner, DistributedOptimizer):
+            self._meet_with(inner)
         own.begin()
         for name in values:
             own.take(name, exchange.params[name], 1.0)
@@ -167,6 +172,9 @@ class DiLoCo(Wrapper):
         self._tied = (claim(self, keys), keys, self._guard)
         finalize(self, _unhook, *self._tied).atexit = False
         self._ready = True
+
+    def _meet_with(self, inner: DistributedOptimizer) -> None:
+        self._mates, self._owes_mates = Gathering(inner.context, 1), False
 
     @property
     def context(self) -> Context:
@@ -192,28 +200,33 @@ class DiLoCo(Wrapper):
 
         Raises:
             PeerFailed: a rank died: call recover, and go on with the next step.
-            Timeout: as by Exchange.push_pull.
+            Timeout: as by Exchange.push_pull. The step counts, and nothing is lost: train on.
         """
+        if self._owes_mates:  # they wait for this rank
+            self.wait()
         self._own_steps += 1
         with self._own_step():
             loss = self._inner_step(closure)
-        if isinstance(self._wrapped, DistributedOptimizer) and self._local.schedule.waits(self._local.steps + 1):
-            self._step_with(self._wrapped.context)
+        if self._mates is not None and self._local.schedule.waits(self._local.steps + 1):
+            self._owes_mates = True
+            self._tell_mates(self._mates, self._local.step)
         else:
             self._local.step()
         return loss
 
-    def _step_with(self, mates: Context) -> None:
+    def _tell_mates(self, mates: Gathering, call: Callable[[], None]) -> None:
         """Local steps of ranks that train together: where one of them finds that ranks died, all raise PeerFailed after
-        the same step, so that none waits in the next one for others that recover."""
+        the same step, so that none waits in the next one for others that recover. A Timeout or Ctrl-C may cut this
+        short; wait completes it."""
         failed: PeerFailed | None = None
         try:
-            self._local.step()
+            call()
         except PeerFailed as found:
             failed = found
-        told = mates.allgather(bytes([failed is not None]))
-        if failed is None and any(map(any, told)):
-            rank = next(rank for rank, one in enumerate(told) if any(one))
+        told = mates.gather(MATES, [int(failed is not None)])
+        self._owes_mates = False
+        if failed is None and told.any():
+            rank = int(told[:, 0].argmax())
             raise PeerFailed(f"rank {self.context.rank}: rank {rank} of this host's has found ranks gone", op="step")
         if failed is not None:
             raise failed
@@ -243,13 +256,20 @@ class DiLoCo(Wrapper):
     @named("optimizer.sync()", every=True)
     def sync(self) -> None:
         """Exchanges all fragments now and takes them in full: afterwards all ranks have the same weights. For the end
-        of the training, or before an evaluation. Collective: every rank calls it after the same steps."""
+        of the training, or before an evaluation. Collective: every rank calls it after the same steps. After a Timeout
+        or Ctrl-C call it again."""
+        if self._owes_mates:
+            self.wait()
         self._local.sync()
 
     @named("optimizer.wait()", every=False)
     def wait(self) -> None:
-        """Waits until the exchanges that are under way have come; they are taken at their steps."""
-        self._local.wait()
+        """Waits until the exchanges that have begun have come; they are taken at their steps. A step that a Timeout or
+        Ctrl-C has cut short is completed."""
+        if self._owes_mates and self._mates is not None:
+            self._tell_mates(self._mates, self._local.wait)
+        else:
+            self._local.wait()
 
     def stats(self) -> LocalStats:
         """Counts of steps, and of each fragment's bytes and seconds, on this rank."""
@@ -279,6 +299,7 @@ class DiLoCo(Wrapper):
             self.param_groups = self._wrapped.param_groups
             steps = self._wrapped.context.allgather(self._local.steps.to_bytes(8, "little"), timeout)
             self._local.steps = max(int.from_bytes(one, "little") for one in steps)
+            self._meet_with(self._wrapped)
         self._uneven.followed = 0  # all trainers count from this step
         return self._local.recover(timeout)
 
