@@ -20,7 +20,7 @@ from ..errors import InvalidArgument, PeerFailed
 from ..exchange import Exchange, Handle, inside
 from ..log import logger
 from .stats import Counts
-from .tensors import P_GRAD, Lent, Order, as_float32, as_tensor, is_held, order_of, written
+from .tensors import Lent, Order, as_float32, as_tensor, is_held, order_of, written
 
 _STRIDED = torch.strided
 _is_compiling = torch.compiler.is_compiling
@@ -301,11 +301,11 @@ class ParamKey:
         for lent in (self.lent, self.mean):
             if lent is not None and lent.tensor is not None:
                 local = 2 * ((grad is lent.tensor) + (plain is lent.tensor))  # here and there
-                lent.leave(self._names_of(lent.tensor) + local)
+                lent.leave(self._names_of(lent.tensor) + local, p_grad=self.param.grad is lent.tensor)
 
     def _names_of(self, tensor: Tensor) -> int:
-        """References to a tensor that p.grad and this key have."""
-        return (self.held is tensor) + (self.sum is tensor) + P_GRAD * (self.param.grad is tensor)
+        """References to a tensor that this key has."""
+        return (self.held is tensor) + (self.sum is tensor)
 
     def _array(self, grad: Tensor) -> NDArray[Any]:
         """A gradient as C reads it: its own memory, if it lies as the parameter does."""
@@ -343,7 +343,7 @@ class ParamKey:
     def _own_grad(self) -> Tensor:
         """p.grad as memory that may be written: another tensor where a trainer holds this one."""
         grad = self.param.grad
-        if grad is None or grad.layout is not _STRIDED or is_held(grad, self._names_of(grad)):
+        if grad is None or grad.layout is not _STRIDED or is_held(grad, self._names_of(grad), p_grad=True):
             self.param.grad = grad = torch.empty_like(self.param)
         return grad
 

@@ -70,16 +70,18 @@ def as_tensor(array: NDArray[Any], order: Order = None) -> Tensor:
 
 
 _uses = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+_uses_of_tensor = getattr(Tensor, "_use_count", lambda _: 1)
 
 
-def _holders_of(tensor: Tensor) -> tuple[int, int, int]:
-    """References to a tensor, to its storage from tensors, and to its storage from Python."""
+def _holders_of(tensor: Tensor) -> tuple[int, int, int, int]:
+    """References to a tensor from Python and from C++, which are p.grad and DLPack; to its storage from tensors, and
+    from Python."""
     storage = tensor.untyped_storage()
-    return getrefcount(tensor), _uses(storage._cdata), getrefcount(storage)
+    return getrefcount(tensor), _uses_of_tensor(tensor), _uses(storage._cdata), getrefcount(storage)
 
 
-def _held_by_p_grad() -> int:
-    """References that p.grad has as Python counts them: newer versions of torch count it."""
+def _python_counts_cpp() -> int:
+    """References from Python that a tensor has for all of C++ together: 1 in newer versions of torch."""
     tensor, param = torch.zeros(1), torch.zeros(1, requires_grad=True)
     before = getrefcount(tensor)
     param.grad = tensor
@@ -87,15 +89,16 @@ def _held_by_p_grad() -> int:
 
 
 _LONE = [torch.zeros(1)]
-_NAMES, _USES, _NAMES_OF_STORAGE = _holders_of(_LONE[0])  # of a tensor that one name holds
-P_GRAD = _held_by_p_grad()
+_NAMES, _IN_CPP, _USES, _NAMES_OF_STORAGE = _holders_of(_LONE[0])  # of a tensor that one name holds
+_FOR_CPP = _python_counts_cpp()
 
 
-def is_held(tensor: Tensor, names: int) -> bool:
-    """Whether others hold a tensor or its memory beside one name and so many more: by the tensor, a view, an array or
-    DLPack."""
-    found, uses, of_storage = _holders_of(tensor)
-    return found > _NAMES + 1 + names or uses > _USES or of_storage > _NAMES_OF_STORAGE
+def is_held(tensor: Tensor, names: int, *, p_grad: bool) -> bool:
+    """Whether others hold a tensor or its memory beside one name and so many more, and beside p.grad if it is that: by
+    the tensor, a view, an array or DLPack."""
+    found, in_cpp, uses, of_storage = _holders_of(tensor)
+    known = _NAMES + 1 + names + (_FOR_CPP if in_cpp > _IN_CPP or p_grad else 0)
+    return found > known or in_cpp > _IN_CPP + p_grad or uses > _USES or of_storage > _NAMES_OF_STORAGE
 
 
 def lies_with_others(tensors: Sequence[Tensor]) -> list[bool]:
@@ -130,7 +133,7 @@ class Lent:
     one that is held when the exchange writes the memory next keeps its values.
 
     The tensor lies in a second mapping of the pages. Where it is held, a copy takes the place of these pages, under all
-    arrays and tensors over them, and the next tensor gets another mapping. A step costs a look at three counts.
+    arrays and tensors over them, and the next tensor gets another mapping. A step costs a look at four counts.
 
     Attributes:
         tensor: that trainers have; None: it has not been asked for since the last one was left.
@@ -154,10 +157,13 @@ class Lent:
             self.address = found.data_ptr()
         return found
 
-    def leave(self, names: int) -> None:
+    def leave(self, names: int, *, p_grad: bool) -> None:
         """The exchange writes the memory next. names: references to the tensor, beside the one here, that the caller
-        knows of."""
-        if self.tensor is not None and is_held(self.tensor, names):
+        knows of; p_grad: it is p.grad."""
+        if self.tensor is None:
+            return
+        moved = self.tensor.data_ptr() != self.address  # and who holds its old memory cannot be seen
+        if moved or is_held(self.tensor, names, p_grad=p_grad):
             self._view.part()
             self.tensor, self.address = None, 0
 
