@@ -184,7 +184,7 @@ class Trainer:
 
     def save(self, seed: int) -> None:
         self.saved = self.state()
-        self.asked: Any = None
+        self.asked = None
 
     def load(self, seed: int) -> None:
         self.ready()

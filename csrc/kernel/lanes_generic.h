@@ -52,27 +52,27 @@ static inline reals multiply_add(float a, reals b, reals c) {
 
 #else
 
-typedef double doubles __attribute__((vector_size(VECTOR_BYTES)));
-typedef int64_t longs __attribute__((vector_size(VECTOR_BYTES)));
+typedef double wide_reals __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t wide_ints __attribute__((vector_size(VECTOR_BYTES)));
 
 /* As float64 the product is exact. The sum is rounded to odd: its last bit is 1 where it is not exact, so that it
  * rounds to float32 as the exact sum does (Boldo and Melquiond, 2008). Masks are joined by bits: SSE2 compares no
  * int64. */
-static inline doubles add_to_odd(doubles product, doubles other) {
-    const doubles sum = product + other, part = sum - product;
-    const doubles error = (product - (sum - part)) + (other - part);
-    const longs bits = (longs)sum, even = (bits & 1) - 1, off = (error < 0) | (error > 0);
-    const longs away = ~((error > 0) ^ (sum > 0)), step = (away & 2) - 1;
-    return (doubles)(bits + (step & even & off));
+static inline wide_reals add_to_odd(wide_reals product, wide_reals other) {
+    const wide_reals sum = product + other, part = sum - product;
+    const wide_reals error = (product - (sum - part)) + (other - part);
+    const wide_ints bits = (wide_ints)sum, even = (bits & 1) - 1, off = (error < 0) | (error > 0);
+    const wide_ints away = ~((error > 0) ^ (sum > 0)), step = (away & 2) - 1;
+    return (wide_reals)(bits + (step & even & off));
 }
 
 #if defined(__SSE2__)
 
 static inline reals multiply_add(float a, reals b, reals c) {
-    const doubles wide = {(double)a, (double)a};
+    const wide_reals wide = {(double)a, (double)a};
     const __m128 b2 = _mm_movehl_ps((__m128)b, (__m128)b), c2 = _mm_movehl_ps((__m128)c, (__m128)c);
-    const doubles low = add_to_odd(wide * (doubles)_mm_cvtps_pd((__m128)b), (doubles)_mm_cvtps_pd((__m128)c));
-    const doubles high = add_to_odd(wide * (doubles)_mm_cvtps_pd(b2), (doubles)_mm_cvtps_pd(c2));
+    const wide_reals low = add_to_odd(wide * (wide_reals)_mm_cvtps_pd((__m128)b), (wide_reals)_mm_cvtps_pd((__m128)c));
+    const wide_reals high = add_to_odd(wide * (wide_reals)_mm_cvtps_pd(b2), (wide_reals)_mm_cvtps_pd(c2));
     return (reals)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)low), _mm_cvtpd_ps((__m128d)high));
 }
 
@@ -84,8 +84,8 @@ static inline reals multiply_add(float a, reals b, reals c) {
     memcpy(x, &b, sizeof x);
     memcpy(y, &c, sizeof y);
     for (int i = 0; i < 2; i++) {
-        const doubles product = (double)a * __builtin_convertvector(x[i], doubles);
-        x[i] = __builtin_convertvector(add_to_odd(product, __builtin_convertvector(y[i], doubles)), pair);
+        const wide_reals product = (double)a * __builtin_convertvector(x[i], wide_reals);
+        x[i] = __builtin_convertvector(add_to_odd(product, __builtin_convertvector(y[i], wide_reals)), pair);
     }
     memcpy(&c, x, sizeof c);
     return c;

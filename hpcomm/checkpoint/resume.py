@@ -22,7 +22,7 @@ from . import files
 Which = tuple[int, str]  # a checkpoint: its step and its run
 
 
-class Found(NamedTuple):
+class Resumable(NamedTuple):
     """A checkpoint of which a rank has all files that it needs: their paths, and the steps that the exchange had made,
     by the rank whose file says so."""
 
@@ -110,7 +110,7 @@ def restore_checked(
     changed."""
     ctx = ex.context
     limit, folder = ctx.config.timeout, Path()
-    mine: dict[Which, Found] = {}
+    mine: dict[Which, Resumable] = {}
     claimed, refused = 0, ""
     wrong: Exception | None = None
     try:
@@ -197,7 +197,7 @@ def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: 
 # ---- what there is ---------------------------------------------------------------------------------------------------
 
 
-def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Which, Found], int]:
+def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Which, Resumable], int]:
     """The checkpoints of which this rank has all files that it needs, by their names and lengths alone, and the newest
     step that any file says was complete."""
     groups, torn = _grouped(folder)
@@ -210,11 +210,11 @@ def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Whic
         claimed = max(claimed, *(label.complete for label in have.values()))
         if all(r in have for r in needed):
             own = [have[r] for r in needed]
-            found[which] = Found([folder / label.name for label in own], _made(own))
+            found[which] = Resumable([folder / label.name for label in own], _made(own))
     return found, claimed
 
 
-def told_of(found: Mapping[Which, Found]) -> list[Any]:
+def told_of(found: Mapping[Which, Resumable]) -> list[Any]:
     """candidates, as gather sends them and common takes them."""
     return [[*which, list(one.made.items())] for which, one in sorted(found.items())]
 

@@ -15,7 +15,7 @@ def copies_are_plain(module: nn.Module) -> None:
 
     def reduced(protocol: Any) -> Any:
         own: Any = me()
-        found = type(own).__reduce_ex__(own, protocol)
+        found = type(own).__reduce_ex__(own, protocol)  # type: ignore[call-arg]
         if not isinstance(found, tuple) or len(found) < 3 or not isinstance(found[2], dict):
             return found  # a class with a form of its own, such as a compiled model's
         return (*found[:2], _plain(found[2]), *found[3:])

@@ -274,7 +274,7 @@ class DistributedOptimizer(Wrapper):
         self._watched = self._watch()
         self._guard_steps()
         more = (*self._watched, self._guard)
-        self._tied = (claim(self, keys), keys, self._layers, self._hooked, more)
+        self._tied = (claim(self, keys), keys, optimizer, self._layers, self._hooked, more)
         finalize(self, _dropped, *self._tied).atexit = False
         self._ready = True
 
@@ -563,8 +563,7 @@ class DistributedOptimizer(Wrapper):
 
     def _let_go(self) -> None:
         _unhook(*self._tied)
-        if self._held is not None and self._wrapped.state is self._owned:
-            self._wrapped.state, self._held = defaultdict(dict), None
+        self._held = None
 
     @property
     def exchange(self) -> Exchange:
@@ -721,9 +720,16 @@ class DistributedOptimizer(Wrapper):
 
 
 def _unhook(
-    owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, hooked: Mapping[int, Any], more: Sequence[Any]
+    owner: "ref[Wrapper]",
+    keys: Sequence[ParamKey],
+    wrapped: Optimizer,
+    layers: Layers,
+    hooked: Mapping[int, Any],
+    more: Sequence[Any],
 ) -> None:
-    """Takes all hooks off. Again is no error."""
+    """Takes all hooks off, and leaves the wrapped optimizer with a state of its own. Again is no error."""
+    if isinstance(wrapped.state, OwnedState):
+        wrapped.state = defaultdict(dict)
     for hook in (*hooked.values(), *more):
         hook.remove()
     layers.remove()
@@ -734,10 +740,15 @@ def _unhook(
 
 
 def _dropped(
-    owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, hooked: Mapping[int, Any], more: Sequence[Any]
+    owner: "ref[Wrapper]",
+    keys: Sequence[ParamKey],
+    wrapped: Optimizer,
+    layers: Layers,
+    hooked: Mapping[int, Any],
+    more: Sequence[Any],
 ) -> None:
     """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more."""
-    _unhook(owner, keys, layers, hooked, more)
+    _unhook(owner, keys, wrapped, layers, hooked, more)
     layers.end()
     for key in keys:
         key.end()
