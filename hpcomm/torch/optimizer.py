@@ -747,7 +747,10 @@ def _dropped(
     hooked: Mapping[int, Any],
     more: Sequence[Any],
 ) -> None:
-    """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more."""
+    """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more, unless its peers may wait
+    for what this rank owns, as it has begun a step."""
+    if layers.mode is not None and layers.mode.begun:
+        layers.context.keep(layers.mode.exchange)
     _unhook(owner, keys, wrapped, layers, hooked, more)
     layers.end()
     for key in keys:
