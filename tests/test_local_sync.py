@@ -242,12 +242,12 @@ def test_a_sync_that_ran_out_of_time_is_called_again() -> None:
             local.params["w"] += 1
             local.step()
         if ctx.rank == 1:
-            local._round._window._default = 0.05
+            local._gathering._window._default = 0.05
             with pytest.raises(hpcomm.Timeout, match=r"rank 1: local.sync\(\): nothing came from rank 0"):
                 local.sync()
             with pytest.raises(hpcomm.InvalidArgument, match="the last sync was cut short: call sync or recover"):
                 local.step()
-            local._round._window._default = 20
+            local._gathering._window._default = 20
             over.set()
         assert over.wait(20)
         local.sync()
