@@ -131,6 +131,8 @@ class Split(Mode):
             if key.is_there() and counts:  # of a sum that all ranks have, one rank's counts
                 key.fold = key.push(fold)
             else:
+                if key.param.grad is not None:  # it may lie in the slot: guard waits, as on the rank whose part counts
+                    self._in_place = -1
                 key.fold = key.push_nothing(fold)
 
     def _cast(self) -> None:
