@@ -28,7 +28,7 @@ from ..recovery import Recovered, equal_copies, recover
 from .agree import check_exchange, digest_of, ended_early, settings, tell
 from .fragment import Fragment
 from .fragments import Fragments
-from .gathering import END, JOIN, STEP, SYNC, Aside, Gathering
+from .roll_call import END, JOIN, STEP, SYNC, Aside, RollCall
 from .schedule import Schedule
 from .stats import FragmentStats, LocalStats
 from .values import Array, Arrays, Values, checked_arrays
@@ -126,7 +126,7 @@ class LocalSteps:
         self.exchange, self.schedule, self.steps = ex, schedule, 0
         self._values = values
         self._fragments = [Fragment(names) for names in fragments]
-        self._gathering = Gathering(ex.context, 1 + len(self._fragments))
+        self._roll_call = RollCall(ex.context, 1 + len(self._fragments))
         self._trained = 0  # the last step at which this rank itself has trained: other ranks' steps may count as well
         self._cut = False  # the last step was cut short
         self._meets = 0  # meetings before exchanges, in a join block, that have not ended
@@ -198,11 +198,14 @@ class LocalSteps:
         """The step is cut short. What this rank learns from here on is not in the exchanges that it should have taken:
         it stays when they are taken."""
         for one in self._fragments:
-            if one.begun is None or one.full or one.is_late or not self._is_due(one):
+            if one.begun is None or one.full or not self._is_due(one):
                 continue
-            one.since.update((name, self._values.copy(name)) for name in one.left if name in one.pushed)
-            one.is_late = True
-            one.has_learned = one.has_learned and self.schedule.mix < 1
+            if not one.is_late:
+                one.since.clear()
+                one.is_late = True
+                one.has_learned = one.has_learned and self.schedule.mix < 1
+            new = [name for name in one.left if name in one.pushed and name not in one.since]
+            one.since.update((name, self._values.copy(name)) for name in new)
 
     def _is_due(self, one: Fragment) -> bool:
         """Whether an exchange that has begun is to be taken by now."""
@@ -267,7 +270,7 @@ class LocalSteps:
         some rank has learned what is in no exchange so far, nor will be in one that its steps have made due.
         Collective."""
         told = [2 * one.scheduled + one.has_learned for one in self._fragments]
-        every = self._gathering.gather(op, [self.steps, *told])
+        every = self._roll_call.gather(op, [self.steps, *told])
         self.steps = max(int(every[:, 0].max()), self.steps)
         for number, one in enumerate(self._fragments):
             scheduled, learned = every[:, 1 + number] // 2, every[:, 1 + number] % 2 == 1
@@ -279,7 +282,7 @@ class LocalSteps:
         have met, and give them to all. Peers have added them in different orders: their copies are made equal.
         Collective."""
         if self._phase < _MET:
-            self._gathering.gather(END, [])
+            self._roll_call.gather(END, [])
             self._phase = _MET
         if self._phase < _LEVEL:
             self._aside = self._aside or Aside(self._level)
@@ -451,7 +454,7 @@ class LocalSteps:
 
     def _runs(self, runs: bool) -> bool:
         """Ranks meet before an exchange: whether any of them makes a step. If none does, all count the same steps."""
-        every = self._gathering.gather(STEP, [int(runs), self.steps])
+        every = self._roll_call.gather(STEP, [int(runs), self.steps])
         if every[:, 0].any():
             return True
         self.steps = int(every[:, 1].max())
@@ -498,7 +501,7 @@ class LocalSteps:
             one.sent += inside.bytes_sent(self.exchange, one.names)
         self.exchange = found.exchange
         states = self._states(timeout)
-        self._gathering = Gathering(self.context, 1 + len(self._fragments), timeout)
+        self._roll_call = RollCall(self.context, 1 + len(self._fragments), timeout)
         self._drop_lost(states.done)
         self._meets, self._is_entered = 0, False
         if not inside.is_whole(self.exchange):  # all push equally often from here on

@@ -20,7 +20,7 @@ from ..exchange import Exchange
 from ..local import LocalStats, LocalSteps, Strided
 from ..local.agree import check_exchange, digest_of, tell
 from ..local.fragments import Fragments, fragments_of
-from ..local.gathering import MATES, Gathering
+from ..local.roll_call import MATES, RollCall
 from ..local.schedule import Schedule
 from ..optim import Nesterov, RuleOrRules
 from ..presets import parameter_hub
@@ -160,7 +160,7 @@ class DiLoCo(Wrapper):
         self.param_groups = inner.param_groups
         self._local = LocalSteps(exchange, own, schedule, found)
         self._uneven, self._join, self._own_steps = Uneven(), None, 0
-        self._mates: Gathering | None = None
+        self._mates: RollCall | None = None
         self._owes_mates = False
         if isinstance(inner, DistributedOptimizer):
             self._meet_with(inner)
@@ -174,7 +174,7 @@ class DiLoCo(Wrapper):
         self._ready = True
 
     def _meet_with(self, inner: DistributedOptimizer) -> None:
-        self._mates, self._owes_mates = Gathering(inner.context, 1), False
+        self._mates, self._owes_mates = RollCall(inner.context, 1), False
 
     @property
     def context(self) -> Context:
@@ -214,7 +214,7 @@ class DiLoCo(Wrapper):
             self._local.step()
         return loss
 
-    def _tell_mates(self, mates: Gathering, call: Callable[[], None]) -> None:
+    def _tell_mates(self, mates: RollCall, call: Callable[[], None]) -> None:
         """Local steps of ranks that train together: where one of them finds that ranks died, all raise PeerFailed after
         the same step, so that none waits in the next one for others that recover. A Timeout or Ctrl-C may cut this
         short; wait completes it."""

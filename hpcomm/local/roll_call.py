@@ -18,7 +18,7 @@ from ..errors import ConfigError, Timeout
 _SLOTS = 2  # a rank is at most one meeting ahead of another one, which may still read the last one's numbers
 
 
-class Gathering:
+class RollCall:
     """All ranks tell one another a row of numbers. Collective to make.
 
     A row lies in a window of its reader, and a signal of its writer counts that one's rows.
