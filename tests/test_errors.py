@@ -24,7 +24,7 @@ NOT_OF_C = {"CheckpointError": OSError}
 
 
 def statuses() -> dict[str, int]:
-    header = Path(hpcomm.__file__).parent / "include/hpcomm/hpcomm.h"
+    header = Path(hpcomm.__file__).parent / "include/hpcomm/error.h"
     return {
         name: int(value) for name, value in re.findall(r"(HPC_ERR_\w+) = (-\d+)", header.read_text(encoding="utf-8"))
     }
