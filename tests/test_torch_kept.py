@@ -258,8 +258,14 @@ def a_dropped_optimizer_gives_all_back(ctx: hpcomm.Context) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     models, before = [], files()
-    for options in ({}, {"buffers": "average"}, {"apply": "backward"}, {"scheme": "factors", "batch": 16}):
-        for make in (momentum, rmsprop) if not options else (momentum,):
+    every: list[dict[str, Any]] = [
+        {},
+        {"buffers": "average"},
+        {"apply": "backward"},
+        {"scheme": "factors", "batch": 16},
+    ]
+    for options in every:
+        for make in [momentum] if options else [momentum, rmsprop]:
             model, data = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)), Data(ctx, ctx.size)
             wrapped = make(model.parameters())
             optimizer = ht.DistributedOptimizer(wrapped, ctx, model, **options)
