@@ -105,7 +105,6 @@ class Context:
 
     __slots__ = (
         "__weakref__",
-        "_dropped",  # exchanges of which nobody holds more, and that peers may still wait for
         "_exchanges",
         "_handle",
         "_lane",
@@ -138,7 +137,6 @@ class Context:
         self.size = len(self.ranks)
         self.racks: tuple[str, ...] = ("",) * self.size
         self._exchanges: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
-        self._dropped: list[Closes] = []
         self._lane = Lane(None, NULL, sources)
         self._noted: int | None = None
         self._shrunk = False
@@ -414,13 +412,8 @@ class Context:
                     exchange.close()
         finally:
             _core.context_close(self._handle)
-            self._dropped.clear()
             if first:
                 self._tell_news()
-
-    def keep(self, exchange: Closes) -> None:
-        """Keeps an exchange until the context closes: its trainer has dropped it amid a step of its peers."""
-        self._dropped.append(exchange)
 
     def abort(self, why: str) -> None:
         """close, but the peers are told that this rank failed, and why."""

@@ -747,11 +747,7 @@ def _dropped(
     hooked: Mapping[int, Any],
     more: Sequence[Any],
 ) -> None:
-    """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more, unless its peers may wait
-    for what this rank owns, as they do in a step and where they make steps of their own."""
-    mode = layers.mode
-    if mode is not None and (mode.begun or mode.pending or not mode.in_step):
-        layers.context.keep(mode.exchange)
+    """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more."""
     _unhook(owner, keys, wrapped, layers, hooked, more)
     layers.end()
     for key in keys:
