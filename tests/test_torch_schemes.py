@@ -558,12 +558,13 @@ def other_layers_go_as_matrices(ctx: hpcomm.Context) -> None:
 @case
 def more_rows_than_agreed_are_an_error(ctx: hpcomm.Context) -> None:
     model = wide()
-    ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH - 1)
+    kept = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH - 1)
     x, y = Data(ctx, ctx.size).batch()
     with refuses(
         f"rank {ctx.rank}: layer 'second.weight' had {BATCH} rows .* {BATCH - 1} pairs at most: give batch={BATCH}"
     ):
         F.cross_entropy(model(x), y).backward()
+    del kept
 
 
 @case

@@ -16,7 +16,7 @@ from ..codec import Codecs, WireFormat
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported, PeerFailed
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from ..exchange.arguments import check_choice, refuse
 from ..log import logger
 from ..presets import parameter_hub
@@ -174,6 +174,7 @@ class DistributedOptimizer(Wrapper):
                 consistency = with_servers(consistency)
             keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked and ctx.size > 1 else {})
             given = given_of(model, keys)
+            inside.sweep(ctx)
             check_free(keys, optimizer)
             if servers:
                 check_no_max_norm(model, keys)
@@ -264,7 +265,7 @@ class DistributedOptimizer(Wrapper):
         self._watched = self._watch()
         self._guard_steps()
         self._held = (claim(self, keys), keys, self._layers, self._hooked, self._watched, self._guard)
-        finalize(self, _dropped, *self._held).atexit = False
+        finalize(self, _dropped, mode, *self._held).atexit = False
         self._ready = True
 
     @torch.no_grad()
@@ -626,9 +627,12 @@ def _unhook(
     release(owner, keys)
 
 
-def _dropped(owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, *hooks: Any) -> None:
-    """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more."""
+def _dropped(mode: Mode, owner: "ref[Wrapper]", keys: Sequence[ParamKey], layers: Layers, *hooks: Any) -> None:
+    """The optimizer was dropped, perhaps without close: gives its exchanges back."""
     _unhook(owner, keys, layers, *hooks)
+    for one in (mode, *mode.extra):
+        if one.exchange is not None:
+            inside.drop(one.exchange)
     layers.end()
     for key in keys:
         key.end()
