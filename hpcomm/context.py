@@ -105,6 +105,7 @@ class Context:
 
     __slots__ = (
         "__weakref__",
+        "_dropped",  # exchanges whose owner is gone, and others may need them: see exchange/inside.py
         "_exchanges",
         "_handle",
         "_lane",
@@ -137,6 +138,7 @@ class Context:
         self.size = len(self.ranks)
         self.racks: tuple[str, ...] = ("",) * self.size
         self._exchanges: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
+        self._dropped: list[Closes] = []
         self._lane = Lane(None, NULL, sources)
         self._noted: int | None = None
         self._shrunk = False
@@ -411,6 +413,7 @@ class Context:
                 with suppress(InvalidArgument, *((PeerFailed, Timeout) if self._shrunk else ())):
                     exchange.close()
         finally:
+            self._dropped.clear()
             _core.context_close(self._handle)
             if first:
                 self._tell_news()

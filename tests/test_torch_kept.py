@@ -285,6 +285,23 @@ def a_dropped_optimizer_gives_all_back(ctx: hpcomm.Context) -> None:
 
 
 @case
+def a_dropped_optimizer_leaves_nobody_alone(ctx: hpcomm.Context) -> None:
+    """Rank 0 drops it where rank 1 still needs what it owns; the exchange ends with the context."""
+
+    def train(steps: int, **options: Any) -> None:
+        model, data = net(), Data(ctx, ctx.size)
+        optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, **options)
+        for step in range(steps):
+            cases.plain_step(model, optimizer, data, step)
+
+    train(3, overlap=True)
+    train(3)
+    train(3 if ctx.rank else 1, consistency=hpcomm.ASYNC)
+    ctx.close()
+    assert not ctx._dropped
+
+
+@case
 def a_closed_context_comes_before_its_optimizer(ctx: hpcomm.Context) -> None:
     model, data = net(), Data(ctx, ctx.size)
     optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from .. import _core, optim
 from ..codec import Products
 from ..consistency import BSP, NOTIFY_ACK
-from ..errors import NotSupported
+from ..context import Context
+from ..errors import HpcommError, NotSupported, Timeout
 from ..optim import Average
 from ..plan import Plan
 from . import encoders, pieces
@@ -41,6 +42,28 @@ class Kept:
 def is_over(ex: Exchange) -> bool:
     """Whether the exchange is closed, or its context is, or another context has taken the place of that."""
     return ex._closed or ex.context._is_over
+
+
+def drop(ex: Exchange) -> None:
+    """The owner of the exchange is gone without close: closes it if nothing is under way and no other rank needs it;
+    else when sweep comes again, or with its context."""
+    ex.context._dropped.append(ex)
+    sweep(ex.context)
+
+
+def sweep(ctx: Context) -> None:
+    """Closes exchanges that were dropped, as far as that needs no wait."""
+    ctx._dropped[:] = [one for one in ctx._dropped if not _closes(one)]
+
+
+def _closes(ex: Any) -> bool:
+    try:
+        ex.close(0)
+    except Timeout:
+        return False
+    except HpcommError:  # it is closed, and nobody asks why
+        pass
+    return True
 
 
 def kept(ex: Exchange) -> Kept:

@@ -21,6 +21,7 @@ class Local:
     """Each rank's own, after those of rank 0 at the start."""
 
     handle: Handle | None = None
+    exchange: Exchange | None = None
 
     def step(self) -> None:
         """Nothing is exchanged."""
@@ -44,7 +45,7 @@ class Exchanged(Local):
         self._model, self._rank = model, ctx.rank
         self._sum = reduce == "sum"
         self._values = np.zeros(sum(buffer.numel() for buffer in _real(model)), np.float32)
-        self._exchange = Exchange(ctx, {self.key: self._values}, rule=Average(), reduce=reduce, **options)
+        self.exchange: Exchange = Exchange(ctx, {self.key: self._values}, rule=Average(), reduce=reduce, **options)
 
     def step(self) -> None:
         self.receive()
@@ -52,7 +53,7 @@ class Exchanged(Local):
         if not self._sum or self._rank == 0:
             for buffer, part in parts:
                 part[:] = buffer.to(torch.float32).reshape(-1).numpy()
-        self.handle = self._exchange.push_pull_nb(self.key, self._values)
+        self.handle = self.exchange.push_pull_nb(self.key, self._values)
 
     def receive(self) -> None:
         if self.handle is None:
@@ -76,7 +77,7 @@ class Exchanged(Local):
         return found
 
     def close(self, timeout: float | None = None) -> None:
-        self._exchange.close(timeout)
+        self.exchange.close(timeout)
 
 
 def make_buffers(ctx: Context, model: nn.Module, kind: str, options: dict[str, Any]) -> Local:

@@ -16,7 +16,7 @@ from ..codec import Codecs
 from ..consistency import BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported, PeerFailed
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from ..local import LocalStats, LocalSteps, Strided
 from ..local.agree import check_exchange, digest_of, tell
 from ..local.fragments import Fragments, fragments_of
@@ -135,6 +135,7 @@ class DiLoCo(Wrapper):
             found = fragments_of({key.name: key.param.numel() for key in keys}, named)
             schedule = Schedule(every, len(found), delay, mix)
             given = given_of(model, keys)
+            inside.sweep(ctx)
             check_free(keys, inner)
         except Exception as wrong:  # the other ranks wait for this one
             tell(ctx, wrong)
@@ -170,7 +171,7 @@ class DiLoCo(Wrapper):
         own.end()
         self._guard_steps()
         self._tied = (claim(self, keys), keys, self._guard)
-        finalize(self, _unhook, *self._tied).atexit = False
+        finalize(self, _dropped, self._local, *self._tied).atexit = False
         self._ready = True
 
     def _meet_with(self, inner: DistributedOptimizer) -> None:
@@ -425,6 +426,12 @@ class DiLoCo(Wrapper):
 
     def __repr__(self) -> str:
         return f"DiLoCo({self._wrapped!r}, {self._local!r})"
+
+
+def _dropped(local: LocalSteps, *held: Any) -> None:
+    """The optimizer was dropped, perhaps without close: gives its exchange back."""
+    _unhook(*held)
+    inside.drop(local.exchange)
 
 
 def _unhook(owner: Any, keys: list[ParamKey], guard: Any) -> None:

@@ -77,6 +77,10 @@ class Mode(ABC):
     def bind(self, exchange: Exchange) -> None:
         """This is the exchange from here on: parameters and gradients lie in it."""
 
+    def exchanges(self) -> list[Exchange]:
+        """All that were made for this optimizer."""
+        return [self.exchange, *(one.exchange for one in self.extra if one.exchange is not None)]
+
     def close(self, timeout: float | None = None) -> None:
         """The last step has ended."""
         self.exchange.close(timeout)

@@ -19,7 +19,7 @@ from ..codec import Codecs, WireFormat
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument, NotSupported, PeerFailed
-from ..exchange import Exchange
+from ..exchange import Exchange, inside
 from ..exchange.arguments import check_choice, refuse
 from ..log import logger
 from ..presets import parameter_hub
@@ -182,6 +182,7 @@ class DistributedOptimizer(Wrapper):
                 consistency = with_servers(consistency)
             keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked and ctx.size > 1 else {})
             given = given_of(model, keys)
+            inside.sweep(ctx)
             check_free(keys, optimizer)
             if servers:
                 check_no_max_norm(model, keys)
@@ -275,7 +276,7 @@ class DistributedOptimizer(Wrapper):
         self._guard_steps()
         more = (*self._watched, self._guard)
         self._tied = (claim(self, keys), keys, optimizer, self._layers, self._hooked, more)
-        finalize(self, _dropped, *self._tied).atexit = False
+        finalize(self, _dropped, mode, *self._tied).atexit = False
         self._ready = True
 
     @torch.no_grad()
@@ -740,6 +741,7 @@ def _unhook(
 
 
 def _dropped(
+    mode: Mode,
     owner: "ref[Wrapper]",
     keys: Sequence[ParamKey],
     wrapped: Optimizer,
@@ -747,8 +749,10 @@ def _dropped(
     hooked: Mapping[int, Any],
     more: Sequence[Any],
 ) -> None:
-    """The optimizer was dropped, perhaps without close: nothing keeps its exchange any more."""
+    """The optimizer was dropped, perhaps without close: gives its exchanges back."""
     _unhook(owner, keys, wrapped, layers, hooked, more)
+    for exchange in mode.exchanges():
+        inside.drop(exchange)
     layers.end()
     for key in keys:
         key.end()

@@ -235,6 +235,9 @@ class Split(Mode):
             self._vote = Vote(found.exchange.context, self._may_be_pairs)
         return found
 
+    def exchanges(self) -> list[Exchange]:
+        return [*super().exchanges(), *([] if self._vote is None else [self._vote.exchange])]
+
     def close(self, timeout: float | None = None) -> None:
         super().close(timeout)
         if self._vote is not None:

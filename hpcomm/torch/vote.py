@@ -26,12 +26,12 @@ class Vote:
         self._counted = self._values.copy()
         self._handle: Handle | None = None
         peers = automatic_pairs(ctx.hosts)
-        self._exchange = Exchange(ctx, {_NAME: self._values}, peers, BSP, SGD(lr=1), reduce="sum", progress="inline")
+        self.exchange = Exchange(ctx, {_NAME: self._values}, peers, BSP, SGD(lr=1), reduce="sum", progress="inline")
 
     def cast(self) -> None:
         """Tells the others which keys this rank refuses."""
         self._values[:] = [bool(key.refused) for key in self._keys]
-        self._handle = self._exchange.push_pull_nb(_NAME, self._values)
+        self._handle = self.exchange.push_pull_nb(_NAME, self._values)
 
     @property
     def is_cast(self) -> bool:
@@ -49,4 +49,4 @@ class Vote:
         return [key for key, one in zip(self._keys, changed, strict=True) if one]
 
     def close(self, timeout: float | None = None) -> None:
-        self._exchange.close(timeout)
+        self.exchange.close(timeout)
