@@ -273,7 +273,7 @@ def a_dropped_optimizer_gives_all_back(ctx: hpcomm.Context) -> None:
             optimizer.wait()
             models += [model, wrapped]
             assert files() == before, "an exchange in use costs descriptors"
-            gone = [weakref.ref(optimizer), weakref.ref(optimizer.exchange)]
+            gone: list[weakref.ref[Any]] = [weakref.ref(optimizer), weakref.ref(optimizer.exchange)]
             del optimizer
             gc.collect()
             assert [one() for one in gone] == [None, None], options

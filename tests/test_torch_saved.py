@@ -472,6 +472,7 @@ def a_saved_model_is_plain_torch(ctx: hpcomm.Context) -> None:
             for name, value in again.state_dict().items():
                 assert torch.equal(value, one.state_dict()[name])
         cases.plain_step(model, optimizer, Data(ctx, ctx.size), 1)  # its own hooks have stayed
+        optimizer.wait()
         check_bits(ctx, model)
         optimizer.close()
         assert "__reduce_ex__" not in model.__dict__
