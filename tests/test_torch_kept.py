@@ -50,7 +50,8 @@ class Kept:
     """What a trainer keeps of all gradients, in all ways by turns, and the bytes that it had."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.found = model, []
+        self.model = model
+        self.found: list[tuple[Any, bytes]] = []
         narrow = next(model.parameters()).dtype != torch.float32
         self.ways = WAYS[:NARROW] if narrow else WAYS
 
@@ -135,7 +136,7 @@ def parted() -> Iterator[list[int]]:
         found[0] += 1
         part(view)
 
-    tensors.MemoryView.part = counted  # type: ignore[method-assign]
+    tensors.MemoryView.part = counted  # type: ignore[assignment,method-assign]
     try:
         yield found
     finally:
@@ -257,7 +258,8 @@ def a_dropped_optimizer_gives_all_back(ctx: hpcomm.Context) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     models, before = [], files()
-    for options in ({}, {"buffers": "average"}, {"apply": "backward"}, {"scheme": "factors", "batch": 16}):
+    ways: list[dict[str, Any]] = [{}, {"buffers": "average"}, {"apply": "backward"}, {"scheme": "factors", "batch": 16}]
+    for options in ways:
         for make in (momentum, rmsprop) if not options else (momentum,):
             model, data = nn.Sequential(nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)), Data(ctx, ctx.size)
             wrapped = make(model.parameters())
@@ -266,7 +268,7 @@ def a_dropped_optimizer_gives_all_back(ctx: hpcomm.Context) -> None:
             optimizer.wait()
             models += [model, wrapped]
             assert files() == before, "an exchange in use costs descriptors"
-            gone = [weakref.ref(optimizer), weakref.ref(optimizer.exchange)]
+            gone: list[Any] = [weakref.ref(optimizer), weakref.ref(optimizer.exchange)]
             del optimizer
             gc.collect()
             assert [one() for one in gone] == [None, None], options
