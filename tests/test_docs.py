@@ -54,9 +54,6 @@ def jobs() -> dict[str, tuple[int, list[str]]]:
 JOBS = jobs()
 
 
-MAKES = ("DistributedOptimizer(", "DiLoCo(")  # an optimizer, of which a model has one at a time
-
-
 def runs(ranks: int, pages: list[str], folder: str) -> None:
     """A rank's part: the blocks of these pages for so many ranks."""
     import taken_for_granted  # noqa: PLC0415 - which makes a context
@@ -66,10 +63,6 @@ def runs(ranks: int, pages: list[str], folder: str) -> None:
         names = dict(vars(taken_for_granted))
         for lines, wanted, code in blocks(page):
             if wanted == ranks:
-                if any(made in code for made in MAKES):  # for the same model
-                    for value in names.values():
-                        if type(value).__module__.startswith("hpcomm.torch") and hasattr(value, "close"):
-                            value.close()
                 exec(compile("\n" * lines + code, str(ROOT / page), "exec"), names)
 
 
