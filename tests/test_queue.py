@@ -343,16 +343,18 @@ def test_edge_that_one_side_denies_is_told_to_all() -> None:
 
 @on_both
 def test_sender_that_left_fails_its_receiver_alone() -> None:
-    left = threading.Event()
+    sent, left = threading.Event(), threading.Event()
 
     def body(context: hpcomm.Context) -> None:
         queue = ring(context)
         queue.send(queue.out_peers[0], np.full(64, 4, np.float32))
         if context.rank == 1:
             queue.recv(0)
+            assert sent.wait(20)  # else rank 0 may still wait in send
             context.close()
             left.set()
             raise Left
+        sent.set()
         assert left.wait(20)
         assert set(queue.recv(1)) == {4}  # sent before it left
         queue.ack(1)
