@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import finalize, ref
 
 import torch
@@ -275,8 +275,8 @@ class DistributedOptimizer(Wrapper):
         self._watched = self._watch()
         self._guard_steps()
         more = (*self._watched, self._guard)
-        self._tied = (claim(self, keys), keys, optimizer, self._layers, self._hooked, more)
-        finalize(self, _dropped, mode, *self._tied).atexit = False
+        self._ties = _Ties(claim(self, keys), keys, optimizer, self._layers, self._hooked, more)
+        finalize(self, _dropped, mode, self._ties).atexit = False
         self._ready = True
 
     @torch.no_grad()
@@ -563,7 +563,7 @@ class DistributedOptimizer(Wrapper):
         self._close(self._mode, self._buffers)
 
     def _let_go(self) -> None:
-        _unhook(*self._tied)
+        self._ties.cut()
         self._held = None
 
     @property
@@ -720,41 +720,36 @@ class DistributedOptimizer(Wrapper):
 # ---- how it ends -----------------------------------------------------------------------------------------------------
 
 
-def _unhook(
-    owner: "ref[Wrapper]",
-    keys: Sequence[ParamKey],
-    wrapped: Optimizer,
-    layers: Layers,
-    hooked: Mapping[int, Any],
-    more: Sequence[Any],
-) -> None:
-    """Takes all hooks off, and leaves the wrapped optimizer with a state of its own. Again is no error."""
-    if isinstance(wrapped.state, OwnedState):
-        wrapped.state = defaultdict(dict)
-    for hook in (*hooked.values(), *more):
-        hook.remove()
-    layers.remove()
-    for key in keys:
-        if isinstance(key, LinearKey):
-            key.unwatch()
-    release(owner, keys)
+class _Ties(NamedTuple):
+    """What holds a model and the wrapped optimizer to a DistributedOptimizer, and nothing of that itself."""
+
+    owner: "ref[Wrapper]"
+    keys: Sequence[ParamKey]
+    wrapped: Optimizer
+    layers: Layers
+    hooked: Mapping[int, Any]
+    more: Sequence[Any]  # other hooks
+
+    def cut(self) -> None:
+        """Takes all hooks off, and leaves the wrapped optimizer with a state of its own. Again is no error."""
+        if isinstance(self.wrapped.state, OwnedState):
+            self.wrapped.state = defaultdict(dict)
+        for hook in (*self.hooked.values(), *self.more):
+            hook.remove()
+        self.layers.remove()
+        for key in self.keys:
+            if isinstance(key, LinearKey):
+                key.unwatch()
+        release(self.owner, self.keys)
 
 
-def _dropped(
-    mode: Mode,
-    owner: "ref[Wrapper]",
-    keys: Sequence[ParamKey],
-    wrapped: Optimizer,
-    layers: Layers,
-    hooked: Mapping[int, Any],
-    more: Sequence[Any],
-) -> None:
+def _dropped(mode: Mode, ties: _Ties) -> None:
     """The optimizer was dropped, perhaps without close: gives its exchanges back."""
-    _unhook(owner, keys, wrapped, layers, hooked, more)
+    ties.cut()
     for exchange in mode.exchanges():
         inside.drop(exchange)
-    layers.end()
-    for key in keys:
+    ties.layers.end()
+    for key in ties.keys:
         key.end()
 
 
