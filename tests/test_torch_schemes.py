@@ -13,10 +13,10 @@ from unittest import mock
 import pytest
 import torchcases as cases
 from told import logs
-from torch.nn.utils import parametrize, prune
 from torchcases import (
     BATCH,
     OPTIMIZERS,
+    SCHEMES,
     Data,
     F,
     case,
@@ -28,51 +28,25 @@ from torchcases import (
     nn,
     refuses,
     torch,
+    wide,
+    with_more,
 )
 
 import hpcomm
 import hpcomm.torch as ht
-from hpcomm.torch.only_pairs import is_sum_of_pairs
 
 pytestmark = pytest.mark.xdist_group("group torch schemes")  # one job for all tests
 
-PAIRS = ("first.weight", "second.weight")  # those of Wide that are large enough
-
-
-class Wide(nn.Module):
-    """Two layers that may go as pairs, the second one without a bias; and a small one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(10, 512)
-        self.second = nn.Linear(512, 64, bias=False)
-        self.last = nn.Linear(64, 4)
-
-    def forward(self, x: Any) -> Any:
-        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
-
-
-def wide() -> Any:
-    torch.manual_seed(3)
-    return Wide()
+PAIRS = ("first.weight", "second.weight")  # those of wide() that are large enough
 
 
 def schemes_of(optimizer: Any) -> dict[str, str]:
     return {name: scheme for name, scheme in optimizer.schemes.of.items() if scheme != "ps"}
 
 
-WAYS: list[dict[str, Any]] = [
-    {"scheme": "factors"},
-    {"scheme": "factors", "batch": BATCH},
-    {"scheme": "factors", "batch": BATCH, "skip_weight_grad": True},
-    {"scheme": {"second.weight": "factors", "first.weight": "adam"}},
-    {"scheme": "adam", "batch": BATCH},
-]
-
-
 @everywhere
 def pairs_take_the_steps_of_one_process(ctx: hpcomm.Context) -> None:
-    for way in WAYS:
+    for way in SCHEMES:
         for make in OPTIMIZERS.values():
             optimizer = check(ctx, make, model=wide, **way)
             asked = way["scheme"] if isinstance(way["scheme"], dict) else dict.fromkeys(PAIRS, way["scheme"])
@@ -82,7 +56,7 @@ def pairs_take_the_steps_of_one_process(ctx: hpcomm.Context) -> None:
 
 @everywhere
 def the_norm_of_pairs_clips(ctx: hpcomm.Context) -> None:
-    for way in WAYS:
+    for way in SCHEMES:
         check(ctx, model=wide, loop=clipped, clip_norm=0.5, **way).close()
 
 
@@ -139,7 +113,7 @@ def a_layer_waits_for_the_updates_of_a_slow_rank(ctx: hpcomm.Context) -> None:
 
 @case
 def ranks_that_have_run_out_of_batches_follow(ctx: hpcomm.Context) -> None:
-    for way in WAYS[2:4]:
+    for way in SCHEMES[2:4]:
         ours, alone = wide(), wide()
         optimizer = ht.DistributedOptimizer(cases.momentum(ours.parameters()), ctx, ours, clip_norm=0.3, **way)
         plain, data, every = cases.momentum(alone.parameters()), Data(ctx, ctx.size), Data(None, ctx.size)
@@ -244,7 +218,7 @@ def means_are_looked_at_and_scaled(ctx: hpcomm.Context) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
 
-    for way in WAYS:
+    for way in SCHEMES:
         check(ctx, model=wide, loop=loop, **way).close()
 
     def changed(model: Any, optimizer: Any, data: Data, step: int) -> None:
@@ -264,7 +238,7 @@ def means_are_looked_at_and_scaled(ctx: hpcomm.Context) -> None:
 
 @case
 def a_scaler_skips_a_step_of_pairs(ctx: hpcomm.Context) -> None:
-    for way in WAYS:
+    for way in SCHEMES:
         scalers: dict[bool, Any] = {}
 
         def loop(model: Any, optimizer: Any, data: Data, step: int, scalers: dict[bool, Any] = scalers) -> None:
@@ -305,7 +279,7 @@ def passes_add_their_pairs(ctx: hpcomm.Context) -> None:
         F.cross_entropy(model(x) + model(other), y).backward()
         optimizer.step()
 
-    for way in WAYS:
+    for way in SCHEMES:
         more = {"batch": 2 * BATCH} if "batch" in way else {}
         check(ctx, model=wide, loop=quiet, **{**way, **more}).close()
         check(ctx, model=wide, loop=twice, **{**way, **more}).close()
@@ -660,184 +634,6 @@ def parameters_of_pairs_are_not_rounded(ctx: hpcomm.Context) -> None:
                 assert rounded == (scheme == "adam" or step > 2), (scheme, codec_out, step)
                 assert bool((model.last.weight == model.last.weight.bfloat16()).all())
             optimizer.close()
-
-
-# ---- gradients that are more than their pairs ------------------------------------------------------------------------
-
-
-def half_mask(like: Any) -> Any:
-    mask = torch.ones_like(like)
-    mask[::2, 1::3] = 0
-    return mask
-
-
-def penalized(model: Any, x: Any, step: int) -> Any:
-    return 0.01 * model.first.weight.pow(2).sum() if step >= 2 else 0
-
-
-def slightly_penalized(model: Any, x: Any, step: int) -> Any:
-    return 1e-5 * sum(p.pow(2).sum() for p in model.parameters())
-
-
-def consolidated(model: Any, x: Any, step: int) -> Any:
-    """Elastic weight consolidation: nothing at first, as the weight is where it was."""
-    if step == 0:
-        model.kept = model.first.weight.detach().clone()
-    return (model.first.weight - model.kept).pow(2).sum() if step > 0 else 0
-
-
-def used_again(model: Any, x: Any, step: int) -> Any:
-    return F.linear(x, model.first.weight).pow(2).mean() if step >= 2 else 0
-
-
-def hooked(model: Any, x: Any, step: int) -> Any:
-    if step == 2:
-        mask = half_mask(model.first.weight)
-        model.first.weight.register_hook(lambda grad: grad * mask)
-    return 0
-
-
-def pruned(model: Any, x: Any, step: int) -> Any:
-    if step == 2:
-        prune.custom_from_mask(model.first, "weight", half_mask(model.first.weight))
-    return 0
-
-
-def penalizes_inputs(model: Any, x: Any, step: int) -> Any:
-    """A gradient penalty, whose second derivatives belong to the weights."""
-    if step < 2:
-        return 0
-    inner = x.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(model(inner).pow(2).sum(), inner, create_graph=True)
-    return 0.01 * grad.pow(2).mean()
-
-
-KINDS = (penalized, slightly_penalized, consolidated, used_again, hooked, pruned, penalizes_inputs)
-
-
-def with_more(kind: Any, only: int = -1) -> Any:
-    """The loop of a trainer whose loss has one more term. only: on this rank."""
-
-    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
-        optimizer.zero_grad()
-        x, y = data.batch()
-        loss = F.cross_entropy(model(x), y)
-        if only < 0:
-            loss = loss + kind(model, x, step)
-        elif data.ctx is None or data.ctx.rank == only:
-            loss = loss + kind(model, x, step) / (data.size if data.ctx is None else 1)
-        loss.backward()
-        optimizer.step()
-
-    return loop
-
-
-def goes_dense(ctx: hpcomm.Context, loop: Any, ways: Any, **more: Any) -> None:
-    for way in ways:
-        optimizer = check(ctx, model=wide, loop=loop, **way, **more)
-        assert optimizer.schemes.of["first.weight"] == "ps", way
-        assert optimizer.schemes.why["first.weight"], way
-        optimizer.step()  # without gradients
-        optimizer.close()
-
-
-@case
-def gradients_that_are_more_than_pairs_go_as_matrices(ctx: hpcomm.Context) -> None:
-    ways = [WAYS[0], {"scheme": "factors", "batch": 3 * BATCH}, {"scheme": "adam", "batch": 3 * BATCH}]
-    for i, kind in enumerate(KINDS):
-        goes_dense(ctx, with_more(kind), [ways[i % 3]] if kind is not slightly_penalized else ways[:2])
-    goes_dense(ctx, with_more(penalized, only=ctx.size - 1), [WAYS[3]], make=OPTIMIZERS["adamw"], overlap=True)
-
-
-@case
-def gradients_by_hand_go_as_matrices(ctx: hpcomm.Context) -> None:
-    def by_hand(model: Any, optimizer: Any, data: Data, step: int) -> None:
-        if step < 2:
-            cases.plain_step(model, optimizer, data, step)
-            return
-        optimizer.zero_grad()
-        for p in model.parameters():
-            p.grad = 0.1 * p.detach()
-        optimizer.step()
-
-    goes_dense(ctx, by_hand, WAYS[1:3])
-
-
-@case
-def all_find_what_one_rank_refuses_before_a_mean_is_used(ctx: hpcomm.Context) -> None:
-    """clip_norm, synchronize and a GradScaler look at means before step applies them."""
-
-    def loop(how: str, model: Any, optimizer: Any, data: Data, step: int, scalers: dict[bool, Any]) -> None:
-        scaler = scalers.setdefault(data.ctx is None, torch.amp.GradScaler("cpu", init_scale=64.0))
-        optimizer.zero_grad()
-        x, y = data.batch()
-        loss = F.cross_entropy(model(x), y)
-        if data.ctx is None or data.ctx.rank == 0:
-            loss = loss + penalized(model, x, step) / (data.size if data.ctx is None else 1)
-        if step == 3 and how == "scale":
-            loss = loss * torch.inf
-        (scaler.scale(loss) if how == "scale" else loss).backward()
-        if how == "look" and data.ctx is not None:
-            optimizer.synchronize()
-        if how == "look" or (how == "clip" and data.ctx is None):
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        if how == "scale":
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-
-    for how, way in (("clip", WAYS[1]), ("look", WAYS[0]), ("scale", WAYS[4]), ("look", WAYS[2])):
-        its: Any = partial(loop, how, scalers={})
-        goes_dense(ctx, its, [way], **({"clip_norm": 0.5} if how == "clip" else {}))
-
-
-@case
-def skipped_gradients_are_more_than_pairs(ctx: hpcomm.Context) -> None:
-    """Autograd tells of a second use; hooks, masks and parametrizations are refused in the forward pass."""
-    for kind in (penalized, used_again):
-        goes_dense(ctx, with_more(kind), WAYS[2:3])
-
-    def parametrized(model: Any, x: Any, step: int) -> Any:
-        if step == 2:
-            parametrize.register_parametrization(model.first, "weight", nn.Tanh())
-        return 0
-
-    for kind, why in ((hooked, "has got a hook"), (pruned, "is not a plain"), (parametrized, "is not a plain")):
-        told = rf"rank {ctx.rank}: 'first.weight' {why}.*: leave out skip_weight_grad, or give scheme="
-        with refuses(told):
-            check(ctx, model=wide, loop=with_more(kind), **WAYS[2])
-
-
-@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1.0, 1e12])
-@pytest.mark.parametrize(("rows", "m", "n"), [(1, 64, 64), (9, 7, 512), (512, 96, 33)])
-def test_a_sum_of_pairs(rows: int, m: int, n: int, scale: float) -> None:
-    """Rounding never tells it from the gradient, in whatever order autograd adds; a small part more does."""
-    generator = torch.Generator().manual_seed(rows)
-    for shift in (0, 3):  # products that cancel, and products of one sign
-        u = (torch.randn(rows, m, generator=generator).abs() + shift) * scale
-        v = torch.randn(rows, n, generator=generator) + shift
-        pairs = [(u[: rows // 2], v[: rows // 2]), (u[rows // 2 :], v[rows // 2 :])]
-        grad = u.flip(0).T @ v.flip(0)
-        assert all(is_sum_of_pairs(grad, pairs) for _ in range(20))
-        more = 1e-4 * float(grad.abs().max()) * math.sqrt(n * rows)
-        one, row, whole = torch.zeros_like(grad), torch.zeros_like(grad), torch.ones_like(grad)
-        one[m // 2, n // 2], row[-1] = 1, 1 / math.sqrt(n)
-        for part in (one, row, whole / math.sqrt(n)) if scale > 1e-20 else ():
-            assert sum(is_sum_of_pairs(grad + more * part, pairs) for _ in range(20)) <= 2
-
-
-def test_a_sum_of_pairs_that_is_not_finite() -> None:
-    u, v = torch.ones(3, 4), torch.ones(3, 5)
-    for bad in (math.inf, math.nan):
-        u[1, 2] = bad
-        grad = u.T @ v
-        assert is_sum_of_pairs(grad, [(u, v)])
-        assert not is_sum_of_pairs(grad.nan_to_num(0, 0, 0), [(u, v)])
-        assert not is_sum_of_pairs(grad, [(torch.ones(3, 4), v)])
-        assert not is_sum_of_pairs(grad + torch.tensor([1.0, 0, 0, 0])[:, None], [(u, v)])
-    assert is_sum_of_pairs(torch.zeros(4, 5), [])
-    assert not is_sum_of_pairs(torch.full((4, 5), math.nan), [])
 
 
 @pytest.fixture(scope="module")

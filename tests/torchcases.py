@@ -202,3 +202,47 @@ def check_state(ours: Any, theirs: Any) -> None:
         assert own.keys() == theirs["state"][number].keys()
         for name, value in own.items():
             torch.testing.assert_close(value, theirs["state"][number][name], rtol=1e-4, atol=1e-6)
+
+
+class Wide(nn.Module):
+    """Two layers that may go as pairs, the second one without a bias; and a small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 512)
+        self.second = nn.Linear(512, 64, bias=False)
+        self.last = nn.Linear(64, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def wide() -> Any:
+    torch.manual_seed(3)
+    return Wide()
+
+
+SCHEMES: list[dict[str, Any]] = [
+    {"scheme": "factors"},
+    {"scheme": "factors", "batch": BATCH},
+    {"scheme": "factors", "batch": BATCH, "skip_weight_grad": True},
+    {"scheme": {"second.weight": "factors", "first.weight": "adam"}},
+    {"scheme": "adam", "batch": BATCH},
+]
+
+
+def with_more(kind: Any, only: int = -1) -> Any:
+    """The loop of a trainer whose loss has one more term. only: on this rank."""
+
+    def loop(model: Any, optimizer: Any, data: Data, step: int) -> None:
+        optimizer.zero_grad()
+        x, y = data.batch()
+        loss = F.cross_entropy(model(x), y)
+        if only < 0:
+            loss = loss + kind(model, x, step)
+        elif data.ctx is None or data.ctx.rank == only:
+            loss = loss + kind(model, x, step) / (data.size if data.ctx is None else 1)
+        loss.backward()
+        optimizer.step()
+
+    return loop
