@@ -5,7 +5,7 @@
 #   make fuzz      what reads from the network, 20 s each, with clang's libFuzzer
 #   make cluster   tests on several hosts, which are network namespaces
 #   make softroce  tests over RDMA, in virtual machines with softRoCE
-#   make near      the tests that cover what has changed, a minute of them (SINCE=COMMIT)
+#   make near      the tests that cover what has changed, 60 s at most (SINCE=COMMIT)
 PYTHON ?= python3
 VENV ?= .venv
 RANKS ?= 4
@@ -19,7 +19,8 @@ CMAKE_FLAGS ?=
 JOBS ?= $(shell expr $$(nproc) + 1)
 UNSANITIZED ?= conformance_large|pieces_pairs
 # A short run has every case of C on a third of its transports and with a fifth of its rounds, by the commit's seed, and not
-# the window of 4 GiB; HPC_TEST_MODES=all is the full one. A program of C may take HPC_TEST_TIMEOUT seconds. tests/chosen.py has what is left out of Python's.
+# the window of 4 GiB; HPC_TEST_MODES=all is the full one. tests/chosen.py has what is left out of Python's. A program of C
+# may take HPC_TEST_TIMEOUT seconds.
 HPC_TEST_MODES ?= third
 HPC_TEST_SCALE ?= $(if $(filter all,$(HPC_TEST_MODES)),100,20)
 HPC_TEST_TIMEOUT ?= $(if $(filter all,$(HPC_TEST_MODES)),900,300)

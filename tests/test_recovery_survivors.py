@@ -1,6 +1,7 @@
 """recover(ex, survivors=True): ranks that own parameters are killed between push and pull, and the others go on from
 what they have."""
 
+import itertools
 import os
 import signal
 from contextlib import suppress
@@ -97,7 +98,7 @@ def _body(kind: str, victims: dict[str, str], codec: str, later: int) -> dict[st
     dies = victims.get(str(me), "")
     owner = [[row.key, row.offset, row.count, row.owner, row.action] for row in ex.plan.rows]
     with suppress(hpcomm.PeerFailed):
-        for step in range(STEP + 2):
+        for step in itertools.count():  # under SSP an owner that left too soon would serve no rows
             train(ex, step, dies if step == STEP else "", counts=not (codec and dies))
     pushes = {name: _core.exchange_pushed(ex._handle, ex._key(name).index, None) for name in SIZES}
     if later >= 0:

@@ -477,7 +477,7 @@ void hand_hosts(hand_plan *h, const job *j, int size, int per_host, bool chain, 
     hand_start(h, j);
     for (int key = 0; key < j->n_keys; key++) {
         for (uint64_t from = 0, count; from < j->keys[key].count; from += count, piece++) {
-            int base = h->plan.n_rows, leads[RANKS_MAX], first[RANKS_MAX], last[RANKS_MAX];
+            int base = h->plan.n_rows, leads[RANKS_MAX] = {0}, first[RANKS_MAX], last[RANKS_MAX];
             count = j->keys[key].count - from < most ? j->keys[key].count - from : most;
             h->core = piece / 2 % 2;
             for (int p = 0; p < hosts; p++) {
