@@ -122,6 +122,11 @@ def applies_each(consistency: Consistency) -> bool:
     return consistency == ASYNC or bool(consistency.staleness)
 
 
+def in_step(consistency: Consistency) -> bool:
+    """Whether all workers have made the same number of steps when each stands between two: BSP and NOTIFY_ACK."""
+    return consistency.staleness == 0 and consistency.quorum is None and consistency.whole
+
+
 def goes_apart(consistency: Consistency) -> bool:
     """Whether servers need the updates of each outermost group of a hierarchy as one input: where groups may be at
     different steps, also with a quorum of them."""

@@ -4,7 +4,6 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from conftest import Left, run_threads
+from conftest import leave, run_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -310,12 +309,6 @@ def test_fragments_hold_each_layer_once(sizes: list[int], data: st.DataObject) -
         assert all(where[name] == where[f"{name.partition('.')[0]}.w"] for name in keys)
     assert [name for names in fragments_of(keys, number) for name in names] == list(keys)
     assert fragments_of(keys, number) == fragments_of(keys, fragments_of(keys, number))
-
-
-def leave(ctx: hpcomm.Context) -> None:
-    with suppress(hpcomm.HpcommError):
-        ctx.close()
-    raise Left
 
 
 def test_waits_have_the_names_of_calls_and_fewer_steps_are_told() -> None:

@@ -1,7 +1,9 @@
 """recover: ranks are killed or leave at any step; the others go on over a rebuilt graph or with the living servers."""
 
 import itertools
+import math
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -15,6 +17,7 @@ import pytest
 
 import hpcomm
 from hpcomm import SGD, Average, Checkpointer, CheckpointError, Hierarchy, Momentum, ParameterServer, topology
+from hpcomm.checkpoint import files
 from hpcomm.recovery import recovery
 from hpcomm.topology import spectrum
 
@@ -406,6 +409,46 @@ def test_a_rank_that_only_serves_keeps_the_rates_that_the_workers_have_set(victi
     assert [value[0] for value in ended.values if value] == [[0.5], [0.5], [0.5]]
     for rank in (1, 3):
         assert ended.values[rank][1:] == [20, [-10.0] * 8]
+
+
+def _from_a_mixture(folder: str, whole: bool) -> tuple[int, float, str]:
+    """Owners 0 and 2 save; rank 0 does not count its second step, so that files of one number are of two steps of the
+    job. Rank 2 dies. whole: the checkpoint of the first step is still there."""
+    ctx = hpcomm.init(mpi.world())
+    w0, ones = ({name: np.full(8, value, np.float32) for name in "vw"} for value in (0, 1))
+    ex = hpcomm.Exchange(ctx, w0, ParameterServer(servers=[0, 2]), rule=SGD(lr=1))
+    with Checkpointer(ex, folder, every=1, keep=9) as ckpt:
+        for step in range(1, 4):
+            ex.step(ones)
+            if step != 2 or ctx.rank > 0:
+                ckpt.after(step - (step > 2 and ctx.rank == 0))
+        ckpt._finish()
+        ctx.barrier()
+        for found in files.listed(Path(folder)) if ctx.rank == 0 and not whole else ():
+            if found.step == 1:
+                found.path.unlink()
+        ctx.barrier()
+    _kill(2 if ctx.rank == 2 else -1)
+    with suppress(hpcomm.PeerFailed):
+        while True:
+            ex.step(ones)
+    try:
+        recovered = hpcomm.recover(ex, checkpoint=folder)
+    except CheckpointError as wrong:
+        return -1, math.nan, str(wrong)
+    return recovered.clock, float(recovered.exchange.params["w"].sum() + recovered.exchange.params["v"].sum()), ""
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_checkpoint_of_different_steps_is_not_recovered_from(whole: bool, tmp_path: Path) -> None:
+    ended = mpi.spawn(3, _from_a_mixture, str(tmp_path), whole, check=False)
+    assert ended.codes == [0, 0, -signal.SIGKILL], ended.err
+    for told in ended.values[:2]:
+        if whole:
+            assert told == [1, -16.0, ""]
+        else:
+            assert re.search("step 2 mixes different steps of the job.*none before it is whole", told[2])
+    assert (": it is left out" in ended.err) == whole
 
 
 def _runs(goes_on: bool, at: int, least: int) -> list[Any]:

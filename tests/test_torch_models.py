@@ -1,9 +1,7 @@
 """hpcomm.torch beside one process: models of all kinds, state, checkpoints and dials."""
 
 import copy
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from torchcases import (
     check_bits,
     check_same,
     check_state,
+    directory,
     everywhere,
     momentum,
     net,
@@ -342,9 +341,8 @@ def checkpoints(ctx: hpcomm.Context) -> None:
         F.cross_entropy(model[2](model[1](model[0](x)).bfloat16()).float(), y).backward()
         optimizer.step()
 
-    with tempfile.TemporaryDirectory() as own:
-        folders = [ctx.allgather(str(Path(own, str(i))).encode().ljust(200))[0].decode().strip() for i in range(2)]
-        for make, folder in zip((momentum, torch.optim.RMSprop), folders, strict=True):
+    for make in (momentum, torch.optim.RMSprop):
+        with directory(ctx) as folder:
             ours = mixed()
             optimizer = ht.DistributedOptimizer(make(ours.parameters()), ctx, ours)
             data = Data(ctx, ctx.size)
@@ -366,7 +364,6 @@ def checkpoints(ctx: hpcomm.Context) -> None:
             step(again, second, data)
             for (name, p), q in zip(ours.state_dict().items(), again.state_dict().values(), strict=True):
                 assert torch.equal(p, q), f"{name}: bit for bit"
-        ctx.barrier()
 
 
 @case

@@ -2,19 +2,15 @@
 
 import io
 import pickletools
-import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torchcases as cases
 from test_torch_local import Mates
-from torchcases import Data, F, case, check_bits, momentum, net, nn, refuses, torch
+from torchcases import Data, F, case, check_bits, directory, momentum, net, nn, refuses, torch
 
 import hpcomm
 import hpcomm.torch as ht
@@ -23,14 +19,6 @@ from hpcomm.torch.uneven import job_step
 pytestmark = pytest.mark.xdist_group("group torch")  # one job for all tests
 
 LR = torch.optim.lr_scheduler
-
-
-@contextmanager
-def directory(ctx: hpcomm.Context) -> Iterator[Path]:
-    """One of rank 0's, for all ranks, until all have left the block."""
-    with tempfile.TemporaryDirectory() as own:
-        yield Path(ctx.allgather(own.encode().ljust(200))[0].decode().strip())
-        ctx.barrier()
 
 
 def ones() -> Any:

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import math
 import re
-import tempfile
 import time
 from functools import partial
 from typing import Any, cast
@@ -24,6 +23,7 @@ from torchcases import (
     check_bits,
     check_same,
     clipped,
+    directory,
     everywhere,
     nn,
     refuses,
@@ -476,8 +476,7 @@ def checkpoints_go_from_scheme_to_scheme(ctx: hpcomm.Context) -> None:
         optimizer.wait()
         return [p.detach().clone() for p in model.parameters()]
 
-    with tempfile.TemporaryDirectory() as own:
-        folder = ctx.allgather(own.encode())[0].decode()
+    with directory(ctx) as folder:
         model = wide()
         optimizer = ht.DistributedOptimizer(OPTIMIZERS["adamw"](model.parameters()), ctx, model, scheme="factors")
         with ht.ModelCheckpointer(optimizer, folder, every=1) as saver:
@@ -495,7 +494,6 @@ def checkpoints_go_from_scheme_to_scheme(ctx: hpcomm.Context) -> None:
             for found, value in zip(trained(optimizer, model, batches[3:]), expected, strict=True):
                 torch.testing.assert_close(found, value, rtol=1e-4, atol=2e-6)
             optimizer.close()
-        ctx.barrier()
 
 
 class Odd(nn.Module):

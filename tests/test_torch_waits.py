@@ -1,10 +1,9 @@
 """hpcomm.torch names its calls in errors: a call that not all ranks make, and unequal numbers of steps."""
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from conftest import Left, run_threads
+from conftest import leave, run_threads
 from torchcases import Data, momentum, net, plain_step
 
 import hpcomm
@@ -14,12 +13,6 @@ DEADLOCK = (
     "ranks 0 and 1 wait for each other: rank 0 is in optimizer.state_dict(), which every rank must call; "
     "rank 1 is in optimizer.step() (a deadlock of the program)"
 )
-
-
-def leave(ctx: hpcomm.Context) -> None:
-    with suppress(hpcomm.HpcommError):
-        ctx.close()
-    raise Left
 
 
 def test_a_call_of_one_rank_alone_is_a_deadlock_that_every_rank_is_told() -> None:

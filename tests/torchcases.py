@@ -9,9 +9,12 @@ batch, and compares.
 import hashlib
 import importlib
 import os
+import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import mpi
@@ -165,6 +168,14 @@ def check_bits(ctx: hpcomm.Context, model: Any) -> None:
     for p in model.parameters():
         found.update(p.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     assert len(set(ctx.allgather(found.digest()))) == 1, "ranks differ"
+
+
+@contextmanager
+def directory(ctx: hpcomm.Context) -> Iterator[Path]:
+    """One of rank 0's, for all ranks, until all have left the block."""
+    with tempfile.TemporaryDirectory() as own:
+        yield Path(ctx.allgather(own.encode().ljust(200))[0].decode().strip())
+        ctx.barrier()
 
 
 def check(ctx: hpcomm.Context, *args: Any, **options: Any) -> Any:

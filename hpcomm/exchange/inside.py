@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .. import _core, optim
 from ..codec import Products
-from ..consistency import BSP, NOTIFY_ACK
+from ..consistency import BSP, in_step
 from ..context import Context
 from ..errors import HpcommError, NotSupported, Timeout
 from ..optim import Average
@@ -268,10 +268,9 @@ def is_whole(ex: Exchange) -> bool:
 
 
 def steps_of_all(ex: Exchange) -> int | None:
-    """How many steps the exchange has made, where all workers are at the same one when they stand between two steps
-    (BSP, NOTIFY-ACK); None: they are not, or this rank only serves."""
-    together = all(one.scheme.consistency in (BSP, NOTIFY_ACK) for one in ex._schemes)
-    return ex.version if together and ex.params else None
+    """How many steps the exchange has made, where all workers are at the same one when they stand between two steps;
+    None: they are not, or this rank only serves."""
+    return ex.version if ex.params and all(in_step(one.scheme.consistency) for one in ex._schemes) else None
 
 
 def pushes(ex: Exchange, name: str) -> int:
