@@ -10,7 +10,7 @@ A body is a module-level function; it gets args (JSON) and brings itself up by h
 (JSON) is the rank's value.
 
 There are two ways to start: mpirun starts interpreters, and all other ranks are forked by a server (ranks.py) that has
-imported everything. The server ends with this process and kills what is left of its jobs.
+imported what they import. A server ends with this process and kills what is left of its jobs.
 """
 
 import itertools
@@ -189,7 +189,7 @@ def command(
 
 
 def processor_seconds() -> float:
-    """Of this process, of its children that have ended, and of the server of the ranks and those that it has forked."""
+    """Of this process, of its children that have ended, and of the servers of ranks and those that they have forked."""
     mine, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     used = sum(each.ru_utime + each.ru_stime for each in (mine, ended))
     return used + Server.processor_seconds()
@@ -318,7 +318,8 @@ class Forked(_Job):
         super().__init__(folder, len(tasks))
         starts = [Start(task, self.environment(env)) for task, env in zip(tasks, envs, strict=True)]
         self._codes: list[int | None] = [None] * len(tasks)
-        self._connection = Server.get().take(Order(self.mark, starts, str(folder / "out"), str(folder / "err")))
+        self._server = Server.get(any(ranks.loads_more(task) for task in tasks))
+        self._connection = self._server.take(Order(self.mark, starts, str(folder / "out"), str(folder / "err")))
         self.pids: list[int] = self._connection.recv()
 
     def wait(self, until: float, of: Iterable[int] | None = None) -> list[int | None]:
@@ -329,7 +330,7 @@ class Forked(_Job):
             try:
                 index, code = self._connection.recv()
             except EOFError:
-                raise RuntimeError(f"the server of the ranks has ended\n{Server.get().said()}") from None
+                raise RuntimeError(f"the server of the ranks has ended\n{self._server.said()}") from None
             self._codes[index] = code
         return list(self._codes)
 
@@ -345,9 +346,10 @@ class Forked(_Job):
 
 
 class Server:
-    """The process that forks ranks, one for this process. It ends when this process has ended, however that was."""
+    """A process that forks ranks, and that ends with this one, however that was. There are two: one for tasks that
+    need torch, Numba or the like, whose forks take three times as long, and one for the others."""
 
-    _only: "Server | None" = None
+    _all: "dict[bool, Server]" = {}  # noqa: RUF012 - by whether it loads more
     _starting = threading.Lock()
 
     def __init__(self) -> None:
@@ -365,11 +367,12 @@ class Server:
             )
 
     @classmethod
-    def get(cls) -> "Server":
+    def get(cls, loads_more: bool = False) -> "Server":
         with cls._starting:
-            if cls._only is None or cls._only._process.poll() is not None:
-                cls._only = cls()
-            return cls._only
+            found = cls._all.get(loads_more)
+            if found is None or found._process.poll() is not None:
+                found = cls._all[loads_more] = cls()
+            return found
 
     def take(self, order: Order) -> Connection:
         """A connection over which the exit codes come."""
@@ -388,19 +391,21 @@ class Server:
 
     @classmethod
     def close(cls) -> None:
-        """Ends the server and what it has started."""
-        if cls._only is not None:
-            cls._only._control.close()
-            cls._only._process.wait()
-            cls._only = None
+        """Ends the servers and what they have started."""
+        while cls._all:
+            _, server = cls._all.popitem()
+            server._control.close()
+            server._process.wait()
 
     @classmethod
     def processor_seconds(cls) -> float:
-        """Of the server and of the ranks that it has reaped; a server that has ended counts among our children."""
-        if cls._only is None or cls._only._process.poll() is not None:
-            return 0.0
-        stat = Path(f"/proc/{cls._only.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
+        """Of the servers and of the ranks that they have reaped; one that has ended counts among our children."""
+        used = 0
+        for server in cls._all.values():
+            if server._process.poll() is None:
+                stat = Path(f"/proc/{server.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                used += sum(map(int, stat[11:15]))
+        return used / os.sysconf("SC_CLK_TCK")
 
     def said(self) -> str:
         self._log.seek(0)

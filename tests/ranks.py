@@ -11,6 +11,7 @@ mpirun don't.
 
 import atexit
 import ctypes
+import functools
 import gc
 import importlib
 import importlib.util
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -235,6 +237,8 @@ class _Server:
             return None
         for task in {(start.task.file, start.task.name) for start in order.starts}:
             _preload(*task)
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False  # torch's take its operators apart: in each rank 50 ms, and copies of 30 MB
         gc.collect()
         gc.freeze()  # no collection in a child copies pages because it looks at these objects
         pids: dict[int, int] = {}
@@ -303,14 +307,26 @@ class _Server:
                         job.send((pids.pop(pid), os.waitstatus_to_exitcode(status)))
 
 
+@functools.cache
+def _loads(file: str) -> frozenset[Callable[[], object]]:
+    words = set(re.findall(r"\w+", Path(file).read_text(encoding="utf-8")))
+    return frozenset(LOADED_FOR[word] for word in LOADED_FOR.keys() & words)
+
+
+def loads_more(task: Task) -> bool:
+    """Whether a task needs more than PRELOADED: it is a program, or its file names what takes long to load."""
+    with suppress(OSError):
+        return task.name == "__main__" or bool(_loads(task.file))
+    return False
+
+
 def _preload(file: str, name: str) -> None:
     for module in PRELOADED if name != "__main__" else (*PRELOADED, *PRELOADED_FOR_PROGRAMS):
         with suppress(ImportError):
             importlib.import_module(module)
     with suppress(Exception):  # the processes will say what is wrong
         module_of(file)
-        words = set(re.findall(r"\w+", Path(file).read_text(encoding="utf-8")))
-        for load in {LOADED_FOR[word] for word in LOADED_FOR.keys() & words}:
+        for load in _loads(file):
             load()
 
 
