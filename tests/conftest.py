@@ -306,7 +306,8 @@ def alone() -> Any:
         yield context
 
 
-# The jobs of modules whose cases torchcases runs: all cases of a module by one job. By rank what went wrong in each.
+# The jobs of modules whose cases torchcases runs: one runs all cases of a module that this run of tests has. By rank what
+# went wrong in each.
 
 
 @pytest.fixture(scope="module")
@@ -325,8 +326,11 @@ def wire(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 
 
 def _run_cases(how: str, request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    run: Callable[[str], list[dict[str, str]]] = getattr(importlib.import_module("torchcases"), how)  # it needs torch
-    return run(request.module.__name__)
+    run = getattr(importlib.import_module("torchcases"), how)  # it needs torch
+    of = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
+    names = {item.callspec.params["name"] for item in of if request.fixturename in item.fixturenames}
+    found: list[dict[str, str]] = run(request.module.__name__, sorted(names))
+    return found
 
 
 @pytest.fixture

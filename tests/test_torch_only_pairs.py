@@ -186,11 +186,6 @@ def test_a_sum_of_pairs_that_is_not_finite() -> None:
     assert not is_sum_of_pairs(torch.full((4, 5), math.nan), [])
 
 
-@pytest.fixture(scope="module")
-def shm() -> list[dict[str, str]]:
-    return cases.on_shm(__name__)
-
-
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2

@@ -634,31 +634,18 @@ def parameters_of_pairs_are_not_rounded(ctx: hpcomm.Context) -> None:
             optimizer.close()
 
 
-@pytest.fixture(scope="module")
-def shm() -> list[dict[str, str]]:
-    return cases.on_shm(__name__)
-
-
-@pytest.fixture(scope="module")
-def one() -> list[dict[str, str]]:
-    return cases.by_one_rank(__name__)
-
-
-@pytest.fixture(scope="module")
-def wire() -> list[dict[str, str]]:
-    return cases.over_wire(__name__)
-
-
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
 def test_case_by_one_rank(one: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in one] == [""]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", cases.names(__name__, cases.EVERYWHERE))
 def test_case_over_a_wire(wire: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in wire] == [""] * 3

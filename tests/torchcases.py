@@ -50,19 +50,19 @@ def names(module: str, among: Any = CASES) -> list[str]:
     return sorted(name for own, name in among if own == module)
 
 
-def on_shm(module: str) -> list[dict[str, str]]:
+def on_shm(module: str, names: list[str]) -> list[dict[str, str]]:
     """By rank what run_cases gave."""
-    return mpi.spawn(SIZE, run_cases, module, names(module), timeout=120).values
+    return mpi.spawn(SIZE, run_cases, module, names, timeout=120).values
 
 
-def by_one_rank(module: str) -> list[dict[str, str]]:
-    return mpi.spawn(1, run_cases, module, names(module, EVERYWHERE), timeout=120).values
+def by_one_rank(module: str, names: list[str]) -> list[dict[str, str]]:
+    return mpi.spawn(1, run_cases, module, names, timeout=120).values
 
 
-def over_wire(module: str) -> list[dict[str, str]]:
+def over_wire(module: str, names: list[str]) -> list[dict[str, str]]:
     """Ranks 0 and 1 count as one host, so that updates are folded there first."""
     env = {"HPCOMM_TRANSPORT": os.environ.get("HPC_TEST_TRANSPORTS", "tcp"), "HPC_TEST_HOSTS": "0,0,2"}
-    return mpi.spawn(3, run_cases, module, names(module, EVERYWHERE), timeout=120, env=env).values
+    return mpi.spawn(3, run_cases, module, names, timeout=120, env=env).values
 
 
 # ---- the ranks -------------------------------------------------------------------------------------------------------
