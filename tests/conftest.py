@@ -306,8 +306,14 @@ def alone() -> Any:
         yield context
 
 
-# The jobs of modules whose cases torchcases runs: one runs all cases of a module that this run of tests has. By rank what
-# went wrong in each.
+def names_of(request: pytest.FixtureRequest) -> list[str]:
+    """For a fixture of a module: the parameters "name" of the tests that it is for, in this run."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    mine = [item for item in items if item.module is request.module and request.fixturename in item.fixturenames]
+    return [str(item.callspec.params["name"]) for item in mine]
+
+
+# The jobs of modules whose cases torchcases runs: one job runs all of them. By rank what went wrong in each.
 
 
 @pytest.fixture(scope="module")
@@ -326,11 +332,8 @@ def wire(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 
 
 def _run_cases(how: str, request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    run = getattr(importlib.import_module("torchcases"), how)  # it needs torch
-    of = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
-    names = {item.callspec.params["name"] for item in of if request.fixturename in item.fixturenames}
-    found: list[dict[str, str]] = run(request.module.__name__, sorted(names))
-    return found
+    run: Callable[..., list[dict[str, str]]] = getattr(importlib.import_module("torchcases"), how)  # it needs torch
+    return run(request.module.__name__, names_of(request))
 
 
 @pytest.fixture

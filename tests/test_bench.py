@@ -9,13 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mpi
 import numpy as np
 import pytest
+from conftest import names_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FEW = ["-n", "2", "-m", "8", "-N", "2"]
@@ -117,15 +117,9 @@ def run(ranks: int, runs: dict[str, list[str]]) -> dict[str, Run]:
     }
 
 
-def names_of(test: Callable[..., None], request: pytest.FixtureRequest) -> list[str]:
-    """The benchmarks whose cases of this test are in the run."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    return [str(item.callspec.params["name"]) for item in items if item.function is test]
-
-
 @pytest.fixture(scope="module")
 def right(request: pytest.FixtureRequest) -> dict[str, Run]:
-    return run(2, {name: ["--json"] for name in names_of(test_every_answer_is_right, request)})
+    return run(2, {name: ["--json"] for name in names_of(request)})
 
 
 @pytest.mark.some(1)
@@ -147,7 +141,7 @@ def test_every_answer_is_right(name: str, right: dict[str, Run]) -> None:
 @pytest.fixture(scope="module")
 def planted(request: pytest.FixtureRequest) -> dict[str, Run]:
     options = ["--json", "--plant", "-N", "1", "--only", "hpcomm,mpi4py,update,Neighbor,Bcast"]
-    return run(2, dict.fromkeys(names_of(test_a_planted_wrong_value_is_found, request), options))
+    return run(2, dict.fromkeys(names_of(request), options))
 
 
 @pytest.mark.some(1)
@@ -165,7 +159,7 @@ def test_a_planted_wrong_value_is_found(name: str, planted: dict[str, Run]) -> N
 @pytest.fixture(scope="module")
 def over_tcp(request: pytest.FixtureRequest) -> dict[str, Run]:
     options = [*TCP, "-N", "2", "--json"]
-    return run(2, dict.fromkeys(names_of(test_every_answer_over_tcp_is_right, request), options))
+    return run(2, dict.fromkeys(names_of(request), options))
 
 
 @pytest.mark.parametrize("name", OVER_TCP)
