@@ -44,11 +44,10 @@ def test_a_c_test_brings_nothing_but_its_main_into_the_program_of_all() -> None:
         pytest.skip("no nm on this machine, or the C tests are not built")
     names = re.findall(r"PROGRAM\((\w+)\)", programs.read_text(encoding="utf-8"))
     assert len(names) > 80
-    for name in names:
-        path = BUILD / f"CMakeFiles/tests_c.dir/tests/c/{name}.c.o"
-        command = ["nm", "-g", "--defined-only", str(path)]
-        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert [line.split()[-1] for line in listing.splitlines()] == [name]
+    command = ["nm", "-A", "-g", "--defined-only", *(f"{name}.c.o" for name in names)]
+    folder = BUILD / "CMakeFiles/tests_c.dir/tests/c"
+    listing = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[-1] for line in listing.splitlines()] == names
 
 
 def test_binding_declares_what_the_header_declares() -> None:
