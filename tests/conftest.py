@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         is_short = chosen.is_short(config.args, os.environ.get("HPC_TEST_MODES", ""))
         is_chosen = chosen.BY_NAME in os.environ
         os.environ[SHORT] = "yes" if is_short or is_chosen else "no"
-        os.environ[SPARED] = " ".join(sorted(chosen.passed())) if is_short and cover.FOLDER not in os.environ else ""
+        os.environ[SPARED] = " ".join(sorted(chosen.passed())) if is_short else ""
 
 
 def pytest_unconfigure() -> None:

@@ -4,7 +4,7 @@
 
 BUILD is a build of CMake with HPC_COVER. All tests run on it as a short run has them, by tests/again.py; tests/cover.py
 and tests/c/cover.c note what they run. For each test function of Python and each program of C the map has the seconds
-and the files of which a function ran.
+and the files of which a function ran. What the map has of subjects that have passed on these files (chosen.py) stays.
 """
 
 import json
@@ -15,12 +15,13 @@ import subprocess
 import sys
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import again
+import chosen
 import cover
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,6 +78,15 @@ class Map:
             f'"cases": {{\n{lines(self.cases)}\n}}',
         )
         return "{" + ",\n".join(parts) + "}\n"
+
+    def with_kept(self, before: "Map", subjects: Iterable[str], root: Path) -> "Map":
+        """This map, and of one before it the tests of these subjects, which did not run again."""
+        spared = set(subjects)
+        files = {case.file for case in before.cases.values()}
+        files = {file for file in files if chosen.is_spared(root / file, spared, root)}
+        kept = {name: case for name, case in before.cases.items() if case.file in files}
+        shared = {need: before.shared[need] for case in kept.values() for need in case.needs if need in before.shared}
+        return Map({**kept, **self.cases}, {**shared, **self.shared})
 
     @staticmethod
     def read(text: str) -> "Map":
@@ -158,6 +168,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def write_map(build: Path, cores: int) -> int:
+    passed = chosen.passed()
     folder, site = build / "covered", build / "site"
     for each in (folder, site):
         shutil.rmtree(each, ignore_errors=True)
@@ -175,7 +186,10 @@ def write_map(build: Path, cores: int) -> int:
         return 1
     programs = of_programs(build, folder, ended[0].parent)
     functions, shared = of_functions(build / "hpcomm", folder)
-    (ROOT / MAP).write_text(Map({**programs, **functions}, shared).text(), encoding="utf-8")
+    found = Map({**programs, **functions}, shared)
+    if (ROOT / MAP).exists():
+        found = found.with_kept(Map.read((ROOT / MAP).read_text(encoding="utf-8")), passed, ROOT)
+    (ROOT / MAP).write_text(found.text(), encoding="utf-8")
     print(f"{len(programs)} programs of C and {len(functions)} tests of Python; please commit {MAP}")
     return 0
 

@@ -169,6 +169,18 @@ def test_the_map_reads_as_it_was_written() -> None:
     assert map_of(*reversed(tests), shared=(shared,)).text() == of.text()
 
 
+def test_tests_of_a_subject_that_did_not_run_keep_their_places() -> None:
+    shared = case("tests/test_bench.py right", FILES[7])
+    bench = case("tests/test_bench.py::test_it", needs=(shared.name,))
+    before = map_of(bench, case("tests/test_it.py::test_gone"), shared=(shared, case("tests/test_it.py jobs")))
+    new = map_of(case("tests/test_it.py::test_it"))
+    root = covered.ROOT
+    assert new.with_kept(before, [], root) == new
+    assert new.with_kept(before, ["bench"], root) == map_of(bench, *new.cases.values(), shared=(shared,))
+    again = map_of(case("tests/test_bench.py::test_it", FILES[0], seconds=9.0))
+    assert again.with_kept(before, ["bench"], root).cases == again.cases
+
+
 def test_a_run_that_hangs_is_ended() -> None:
     assert near.bounded([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), 60) == 3
     assert near.bounded([sys.executable, "-c", "import signal; signal.pause()"], dict(os.environ), 0.1) == 1

@@ -50,7 +50,8 @@ class Trainer:
         self, model: Any, optimizer: Any, ctx: hpcomm.Context | None, way: dict[str, Any], wrap: Any = None
     ) -> None:
         self.model, self.optimizer, self.ctx, self.way, self.size = model, optimizer, ctx, way, SIZE
-        self.wrap, self.running = wrap, None  # of one process: the ranks that have a batch; None: all
+        self.wrap = wrap
+        self.running: list[int] | None = None  # of one process: the ranks that have a batch; None: all
         self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
         self.backwards, self.masked = 0, False
         self.saved = self.state()
@@ -73,7 +74,7 @@ class Trainer:
         self.backwards += 1
         parts, share = [slice(None)], 1.0
         if self.ctx is not None or self.running is not None:
-            ranks = [self.ctx.rank] if self.ctx is not None else self.running or []
+            ranks = (self.running or []) if self.ctx is None else [self.ctx.rank]
             parts = [slice(rank * BATCH, (rank + 1) * BATCH) for rank in ranks]
         if self.ctx is None:
             share = (1 if self.running is None else 1 / self.size) * (self.size if self.way["reduce"] == "sum" else 1)
