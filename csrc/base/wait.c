@@ -235,6 +235,11 @@ static void tell_peers(const hpc_group *group, const hpc_fault *f, const hpc_bla
     free(ended);
 }
 
+/* These are to blame if this rank leaves because of this failure. */
+static void remember(hpc_group *group, const char *op, const hpc_culprit *culprits, int n) {
+    hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), culprits, n);
+}
+
 /* Those of ranks that left of their own will, while they were still waited for, are to blame if this rank leaves
  * because of this failure. Of those that failed their state says so. */
 static void remember_left(hpc_group *group, const char *op, const int *ranks, int n) {
@@ -243,8 +248,7 @@ static void remember_left(hpc_group *group, const char *op, const int *ranks, in
     for (int i = 0; i < n && n_left < HPC_BLAMED; i++)
         if (state_of(group, ranks[i]) != HPC_PEER_FAILED)
             left[n_left++] = (hpc_culprit){.rank = ranks[i], .state = HPC_CULPRIT_LEFT};
-    if (n_left == 0) return;
-    hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), left, n_left);
+    if (n_left > 0) remember(group, op, left, n_left);
 }
 
 /* Other ranks have found a deadlock and left because of it: no rank has failed. */
@@ -318,7 +322,10 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
     va_end(args);
     q.n_culprits = hpc_group_blamed(group, 0, blamed);
     for (int i = 0; i < q.n_culprits; i++) q.culprits[i] = blamed[i].culprit;
-    if (q.n_culprits == 0 && group->follow != NULL) group->follow(group->follow_arg, &q);
+    if (q.n_culprits == 0 && group->follow != NULL) {
+        group->follow(group->follow_arg, &q);
+        if (q.n_culprits > 0) remember(group, op, q.culprits, q.n_culprits); /* for those who ask this rank */
+    }
     for (n_ranks = 0; n_ranks < q.n_culprits; n_ranks++) ranks[n_ranks] = q.culprits[n_ranks].rank;
     for (int i = 0; i < n && left != NULL; i++) {
         int to_blame = 0;

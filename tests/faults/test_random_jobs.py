@@ -41,6 +41,14 @@ def test_every_survivor_names_the_victim(tmp_path: Path) -> None:
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
 
+@pytest.mark.full
+def test_who_closes_because_of_another_rank_says_so_to_the_next(tmp_path: Path) -> None:
+    """On a chain each rank finds the one before it closed, and asks it why: most have the answer from one that has asked
+    itself."""
+    ended = play("--seed", "b72bd0e18c7c", "--only", "4", "--keep", str(tmp_path))
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+
+
 def test_ranks_that_do_not_end_are_a_hang(tmp_path: Path) -> None:
     """The others wait four seconds for a rank that is stopped; here they have a fifth of a second."""
     only = ["--kinds", "collective", "--transports", "shm", "--ranks", "4", "--signals", "stop"]
