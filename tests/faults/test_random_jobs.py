@@ -43,8 +43,7 @@ def test_every_survivor_names_the_victim(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_who_closes_because_of_another_rank_says_so_to_the_next(tmp_path: Path) -> None:
-    """On a chain each rank finds the one before it closed, and asks it why: most have the answer from one that has asked
-    itself."""
+    """On a chain each rank finds the one before it closed, and asks it: most hear it from one that has asked itself."""
     ended = play("--seed", "b72bd0e18c7c", "--only", "4", "--keep", str(tmp_path))
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
