@@ -112,6 +112,23 @@ def after_a_join_block_ranks_agree_on_the_step(ctx: hpcomm.Context) -> None:
     learned.close()
 
 
+@case
+def a_checkpoint_of_no_step_brings_no_state(ctx: hpcomm.Context) -> None:
+    """Functions of torch that find none make one."""
+    for steps in (0, 1):
+        model = ones()
+        optimizer, again = (ht.DistributedOptimizer(torch.optim.Adam(m.parameters()), ctx, m) for m in (model, ones()))
+        for _ in range(steps):
+            one_step(ctx, model, optimizer, 2)
+        with directory(ctx) as folder:
+            with ht.ModelCheckpointer(optimizer, folder, every=1) as saver:
+                saver.after(1)
+            ctx.barrier()
+            ht.restore(again, folder)
+        assert len(again.state) == len(optimizer.state) == 2 * steps
+        optimizer.close(), again.close()
+
+
 @pytest.mark.parametrize(
     ("told", "step"),
     [

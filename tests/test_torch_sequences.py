@@ -197,7 +197,7 @@ class Trainer:
     def load(self, seed: int) -> None:
         self.ready()
         self.model.load_state_dict(self.saved[0])
-        self.optimizer.load_state_dict(self.saved[1])
+        self.optimizer.load_state_dict(copy.deepcopy(self.saved[1]))  # torch's goes on in the tensors that it is given
 
     def load_model(self, seed: int) -> None:
         self.ready()

@@ -676,7 +676,8 @@ class DistributedOptimizer(Wrapper):
             self._load_groups(found["optimizer"]["param_groups"])
             self._rules.are_of(self._mode.exchange)
             assert self._held is not None
-            self._held.loaded()
+            exchange = self._mode.exchange
+            self._held.loaded({key.param for key in self._mode.keys if inside.folds(exchange, key.name) > 0})
         beside.load(self._parts(), beside.of_older(self._model, found))
         self._move()
 

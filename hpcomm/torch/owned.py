@@ -33,10 +33,9 @@ class Held:
         self._forms, self._counts, self._hooked, self._reset = forms, counts, hooked, reset
         self._since: dict[Any, int] = {}  # the steps that do not count, by parameter
 
-    def loaded(self, params: Container[object] | None = None) -> None:
-        """State was loaded: of these parameters; None: of all."""
-        steps = self._counts.steps
-        self._since = {param: -1 if params is None or param in params else steps for param in self._keys}
+    def loaded(self, params: Container[object]) -> None:
+        """State was loaded: of these parameters."""
+        self._since = {param: -1 if param in params else self._counts.steps for param in self._keys}
 
     def params(self) -> list[Tensor]:
         return [param for param in self._keys if self.has(param)]
