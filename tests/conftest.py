@@ -307,7 +307,7 @@ def alone() -> Any:
 
 
 def names_of(request: pytest.FixtureRequest) -> list[str]:
-    """For a fixture of a module: the parameters "name" of the tests that it is for, in this run."""
+    """The parameters "name" of the tests of this run that use the module's fixture which asks."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     mine = [item for item in items if item.module is request.module and request.fixturename in item.fixturenames]
     return [str(item.callspec.params["name"]) for item in mine]

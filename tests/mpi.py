@@ -189,7 +189,7 @@ def command(
 
 
 def processor_seconds() -> float:
-    """Of this process, of its children that have ended, and of the servers of ranks and those that they have forked."""
+    """Seconds that this process, its children that have ended, the servers and the ranks that they forked have used."""
     mine, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     used = sum(each.ru_utime + each.ru_stime for each in (mine, ended))
     return used + Server.processor_seconds()
@@ -399,7 +399,7 @@ class Server:
 
     @classmethod
     def processor_seconds(cls) -> float:
-        """Of the servers and of the ranks that they have reaped; one that has ended counts among our children."""
+        """Seconds of the servers that run and of the ranks that they have reaped. One that has ended is our child."""
         used = 0
         for server in cls._all.values():
             if server._process.poll() is None:

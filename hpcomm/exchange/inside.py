@@ -45,8 +45,8 @@ def is_over(ex: Exchange) -> bool:
 
 
 def drop(ex: Exchange) -> None:
-    """The owner of the exchange is gone without close: closes it if nothing is under way and no other rank needs it;
-    else when sweep comes again, or with its context."""
+    """For an exchange whose owner did not close it. The exchange is closed now if nothing is under way and no other
+    rank needs it, else by a later sweep, or with its context."""
     ex.context._dropped.append(ex)
     sweep(ex.context)
 
@@ -61,7 +61,7 @@ def _closes(ex: Any) -> bool:
         ex.close(0)
     except Timeout:
         return False
-    except HpcommError:  # it is closed, and nobody asks why
+    except HpcommError:  # the exchange is closed; no caller is there to be told of the failure
         pass
     return True
 

@@ -732,7 +732,7 @@ class _Ties(NamedTuple):
     more: Sequence[Any]  # other hooks
 
     def cut(self) -> None:
-        """Takes all hooks off, and leaves the wrapped optimizer with a state of its own. Again is no error."""
+        """Takes all hooks off, and leaves the wrapped optimizer with a state of its own. A second call does nothing."""
         if isinstance(self.wrapped.state, OwnedState):
             self.wrapped.state = defaultdict(dict)
         for hook in (*self.hooked.values(), *self.more):
