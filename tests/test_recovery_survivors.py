@@ -100,6 +100,7 @@ def _body(kind: str, victims: dict[str, str], codec: str, later: int) -> dict[st
     with suppress(hpcomm.PeerFailed):
         for step in itertools.count():  # under SSP an owner that left too soon would serve no rows
             train(ex, step, dies if step == STEP else "", counts=not (codec and dies))
+    kill(bool(dies))  # it has heard of another's death before it came to its own
     pushes = {name: _core.exchange_pushed(ex._handle, ex._key(name).index, None) for name in SIZES}
     if later >= 0:
         made = recovery._over
