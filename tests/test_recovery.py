@@ -428,10 +428,10 @@ def _from_a_mixture(folder: str, whole: bool) -> tuple[int, float, str]:
             if found.step == 1:
                 found.path.unlink()
         ctx.barrier()
-    _kill(2 if ctx.rank == 2 else -1)
     with suppress(hpcomm.PeerFailed):
         while True:
             ex.step(ones)
+            _kill(2 if ctx.rank == 2 else -1)  # the others have left the barrier
     try:
         recovered = hpcomm.recover(ex, checkpoint=folder)
     except CheckpointError as wrong:
