@@ -4,6 +4,7 @@ import gc
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from inspect import getclosurevars
 from os import sep
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -136,9 +137,12 @@ def steps_as_torch(optimizer: Optimizer) -> bool:
             step = step.__func__
         if not isinstance(step, FunctionType) or not step.__code__.co_filename.startswith(_TORCH):
             return False
-        if not hasattr(step, "__wrapped__"):
+        if hasattr(step, "_wrapped_by_lr_sched") and not hasattr(step, "__wrapped__"):  # a scheduler's, in torch 2.4
+            step = getclosurevars(step).nonlocals["func"]
+        elif hasattr(step, "__wrapped__"):
+            step = step.__wrapped__
+        else:
             return step.__module__ in {kind.__module__ for kind in type(optimizer).__mro__}
-        step = step.__wrapped__
 
 
 # ---- the optimizer of a parameter ------------------------------------------------------------------------------------
