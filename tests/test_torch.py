@@ -403,7 +403,7 @@ def what_would_train_wrongly_raises(ctx: hpcomm.Context) -> None:
     with refuses("float64"):
         ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
     model = net().to("meta")
-    with refuses("host's memory"):
+    with refuses("lies on meta: hpcomm.torch exchanges tensors of cpu and cuda"):
         ht.DistributedOptimizer(momentum(model.parameters()), ctx, model)
     for wrong, told in (({"lr": 0.1}, "lr of"), ({"lr": 1.0, "betas": (0.5, 0.999)}, r"beta1/betas\[0\] of")):
         model = net()

@@ -6,6 +6,7 @@ a DistributedOptimizer on this rank's part of every batch, trains the same model
 batch, and compares.
 """
 
+import functools
 import hashlib
 import importlib
 import os
@@ -24,6 +25,7 @@ import hpcomm
 
 torch = pytest.importorskip("torch")
 
+import late  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -59,6 +61,11 @@ def by_one_rank(module: str, names: list[str]) -> list[dict[str, str]]:
     return mpi.spawn(1, run_cases, module, names, timeout=120).values
 
 
+def on_a_late_device(chosen: dict[str, list[str]]) -> list[dict[str, dict[str, str]]]:
+    """By rank and module what run_cases gave. chosen: names by module."""
+    return mpi.spawn(SIZE, run_late, chosen, timeout=400).values
+
+
 def over_wire(module: str, names: list[str]) -> list[dict[str, str]]:
     """Ranks 0 and 1 count as one host, so that updates are folded there first."""
     env = {"HPCOMM_TRANSPORT": os.environ.get("HPC_TEST_TRANSPORTS", "tcp"), "HPC_TEST_HOSTS": "0,0,2"}
@@ -88,6 +95,11 @@ def run_cases(module: str, names: list[str]) -> dict[str, str]:
         except BaseException:
             told[name] = traceback.format_exc()
     return told
+
+
+def run_late(chosen: dict[str, list[str]]) -> dict[str, dict[str, str]]:
+    late.install()
+    return {module: run_cases(module, names) for module, names in chosen.items()}
 
 
 class Net(nn.Module):
@@ -183,6 +195,20 @@ def check(ctx: hpcomm.Context, *args: Any, **options: Any) -> Any:
     check_same(ours, alone)
     check_bits(ctx, ours)
     return optimizer
+
+
+@functools.cache
+def asks_without_state() -> bool:
+    """Whether torch's checkpoints take an optimizer that has gradients and no state: those of torch 2.4 do not."""
+    dcp = importlib.import_module("torch.distributed.checkpoint.state_dict")  # it takes a second
+
+    layer = nn.Linear(1, 1)
+    layer(torch.ones(1)).backward()
+    try:
+        dcp.get_optimizer_state_dict(layer, torch.optim.SGD(layer.parameters(), lr=1))
+    except RuntimeError:
+        return False
+    return True
 
 
 def refuses(match: str) -> Any:

@@ -72,7 +72,7 @@ def load(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None
             value = found[kind][name]
             if kind == STATES:
                 tensor.set_extra_state(value)
-            elif tensor.dtype != value.dtype or not torch.equal(tensor, value):
+            elif tensor.dtype != value.dtype or not torch.equal(tensor, value.to(tensor.device)):
                 tensor.copy_(value)
 
 

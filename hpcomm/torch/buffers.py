@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle
 from ..exchange.options import Reduce
 from ..optim import Average
-from .tensors import broadcast
+from .tensors import as_float32, broadcast
 
 KINDS = ("local", "broadcast", "average")
 
@@ -52,7 +52,7 @@ class Exchanged(Local):
         parts = self._parts(self._values)  # every rank looks at their size
         if not self._sum or self._rank == 0:
             for buffer, part in parts:
-                part[:] = buffer.to(torch.float32).reshape(-1).numpy()
+                part[:] = as_float32(buffer, None).reshape(-1)
         self.handle = self.exchange.push_pull_nb(self.key, self._values)
 
     def receive(self) -> None:

@@ -97,8 +97,8 @@ class DiLoCo(Wrapper):
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank: a graph, every below 1, a delay of every
-            or more, fragments that leave a parameter out or have it twice, a mix outside (0, 1]; a parameter that lies
-            on a GPU or is not the model's.
+            or more, fragments that leave a parameter out or have it twice, a mix outside (0, 1]; a parameter that is
+            not the model's, or parameters on several devices.
         ConfigError: ranks disagree.
     """
 

@@ -19,10 +19,13 @@ from ..context import Context
 from ..errors import InvalidArgument, PeerFailed
 from ..exchange import Exchange, Handle, inside
 from ..log import logger
+from .device import Cpu, TensorDevice
+from .pending import PendingStarts
 from .stats import Counts
 from .tensors import Lent, Order, as_float32, as_tensor, is_held, order_of, written
 
 _STRIDED = torch.strided
+_HOST = torch.device("cpu")
 _is_compiling = torch.compiler.is_compiling
 _BACKWARD = named_call("loss.backward()", every=False)
 
@@ -43,6 +46,8 @@ class Sender(Protocol):
     def passed(self, key: "ParamKey") -> None: ...
     def made(self) -> int: ...
     def explained(self, failed: PeerFailed, made: int) -> PeerFailed: ...
+    @property
+    def way(self) -> PendingStarts: ...
 
 
 class LayerUse(Protocol):
@@ -117,6 +122,9 @@ class ParamKey:
     most = 0  # pairs of vectors of a step, where it goes as these
     refused = ""  # why it cannot
     skips = False  # autograd computes no gradient of it
+    device: TensorDevice = Cpu()
+    has_master = False  # the exchange's values have more bits than the parameter's
+    copies = False  # the parameter never lies in the exchange
 
     def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> None:
         self.name, self.param, self.group, self.counts, self.sparse = name, param, group, counts, sparse
@@ -196,7 +204,7 @@ class ParamKey:
         self.master.copy_(data)
 
     def _check(self, data: Tensor) -> None:
-        if data.dtype != self.dtype or data.shape != self.master.shape or data.device.type != "cpu":
+        if data.dtype != self.dtype or data.shape != self.master.shape or data.device != self.where:
             raise InvalidArgument(
                 f"parameter {self.name!r} is {data.dtype} {tuple(data.shape)} on {data.device} now and was "
                 f"{self.dtype} {tuple(self.master.shape)}: make another DistributedOptimizer"
@@ -205,6 +213,10 @@ class ParamKey:
     @property
     def dtype(self) -> torch.dtype:
         return torch.float32
+
+    @property
+    def where(self) -> torch.device:
+        return _HOST
 
     # ---- receive -----------------------------------------------------------------------------------------------------
 
@@ -228,6 +240,10 @@ class ParamKey:
         assert self.home is not None
         self.home.copy_(self.master)
         self.counts.params_copied += 1
+
+    def fetch(self) -> bool:
+        """Begins to copy a parameter that has come to where it is needed; whether it has come."""
+        return self.handle is None
 
     # ---- send --------------------------------------------------------------------------------------------------------
 
@@ -259,6 +275,9 @@ class ParamKey:
             mode.send(self)
         except PeerFailed as failed:
             raise mode.explained(failed, mode.made()) from failed
+        except InvalidArgument:
+            mode.way.drain()  # all ranks refuse behind the same pushes
+            raise
         finally:
             enter(before)
 
@@ -416,68 +435,3 @@ class ParamKey:
             f"the gradient of {self.name!r} was changed after its exchange had begun: call optimizer.synchronize() "
             "before gradients are changed, or give clip_norm"
         )
-
-
-class NarrowKey(ParamKey):
-    """A parameter of 16 bits. The exchange has its float32 master; parameter and gradient are converted."""
-
-    __slots__ = ("_exchange", "_wires")
-
-    _exchange: Exchange
-
-    def lies_in(self, exchange: Exchange, *, stays: bool) -> None:
-        self.master = as_tensor(exchange.params[self.name], self.order)
-        self._stays_at_home()
-
-    def takes_slot(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._wires: dict[int, Tensor] = {}
-
-    def _may_have_written(self) -> bool:
-        """Not by p.data: to compare all values in each step would take too long."""
-        return self.stamp != self.param._version
-
-    def _take(self, data: Tensor) -> None:
-        if torch.equal(data, self.master.to(data.dtype)):  # the master has more bits
-            return
-        if self.apart:
-            raise self.lost_write()
-        self.master.copy_(data)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.home.dtype if self.home is not None else self.param.dtype
-
-    def wire(self) -> Tensor:
-        """The slot that the next push sends, when it is free."""
-        array = self._exchange.gradient(self.name)
-        found = self._wires.get(id(array))  # the exchange keeps the arrays of its slots
-        if found is None:
-            found = self._wires[id(array)] = as_tensor(array, self.order)
-        return found
-
-    def push(self, start: Start) -> Handle:
-        grad = self.param.grad
-        assert grad is not None
-        plain = grad if grad.layout is _STRIDED and not grad.requires_grad else self.dense(grad)
-        self.wire().copy_(plain)
-        handle = start(self.name)
-        self.counts.converted += 1
-        self.held, self.version, self.sent = grad, grad._version, True
-        return handle
-
-    def take_mean(self) -> None:
-        self._own_grad().copy_(self.master)
-
-
-def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> ParamKey:
-    """The key of a parameter.
-
-    Raises:
-        InvalidArgument: the parameter is of another dtype.
-    """
-    if param.dtype == torch.float32:
-        return ParamKey(name, param, group, counts, sparse)
-    if param.dtype in (torch.bfloat16, torch.float16):
-        return NarrowKey(name, param, group, counts, sparse)
-    raise InvalidArgument(f"parameter {name!r} is {param.dtype}: must be float32, bfloat16 or float16")

@@ -71,7 +71,8 @@ class Averaged(Mode):
         return {key.param: _versions(self._optimizer.state.get(key.param)) for key in self.keys}
 
     def bind(self, exchange: Exchange) -> None:
-        self.exchange, self._start = exchange, exchange.push_pull_nb
+        self.takes(exchange)
+        self._start = exchange.push_pull_nb
         for key in self.keys:
             key.master = as_tensor(exchange.params[key.name], key.order)
             key.takes_slot(exchange)
@@ -178,7 +179,7 @@ class Neighbours(Mode):
         self.bind(make(ctx, {key.name: key.value() for key in keys}, Average()))
 
     def bind(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+        self.takes(exchange)
         lie_in(self.keys, exchange)
 
     def send(self, key: ParamKey) -> None:

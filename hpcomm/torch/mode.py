@@ -19,6 +19,7 @@ from ..log import logger
 from ..recovery import Recovered, recover
 from . import uneven
 from .key import ParamKey
+from .pending import PendingStarts
 from .stats import Counts
 from .tensors import lies_with_others, listed, overlapping
 
@@ -66,6 +67,7 @@ class Mode(ABC):
         self, ctx: Context, keys: Sequence[ParamKey], counts: Counts, passes: int, clip_norm: float | None
     ) -> None:
         self.context, self.keys, self.counts = ctx, list(keys), counts
+        self.device, self.way, self._release = keys[0].device, PendingStarts(ctx), _nothing
         self.extra: list[Any] = []  # what has a handle and receives as a key does: buffers
         self.order = self.keys  # in which the next forward pass needs them
         self.passes, self.clip_norm = passes, clip_norm
@@ -77,12 +79,26 @@ class Mode(ABC):
     def bind(self, exchange: Exchange) -> None:
         """This is the exchange from here on: parameters and gradients lie in it."""
 
+    def takes(self, exchange: Exchange) -> None:
+        """This is the exchange from here on: its memory is known to the device."""
+        self.release()
+        self.exchange, self.way = exchange, PendingStarts(exchange.context)
+        if self.device.apart:
+            own = [exchange.params[key.name] for key in self.keys]
+            self._release = self.device.register([*own, *(exchange.gradient(key.name) for key in self.keys)])
+
+    def release(self) -> None:
+        """The device forgets the memory of the exchange, before that is unmapped. Again is no error."""
+        self._release()
+        self._release = _nothing
+
     def exchanges(self) -> list[Exchange]:
         """All that were made for this optimizer."""
         return [self.exchange, *(one.exchange for one in self.extra if one.exchange is not None)]
 
     def close(self, timeout: float | None = None) -> None:
         """The last step has ended."""
+        self.release()
         self.exchange.close(timeout)
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
@@ -96,6 +112,7 @@ class Mode(ABC):
         """Nothing is under way any more: the exchange has lost ranks."""
         self.pending = self.unguarded = self.begun = self.synchronized = False
         self._in_place = -1  # the next step waits for its end
+        self.way.drop()
         if self.roll is not None:
             self.roll.drop()
         for key in self.keys:
@@ -148,6 +165,13 @@ class Mode(ABC):
         if self.roll is not None:
             self.roll.wait()
 
+    def ahead(self) -> None:
+        """Begins to copy parameters that have come, in the order in which layers need them."""
+        if self.device.apart:
+            for key in self.order:
+                if not key.fetch():
+                    break
+
     def take_written(self) -> None:
         """The exchange takes the parameters that were written or moved since the last step, as the next one would."""
         for key in self.keys:
@@ -186,7 +210,7 @@ def lie_in(keys: Sequence[ParamKey], exchange: Exchange) -> None:
     for key, stays in zip(keys, stay, strict=True):
         key.lies_in(exchange, stays=stays)
     rank = exchange.context.rank
-    seen = [key.name for key, stays in zip(keys, stay, strict=True) if stays and key.param.dtype == torch.float32]
+    seen = [key.name for key, stays in zip(keys, stay, strict=True) if stays and not key.copies]
     if seen:
         logger.warning(
             "rank %d: %s can be seen by others: by a process that shares the memory, by a state_dict, or by another "
@@ -253,6 +277,10 @@ class Roll:
         if self._handle is not None:
             self._handle.wait()
             self._handle = None
+
+
+def _nothing() -> None:
+    """No memory is known to a device."""
 
 
 def push_zeros(exchange: Exchange, key: ParamKey) -> Handle:

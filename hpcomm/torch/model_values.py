@@ -38,11 +38,11 @@ class ModelValues:
 
     @torch.no_grad()
     def subtract(self, name: str, shared: Array, out: Array) -> None:
-        torch.sub(as_tensor(shared), self._own(name), out=as_tensor(out))
+        torch.sub(as_tensor(shared), self._own(name).cpu(), out=as_tensor(out))
 
     @torch.no_grad()
     def copy(self, name: str) -> Array:
-        copied: Array = self._own(name).to(torch.float32, copy=True).contiguous().numpy()
+        copied: Array = self._own(name).to("cpu", torch.float32, copy=True).contiguous().numpy()
         return copied
 
     @torch.no_grad()
@@ -50,14 +50,12 @@ class ModelValues:
         own, theirs = self._own(name), as_tensor(shared)
         if since is not None:
             before = as_tensor(since)
-            learned = own.to(torch.float32) - before
+            learned = own.to("cpu", torch.float32) - before
             own.copy_((theirs if mix == 1 else torch.lerp(before, theirs, mix)) + learned)
         elif mix == 1:
             own.copy_(theirs)
-        elif own.dtype == torch.float32:
-            own.lerp_(theirs, mix)
         else:
-            own.copy_(own.to(torch.float32).lerp_(theirs, mix))
+            own.copy_(torch.lerp(own.to("cpu", torch.float32), theirs, mix))
 
     def end(self) -> None:
         if self._trains_together is not None:

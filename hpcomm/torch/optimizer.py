@@ -83,8 +83,8 @@ class DistributedOptimizer(Wrapper):
     Args:
         optimizer: of torch, with all parameters that will be trained; ones that are frozen may be thawed later.
         ctx: the ranks.
-        model: whose parameters these are: float32, or bfloat16 or float16, of which the exchange keeps float32 masters.
-            Give a model that is compiled after it was compiled.
+        model: whose parameters these are: float32, or bfloat16 or float16, of which the exchange keeps float32 masters;
+            on the CPU, or on one CUDA device (docs/torch.md). Give a model that is compiled after it was compiled.
         apply: "step": gradients are exchanged while the backward pass runs, and applied by step(). "backward": they are
             also applied as soon as they are there, where nothing in this backward pass reads the weight again; this is
             fastest, and goes without synchronize, clip_norm and GradScaler. "after": nothing is sent before step(), as
@@ -124,7 +124,7 @@ class DistributedOptimizer(Wrapper):
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank; a parameter of another dtype, one that
-            lies on a GPU, or one that is not the model's.
+            is not the model's, or parameters on several devices.
         ConfigError: ranks disagree, or the optimizer has state, and on rank 0 it has none.
     """
 
@@ -398,6 +398,7 @@ class DistributedOptimizer(Wrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._mode.way.drain()  # what is refused below is refused behind the same pushes on all ranks
         self._check_wrapped()
         self._layers.settle()
         scaling = self._scaling()
@@ -409,6 +410,9 @@ class DistributedOptimizer(Wrapper):
             self._take(scaling)
         except PeerFailed as failed:
             raise self._mode.explained(failed, made) from failed
+        except InvalidArgument:
+            self._mode.way.drain()  # all ranks refuse behind the same pushes
+            raise
         self._call_hooks(self._wrapped._optimizer_step_post_hooks)
         return loss
 
@@ -474,6 +478,7 @@ class DistributedOptimizer(Wrapper):
         """
         if self._join is not None:
             raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")
+        self._mode.way.drain()
         self._mode.synchronize()
 
     @named("optimizer.wait()", every=False)
@@ -705,6 +710,7 @@ class DistributedOptimizer(Wrapper):
     @named("GradScaler.step()", every=True)
     @torch.no_grad()
     def _check_scaler(self) -> None:
+        self._mode.way.drain()
         self._mode.check_scaler()
 
     def _scaling(self) -> Scaling | None:
@@ -747,6 +753,7 @@ class _Ties(NamedTuple):
 def _dropped(mode: Mode, ties: _Ties) -> None:
     """The optimizer was dropped, perhaps without close: gives its exchanges back."""
     ties.cut()
+    mode.release()
     for exchange in mode.exchanges():
         inside.drop(exchange)
     ties.layers.end()

@@ -8,7 +8,7 @@ from weakref import ref
 from torch import Tensor
 
 from ..errors import NotSupported
-from .key import NarrowKey, ParamKey
+from .key import ParamKey
 from .rules import Form
 from .state import MASTER
 from .stats import Counts
@@ -55,7 +55,7 @@ class Held:
             return ()
         key = self._keys[param]
         form = self._forms[key.group]
-        master = (MASTER,) if isinstance(key, NarrowKey) else ()
+        master = (MASTER,) if key.has_master else ()
         return (*(("step",) if form.counts else ()), *form.state, *master)
 
     def reset(self, params: Sequence[object] | None = None) -> None:

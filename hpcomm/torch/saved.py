@@ -32,7 +32,7 @@ def dumped(named: Mapping[str, Any]) -> bytes:
 
     def put(value: Any) -> Any:
         if type(value) in _AS_THEY_ARE:
-            stored.append(value.detach() if isinstance(value, Tensor) else value)
+            stored.append(value.detach().cpu() if isinstance(value, Tensor) else value)
             return [len(stored) - 1]
         array = values.plain_array(value)
         if array is None:

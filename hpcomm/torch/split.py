@@ -58,7 +58,8 @@ class Split(Mode):
         self.bind(made)
 
     def bind(self, exchange: Exchange) -> None:
-        self.exchange, self._fold, self._unit = exchange, exchange.fold_nb, 1.0
+        self.takes(exchange)
+        self._fold, self._unit = exchange.fold_nb, 1.0
         lie_in(self.keys, exchange)
         for key in self.keys:
             key.apart = not inside.takes_writes(exchange, key.name)
@@ -134,6 +135,7 @@ class Split(Mode):
                 if key.param.grad is not None:  # it may lie in the slot: guard waits, as on the rank whose part counts
                     self._in_place = -1
                 key.fold = key.push_nothing(fold)
+        self.way.drain()
 
     def _cast(self) -> None:
         if self._vote is not None and self._pairs and not self._vote.is_cast and not self.agreed:
@@ -214,6 +216,7 @@ class Split(Mode):
 
     def forget(self) -> None:
         if self.begun:
+            self.way.drain()
             for key in self.keys:
                 key.find_home()
                 if not key.sent:  # the others have folded it

@@ -18,7 +18,9 @@ from ..exchange.options import EngineOptions, KeywordsButCodec
 from ..topology.owner_trees import Trees
 from ..words import unexpected
 from .buffers import KINDS
-from .key import ParamKey, make_key
+from .copied_key import make_key
+from .device import device_of
+from .key import ParamKey
 from .linear import LinearKey
 from .names import parameters, plain_name
 from .saved import dumped, loaded
@@ -70,16 +72,16 @@ def keys_of(
     """A key for each parameter of the optimizer, in the order of the model. layers: by id of the weight, those whose
     weights may go as pairs of vectors."""
     groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    keys = []
-    for name, param in parameters(model):
-        group = groups.pop(id(param), None)
-        if group is None:
-            continue
+    named = {name: param for name, param in parameters(model) if id(param) in groups}
+    for name, param in named.items():
         check_dense(f"parameter {name!r}", param)  # a lazy one has no numel
+    device, keys = device_of(named), []
+    for name, param in named.items():
+        group = groups.pop(id(param))
         if param.numel():
             args = (name, param, group, counts, sparse)
-            layer = layers.get(id(param)) if param.dtype == torch.float32 else None
-            keys.append(make_key(*args) if layer is None else LinearKey(*args, layer))
+            layer = layers.get(id(param)) if param.dtype == torch.float32 and not device.apart else None
+            keys.append(make_key(*args, device) if layer is None else LinearKey(*args, layer))
     if groups:
         raise InvalidArgument(
             f"{len(groups)} parameters of the optimizer are not parameters of the model: a parameter goes by its name"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import InvalidArgument
 from ..exchange import Exchange, inside
-from .key import NarrowKey, ParamKey
+from .key import ParamKey
 from .rules import Form
 from .tensors import as_float32, as_tensor
 
@@ -92,7 +92,7 @@ def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) 
             state["step"] = torch.tensor(float(whole.steps), dtype=_count_dtype())
         for name, values in zip(form.state, whole.state, strict=True):
             state[name] = _shaped(key, values)
-        if isinstance(key, NarrowKey):
+        if key.has_master:
             state[MASTER] = _shaped(key, whole.params)
         if state:
             found[key.param] = state

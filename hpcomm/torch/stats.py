@@ -18,6 +18,7 @@ class Stats:
             elsewhere.
         early: keys that apply="backward" sent while the backward pass ran.
         wait: seconds that layers waited for their parameters, or step and wait for others.
+        bytes_out, bytes_in: gradients that were copied from a device to the host's memory, and parameters back.
     """
 
     steps: int
@@ -30,6 +31,8 @@ class Stats:
     params_copied: int
     early: int
     wait: float
+    bytes_out: int
+    bytes_in: int
 
 
 class Counts:
@@ -41,6 +44,7 @@ class Counts:
         self.steps = self.skipped = self.in_place = self.copied = self.copied_bytes = 0
         self.converted = self.dense = self.params_copied = self.early = 0
         self.wait = 0.0
+        self.bytes_out = self.bytes_in = 0
 
     def stats(self) -> Stats:
         return Stats(**{name: getattr(self, name) for name in self.__slots__})

@@ -60,6 +60,8 @@ class Syncer:
             for key in self.keys:
                 if key.handle is not None:
                     key.receive()
+            if self.mode is not None:
+                self.mode.ahead()
         except PeerFailed as failed:
             if self.mode is None:
                 raise

@@ -14,18 +14,19 @@ from torch.nn.parameter import is_lazy
 from .._core import MemoryView
 from ..context import Context
 from ..errors import InvalidArgument
+from .device import KINDS
 
 Order = tuple[int, ...] | None
 """The dimensions of a tensor by falling stride, as its elements lie in memory; None: it is C-contiguous."""
 
 
 def check_dense(what: str, tensor: Tensor) -> None:
-    """Refuses a tensor without values in this host's memory."""
+    """Refuses a tensor without values that can be exchanged."""
     if is_lazy(tensor):
         raise InvalidArgument(f"{what} has no shape yet: call the model on one batch before it is wrapped")
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in KINDS:
         raise InvalidArgument(
-            f"{what} lies on {tensor.device}: hpcomm.torch exchanges tensors in the host's memory only"
+            f"{what} lies on {tensor.device}: hpcomm.torch exchanges tensors of {' and '.join(KINDS)}"
         )
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise InvalidArgument(f"{what} is {tensor.layout} of {tensor.dtype}: hpcomm.torch takes dense tensors")
@@ -53,7 +54,7 @@ def flat(tensor: Tensor, order: Order) -> Tensor:
 
 def as_float32(tensor: Tensor, order: Order) -> NDArray[np.float32]:
     """The values as a float32 array in the order of memory; it may be the tensor's own memory."""
-    found: NDArray[np.float32] = flat(tensor.detach(), order).to(torch.float32).contiguous().numpy()
+    found: NDArray[np.float32] = flat(tensor.detach(), order).to("cpu", torch.float32).contiguous().numpy()
     return found
 
 
@@ -177,7 +178,7 @@ def broadcast(ctx: Context, tensors: Iterable[Tensor], root: int = 0) -> None:
     targets = [tensor.detach() for tensor in tensors if tensor.numel()]
     if ctx.size == 1 or not targets:
         return
-    parts = [target.contiguous().reshape(-1).view(torch.uint8).numpy() for target in targets]
+    parts = [target.contiguous().reshape(-1).view(torch.uint8).cpu().numpy() for target in targets]
     window = ctx.window(sum(part.nbytes for part in parts))
     if ctx.rank == root:
         whole = np.concatenate(parts)

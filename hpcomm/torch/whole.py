@@ -49,7 +49,8 @@ class OnePass(Mode):
         self.bind(made)
 
     def bind(self, exchange: Exchange) -> None:
-        self.exchange, self._start = exchange, exchange.push_pull_nb
+        self.takes(exchange)
+        self._start = exchange.push_pull_nb
         lie_in(self.keys, exchange)
         for key in self.keys:
             key.apart = not inside.takes_writes(exchange, key.name)
@@ -81,6 +82,7 @@ class OnePass(Mode):
             missing = []
         for key in missing:
             key.handle = key.fold = push_zeros(self.exchange, key)
+        self.way.drain()
         Mode.forget(self)
         self.pending = True
         self.guard()

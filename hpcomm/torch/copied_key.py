@@ -1,0 +1,185 @@
+"""A key whose parameter never lies in the exchange: one of 16 bits, of which the exchange has a float32 master, and one
+on a device, whose gradients and parameters cross to the host's memory and back."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidArgument
+from ..exchange import Exchange, Handle
+from .device import Copy, TensorDevice
+from .key import ParamKey, Start
+from .pending import until_reached
+from .stats import Counts
+from .tensors import as_tensor
+
+
+class CopiedKey(ParamKey):
+    """A parameter that each step copies, and its gradient as well.
+
+    Attributes:
+        coming: the copy of the parameter that has begun last, where it may be under way.
+    """
+
+    __slots__ = ("_exchange", "_fetched", "_stage", "_wires", "coming", "device")
+
+    _exchange: Exchange
+    device: TensorDevice
+    copies = True
+
+    def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str, device: TensorDevice) -> None:
+        super().__init__(name, param, group, counts, sparse)
+        self.device = device
+        self._stage: Tensor | None = None
+        self._wires: dict[int, Tensor] = {}
+        self.coming: Copy | None = None
+        self._fetched: Tensor | None = None  # the memory into which the parameter of this step is being copied
+
+    @property
+    def has_master(self) -> bool:  # type: ignore[override]
+        return self.dtype != torch.float32
+
+    # ---- its places --------------------------------------------------------------------------------------------------
+
+    def lies_in(self, exchange: Exchange, *, stays: bool) -> None:
+        self.master = as_tensor(exchange.params[self.name], self.order)
+        self.coming = self._fetched = None
+        self._stays_at_home()
+
+    def takes_slot(self, exchange: Exchange) -> None:
+        self._exchange, self._wires = exchange, {}
+
+    def _may_have_written(self) -> bool:
+        """Not by p.data: to compare all values in each step would take too long."""
+        return self.stamp != self.param._version
+
+    def _take(self, data: Tensor) -> None:
+        data = data.to(self.master.device)
+        if torch.equal(data, self.master.to(data.dtype)):  # the master may have more bits
+            return
+        if self.apart:
+            raise self.lost_write()
+        self.master.copy_(data)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.home.dtype if self.home is not None else self.param.dtype
+
+    @property
+    def where(self) -> torch.device:
+        return self.home.device if self.home is not None else self.param.device
+
+    def wire(self) -> Tensor:
+        """The slot that the next push sends, when it is free."""
+        array = self._exchange.gradient(self.name)
+        found = self._wires.get(id(array))  # the exchange keeps the arrays of its slots
+        if found is None:
+            found = self._wires[id(array)] = as_tensor(array, self.order)
+        return found
+
+    def _staged(self) -> Tensor:
+        """Memory of the host for what crosses in 16 bits, and is converted there."""
+        if self._stage is None:
+            self._stage = self.device.host_like(self.param.detach())
+        return self._stage
+
+    # ---- the parameter -----------------------------------------------------------------------------------------------
+
+    def fetch(self) -> bool:
+        """Begins to copy the parameter if it has come; whether it has."""
+        if self.handle is None:
+            return True
+        if self._fetched is None and self.handle.test() and self.home is not None:
+            self._begin_copy(self.home)
+        return self._fetched is not None
+
+    def move(self) -> None:
+        assert self.home is not None
+        if self._fetched is not self.home:
+            self._begin_copy(self.home)
+        self._fetched = None
+        if self.coming is not None:
+            self.coming.follow()
+        self.counts.params_copied += 1
+
+    def _begin_copy(self, home: Tensor) -> None:
+        source = self.master
+        if self.device.apart and self.has_master:
+            self._rest()  # which may still read the stage
+            source = self._staged().copy_(self.master)
+        self.coming, self._fetched = self.device.copy_in(home, source), home
+        if self.device.apart:
+            self.counts.bytes_in += source.nbytes
+
+    def leave_kept(self, grad: Tensor | None = None, plain: Tensor | None = None) -> None:
+        self._rest()
+        super().leave_kept(grad, plain)
+
+    def push_nothing(self, start: Start) -> Handle:
+        self._rest()
+        return super().push_nothing(start)
+
+    def _rest(self) -> None:
+        """Until master and stage may be written. push need not wait: the gradient is computed behind this copy, and its
+        own copy begins behind that."""
+        if self.coming is not None:
+            until_reached(self.mode.context, self.name, self.coming)
+            self.coming = None
+
+    # ---- the gradient ------------------------------------------------------------------------------------------------
+
+    def push(self, start: Start) -> Handle:
+        grad = self.param.grad
+        assert grad is not None
+        plain = grad if grad.layout is torch.strided and not grad.requires_grad else self.dense(grad)
+        wire, begin = self.wire(), partial(start, self.name)
+        target = wire
+        if self.device.apart:
+            if plain.dtype != wire.dtype and plain.element_size() < wire.element_size():
+                target, begin = self._staged(), partial(_converted, wire, self._staged(), begin)
+            self.counts.bytes_out += target.nbytes
+        copy = self.device.copy_out(target, plain)
+        self.counts.converted += self.has_master
+        self.counts.copied += not self.has_master
+        self.held, self.version, self.sent = grad, grad._version, True
+        handle: Handle = self.mode.way.send(self.name, copy, begin)
+        return handle
+
+    def dense(self, grad: Tensor) -> Tensor:
+        if self.device.apart and grad.layout is not torch.strided:
+            raise InvalidArgument(
+                f"the gradient of {self.name!r} is sparse, and lies on {grad.device}: give its layer sparse=False, or "
+                "move the model to the CPU"
+            )
+        return super().dense(grad)
+
+    def take_mean(self) -> None:
+        self.coming = self.device.copy_in(self._own_grad(), self.master)
+        if self.coming is not None:
+            self.coming.follow()
+
+    def end(self) -> None:
+        super().end()
+        self.coming = self._fetched = self._stage = None
+        self._wires.clear()
+
+
+def _converted(wire: Tensor, stage: Tensor, begin: Callable[[], Any]) -> Any:
+    wire.copy_(stage)
+    return begin()
+
+
+def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str, device: TensorDevice) -> ParamKey:
+    """The key of a parameter.
+
+    Raises:
+        InvalidArgument: the parameter is of another dtype.
+    """
+    if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise InvalidArgument(f"parameter {name!r} is {param.dtype}: must be float32, bfloat16 or float16")
+    if param.dtype == torch.float32 and not device.apart:
+        return ParamKey(name, param, group, counts, sparse)
+    return CopiedKey(name, param, group, counts, sparse, device)

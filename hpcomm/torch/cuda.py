@@ -1,0 +1,93 @@
+"""Tensors of a CUDA device (or of ROCm, which torch calls by the same names): copies go on two streams of their own,
+one for each direction, over memory that is registered with the driver."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import NotSupported
+from ..log import logger
+from .pages import ranges
+
+
+class _Streamed:
+    """A copy on a stream."""
+
+    __slots__ = ("_compute", "_event", "_source")
+
+    def __init__(self, event: torch.cuda.Event, source: Tensor, compute: torch.cuda.Stream) -> None:
+        self._event, self._source, self._compute = event, source, compute
+
+    def reached(self) -> bool:
+        return bool(self._event.query())
+
+    def follow(self) -> None:
+        torch.cuda.current_stream(self._compute.device).wait_event(self._event)
+
+
+class Cuda:
+    """A CUDA device."""
+
+    apart = True
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+        self._out, self._in = torch.cuda.Stream(where), torch.cuda.Stream(where)
+
+    def register(self, arrays: Iterable[NDArray[Any]]) -> Callable[[], None]:
+        own, cudart = list(arrays), torch.cuda.cudart()  # which must be mapped as long as they are registered
+        done: list[int] = []
+        for start, nbytes in ranges(own):
+            status = int(cudart.cudaHostRegister(start, nbytes, 0))
+            if status:
+                logger.warning(
+                    "%d bytes of host memory could not be registered with the driver (cudaHostRegister: error %d): "
+                    "copies to and from %s go by way of its own buffers, and take longer; look at ulimit -l",
+                    nbytes,
+                    status,
+                    self._where,
+                )
+                self._forget_error()
+                break
+            done.append(start)
+
+        def release() -> None:
+            if done:
+                torch.cuda.synchronize(self._where)  # no copy is under way
+            while done:
+                cudart.cudaHostUnregister(done.pop())
+            own.clear()
+
+        return release
+
+    def _forget_error(self) -> None:
+        """The driver would tell the error of a call once more, to the next kernel."""
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self._where)
+
+    def host_like(self, tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device="cpu", pin_memory=True)
+
+    def copy_out(self, target: Tensor, source: Tensor) -> _Streamed:
+        return self._copy(self._out, target, source)
+
+    def copy_in(self, target: Tensor, source: Tensor) -> _Streamed:
+        return self._copy(self._in, target, source)
+
+    def _copy(self, stream: torch.cuda.Stream, target: Tensor, source: Tensor) -> _Streamed:
+        if torch.cuda.is_current_stream_capturing():
+            raise NotSupported(
+                "the step is captured into a CUDA graph, which cannot wait for other ranks: capture the forward and "
+                "backward passes without the hooks (optimizer.no_sync()), and call step() outside the graph"
+            )
+        compute = torch.cuda.current_stream(self._where)
+        stream.wait_stream(compute)
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(stream)
+        return _Streamed(event, source, compute)

@@ -1,0 +1,101 @@
+"""Gradients on their way from a device into the host's memory: the exchange of each begins when its bytes are there."""
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
+
+from ..context import Context
+from ..errors import Timeout
+from ..exchange import Handle
+from .device import Copy
+
+_SPIN, _NAP = 1e-3, 5e-5  # seconds: a copy of 16 MiB takes a millisecond
+Begin = Callable[[], Handle]
+
+
+class PendingStart:
+    """The exchange of a key that begins when a copy has ended: to those who wait it is a Handle."""
+
+    __slots__ = ("_begin", "_copy", "_handle", "_way", "name")
+
+    def __init__(self, way: "PendingStarts", name: str, copy: Copy, begin: Begin) -> None:
+        self.name, self._way, self._begin = name, way, begin
+        self._copy: Copy | None = copy
+        self._handle: Handle | None = None
+
+    def test(self) -> bool:
+        self._way.look()
+        return self._handle is not None and self._handle.test()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        while self._handle is None:
+            self._way.next(timeout)
+        return self._handle.wait(timeout)
+
+    def reached(self) -> bool:
+        return self._copy is None or self._copy.reached()
+
+    def begin(self) -> None:
+        self._handle = self._begin()
+        self._copy = None  # which holds the gradient
+
+
+class PendingStarts:
+    """The gradients that are under way, in the order of their copies, which is that of their ends."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._sent: deque[PendingStart] = deque()
+
+    def send(self, name: str, copy: Copy | None, begin: Begin) -> Any:
+        """The handle of an exchange that begins when the copy has ended; None: it has."""
+        if copy is None:
+            return begin()
+        sent = PendingStart(self, name, copy, begin)
+        self._sent.append(sent)
+        self.look()
+        return sent
+
+    def look(self) -> None:
+        """Begins the exchanges of what has come. One look serves all."""
+        while self._sent and self._sent[0].reached():
+            self._begin()
+
+    def next(self, timeout: float | None = None) -> None:
+        """Waits for the first one."""
+        sent = self._sent[0]
+        until_reached(self._ctx, sent.name, sent, timeout)
+        self._begin()
+
+    def drain(self) -> None:
+        """Until nothing is under way."""
+        while self._sent:
+            self.next()
+
+    def drop(self) -> None:
+        """What is under way does not count any more."""
+        self._sent.clear()
+
+    def _begin(self) -> None:
+        self._sent[0].begin()  # where it raises, it is still the first
+        self._sent.popleft()
+
+
+def until_reached(ctx: Context, name: str, copy: Any, timeout: float | None = None) -> None:
+    """Until a copy has ended, which is begun.
+
+    Raises:
+        Timeout: the device does not get there.
+    """
+    limit, start = ctx.config.timeout if timeout is None else timeout, monotonic()
+    while not copy.reached():
+        waited = monotonic() - start
+        if waited > limit:
+            raise Timeout(
+                f"rank {ctx.rank}: the copy of {name!r} between its device and the host's memory has not ended in "
+                f"{limit:g} s: the device computes what the copy needs, or is stuck",
+                op="copy",
+            )
+        if waited > _SPIN:
+            sleep(_NAP)
