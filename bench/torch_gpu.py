@@ -67,6 +67,10 @@ class Bench:
     def add(self, what: str, unit: str, value: float, **more: Any) -> None:
         self.rows.append({"ranks": self.ctx.size, "what": what, "unit": unit, "value": value, **more})
 
+    def add_median(self, what: str, values: Sequence[float], **more: Any) -> None:
+        """A figure of 1 that was measured in each cycle, with the smallest and the largest."""
+        self.add(what, "of 1", statistics.median(values), low=min(values), high=max(values), **more)
+
     def settle(self) -> None:
         """Until the device has computed all that it was given."""
         if self.where.type == "cuda":
@@ -189,12 +193,9 @@ class Bench:
         whole = [a - b for a, b in zip(found[small.name], found[small_alone.name], strict=True)]
         seen = [a - b for a, b in zip(found["hpcomm"], found["alone"], strict=True)]
         shares = [1 - a / b for a, b in zip(seen, whole, strict=True)]
-        self.add(
+        self.add_median(
             f"hidden of the exchange of {n / 1e6:.1f} M in bfloat16, {rows} texts of 64",
-            "of 1",
-            statistics.median(shares),
-            low=min(shares),
-            high=max(shares),
+            shares,
             exchange=1e3 * statistics.median(whole),
             bound=1e3 * bound,
         )
@@ -210,15 +211,8 @@ class Bench:
             [a - b for a, b in zip(found[name], found["alone"], strict=True)] for name in ("hpcomm", "DDP over Gloo")
         )
         of_theirs = [a / b for a, b in zip(ours, theirs, strict=True)]
-        self.add(
-            f"{what}: cost of hpcomm over DDP's",
-            "of 1",
-            statistics.median(of_theirs),
-            low=min(of_theirs),
-            high=max(of_theirs),
-            of_bound=statistics.median(ours) / bound,
-            bound=1e3 * bound,
-        )
+        more = {"of_bound": statistics.median(ours) / bound, "bound": 1e3 * bound}
+        self.add_median(f"{what}: cost of hpcomm over DDP's", of_theirs, **more)
 
     def memory(self, make: Callable[[], nn.Module], batch: Batch) -> None:
         """What lies on the device between two steps, as a part of model and gradients."""
