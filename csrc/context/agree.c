@@ -56,21 +56,44 @@ static int exchange_verdicts(hpc_context *c, const char *op, int own, const void
     return status != HPC_OK ? status : own;
 }
 
+/* What a rank says of its step. ranks: of its failure, those to blame, then those that it waits for. */
+typedef struct verdict {
+    int status, n_ranks, n_waiting, ranks[HPC_BLAMED], n_culprits;
+    hpc_culprit culprits[HPC_SHOWN_CULPRITS];
+    char message[512];
+} verdict;
+
+static verdict verdict_of(int status) {
+    verdict v = {.status = status};
+    if (status == HPC_OK) return v;
+    const hpc_error *e = hpc_last_error();
+    snprintf(v.message, sizeof v.message, "%s", e->message);
+    for (int i = 0; i < e->n_ranks && i < HPC_BLAMED; i++) v.ranks[v.n_ranks++] = e->ranks[i];
+    for (int i = 0; i < e->n_waiting && v.n_ranks + v.n_waiting < HPC_BLAMED; i++)
+        v.ranks[v.n_ranks + v.n_waiting++] = e->waiting_for[i];
+    for (int i = 0; i < e->n_culprits && i < HPC_SHOWN_CULPRITS; i++) v.culprits[v.n_culprits++] = e->culprits[i];
+    return v;
+}
+
+static int fail_with(const char *op, int rank, const verdict *v) {
+    const hpc_fault f = {.ranks = v->ranks,
+                         .n_ranks = v->n_ranks,
+                         .waiting_for = v->ranks + v->n_ranks,
+                         .n_waiting = v->n_waiting,
+                         .culprits = v->culprits,
+                         .n_culprits = v->n_culprits};
+    return hpc_fail_fault(v->status, op, &f, "on rank %d: %.*s", rank, (int)sizeof v->message - 1, v->message);
+}
+
 int hpc_context_agree(hpc_context *c, const char *op, int status, double deadline) {
-    struct verdict {
-        int status;
-        char message[512];
-    } mine = {.status = status};
+    const verdict mine = verdict_of(status);
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
-    int own = status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    if (own != HPC_OK) snprintf(mine.message, sizeof mine.message, "%s", hpc_last_error()->message);
-    status = exchange_verdicts(c, op, own, &mine, sizeof mine, replies, deadline);
+    status = exchange_verdicts(c, op, mine.status, &mine, sizeof mine, replies, deadline);
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
-            const struct verdict *v = replies[r].data;
-            if (v->status != HPC_OK)
-                status = hpc_fail(v->status, op, "on rank %d: %.*s", r, (int)sizeof v->message - 1, v->message);
+            const verdict *v = replies[r].data;
+            if (v->status != HPC_OK) status = fail_with(op, r, v);
         }
         hpc_control_free_replies(c->control, replies);
     }

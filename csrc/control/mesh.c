@@ -18,6 +18,8 @@
 #include "base/host.h"
 #include "base/overdue.h"
 
+static const double CALLERS_SECONDS = 0.25; /* a rank that fails to connect goes on answering */
+
 unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
     char *path = address->sun_path; /* a leading NUL makes it abstract */
     memset(address, 0, sizeof *address);
@@ -373,6 +375,24 @@ static int explain_timeout(hpc_control *c) {
     return HPC_ERR_TIMEOUT;
 }
 
+static int have_called(void *arg) {
+    const hpc_control *c = arg;
+    for (int r = c->group->rank + 1; r < c->group->size; r++)
+        if (atomic_load_explicit(&c->group->states[r], memory_order_acquire) == HPC_PEER_JOINING) return 0;
+    return 1;
+}
+
+/* This rank has failed to connect and goes. Higher ranks that call it from now on are still answered for a moment, and
+ * get its last word with all others: a listener that is closed would tell them that this rank died. */
+static void await_callers(hpc_control *c) {
+    const hpc_wait wait = {"init", have_called, who_is_joining, c, 0};
+    hpc_group *calm = hpc_group_calm(c->group);
+    int muted = hpc_mute_errors(1);
+    if (calm != NULL) hpc_wait_for(calm, &wait, CALLERS_SECONDS);
+    hpc_mute_errors(muted);
+    free(calm);
+}
+
 int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, double deadline) {
     hpc_group *g = c->group;
@@ -399,6 +419,7 @@ int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, co
     for (int r = 0; r < g->rank && status == HPC_OK; r++)
         if (atomic_load(&g->states[r]) == HPC_PEER_JOINING) status = call(c, r, deadline);
     if (status == HPC_OK) status = hpc_wait_for(g, &wait, hpc_left(deadline));
+    if (status != HPC_OK && status != HPC_ERR_TIMEOUT) await_callers(c);
     if (status == HPC_ERR_TIMEOUT) status = explain_timeout(c);
     if (status == HPC_OK && atomic_load(&c->tcp_links) == 0) hpc_mesh_deafen(c);
     return status;

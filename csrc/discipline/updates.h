@@ -40,6 +40,7 @@ typedef struct hpc_receiver {
     int below;                /* rows that are below it */
     int runs;                 /* applies what comes at once: nobody reads the parameters */
     _Atomic uint64_t version; /* the smallest version of the share's rows */
+    _Atomic uint64_t told;    /* the last one that its sources were told */
     int *sources, n_sources;  /* ranks that forward to it, be it by way of others */
 } hpc_receiver;
 

@@ -180,11 +180,12 @@ static int version_came(hpc_core *core, hpc_work *w, int slot) {
 
 static void tell_sources(hpc_core *core, const hpc_share *share) {
     const hpc_engine *en = core->engine;
-    const hpc_receiver *its = share->own;
+    hpc_receiver *its = share->own;
+    const uint64_t version = hpc_version_at(&its->version);
     for (int i = 0; i < its->n_sources; i++)
         if (its->sources[i] != share->owner)
-            hpc_share_answer(core, its->sources[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
-                             hpc_version_at(&its->version));
+            hpc_share_answer(core, its->sources[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), version);
+    atomic_store_explicit(&its->told, version, memory_order_release); /* the worker may leave now */
     hpc_bell_ring(en->context->group.bell); /* this rank's own rows, and its settle or publish */
 }
 

@@ -573,6 +573,8 @@ static uint64_t last_version(const hpc_engine *en, int key) {
     return most;
 }
 
+/* A receiver counts until it has told the last version: its sources wait for the news, and after close this rank may be
+ * gone before its core has told them. */
 static int outstanding(const hpc_engine *en, int *ranks) {
     int n = 0;
     for (int i = 0; i < en->n_work; i++) {
@@ -582,7 +584,7 @@ static int outstanding(const hpc_engine *en, int *ranks) {
         for (int b = 0; b < its->n_below; b++) /* of rows that forward */
             if (hpc_version_told(en, its->below[b]) < last)
                 n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, en->plan->rows[its->below[b]].owner);
-        if (w->row->action != HPC_FORWARD && hpc_version_at(&((hpc_receiver *)w->share->own)->version) < last)
+        if (w->row->action != HPC_FORWARD && hpc_version_at(&((hpc_receiver *)w->share->own)->told) < last)
             n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, source_of(en, w));
         if (ranks == NULL && n > 0) return n;
     }

@@ -42,10 +42,21 @@ def test_every_survivor_names_the_victim(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_who_closes_because_of_another_rank_says_so_to_the_next(tmp_path: Path) -> None:
-    """On a chain each rank finds the one before it closed, and asks it: most hear it from one that has asked itself."""
-    ended = play("--seed", "b72bd0e18c7c", "--only", "4", "--keep", str(tmp_path))
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [
+        # On a chain each rank finds the one before it closed, and asks it: most hear it from one that has asked itself.
+        pytest.param(["--seed", "b72bd0e18c7c", "--only", "4"], 1, id="closes_because_of_another"),
+        # A rank that gives up in init has closed its listener while others still call it.
+        pytest.param(["--seed", "1", "--only", "40"], 20, id="gives_up_in_init"),
+        # A receiver has the last version, and its worker leaves before its core has told the server so.
+        pytest.param(["--seed", "1", "--only", "130"], 4, id="leaves_before_it_has_told"),
+    ],
+)
+def test_a_job_that_named_a_wrong_rank_once(words: list[str], times: int, tmp_path: Path) -> None:
+    for _ in range(times):
+        ended = play(*words, "--keep", str(tmp_path))
+        assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
 
 def test_ranks_that_do_not_end_are_a_hang(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """The guests of tests/softroce/run.py: their hardware, and what each of them does, step by step."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import chosen
 import tree
 
 from softroce.steps import Step
@@ -97,7 +98,7 @@ PYTEST = (
     "test_exchange.py::test_async_applies_each_update_as_it_comes[{over}-NCS]",
     "test_graph_exchange.py::test_what_is_late_is_whole_or_left_out[{over}-ASYNC]",
 )
-TORCH = (str(ROOT / "tests/test_torch.py"), "-k", "over_a_wire")
+TORCH = (str(ROOT / "tests/test_torch.py"), "-k", "over_a_wire")  # of all its cases, seven minutes
 MORE_PYTEST = (  # of --all
     "test_context.py::test_a_lane_has_its_own_events",
     "test_window.py::test_token_goes_round_the_ranks_of_mpi",
@@ -195,13 +196,15 @@ def one_node(over: str, whole: bool, roomy: bool) -> Guest:
     steps += [
         Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}),
         *[cases(name, f"{over}-threads", whole) for name in threads],
-        Step("Python tests", pytest, 300, {"HPC_TEST_TRANSPORTS": over}),
-        Step("torch", [*pytest[:6], *TORCH], 600, {"HPC_TEST_TRANSPORTS": over}),
-        check("digits", over, seconds=300),
         check("cpp", str(CXX), over, seconds=120),
+        Step("Python tests", pytest, 300, {"HPC_TEST_TRANSPORTS": over}),
     ]
     if roomy:
         steps.append(cases(LARGE, f"{over}-processes", whole, seconds=400))
+    steps += [
+        check("digits", over, seconds=300),
+        Step("torch", [*pytest[:6], *TORCH], 600, {"HPC_TEST_TRANSPORTS": over}),
+    ]
     memory = ["--memory", "8G" if roomy else "4G", "--cpus", "2"]
     return Guest("one node, one device", memory, 1, 1800 if whole else 1500, steps, python=True, torch=True)
 
@@ -219,6 +222,17 @@ def sanitized(over: str, sanitizer: str) -> Guest:
 
 def guests(over: str, whole: bool, roomy: bool) -> list[Guest]:
     return [two_nodes(over, whole), one_node(over, whole, roomy)]
+
+
+def quarter(over: str, roomy: bool, seed: int) -> list[Guest]:
+    """A quarter of the steps of --all, every fourth one of each guest; of torch's cases one. Four seeds in a row make
+    all of them."""
+    short = {"HPC_TEST_TRANSPORTS": over, chosen.BY_NAME: "yes", "HPC_TEST_SEED": str(seed)}
+    drawn = []
+    for guest in guests(over, True, roomy):
+        steps = [replace(step, env=short) if step.name == "torch" else step for step in guest.steps]
+        drawn.append(replace(guest, steps=[step for k, step in enumerate(steps) if (k + seed) % 4 == 0]))
+    return drawn
 
 
 def few(over: str) -> Guest:

@@ -2,9 +2,10 @@
 
 Fetches and caches the guest's kernel, builds what the guests run, and boots them one after another: one with two NUMA
 nodes and two RDMA devices, and one with one of each and 8 GiB of memory. Of programs whose cases take long a few of
-each kind run; with --all they run whole. With --few one guest runs a few steps of each kind, which is what CI does for
-every commit. With words, only the steps whose names, or whose guests' names, have one of them. With --sanitize one
-guest alone, for some of the C tests under a sanitizer.
+each kind run; with --all they run whole, and with --quarter every fourth step of --all: which ones, the seed says
+(tests/again.py). With --few one guest runs a few steps of each kind, which is what CI does for every commit. With
+words, only the steps whose names, or whose guests' names, have one of them. With --sanitize one guest alone, for some
+of the C tests under a sanitizer.
 A step that fails is run once more, in a guest of its own after all others, unless its failure is red (tests/again.py).
 Ends with 0 if every step passes, with 1 if one does not, and with 77 where the machine cannot run a guest, saying why.
 """
@@ -40,6 +41,11 @@ TOOLS = {  # what the guests run, and the package that has it
     "/usr/include/infiniband/verbs.h": "libibverbs-dev",
     "/usr/lib/python3/dist-packages/pyverbs": "python3-pyverbs",
     "/etc/libibverbs.d/rxe.driver": "ibverbs-providers",
+}
+TIERS = {
+    "all": "every case",
+    "quarter": "every fourth step of --all, as .ci/run --full does",
+    "few": "one guest with a few steps of each kind, as .ci/run does",
 }
 MEMORY = 9 << 30  # bytes for a guest of 8 GiB
 TORCH = ("torch", "functorch", "torchgen", "sympy", "mpmath")  # a GiB that few steps need
@@ -161,9 +167,9 @@ def chosen(name: str, among: Sequence[steps.Step], words: Sequence[str]) -> list
     return [step for step in among if not words or any(word in f"{name}: {step.name}" for word in words)]
 
 
-def run(over: str, words: Sequence[str], whole: bool, few: bool) -> bool:
+def run(over: str, words: Sequence[str], tier: str) -> bool:
     """The plain build and all guests."""
-    build_all(over, few)
+    build_all(over, tier == "few")
     passed = True
     if plain := chosen("plain", plan.plain(), words):
         print("--- a build without rdma-core's headers, on this machine")
@@ -172,11 +178,13 @@ def run(over: str, words: Sequence[str], whole: bool, few: bool) -> bool:
             result = steps.perform(step, SHARE)
             steps.tell(result, SHARE, step.log)
             passed = passed and not result.wrong
-    if few:
+    if tier == "few":
         return run_guests([plan.few(over)], words) and passed
     if not (roomy := is_roomy()):
         print("this machine has too little memory for a guest of 8 GiB: the window of more than 4 is left out")
-    return run_guests(plan.guests(over, whole, roomy), words) and passed
+    if tier == "quarter":
+        return run_guests(plan.quarter(over, roomy, int(again.seed())), words) and passed
+    return run_guests(plan.guests(over, tier == "all", roomy), words) and passed
 
 
 def run_guests(guests: Sequence[plan.Guest], words: Sequence[str]) -> bool:
@@ -213,8 +221,8 @@ def main() -> int:
         "words", nargs="*", metavar="WORD", help="only the steps, or guests, that have it in their names"
     )
     tier = parser.add_mutually_exclusive_group()
-    tier.add_argument("--all", action="store_true", help="every case")
-    tier.add_argument("--few", action="store_true", help="one guest with a few steps of each kind, as .ci/run does")
+    for name, what in TIERS.items():
+        tier.add_argument(f"--{name}", dest="tier", action="store_const", const=name, default="", help=what)
     parser.add_argument("--over", default="verbs", help="another transport, to see whether it is verbs that fails")
     parser.add_argument("--sanitize", choices=plan.SANITIZED, help="some of the C tests under it, and nothing else")
     arguments = parser.parse_args()
@@ -227,7 +235,7 @@ def main() -> int:
         build_sanitized(arguments.sanitize)
         passed = run_guests([plan.sanitized(arguments.over, arguments.sanitize)], arguments.words)
     else:
-        passed = run(arguments.over, arguments.words, arguments.all, arguments.few)
+        passed = run(arguments.over, arguments.words, arguments.tier)
     print(f"{'passed' if passed else 'FAILED'} in {time.monotonic() - start:.0f} s")
     return 0 if passed else 1
 
