@@ -79,9 +79,10 @@ def exchange(
 
 
 def hosts_first(bench: Bench) -> dict[str, dict[str, Any]]:
-    """The topologies that know hosts and racks: arguments of parameter_hub by the names of contenders."""
+    """Who folds, and topologies that know hosts and racks: arguments of parameter_hub by the names of contenders."""
     racks = bench.options.racks
-    ways = {"hpcomm auto": {"topology": "auto"}} if bench.options.hosts_first else {}
+    ways: dict[str, dict[str, Any]] = {f"hpcomm {mode}": {"progress": mode} for mode in bench.options.modes}
+    ways |= {"hpcomm auto": {"topology": "auto"}} if bench.options.hosts_first else {}
     return ways | ({"hpcomm racks": {"topology": hpcomm.Hierarchy(racks=racks)}} if racks else {})
 
 
@@ -269,6 +270,10 @@ def options(parser: argparse.ArgumentParser) -> None:
         "-M", "--model", choices=("flat", *models.NAMES), default="flat", help="model whose keys are pushed"
     )
     parser.add_argument("--chunk", type=nbytes, default=32 << 10, help="bytes that one core owns, e.g. 32K")
+    parser.add_argument(
+        "--modes", type=lambda text: text.split(","), default=[],
+        help="who folds, a contender each: thread, inline; default: as the exchange chooses",
+    )  # fmt: skip
     parser.add_argument("--hosts_first", action="store_true", help="parameter_hub with topology='auto' too")
     parser.add_argument("--racks", type=racks_of, default=[], help="ranks of each rack, for a third level: 0,1/2,3")
     add_links(parser)

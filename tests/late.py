@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -27,17 +27,20 @@ class Copy:
     def __init__(self, wrong: list[str], target: Any, source: Any) -> None:
         self._wrong, self._target, self._source = wrong, target, source
         self._bytes = source.clone()
+        self._took = self._stood = 0.0
         self._done = threading.Event()
         with torch.no_grad():
             target.fill_(float("nan"))
 
     def make(self) -> None:
         """Of the thread of a stream."""
+        start = perf_counter()
         with torch.no_grad():
             if not same(self._source, self._bytes):
                 self._wrong.append(f"the source of a copy of {tuple(self._source.shape)} changed under it")
             self._target.copy_(self._bytes)
         self._target = self._source = self._bytes = None
+        self._took = perf_counter() - start
         self._done.set()
 
     def reached(self) -> bool:
@@ -46,8 +49,13 @@ class Copy:
 
     def follow(self) -> None:
         """What is computed next comes after the copy: here this thread computes."""
+        start = perf_counter()
         assert self._done.wait(_LONG), "a stream stands still"
+        self._stood += perf_counter() - start
         assert not self._wrong, self._wrong
+
+    def told(self) -> tuple[float, float] | None:
+        return (self._took, self._stood) if self._done.is_set() else None
 
 
 def same(a: Any, b: Any) -> bool:

@@ -1,13 +1,17 @@
 """Parameters on a device of their own: the bits of the CPU, by copies that come late (late.py)."""
 
 import importlib
+import mmap
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import late
+import mpi
 import numpy as np
 import pytest
+import test_torch_failures
+import test_torch_local
 import torch
 import torchcases
 from torch import nn
@@ -25,9 +29,12 @@ MODULES = (
     "test_torch_habits",
     "test_torch_local",
     "test_torch_models",
+    "test_torch_only_pairs",
     "test_torch_saved",
+    "test_torch_schemes",
     "test_torch_waits",
 )
+STATES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}  # values of an element
 # Cases that say what a device does not do, by the reason.
 LEFT_OUT = {
     "the parameter or its gradient lies in the exchange": {
@@ -54,10 +61,11 @@ def train(
     dtype: Any = torch.float32,
     steps: int = 6,
     in_thread: bool = False,
+    network: Callable[[], Any] = net,
     **options: Any,
 ) -> tuple[bytes, Any]:
     """The bits of a model after some steps, and the optimizer's counts."""
-    model = net().to(dtype)
+    model = network().to(dtype)
     optimizer = ht.DistributedOptimizer(make(model.parameters()), ctx, model, **options)
     data = Data(ctx, ctx.size)
     for _ in range(steps):
@@ -94,10 +102,14 @@ def check(ctx: hpcomm.Context, **options: Any) -> Any:
 
 @case
 def every_rule(ctx: hpcomm.Context) -> None:
-    for make in OPTIMIZERS.values():
+    for name, make in OPTIMIZERS.items():
         counts = check(ctx, make=make)
         size = 4 * sum(p.numel() for p in net().parameters())
-        assert counts.bytes_out == counts.bytes_in == 6 * size
+        assert counts.bytes_out == counts.bytes_in == 6 * size, name
+        assert counts.seconds_out > 0
+        assert counts.seconds_in > 0
+        assert 0 <= counts.hidden < 1  # step waits for parameters
+        assert counts.state_bytes == size * STATES[name], name
 
 
 @case
@@ -125,6 +137,16 @@ def every_way_to_step(ctx: hpcomm.Context) -> None:
         {"progress": "thread"},
     ):
         check(ctx, **options)
+
+
+@case
+def pairs_of_vectors(ctx: hpcomm.Context) -> None:
+    """Also in another thread, as autograd computes for devices."""
+    for way in torchcases.SCHEMES:
+        check(ctx, network=torchcases.wide, **way)
+        check(ctx, network=torchcases.wide, in_thread=True, clip_norm=0.1, **way)
+    counts = check(ctx, network=torchcases.wide, scheme="factors", batch=torchcases.BATCH)
+    assert counts.bytes_out < counts.bytes_in / 2
 
 
 @case
@@ -225,6 +247,40 @@ def test_case_on_a_late_device(late_job: list[dict[str, dict[str, str]]], module
         assert not told[module][name], f"rank {rank}: {told[module][name]}"
 
 
+# ---- when ranks fail -------------------------------------------------------------------------------------------------
+
+
+def with_late(body: Callable[..., Any], *args: Any) -> Any:
+    late.install()
+    return body(*args)
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("name", ["rule", "backward", "local", "graph"])
+def test_the_others_go_on(name: str) -> None:
+    ended = mpi.spawn(3, with_late, test_torch_failures.survive, name, check=False)
+    assert ended.codes == [0, 0, -9], ended.err
+    assert ended.values[:2] == [["(2,)", [2], True]] * 2
+
+
+@pytest.mark.full
+def test_others_go_on_with_what_they_have_learned() -> None:
+    for host_trains in (False, True):
+        ended = mpi.spawn(4, with_late, test_torch_local.survives, host_trains, check=False)
+        assert ended.codes[:3] == [0, 0, 0], ended.err
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_a_wait_and_loses_nothing() -> None:
+    assert len(set(mpi.spawn(2, with_late, test_torch_failures.interrupt).values)) == 1
+
+
+@pytest.mark.full
+def test_a_rank_that_raises_in_backward_is_named() -> None:
+    values = mpi.spawn(3, with_late, test_torch_failures.fail_in_backward).values
+    assert [values[rank][0] for rank in (0, 2)] == [[1]] * 2
+
+
 # ---- the device itself -----------------------------------------------------------------------------------------------
 
 
@@ -261,6 +317,20 @@ def test_pages_side_by_side_are_one_range() -> None:
     assert at + (1 << 20) <= low + low_size < at + (1 << 20) + page
     assert high <= at + (3 << 20)
     assert at + (5 << 20) <= high + high_size
+
+
+def test_shared_memory_is_one_range() -> None:
+    """However the kernel splits it, and whatever lies beside it."""
+    page = mmap.PAGESIZE
+    with mmap.mmap(-1, 16 * page) as whole:
+        memory = np.frombuffer(whole, np.uint8)
+        at = memory.ctypes.data
+        assert list(ranges([memory[5 * page : 6 * page]])) == [(at, 16 * page)]
+        whole.madvise(mmap.MADV_DONTFORK, 4 * page, 4 * page)  # as mbind does
+        found = list(ranges([memory[5 * page + 8 : 6 * page], memory[:1], np.zeros(10)]))
+        assert (at, 16 * page) in found
+        assert len(found) == 2
+        del memory
 
 
 def test_parameters_of_one_device() -> None:

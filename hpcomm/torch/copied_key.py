@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvalidArgument
@@ -24,7 +25,7 @@ class CopiedKey(ParamKey):
         coming: the copy of the parameter that has begun last, where it may be under way.
     """
 
-    __slots__ = ("_exchange", "_fetched", "_stage", "_wires", "coming", "device")
+    __slots__ = ("_exchange", "_fetched", "_stage", "_uncounted", "_wires", "coming", "device")
 
     _exchange: Exchange
     device: TensorDevice
@@ -36,6 +37,7 @@ class CopiedKey(ParamKey):
         self._stage: Tensor | None = None
         self._wires: dict[int, Tensor] = {}
         self.coming: Copy | None = None
+        self._uncounted: Copy | None = None  # whose seconds are not in the counts yet
         self._fetched: Tensor | None = None  # the memory into which the parameter of this step is being copied
 
     @property
@@ -63,6 +65,9 @@ class CopiedKey(ParamKey):
         if self.apart:
             raise self.lost_write()
         self.master.copy_(data)
+
+    def memory(self, exchange: Exchange) -> list[NDArray[Any]]:
+        return [*super().memory(exchange), exchange.gradient(self.name)]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,9 +115,21 @@ class CopiedKey(ParamKey):
         if self.device.apart and self.has_master:
             self._rest()  # which may still read the stage
             source = self._staged().copy_(self.master)
-        self.coming, self._fetched = self.device.copy_in(home, source), home
+        self._come(home, source)
+        self._fetched = home
+
+    def _come(self, target: Tensor, source: Tensor) -> None:
+        self.tally()
+        self.coming = self._uncounted = self.device.copy_in(target, source)
         if self.device.apart:
             self.counts.bytes_in += source.nbytes
+
+    def tally(self) -> None:
+        told = None if self._uncounted is None else self._uncounted.told()
+        if told is not None:
+            self.counts.seconds_in += told[0]
+            self.counts.copy_wait += told[1]
+            self._uncounted = None
 
     def leave_kept(self, grad: Tensor | None = None, plain: Tensor | None = None) -> None:
         self._rest()
@@ -157,13 +174,14 @@ class CopiedKey(ParamKey):
         return super().dense(grad)
 
     def take_mean(self) -> None:
-        self.coming = self.device.copy_in(self._own_grad(), self.master)
+        self._come(self._own_grad(), self.master)
         if self.coming is not None:
             self.coming.follow()
 
     def end(self) -> None:
         super().end()
-        self.coming = self._fetched = self._stage = None
+        self.tally()
+        self.coming = self._uncounted = self._fetched = self._stage = None
         self._wires.clear()
 
 

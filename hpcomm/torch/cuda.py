@@ -17,16 +17,31 @@ from .pages import ranges
 class _Streamed:
     """A copy on a stream."""
 
-    __slots__ = ("_compute", "_event", "_source")
+    __slots__ = ("_asked", "_begin", "_compute", "_end", "_source")
 
-    def __init__(self, event: torch.cuda.Event, source: Tensor, compute: torch.cuda.Stream) -> None:
-        self._event, self._source, self._compute = event, source, compute
+    def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event, source: Tensor, compute: Any) -> None:
+        self._begin, self._end, self._source, self._compute = begin, end, source, compute
+        self._asked: torch.cuda.Event | None = None  # when what is computed comes to the place behind it
 
     def reached(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._end.query())
 
     def follow(self) -> None:
-        torch.cuda.current_stream(self._compute.device).wait_event(self._event)
+        stream = torch.cuda.current_stream(self._compute.device)
+        self._asked = _event(stream)
+        stream.wait_event(self._end)
+
+    def told(self) -> tuple[float, float] | None:
+        if not self._end.query() or (self._asked is not None and not self._asked.query()):
+            return None
+        stood = 0.0 if self._asked is None else self._asked.elapsed_time(self._end)
+        return self._begin.elapsed_time(self._end) * 1e-3, max(0.0, stood) * 1e-3
+
+
+def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
 
 
 class Cuda:
@@ -87,7 +102,6 @@ class Cuda:
         compute = torch.cuda.current_stream(self._where)
         stream.wait_stream(compute)
         with torch.cuda.stream(stream):
+            begin = _event(stream)
             target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(stream)
-        return _Streamed(event, source, compute)
+            return _Streamed(begin, _event(stream), source, compute)

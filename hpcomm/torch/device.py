@@ -21,6 +21,9 @@ class Copy(Protocol):
     def follow(self) -> None:
         """What is computed from here on comes after it. This call need not wait for it."""
 
+    def told(self) -> tuple[float, float] | None:
+        """The seconds that it took, and those that what is computed stood still for it; None: not known yet."""
+
 
 class TensorDevice(Protocol):
     """How bytes get from tensors of a device into the host's memory, and back.
@@ -46,6 +49,27 @@ class TensorDevice(Protocol):
 
     def copy_in(self, target: Tensor, source: Tensor) -> Copy | None:
         """From the host's memory."""
+
+
+class Together:
+    """Copies of one direction that have begun one behind the other: the last one ends last. None is let go before, as
+    each keeps alive what it reads."""
+
+    __slots__ = ("_copies",)
+
+    def __init__(self, copies: Iterable[Copy]) -> None:
+        self._copies = tuple(copies)
+
+    def reached(self) -> bool:
+        return self._copies[-1].reached()
+
+    def follow(self) -> None:
+        self._copies[-1].follow()
+
+    def told(self) -> tuple[float, float] | None:
+        every = [copy.told() for copy in self._copies]
+        known = [one for one in every if one is not None]
+        return (sum(took for took, _ in known), sum(stood for _, stood in known)) if len(known) == len(every) else None
 
 
 class Cpu:

@@ -172,6 +172,10 @@ class ParamKey:
         self.lent = None if self.slot is None else Lent(self.slot, self.order)
         self.mean = None
 
+    def memory(self, exchange: Exchange) -> list[NDArray[Any]]:
+        """What copies from and to a device read and write in an exchange."""
+        return [exchange.params[self.name]]
+
     def find_home(self, *, take: bool = True) -> None:
         """Looks whether torch has put the parameter elsewhere, as model.to and p.data = ... do. take: with the values
         that it has there; else they are older than the exchange's."""
@@ -240,6 +244,9 @@ class ParamKey:
         assert self.home is not None
         self.home.copy_(self.master)
         self.counts.params_copied += 1
+
+    def tally(self) -> None:
+        """Counts the seconds of a copy that has ended."""
 
     def fetch(self) -> bool:
         """Begins to copy a parameter that has come to where it is needed; whether it has come."""

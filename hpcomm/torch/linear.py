@@ -1,7 +1,7 @@
 """The weight of a linear layer, whose gradient is a sum of products: of each row of the layer's inputs, and of the
 gradient of its outputs (SFB, section 2; Poseidon, section 3.2). Its key can go as those pairs of vectors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,9 @@ from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import InvalidArgument
-from ..exchange import Exchange, Handle
+from ..exchange import Exchange, Handle, Pairs
+from .copied_key import CopiedKey
+from .device import Copy, TensorDevice, Together
 from .key import ParamKey, Start
 from .only_pairs import is_sum_of_pairs
 from .stats import Counts
@@ -59,7 +61,8 @@ class Hook:
 
 
 class LinearKey(ParamKey):
-    """The key of a weight (M, N), which goes as a matrix until goes_as_pairs.
+    """The key of a weight (M, N), which goes as a matrix until goes_as_pairs. It has no __slots__, so that it can stand
+    beside another class that has some.
 
     Attributes:
         module: the layer.
@@ -71,27 +74,11 @@ class LinearKey(ParamKey):
         used: with skip_weight_grad: autograd has given the weight a gradient, which is not the layer's.
     """
 
-    __slots__ = (
-        "K",
-        "_came",
-        "_exchange",
-        "_hooks",
-        "_kept",
-        "_mean",
-        "_open",
-        "factor",
-        "module",
-        "most",
-        "refused",
-        "rows",
-        "skips",
-        "used",
-    )
-
     _exchange: Exchange
 
-    def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str, module: nn.Linear) -> None:
-        super().__init__(name, param, group, counts, sparse)
+    def __init__(self, module: nn.Linear, *args: Any) -> None:
+        """args: those of the class beside this one."""
+        super().__init__(*args)
         self.module = module
         self.rows = self.K = self.most = self._open = 0
         self.factor, self.refused = 1.0, ""
@@ -99,6 +86,8 @@ class LinearKey(ParamKey):
         self._came: list[Call] = []  # of backward passes that run
         self._kept: list[Call] = []  # of those that have given the weight its gradient
         self._mean: NDArray[np.float32] | None = None
+        self._verdict: Tensor | None = None  # where the host's memory gets it, and it has not been read
+        self._place: Tensor | None = None
         self._hooks: list[RemovableHandle] = []
 
     # ---- the layer's calls -------------------------------------------------------------------------------------------
@@ -183,12 +172,7 @@ class LinearKey(ParamKey):
             if self.skips:
                 _refuse_compiled(self)
             return
-        if inputs._version != version:
-            raise InvalidArgument(
-                f"rank {self.mode.context.rank}: the inputs of the layer of {self.name!r} were written after its "
-                "forward pass, and its gradient is "
-                "made of them: write a copy, or " + self._as_matrix()
-            )
+        self._check_inputs(inputs, version, "after its forward pass")
         self._open -= 1
         if grads[0] is not None:
             self._came.append(Call(inputs, version, grads[0].detach(), torch._C._current_graph_task_id()))
@@ -236,12 +220,12 @@ class LinearKey(ParamKey):
         mode = self.mode
         if not self.most:
             if self._hooks and not self.refused and not mode.synchronized:
-                self.refused = self._differs()
-            return super().push(start)
+                self._judge()
+            return super().push(partial(self._begin_matrix, start))
         if self.skips:
             self._check_alone(self.module)
         if not mode.agreed:  # else it has passed in this step
-            self.refused = self._differs()
+            self._judge()
         grad = self.param.grad
         self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
         if self.refused:  # all ranks are told, and nothing is folded
@@ -253,20 +237,63 @@ class LinearKey(ParamKey):
                 f"batch={rows} or more, or " + self._as_matrix()
             )
         pairs = self._exchange.factors(self.name)
+        copies = [copy for copy in self._copies(pairs) if copy is not None]
+        nbytes = 4 * rows * (pairs.u.shape[1] + pairs.v.shape[1])
+        self.counts.copied += 1
+        self.counts.copied_bytes += nbytes
+        self.counts.bytes_out += nbytes * self.device.apart
+        begin = partial(self._begin_pairs, start, pairs, rows, self._kept[:] if copies else ())
+        handle: Handle = mode.way.send(self.name, Together(copies) if copies else None, begin)
+        return handle
+
+    def _copies(self, pairs: Pairs) -> Iterator[Copy | None]:
         at = 0
         for call in self._kept:
             end = at + call.rows
-            _copy(pairs.u[at:end], call.outputs)
-            _copy(pairs.v[at:end], call.inputs)
+            yield self.device.copy_out(torch.from_numpy(pairs.u[at:end]), _rows(call.outputs))
+            yield self.device.copy_out(torch.from_numpy(pairs.v[at:end]), _rows(call.inputs))
             at = end
+
+    def _begin_matrix(self, start: Start, *args: Any, **options: Any) -> Handle:
+        self._decide()
+        return start(*args, **options)
+
+    def _begin_pairs(self, start: Start, pairs: Pairs, rows: int, copied: Sequence[Call]) -> Handle:
+        self._decide()
+        if self.refused:
+            return start(self.name, nothing=True)
+        for call in copied:
+            self._check_inputs(call.inputs, call.version, "while they were copied from their device")
         pairs.count = rows
-        handle = start(self.name)
-        self.counts.copied += 1
-        self.counts.copied_bytes += 4 * rows * (pairs.u.shape[1] + pairs.v.shape[1])
-        return handle
+        return start(self.name)
+
+    def _check_inputs(self, inputs: Tensor, version: int, when: str) -> None:
+        if inputs._version != version:
+            raise InvalidArgument(
+                f"rank {self.mode.context.rank}: the inputs of the layer of {self.name!r} were written {when}, and its "
+                "gradient is made of them: write a copy, or " + self._as_matrix()
+            )
+
+    def _judge(self) -> None:
+        """Finds out why its gradient is not the sum of its pairs, if it is not. The numbers may be known later."""
+        self.refused = self._differs()
+        grad = self.param.grad
+        if self.refused or self.skips or grad is None:
+            return
+        found = is_sum_of_pairs(grad.detach(), self._pairs())
+        if self._place is None:
+            self._place = self.device.host_like(found)
+        self._verdict = self._place
+        if self.device.copy_out(self._place, found) is None:
+            self._decide()  # else behind a later copy, when the exchange begins
+
+    def _decide(self) -> None:
+        if self._verdict is not None and not self._verdict:
+            self.refused = "its gradient is not the sum of its layer's inputs and gradients of outputs alone"
+        self._verdict = None
 
     def _differs(self) -> str:
-        """Why the gradient is not the sum of the pairs; "" if it is."""
+        """Why the gradient cannot be the sum of the pairs; "" if it may be."""
         grad = self.param.grad
         if self.skips:
             if self.used:
@@ -279,11 +306,7 @@ class LinearKey(ParamKey):
         if grad.layout is not torch.strided:
             return "its gradient is sparse"
         narrow = next((one.dtype for call in self._kept for one in call[::2] if one.dtype != torch.float32), None)
-        if narrow is not None:
-            return f"its layer computes in {narrow}, which rounds its gradient"
-        if not is_sum_of_pairs(grad.detach(), self._pairs()):
-            return "its gradient is not the sum of its layer's inputs and gradients of outputs alone"
-        return ""
+        return "" if narrow is None else f"its layer computes in {narrow}, which rounds its gradient"
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Gradients of outputs (rows, M) and inputs (rows, N), call by call."""
@@ -310,7 +333,7 @@ class LinearKey(ParamKey):
     def _ratio(self, mean: NDArray[np.float32]) -> float:
         grad = self.param.grad
         assert grad is not None
-        before, now = torch.from_numpy(mean), grad.detach()
+        before, now = torch.from_numpy(mean), grad.detach().cpu()
         if not bool(torch.isfinite(before).all()):
             return 1.0  # which a scaler has seen as well, and skips the step
         square = float((before.double() ** 2).sum())
@@ -340,8 +363,26 @@ def _refuse_compiled(key: LinearKey) -> None:
     )
 
 
-def _copy(to: NDArray[np.float32], rows: Tensor) -> None:
-    torch.from_numpy(to).copy_(rows.reshape(-1, rows.shape[-1]))
+class CopiedLinearKey(LinearKey, CopiedKey):
+    """One on a device."""
+
+    def memory(self, exchange: Exchange) -> list[NDArray[Any]]:
+        if not self.most:
+            return super().memory(exchange)
+        pairs = exchange.factors(self.name)
+        return [exchange.params[self.name], pairs.u, pairs.v]
+
+
+def make_linear(
+    module: nn.Linear, name: str, param: Tensor, group: int, counts: Counts, sparse: str, device: TensorDevice
+) -> LinearKey:
+    """The key of a layer's weight, which is float32."""
+    args = (module, name, param, group, counts, sparse)
+    return CopiedLinearKey(*args, device) if device.apart else LinearKey(*args)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def layers_of(model: nn.Module) -> dict[int, nn.Linear]:

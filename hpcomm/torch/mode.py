@@ -67,7 +67,7 @@ class Mode(ABC):
         self, ctx: Context, keys: Sequence[ParamKey], counts: Counts, passes: int, clip_norm: float | None
     ) -> None:
         self.context, self.keys, self.counts = ctx, list(keys), counts
-        self.device, self.way, self._release = keys[0].device, PendingStarts(ctx), _nothing
+        self.device, self.way, self._release = keys[0].device, PendingStarts(ctx, counts), _nothing
         self.extra: list[Any] = []  # what has a handle and receives as a key does: buffers
         self.order = self.keys  # in which the next forward pass needs them
         self.passes, self.clip_norm = passes, clip_norm
@@ -82,10 +82,9 @@ class Mode(ABC):
     def takes(self, exchange: Exchange) -> None:
         """This is the exchange from here on: its memory is known to the device."""
         self.release()
-        self.exchange, self.way = exchange, PendingStarts(exchange.context)
+        self.exchange, self.way = exchange, PendingStarts(exchange.context, self.counts)
         if self.device.apart:
-            own = [exchange.params[key.name] for key in self.keys]
-            self._release = self.device.register([*own, *(exchange.gradient(key.name) for key in self.keys)])
+            self._release = self.device.register([own for key in self.keys for own in key.memory(exchange)])
 
     def release(self) -> None:
         """The device forgets the memory of the exchange, before that is unmapped. Again is no error."""

@@ -216,11 +216,12 @@ class DistributedOptimizer(Wrapper):
                         "that has a rule in the exchange (SGD, Adam, AdamW): leave it out"
                     )
                 asked = ""
+            slots = {key.name: len(rules.forms[key.group].state) for key in keys} if rules else {}
             schemes = self._schemes = Schemes(
                 ctx,
                 model,
                 keys,
-                {key.name: len(rules.forms[key.group].state) for key in keys} if rules else {},
+                slots,
                 asked or "ps",
                 batch,
                 revisit,
@@ -237,6 +238,7 @@ class DistributedOptimizer(Wrapper):
         self._wrapped, self.context, self._model = optimizer, ctx, model
         self.param_groups = optimizer.param_groups
         self._counts, self._rules = counts, rules
+        counts.state_bytes = sum(4 * k.param.numel() * (slots[k.name] + k.has_master) for k in keys if rules)
         self._join: JoinBlock | None = None
         self._uneven = Uneven()
         self._held: Held | None = None
@@ -509,6 +511,8 @@ class DistributedOptimizer(Wrapper):
 
     def stats(self) -> Stats:
         """Counts of what was moved and waited for, on this rank."""
+        for key in self._mode.keys:
+            key.tally()
         return self._counts.stats()
 
     @named("optimizer.recover()", every=True)

@@ -1,17 +1,23 @@
-"""The pages of memory in which arrays lie."""
+"""The memory in which arrays lie, as a driver registers it."""
 
 import mmap
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+_MAPS = Path("/proc/self/maps")
+
 
 def ranges(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[int, int]]:
-    """The addresses and bytes of the pages of these arrays, where pages side by side are one range."""
-    page = mmap.PAGESIZE
+    """The addresses and bytes of the memory of these arrays, where memory side by side is one range: all of what is
+    shared with other processes, as an exchange has other slots there for later pushes; of other memory their pages."""
+    page, shared = mmap.PAGESIZE, list(_shared())
     ends = sorted(
-        (one.ctypes.data // page * page, -(-(one.ctypes.data + one.nbytes) // page) * page)
+        _around(shared, one.ctypes.data // page * page, -(-(one.ctypes.data + one.nbytes) // page) * page)
         for one in arrays
         if one.nbytes
     )
@@ -24,3 +30,32 @@ def ranges(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[int, int]]:
         end = max(end, last)
     if end:
         yield start, end - start
+
+
+def _around(shared: list[tuple[int, int]], first: int, last: int) -> tuple[int, int]:
+    """The shared memory around these pages, else the pages."""
+    at = bisect_right(shared, (first, last)) - 1
+    for start, end in shared[max(at, 0) : at + 2]:
+        if start <= first and last <= end:
+            return start, end
+    return first, last
+
+
+def _shared() -> Iterator[tuple[int, int]]:
+    """Memory that is shared with other processes, in rising order. The kernel has several lines for one whose parts lie
+    on several NUMA nodes."""
+    start = end = 0
+    file = ""
+    with suppress(OSError), _MAPS.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            place, rights, _, device, number, *_ = line.split()
+            first, last = (int(one, 16) for one in place.split("-"))
+            own = f"{device} {number}" if rights.endswith("s") else ""
+            if own and own == file and first == end:
+                end = last
+                continue
+            if file:
+                yield start, end
+            start, end, file = first, last, own
+    if file:
+        yield start, end

@@ -9,6 +9,7 @@ from ..context import Context
 from ..errors import Timeout
 from ..exchange import Handle
 from .device import Copy
+from .stats import Counts
 
 _SPIN, _NAP = 1e-3, 5e-5  # seconds: a copy of 16 MiB takes a millisecond
 Begin = Callable[[], Handle]
@@ -17,11 +18,11 @@ Begin = Callable[[], Handle]
 class PendingStart:
     """The exchange of a key that begins when a copy has ended: to those who wait it is a Handle."""
 
-    __slots__ = ("_begin", "_copy", "_handle", "_way", "name")
+    __slots__ = ("_begin", "_handle", "_way", "copy", "name")
 
     def __init__(self, way: "PendingStarts", name: str, copy: Copy, begin: Begin) -> None:
-        self.name, self._way, self._begin = name, way, begin
-        self._copy: Copy | None = copy
+        self.name, self._way, self.copy = name, way, copy
+        self._begin: Begin | None = begin
         self._handle: Handle | None = None
 
     def test(self) -> bool:
@@ -33,19 +34,18 @@ class PendingStart:
             self._way.next(timeout)
         return self._handle.wait(timeout)
 
-    def reached(self) -> bool:
-        return self._copy is None or self._copy.reached()
-
     def begin(self) -> None:
+        assert self._begin is not None
         self._handle = self._begin()
-        self._copy = None  # which holds the gradient
+        del self.copy  # which holds the gradient
+        self._begin = None
 
 
 class PendingStarts:
     """The gradients that are under way, in the order of their copies, which is that of their ends."""
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def __init__(self, ctx: Context, counts: Counts) -> None:
+        self._ctx, self._counts = ctx, counts
         self._sent: deque[PendingStart] = deque()
 
     def send(self, name: str, copy: Copy | None, begin: Begin) -> Any:
@@ -59,13 +59,14 @@ class PendingStarts:
 
     def look(self) -> None:
         """Begins the exchanges of what has come. One look serves all."""
-        while self._sent and self._sent[0].reached():
+        while self._sent and self._sent[0].copy.reached():
             self._begin()
 
     def next(self, timeout: float | None = None) -> None:
         """Waits for the first one."""
-        sent = self._sent[0]
-        until_reached(self._ctx, sent.name, sent, timeout)
+        sent, start = self._sent[0], monotonic()
+        until_reached(self._ctx, sent.name, sent.copy, timeout)
+        self._counts.copy_wait += monotonic() - start
         self._begin()
 
     def drain(self) -> None:
@@ -78,11 +79,15 @@ class PendingStarts:
         self._sent.clear()
 
     def _begin(self) -> None:
-        self._sent[0].begin()  # where it raises, it is still the first
+        sent = self._sent[0]
+        took = sent.copy.told()
+        sent.begin()  # where it raises, it is still the first
         self._sent.popleft()
+        if took is not None:
+            self._counts.seconds_out += took[0]
 
 
-def until_reached(ctx: Context, name: str, copy: Any, timeout: float | None = None) -> None:
+def until_reached(ctx: Context, name: str, copy: Copy, timeout: float | None = None) -> None:
     """Until a copy has ended, which is begun.
 
     Raises:

@@ -149,8 +149,6 @@ class Schemes:
     @staticmethod
     def _refused(key: ParamKey, compiled: bool) -> str:
         """Why a key cannot go as pairs; "" if it can."""
-        if key.device.apart:
-            return f"it lies on {key.where}, and layers on a device go as matrices"
         if not isinstance(key, LinearKey):
             return "it is not the weight of a plain nn.Linear that nothing else uses"
         if compiled:

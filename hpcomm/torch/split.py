@@ -66,7 +66,7 @@ class Split(Mode):
             key.takes_slot(exchange)
         self._pairs = [key for key in self.keys if key.most]
         self._to_send = len(self._pairs)
-        self._late = any(key.skips for key in self._pairs)  # what these refuse is known at the end of the backward pass
+        self._late = self.device.apart or any(key.skips for key in self._pairs)  # in what is refused: step knows
 
     def send(self, key: ParamKey) -> None:
         if not self.begun:  # no mean is used before all ranks are in step: small gradients travel together until then

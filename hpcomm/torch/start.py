@@ -21,7 +21,7 @@ from .buffers import KINDS
 from .copied_key import make_key
 from .device import device_of
 from .key import ParamKey
-from .linear import LinearKey
+from .linear import make_linear
 from .names import parameters, plain_name
 from .saved import dumped, loaded
 from .stats import Counts
@@ -80,8 +80,8 @@ def keys_of(
         group = groups.pop(id(param))
         if param.numel():
             args = (name, param, group, counts, sparse)
-            layer = layers.get(id(param)) if param.dtype == torch.float32 and not device.apart else None
-            keys.append(make_key(*args, device) if layer is None else LinearKey(*args, layer))
+            layer = layers.get(id(param)) if param.dtype == torch.float32 else None
+            keys.append(make_key(*args, device) if layer is None else make_linear(layer, *args, device))
     if groups:
         raise InvalidArgument(
             f"{len(groups)} parameters of the optimizer are not parameters of the model: a parameter goes by its name"

@@ -1,5 +1,6 @@
 """Counts of what an optimizer has moved and waited for."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -19,6 +20,10 @@ class Stats:
         early: keys that apply="backward" sent while the backward pass ran.
         wait: seconds that layers waited for their parameters, or step and wait for others.
         bytes_out, bytes_in: gradients that were copied from a device to the host's memory, and parameters back.
+        seconds_out, seconds_in: that these copies took, as far as their ends are known.
+        copy_wait: seconds that this rank waited for gradients to come, or that its device stood still for parameters.
+        state_bytes: the optimizer's state, and the float32 values of 16-bit parameters, where owners have them in the
+            host's memory: a rank that steps by itself holds as many, on its device where its parameters lie on one.
     """
 
     steps: int
@@ -33,6 +38,16 @@ class Stats:
     wait: float
     bytes_out: int
     bytes_in: int
+    seconds_out: float
+    seconds_in: float
+    copy_wait: float
+    state_bytes: int
+
+    @property
+    def hidden(self) -> float:
+        """The share of the seconds of copies for which nothing waited; NaN where none was made."""
+        took = self.seconds_out + self.seconds_in
+        return max(0.0, 1 - self.copy_wait / took) if took else math.nan
 
 
 class Counts:
@@ -43,8 +58,8 @@ class Counts:
     def __init__(self) -> None:
         self.steps = self.skipped = self.in_place = self.copied = self.copied_bytes = 0
         self.converted = self.dense = self.params_copied = self.early = 0
-        self.wait = 0.0
-        self.bytes_out = self.bytes_in = 0
+        self.wait = self.seconds_out = self.seconds_in = self.copy_wait = 0.0
+        self.bytes_out = self.bytes_in = self.state_bytes = 0
 
     def stats(self) -> Stats:
         return Stats(**{name: getattr(self, name) for name in self.__slots__})
