@@ -1,8 +1,8 @@
 """A device over tensors of the host whose copies come late: what torch computes stays on the CPU, and copies are made
 by threads, those of one direction one behind the other, those of both against each other at random.
 
-The target of a copy that is under way is full of NaN, and a source that changes meanwhile is an error; so is memory of
-the host that was not registered.
+The target of a copy that is under way is full of NaN, and a source that changes meanwhile is an error; so is a copy
+that nobody holds any more, as its source may be freed, and memory of the host that was not registered.
 """
 
 import os
@@ -63,15 +63,30 @@ def same(a: Any, b: Any) -> bool:
     return bool(torch.equal(own, theirs))
 
 
+class Held:
+    """A copy, as hpcomm.torch holds it."""
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self.reached, self.follow, self.told = copy.reached, copy.follow, copy.told
+
+    def __del__(self) -> None:
+        if self._copy.told() is None:
+            self._copy._wrong.append("a copy was let go before it had ended")
+
+
 class Stream:
     """Makes copies one behind the other."""
 
     def __init__(self, seed: str) -> None:
         self._thread, self._draw = ThreadPoolExecutor(1), random.Random(seed)
 
-    def add(self, copy: Copy) -> Copy:
+    def add(self, copy: Copy) -> Held:
         self._thread.submit(self._make, copy)
-        return copy
+        return Held(copy)
+
+    def idle(self) -> None:
+        self._thread.submit(int).result(_LONG)
 
     def _make(self, copy: Copy) -> None:
         if self._draw.random() < 0.7:
@@ -94,6 +109,8 @@ class Late:
         self._known += found
 
         def release() -> None:
+            self._out.idle()
+            self._in.idle()
             own.clear()
             for one in found:
                 self._known.remove(one)
@@ -105,11 +122,11 @@ class Late:
         self._known.append((found.data_ptr(), found.nbytes))
         return found
 
-    def copy_out(self, target: Any, source: Any) -> Copy:
+    def copy_out(self, target: Any, source: Any) -> Held:
         self._check(target)
         return self._out.add(Copy(self._wrong, target, source))
 
-    def copy_in(self, target: Any, source: Any) -> Copy:
+    def copy_in(self, target: Any, source: Any) -> Held:
         self._check(source)
         return self._in.add(Copy(self._wrong, target, source))
 

@@ -299,7 +299,8 @@ def test_a_late_device_takes_registered_memory_alone() -> None:
     one = late.Late(torch.device("cpu"))
     memory = np.zeros(100, np.float32)
     release = one.register([memory])
-    one.copy_out(torch.from_numpy(memory), torch.ones(100)).follow()
+    copy = one.copy_out(torch.from_numpy(memory), torch.ones(100))
+    copy.follow()
     assert (memory == 1).all()
     release()
     with pytest.raises(AssertionError, match="not registered"):

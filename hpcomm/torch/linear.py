@@ -86,7 +86,8 @@ class LinearKey(ParamKey):
         self._came: list[Call] = []  # of backward passes that run
         self._kept: list[Call] = []  # of those that have given the weight its gradient
         self._mean: NDArray[np.float32] | None = None
-        self._verdict: Tensor | None = None  # where the host's memory gets it, and it has not been read
+        self._verdict: Tensor | None = None  # in the host's memory, and it has not been read
+        self._looked: Copy | None = None  # which brings it
         self._place: Tensor | None = None
         self._hooks: list[RemovableHandle] = []
 
@@ -284,13 +285,14 @@ class LinearKey(ParamKey):
         if self._place is None:
             self._place = self.device.host_like(found)
         self._verdict = self._place
-        if self.device.copy_out(self._place, found) is None:
+        self._looked = self.device.copy_out(self._place, found)
+        if self._looked is None:
             self._decide()  # else behind a later copy, when the exchange begins
 
     def _decide(self) -> None:
         if self._verdict is not None and not self._verdict:
             self.refused = "its gradient is not the sum of its layer's inputs and gradients of outputs alone"
-        self._verdict = None
+        self._verdict = self._looked = None
 
     def _differs(self) -> str:
         """Why the gradient cannot be the sum of the pairs; "" if it may be."""

@@ -75,8 +75,10 @@ class PendingStarts:
             self.next()
 
     def drop(self) -> None:
-        """What is under way does not count any more."""
-        self._sent.clear()
+        """What is under way does not count any more. Its copies end first, as they still read and write."""
+        while self._sent:
+            until_reached(self._ctx, self._sent[0].name, self._sent[0].copy)
+            self._sent.popleft()
 
     def _begin(self) -> None:
         sent = self._sent[0]
@@ -99,7 +101,8 @@ def until_reached(ctx: Context, name: str, copy: Copy, timeout: float | None = N
         if waited > limit:
             raise Timeout(
                 f"rank {ctx.rank}: the copy of {name!r} between its device and the host's memory has not ended in "
-                f"{limit:g} s: the device computes what the copy needs, or is stuck",
+                f"{limit:g} s: the device computes what the copy needs, or is stuck: look at what it runs, or give a "
+                "longer timeout",
                 op="copy",
             )
         if waited > _SPIN:
