@@ -23,6 +23,7 @@ from torchcases import (
 )
 
 import hpcomm
+from hpcomm.torch import linear
 from hpcomm.torch.only_pairs import is_sum_of_pairs
 
 pytestmark = pytest.mark.xdist_group("group torch pairs")  # one job for all tests
@@ -189,3 +190,12 @@ def test_a_sum_of_pairs_that_is_not_finite() -> None:
 @pytest.mark.parametrize("name", cases.names(__name__))
 def test_case(shm: list[dict[str, str]], name: str) -> None:
     assert [value[name] for value in shm] == [""] * 2
+
+
+def test_a_gradient_that_torch_rounds_is_told() -> None:
+    assert linear._rounded() == ""
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert linear._rounded() == ", or torch.set_float32_matmul_precision('high') rounds it"
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -2,6 +2,7 @@
 gradient of its outputs (SFB, section 2; Poseidon, section 3.2). Its key can go as those pairs of vectors."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from .stats import Counts
 
 _is_compiling = torch.compiler.is_compiling
 _USED = "its weight is used by more than its layer: autograd has given it a gradient"
+_NOT_THEIR_SUM = "its gradient is not the sum of its layer's inputs and gradients of outputs alone"
 _SCALED = 1e-5  # by which a mean may differ from a multiple of what it was
 
 
@@ -291,7 +293,7 @@ class LinearKey(ParamKey):
 
     def _decide(self) -> None:
         if self._verdict is not None and not self._verdict:
-            self.refused = "its gradient is not the sum of its layer's inputs and gradients of outputs alone"
+            self.refused = f"{_NOT_THEIR_SUM}{_rounded()}"
         self._verdict = self._looked = None
 
     def _differs(self) -> str:
@@ -355,6 +357,15 @@ class LinearKey(ParamKey):
         self.used = False
         if self.most:
             self.refused = ""
+
+
+def _rounded() -> str:
+    """What also makes a gradient differ: products in TF32 or bfloat16."""
+    with suppress(RuntimeError):  # settings of torch's older and newer calls are mixed
+        precision = torch.get_float32_matmul_precision()
+        if precision != "highest":
+            return f", or torch.set_float32_matmul_precision({precision!r}) rounds it"
+    return ""
 
 
 @_disable_dynamo

@@ -73,6 +73,9 @@ def rules(ctx: Any) -> None:
     for make in (momentum, lambda p: torch.optim.Adam(p, lr=0.01), lambda p: torch.optim.AdamW(p, lr=0.01)):
         _, counts = train(ctx, make)
         assert counts.bytes_out == counts.bytes_in > 0
+        assert counts.seconds_out > 0
+        assert counts.seconds_in > 0
+        assert 0 <= counts.hidden <= 1
 
 
 def overlap(ctx: Any) -> None:
@@ -86,6 +89,22 @@ def options(ctx: Any) -> None:
     train(ctx, clip_norm=0.1)
     train(ctx, lambda p: torch.optim.Adagrad(p, lr=0.1))
     train(ctx, progress="thread")
+
+
+def pairs_of_vectors(ctx: Any) -> None:
+    train(ctx, scheme="factors")
+    train(ctx, scheme="adam", batch=ROWS)
+    train(ctx, scheme="factors", batch=ROWS, skip_weight_grad=True, clip_norm=0.1)
+    model = net()
+    optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, scheme="factors", batch=ROWS)
+    before = optimizer.schemes.of["2.weight"]
+    for x, y in batches(ctx, 2):
+        optimizer.zero_grad()
+        (F.cross_entropy(model(x[:ROWS]), y[:ROWS]) + 0.01 * model[2].weight.pow(2).sum()).backward()
+        optimizer.step()
+    assert (before, optimizer.schemes.of["2.weight"]) == ("factors" if ctx.size > 1 else "ps", "ps")
+    optimizer.close()
+    same_bits(ctx, model)
 
 
 def sixteen_bits(ctx: Any) -> None:
@@ -167,7 +186,7 @@ def many_steps_ahead(ctx: Any) -> None:
 
 
 CASES: list[Callable[[Any], None]] = [
-    rules, overlap, options, sixteen_bits, scaler, restored, local_steps, many_steps_ahead,
+    rules, overlap, options, pairs_of_vectors, sixteen_bits, scaler, restored, local_steps, many_steps_ahead,
 ]  # fmt: skip
 
 
