@@ -1,5 +1,6 @@
 """hpcomm.torch names its calls in errors: a call that not all ranks make, and unequal numbers of steps."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ DEADLOCK = (
 
 def test_a_call_of_one_rank_alone_is_a_deadlock_that_every_rank_is_told() -> None:
     told: dict[int, hpcomm.Timeout] = {}
+    both_told = threading.Barrier(2, timeout=30)
 
     def body(ctx: hpcomm.Context) -> None:
         model = net()
@@ -26,6 +28,7 @@ def test_a_call_of_one_rank_alone_is_a_deadlock_that_every_rank_is_told() -> Non
         with pytest.raises(hpcomm.Timeout) as raised:
             optimizer.state_dict() if ctx.rank == 0 else plain_step(model, optimizer, data, 1)
         told[ctx.rank] = raised.value
+        both_told.wait()  # the first one would be in close when the other looks
         leave(ctx)
 
     run_threads(2, body, look_after=0.3, timeout=1800)

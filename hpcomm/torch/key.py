@@ -263,11 +263,10 @@ class ParamKey:
         if _is_compiling():  # compiled autograd traces the hook, and calls this one
             _apart(self, param)
             return
-        if self.sent:
-            raise self.twice()
-        if self.handle is not None:
-            raise self.unwaited()
         mode = self.mode
+        if self.sent or self.handle is not None:
+            mode.way.drain()  # all ranks refuse behind the same pushes
+            raise self.twice() if self.sent else self.unwaited()
         if mode.quiet:
             mode.passed(self)
             return

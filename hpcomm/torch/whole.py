@@ -139,6 +139,7 @@ class Backward(OnePass):
 
     def forget(self) -> None:
         if self.begun:
+            self.way.drain()  # all ranks refuse behind the same pushes
             raise InvalidArgument(
                 'zero_grad() came between backward and step, and apply="backward" has applied gradients already: give '
                 'apply="step"'
