@@ -27,6 +27,7 @@ MODULES = (
     "test_torch",
     "test_torch_failures",
     "test_torch_habits",
+    "test_torch_kept",
     "test_torch_local",
     "test_torch_models",
     "test_torch_only_pairs",
@@ -40,6 +41,7 @@ LEFT_OUT = {
     "the parameter or its gradient lies in the exchange": {
         "gradients_are_zeroed_either_way",
         "memory_of_the_exchange",
+        "nothing_is_copied_where_nothing_is_kept",
         "bounded_staleness",
     },
     "parameters are written by p.data, which a device does not see": {"hooks_of_the_wrapped_optimizer_run"},

@@ -10,8 +10,10 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import late
 import mpi
 import pytest
 from test_torch_kept import Kept
@@ -483,9 +485,14 @@ def lose_one(seed: int) -> int:
         return recovered
 
 
-def told(seeds: list[int], transport: str) -> list[str]:
+def run_late(seeds: list[int]) -> list[str]:
+    late.install()
+    return run_all(seeds)
+
+
+def told(seeds: list[int], transport: str, body: Callable[[list[int]], list[str]] = run_all) -> list[str]:
     """The seeds that end wrongly, with their ends."""
-    values = mpi.spawn(SIZE, run_all, seeds, timeout=60 + len(seeds), env={"HPCOMM_TRANSPORT": transport}).values
+    values = mpi.spawn(SIZE, body, seeds, timeout=60 + 2 * len(seeds), env={"HPCOMM_TRANSPORT": transport}).values
     wrong = []
     for seed, *ends in zip(seeds, *values, strict=False):
         if any(end.startswith("WRONG") for end in ends) or len({end.partition(":")[0] for end in ends}) > 1:
@@ -497,6 +504,11 @@ def told(seeds: list[int], transport: str) -> list[str]:
 def test_sequences(transport: str) -> None:
     first = {"shm": 0, "tcp": SEEDS}[transport]
     assert not told([*FOUND, *range(first, first + SEEDS)], transport)
+
+
+@pytest.mark.full
+def test_sequences_on_a_late_device() -> None:
+    assert not told([*FOUND, *range(2 * SEEDS, 3 * SEEDS)], "shm", run_late)
 
 
 @pytest.mark.parametrize(("transport", "seed"), [("shm", 1), ("tcp", 2)])
