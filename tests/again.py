@@ -242,6 +242,17 @@ def ctest(name: str, folder: str, *options: str) -> int:
     return finish(here, *once_more(failures, status, lambda: tee(again, here / "second.log")))
 
 
+def passed_by_name(options: Sequence[str], failures: Sequence[Failure]) -> set[str]:
+    """The tests that these options name, FILE::TEST, and that have passed: pytest --last-failed does not find them."""
+    failed = {re.split(r"[\[@]", each.name)[0] for each in failures}
+    named = {option: option.split("[")[0].partition("::") for option in options if "::" in option}
+    return {
+        option
+        for option, (file, _, test) in named.items()
+        if f"{file.removesuffix('.py').replace('/', '.')}::{test}" not in failed
+    }
+
+
 def pytest(name: str, *options: str) -> int:
     here = FOLDER / name
     junit = here / "first.xml"
@@ -252,7 +263,9 @@ def pytest(name: str, *options: str) -> int:
     del os.environ[COSTS]
     failures = of_pytest(junit) if status == 1 and junit.exists() else []
     alone = ["-n0"] if importlib.util.find_spec("xdist") else []
-    again = [*command, "--last-failed", "--last-failed-no-failures=none", *alone]
+    passed = passed_by_name(options, failures)
+    again = [word for word in command if word not in passed]
+    again += ["--last-failed", "--last-failed-no-failures=none", *alone]
     return finish(here, *once_more(failures, status, lambda: tee(again, here / "second.log")))
 
 

@@ -78,6 +78,15 @@ def test_an_accident_of_pytest_is_flaky(tmp_path: Path) -> None:
     assert "it was slow" in Path(log).read_text()
 
 
+def test_an_accident_among_named_tests_is_flaky(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(PYTEST.format(said="it was slow", always=False))
+    (tmp_path / "test_beside.py").write_text("def test_that_passes(): pass\n")
+    named = ["test_it.py::test_other", "test_it.py::test_good", "test_beside.py::test_that_passes"]
+    done = run(tmp_path, "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", *named)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("FLAKY test_it::test_other ")
+
+
 def test_what_fails_twice_failed(tmp_path: Path) -> None:
     done = ctest(tmp_path, "exit 1")
     assert done.returncode != 0
