@@ -22,7 +22,7 @@ class CopiedKey(ParamKey):
     """A parameter that each step copies, and its gradient as well.
 
     Attributes:
-        coming: the copy of the parameter that has begun last, where it may be under way.
+        coming: the parameter's last copy; None once it is known to have ended.
     """
 
     __slots__ = ("_exchange", "_fetched", "_stage", "_uncounted", "_wires", "coming", "device")

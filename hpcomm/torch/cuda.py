@@ -21,7 +21,7 @@ class _Streamed:
 
     def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event, source: Tensor, compute: Any) -> None:
         self._begin, self._end, self._source, self._compute = begin, end, source, compute
-        self._asked: torch.cuda.Event | None = None  # when what is computed comes to the place behind it
+        self._asked: torch.cuda.Event | None = None  # the place at which the computation waits for the copy
 
     def reached(self) -> bool:
         return bool(self._end.query())
@@ -61,7 +61,7 @@ class Cuda:
             if status:
                 logger.warning(
                     "%d bytes of host memory could not be registered with the driver (cudaHostRegister: error %d): "
-                    "copies to and from %s go by way of its own buffers, and take longer; look at ulimit -l",
+                    "the driver copies to and from %s by way of its own buffers, which takes longer; raise ulimit -l",
                     nbytes,
                     status,
                     self._where,
@@ -72,7 +72,7 @@ class Cuda:
 
         def release() -> None:
             if done:
-                torch.cuda.synchronize(self._where)  # no copy is under way
+                torch.cuda.synchronize(self._where)  # until no copy is under way
             while done:
                 cudart.cudaHostUnregister(done.pop())
             own.clear()

@@ -224,7 +224,7 @@ class LinearKey(ParamKey):
         if not self.most:
             if self._hooks and not self.refused and not mode.synchronized:
                 self._judge()
-            return super().push(partial(self._begin_matrix, start))
+            return super().push(start if self._verdict is None else partial(self._begin_matrix, start))
         if self.skips:
             self._check_alone(self.module)
         if not mode.agreed:  # else it has passed in this step

@@ -217,20 +217,8 @@ class DistributedOptimizer(Wrapper):
                     )
                 asked = ""
             slots = {key.name: len(rules.forms[key.group].state) for key in keys} if rules else {}
-            schemes = self._schemes = Schemes(
-                ctx,
-                model,
-                keys,
-                slots,
-                asked or "ps",
-                batch,
-                revisit,
-                skip_weight_grad,
-                topology,
-                codec,
-                options.get("codec_out"),
-                lossy,
-            )
+            rest = (batch, revisit, skip_weight_grad, topology, codec, options.get("codec_out"), lossy)
+            schemes = self._schemes = Schemes(ctx, model, keys, slots, asked or "ps", *rest)
         except Exception as wrong:
             refuse(ctx, wrong)
             raise
