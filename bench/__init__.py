@@ -1,8 +1,8 @@
-"""Benchmarks of hpcomm: each a program (`python -m bench.push_pull`), all of them `python -m bench.summary`."""
+"""Benchmarks of hpcomm: each a program (`python -m bench.ops.push_pull`), all of them `python -m bench.summary`."""
 
 from contextlib import suppress
 
-from bench.launch import launched
+from bench.common.launch import launched
 
 with suppress(ModuleNotFoundError):
     import mpi4py

@@ -8,10 +8,11 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bench import asap, keys_table, remote
-from bench.judge import Promise, compare, library, of_size, sizes
-from bench.plots import MIB, named_size
-from bench.rows import Row
+from bench.asap import promised
+from bench.common.judge import Promise, compare, library, of_size, sizes
+from bench.common.plots import MIB, named_size
+from bench.common.rows import Row
+from bench.ops import keys_table, remote
 
 Documents = Mapping[str, Row]
 AGAIN = " @ "
@@ -159,10 +160,10 @@ ALONE: tuple[tuple[str, Callable[[Row], Iterable[Promise]]], ...] = (
     ("limits", remote.limits),
     ("cluster", remote.cluster),
     ("many keys", keys_table.asked),
-    ("graph exchange", asap.exchange),
-    ("consistent reduces", asap.consistent_reduces),
-    ("straggler", asap.straggler),
-    ("convergence", asap.convergence),
+    ("graph exchange", promised.exchange),
+    ("consistent reduces", promised.consistent_reduces),
+    ("straggler", promised.straggler),
+    ("convergence", promised.convergence),
 )
 GROUPED: tuple[tuple[str, Callable[[Sequence[Row]], Iterable[Promise]]], ...] = (
     ("push_pull", push_pull),

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import cluster_bench, consistent_reduces, convergence, models, plots, straggler, zero_compute
-from bench.judge import table
-from bench.launch import LIMIT, ROOT, attend, launcher, library
-from bench.options import add_quick
-from bench.plots import MIB
+from bench.asap import consistent_reduces, convergence, straggler
+from bench.common import models, plots
+from bench.common.judge import table
+from bench.common.launch import LIMIT, ROOT, attend, launcher, library, module_of
+from bench.common.options import add_quick
+from bench.common.plots import MIB
+from bench.common.rows import Row
+from bench.ops import cluster_bench
+from bench.phub import zero_compute
 from bench.promises import AGAIN, groups, notes, promises
-from bench.rows import Row
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,13 @@ def start(
     arguments += tuple(word for each in given for word in ("--python", each))
     if not silent:
         by = f"mpirun -n {run.ranks} python -m" if run.ranks else "python -m"
-        print(f"\n# {by} bench.{run.module}", *arguments, "" if python == sys.executable else f"({python})", flush=True)
-    command = [*started, f"bench.{run.module}", *arguments, "-J", str(output)]
+        print(
+            f"\n# {by} {module_of(run.module)}",
+            *arguments,
+            "" if python == sys.executable else f"({python})",
+            flush=True,
+        )
+    command = [*started, module_of(run.module), *arguments, "-J", str(output)]
     status = attend(command, run.key, quiet=silent, limit=LIMIT if run.ranks else 3 * LIMIT)
     if not output.exists():
         raise SystemExit(f"{run.module} with {run.ranks} ranks under {python} ended with status {status}, no figures")

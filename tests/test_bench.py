@@ -85,10 +85,15 @@ PROGRAMS = {
 }
 
 
+def module_of(name: str) -> str:
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module("bench.common.launch").module_of(name)  # type: ignore[no-any-return]
+
+
 def bench(name: str, arguments: list[str]) -> tuple[int, str]:
-    sys.path.insert(0, str(ROOT))
-    harness = importlib.import_module("bench.harness")
-    module = importlib.import_module(f"bench.{name}")
+    module = importlib.import_module(module_of(name))
+    harness = importlib.import_module("bench.common.harness")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = harness.run(module.BENCHMARK, arguments)
@@ -212,7 +217,7 @@ def test_the_table_has_the_columns_of_nccl_tests() -> None:
 def own_mpirun(module: str, *arguments: str) -> Any:
     """The JSON of a benchmark that nobody started by mpirun."""
     mpi.mpirun()  # skips where there is none
-    command = [sys.executable, "-m", f"bench.{module}", *arguments, "--json"]
+    command = [sys.executable, "-m", module_of(module), *arguments, "--json"]
     ended = mpi.command(*command, timeout=240, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -266,7 +271,7 @@ def test_reduces_are_counted_by_their_whole_inputs(tmp_path: Path) -> None:
         if name.startswith(("NOTIFY_ACK", "BSP")):
             assert row["by_inputs"] == [0, 0, 0, reduces]
     assert plot.read_bytes().startswith(b"\x89PNG")
-    command = [sys.executable, "-m", "bench.consistent_reduces", *arguments, "--plant"]
+    command = [sys.executable, "-m", "bench.asap.consistent_reduces", *arguments, "--plant"]
     ended = mpi.command(*command, timeout=240, cwd=ROOT)
     assert ended.returncode == 1, ended.stderr
 
@@ -291,7 +296,7 @@ def test_a_straggler_is_waited_for_by_its_neighbours_first(tmp_path: Path) -> No
 
 def test_staleness_is_compared_with_the_ideal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
-    staleness = importlib.import_module("bench.staleness")
+    staleness = importlib.import_module("bench.parameter_flow.staleness")
     factors = staleness.drawn(5, 40, 0.125, 10.0, 3)
     assert set(np.unique(factors)) == {1.0, 10.0}
     assert staleness.ideal(factors, 0) == factors.max(axis=0).sum()  # BSP: each step takes as long as its slowest rank
@@ -320,8 +325,8 @@ def test_staleness_is_compared_with_the_ideal(tmp_path: Path, monkeypatch: pytes
 
 def test_trainings_are_compared_by_the_accuracy_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
-    convergence = importlib.import_module("bench.convergence")
-    asap = importlib.import_module("bench.asap")
+    convergence = importlib.import_module("bench.asap.convergence")
+    asap = importlib.import_module("bench.asap.promised")
 
     def run(graph: str, consistency: str, reached: list[float] | None) -> dict[str, Any]:
         inputs = {"whole": 3, "torn": 1, "stale": 0, "missing": 0}
@@ -351,7 +356,7 @@ def test_the_memory_of_ranks_is_told_by_transport() -> None:
 
 def test_operations_whose_instructions_are_counted_run() -> None:
     """Without valgrind too; with it a count is the same in each run, and a library is no slower than itself."""
-    instructions = importlib.import_module("bench.instructions")
+    instructions = importlib.import_module("bench.machine.instructions")
     program = instructions.compiled(instructions.package(), "instructions")
     names = instructions.operations(program)
     assert len(names) == 5
@@ -379,7 +384,7 @@ def test_spectral_gaps_are_right_however_slowly_updates_spread() -> None:
 
 
 def test_hosts_of_a_cluster_are_measured_beside_iperf3() -> None:
-    command = [sys.executable, "-m", "bench.cluster_bench", "--quick", "--only", "put", "--json"]
+    command = [sys.executable, "-m", "bench.ops.cluster_bench", "--quick", "--only", "put", "--json"]
     ended = mpi.command(*command, timeout=240, cwd=ROOT)
     if ended.returncode == 77:
         pytest.skip(ended.stderr)
@@ -416,7 +421,7 @@ def test_what_has_no_other_peers_is_not_repeated(monkeypatch: pytest.MonkeyPatch
 def test_who_ends_a_benchmark_ends_its_ranks(tmp_path: Path) -> None:
     mpi.mpirun()
     mark = tmp_path / "ranks.json"
-    command = [sys.executable, "-m", "bench.push_pull", "-s", "8", "-N", "100000", "-J", str(mark)]
+    command = [sys.executable, "-m", "bench.ops.push_pull", "-s", "8", "-N", "100000", "-J", str(mark)]
     started = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert started.stdout is not None
@@ -448,7 +453,7 @@ def test_models_have_the_layers_of_their_definitions(
     name: str, keys: int, parameters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(ROOT)
-    model = importlib.import_module("bench.models").load(name)
+    model = importlib.import_module("bench.common.models").load(name)
     assert len(model.keys) == keys
     assert model.nbytes == 4 * parameters
     assert len({key.name for key in model.keys}) == keys
@@ -457,7 +462,7 @@ def test_models_have_the_layers_of_their_definitions(
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sys.path.insert(0, str(ROOT))
-    native = importlib.import_module("bench.native")
+    native = importlib.import_module("bench.common.native")
     return {program.name: program for program in native.programs(tmp_path_factory.mktemp("bench"))}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import mpi
 import pytest
 
-from bench import asap_cnn, plots
+from bench.asap import cnn
+from bench.common import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,23 +32,23 @@ def document() -> dict[str, Any]:
 
 
 def test_a_curve_is_the_mean_of_what_the_ranks_have_at_each_moment() -> None:
-    times, losses = asap_cnn.curve(document()["rows"][0])
+    times, losses = cnn.curve(document()["rows"][0])
     assert times == [0, 2, 3, 4, 5]
     assert losses == [2, 1.5, 1, 0.75, 0.5]
 
 
 def test_consistencies_are_compared_by_seconds_inputs_and_images() -> None:
-    sync, free = asap_cnn.lines(document()["rows"], 0.9)
+    sync, free = cnn.lines(document()["rows"], 0.9)
     assert sync.seconds == pytest.approx(3.4)  # between the points at 3 and 4 seconds
     assert (sync.rate, sync.exchanging, sync.loss, sync.accuracy) == (8.0, 0.5, 0.5, 0.625)
     assert (free.seconds, free.loss) == (None, 1.5)
     assert (free.whole, free.torn, free.stale, free.missing) == (0.5, 0.2, 0.2, 0.1)
     two = [*document()["rows"], row("NOTIFY_ACK", [[2, 2, 2], [2, 2, 2]], whole=10)]
-    assert next(asap_cnn.lines(two, 0.9)).seconds is None  # it was missed in one cycle
+    assert next(cnn.lines(two, 0.9)).seconds is None  # it was missed in one cycle
 
 
 def test_the_table_tells_the_paper_s_figures() -> None:
-    lines = asap_cnn.table(document())
+    lines = cnn.table(document())
     assert next(line for line in lines if line.startswith("NOTIFY_ACK")).split()[1:3] == ["4.00", "s"]
     assert "never" in next(line for line in lines if line.startswith("ASYNC"))
     assert any("229.3" in line for line in lines)
@@ -65,23 +66,23 @@ def test_the_table_tells_the_paper_s_figures() -> None:
 )
 def test_options_out_of_range_are_refused(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        asap_cnn.parsed(given)
+        cnn.parsed(given)
     assert told in capsys.readouterr().err
 
 
 def test_the_curves_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert plots.figure(tmp_path / "plot.png", asap_cnn.panels(document()), "two ranks", columns=2)
+    assert plots.figure(tmp_path / "plot.png", cnn.panels(document()), "two ranks", columns=2)
 
 
 def test_two_ranks_train_under_each_consistency() -> None:
     pytest.importorskip("torch")
     mpi.mpirun()  # skips where there is none
-    command = [sys.executable, "-m", "bench.asap_cnn", "--quick", "--ranks", "2", "--json"]
+    command = [sys.executable, "-m", "bench.asap.cnn", "--quick", "--ranks", "2", "--json"]
     ended = mpi.command(*command, timeout=240, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     rows = {row["name"]: row for row in json.loads(ended.stdout)["rows"]}
-    assert list(rows) == list(asap_cnn.NAMES)
+    assert list(rows) == list(cnn.NAMES)
     for name, found in rows.items():
         assert found["wrong"] == 0
         assert sum(found["inputs"].values()) == 2 * 6  # ranks, steps

@@ -1,10 +1,10 @@
-"""bench.cheapest_tree: what it counts as wrong."""
+"""bench.parameter_flow.cheapest_tree: what it counts as wrong."""
 
 import json
 
 import pytest
 
-from bench import cheapest_tree
+from bench.parameter_flow import cheapest_tree
 
 
 def test_the_benchmark_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""bench.codec_hosts: its answers are right, a planted wrong value is found, and its table says what was asked."""
+"""bench.ops.codec_hosts: its answers are right, a planted wrong value is found, and its table says what was asked."""
 
 import contextlib
 import io
@@ -9,15 +9,16 @@ from pathlib import Path
 import mpi
 import pytest
 
-from bench import codec_hosts, harness
-from bench.cluster_bench import UNABLE
+from bench.common import harness
+from bench.ops import codec_hosts
+from bench.ops.cluster_bench import UNABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = {codec_hosts.DENSE, *(f"hpcomm UCC, {percent} % kept" for percent in codec_hosts.TARGETS)}
 
 
 def test_a_quick_run_finds_no_wrong_answer() -> None:
-    command = [sys.executable, "-m", "bench.codec_hosts", "--quick", "--hosts", "2", "--wire", "100", "--json"]
+    command = [sys.executable, "-m", "bench.ops.codec_hosts", "--quick", "--hosts", "2", "--wire", "100", "--json"]
     ended = mpi.command(*command, timeout=120, cwd=ROOT)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)

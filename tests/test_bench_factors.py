@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench import factors_plots, factors_table
-from bench.factors_table import ALL, AUTO, DENSE, HUB, ONCE, PEER, PRODUCT, REBUILD, RELAYED, SOME
+from bench.sfb import plots, table
+from bench.sfb.table import ALL, AUTO, DENSE, HUB, ONCE, PEER, PRODUCT, REBUILD, RELAYED, SOME
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -40,7 +40,7 @@ def document() -> dict[str, Any]:
 
 
 def test_factors_are_judged_beside_hub_peer_and_bound() -> None:
-    found = {promise.what: promise for promise in factors_table.promises(document())}
+    found = {promise.what: promise for promise in table.promises(document())}
     what = "4 hosts, 4096x4096, K = 32: "
     assert found[f"{what}dense hub / factors"].value == pytest.approx(7)
     assert found[f"{what}{PEER} / factors"].value == 1
@@ -60,12 +60,12 @@ def test_factors_are_judged_beside_hub_peer_and_bound() -> None:
 
 def test_figure_4_has_the_formulas_of_the_paper() -> None:
     pairs = 4 * 32 * 8192
-    by_name = {one["name"]: factors_table.formulas(one) for one in document()["rows"] if one["part"] == "hosts"}
+    by_name = {one["name"]: table.formulas(one) for one in document()["rows"] if one["part"] == "hosts"}
     W = 4096**2
     assert by_name[ALL] == (4 * 3 * pairs, W, 4 * 4 * 32 * W)  # P (P - 1) K (J + D), J D, P^2 K J D
     assert by_name[SOME] == (4 * 2 * pairs, W, 4 * 3 * 32 * W)
     assert by_name[HUB][0] == 2 * 3 * W * 4
-    lines = factors_table.lines(document())
+    lines = table.lines(document())
     told = {line.split("  ")[1].strip(): line.split() for line in lines if line.startswith(("  SFB", "  FMS"))}
     assert set(told) == {"SFB, full", "SFB, partial", "FMS"}
     assert "1.000" in told["SFB, full"]
@@ -75,13 +75,13 @@ def test_figure_4_has_the_formulas_of_the_paper() -> None:
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert factors_plots.draw(document(), tmp_path / "figure.png")
+    assert plots.draw(document(), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 def test_every_way_ends_with_the_same_matrix_and_a_spoilt_value_is_found() -> None:
     few = ["--shapes-of-hosts", "64x48", "--pairs-of-hosts", "3", "--shapes-of-host", "64x48", "--pairs-of-host", "1"]
-    command = [sys.executable, "-m", "bench.factors", *few, "-N", "1", "--warmup", "1", "--plant", "--json"]
+    command = [sys.executable, "-m", "bench.sfb", *few, "-N", "1", "--warmup", "1", "--plant", "--json"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench import factors_apps_plots
-from bench.factors_apps import FIGURES, Training, jobs
+from bench.sfb import apps_plots
+from bench.sfb.apps import FIGURES, Training, jobs
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -37,14 +37,14 @@ def test_findings_are_ratios_of_the_two_ways() -> None:
     small, large = (Training("5", "mlr", size, str(size)) for size in ((10, 10), (20, 20)))
     dense = [Training("5", "mlr", size, str(size), way="dense") for size in ((10, 10), (20, 20))]
     rows = [row(small, 2.0), row(dense[0], 5.0), row(large, 1.0), row(dense[1], 8.0, sent=3e6)]
-    (found,) = factors_apps_plots.findings("5", rows)
+    (found,) = apps_plots.findings("5", rows)
     assert found == "MLR: dense / factors 2.50x, 8.00x, W growing; bytes of a step (figure S7) 3.0x"
 
 
 def test_partial_broadcast_is_judged_at_its_best_rate() -> None:
     ways = ((None, False, 20), (None, False, 16), (4, False, 24), (4, False, None), (4, True, 16))
     rows = [row(Training("target", "mlr", (9, 9), "Q", hosts=8, peers=q, relay=r), 1.0, s) for q, r, s in ways]
-    assert list(factors_apps_plots.target_lines(rows)) == [
+    assert list(apps_plots.target_lines(rows)) == [
         "Q = 4 of 7: 1.50 of the steps of Q = 7, at best rates, asked 1.1",
         "Q = 4 of 7, relayed: 1.00 of the steps of Q = 7, at best rates, asked 1.1",
     ]
@@ -52,7 +52,7 @@ def test_partial_broadcast_is_judged_at_its_best_rate() -> None:
 
 def test_figures_are_made_on_hosts(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "bench.factors_apps", "--quick", "--figures", "8", "-J", str(path)]
+    command = [sys.executable, "-m", "bench.sfb.apps", "--quick", "--figures", "8", "-J", str(path)]
     ended = subprocess.run(
         [*command, "--plot", str(tmp_path / "figures.png")],
         cwd=ROOT,

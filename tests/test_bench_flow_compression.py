@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import flow_compression
-from bench.flow_compression import back, hybrid, vector
-from bench.flow_libraries import Compressor, compressors
+from bench.parameter_flow import compression
+from bench.parameter_flow.compression import back, hybrid, vector
+from bench.parameter_flow.libraries import Compressor, compressors
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 20_000
@@ -49,23 +49,23 @@ def test_a_missing_library_is_told_with_the_line_that_installs_it(monkeypatch: p
 
 def rows(plant: bool) -> list[dict[str, Any]]:
     options = Namespace(vector=N, zeros=[0.8, 0.99], run_cycles=1, seed=3, plant=plant)
-    return flow_compression.run(options)
+    return compression.run(options)
 
 
 def test_the_figure_has_hpcomm_beside_the_libraries() -> None:
     document = {"rows": rows(False)}
     assert [row["wrong"] for row in document["rows"]] == [0] * len(document["rows"])
-    found = {(row["name"], row["zeros"]): row for row in flow_compression.measured(document)}
+    found = {(row["name"], row["zeros"]): row for row in compression.measured(document)}
     dense, sparse = (found["hpcomm bytes, plain", zeros]["bytes"][0] for zeros in (0.8, 0.99))
     assert sparse < dense / 10
     for compress in ("snappy", "zlib", "lz4"):
         if ("hpcomm paper, " + compress, 0.8) in found and (compress, 0.8) in found:
             assert found[f"hpcomm paper, {compress}", 0.99]["bytes"][0] <= found[compress, 0.99]["bytes"][0]
-    lines = flow_compression.table(document)
+    lines = compression.table(document)
     assert sum("hpcomm bytes, plain" in line for line in lines) == 2
     if ("snappy", 0.8) in found:
         assert [line.split()[-2] for line in lines if line.startswith("  snappy ")] == ["3.1", "0.62"]
-        assert 2.8 < flow_compression.factor(found["snappy", 0.8]) < 3.2  # 3.3.1: 3.1
+        assert 2.8 < compression.factor(found["snappy", 0.8]) < 3.2  # 3.3.1: 3.1
 
 
 def test_a_planted_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_planted_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("ctypes.CDLL", without_snappy)
     document = {"rows": rows(True)}
-    measured = flow_compression.measured(document)
+    measured = compression.measured(document)
     names = {row["name"] for row in measured}
     assert {"hpcomm paper, plain", "hpcomm bytes, plain"} <= names
     assert not [name for name in names if "snappy" in name]
@@ -90,14 +90,14 @@ def test_a_planted_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(("given", "told"), [("--vector=0", "must be 1 or more"), ("--zeros=0.5,1", "below 1")])
 def test_options_out_of_range_are_refused(given: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        flow_compression.main([given])
+        compression.main([given])
     assert told in capsys.readouterr().err
 
 
 def test_it_runs_by_itself(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot = tmp_path / "figure4.png"
-    command = [sys.executable, "-m", "bench.flow_compression", "--quick", "--plot", str(plot)]
+    command = [sys.executable, "-m", "bench.parameter_flow.compression", "--quick", "--plot", str(plot)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "figure 4" in ended.stdout

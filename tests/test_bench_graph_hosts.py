@@ -1,4 +1,4 @@
-"""bench.graph_hosts: its graphs send what its bounds say, its answers are right, its table says what was asked."""
+"""bench.ops.graph_hosts: its graphs send what its bounds say, its answers are right, its table says what was asked."""
 
 import contextlib
 import io
@@ -12,8 +12,9 @@ import mpi
 import numpy as np
 import pytest
 
-from bench import graph_hosts, harness, hosts_bench
-from bench.cluster_bench import UNABLE
+from bench.common import harness
+from bench.ops import graph_hosts, hosts_bench
+from bench.ops.cluster_bench import UNABLE
 from hpcomm.topology import root_expander
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +26,7 @@ WAYS = {
 
 
 def test_a_quick_run_finds_no_wrong_answer() -> None:
-    command = [sys.executable, "-m", "bench.graph_hosts", "--quick", "--hosts", "2", "--json"]
+    command = [sys.executable, "-m", "bench.ops.graph_hosts", "--quick", "--hosts", "2", "--json"]
     ended = mpi.command(*command, timeout=120, cwd=ROOT)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)

@@ -1,4 +1,4 @@
-"""bench.hosts_bench: its ways agree on hosts and racks, and its table says what was asked."""
+"""bench.ops.hosts_bench: its ways agree on hosts and racks, and its table says what was asked."""
 
 import json
 import sys
@@ -8,15 +8,15 @@ from typing import Any
 import mpi
 import pytest
 
-from bench import hosts_bench, hosts_table
-from bench.cluster_bench import UNABLE
+from bench.ops import hosts_bench, hosts_table
+from bench.ops.cluster_bench import UNABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_hosts_of_two_racks_find_the_same() -> None:
     """Two racks of one host with two ranks each: every level that there is, in one job."""
-    command = [sys.executable, "-m", "bench.hosts_bench", "--quick", "--shapes", "2x1x2", "--wire", "100,25"]
+    command = [sys.executable, "-m", "bench.ops.hosts_bench", "--quick", "--shapes", "2x1x2", "--wire", "100,25"]
     ended = mpi.command(*command, "--settings", "defaults", "--json", timeout=120, cwd=ROOT)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench import keys_table, models, torch_real_table
+from bench.common import models
+from bench.ops import keys_table
+from bench.torch import real_table
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -65,7 +67,7 @@ def test_a_real_step_may_cost_a_part_of_ddps_or_reach_what_the_wire_allows() -> 
     lone = rows("4x1", 0.1, alone=0.1, ddp=0.2, step=0.18, waits=0.19)
     shared = rows("4x2", 9.0, alone=0.1, ddp=0.2, step=0.155, waits=0.17)
     wide = rows("2x1", 0.2, alone=0.1, ddp=0.2, step=0.21, waits=0.22)
-    promised = list(torch_real_table.promises({"rows": lone + shared + wide}))
+    promised = list(real_table.promises({"rows": lone + shared + wide}))
     found = {p.what: (p.value, p.verdict) for p in promised if p.asked}
     expected = {
         "4x1, mlp34, hpcomm, step: step / allowed": (0.18 / 0.185, "met"),
@@ -82,7 +84,7 @@ def test_a_real_step_may_cost_a_part_of_ddps_or_reach_what_the_wire_allows() -> 
 @needs_torch
 @pytest.mark.parametrize("name", ["transformer38", "gpt145", "lstm11", "mlp34"])
 def test_the_keys_of_a_model_are_those_that_torch_trains(name: str) -> None:
-    from bench.torch_models import CASES  # noqa: PLC0415 - needs torch
+    from bench.torch.models import CASES  # noqa: PLC0415 - needs torch
 
     keys = [(key.name, key.count) for key in models.load(name).keys]
     assert keys == [(key, p.numel()) for key, p in CASES[name].model().named_parameters()]
@@ -91,7 +93,7 @@ def test_the_keys_of_a_model_are_those_that_torch_trains(name: str) -> None:
 
 def test_every_way_to_exchange_keys_ends_with_the_same_and_a_spoilt_value_is_found() -> None:
     few = ["--shapes", "2x1", "--sets", "3x1K,2x64K", "--steps", "1", "--warmup", "1", "-N", "1", "--plant", "--json"]
-    command = [sys.executable, "-m", "bench.keys_hosts", *few]
+    command = [sys.executable, "-m", "bench.ops.keys_hosts", *few]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)
@@ -107,7 +109,7 @@ def test_every_way_to_exchange_keys_ends_with_the_same_and_a_spoilt_value_is_fou
 @needs_torch
 def test_models_that_compute_are_trained_alike_between_hosts() -> None:
     few = ["--computing", "real", "--shapes", "2x1", "--models", "transformer38", "--steps", "1", "--tail", "0"]
-    command = [sys.executable, "-m", "bench.torch_hosts", *few, "-N", "1", "--plant", "--json"]
+    command = [sys.executable, "-m", "bench.torch.hosts", *few, "-N", "1", "--plant", "--json"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)

@@ -1,4 +1,4 @@
-"""bench.local_steps: a wrong answer is found, and its table says what was asked."""
+"""bench.torch.local_steps: a wrong answer is found, and its table says what was asked."""
 
 import importlib.util
 import json
@@ -9,11 +9,11 @@ from typing import Any
 import mpi
 import pytest
 
-from bench import local_steps, local_steps_table
-from bench.cluster_bench import UNABLE
-from bench.local_steps_table import BY_HAND, NAMES, STREAM, TOPK, WHOLE
-from bench.torch_step import Block
-from bench.torch_table import ALONE, DDP
+from bench.ops.cluster_bench import UNABLE
+from bench.torch import local_steps, local_steps_table
+from bench.torch.local_steps_table import BY_HAND, NAMES, STREAM, TOPK, WHOLE
+from bench.torch.step import Block
+from bench.torch.table import ALONE, DDP
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -21,7 +21,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 @needs_torch
 def test_a_quick_run_finds_what_was_planted_and_no_more() -> None:
-    command = [sys.executable, "-m", "bench.local_steps", "--quick", "--hosts", "2", "--rates", "1gbit"]
+    command = [sys.executable, "-m", "bench.torch.local_steps", "--quick", "--hosts", "2", "--rates", "1gbit"]
     ended = mpi.command(*command, "--plant", "--json", timeout=120, cwd=ROOT)
     if ended.returncode == UNABLE:
         pytest.skip(ended.stderr)

@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench import (
-    parameter_flow_cost,
-    parameter_flow_shared,
-    parameter_flow_time,
-    parameter_flow_traffic,
-    parameter_flow_trees,
-)
-from bench.hosts_bench import carried
-from bench.parameter_flow import GROUPS, main, options_of
-from bench.parameter_flow_cases import DENSE, FOLLOW, LOW, UP
+from bench.ops.hosts_bench import carried
+from bench.parameter_flow import cost as cost_of
+from bench.parameter_flow import shared as shared_cluster
+from bench.parameter_flow import times, traffic, trees
+from bench.parameter_flow.__main__ import GROUPS, main, options_of
+from bench.parameter_flow.cases import DENSE, FOLLOW, LOW, UP
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -26,7 +22,7 @@ LINK = carried("1gbit")
 
 
 def row(way: str, staleness: int, points: list[list[float]], group: str = "time", **more: Any) -> dict[str, Any]:
-    one = asdict(parameter_flow_time.training(group, "lr", "32 MiB", way, staleness, 10, 0))
+    one = asdict(times.training(group, "lr", "32 MiB", way, staleness, 10, 0))
     one |= {"compute": 0.1, "ranks": 8, "taken": 10, "step": 0.5, "computing": 0.1, "waited": 0.4, "rate": "1gbit"}
     one |= {"encode": 0.02, "decode": 0.03, "processor": 0.6, "cores": 2, "link": 0.25 * LINK, "sent": 0.2 * LINK}
     one |= {"points": points, "began": 0.0, "clock": [0.5 * i for i in range(1, 11)], "deltas": [[-1.0]] * 10}
@@ -50,31 +46,31 @@ def trainings(group: str) -> list[dict[str, Any]]:
 def test_the_objective_is_reached_between_two_looks() -> None:
     dense, up, ssp = trainings("time")
     rows = [dense, up, ssp]
-    assert parameter_flow_time.reached(up, parameter_flow_time.aim_of(rows, up)) == pytest.approx((10, 2.0))
-    assert parameter_flow_time.reached(ssp, 1.0) is None
-    assert parameter_flow_time.reached(ssp, 1.3) == (9, 0.9)
-    assert parameter_flow_time.speedups(rows, "lr", UP, 0) == pytest.approx([2.5])
-    assert parameter_flow_time.speedups(rows, "lr", UP, 16) == []
-    assert list(parameter_flow_time.findings(rows)) == ["LR, up, BSP: 2.50x, asked 2.4x, the paper 2.4x"]
+    assert times.reached(up, times.aim_of(rows, up)) == pytest.approx((10, 2.0))
+    assert times.reached(ssp, 1.0) is None
+    assert times.reached(ssp, 1.3) == (9, 0.9)
+    assert times.speedups(rows, "lr", UP, 0) == pytest.approx([2.5])
+    assert times.speedups(rows, "lr", UP, 16) == []
+    assert list(times.findings(rows)) == ["LR, up, BSP: 2.50x, asked 2.4x, the paper 2.4x"]
 
 
 def test_a_cycle_without_dense_does_not_count() -> None:
     rows = trainings("time")
-    assert parameter_flow_time.whole([*rows, {**rows[1], "cycle": 1}]) == rows
+    assert times.whole([*rows, {**rows[1], "cycle": 1}]) == rows
 
 
 def test_bounds_add_up_under_bsp_and_overlap_under_ssp() -> None:
-    assert parameter_flow_time.bound(row(UP, 0, [])) == pytest.approx(0.1 + 0.25 + 0.02 + 0.03)
-    assert parameter_flow_time.bound(row(UP, 4, [])) == pytest.approx(0.3)  # 0.6 s of two cores
-    assert parameter_flow_time.bound(row(UP, 4, [], processor=0.1)) == pytest.approx(0.25)
-    assert parameter_flow_time.bound(row(UP, 4, [], processor=0.1, link=0)) == pytest.approx(0.1)
+    assert times.bound(row(UP, 0, [])) == pytest.approx(0.1 + 0.25 + 0.02 + 0.03)
+    assert times.bound(row(UP, 4, [])) == pytest.approx(0.3)  # 0.6 s of two cores
+    assert times.bound(row(UP, 4, [], processor=0.1)) == pytest.approx(0.25)
+    assert times.bound(row(UP, 4, [], processor=0.1, link=0)) == pytest.approx(0.1)
 
 
 def test_traffic_is_told_by_clock() -> None:
     rows = trainings("traffic")
-    assert parameter_flow_traffic.saved(rows, rows[1]) == pytest.approx([0.75] * 10)
-    assert parameter_flow_traffic.steps_of(rows, rows[1]) == pytest.approx(1.0)
-    found = {promise.what: promise for promise in parameter_flow_traffic.promises(document(rows))}
+    assert traffic.saved(rows, rows[1]) == pytest.approx([0.75] * 10)
+    assert traffic.steps_of(rows, rows[1]) == pytest.approx(1.0)
+    found = {promise.what: promise for promise in traffic.promises(document(rows))}
     assert found["LR, up, BSP: saved"].value == pytest.approx(75)
     assert not found["LR, up, BSP: saved"].met
     assert found["LR, up, BSP: steps"].met
@@ -92,20 +88,20 @@ def shared(way: str, step: float, deltas: list[float], began: float = 40.0) -> d
 
 def test_verdicts_are_timed_from_each_change() -> None:
     follow = shared(FOLLOW, 0.5, [1, 1, 2, 2, 2, 2, 1, 1, 1, 1])
-    assert parameter_flow_shared.verdicts(follow) == pytest.approx([4.0, 2.0])
-    assert parameter_flow_shared.verdicts(shared(FOLLOW, 0.5, [1])) == [float("inf")]
+    assert shared_cluster.verdicts(follow) == pytest.approx([4.0, 2.0])
+    assert shared_cluster.verdicts(shared(FOLLOW, 0.5, [1])) == [float("inf")]
 
 
 def test_the_phases_of_a_shared_cluster_are_told_apart() -> None:
     follow = shared(FOLLOW, 0.5, [1])
     follow["clock"] = [1.0 * (i + 1) for i in range(10)] + [10 + 0.5 * (i + 1) for i in range(20)]
     follow["bytes"] = [1e6 * (i + 1) for i in range(30)]
-    assert [parameter_flow_shared.phase(follow, which)["step"] for which in ("shared", "free")] == [1.0, 0.5]
+    assert [shared_cluster.phase(follow, which)["step"] for which in ("shared", "free")] == [1.0, 0.5]
     free = carried("200mbit")
-    assert parameter_flow_shared.bound([], follow, "free") == pytest.approx(0.15 + 1e6 / free)
-    assert parameter_flow_shared.bound([], follow, "shared") == pytest.approx(0.15 + 4e6 / free)
+    assert shared_cluster.bound([], follow, "free") == pytest.approx(0.15 + 1e6 / free)
+    assert shared_cluster.bound([], follow, "shared") == pytest.approx(0.15 + 4e6 / free)
     dense = {**follow, "way": DENSE, "bytes": [1e7 * (i + 1) for i in range(30)]}
-    assert parameter_flow_shared.bound([dense], follow, "shared") == pytest.approx(0.15 + 1e6 / (1e7 / 0.9))
+    assert shared_cluster.bound([dense], follow, "shared") == pytest.approx(0.15 + 1e6 / (1e7 / 0.9))
 
 
 def tree(owners: int, way: str, kept: float, step: float) -> dict[str, Any]:
@@ -114,26 +110,26 @@ def tree(owners: int, way: str, kept: float, step: float) -> dict[str, Any]:
 
 
 def test_trees_are_held_against_flat_sends_of_as_many_owners() -> None:
-    rows = [tree(*key, step=1 / n) for n, key in enumerate(parameter_flow_trees.WAYS, 1)]
-    found = {promise.what: promise.value for promise in parameter_flow_trees.promises(document(rows))}
+    rows = [tree(*key, step=1 / n) for n, key in enumerate(trees.WAYS, 1)]
+    found = {promise.what: promise.value for promise in trees.promises(document(rows))}
     assert found["1 owner, chain"] == pytest.approx(3)
     assert found["2 owners, a tree each, degree 2"] == pytest.approx(8 / 6)
-    assert parameter_flow_trees.units(parameter_flow_trees.OWN, range(2), 8) == 1
-    assert parameter_flow_trees.units(parameter_flow_trees.BINARY, range(2), 8) == 2
-    assert parameter_flow_trees.units(parameter_flow_trees.FLAT, range(1), 8) == 7
+    assert trees.units(trees.OWN, range(2), 8) == 1
+    assert trees.units(trees.BINARY, range(2), 8) == 2
+    assert trees.units(trees.FLAT, range(1), 8) == 7
 
 
 def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     cost = [row(DENSE, s, [], "cost", servers=4, step=0.8, rate="1gbit", computing=0.2) for s in (0, 4)]
     rows = [*cost, *trainings("traffic"), *trainings("time")]
-    rows += [tree(*key, step=1 / n) for n, key in enumerate(parameter_flow_trees.WAYS, 1)]
+    rows += [tree(*key, step=1 / n) for n, key in enumerate(trees.WAYS, 1)]
     rows += [shared(way, 0.5, [1, 2]) for way in (DENSE, LOW, UP, FOLLOW)]
     whole = document(rows)
     for module in GROUPS.values():
         assert any(line.startswith("\n# ") for line in module.lines(whole))
         assert list(module.promises(whole))
-    assert parameter_flow_cost.ratios(cost) == pytest.approx([3.0, 3.0])
+    assert cost_of.ratios(cost) == pytest.approx([3.0, 3.0])
     for name, some in (("old", rows[:3]), ("cost", rows[:2]), ("rest", rows[2:])):
         (tmp_path / name).write_text(json.dumps(document(some)))
     read = [
@@ -149,9 +145,9 @@ def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
 
 def test_the_ways_take_turns() -> None:
     options = options_of(["--apps", "mf", "--groups", "time", "-N", "2", "--size", "32 MiB"])
-    first, second = ([one for one in parameter_flow_time.cases(options) if one.cycle == cycle] for cycle in (0, 1))
-    assert [(one.way, one.staleness) for one in first] == list(parameter_flow_time.WAYS)
-    assert [(one.way, one.staleness) for one in second] == [*parameter_flow_time.WAYS[1:], parameter_flow_time.WAYS[0]]
+    first, second = ([one for one in times.cases(options) if one.cycle == cycle] for cycle in (0, 1))
+    assert [(one.way, one.staleness) for one in first] == list(times.WAYS)
+    assert [(one.way, one.staleness) for one in second] == [*times.WAYS[1:], times.WAYS[0]]
 
 
 def test_a_spoilt_value_is_found() -> None:

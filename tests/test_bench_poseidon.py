@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench import poseidon_networks, poseidon_plots, poseidon_table
-from bench.poseidon_networks import NETWORKS, QUARTER, count
-from bench.poseidon_options import options_of, runs
-from bench.poseidon_systems import POSEIDON, WFBP
-from bench.poseidon_table import ADAM, AUTO, HUB, LOSSY, PEER, POWER, SKIPPED
-from bench.torch_table import ALONE, DDP
+from bench.poseidon import networks, plots, table
+from bench.poseidon.networks import NETWORKS, QUARTER, count
+from bench.poseidon.options import options_of, runs
+from bench.poseidon.systems import POSEIDON, WFBP
+from bench.poseidon.table import ADAM, AUTO, HUB, LOSSY, PEER, POWER, SKIPPED
+from bench.torch.table import ALONE, DDP
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -55,7 +55,7 @@ def document() -> dict[str, Any]:
 
 
 def test_schemes_are_judged_by_what_exchanges_cost() -> None:
-    found = {promise.what: promise for promise in poseidon_table.promises(document())}
+    found = {promise.what: promise for promise in table.promises(document())}
     what = "mlp19, 4 hosts: cost of "
     assert found[f"{what}{DDP} / {AUTO}"].value == pytest.approx(1.0 / 0.2)
     assert found[f"{what}{DDP} / {AUTO}"].met
@@ -71,7 +71,7 @@ def test_schemes_are_judged_by_what_exchanges_cost() -> None:
 
 
 def test_the_table_tells_each_way_once() -> None:
-    lines = poseidon_table.lines(document())
+    lines = table.lines(document())
     for name in (ALONE, DDP, PEER, POWER, HUB, ADAM):
         assert sum(name in line and line.startswith("     mlp19") for line in lines) == 1
     assert "# fc   factors" in lines
@@ -92,7 +92,7 @@ def test_computing_keeps_its_ratio_to_the_time_of_the_parameters_on_a_link() -> 
     layers = network.make(QUARTER)
     seconds = network.seconds(QUARTER, 1, 10)
     assert seconds / (count(layers) / 1) == pytest.approx(32 / 35.5 / (count(network.make(1.0)) / 10))
-    times = list(poseidon_networks.times(layers, seconds))
+    times = list(networks.times(layers, seconds))
     assert sum(forward + backward for forward, backward in times) == pytest.approx(seconds)
     assert all(backward == pytest.approx(2 * forward) for forward, backward in times)
 
@@ -118,7 +118,7 @@ def figures() -> dict[str, Any]:
 
 
 def test_figures_tell_speedups_stall_and_trainings() -> None:
-    lines = poseidon_table.lines(figures())
+    lines = table.lines(figures())
     own = next(line.split() for line in lines if line.startswith("  VGG19") and POSEIDON in line)
     assert own[4:10] == ["520", "500", "550", "500", "7.69", "0.962"]
     assert any("of linear" in line and "0.96" in line and "met" in line for line in "\n".join(lines).splitlines())
@@ -129,17 +129,17 @@ def test_figures_tell_speedups_stall_and_trainings() -> None:
 def test_table_1_is_told_beside_what_was_counted() -> None:
     place = {"group": "table 1", "ranks": 8, "rows": 4096, "columns": 4096, "K": 32, "wrong": 0}
     rows = [{**place, "name": name, "nodes": [1e6, 240e6]} for name in ("PS", "SFB", "Adam")]
-    found = [poseidon_table.table_1(row) / 4e6 for row in rows]
+    found = [table.table_1(row) / 4e6 for row in rows]
     assert found[:2] == pytest.approx([58.7, 3.67], rel=0.001)  # section 3.2
-    lines = poseidon_table.lines({**document(), "rows": rows})
+    lines = table.lines({**document(), "rows": rows})
     assert any(line.split()[:3] == ["PS", "234.881", "240.000"] for line in lines)
 
 
 def test_figures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert poseidon_plots.draw(figures(), tmp_path / "figures.png")
+    assert plots.draw(figures(), tmp_path / "figures.png")
     assert (tmp_path / "figures.png").stat().st_size > 0
-    assert not poseidon_plots.draw(document(), tmp_path / "none.png")
+    assert not plots.draw(document(), tmp_path / "none.png")
 
 
 def test_each_group_has_its_hosts_and_links() -> None:

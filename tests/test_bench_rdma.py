@@ -11,6 +11,8 @@ from typing import Any
 import mpi
 import pytest
 
+from bench.common.launch import module_of
+
 ROOT = Path(__file__).resolve().parent.parent
 WRITE_BW = """
 ---------------------------------------------------------------------------------------
@@ -35,7 +37,7 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_columns_of_perftest_have_its_names() -> None:
-    perftest = importlib.import_module("bench.perftest")
+    perftest = importlib.import_module("bench.machine.perftest")
     assert perftest.rate(perftest.columns(WRITE_BW)) == pytest.approx(0.67e9 / 8)
     assert perftest.rate(perftest.columns(WRITE_BW.replace("Gb/", "MB/"))) == pytest.approx(0.67 * 2**20)
     found = perftest.columns(WRITE_LAT)
@@ -53,7 +55,7 @@ def document(benchmark: str, rows: list[dict[str, Any]], **options: Any) -> dict
 
 
 def test_latency_is_judged_like_with_like() -> None:
-    rdma = importlib.import_module("bench.rdma")
+    rdma = importlib.import_module("bench.ops.rdma")
     rows = [
         row("ib_write_lat (bound)", 8, 10.0, 10.0),
         row("ib_write_lat, median trip (bound)", 8, 8.0, 8.0),
@@ -79,7 +81,7 @@ def test_latency_is_judged_like_with_like() -> None:
 
 
 def test_without_perftest_bare_verbs_are_the_measure() -> None:
-    rdma = importlib.import_module("bench.rdma")
+    rdma = importlib.import_module("bench.ops.rdma")
     rows = [row("bare verbs (bound)", 1 << 15, 97.0), row("hpcomm C", 1 << 15, 100.0)]
     rows.append(row("hpcomm C, user memory", 1 << 15, 200.0))
     found = rdma.judge({"bandwidth": document("put_bw", rows)})
@@ -88,7 +90,7 @@ def test_without_perftest_bare_verbs_are_the_measure() -> None:
 
 
 def test_the_exchange_is_judged_by_the_wire() -> None:
-    rdma = importlib.import_module("bench.rdma")
+    rdma = importlib.import_module("bench.ops.rdma")
     rows = [row("wire, both ways (bound)", 1 << 20, 9.0), row("NIC copies (bound)", 1 << 20, 5.0)]
     rows += [row("hpcomm C", 1 << 20, 10.0), row("hpcomm Python", 1 << 20, 12.0)]
     found = rdma.judge({"push_pull": document("push_pull", rows)})
@@ -102,7 +104,7 @@ def test_the_exchange_is_judged_by_the_wire() -> None:
 
 
 def test_affinities_are_compared_like_with_like() -> None:
-    rdma, plots = (importlib.import_module(f"bench.{name}") for name in ("rdma", "plots"))
+    rdma, plots = (importlib.import_module(f"bench.{name}") for name in ("ops.rdma", "common.plots"))
     rows = [
         row(plots.chunk_name(chunk, cores, way), 1 << 20, seconds)
         for chunk, cores, way, seconds in (
@@ -119,7 +121,7 @@ def test_affinities_are_compared_like_with_like() -> None:
 
 def test_sweeps_are_drawn_with_a_line_for_each_way(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plots = importlib.import_module("bench.plots")
+    plots = importlib.import_module("bench.common.plots")
     rows = [
         row(plots.chunk_name(chunk, cores, way), 1 << 20, 0.01 * cores)
         for chunk in (4096, 32768)
@@ -140,7 +142,7 @@ def test_sweeps_are_drawn_with_a_line_for_each_way(tmp_path: Path) -> None:
 @pytest.mark.skipif(HAS_DEVICE, reason="this machine has an RDMA device")
 def test_loopback_without_a_device_says_so() -> None:
     mpi.mpirun()
-    command = [sys.executable, "-m", "bench.loopback", "-b", "64K", "-e", "64K", "-N", "1", "-T", "20"]
+    command = [sys.executable, "-m", "bench.machine.loopback", "-b", "64K", "-e", "64K", "-N", "1", "-T", "20"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     assert ended.returncode not in (0, 2)
     said = [line for line in ended.stderr.splitlines() if line.startswith("loopback: ")]
@@ -148,7 +150,7 @@ def test_loopback_without_a_device_says_so() -> None:
     assert "no RDMA device here" in said[0] or "headers are missing" in said[0]
 
 
-@pytest.mark.skipif(not HAS_DEVICE, reason="this machine has no RDMA device; bench.softroce has one in a guest")
+@pytest.mark.skipif(not HAS_DEVICE, reason="this machine has no RDMA device; bench.ops.softroce has one in a guest")
 @pytest.mark.parametrize(
     ("name", "arguments", "names"),
     [
@@ -164,7 +166,7 @@ def test_loopback_without_a_device_says_so() -> None:
 def test_every_answer_over_rdma_is_right(name: str, arguments: list[str], names: set[str]) -> None:
     mpi.mpirun()
     few = ["--transport", "verbs", "-n", "1", "-N", "2", "--json"]
-    command = [sys.executable, "-m", f"bench.{name}", *arguments, *few]
+    command = [sys.executable, "-m", module_of(name), *arguments, *few]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=os.environ)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
@@ -174,7 +176,7 @@ def test_every_answer_over_rdma_is_right(name: str, arguments: list[str], names:
 
 
 def test_a_run_without_its_figures_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    softroce = importlib.import_module("bench.softroce")
+    softroce = importlib.import_module("bench.ops.softroce")
     run, saved = softroce.RUNS[0], {"benchmark": "put_lat", "rows": []}
     assert softroce.figures_of(run, tmp_path, "no modules here") is None
     assert "no figures: the guest did not get there\n#   no modules here" in capsys.readouterr().err
@@ -196,7 +198,7 @@ def test_a_benchmark_keeps_to_its_time_and_leaves_its_figures(tmp_path: Path) ->
     command = [
         sys.executable,
         "-m",
-        "bench.put_lat",
+        "bench.ops.put_lat",
         "-N",
         "900",
         "-n",
@@ -217,7 +219,7 @@ def test_a_benchmark_keeps_to_its_time_and_leaves_its_figures(tmp_path: Path) ->
 
 
 def test_perftest_is_asked_again_until_it_has_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    perftest = importlib.import_module("bench.perftest")
+    perftest = importlib.import_module("bench.machine.perftest")
     told = [{"t_avg[usec]": float("inf")}, {"t_avg[usec]": float("nan")}, {"t_avg[usec]": 9.5}]
 
     class Alone:

@@ -90,7 +90,7 @@ def test_only_a_run_of_folders_is_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("subject", "path"),
     [
-        ("bench", "bench/harness.py"),
+        ("bench", "bench/common/harness.py"),
         ("bench", "tests/test_bench.py"),
         ("packaging", "setup.py"),
         ("cxx", "csrc/include/hpcomm/exchange.hpp"),

@@ -38,7 +38,8 @@ def of_file(path: Path) -> Keys:
 
 
 MODELS: dict[str, Keys] = {
-    path.stem: of_file(path) for path in sorted((Path(__file__).parents[1] / "bench" / "models").glob("*.json"))
+    path.stem: of_file(path)
+    for path in sorted((Path(__file__).parents[1] / "bench" / "common" / "models").glob("*.json"))
 }
 MODELS["a transformer of 38 keys"] = {"tokens": (128, 192), "places": (64, 192), **transformer(128, 4, biases=False)}
 MODELS["a GPT of 145 keys"] = {"tokens": (4096, 256), **transformer(256, 12, biases=True)}

@@ -1,4 +1,4 @@
-"""hpcomm.torch.DiLoCo takes the steps of the forty lines of torch over Gloo that bench.local_steps holds against it."""
+"""hpcomm.torch.DiLoCo takes the steps of the forty lines of torch over Gloo in bench.torch.local_steps."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 import hpcomm.torch as ht  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for ranks, which begin in another folder
-from bench.local_steps_by_hand import ByHand  # noqa: E402
+from bench.torch.local_steps_by_hand import ByHand  # noqa: E402
 
 EVERY, STEPS = 5, 23
 

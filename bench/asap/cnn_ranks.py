@@ -1,0 +1,167 @@
+"""The ranks of bench.asap.cnn: a convolutional network trained by averages of models (ASAP, section 6.2)."""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+import hpcomm
+from bench.common.launch import ROOT
+from bench.common.options import write
+from bench.common.rows import Row
+
+sys.path.insert(0, str(ROOT / "examples"))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from factors.model import Batches
+from flow import cnn, data
+
+CONSISTENCIES = {str(one): one for one in (hpcomm.NOTIFY_ACK, hpcomm.BSP, hpcomm.BARRIER, hpcomm.ASYNC)}
+CHANNELS = 16, 40, 60, 60, 56  # half of those of examples/train_flow_cnn.py
+KEY, LIMIT = "w", 900.0  # seconds of all
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """A model's parameters as one array, which is one key: a reduce finds an input whole or torn as a whole."""
+
+    start: Mapping[str, Floats]
+
+    @property
+    def flat(self) -> Floats:
+        return np.concatenate([array.ravel() for array in self.start.values()])
+
+    def views(self, flat: Floats) -> dict[str, Floats]:
+        found, at = {}, 0
+        for name, array in self.start.items():
+            found[name] = flat[at : at + array.size].reshape(array.shape)
+            at += array.size
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a rank trains. The rate of learning decays every epoch, as in section 6.2.
+
+    Attributes:
+        steps: each ends with a reduce.
+        points: models that are kept, at equal distances, the last one in any case.
+    """
+
+    batches: Batches
+    steps: int
+    eta: float
+    decay: float
+    points: int
+
+    @property
+    def per_epoch(self) -> int:
+        return math.ceil(self.batches.samples / self.batches.total)
+
+    def rate(self, step: int) -> float:
+        return self.eta * self.decay ** (step // self.per_epoch)
+
+    @property
+    def kept(self) -> set[int]:
+        """After which steps."""
+        return {math.ceil(self.steps * at / self.points) for at in range(1, self.points + 1)}
+
+
+def train(ctx: hpcomm.Context, model: cnn.Convolutional, plan: Plan, consistency: hpcomm.Consistency) -> Row:
+    """The row of all ranks; figures of a rank are lists by rank. Collective."""
+    clock, shapes = time.perf_counter, Shapes(model.start())
+    first = shapes.flat
+    complete = hpcomm.topology.complete(ctx.size)
+    exchange = hpcomm.stochastic_reduce(
+        ctx, {KEY: first}, topology=complete, consistency=consistency, in_place=True, timeout=LIMIT
+    )
+    gradient = np.zeros_like(first)
+    out = shapes.views(gradient)
+    share = 1 / plan.batches.pairs
+    model.update(shapes.views(first), plan.batches.of(ctx.rank, 0), share, out.__getitem__)  # the first takes longer
+    kept, wanted, computed, waited = [(0.0, first)], plan.kept, 0.0, 0.0
+    ctx.barrier()
+    begin = clock()
+    for step in range(plan.steps):
+        start, weights = clock(), exchange.params[KEY]
+        rows = plan.batches.of(ctx.rank, step)
+        model.update(shapes.views(weights), rows, plan.rate(step) * share, out.__getitem__)
+        weights -= gradient
+        pushed = clock()
+        average = exchange.push_pull(KEY)
+        end = clock()
+        computed, waited = computed + pushed - start, waited + end - pushed
+        if step + 1 in wanted:
+            kept.append((end - begin, average.copy()))
+    seconds = clock() - begin
+    ctx.barrier()
+    stats = exchange.stats()
+    exchange.close(timeout=LIMIT)
+    counts = [stats.whole, stats.torn, stats.stale, stats.missing, *stats.by_inputs]
+    losses = [model.objective(shapes.views(weights)) for _, weights in kept]
+    score, accuracy = model.score(shapes.views(kept[-1][1]))
+    mine = [seconds, computed, waited, float(stats.bytes_sent), accuracy, *counts]
+    each = _gathered(ctx, mine)
+    found = {name: each[:, at].tolist() for at, name in enumerate(("seconds", "computed", "waited", "sent", "score"))}
+    inputs = [int(count) for count in each[:, 5:].sum(axis=0)]
+    return {
+        "name": str(consistency),
+        **found,
+        "what": score,
+        "inputs": dict(zip(("whole", "torn", "stale", "missing"), inputs, strict=False)),
+        "by_inputs": inputs[4:],
+        "times": _gathered(ctx, [at for at, _ in kept]).tolist(),
+        "losses": _gathered(ctx, losses).tolist(),
+        "wrong": _wrong(ctx, consistency, kept[-1][1], inputs),
+    }
+
+
+def _gathered(ctx: hpcomm.Context, mine: list[float]) -> NDArray[np.float64]:
+    """A row of each rank."""
+    parts = ctx.allgather(np.array(mine, np.float64).tobytes(), timeout=LIMIT)
+    return np.array([np.frombuffer(part) for part in parts])
+
+
+def _wrong(ctx: hpcomm.Context, consistency: hpcomm.Consistency, last: Floats, inputs: list[int]) -> int:
+    """Under NOTIFY_ACK and BSP on a complete graph: inputs that were not whole, and ranks whose last model is not rank
+    0's."""
+    models = ctx.allgather(hashlib.sha256(last.tobytes()).digest(), timeout=LIMIT)
+    exact = consistency in (hpcomm.NOTIFY_ACK, hpcomm.BSP)
+    return sum(inputs[1:4]) + sum(one != models[0] for one in models) if exact else 0
+
+
+def rows(ctx: hpcomm.Context, options: argparse.Namespace) -> Iterator[Row]:
+    """The chosen consistencies, one after the other. Collective."""
+    model = cnn.Convolutional(data.pictures(options.seed), options.width, options.channels, options.seed)
+    batches = Batches(model.samples, ctx.size, options.batch, options.seed)
+    plan = Plan(batches, options.steps, options.eta, options.decay, options.points)
+    facts = {"model": model.name, "parameters": Shapes(model.start()).flat.size, "samples": model.samples}
+    for name in options.consistencies:
+        row = train(ctx, model, plan, CONSISTENCIES[name])
+        yield {"batch": options.batch, "steps": options.steps, **facts, **row}
+
+
+def on_this_rank(options: argparse.Namespace) -> int:
+    found: list[Row] = []
+    with hpcomm.init(MPI.COMM_WORLD, transport=options.transport or None, timeout=300) as ctx:
+        for row in rows(ctx, options):
+            found.append(row)
+            if options.progress is not None and ctx.rank == 0:
+                options.progress.write_text(f"{len(found) / len(options.consistencies):.4f}")
+        transports = sorted({peer.transport for peer in ctx.peers} - {"self"})
+        facts: dict[str, Any] = {"ranks": ctx.size, "transport": ",".join(transports)}
+    if ctx.rank == 0:
+        mpi = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        write(options, json.dumps({**facts, "mpi": mpi, "rows": found}))
+    return 1 if any(row["wrong"] for row in found) else 0

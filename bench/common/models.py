@@ -1,0 +1,47 @@
+"""The layers of real models, key by key: bench/common/models/*.json, from the definition that each file names."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent / "models"
+NAMES = ("alexnet", "vgg19", "resnet50", "transformer38", "gpt145", "lstm11", "mlp34")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One array of a model."""
+
+    name: str
+    count: int  # float32 elements
+
+
+@dataclass(frozen=True)
+class Model:
+    title: str
+    source: str
+    keys: tuple[Key, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * sum(key.count for key in self.keys)
+
+
+def load(name: str) -> Model:
+    read = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    keys = tuple(Key(key, math.prod(shape)) for key, shape in read["keys"].items())
+    total = sum(key.count for key in keys)
+    if total != read["parameters"]:
+        raise ValueError(f"{name}.json: its keys have {total} parameters, not {read['parameters']}")
+    return Model(read["model"], read["source"], keys)
+
+
+def alike(keys: int, nbytes: int) -> Model:
+    """So many keys of so many bytes each."""
+    return Model("keys of one size", "", tuple(Key(f"key {k}", max(1, nbytes // 4)) for k in range(keys)))
+
+
+def flat(nbytes: int) -> Model:
+    """One key of so many bytes."""
+    return Model("one flat buffer", "", (Key("flat", max(1, nbytes // 4)),))

@@ -1,0 +1,200 @@
+"""The job that every contender of push_pull does: the same gradients on the same rank, and what must come of them.
+
+Elements fall into PERIOD classes. All elements of a class have the same gradient and the same parameter, so a NumPy
+reference of PERIOD elements says what each parameter must be after any number of steps. Gradients are whole numbers,
+the learning rate, the momentum and the number of ranks are powers of two: products are exact, and of a step
+
+    velocity = momentum * velocity + gradient        parameter -= rate * (gradient + momentum * velocity)
+
+only the three sums round, whichever way it is written. Every right answer has the same bits.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from bench.common.harness import Bench
+from bench.common.models import Key
+from bench.common.native import address, aligned
+
+PERIOD = 4093  # as in queue.c; a prime: data that lands a power of two off is wrong
+RATE, MOMENTUM = 2.0**-6, 0.5
+Floats = NDArray[np.float32]
+Step = Callable[[], object]
+
+
+class Job:
+    """Keys, this rank's gradients of them, and the sum of all ranks' gradients by class.
+
+    Attributes:
+        gradients: by key; every contender starts from a copy of these.
+        m: operations of one sample, all with the same gradients.
+    """
+
+    def __init__(self, bench: Bench, keys: Sequence[Key], m: int) -> None:
+        if bench.size & (bench.size - 1):
+            raise SystemExit(f"{bench.size} ranks: answers are exact for 1, 2, 4, 8 ... ranks only")
+        self.bench, self.keys, self.m = bench, keys, m
+        self.count = sum(key.count for key in keys)
+        self.shifts = [61 * k % PERIOD for k in range(len(keys))]
+        self.classes = min(PERIOD, keys[0].count) if len(keys) == 1 else PERIOD
+        random = np.random.default_rng(bench.size)
+        self.start = random.integers(-4096, 4096, PERIOD).astype(np.float32)
+        self._tiles = random.integers(-2048, 2048, (bench.size, PERIOD)).astype(np.float32)
+        self.total: Floats = self._tiles.sum(0, dtype=np.float32)
+        self.gradients = self.arrays(self._tiles[bench.rank])
+        self._samples = 0
+
+    def arrays(self, tile: Floats) -> list[Floats]:
+        """New arrays of all keys, every element with its class's value of tile."""
+        made = [aligned(key.count) for key in self.keys]
+        for array, shift in zip(made, self.shifts, strict=True):
+            _repeat(array, np.roll(tile, -shift))
+        return made
+
+    def params(self) -> list[Floats]:
+        """The initial parameters, in new arrays."""
+        return self.arrays(self.start)
+
+    def touch(self) -> None:
+        """The next step's gradients: one class gets another value on every rank, as on all others the same moment."""
+        self._samples += 1
+        at = self._samples * 61 % self.classes
+        by = [1 + (self._samples * 64 + rank * 7) % 255 for rank in range(self.bench.size)]
+        for array, shift in zip(self.gradients, self.shifts, strict=True):
+            array[(at - shift) % PERIOD :: PERIOD] += np.float32(by[self.bench.rank])
+        self.total[at] += np.float32(sum(by))
+
+    def turn(
+        self,
+        step: Step,
+        params: Sequence[Floats],
+        places: Callable[[], Sequence[Floats]],
+        timed: Callable[[], float] | None = None,
+        reference: "Reference | None" = None,
+    ) -> "Measure":
+        """measure of a contender whose step exchanges all keys once.
+
+        Before every step the trainer reads its parameters and writes its gradients to the contender's places, outside
+        the clock: lines that nobody touches would stay in the cache of whoever had them last. timed makes the m steps
+        itself, and all but the first of these turns, and gives the seconds of one. reference is that of the
+        parameters, if other contenders advance them too.
+        """
+        expected, spoil = reference or Reference(self), self.bench.options.plant
+        spoilt, used = False, list[float]()
+
+        def train() -> None:
+            for array in params:
+                array.max()
+            at = places()
+            for place, gradient in zip(at, self.gradients, strict=True):
+                np.copyto(place, gradient)
+            if spoilt:
+                at[0][0] += 1
+
+        def several() -> float:
+            clock, seconds, worked = time.perf_counter, 0.0, 0.0
+            train()
+            self.bench.comm.Barrier()
+            if timed is not None:
+                began = processor()
+                seconds = timed()
+                used.append((processor() - began) / self.m)
+                return seconds
+            for i in range(self.m):
+                if i > 0:
+                    train()
+                began, before = processor(), clock()
+                step()
+                seconds += clock() - before
+                worked += processor() - began
+            used.append(worked / self.m)
+            return seconds / self.m
+
+        def measure(n: int) -> tuple[list[float], int]:
+            nonlocal spoil, spoilt
+            seconds = []
+            for _ in range(n):
+                self.touch()
+                spoilt, spoil = spoil and self.bench.rank == 0, False
+                seconds.append(several())
+                for _ in range(self.m):
+                    expected.step()
+            return seconds, expected.wrong(params) if self.bench.options.check else 0
+
+        return Measure(measure, used)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """measure of a contender (harness.Contender), with the processor time beside the samples.
+
+    Attributes:
+        used: seconds of all threads of this rank for one operation, sample by sample.
+    """
+
+    sample: Callable[[int], tuple[list[float], int]]
+    used: list[float]
+
+    def __call__(self, n: int) -> tuple[list[float], int]:
+        return self.sample(n)
+
+
+def processor() -> float:
+    """Seconds of all threads of this process so far, in the kernel too."""
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return found.ru_utime + found.ru_stime
+
+
+class Reference:
+    """What one contender's parameters must be, by NumPy, class by class."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._params = job.start.copy()
+        self._velocity, self._scratch = np.zeros((2, job.classes), np.float32)
+        self._rate, self._momentum = np.float32(RATE / job.bench.size), np.float32(MOMENTUM)
+
+    def step(self) -> None:
+        gradient, velocity, scratch = self.job.total[: self.job.classes], self._velocity, self._scratch
+        np.multiply(velocity, self._momentum, velocity)
+        np.add(velocity, gradient, velocity)
+        np.multiply(velocity, self._momentum, scratch)
+        np.add(scratch, gradient, scratch)
+        np.multiply(scratch, self._rate, scratch)
+        np.subtract(self._params[: self.job.classes], scratch, self._params[: self.job.classes])
+
+    @property
+    def values(self) -> Floats:
+        """What the parameters of each class must be."""
+        values: Floats = self._params
+        return values
+
+    def wrong(self, params: Sequence[Floats]) -> int:
+        """How many elements are not what they must be."""
+        expected = np.concatenate((self._params, self._params))
+        native = self.job.bench.native
+        return sum(
+            int(native.bench_wrong_model(address(array), array.size, address(expected[shift:])))
+            for array, shift in zip(params, self.job.shifts, strict=True)
+        )
+
+
+def _repeat(array: Floats, tile: Floats) -> None:
+    """Fills array with tile, over and over."""
+    done = min(tile.size, array.size)
+    array[:done] = tile[:done]
+    while done < array.size:
+        more = min(done, array.size - done)
+        array[done : done + more] = array[:more]
+        done += more
+
+
+def message(array: Floats, *count: int) -> tuple[object, ...]:
+    """An array in the form that mpi4py takes fastest. Collectives that divide it by ranks get no count."""
+    return (MPI.buffer.frombuffer(array) if array.size else MPI.BOTTOM, *count, MPI.FLOAT)

@@ -1,0 +1,1 @@
+"""The limits of a machine: memory, links, NICs, instructions."""

@@ -1,0 +1,116 @@
+"""perftest's ib_write_bw and ib_write_lat between two ranks of a benchmark, in its turns: RDMA's own measure."""
+
+import itertools
+import math
+import re
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from bench.common.harness import Bench
+from bench.machine.nic import Port
+
+MISSING = "perftest is missing: apt-get install -y perftest"
+ATTEMPTS = 8
+LISTENING = "0A"  # as /proc/net/tcp has it
+
+
+def available(program: str) -> bool:
+    return shutil.which(program) is not None
+
+
+def measure(bench: Bench, port: Port, program: str, to: int, *options: str) -> dict[str, float]:
+    """Runs a program of perftest from rank 0 to another; its columns by name on rank 0, {} on all others. Again where
+    they are no numbers, as perftest does not always find out on a busy machine how fast its processor counts."""
+    for _ in range(ATTEMPTS):
+        found = _once(bench, port, program, to, *options)
+        bench.meet()
+        if bench.comm.bcast(all(math.isfinite(figure) for figure in found.values())):
+            return found
+    raise RuntimeError(f"{program}: no finite figures in {ATTEMPTS} runs: this machine is too busy for its calibration")
+
+
+def _once(bench: Bench, port: Port, program: str, to: int, *options: str) -> dict[str, float]:
+    """port: this rank's, whose GID index perftest is told, as it would take one by its place."""
+    given = [program, "-d", port.device, "-i", str(port.number), "-F", *options]
+    given += ["-x", str(port.gid_index)] if port.gid_index >= 0 else []
+    if bench.rank == to:
+        _serve(bench, port, given)
+    if bench.rank != 0:
+        return {}
+    host, tcp = bench.comm.recv(source=to)
+    command = [*given, "-p", str(tcp), host]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=bench.options.timeout, check=False)
+    return columns(ended.stdout) or _failed(command, ended.stdout + ended.stderr)
+
+
+def columns(printed: str) -> dict[str, float]:
+    """The line of figures under perftest's heading, by the heading's names; {} where there is none."""
+    lines = printed.splitlines()
+    for heading, figures in itertools.pairwise(lines):
+        if not heading.strip().startswith("#bytes"):
+            continue
+        names = re.findall(r"#\w+|BW \w+\[[^]]*\]|[\w.]+%? ?\w*\[[^]]*\]", heading)
+        with suppress(ValueError):
+            return dict(zip(names, map(float, figures.split()), strict=False))
+    return {}
+
+
+def _failed(command: list[str], printed: str) -> dict[str, float]:
+    said = " ".join(line.strip() for line in printed.splitlines()[-3:])
+    raise RuntimeError(f"{' '.join(command)}: no figures: {said}")
+
+
+def _serve(bench: Bench, port: Port, given: list[str]) -> None:
+    host = port.ip or socket.gethostname()
+    with socket.create_server(("", 0)) as free:
+        tcp = free.getsockname()[1]
+    command = [*given, "-p", str(tcp)]
+    limit = bench.options.timeout
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            deadline = time.monotonic() + limit
+            while not _listens(tcp):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    server.kill()
+                    _failed(command, server.communicate()[0])
+                time.sleep(0.01)
+            bench.comm.send((host, tcp), 0)
+            server.communicate(timeout=limit)
+        finally:
+            with suppress(ProcessLookupError):
+                server.kill()
+
+
+def _listens(port: int) -> bool:
+    """Does a process of this host listen at a TCP port? What perftest says of it stays in its buffer."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+            local, _, state = line.split()[1:4]
+            if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
+                return True
+    return False
+
+
+# ---- the figures ---------------------------------------------------------------------------------------------------
+
+
+def stream_seconds(bench: Bench, port: Port, size: int, count: int, depth: int, to: int = 1) -> float:
+    """Of one RDMA write of a stream with so many under way, by ib_write_bw; 0.0 on ranks other than 0."""
+    found = measure(bench, port, "ib_write_bw", to, "-s", str(size), "-n", str(max(5, count)), "-t", str(depth))
+    return size / rate(found) if found else 0.0
+
+
+def rate(found: dict[str, float]) -> float:
+    """Bytes a second; what perftest calls MB is 2^20 bytes, and tells two more digits than its Gb."""
+    name = next(name for name in found if name.startswith("BW average"))
+    return found[name] * (1e9 / 8 if "Gb" in name else 1 << 20)
+
+
+def trip_seconds(bench: Bench, port: Port, size: int, count: int, to: int = 1) -> tuple[float, float]:
+    """One way of an RDMA write whose last byte is polled, by ib_write_lat: the mean and the median; zeros elsewhere."""
+    found = measure(bench, port, "ib_write_lat", to, "-s", str(size), "-n", str(max(5, count)))
+    return (1e-6 * found["t_avg[usec]"], 1e-6 * found["t_typical[usec]"]) if found else (0.0, 0.0)

@@ -1,0 +1,1 @@
+"""One operation of hpcomm beside its peers, on one host and between hosts."""

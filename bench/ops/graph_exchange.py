@@ -1,0 +1,104 @@
+"""graph_exchange: one averaging over a node communication graph, beside MPI's neighbourhood collective and NumPy.
+
+The graph is that of queue_bench, circulant: rank r receives from r - k and sends to r + k for each k of --graph; by
+default a ring and a stride. So are the updates, and the model that says what every element must be, bit for bit.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+import hpcomm
+from bench.common.harness import Bench, Benchmark, Contender, main
+from bench.common.native import address
+from bench.ops.queue_bench import BLOCK, Floats, Graph, options, timed
+
+
+class Rising(Graph):
+    """Of a fold by rising ranks, oneself among them, as an exchange makes it."""
+
+    def advance(self, model: Floats, scratch: Floats, step: int, sum_first: bool) -> None:
+        if sum_first:
+            super().advance(model, scratch, step, sum_first)
+            return
+        size, weight = self.bench.size, np.float32(self.weight)
+        for rank in range(size):
+            self.native.bench_touch(address(model[rank]), model.shape[1], rank, step)
+        for rank in range(size):
+            first, *others = sorted({rank, *(int(rank - k) % size for k in self.offsets)})
+            np.multiply(model[first], weight, out=scratch[rank])
+            for other in others:
+                scratch[rank] += model[other] * weight
+        model[:] = scratch
+
+
+def hpcomm_python(graph: Graph, in_place: bool) -> Contender:
+    """The model trained where it lies, or a mean that stays where it is and is copied to where the push reads it."""
+    size = graph.bench.size
+    edges = [(rank, int(rank + k) % size) for rank in range(size) for k in graph.offsets]
+    exchange = hpcomm.stochastic_reduce(
+        graph.bench.context,
+        {"w": np.zeros(graph.count, np.float32)},
+        topology=hpcomm.topology.from_edges(size, edges),
+        in_place=in_place,
+    )
+    w = exchange.params["w"]
+    graph.fill(w)  # each rank's own start, in place of rank 0's
+
+    def step_in_place(step: int) -> None:
+        nonlocal w
+        graph.touch(w, step)
+        w = exchange.push_pull("w")
+
+    def step_apart(step: int) -> None:
+        x = exchange.gradient("w")
+        np.copyto(x, w)
+        graph.touch(x, step)
+        exchange.push_pull("w")
+
+    run = timed(step_in_place if in_place else step_apart)
+    name = f"hpcomm Python{'' if in_place else ', a copy first'}"
+    return Contender(name, "hpcomm", graph.steps(run, lambda: w, False), exchange.close)
+
+
+def neighbor_allgather(graph: Graph, blocks: bool) -> Contender:
+    """The average over whole arrays as one writes it, or in blocks, which the cache likes."""
+    comm = graph.bench.comm.Create_dist_graph_adjacent(graph.in_peers, graph.out_peers)
+    x = np.empty(graph.count, np.float32)
+    received = np.zeros((len(graph.in_peers), graph.count), np.float32)
+    graph.fill(x)
+    weight, step_size = np.float32(graph.weight), BLOCK if blocks else max(1, graph.count)
+    parts = [(x[at : at + step_size], received[:, at : at + step_size]) for at in range(0, graph.count, step_size)]
+
+    def step_once(step: int) -> None:
+        graph.touch(x, step)
+        comm.Neighbor_allgather([x, MPI.FLOAT], [received, MPI.FLOAT])
+        for own, others in parts:
+            for theirs in others:
+                np.add(own, theirs, out=own)
+            np.multiply(own, weight, out=own)
+
+    name = f"Neighbor_allgather + NumPy{' in blocks' if blocks else ''}"
+    return Contender(name, "peer", graph.steps(timed(step_once), lambda: x, True), comm.Free)
+
+
+def contenders(bench: Bench, size: int) -> Sequence[Contender]:
+    graph = Rising(bench, size)
+    ours = [hpcomm_python(graph, in_place) for in_place in (True, False)]
+    return [*ours, neighbor_allgather(graph, blocks=False), neighbor_allgather(graph, blocks=True)]
+
+
+BENCHMARK = Benchmark(
+    name="graph_exchange",
+    about="Averaging over a node communication graph, beside MPI's neighbourhood collective plus NumPy's average.",
+    dtype="float32",
+    contenders=contenders,
+    defaults={"minbytes": 4 << 20, "maxbytes": 4 << 20, "iters": 5, "graph": [1, 3]},
+    bus=lambda bench: float(len(bench.options.graph)),
+    options=options,
+    ranks=8,
+)
+
+if __name__ == "__main__":
+    main(BENCHMARK)

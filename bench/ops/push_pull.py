@@ -1,0 +1,295 @@
+"""push_pull: gradients in, parameters after a step of Nesterov momentum out, beside what a user would write.
+
+One flat buffer of each size, or the keys of a model (-M) one by one. Each worker is a server too (CS). The gradient
+lies in the exchange's memory, for a composite in its own arrays. training.py says how the answers are known.
+"""
+
+import argparse
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from operator import truediv
+from typing import Any
+
+import numpy as np
+
+import hpcomm
+from bench.common import models
+from bench.common.composites import allreduce_alone, communicators, composites, gloo, gloo_alone
+from bench.common.harness import Bench, Benchmark, Contender, has_torch, last_cache, main, nbytes
+from bench.common.native import address, aligned, view, zeros
+from bench.common.options import add_links
+from bench.common.training import MOMENTUM, RATE, Floats, Job
+from bench.common.wire import afar, has_rates, rate
+from bench.machine import over_verbs
+
+LOOP_STREAMS = 5  # of a fused momentum loop: three arrays read, two written
+MIB = 1 << 20
+SIZES = [8, 64 << 10, 4 * MIB, 32 * MIB, 256 * MIB]
+
+
+def several(size: int) -> int:
+    """Operations of one sample: one of few bytes is too short for the clock."""
+    return max(1, min(2000, 2 * MIB // size))
+
+
+def exchange(
+    job: Job,
+    name: str,
+    chunk: int,
+    shared: bool = False,
+    step: bool = False,
+    cores: int = 0,
+    affinity: str = "key",
+    hub: Mapping[str, Any] | None = None,
+) -> Contender:
+    """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call
+    instead of one by one. cores: of each server, 0 for the Exchange's own choice. hub: arguments of parameter_hub,
+    which makes the exchange then."""
+    names = [key.name for key in job.keys]
+    params_of = dict(zip(names, job.params(), strict=True))
+    given: dict[str, Any] = {
+        "rule": hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
+        "chunk_bytes": chunk,
+        "cores": cores or None,
+        "shared_params": shared,
+        "timeout": job.bench.options.timeout,
+    }
+    if hub is None:
+        made = hpcomm.Exchange(job.bench.context, params_of, hpcomm.ParameterServer(affinity=affinity), **given)
+    else:
+        made = hpcomm.parameter_hub(job.bench.context, params_of, **hub, **given)
+    params = [made.params[key] for key in names]
+    places = [made.gradient(key) for key in names]  # with a depth of 1 they stay where they are
+
+    def one_by_one() -> None:
+        for key in names:
+            made.gradient(key)
+            made.push_pull(key)
+
+    def flat() -> None:
+        made.gradient("flat")
+        made.push_pull("flat")
+
+    def whole() -> None:
+        for key in names:
+            made.gradient(key)
+        made.step()
+
+    way = whole if step else flat if names == ["flat"] else one_by_one
+    return Contender(name, "hpcomm", job.turn(way, params, lambda: places), made.close)
+
+
+def hosts_first(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Who folds, and topologies that know hosts and racks: arguments of parameter_hub by the names of contenders."""
+    racks = bench.options.racks
+    ways: dict[str, dict[str, Any]] = {f"hpcomm {mode}": {"progress": mode} for mode in bench.options.modes}
+    ways |= {"hpcomm auto": {"topology": "auto"}} if bench.options.hosts_first else {}
+    return ways | ({"hpcomm racks": {"topology": hpcomm.Hierarchy(racks=racks)}} if racks else {})
+
+
+def levels_of(bench: Bench) -> dict[str, list[list[int]]]:
+    """The same topologies for C, by the names of contenders: of each level, hosts and racks, the group of each rank."""
+    order = list(dict.fromkeys(bench.hosts))
+    hosts, racks = [order.index(host) for host in bench.hosts], bench.options.racks
+    ways = {"hpcomm C auto": [hosts]} if bench.options.hosts_first else {}
+    rack_of = {rank: i for i, rack in enumerate(racks) for rank in rack}
+    return ways | ({"hpcomm C racks": [hosts, [rack_of[rank] for rank in range(bench.size)]]} if racks else {})
+
+
+def exchange_c(job: Job, chunk: int, name: str = "hpcomm C", levels: Sequence[Sequence[int]] = ()) -> Contender:
+    """hpcomm by its C API, in a loop in C. levels: of groups, the group of each rank."""
+    native, bench = job.bench.native, job.bench
+    counts = np.array([key.count for key in job.keys], np.uint64)
+    start = job.params()
+    values, sources = (np.array([address(array) for array in arrays], np.uint64) for arrays in (start, job.gradients))
+    groups = np.array(levels, np.intc)
+    made, gradient, seconds = ctypes.c_void_p(), ctypes.c_void_p(), np.zeros(1)
+    native.check(
+        native.bench_exchange(
+            native.context,
+            address(counts),
+            address(values),
+            counts.size,
+            address(groups),
+            len(levels),
+            chunk,
+            RATE,
+            MOMENTUM,
+            ctypes.byref(made),
+        )
+    )
+    params = [view(native.hpc_exchange_params(made, k), key.count, np.float32) for k, key in enumerate(job.keys)]
+
+    def place(k: int) -> Floats:
+        native.check(native.hpc_exchange_gradient(made, k, bench.options.timeout, ctypes.byref(gradient)))
+        found: Floats = view(gradient.value or 0, job.keys[k].count, np.float32)
+        return found
+
+    def places() -> list[Floats]:
+        return [place(k) for k in range(counts.size)]
+
+    def timed() -> float:
+        native.check(
+            native.bench_push_pull(
+                made, address(sources), address(counts), counts.size, job.m, bench.options.timeout, address(seconds)
+            )
+        )
+        return float(seconds[0])
+
+    measure = job.turn(lambda: None, params, places, timed)
+    return Contender(name, "hpcomm", measure, lambda: native.hpc_exchange_free(made))
+
+
+def traffic(job: Job) -> Contender:
+    """The time of push_pull's memory traffic at the rate of a fused momentum loop in every rank at once."""
+    count = max(job.count // job.bench.size, 4 * last_cache() // (12 * job.bench.size))
+    params, gradient, velocity = (aligned(count) for _ in range(3))
+    for k, array in enumerate((params, gradient, velocity)):
+        np.random.default_rng(k).random(out=array, dtype=np.float32)
+    streams = (
+        2 * job.bench.size + 4
+    )  # each worker's gradient read and parameter written, the owner's both read, written
+    times = streams * job.count / (LOOP_STREAMS * count * job.bench.size)
+
+    def measure(n: int) -> tuple[list[float], int]:
+        seconds = []
+        for _ in range(n):
+            job.bench.comm.Barrier()
+            loop = job.bench.native.bench_momentum(address(params), address(gradient), address(velocity), count, 1)
+            seconds.append(times * loop)
+        return seconds, 0
+
+    return Contender("momentum traffic (bound)", "bound", measure)
+
+
+def update(job: Job) -> Contender:
+    """What every owner does with its part of the elements, and nothing sent: a sum of all gradients, and the rule."""
+    ranks = job.bench.size
+    count = -(-job.count // ranks)
+    gradients, (params, state) = [aligned(count) for _ in range(ranks)], (zeros(count), zeros(count))
+    for gradient in gradients:
+        gradient.fill(1)
+    places, weights = np.array([address(gradient) for gradient in gradients], np.uint64), np.ones(ranks)
+
+    def measure(n: int) -> tuple[list[float], int]:
+        seconds = []
+        for _ in range(n):
+            job.bench.comm.Barrier()
+            took = job.bench.native.bench_update(
+                address(places), ranks, address(weights), address(params), address(state), count, 1
+            )
+            if took < 0:
+                raise RuntimeError(f"the update of {ranks} ranks' gradients was refused")
+            seconds.append(took)
+        return seconds, 0
+
+    return Contender("update alone (bound)", "bound", measure)
+
+
+def wire(job: Job) -> Contender:
+    """The least that the links allow: in a sum over n hosts each sends and receives 2(n-1)/n of all bytes, whatever the
+    ranks on it do, and so does each of n racks on the link that its hosts share."""
+    bench, racks = job.bench, job.bench.options.racks
+    hosts = len(set(bench.hosts))
+    cuts = [(0, hosts, afar(bench, 0))] + ([(1, len(racks), racks[1][0])] if racks else [])
+
+    def measure(n: int) -> tuple[list[float], int]:
+        rates = [[rate(bench, to, link) for link, _, to in cuts] for _ in range(n)]
+        if bench.rank != 0:
+            return [], 0
+        nbytes = [2 * (parts - 1) / parts * 4 * job.count for _, parts, _ in cuts]
+        return [max(map(truediv, nbytes, each)) for each in rates], 0
+
+    return Contender("wire (bound)", "bound", measure)
+
+
+def model(options: argparse.Namespace, size: int) -> models.Model:
+    return models.flat(size) if options.model == "flat" else models.load(options.model)
+
+
+def contenders(bench: Bench, size: int) -> Sequence[Contender]:
+    return list(wanted(bench, size))
+
+
+def wanted(bench: Bench, size: int) -> Iterator[Contender]:
+    keys = model(bench.options, size).keys
+    job = Job(bench, keys, bench.options.agg_iters or several(size))
+    chunk = bench.options.chunk
+    if job.count * 4 >= last_cache() and bench.wanted("momentum traffic (bound)"):
+        yield traffic(job)
+    if bench.wanted("hpcomm C"):
+        yield exchange_c(job, chunk)
+    for name, levels in levels_of(bench).items():
+        if bench.wanted(name):
+            yield exchange_c(job, chunk, name, levels)
+    if bench.wanted("hpcomm Python"):
+        yield exchange(job, "hpcomm Python", chunk)
+    if len(keys) > 1 and bench.wanted("hpcomm step"):
+        yield exchange(job, "hpcomm step", chunk, step=True)
+    for name, hub in hosts_first(bench).items():
+        if bench.wanted(name):
+            yield exchange(job, name, chunk, hub=hub)
+    if not {"verbs", "tcp"} & set(bench.transports) and bench.wanted("hpcomm shared_params"):
+        yield exchange(job, "hpcomm shared_params", chunk, shared=True)
+    if over_verbs.goes(bench):
+        yield from over_verbs.exchange_limits(bench, 4 * job.count, chunk)
+        if bench.wanted("update alone (bound)"):
+            yield update(job)
+        if not bench.apart:  # MPI would take shared memory
+            return
+    comms = communicators(bench)
+    yield from composites(job, comms)
+    if bench.apart:
+        if has_rates(bench) and bench.wanted("wire (bound)"):
+            yield wire(job)
+        for name, comm in ((f"Allreduce alone{suffix}", comm) for suffix, comm in comms.items()):
+            if bench.wanted(name):
+                yield allreduce_alone(job, name, comm)
+        if has_torch() and bench.wanted("Gloo all_reduce alone"):
+            yield gloo_alone(job)
+    elif len(keys) == 1 and has_torch() and bench.wanted("Gloo + torch SGD"):
+        yield gloo(job)
+
+
+def sizes(options: argparse.Namespace) -> Sequence[int]:
+    return options.sizes if options.model == "flat" else [models.load(options.model).nbytes]
+
+
+def racks_of(text: str) -> list[list[int]]:
+    found = [[int(rank) for rank in rack.split(",")] for rack in text.split("/")]
+    if len(found) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is one rack alone")
+    return found
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-s", "--sizes", type=lambda text: [nbytes(part) for part in text.split(",")], default=SIZES,
+        help="sizes of the flat buffer, e.g. 8,64K,4M",
+    )  # fmt: skip
+    parser.add_argument(
+        "-M", "--model", choices=("flat", *models.NAMES), default="flat", help="model whose keys are pushed"
+    )
+    parser.add_argument("--chunk", type=nbytes, default=32 << 10, help="bytes that one core owns, e.g. 32K")
+    parser.add_argument(
+        "--modes", type=lambda text: text.split(","), default=[],
+        help="who folds, a contender each: thread, inline; default: as the exchange chooses",
+    )  # fmt: skip
+    parser.add_argument("--hosts_first", action="store_true", help="parameter_hub with topology='auto' too")
+    parser.add_argument("--racks", type=racks_of, default=[], help="ranks of each rack, for a third level: 0,1/2,3")
+    add_links(parser)
+
+
+BENCHMARK = Benchmark(
+    name="push_pull",
+    about="push_pull of a flat buffer or of a model's keys, beside collectives plus an update.",
+    dtype="float32",
+    contenders=contenders,
+    defaults={"iters": 0, "agg_iters": 0},
+    options=options,
+    sizes=sizes,
+    samples=lambda size: max(1, min(10, 64 * MIB // size)),
+)
+
+if __name__ == "__main__":
+    main(BENCHMARK)

@@ -1,0 +1,215 @@
+"""softroce: the benchmarks over RDMA on a machine without a NIC: softRoCE in a guest, and one table of all figures.
+
+Boots one guest with one RDMA device and one with two (tests/softroce has their hardware), runs in each the benchmarks
+that its devices are for, and brings their tables and JSON out. Everything is emulated and a NIC's work done by the
+guest's cores: figures are small, and only their ratios, all within one run, say something.
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.common import judge, native, plots
+from bench.common.launch import ROOT, launcher, module_of
+from bench.common.options import add_output, add_quick, write
+from bench.common.rows import Row
+from bench.ops import rdma
+
+sys.path.insert(0, str(ROOT / "tests"))
+import guest
+import tree
+from softroce.plan import Guest
+from softroce.run import TORCH, check_machine, pack, site_packages
+
+UNABLE = 77  # the exit status of what the machine cannot run
+ENDED = ("124", "137")  # those of a benchmark which timeout has ended
+STARTING = 70  # seconds for what is before and after a benchmark's cycles
+BOOTING = 90  # seconds
+# Without the last two the guest's clock is an emulated HPET, a device that the cores take turns at.
+HARDWARE = ["--memory", "4G", "--cpus", "2", "--append", "tsc=reliable", "--append", "clocksource=tsc"]
+VERBS = ("--transport", "verbs")
+FEW = ("-N", "3", "-n", "1")
+BOTH_WAYS = ("--affinity", "key,worker", "-m", "1")
+# MPI only starts the ranks: what it knows of RDMA itself stays out of the way.
+OPEN_MPI = "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm OMPI_MCA_osc=^ucx"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One benchmark in the guest with so many devices.
+
+    Attributes:
+        quick: instead of arguments, to see that all runs.
+        limit: seconds for its cycles.
+    """
+
+    key: str
+    devices: int
+    module: str
+    arguments: tuple[str, ...]
+    quick: tuple[str, ...]
+    limit: int = 80
+
+    @property
+    def longest(self) -> int:
+        return self.limit + STARTING
+
+
+RUNS = (
+    Run("latency", 1, "put_lat", (*VERBS, "-N", "15", "-n", "1", "-m", "200"), (*VERBS, *FEW, "-m", "8"), 120),
+    Run(
+        "bandwidth",
+        1,
+        "put_bw",
+        (*VERBS, "-b", "32K", "-e", "4M", "-f", "2", "-R", "4M", "-S", "8M", "-N", "7", "-n", "1"),
+        (*VERBS, "-b", "32K", "-e", "4M", "-f", "128", "-R", "4M", *FEW),
+        300,  # starting perftest takes longer than what it measures
+    ),
+    Run(
+        "exchange",
+        1,
+        "queue_bench",
+        (*VERBS, "-b", "1M", "-e", "4M", "-f", "4", "-N", "9", "-n", "2"),
+        (*VERBS, "-b", "1M", "-e", "1M", *FEW),
+    ),
+    Run(
+        "push_pull",
+        1,
+        "push_pull",
+        (*VERBS, "-s", "1M,4M", "-N", "15", "-n", "2", "-m", "1"),
+        (*VERBS, "-s", "1M", "-m", "1", *FEW),
+    ),
+    Run(
+        "limits",
+        1,
+        "loopback",
+        (*VERBS, "-f", "4", "-R", "4M", "-N", "5"),
+        (*VERBS, "-b", "64K", "-e", "64K", "-R", "1M", *FEW),
+    ),
+    Run(
+        "limits, two NICs",
+        2,
+        "loopback",
+        (*VERBS, "-b", "32K", "-f", "128", "-R", "4M", "-N", "5"),
+        (*VERBS, "-b", "64K", "-e", "64K", "-R", "1M", *FEW),
+    ),
+    Run(
+        "push_pull, two NICs",
+        2,
+        "push_pull",
+        (*VERBS, "-s", "4M", "-N", "9", "-n", "1", "-m", "1"),
+        (*VERBS, "-s", "1M", "-m", "1", *FEW),
+    ),
+    Run(
+        "sweep",
+        2,
+        "chunk_sweep",
+        (*VERBS, "-b", "4M", "-e", "4M", "--chunks", "4K,32K,256K", "--cores", "1,2,4", *BOTH_WAYS, *FEW),
+        (*VERBS, "-b", "1M", "-e", "1M", "--chunks", "32K", "--cores", "2", *BOTH_WAYS, *FEW),
+    ),
+)
+
+
+def command(run: Run, quick: bool, folder: Path) -> str:
+    """A line of the guest's script: what a benchmark prints, its JSON and its status go to files in the folder."""
+    arguments = [*(run.quick if quick else run.arguments), "-L", str(run.limit), "-J", str(folder / f"{run.key}.json")]
+    words = ["timeout", "-k", "5", str(run.longest), *launcher(2), module_of(run.module), *arguments]
+    told, status = (shlex.quote(f"{folder}/{run.key}.{what}") for what in ("txt", "status"))
+    return f"status=0; {shlex.join(words)} >{told} 2>&1 || status=$?; echo $status >{status}\n"
+
+
+def boot(devices: int, runs: Sequence[Run], quick: bool, folder: Path) -> dict[str, Row]:
+    """Runs all that is for one guest; the figures there are."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    seconds = float(BOOTING + sum(run.longest for run in runs))
+    machine = Guest(f"{devices} devices", HARDWARE, devices, seconds, [])
+    packages, image = site_packages(), folder / "packages.ext4"
+    pack(packages, image, TORCH)
+    script = f"{machine.setup}modprobe ext4; modprobe loop; mount -o loop,ro '{image}' '{packages}'\n"
+    script += f"export PATH='{tree.PATH}' {OPEN_MPI}\ncd '{ROOT}'\n"
+    script += "".join(command(run, quick, folder) for run in runs)
+    try:
+        printed = guest.run(script, folder, seconds, *HARDWARE)
+    finally:
+        image.unlink(missing_ok=True)
+    return {run.key: figures for run in runs if (figures := figures_of(run, folder, printed)) is not None}
+
+
+def figures_of(run: Run, folder: Path, printed: str) -> Row | None:
+    """What a benchmark has left; says so if it is not all, and why. printed: what the guest's script said itself."""
+    output, told, status = (folder / f"{run.key}.{what}" for what in ("json", "txt", "status"))
+    ended = status.read_text().strip() if status.exists() else ""
+    if ended != "0":
+        lines = (told.read_text(errors="replace") if told.exists() else printed).strip().splitlines()[-5:]
+        why = f"ended after {run.longest} s" if ended in ENDED else f"exit status {ended}"
+        why = why if ended else "the guest did not come to its end" if told.exists() else "the guest did not get there"
+        what = "figures of some sizes only" if output.exists() else "no figures"
+        print(f"# {run.key}: {what}: {why}", *(f"#   {line}" for line in lines), sep="\n", file=sys.stderr)
+    found: Row | None = json.loads(output.read_text(encoding="utf-8")) if output.exists() else None
+    return found
+
+
+def panels(document: Row) -> list[plots.Draw]:
+    draws: list[plots.Draw] = []
+    for key, run in document["runs"].items():
+        if run["benchmark"] == "chunk_sweep":
+            draws.append(partial(plots.sweep, document=run))
+            continue
+        largest = max(row["size"] for row in run["rows"])
+        rows = [row for row in run["rows"] if row["size"] == largest]
+        drawn = plots.bars if run["benchmark"] in ("put_lat", "push_pull", "queue_bench") else plots.rates
+        draws.append(partial(drawn, rows=rows, heading=f"{key}: {run['benchmark']} of {plots.named_size(largest)}"))
+    return draws
+
+
+def tables(found: dict[str, Row], folder: Path) -> str:
+    """What the benchmarks printed themselves."""
+    return "\n".join(path.read_text(errors="replace") for key in found for path in folder.glob(f"*/{key}.txt"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.ops.softroce", description="The benchmarks over softRoCE.")
+    parser.add_argument("--only", default="", help=f"of {', '.join(run.key for run in RUNS)}; separated by ;")
+    add_quick(parser)
+    parser.add_argument("--folder", type=Path, default=native.BUILD / "softroce", help="for tables, JSON and logs")
+    add_output(parser, progress=False)
+    options = parser.parse_args(arguments)
+    wanted = [part.strip() for part in options.only.split(";") if part.strip()]
+    unknown = set(wanted) - {run.key for run in RUNS}
+    if unknown:
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
+    chosen = [run for run in RUNS if not wanted or run.key in wanted]
+    try:
+        check_machine()
+    except guest.Unavailable as why:
+        print(f"softroce: {why}", file=sys.stderr)
+        return UNABLE
+    tree.build_tests("hpcomm")
+    tree.give_verbs_to_package()
+    native.build()  # here, where the compiler is not emulated
+    native.build_verbs()
+    folder = options.folder.resolve()
+    found: dict[str, Row] = {}
+    for devices in sorted({run.devices for run in chosen}):
+        found |= boot(devices, [run for run in chosen if run.devices == devices], options.quick, folder / str(devices))
+    promises = rdma.judge(found)
+    document: dict[str, Any] = {"benchmark": "softroce", "runs": found, "promises": [vars(p) for p in promises]}
+    document["rows"] = [row for run in found.values() for row in run["rows"]]
+    text = json.dumps(document, indent=1)
+    write(options, text)
+    if options.plot is not None and found:
+        plots.figure(options.plot, panels(document), "over softRoCE, in a guest without KVM", columns=2)
+    print(text if options.json else f"{tables(found, folder)}\n{judge.table(promises)}")
+    return 1 if len(found) < len(chosen) or any(row["wrong"] for row in document["rows"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

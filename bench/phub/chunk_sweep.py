@@ -1,0 +1,63 @@
+"""chunk_sweep: the time of one push_pull against the size of its chunks and the number of its queue pairs (PHub,
+section 4.6 and figure 16), and of both ways to use several NICs (section 4.5).
+
+One exchange for each, all in the same processes in turns. Where memory is mapped a push is one event for each core that
+owns some of the key, whatever the chunks, and a core's chunks of a key lie together. What is left: small chunks deal
+more evenly, and each costs the bookkeeping of a row. Over RDMA each core has a queue pair to every worker.
+"""
+
+import argparse
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from bench.common import models, plots
+from bench.common.harness import Bench, Benchmark, Contender, main, nbytes
+from bench.common.rows import Row
+from bench.common.training import Job
+from bench.ops.push_pull import exchange, several
+
+KIB, MIB = 1 << 10, 1 << 20
+CHUNKS = [KIB << shift for shift in range(2, 13)]  # 4 KiB to 4 MiB
+
+
+def contenders(bench: Bench, size: int) -> Sequence[Contender]:
+    options = bench.options
+    job = Job(bench, models.flat(size).keys, options.agg_iters or several(size))
+    return [
+        exchange(job, name, chunk, cores=cores, affinity=affinity)
+        for affinity, cores, chunk in product(options.affinity, options.cores, options.chunks)
+        if bench.wanted(name := plots.chunk_name(chunk, cores, affinity))
+    ]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--chunks", type=lambda text: [nbytes(part) for part in text.split(",")], default=CHUNKS, help="e.g. 4K,32K,4M"
+    )
+    parser.add_argument(
+        "--cores", type=lambda text: [int(part) for part in text.split(",")], default=[0],
+        help="cores of each server, each with a queue pair to every worker, e.g. 1,2,4; 0: as many as can be spared",
+    )  # fmt: skip
+    parser.add_argument(
+        "--affinity", type=lambda text: text.split(","), default=["key"],
+        help="how several NICs are used, key,worker: one of each core, or one of each pair of ranks",
+    )  # fmt: skip
+
+
+def draw(document: Row, path: Path) -> bool:
+    return plots.figure(path, [lambda axis: plots.sweep(axis, document)], plots.title(document))
+
+
+BENCHMARK = Benchmark(
+    name="chunk_sweep",
+    about="push_pull of one flat buffer by chunks of different sizes.",
+    dtype="float32",
+    contenders=contenders,
+    defaults={"minbytes": 32 * MIB, "maxbytes": 32 * MIB, "iters": 2, "agg_iters": 0},
+    options=options,
+    draw=draw,
+)
+
+if __name__ == "__main__":
+    main(BENCHMARK)

@@ -1,0 +1,207 @@
+"""The ranks of bench.poseidon that train on scikit-learn's digits at 32 x 32 (Poseidon, figures 9 and 11). Needs torch.
+
+Figure 9 has a small ResNet in the place of ResNet-152, and figure 11 CIFAR-10 quick as it is. Each rank has a batch of
+its own; all ranks together take the samples in the order in which one process with their whole batch takes them.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hpcomm
+import hpcomm.torch
+from bench.common.rows import Row
+from bench.poseidon.systems import ACCURACY, CONVERGENCE
+from bench.poseidon.table import AUTO, ONE_BIT
+from bench.torch.step import Group
+from bench.torch.ways import differing
+
+SIDE, CLASSES, TESTS = 32, 10, 360
+MOMENTUM = 0.9
+RESNET_BATCH, RESNET_RATE = 16, 0.02  # of a rank; the rate grows with the ranks, as the whole batch does
+QUICK_BATCH, QUICK_RATE = 25, 0.01  # the batch of table 3, 100, over four ranks
+EVERY = 10  # iterations from test to test
+CHECKED = 3  # steps until parameters are compared with those of one process; rounding errors grow with every step
+TOLERANCE = 0.05  # see bench.torch.ways.differing
+ONE_PROCESS = "one process"
+
+
+class Residual(nn.Module):
+    """ResNet's basic block. Its normalization is by groups of channels, as that over a batch depends on its size."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(inputs, outputs, 3, stride, 1), nn.Conv2d(outputs, outputs, 3, 1, 1)
+        self.norms = nn.ModuleList(nn.GroupNorm(4, outputs) for _ in range(2))
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(y)) + self.shortcut(x))
+
+
+def resnet() -> nn.Sequential:
+    blocks = [Residual(16, 16, 1), Residual(16, 32, 2), Residual(32, 64, 2)]
+    stem = [nn.Conv2d(3, 16, 3, 2, 1), nn.GroupNorm(4, 16), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
+
+
+def cifar10_quick() -> nn.Sequential:
+    """Caffe's: 145,578 parameters."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 5, 1, 2), nn.MaxPool2d(3, 2, ceil_mode=True), nn.ReLU()),
+        *(nn.Conv2d(32, 32, 5, 1, 2), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True)),
+        *(nn.Conv2d(32, 64, 5, 1, 2), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True)),
+        *(nn.Flatten(), nn.Linear(1024, 64), nn.Linear(64, CLASSES)),
+    )
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images of three equal channels, and their classes."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    @classmethod
+    def load(cls, seed: int) -> "Digits":
+        from sklearn.datasets import load_digits  # noqa: PLC0415
+
+        images, shown = load_digits(return_X_y=True)
+        order = np.random.default_rng(seed).permutation(len(shown))
+        large = np.kron(images.reshape(-1, 1, 8, 8), np.ones((1, 3, SIDE // 8, SIDE // 8)))
+        x = torch.from_numpy((large[order] / 8 - 1).astype(np.float32))
+        y = torch.from_numpy(shown[order])
+        return cls(x[TESTS:], y[TESTS:], x[:TESTS], y[:TESTS])
+
+    def order(self, epoch: int) -> Tensor:
+        return torch.randperm(len(self.y), generator=torch.Generator().manual_seed(epoch))
+
+
+@dataclass
+class Training:
+    """One model, trained by ranks that each take a part of a batch."""
+
+    model: nn.Module
+    data: Digits
+    rate: float
+    batch: int
+    part: int = 0
+    parts: int = 1
+    wrap: Callable[[torch.optim.Optimizer, nn.Module], Any] | None = None
+    losses: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        plain = torch.optim.SGD(self.model.parameters(), self.rate, MOMENTUM)
+        self.optimizer: Any = plain if self.wrap is None else self.wrap(plain, self.model)
+        self.steps = 0
+
+    @property
+    def in_epoch(self) -> int:
+        return len(self.data.y) // (self.batch * self.parts)
+
+    def step(self) -> None:
+        epoch, at = divmod(self.steps, self.in_epoch)
+        if at == 0:
+            self.order = self.data.order(epoch)
+        first = (at * self.parts + self.part) * self.batch
+        chosen = self.order[first : first + self.batch]
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(self.data.x[chosen]), self.data.y[chosen])
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(float(loss.detach()))
+        self.steps += 1
+
+    def parameters(self) -> list[Tensor]:
+        if self.wrap is not None:
+            self.optimizer.wait()
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def missed(self) -> int:
+        """Images of this part of the test set that the model takes for others."""
+        self.parameters()
+        x, y = self.data.test_x[self.part :: self.parts], self.data.test_y[self.part :: self.parts]
+        with torch.no_grad():
+            return int((self.model(x).argmax(1) != y).sum())
+
+
+class Trainings(Group):
+    def rows(self, group: str) -> list[Row]:
+        """[] on all ranks but 0."""
+        self.data = Digits.load(self.options.seed)
+        torch.manual_seed(self.options.seed)
+        return self.accuracy() if group == ACCURACY else self.one_bit()
+
+    def wrap(self, scheme: str) -> Callable[[torch.optim.Optimizer, nn.Module], Any]:
+        return lambda plain, model: hpcomm.torch.DistributedOptimizer(plain, self.ctx, model, scheme=scheme)
+
+    def error(self, training: Training) -> float:
+        """Of the test set, over all ranks."""
+        return float(sum(self.comm.allgather(training.missed())) / TESTS)
+
+    def accuracy(self) -> list[Row]:
+        first, size, rate = resnet(), self.size, RESNET_RATE * self.size
+        own = Training(copy.deepcopy(first), self.data, rate, RESNET_BATCH, self.rank, size, self.wrap(AUTO))
+        errors, seconds, early = list[float](), 0.0, list[Tensor]()
+        for epoch in range(self.options.epochs):
+            began = time.perf_counter()
+            for _ in range(own.in_epoch):
+                own.step()
+                early = own.parameters() if own.steps == CHECKED else early
+            seconds += time.perf_counter() - began
+            errors.append(self.error(own))
+            self.tell((epoch + 1) / self.options.epochs / 2)
+        own.optimizer.close()
+        if self.options.plant:
+            early[0] += 1.0
+        row = {"group": ACCURACY, "hosts": size, "batch": RESNET_BATCH * size, "rate": rate}
+        rows = [{**row, "name": AUTO, "errors": errors, "seconds": seconds, "wrong": 0}]
+        if self.rank == 0:
+            peer = Training(copy.deepcopy(first), self.data, rate, RESNET_BATCH * size)
+            rows.append({**row, "name": ONE_PROCESS, **self.alone(peer, early, first), "wrong": 0})
+            rows[0]["wrong"] = rows[1].pop("differing")
+        self.meet()
+        return rows if self.rank == 0 else []
+
+    def alone(self, peer: Training, early: list[Tensor], first: nn.Module) -> Row:
+        """A training of the whole batches, while the other ranks sleep."""
+        errors, seconds, wrong = list[float](), 0.0, 0
+        for _ in range(self.options.epochs):
+            began = time.perf_counter()
+            for _ in range(peer.in_epoch):
+                peer.step()
+                if peer.steps == CHECKED:
+                    start = [parameter.detach() for parameter in first.parameters()]
+                    wrong = differing(early, peer.parameters(), start, TOLERANCE)
+            seconds += time.perf_counter() - began
+            errors.append(peer.missed() / TESTS)
+        return {"errors": errors, "seconds": seconds, "differing": wrong}
+
+    def one_bit(self) -> list[Row]:
+        first, rows = cifar10_quick(), list[Row]()
+        for i, (name, scheme) in enumerate(((AUTO, "auto"), (ONE_BIT, "1bit"))):
+            own = Training(
+                copy.deepcopy(first), self.data, QUICK_RATE, QUICK_BATCH, self.rank, self.size, self.wrap(scheme)
+            )
+            errors, began = list[tuple[int, float]](), time.perf_counter()
+            for step in range(1, self.options.iterations + 1):
+                own.step()
+                if step % EVERY == 0 or step == self.options.iterations:
+                    errors.append((step, self.error(own)))
+                    self.tell((i + step / self.options.iterations) / 2)
+            seconds = time.perf_counter() - began
+            own.optimizer.close()
+            losses = np.mean(self.comm.allgather(own.losses), axis=0).tolist()
+            row = {"group": CONVERGENCE, "hosts": self.size, "batch": QUICK_BATCH * self.size, "name": name, "wrong": 0}
+            rows.append({**row, "losses": losses, "errors": errors, "seconds": seconds})
+        return rows if self.rank == 0 else []

@@ -1,0 +1,1 @@
+"""Training steps with PyTorch beside DDP over Gloo."""

@@ -1,0 +1,347 @@
+"""torch.step: a training step by hpcomm.torch, beside plain torch without an exchange and DDP over Gloo.
+
+One mpirun for each number of ranks trains each model in all ways. They have the same first weights and batches and one
+torch thread a rank, and take turns in blocks of a few steps. --ways: alone, DDP over Gloo, hpcomm with
+apply="step" and overlap=True, with apply="backward", and as it is by default, where step() waits.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from mpi4py import MPI
+
+import hpcomm
+from bench.common.harness import as_rank, has_torch
+from bench.common.launch import attend, cores, launched, launcher
+from bench.common.options import add_output, add_quick, write
+from bench.common.rows import Row
+from bench.common.training import processor
+from bench.torch import table as torch_table
+from bench.torch.table import LOADED
+
+if TYPE_CHECKING:
+    from bench.torch.models import Task
+    from bench.torch.ways import Way
+
+MODELS = ("mlp3", "mlp38", "resnet18", "transformer", "vgg")  # bench/torch/models.py
+CHECKED = 3  # steps until the ways are compared; rounding errors grow with every step
+LEAST = 0.25  # seconds of a block
+UNABLE = 77  # the exit status of what the machine cannot run
+LIMIT = 3600.0  # seconds of one group of ranks
+WORDS = 20  # bytes of a way for each of its parameters: itself, gradient, momentum, a copy or two
+RANK_BYTES = 0.5e9  # of torch and its activations
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python -m bench.torch.step", description=__doc__.partition("\n")[0])
+    p.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}; comma-separated")
+    p.add_argument("--ranks", default="1,2,4", help="numbers of ranks, a group each; under mpirun its own counts")
+    p.add_argument("--ways", default="", help="names that contain one of these, comma-separated; default: all")
+    p.add_argument(
+        "--steps", type=int, default=5, help=f"timed steps of a block, more where it takes less than {LEAST} s"
+    )
+    p.add_argument("-N", "--run_cycles", type=int, default=9, help="alternated cycles: the ways take turns")
+    p.add_argument("--tail", type=int, default=3, help="more steps of a block, in which the tail is timed")
+    p.add_argument("--fused", action="store_true", help="plain torch and DDP use torch's fused SGD")
+    p.add_argument("--neighbour", action="store_true", help="each block also beside a process that loads one CPU")
+    p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"), help="hpcomm's; default: the best")
+    p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
+    add_quick(p, "two small models, one cycle")
+    add_output(p, "table")
+    options = p.parse_args(arguments)
+    if options.quick:
+        options.models, options.run_cycles, options.steps, options.tail = "mlp3,transformer", 1, 2, 1
+    options.models = [word.strip() for word in options.models.split(",") if word.strip()]
+    unknown = set(options.models) - set(MODELS)
+    if unknown:
+        p.error(f"--models: there is no {', '.join(sorted(unknown))}")
+    try:
+        options.ranks = [int(word) for word in options.ranks.split(",")]
+    except ValueError:
+        p.error(f"--ranks: {options.ranks!r} are no numbers")
+    if min(options.ranks) < 1 or options.steps < 1 or options.run_cycles < 1 or options.tail < 0:
+        p.error("--ranks, --steps and --run_cycles must be 1 or more, --tail 0 or more")
+    return options
+
+
+# ---- a rank ----------------------------------------------------------------------------------------------------------
+
+
+class Trainer(Protocol):
+    """A way of bench.torch.ways, or what takes its place."""
+
+    def step(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def watch(self) -> AbstractContextManager[list[float]]: ...
+
+
+@contextmanager
+def neighbour() -> Iterator[None]:
+    """A process of somebody else's that keeps the first CPU of this rank busy."""
+    cpu = min(os.sched_getaffinity(0))
+    burns = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", burns], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()  # it is at it
+            yield
+        finally:
+            process.kill()
+
+
+def meet(comm: MPI.Intracomm) -> None:
+    """A barrier whose waiters sleep: they leave the cores to those who still work."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-3)
+
+
+@dataclass
+class Block:
+    """What a rank measured of a few steps of one way, in seconds.
+
+    Attributes:
+        steps: from the start of each to the start of the next.
+        processor: of all threads of this rank, for a step.
+        tails: see bench.torch.ways.Way.watch.
+    """
+
+    steps: list[float]
+    processor: float
+    tails: list[float]
+
+
+class Group:
+    """The ranks of one mpirun, in one process group of torch's and one context of hpcomm's."""
+
+    def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
+        self.options, self.ctx, self.comm, self.done = options, ctx, MPI.COMM_WORLD, 0.0
+        self.rank, self.size = ctx.rank, ctx.size
+
+    def meet(self) -> None:
+        meet(self.comm)
+
+    def tell(self, part: float) -> None:
+        """How much of a model is done."""
+        if self.rank == 0 and self.options.progress is not None:
+            self.options.progress.write_text(f"{self.done + part / len(self.options.models):.4f}")
+
+    def wanted(self, name: str) -> bool:
+        """Is it one of --ways?"""
+        parts = [part.strip().lower() for part in self.options.ways.split(",") if part.strip()]
+        return not parts or any(part in name.lower() for part in parts)
+
+    def model(self, key: str) -> list[Row]:
+        """The rows of one model; [] on all ranks but 0."""
+        from bench.torch import models as torch_models  # noqa: PLC0415 - it needs torch
+        from bench.torch import ways as torch_ways  # noqa: PLC0415 - it needs torch
+
+        case = torch_models.CASES[key]
+        names = [name for name in torch_ways.NAMES if self.wanted(name)]
+        rule = torch_ways.fused if self.options.fused else torch_ways.plain
+        ways = [torch_ways.make(name, case, self.ctx, rule) for name in names]
+        parameters = torch_models.count(ways[0].model)
+        wrong = self.check(ways, case)
+        models = [key, key + LOADED] if self.options.neighbour else [key]
+        each: dict[str, list[list[Block]]] = {model: [[] for _ in ways] for model in models}
+        steps = self.options.steps
+        for cycle in range(-1, self.options.run_cycles):
+            for model in models:
+                with neighbour() if model != key and self.rank == 0 else nullcontext():
+                    for k in range(len(ways)):
+                        at = (k + max(0, cycle)) % len(ways)  # nobody always comes behind the same
+                        block = self.block(ways[at], steps, self.options.tail)
+                        if cycle >= 0:
+                            each[model][at].append(block)
+                        elif at == 0 and model == key:
+                            steps = self.comm.bcast(max(steps, round(LEAST / statistics.median(block.steps))))
+                    self.meet()
+            self.tell((cycle + 2) / (self.options.run_cycles + 1))
+        gathered = self.comm.gather((each, wrong))
+        for way in ways:
+            way.close()
+        if gathered is None:
+            return []
+        found = []
+        for model in models:
+            for k, name in enumerate(names):
+                row = {"model": model, "title": case.title, "parameters": parameters, "ranks": self.size, "name": name}
+                row |= {"role": torch_ways.ROLES[name], "steps": steps}
+                row |= measured([rank[0][model][k] for rank in gathered])
+                found.append({**row, "wrong": sum(rank[1][k] for rank in gathered)})
+        return found
+
+    def check(self, ways: Sequence["Way"], task: "Task") -> list[int]:
+        """Trains each way for one step, and then some more; how many parameters differ from DDP's. With one rank alone
+        counts, too."""
+        from bench.torch import models as torch_models  # noqa: PLC0415
+        from bench.torch import ways as torch_ways  # noqa: PLC0415
+
+        first = [parameter.detach() for parameter in task.model().parameters()]
+        order = sorted(range(len(ways)), key=lambda k: ways[k].name != torch_ways.DDP)
+        wrong = [0] * len(ways)
+        for steps, tolerance in ((1, torch_models.TOLERANCE), (CHECKED - 1, task.tolerance)):
+            expected = None
+            for k in order:
+                self.meet()
+                for _ in range(steps):
+                    ways[k].step()
+                if ways[k].name == torch_ways.ALONE and self.size > 1:
+                    continue
+                found = ways[k].parameters()
+                expected = expected or found
+                if self.options.plant and self.rank == 0 and steps > 1 and ways[k].name != torch_ways.DDP:
+                    found[0] += 1.0
+                wrong[k] += torch_ways.differing(found, expected, first, tolerance)
+        return wrong
+
+    def block(self, way: "Trainer", steps: int, tails: int) -> Block:
+        """The first step is left out."""
+        self.meet()
+        clock = time.perf_counter
+        way.step()
+        used, starts = processor(), [clock()]
+        for _ in range(steps):
+            way.step()
+            starts.append(clock())
+        used = processor() - used
+        with way.watch() if tails else nullcontext(list[float]()) as tail:
+            for _ in range(tails + 1 if tails else 0):
+                way.step()
+        way.wait()
+        return Block([after - before for before, after in pairwise(starts)], used / steps, tail)
+
+
+def measured(ranks: Sequence[Sequence[Block]]) -> Row:
+    """The times of a way, as parts of its row. ranks: blocks by rank and cycle."""
+    found: Row = torch_table.times([[block.steps for block in rank] for rank in ranks])
+    found["processor"] = [statistics.median(block.processor for block in cycle) for cycle in zip(*ranks, strict=True)]
+    if ranks[0][0].tails:
+        found["tail"] = torch_table.times([[block.tails for block in rank] for rank in ranks])
+    return found
+
+
+def group(options: argparse.Namespace) -> int:
+    """The program of a rank; 0 if no parameter was wrong."""
+    import torch  # noqa: PLC0415 - the parent of all groups does without
+
+    from bench.torch.ways import gloo  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    left_out: list[str] = []
+    facts: Row = {}
+    with hpcomm.init(MPI.COMM_WORLD, transport=options.transport or None) as ctx, gloo(MPI.COMM_WORLD):
+        here = Group(options, ctx)
+        for i, key in enumerate(options.models):
+            here.done = i / len(options.models)
+            missing = here.comm.bcast(too_large(key, ctx.size))
+            if missing:
+                left_out.append(missing)
+                continue
+            rows += here.model(key)
+            gc.collect()
+        transports = sorted({peer.transport for peer in ctx.peers} - {"self"})
+        facts = {
+            "benchmark": "torch.step",
+            "cores": cores(),
+            "transport": ",".join(transports),
+            "hpcomm": hpcomm.__version__,
+            "torch": torch.__version__,
+            "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
+            "options": {
+                name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()
+            },
+        }
+    wrong = MPI.COMM_WORLD.bcast(sum(row["wrong"] for row in rows))
+    if MPI.COMM_WORLD.rank == 0:
+        document = {**facts, "left_out": left_out, "rows": rows}
+        write(options, json.dumps(document, indent=1))
+        if options.output_file is None:
+            show(document, options)
+    return 1 if wrong else 0
+
+
+def too_large(key: str, ranks: int) -> str:
+    """Why a model is left out, or empty."""
+    from bench.summary import memory  # noqa: PLC0415
+    from bench.torch import models as torch_models  # noqa: PLC0415
+    from bench.torch import ways as torch_ways  # noqa: PLC0415
+
+    parameters = torch_models.count(torch_models.CASES[key].model())
+    needed = ranks * (len(torch_ways.NAMES) * WORDS * parameters + RANK_BYTES) / 2**30
+    free = memory()
+    return f"{key} with {ranks} ranks left out: it needs {needed:.1f} GiB, {free:.1f} are free" if needed > free else ""
+
+
+# ---- all groups ------------------------------------------------------------------------------------------------------
+
+
+def show(document: Row, options: argparse.Namespace, table: bool = True) -> None:
+    """table: False: its rows have been printed."""
+    if options.json:
+        print(json.dumps(document, indent=1))
+        return
+    print("\n".join([*(torch_table.rows(document) if table else []), *torch_table.verdicts(document)]))
+    for note in document["left_out"]:
+        print(f"# {note}")
+    wrong = sum(row["wrong"] for row in document["rows"])
+    print(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}", flush=True)
+    if options.plot is not None:
+        torch_table.draw(document, options.plot)
+
+
+def groups(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Starts one group after another, and tells of all together."""
+    whole: Row = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in options.ranks:
+            output = Path(folder, "group.json")
+            output.unlink(missing_ok=True)
+            # The last -J and --plot count.
+            command = [*launcher(ranks, transport=options.transport), "bench.torch.step", *given, "-J", str(output)]
+            status = attend(command, f"torch.step, {ranks} ranks", quiet=options.json, limit=LIMIT)
+            if not output.exists():
+                print(f"torch.step: the group of {ranks} ranks ended with status {status}, no figures", file=sys.stderr)
+                return status or 2
+            found = json.loads(output.read_text(encoding="utf-8"))
+            if not options.json:
+                print("\n".join(torch_table.rows(found, head=not whole)), flush=True)
+            whole = whole or {**found, "rows": [], "left_out": []}
+            whole["rows"] += found["rows"]
+            whole["left_out"] += found["left_out"]
+    whole["options"]["ranks"] = options.ranks
+    write(options, json.dumps(whole, indent=1))
+    show(whole, options, table=False)
+    return 1 if any(row["wrong"] for row in whole["rows"]) else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = options_of(given)
+    if not has_torch():
+        print("torch.step: torch is missing: pip install 'torch>=2.4'", file=sys.stderr)
+        return UNABLE
+    if not launched():
+        os.environ["OMP_NUM_THREADS"] = "1"
+        return groups(options, given)
+    return as_rank(lambda: group(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""The ways to train that torch.step and torch.hosts compare: plain torch, DDP over Gloo, and hpcomm.torch.
+
+Each has a model of its own with the same first weights, and one of torch's optimizers. They take the same batches.
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import hpcomm
+from bench.torch.models import Batch, Task
+
+MOMENTUM = 0.9
+EPSILON = 1e-4  # AdamW's: torch's 1e-8 would let a rounding error in a zero gradient move a weight by a whole step
+ALONE, DDP = "alone", "DDP over Gloo"
+STEP, BACKWARD, WAITS = "hpcomm, step", "hpcomm, backward", "hpcomm, waits"  # the last one by default, without overlap
+NAMES = (ALONE, DDP, STEP, BACKWARD, WAITS)
+ROLES = {ALONE: "bound", DDP: "peer", STEP: "hpcomm", BACKWARD: "hpcomm", WAITS: "hpcomm"}
+Loss = Callable[[Tensor, Tensor], Tensor]
+Rule = Callable[[Iterator[nn.Parameter], float], torch.optim.Optimizer]  # of parameters and a learning rate
+
+
+def plain(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM)
+
+
+def fused(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM, fused=True)
+
+
+def adamw(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=rate, eps=EPSILON, fused=True)
+
+
+class Way:
+    """Plain torch on this rank alone; a subclass exchanges."""
+
+    name = ALONE
+
+    def __init__(self, case: Task, batches: Sequence[Batch], rule: Rule = plain, loss: Loss = cross_entropy) -> None:
+        self.model, self.batches, self.loss, self.steps = case.model(), batches, loss, 0
+        self.called = self.model
+        self.optimizer = rule(self.model.parameters(), case.rate)
+
+    def step(self) -> None:
+        """What a trainer writes. What it leaves under way may end in the next step."""
+        x, y = self.batches[self.steps % len(self.batches)]
+        self.optimizer.zero_grad()
+        self.loss(self.called(x), y).backward()
+        self.update()
+        self.steps += 1
+
+    def update(self) -> None:
+        self.optimizer.step()
+
+    def wait(self) -> None:
+        """Until the parameters are those after the last step."""
+
+    def close(self) -> None:
+        """Collective."""
+
+    def parameters(self) -> list[Tensor]:
+        self.wait()
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    @contextmanager
+    def watch(self) -> Iterator[list[float]]:
+        """Fills the list with the seconds from the last gradient of a backward pass until the first layer of the next
+        forward pass runs. Its hooks stand behind all others of the same layer."""
+        tails, last = list[float](), 0.0
+
+        def gradient(_: Tensor) -> None:
+            nonlocal last
+            last = time.perf_counter()
+
+        def forward(*_: object) -> None:
+            nonlocal last
+            if last:
+                tails.append(time.perf_counter() - last)
+                last = 0.0
+
+        first = next(module for module in self.model.modules() if list(module.parameters(recurse=False)))
+        hooks = [parameter.register_post_accumulate_grad_hook(gradient) for parameter in self.model.parameters()]
+        hooks.append(first.register_forward_pre_hook(forward))
+        try:
+            yield tails
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class OverGloo(Way):
+    """DistributedDataParallel with its fastest settings that change nothing else: gradients lie in its buckets, and
+    BatchNorm's buffers stay each rank's own, as they do beside it."""
+
+    name = DDP
+
+    def __init__(
+        self,
+        case: Task,
+        batches: Sequence[Batch],
+        rule: Rule = plain,
+        loss: Loss = cross_entropy,
+        bucket: float | None = None,
+    ) -> None:
+        """bucket: MB of one; None: DDP's own."""
+        super().__init__(case, batches, rule, loss)
+        with warnings.catch_warnings():  # torch 2.13 has another name for it, which 2.4 does not know
+            warnings.simplefilter("ignore", FutureWarning)
+            self.called = nn.parallel.DistributedDataParallel(
+                self.model, gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=bucket
+            )
+
+
+class ByHpcomm(Way):
+    """name: STEP, BACKWARD or WAITS."""
+
+    def __init__(
+        self,
+        case: Task,
+        batches: Sequence[Batch],
+        ctx: hpcomm.Context,
+        name: str,
+        rule: Rule = plain,
+        loss: Loss = cross_entropy,
+    ) -> None:
+        import hpcomm.torch  # noqa: PLC0415 - the other ways do without
+
+        self.name = name
+        super().__init__(case, batches, rule, loss)
+        self.wrapped = hpcomm.torch.DistributedOptimizer(
+            self.optimizer, ctx, self.model, apply="backward" if name == BACKWARD else "step", overlap=name != WAITS
+        )
+        self.optimizer = self.wrapped
+
+    def wait(self) -> None:
+        self.wrapped.wait()
+
+    def close(self) -> None:
+        self.wrapped.close()
+
+
+def make(name: str, case: Task, ctx: hpcomm.Context, rule: Rule = plain, loss: Loss = cross_entropy) -> Way:
+    """One of NAMES."""
+    batches = case.batches(ctx.rank)
+    if name == ALONE:
+        return Way(case, batches, rule, loss)
+    if name == DDP:
+        return OverGloo(case, batches, rule, loss)
+    return ByHpcomm(case, batches, ctx, name, rule, loss)
+
+
+def differing(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequence[Tensor], tolerance: float) -> int:
+    """Elements that are not those expected up to rounding, or that are no numbers. tolerance: of the way that the
+    farthest element of a tensor has gone."""
+    wrong = 0
+    for own, theirs, first in zip(found, expected, start, strict=True):
+        limit = tolerance * (theirs - first).abs().max() + 4 * torch.finfo(theirs.dtype).eps * theirs.abs().max()
+        wrong += int((~((own - theirs).abs() <= limit)).sum())
+    return wrong
+
+
+# ---- Gloo ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def gloo(comm: MPI.Intracomm, interface: str = "", address: str = "") -> Iterator[None]:
+    """torch's process group of these ranks: over loopback, or over an interface, where rank 0 has this address."""
+    folder, store = None, None
+    if interface:
+        port = 0
+        if comm.rank == 0:
+            with socket.create_server((address, 0)) as free:
+                port = free.getsockname()[1]
+        store = f"tcp://{address}:{comm.bcast(port)}"
+    else:
+        folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+        store = f"file://{folder}/gloo"
+    os.environ["GLOO_SOCKET_IFNAME"] = interface or "lo"
+    dist.init_process_group("gloo", init_method=store, rank=comm.rank, world_size=comm.size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        if folder is not None and comm.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
