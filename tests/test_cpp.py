@@ -484,7 +484,7 @@ def test_the_mpi_header_is_c_and_cxx(tmp_path: Path, mpi_bin: Path, wrapper: str
     run(mpi_bin / wrapper, f"-std={standard}", *STRICT, "-I", info("--include-dir"), "-c", source, "-o", tmp_path / "o")
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["ring", "hub", "several"])
+@pytest.mark.parametrize("which", [0, 1, 2, 3], ids=["ring", "hub", "several", "pairs"])
 def test_the_programs_of_the_how_to_run(tmp_path: Path, mpi_bin: Path, which: int) -> None:
     tool("c++")
     source, program = tmp_path / "program.cpp", tmp_path / "program"

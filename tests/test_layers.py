@@ -75,6 +75,7 @@ VECTORS = {"reals", "words"}
 # Installed headers.
 PUBLIC = """
 hpcomm.hpp
+factors.hpp
 exchange.hpp
 plan.hpp queue.hpp scheme.hpp window.hpp
 context.hpp

@@ -156,6 +156,21 @@ class Report {
         return status == HPC_OK;
     }
 
+    // The failure of a call that a header refuses by itself; C has no record of it. op is a literal.
+    void refuse(const char *op, const std::string &sentence) const {
+        if (code_ != nullptr) {
+            code_->assign(HPC_ERR_INVALID, category());
+            return;
+        }
+        hpc_error error{};
+        error.status = HPC_ERR_INVALID;
+        error.message = sentence.c_str();
+        error.op = op;
+        error.transport = "";
+        error.peer = -1;
+        throw_error(error);
+    }
+
   private:
     std::error_code *code_ = nullptr;
 };
