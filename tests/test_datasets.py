@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -45,13 +45,16 @@ TEXTS = {"alt.atheism": ["a god", "no god \xe9"], "sci.space": ["a moon and a st
 class Python2(pickle._Pickler):
     """Writes str and bytes as Python 2 did, which made the batches of CIFAR-10."""
 
+    write: Callable[[bytes], object]
+    memoize: Callable[[object], object]
+
     def save_string(self, text: str | bytes) -> None:
         raw = text.encode() if isinstance(text, str) else text
         size = b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + len(raw).to_bytes(4, "little")
         self.write(size + raw)
         self.memoize(text)
 
-    dispatch = {**pickle._Pickler.dispatch, str: save_string, bytes: save_string}  # noqa: RUF012
+    dispatch: ClassVar[Any] = {**pickle._Pickler.dispatch, str: save_string, bytes: save_string}
 
 
 def pickled(value: object) -> bytes:
@@ -88,9 +91,7 @@ def news(folder: Path) -> None:
 
 
 def rcv1(folder: Path, packed: str = "", kinds: str = "binary", train: str = MORE, test: str = MORE) -> None:
-    pack: Callable[[bytes], bytes] = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[
-        packed
-    ]
+    pack = PACKED[packed]
     (folder / f"rcv1_train.{kinds}{packed}").write_bytes(pack(train.encode()))
     (folder / f"rcv1_test.{kinds}{packed}").write_bytes(pack(test.encode()))
 
@@ -145,6 +146,8 @@ def test_newsgroups_are_hashed_words_of_both_folders(tmp_path: Path) -> None:
     x, test_x = read.x.toarray(), read.test_x.toarray()
     np.testing.assert_array_equal(test_x, x[[0, 2]])  # the same texts, by weights of the first folder
     np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, rtol=1e-5)
+    rare, common = (np.log(6 / (1 + texts)) + 1 for texts in (1, 2))  # "no" is in one of five texts, "god" in two
+    np.testing.assert_allclose(np.sort(x[1])[-3:] / x[1].max(), [common / rare, 1, 1], rtol=1e-5)
     assert np.count_nonzero(x, axis=1).tolist() == [1, 3, 5, 5, 3]  # words of two letters and more, and their pairs
 
 
@@ -235,6 +238,13 @@ DAMAGED: list[tuple[str, str, bytes | None, str]] = [  # set, file, its content,
     ),
     ("rcv1", "rcv1_train.binary", b"", "is no svmlight file: it has no rows; RCV1, .* from https://.*libsvmtools"),
     ("rcv1", "rcv1_test.binary", b"words\n", "is no svmlight file: .* from https://.*libsvmtools"),
+    ("rcv1.xz", "rcv1_train.binary.xz", b"words", "is no svmlight file: .*libsvmtools"),
+    (
+        "rcv1.gz",
+        "rcv1_train.binary.gz",
+        gzip.compress(b"1 1:1")[:10] + b"\xff" * 20,
+        "is no svmlight file: .*libsvmtools",
+    ),
     *(
         (f"rcv1{packed}", f"rcv1_train.binary{packed}", pack(MORE.encode())[:-9], "is no svmlight file: .*libsvmtools")
         for packed, pack in PACKED.items()
@@ -287,15 +297,11 @@ def test_every_rank_hears_that_one_cannot_read(tmp_path: Path) -> None:
 
     def body(ctx: hpcomm.Context) -> list[str]:
         folder = tmp_path / ("here" if ctx.rank == 0 else "there")
-        found = []
-        for reading in (
-            lambda: flow_data.on_every_rank(ctx, lambda: flow_data.pictures(0, str(folder))),
-            lambda: factors_data.share(ctx, lambda: factors_data.of_folder(str(folder), 9, None, 0)),
-        ):
-            with pytest.raises(data.BadData) as raised:
-                reading()
-            found.append(str(raised.value))
-        return found
+        with pytest.raises(data.BadData) as of_pictures:
+            flow_data.on_every_rank(ctx, lambda: flow_data.pictures(0, str(folder)))
+        with pytest.raises(data.BadData) as of_rows:
+            factors_data.share(ctx, lambda: factors_data.of_folder(str(folder), 9, None, 0))
+        return [str(of_pictures.value), str(of_rows.value)]
 
     for pictures, rows in run_threads(2, body):
         assert re.match(rf"rank 1: {tmp_path}/there is no folder: it must hold one of data_batch_1", pictures)
