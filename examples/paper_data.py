@@ -310,7 +310,7 @@ def load(folder: str | Path, kind: str) -> Any:
     chosen, paths = find(Path(folder), kind)
     try:
         return chosen.load(paths)
-    except BadData as wrong:
+    except (BadData, OSError) as wrong:
         raise BadData(f"{wrong}; {chosen.name} is from {chosen.url}") from None
 
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ TEXTS = {"alt.atheism": ["a god", "no god \xe9"], "sci.space": ["a moon and a st
 
 
 class Python2(pickle._Pickler):
-    """Writes str and bytes as Python 2 did, which made the batches of CIFAR-10."""
+    """Writes str, bytes and flags as Python 2 and its NumPy did, which made the batches of CIFAR-10."""
 
     write: Callable[[bytes], object]
     memoize: Callable[[object], object]
@@ -54,7 +55,11 @@ class Python2(pickle._Pickler):
         self.write(size + raw)
         self.memoize(text)
 
-    dispatch: ClassVar[Any] = {**pickle._Pickler.dispatch, str: save_string, bytes: save_string}
+    def save_flag(self, flag: bool) -> None:
+        self.write(b"K" + bytes([flag]))
+
+    saved: ClassVar[Any] = {str: save_string, bytes: save_string, bool: save_flag}
+    dispatch: ClassVar[Any] = {**pickle._Pickler.dispatch, **saved}
 
 
 def pickled(value: object) -> bytes:
@@ -103,7 +108,9 @@ def rcv1(folder: Path, packed: str = "", kinds: str = "binary", train: str = MOR
 @pytest.mark.parametrize(("name", "binary"), [("cifar-10-batches-py", False), ("cifar-10-batches-bin", True)])
 def test_pictures_are_those_of_the_batches(tmp_path: Path, name: str, binary: bool, inside: bool) -> None:
     batches(tmp_path / name, binary)
-    read = data.load(tmp_path / name if inside else tmp_path, data.PICTURES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read = data.load(tmp_path / name if inside else tmp_path, data.PICTURES)
     assert (read.name, read.classes, read.x.dtype, read.y.dtype) == ("CIFAR-10", 10, np.uint8, np.int64)
     assert (read.x.shape, read.test_x.shape) == ((5 * EACH, 3, 32, 32), (EACH, 3, 32, 32))
     np.testing.assert_array_equal(read.x.reshape(5, EACH, 3072), PIXELS[:5])
@@ -278,6 +285,10 @@ def test_a_folder_must_hold_one_whole_set(tmp_path: Path) -> None:
     told = f"holds several data sets: CIFAR-10 for Python in {tmp_path}/{PY}, CIFAR-10, binary version in"
     with pytest.raises(data.BadData, match=told):
         data.load(tmp_path, data.PICTURES)
+    (tmp_path / PY / "data_batch_3").unlink()
+    (tmp_path / PY / "data_batch_3").mkdir()
+    with pytest.raises(data.BadData, match=r"Is a directory: .*data_batch_3'; CIFAR-10 for Python is from https://"):
+        data.load(tmp_path / PY, data.PICTURES)
     news(tmp_path)
     (tmp_path / data.NEWS[1]).rename(tmp_path / "else")
     with pytest.raises(data.BadData, match=r"20news-bydate-test is missing: 20 Newsgroups is from http://qwone\.com"):
