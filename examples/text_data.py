@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import paper_data
 from numpy.typing import NDArray
+from paper_data import BadData
 
 import hpcomm
 
@@ -22,10 +24,6 @@ TRAINED = 0.8  # the share of the rows that is trained on; the rest tests
 HEADER = 1 << 16  # bytes of what rank 0 tells all others first
 FEWEST = 100  # rows of either class, for a task that can be learnt
 FIELD = re.compile(r"^(Section|Description(?:-en)?): (.*)$", re.MULTILINE)
-
-
-class BadData(ValueError):
-    """What there is to read is no task; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -154,21 +152,20 @@ def packages(section: str, features: int, seed: int) -> Task | None:
     return Task(f"Debian packages of section {section} against all others", rows, tests)
 
 
-def svmlight(path: str, seed: int) -> Task:
-    """A file in svmlight's format, of two labels: the greater one is the positive class."""
-    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415 - takes a second
+def svmlight(path: str, features: int, seed: int) -> Task:
+    """A file in svmlight's format, or a folder of paper_data, of two labels: the greater one is the positive class.
 
-    try:
-        matrix, labels = load_svmlight_file(path, dtype=np.float32)
-    except (ValueError, OSError) as wrong:
-        raise BadData(f"{path} is no svmlight file: {wrong}") from None
-    kinds = np.unique(labels)
-    if len(kinds) != 2:
-        told = ", ".join(f"{kind:g}" for kind in kinds[:5]) + ", ..." * (len(kinds) > 5)
-        raise BadData(f"{path} has {len(kinds)} labels ({told}): there must be two")
-    rows = Rows.of_csr(matrix, labels == kinds[1])
+    The tests are those of the folder, or some of the rows where it has none.
+    """
+    read = paper_data.rows(path, features)
+    if read.classes != 2:
+        told = ", ".join(read.kinds[:5]) + ", ..." * (read.classes > 5)
+        raise BadData(f"{path} has {read.classes} labels ({told}): there must be two")
+    rows = Rows.of_csr(read.x, read.y == 1)
+    if len(read.test_y):
+        return Task(read.name, rows, Rows.of_csr(read.test_x, read.test_y == 1))
     train, test = split(len(rows), seed)
-    return Task(path, rows.take(train), rows.take(test))
+    return Task(read.name, rows.take(train), rows.take(test))
 
 
 def digits(seed: int) -> Task:
@@ -185,10 +182,10 @@ def read(path: str | None, section: str, features: int, seed: int) -> Task:
     """The task that is asked for.
 
     Raises:
-        BadData: the file or the section is no task of two classes.
+        BadData: the file, the folder or the section is no task of two classes.
     """
     if path is not None:
-        return svmlight(path, seed)
+        return svmlight(path, features, seed)
     return packages(section, features, seed) or digits(seed)
 
 

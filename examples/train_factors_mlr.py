@@ -10,6 +10,7 @@ vectors to each other, and each of them rebuilds the sum of the products.
 
 W is features x classes, so that a sample picks the rows of its features. With --classes-first W is classes x features,
 and the features of a sample scatter over all rows. Where apt's lists are missing, synthetic samples take their place.
+--data takes the rows of a folder: 20 Newsgroups, or svmlight files, which keep their own columns.
 """
 
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 try:
     import click
+    import paper_data
     from factors import data, job, mlr
 except ImportError as missing:
     sys.exit(f"{missing}; this demo needs: pip install click matplotlib numpy rich scikit-learn")
@@ -31,10 +33,11 @@ except ImportError as missing:
 @click.option("--samples", type=click.IntRange(1), help="At most; default: all.")
 @click.option("--classes-first", is_flag=True, help="W is classes x features.")
 @click.option("--l2", type=click.FloatRange(0), default=0.0, help="Of the squared weights, halved.")
+@paper_data.option(paper_data.ROWS)
 @job.options
-def main(features: int, samples: int | None, classes_first: bool, l2: float, **given: Any) -> None:
+def main(folder: str | None, features: int, samples: int | None, classes_first: bool, l2: float, **given: Any) -> None:
     job.run(
-        lambda seed: data.by_maintainer(features, samples, seed),
+        lambda seed: data.labelled(folder, features, samples, seed),
         lambda ctx, shared, plan: mlr.Regression(shared, classes_first, l2),
         **given,
     )

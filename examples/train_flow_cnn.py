@@ -5,6 +5,7 @@
 
 This is the third application of Parameter Flow (section 5.1, AlexNet). Five convolutions and three wide layers have 8.4
 million parameters, most of them in two of the wide layers. The digits of scikit-learn are made 32 x 32 pixels large.
+--data takes CIFAR-10 in their place, from a folder that every host has.
 """
 
 import os
@@ -12,10 +13,12 @@ import sys
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 try:
     import click
+    import paper_data
     from flow import cnn, data, job
 except ImportError as missing:
     sys.exit(
@@ -28,15 +31,17 @@ if TYPE_CHECKING:
     import hpcomm
 
 
-def make(ctx: "hpcomm.Context", small: bool, seed: int) -> "Model":
+def make(ctx: "hpcomm.Context", small: bool, seed: int, folder: str | None) -> "Model":
     width, channels = (64, (8, 8, 8, 8, 8)) if small else (2112, (16, 48, 64, 64, 112))
-    return cnn.Convolutional(data.pictures(seed), width, channels, seed)
+    pictures = data.on_every_rank(ctx, lambda: data.pictures(seed, folder))
+    return cnn.Convolutional(pictures, width, channels, seed)
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
+@paper_data.option(paper_data.PICTURES)
 @job.options
-def main(**given: Any) -> None:
-    job.run(make, **given)
+def main(folder: str | None, **given: Any) -> None:
+    job.run(partial(make, folder=folder), **given)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ and after every --period of them the average of the models of a rank and its in-
 graph and consistency after another on the same data, and draws accuracy against time and bytes sent (figures 5 to 10).
 
 The texts are what Debian's packages say of themselves (apt-cache dumpavail), and the task is to find those of one
-section; where apt's lists are missing, scikit-learn's handwritten digits take their place. --svmlight reads a file of
-one's own.
+section; where apt's lists are missing, scikit-learn's handwritten digits take their place. --data reads the data of the
+paper, RCV1 or webspam, from a folder, or any file in svmlight's format.
 """
 
 import os
@@ -32,6 +32,7 @@ try:
     import matplotlib
     import numba
     import numpy as np
+    import paper_data
     import text_data
     from numpy.typing import NDArray
     from rich.console import Console
@@ -446,7 +447,7 @@ def plot(runs: list[Run], title: str, target: float, path: str) -> None:
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
-@click.option("--svmlight", "path", type=click.Path(exists=True, dir_okay=False), help="A data set of two labels.")
+@click.option("--data", "--svmlight", "path", type=click.Path(), help="A file or folder of svmlight rows, two labels.")
 @click.option("--section", default="libs", help="Of Debian: which packages are to be found.")
 @click.option("--features", type=click.IntRange(1), default=1 << 17, help="Words and pairs of words, at the most.")
 @click.option("--graph", type=click.Choice(list(GRAPHS)), default="root_expander", help="Who sends to whom.")
@@ -490,7 +491,7 @@ def main(
         console = console_of(ctx.rank)
         try:
             task = text_data.share(ctx, lambda: text_data.read(path, section, features, seed))
-        except text_data.BadData as wrong:
+        except paper_data.BadData as wrong:
             if console is not None:
                 print(f"{os.path.basename(sys.argv[0])}: {wrong}", file=sys.stderr)
             sys.exit(2)

@@ -132,7 +132,7 @@ def test_files_that_are_no_task(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "file"
     path.write_text(text)
     with pytest.raises(data.BadData, match=told):
-        data.svmlight(str(path), 0)
+        data.svmlight(str(path), 9, 0)
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """asap.cnn: a convolutional network trained under NOTIFY-ACK, BSP, BARRIER and ASYNC (ASAP, section 6.2 and figure 9).
 
-Eight ranks compute gradients of a smaller examples/train_flow_cnn.py by torch, a few digits each, and average their
+Eight ranks compute gradients of a smaller examples/train_flow_cnn.py by torch, a few pictures each, and average their
 models over the complete graph after each step. The paper's BSP is a barrier that does not wait for the data, which is
 hpcomm's BARRIER. The ranks are on this machine (shm), and on eight hosts of one rank each, joined by links of 1 Gb/s
 (hosts; tests/cluster/hosts.py). The consistencies take turns in one process group; a cycle has a seed of its own.
@@ -25,7 +25,7 @@ import numpy as np
 import hpcomm
 from bench.common import plots
 from bench.common.launch import ROOT, attend, cores, launched, launcher, mpirun
-from bench.common.options import add_output, add_quick, write
+from bench.common.options import add_output, add_pictures, add_quick, write
 from bench.common.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -210,6 +210,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--rate", default="1gbit", help="rate of each host's link, as tc writes it")
     p.add_argument("--ranks", type=int, default=RANKS, help="number of ranks")
     p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"))
+    add_pictures(p)
     add_quick(p, "a small network, six steps, one cycle, shm")
     add_output(p, plot="curves")
     options = p.parse_args(arguments)

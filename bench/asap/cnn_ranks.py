@@ -143,7 +143,8 @@ def _wrong(ctx: hpcomm.Context, consistency: hpcomm.Consistency, last: Floats, i
 
 def rows(ctx: hpcomm.Context, options: argparse.Namespace) -> Iterator[Row]:
     """The chosen consistencies, one after the other. Collective."""
-    model = cnn.Convolutional(data.pictures(options.seed), options.width, options.channels, options.seed)
+    pictures = data.on_every_rank(ctx, lambda: data.pictures(options.seed, options.data))
+    model = cnn.Convolutional(pictures, options.width, options.channels, options.seed)
     batches = Batches(model.samples, ctx.size, options.batch, options.seed)
     plan = Plan(batches, options.steps, options.eta, options.decay, options.points)
     facts = {"model": model.name, "parameters": Shapes(model.start()).flat.size, "samples": model.samples}

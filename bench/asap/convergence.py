@@ -145,7 +145,7 @@ def measure(options: argparse.Namespace, chosen: Sequence[Setting]) -> dict[str,
                 command = launcher(RANKS)[:-1]
             command += [EXAMPLE, "--compare", setting.compared, "--delay", str(setting.delay), "--seed", str(cycle)]
             command += ["--epochs", str(options.epochs), "--json", str(output), "--plot", str(Path(folder, "plot.png"))]
-            command += ["--svmlight", str(options.svmlight)] if options.svmlight else []
+            command += ["--data", str(options.data)] if options.data else []
             status = attend(command, setting.key, quiet=True, bar=False, limit=LIMIT, tells=False, **start)
             if not output.exists():
                 raise SystemExit(f"{setting.key}: train_text_svm.py ended with status {status}, no figures")
@@ -185,7 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rate", default="1gbit", help="rate of each host's link, as tc writes it")
     parser.add_argument("--epochs", type=int, default=20, help="epochs of each training")
-    parser.add_argument("--svmlight", type=Path, help="a data set of two labels in place of Debian's packages")
+    parser.add_argument(
+        "--data",
+        "--svmlight",
+        type=Path,
+        help="a file or folder of svmlight rows of two labels, such as RCV1 or webspam, in place of Debian's packages",
+    )
     parser.add_argument(
         "-N", "--run_cycles", type=int, default=3, help="turns of all trainings, each with its own seed"
     )

@@ -1,7 +1,10 @@
 """Options that benchmarks with parsers of their own have in common. Needs neither MPI nor hpcomm."""
 
 import argparse
+import sys
 from pathlib import Path
+
+from bench.common.launch import ROOT
 
 
 def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress: bool = True) -> None:
@@ -12,6 +15,23 @@ def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress:
         parser.add_argument("--plot", type=Path, help=f"draw the {plot} into this file (needs matplotlib)")
     if progress:
         parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
+
+
+def pictures(text: str) -> str:
+    """The folder of --data, which must hold CIFAR-10."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import paper_data  # noqa: PLC0415 - examples is on the path by now
+
+    try:
+        paper_data.find(Path(text), paper_data.PICTURES)
+    except paper_data.BadData as wrong:
+        raise argparse.ArgumentTypeError(str(wrong)) from None
+    return text
+
+
+def add_pictures(parser: argparse.ArgumentParser) -> None:
+    """Real pictures in place of digits."""
+    parser.add_argument("--data", type=pictures, help="folder that holds CIFAR-10; default: scikit-learn's digits")
 
 
 def add_ranks(parser: argparse.ArgumentParser, ranks: int) -> None:

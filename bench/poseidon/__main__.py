@@ -15,7 +15,7 @@ Networks of these groups are lists of layers at a quarter of their width, which 
     methods   section 5.3: Adam's way and 1-bit.
     ranks     several ranks on each host.
 
-These groups train on scikit-learn's digits:
+These groups train on scikit-learn's digits, or by --data on CIFAR-10:
 
     accuracy  figure 9b: a small ResNet on 1, 2 and 4 hosts, the error by epoch.
     onebit    figure 11: CIFAR-10 quick on 4 hosts, exact and by 1-bit, the loss by iteration.

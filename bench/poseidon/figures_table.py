@@ -66,10 +66,14 @@ def promises(document: Row) -> Iterator[Promise]:
             yield Promise(what, span(step), f"{span(row['compute'])} computing", *linear(row), ASKED)
 
 
+def _data(rows: Sequence[Row]) -> str:
+    return str(rows[0].get("data", "digits"))
+
+
 def _accuracy(rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         return
-    yield f"\n# figure 9b: a small ResNet on digits, test error (%) by epoch. The paper: {SAID[ACCURACY]}"
+    yield f"\n# figure 9b: a small ResNet on {_data(rows)}, test error (%) by epoch. The paper: {SAID[ACCURACY]}"
     yield f"# {'hosts':>5}{'batch':>7}  {'who':<12}" + "".join(f"{i + 1:>6}" for i in range(len(rows[0]["errors"])))
     for row in rows:
         errors = "".join(f"{100 * error:>6.1f}" for error in row["errors"])
@@ -79,7 +83,7 @@ def _accuracy(rows: Sequence[Row]) -> Iterator[str]:
 def _one_bit(rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         return
-    yield f"\n# figure 11: CIFAR-10 quick on digits, {rows[0]['hosts']} hosts. The paper: {SAID[CONVERGENCE]}"
+    yield f"\n# figure 11: CIFAR-10 quick on {_data(rows)}, {rows[0]['hosts']} hosts. The paper: {SAID[CONVERGENCE]}"
     yield "# iteration  " + "".join(f"{row['name'] + ' loss':>14}{'error (%)':>12}" for row in rows)
     for i, (step, _) in enumerate(rows[0]["errors"]):
         around = [row["losses"][max(0, step - 10) : step] for row in rows]

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator, Sequence
 
-from bench.common.options import add_output, add_quick
+from bench.common.options import add_output, add_pictures, add_quick
 from bench.ops.hosts_bench import Shape, rate_of, shape_of
 from bench.poseidon.networks import NETWORKS, QUARTER
 from bench.poseidon.systems import ACCURACY, CONVERGENCE, FIGURES, LINEAR, SYSTEMS
@@ -45,6 +45,7 @@ def options_of(arguments: Sequence[str] | None, about: str) -> argparse.Namespac
     p.add_argument("--steps", type=int, default=3, help="timed steps of a turn")
     p.add_argument("-N", "--run_cycles", type=int, help=f"cycles: the ways take turns; default: {CYCLES}, timers: 1")
     p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
+    add_pictures(p)
     add_quick(p, "two hosts, small models, one cycle, two random layers")
     p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0

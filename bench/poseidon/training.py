@@ -1,10 +1,12 @@
-"""The ranks of bench.poseidon that train on scikit-learn's digits at 32 x 32 (Poseidon, figures 9 and 11). Needs torch.
+"""The ranks of bench.poseidon that train on pictures of 32 x 32 pixels (Poseidon, figures 9 and 11). Needs torch.
 
-Figure 9 has a small ResNet in the place of ResNet-152, and figure 11 CIFAR-10 quick as it is. Each rank has a batch of
-its own; all ranks together take the samples in the order in which one process with their whole batch takes them.
+The pictures are scikit-learn's digits or, with --data, CIFAR-10. Figure 9 has a small ResNet in the place of
+ResNet-152, and figure 11 CIFAR-10 quick as it is. Each rank has a batch of its own; all ranks together take the samples
+in the order in which one process with their whole batch takes them.
 """
 
 import copy
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,16 +19,21 @@ from torch.nn import functional as F
 
 import hpcomm
 import hpcomm.torch
+from bench.common.launch import ROOT
 from bench.common.rows import Row
 from bench.poseidon.systems import ACCURACY, CONVERGENCE
 from bench.poseidon.table import AUTO, ONE_BIT
 from bench.torch.step import Group
 from bench.torch.ways import differing
 
+sys.path.insert(0, str(ROOT / "examples"))
+import paper_data
+
 SIDE, CLASSES, TESTS = 32, 10, 360
 MOMENTUM = 0.9
 RESNET_BATCH, RESNET_RATE = 16, 0.02  # of a rank; the rate grows with the ranks, as the whole batch does
 QUICK_BATCH, QUICK_RATE = 25, 0.01  # the batch of table 3, 100, over four ranks
+TESTED = 500  # test images whose layers are in memory at once
 EVERY = 10  # iterations from test to test
 CHECKED = 3  # steps until parameters are compared with those of one process; rounding errors grow with every step
 TOLERANCE = 0.05  # see bench.torch.ways.differing
@@ -64,16 +71,21 @@ def cifar10_quick() -> nn.Sequential:
 
 
 @dataclass(frozen=True)
-class Digits:
-    """Images of three equal channels, and their classes."""
+class Images:
+    """Images (N, 3, 32, 32), and their classes. Digits are float32, CIFAR-10's pictures uint8."""
 
+    name: str
     x: Tensor
     y: Tensor
     test_x: Tensor
     test_y: Tensor
 
     @classmethod
-    def load(cls, seed: int) -> "Digits":
+    def load(cls, seed: int, folder: str | None) -> "Images":
+        if folder is not None:
+            read: paper_data.Split = paper_data.load(folder, paper_data.PICTURES)
+            parts = (torch.from_numpy(array) for array in (read.x, read.y, read.test_x, read.test_y))
+            return cls(read.name, *parts)
         from sklearn.datasets import load_digits  # noqa: PLC0415
 
         images, shown = load_digits(return_X_y=True)
@@ -81,7 +93,12 @@ class Digits:
         large = np.kron(images.reshape(-1, 1, 8, 8), np.ones((1, 3, SIDE // 8, SIDE // 8)))
         x = torch.from_numpy((large[order] / 8 - 1).astype(np.float32))
         y = torch.from_numpy(shown[order])
-        return cls(x[TESTS:], y[TESTS:], x[:TESTS], y[:TESTS])
+        return cls("digits", x[TESTS:], y[TESTS:], x[:TESTS], y[:TESTS])
+
+    @staticmethod
+    def of(x: Tensor) -> Tensor:
+        """Images of x as float32."""
+        return x if x.is_floating_point() else torch.from_numpy(paper_data.standard(x.numpy()))
 
     def order(self, epoch: int) -> Tensor:
         return torch.randperm(len(self.y), generator=torch.Generator().manual_seed(epoch))
@@ -92,7 +109,7 @@ class Training:
     """One model, trained by ranks that each take a part of a batch."""
 
     model: nn.Module
-    data: Digits
+    data: Images
     rate: float
     batch: int
     part: int = 0
@@ -116,7 +133,7 @@ class Training:
         first = (at * self.parts + self.part) * self.batch
         chosen = self.order[first : first + self.batch]
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(self.data.x[chosen]), self.data.y[chosen])
+        loss = F.cross_entropy(self.model(self.data.of(self.data.x[chosen])), self.data.y[chosen])
         loss.backward()
         self.optimizer.step()
         self.losses.append(float(loss.detach()))
@@ -132,13 +149,14 @@ class Training:
         self.parameters()
         x, y = self.data.test_x[self.part :: self.parts], self.data.test_y[self.part :: self.parts]
         with torch.no_grad():
-            return int((self.model(x).argmax(1) != y).sum())
+            parts = zip(x.split(TESTED), y.split(TESTED), strict=True)
+            return sum(int((self.model(self.data.of(images)).argmax(1) != labels).sum()) for images, labels in parts)
 
 
 class Trainings(Group):
     def rows(self, group: str) -> list[Row]:
         """[] on all ranks but 0."""
-        self.data = Digits.load(self.options.seed)
+        self.data = Images.load(self.options.seed, self.options.data)
         torch.manual_seed(self.options.seed)
         return self.accuracy() if group == ACCURACY else self.one_bit()
 
@@ -147,7 +165,7 @@ class Trainings(Group):
 
     def error(self, training: Training) -> float:
         """Of the test set, over all ranks."""
-        return float(sum(self.comm.allgather(training.missed())) / TESTS)
+        return float(sum(self.comm.allgather(training.missed())) / len(self.data.test_y))
 
     def accuracy(self) -> list[Row]:
         first, size, rate = resnet(), self.size, RESNET_RATE * self.size
@@ -164,7 +182,7 @@ class Trainings(Group):
         own.optimizer.close()
         if self.options.plant:
             early[0] += 1.0
-        row = {"group": ACCURACY, "hosts": size, "batch": RESNET_BATCH * size, "rate": rate}
+        row = {"group": ACCURACY, "data": self.data.name, "hosts": size, "batch": RESNET_BATCH * size, "rate": rate}
         rows = [{**row, "name": AUTO, "errors": errors, "seconds": seconds, "wrong": 0}]
         if self.rank == 0:
             peer = Training(copy.deepcopy(first), self.data, rate, RESNET_BATCH * size)
@@ -184,7 +202,7 @@ class Trainings(Group):
                     start = [parameter.detach() for parameter in first.parameters()]
                     wrong = differing(early, peer.parameters(), start, TOLERANCE)
             seconds += time.perf_counter() - began
-            errors.append(peer.missed() / TESTS)
+            errors.append(peer.missed() / len(self.data.test_y))
         return {"errors": errors, "seconds": seconds, "differing": wrong}
 
     def one_bit(self) -> list[Row]:
@@ -202,6 +220,6 @@ class Trainings(Group):
             seconds = time.perf_counter() - began
             own.optimizer.close()
             losses = np.mean(self.comm.allgather(own.losses), axis=0).tolist()
-            row = {"group": CONVERGENCE, "hosts": self.size, "batch": QUICK_BATCH * self.size, "name": name, "wrong": 0}
-            rows.append({**row, "losses": losses, "errors": errors, "seconds": seconds})
+            row = {"group": CONVERGENCE, "data": self.data.name, "hosts": self.size, "batch": QUICK_BATCH * self.size}
+            rows.append({**row, "name": name, "wrong": 0, "losses": losses, "errors": errors, "seconds": seconds})
         return rows if self.rank == 0 else []

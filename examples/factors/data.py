@@ -1,4 +1,4 @@
-"""What the models are trained on: descriptions of Debian's packages, patches of photographs, or synthetic numbers.
+"""Samples to train on: descriptions of Debian's packages, patches of photographs, a folder, or synthetic numbers.
 
 Rank 0 reads, and puts everything into a window of each other rank.
 """
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import paper_data
 from numpy.typing import NDArray
+from paper_data import BadData
 from scipy import sparse
 
 import hpcomm
@@ -28,12 +30,16 @@ MISSING = "no apt lists here: synthetic"
 
 @dataclass(frozen=True)
 class Labelled:
-    """Samples x, a CSR matrix (N, features) of float32, and the number of each one's class."""
+    """Samples x, a CSR matrix (N, features) of float32, and the number of each one's class.
+
+    The last `tests` samples are the data set's own tests.
+    """
 
     name: str
     x: Any
     y: NDArray[np.int64]
     classes: int
+    tests: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,13 @@ class Pairs:
     first: NDArray[np.int64]
     second: NDArray[np.int64]
     similar: NDArray[np.bool_]
+
+
+def of_folder(folder: str, features: int, samples: int | None, seed: int) -> Labelled:
+    """Rows of a folder (paper_data) to train on, in random order, at most so many."""
+    read = paper_data.rows(folder, features)
+    order = np.random.default_rng(seed).permutation(len(read.y))[:samples]
+    return Labelled(read.name, read.x[order], read.y[order], read.classes)
 
 
 # ---- Debian's packages -----------------------------------------------------------------------------------------------
@@ -84,25 +97,34 @@ def by_maintainer(features: int, samples: int | None, seed: int) -> Labelled:
     return Labelled("Debian packages by maintainer", tfidf(chosen, features), y.astype(np.int64), len(classes))
 
 
-def by_section(features: int, pairs: int, seed: int) -> Pairs:
-    """Pairs of packages, half of them of one section."""
+def labelled(folder: str | None, features: int, samples: int | None, seed: int) -> Labelled:
+    """Rows of a folder; None: packages by maintainer."""
+    if folder is None:
+        return by_maintainer(features, samples, seed)
+    return of_folder(folder, features, samples, seed)
+
+
+def by_section(features: int, seed: int) -> Labelled:
+    """Packages by their section."""
     found = packages()
-    if found:
-        _, section = np.unique([each["Section"].rpartition("/")[2] for each in found], return_inverse=True)
-        x, name = tfidf(found, features), "Debian packages by section"
-    else:
-        made = synthetic(20000, features, 50, 10, seed, f"{MISSING} packages by section")
-        x, section, name = made.x, made.y, made.name
-    rng = np.random.default_rng(seed)
-    order = np.argsort(section, kind="stable")  # the rows of a section are neighbours
-    begin = np.searchsorted(section[order], section)
-    size = np.bincount(section)[section]
-    first = rng.integers(len(section), size=pairs)
-    second = rng.integers(len(section), size=pairs)
+    if not found:
+        return synthetic(20000, features, 50, 10, seed, f"{MISSING} packages by section")
+    sections, y = np.unique([each["Section"].rpartition("/")[2] for each in found], return_inverse=True)
+    return Labelled("Debian packages by section", tfidf(found, features), y.astype(np.int64), len(sections))
+
+
+def paired(read: Labelled, pairs: int, seed: int) -> Pairs:
+    """Pairs of samples, half of them of one class."""
+    rng, y = np.random.default_rng(seed), read.y
+    order = np.argsort(y, kind="stable")  # the rows of a class are neighbours
+    begin = np.searchsorted(y[order], y)
+    size = np.bincount(y)[y]
+    first = rng.integers(len(y), size=pairs)
+    second = rng.integers(len(y), size=pairs)
     wanted = np.arange(pairs) % 2 == 0
     own = first[wanted]
     second[wanted] = order[begin[own] + rng.integers(size[own])]
-    return Pairs(name, x, first, second, section[first] == section[second])
+    return Pairs(read.name, read.x, first, second, y[first] == y[second])
 
 
 # ---- patches ---------------------------------------------------------------------------------------------------------
@@ -149,11 +171,19 @@ def synthetic(n: int, features: int, classes: int, stored: int, seed: int, name:
 
 
 def share(ctx: hpcomm.Context, reading: Callable[[], Any]) -> Any:
-    """What rank 0 reads: a Labelled, Pairs or array. Collective."""
+    """What rank 0 reads: a Labelled, Pairs or array. Collective.
+
+    Raises:
+        BadData: on every rank, if rank 0's reading does.
+    """
     packed = np.zeros(0, np.uint8)
     if ctx.rank == 0:
         file = io.BytesIO()
-        arrays: Any = _arrays(reading())
+        arrays: Any
+        try:
+            arrays = _arrays(reading())
+        except BadData as wrong:
+            arrays = {"wrong": np.asarray(str(wrong))}
         np.savez(file, **arrays)
         packed = np.frombuffer(file.getbuffer(), np.uint8)
     nbytes = int.from_bytes(ctx.allgather(len(packed).to_bytes(8, "little"))[0], "little")
@@ -175,10 +205,12 @@ def _arrays(value: Any) -> Arrays:
 
 
 def _value(found: Mapping[str, NDArray[Any]]) -> Any:
+    if "wrong" in found:
+        raise BadData(str(found["wrong"]))
     if "array" in found:
         return found["array"]
     indptr = found["indptr"]
     x = sparse.csr_matrix((found["data"], found["indices"], indptr), (len(indptr) - 1, int(found["columns"])))
     if "y" in found:
-        return Labelled(str(found["name"]), x, found["y"], int(found["classes"]))
+        return Labelled(str(found["name"]), x, found["y"], int(found["classes"]), int(found["tests"]))
     return Pairs(str(found["name"]), x, found["first"], found["second"], found["similar"])

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import matplotlib
 import numpy as np
+from paper_data import BadData
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -317,6 +318,17 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@contextmanager
+def refusing(rank: int, kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Ends the program with 2 on an error of this kind, which all ranks have; rank 0 prints it."""
+    try:
+        yield
+    except kind as wrong:
+        if rank == 0:
+            print(f"{os.path.basename(sys.argv[0])}: {wrong}", file=sys.stderr)
+        sys.exit(2)
+
+
 Make = Callable[[hpcomm.Context, Any, Plan], Model]
 
 
@@ -335,16 +347,13 @@ def run(
     ways = [FACTORS, DENSE] if compare else [DENSE if dense else FACTORS]
     with hpcomm.init() as ctx:
         console = console_of(ctx.rank)
-        shared = data.share(ctx, lambda: read(plan.seed))
+        with refusing(ctx.rank, BadData):
+            shared = data.share(ctx, lambda: read(plan.seed))
         runs = []
         for way in ways:
             model = make(ctx, shared, plan)  # it may have state
-            try:
+            with refusing(ctx.rank):
                 batches(ctx, model, plan)
-            except ValueError as wrong:
-                if console is not None:
-                    print(f"{os.path.basename(sys.argv[0])}: {wrong}", file=sys.stderr)
-                sys.exit(2)
             if console is not None and way is ways[0]:
                 print(f"{model.name}: W is {model.shape[0]} x {model.shape[1]}, {ctx.size} ranks", flush=True)
             with progress(console, way, plan.steps) as tell:

@@ -1,7 +1,7 @@
 """A convolutional network of AlexNet's layout (Krizhevsky et al., 2012): five convolutions and three wide layers.
 
-It has 8.4 million parameters and takes grey images of 32 x 32 pixels, where AlexNet has 61 million and takes colour
-ones of 227 x 227. As there, the first two wide layers have most of the parameters.
+It has 8.4 million parameters and takes images of 32 x 32 pixels, grey or in colour, where AlexNet has 61 million and
+takes colour ones of 227 x 227. As there, the first two wide layers have most of the parameters.
 """
 
 from typing import Any, ClassVar
@@ -42,7 +42,7 @@ class Convolutional(Model):
         """Weights by He et al. (2015), as the layers have ReLU, but small ones in the last layer; biases 0."""
         rng, found = np.random.default_rng(self.seed), {}
         shapes: list[tuple[str, tuple[int, ...]]] = []
-        sizes = zip((1, *self.channels), self.channels, self.kernels, strict=False)
+        sizes = zip((self.pictures.x.shape[1], *self.channels), self.channels, self.kernels, strict=False)
         for at, (before, after, kernel) in enumerate(sizes):
             shapes.append((f"conv{at + 1}", (after, before, kernel, kernel)))
         for at, (before, after) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
@@ -54,7 +54,7 @@ class Convolutional(Model):
         return found
 
     def _convolved(self, x: Any, params: dict[str, Any]) -> Any:
-        """(n, 1, 32, 32) to (n, widths[0])."""
+        """(n, channels, 32, 32) to (n, widths[0])."""
         for at, (kernel, stride, pooled) in enumerate(zip(self.kernels, self.strides, self.pooled, strict=True)):
             weight, bias = params[f"conv{at + 1}.weight"], params[f"conv{at + 1}.bias"]
             x = functional.relu(functional.conv2d(x, weight, bias, stride=stride, padding=kernel // 2))
@@ -74,7 +74,7 @@ class Convolutional(Model):
         own = {name: torch.from_numpy(array) for name, array in params.items()}
         narrow = [name for name in own if name.startswith("conv")]
         leaves = {name: own[name].detach().requires_grad_() for name in narrow}
-        x = self._convolved(torch.from_numpy(self.pictures.x[rows]), leaves)
+        x = self._convolved(torch.from_numpy(self.pictures.of(self.pictures.x[rows])), leaves)
         with torch.no_grad():
             *inputs, scores = self._wide(x.detach(), own)
             slope = torch.softmax(scores, 1)
@@ -89,10 +89,13 @@ class Convolutional(Model):
         for name, gradient in zip(narrow, gradients, strict=True):
             out(name)[...] = gradient.numpy()
 
-    def scores(self, params: Params, images: Floats) -> Floats:
+    def scores(self, params: Params, images: NDArray[Any]) -> Floats:
         own = {name: torch.from_numpy(array) for name, array in params.items()}
         with torch.no_grad():
-            parts = [torch.from_numpy(images[first : first + BLOCK]) for first in range(0, len(images), BLOCK)]
+            parts = (
+                torch.from_numpy(self.pictures.of(images[first : first + BLOCK]))
+                for first in range(0, len(images), BLOCK)
+            )
             found: Floats = torch.cat([self._wide(self._convolved(part, own), own)[-1] for part in parts]).numpy()
         return found
 

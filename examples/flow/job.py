@@ -4,15 +4,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
 import numpy as np
-from factors.job import OVERSHOT, console_of, plot, progress
+from factors.job import OVERSHOT, console_of, plot, progress, refusing
 from factors.model import Batches
+from paper_data import BadData
 from rich.console import Console
 from rich.table import Table
 
@@ -295,17 +295,6 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@contextmanager
-def refusing(rank: int) -> Iterator[None]:
-    """Ends the program with 2 where the options do not fit the data; rank 0 says why."""
-    try:
-        yield
-    except ValueError as wrong:
-        if rank == 0:
-            print(f"{os.path.basename(sys.argv[0])}: {wrong}", file=sys.stderr)
-        sys.exit(2)
-
-
 Make = Callable[[hpcomm.Context, bool, int], Model]  # small, seed
 
 
@@ -335,7 +324,8 @@ def run(
         raise click.UsageError("--later measures after the training, so --until could not end it: give one of them")
     with hpcomm.init() as ctx:
         console = console_of(ctx.rank)
-        model = make(ctx, size == "small", given["seed"])
+        with refusing(ctx.rank, BadData):
+            model = make(ctx, size == "small", given["seed"])
         usual = model.defaults
         samples = batch or (FEW if size == "small" else usual.batch)
         plan = Plan(steps=steps or usual.steps, batch=samples, eta=eta or usual.eta, **given)
