@@ -1,5 +1,5 @@
-/* aggregation.c - ways in which the threads of a server sum the gradients of n workers, apply Nesterov momentum and write
- * the parameters to every worker (PHub, sections 3.2.2 and 4.5). All gradients lie in memory from the start.
+/* aggregation.c - ways in which the threads of a server sum the gradients of n workers, apply Nesterov momentum and
+ * write the parameters to every worker (PHub, sections 3.2.2 and 4.5). All gradients lie in memory from the start.
  *
  * The way of the engine is tall, with its own kernels; the others are baselines. aggregation.py links this with the
  * objects of the build. Arrays hold all keys, each from a cache line's start to a line's end. */
@@ -18,16 +18,16 @@
 #endif
 
 enum { LANES = BENCH_LINE / sizeof(float), AHEAD = 8 * LANES, SPINS = 2000, MOST_THREADS = 256 };
-enum { WIDE = 1, COPIES_PAST = 2, ALL_PAST = 4, JOIN_EVERY_CALL = 8 }; /* of bench_aggregation.way */
+enum { WIDE = 1, COPIES_PAST = 2, ALL_PAST = 4, JOIN_EVERY_CALL = 8 }; /* flags of a way */
 
 typedef float line __attribute__((vector_size(BENCH_LINE), may_alias));
 
 typedef struct bench_aggregation {
-    const float *const *in; /* gradients by worker */
-    float *const *out;      /* parameters by worker */
-    float *param, *state;   /* the server's own */
-    float *sum;             /* of wide */
-    const uint64_t *starts, *counts; /* of the spans, in elements: chunks of tall, keys of wide */
+    const float *const *in;          /* gradients by worker */
+    float *const *out;               /* parameters by worker */
+    float *param, *state;            /* the server's own */
+    float *sum;                      /* wide: the gradients that are added so far */
+    const uint64_t *starts, *counts; /* spans, in elements: chunks of tall, keys of wide */
     const uint64_t *cores;           /* tall: the thread of each chunk */
     int n, n_spans, threads, m, way;
     double rate, momentum;
@@ -156,7 +156,7 @@ static int tall(const struct team *t, int me) {
     return 0;
 }
 
-/* ---- wide: all threads work on one array of one key, each on its part; they meet after every call or every key ---- */
+/* ---- wide: all threads work on one key, each on its part, and meet after every call or every key ---- */
 
 static void add(const struct team *t, int worker, size_t start, size_t n) {
     const bench_aggregation *a = t->a;
@@ -183,8 +183,7 @@ static int wide(struct team *t, int me) {
         else
             status |= t->rule.apply(a->param + start, a->sum + start, a->n, a->state + start, t->rule.args, (int64_t)n);
         if (joins) meet(t);
-        for (int o = 0; o < a->n; o++)
-            t->kernels->copy(a->out[o] + start, a->param + start, n * sizeof(float), past);
+        for (int o = 0; o < a->n; o++) t->kernels->copy(a->out[o] + start, a->param + start, n * sizeof(float), past);
         meet(t);
     }
     return status;
@@ -223,7 +222,7 @@ static void *work(void *arg) {
     return (void *)status;
 }
 
-/* Seconds of one of m exchanges by all threads; negative: an argument or a thread was refused. */
+/* Seconds of one of m exchanges by all threads; negative: an errno, of an argument or a thread that was refused. */
 BENCH_API double bench_aggregate(const bench_aggregation *a) {
     struct team t = {.a = a, .kernels = hpc_fold_kernels_of(HPC_ISA_BEST)};
     struct member members[MOST_THREADS];

@@ -40,7 +40,7 @@ from hpcomm.plan import Plan
 RATE, MOMENTUM = 0.01, 0.9
 LANES = LINE // 4
 SEED = 11
-MOST_WORKERS, MOST_THREADS = 16, 256  # of aggregation.c
+MOST_WORKERS, MOST_THREADS = 16, 256  # as aggregation.c has them
 CACHED, COPIES, PAST = "cached", "copies past the caches", "all past the caches"
 TALL, ONCE = "tall, ", "wide, one join a key, "
 WIDE = "wide, "
@@ -49,7 +49,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Way:
-    """How the threads work. flags: of aggregation.c."""
+    """How the threads work. flags: bench_aggregation.way."""
 
     name: str
     flags: int
