@@ -18,6 +18,7 @@ import hpcomm
 
 HERE = Path(__file__).resolve().parent.parent  # bench
 BUILD = HERE.parent / "build" / "bench"
+OBJECTS = HERE.parent / "build/cmake/CMakeFiles/hpcomm_objects.dir/csrc"
 SOURCES = (
     "ops/put_lat.c",
     "ops/put_bw.c",
@@ -194,6 +195,18 @@ def build_verbs(folder: Path = BUILD) -> Path:
     if stale(folder / LIBRARY_OF_VERBS) and not has_verbs():
         raise FileNotFoundError("rdma-core's headers are missing: apt-get install -y libibverbs-dev")
     return build(folder, LIBRARY_OF_VERBS, VERBS_SOURCES, *VERBS)
+
+
+def with_objects(folder: Path, name: str, source: str, needs: str) -> ctypes.CDLL:
+    """The loops of one file together with the objects of the tree's build, for what is no part of the library's
+    interface. needs: the C file without which there is nothing to measure."""
+    target, objects = folder / name, sorted(OBJECTS.rglob("*.o"))
+    if not any(path.name == f"{needs}.o" for path in objects):
+        raise SystemExit(f"{source}: there is no {needs} to measure in {OBJECTS}: make builds it")
+    if stale(target) or target.stat().st_mtime <= max(path.stat().st_mtime for path in objects):
+        flags = ("-shared", "-fPIC", "-fvisibility=hidden", f"-I{HERE.parent / 'csrc'}")
+        compile_c(target, [source, *map(str, objects)], *flags, libraries=["-lm", "-lpthread", "-ldl"])
+    return ctypes.CDLL(str(target))
 
 
 def programs(folder: Path = BUILD) -> list[Path]:

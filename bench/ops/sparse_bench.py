@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.harness import Bench, Benchmark, Contender, has_torch, main
-from bench.common.native import BUILD, HERE, address, aligned, compile_c, stale, zeros
+from bench.common.native import BUILD, address, aligned, with_objects, zeros
 from hpcomm import NotSupported, kernels
 
-OBJECTS = HERE.parent / "build/cmake/CMakeFiles/hpcomm_objects.dir/csrc"
 DELTA = 0.5
 BEST, SCALAR = 0, 1  # hpc_isa
 HEAD = 16  # bytes of a piece's head
@@ -29,13 +28,7 @@ Sent = tuple[Floats, Floats]  # what a contender sent, as a whole array, and wha
 
 def loops(folder: Path = BUILD) -> ctypes.CDLL:
     """bench/ops/sparse.c with the kernels of the tree's build."""
-    target, objects = folder / "libbenchsparse.so", sorted(OBJECTS.rglob("*.o"))
-    if not any(path.name == "piece.c.o" for path in objects):
-        raise SystemExit("sparse_bench: there are no kernels to measure: make builds them")
-    if stale(target) or target.stat().st_mtime <= max(path.stat().st_mtime for path in objects):
-        flags = ("-shared", "-fPIC", "-fvisibility=hidden", f"-I{HERE.parent / 'csrc'}")
-        compile_c(target, ["ops/sparse.c", *map(str, objects)], *flags, libraries=["-lm", "-lpthread", "-ldl"])
-    library = ctypes.CDLL(str(target))
+    library = with_objects(folder, "libbenchsparse.so", "ops/sparse.c", "piece.c")
     pointer, many, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.bench_filter.restype = pointer
     for timed in (library.bench_encode, library.bench_decode_add, library.bench_traffic):

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.native import BUILD, HERE, address, aligned, compile_c, stale, zeros
+from bench.common.native import BUILD, address, aligned, with_objects, zeros
 
-OBJECTS = HERE.parent / "build/cmake/CMakeFiles/hpcomm_objects.dir/csrc"
 HEAD = 64  # bytes before the vectors of an update
 RATE = 0.5
 Floats = NDArray[np.float32]
@@ -29,13 +28,7 @@ ROW_MAJOR, NO_TRANS, TRANS = 101, 111, 112  # of CBLAS
 
 def loops(folder: Path = BUILD) -> ctypes.CDLL:
     """bench/sfb/add.c with the codec of the tree's build."""
-    target, objects = folder / "libbenchfactors.so", sorted(OBJECTS.rglob("*.o"))
-    if not any(path.name == "factors.c.o" for path in objects):
-        raise SystemExit("sfb.add: there is no codec to measure: make builds it")
-    if stale(target) or target.stat().st_mtime <= max(path.stat().st_mtime for path in objects):
-        flags = ("-shared", "-fPIC", "-fvisibility=hidden", f"-I{HERE.parent / 'csrc'}")
-        compile_c(target, ["sfb/add.c", *map(str, objects)], *flags, libraries=["-lm", "-lpthread", "-ldl"])
-    library = ctypes.CDLL(str(target))
+    library = with_objects(folder, "libbenchfactors.so", "sfb/add.c", "factors.c")
     pointer, many, small, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
     library.bench_factors_bytes.restype = ctypes.c_size_t
     library.bench_factors_bytes.argtypes = [many, many, small]
