@@ -2,6 +2,7 @@
 such ranks."""
 
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -59,11 +60,14 @@ class Batches:
     def __init__(self, worker: int) -> None:
         self.generator = torch.Generator().manual_seed(worker)
 
-    def backward(self, model: Any) -> None:
+    def loss(self, model: Any) -> Any:
         x = torch.randint(-2, 3, (4, 6), generator=self.generator)
         y = 3 * torch.randint(-2, 3, (4, 5), generator=self.generator)
         dtype = next(model.parameters()).dtype
-        (model(x.to(dtype)) * y.to(dtype)).sum().backward()
+        return (model(x.to(dtype)) * y.to(dtype)).sum()
+
+    def backward(self, model: Any) -> None:
+        self.loss(model).backward()
 
 
 def plain(model: Any, optimizer: Any, batches: Batches, step: int) -> None:
@@ -88,6 +92,16 @@ def halved(model: Any, optimizer: Any, batches: Batches, step: int) -> None:
     for p in model.parameters():
         p.grad.mul_(0.5)
     optimizer.step()
+
+
+def scaled(model: Any, optimizer: Any, batches: Batches, step: int) -> None:
+    """The gradients of the second step are infinite on one worker, and all skip it."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer.zero_grad()
+    worker = optimizer.exchange.plan.workers.index(optimizer.context.rank)
+    scaler.scale(batches.loss(model) * (math.inf if step == worker == 1 else 1)).backward()
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def loaded(model: Any, optimizer: Any, batches: Batches, step: int) -> None:
@@ -129,6 +143,9 @@ BITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Loop, dict[str, A
     "mean buffers": (net_with_buffers, sgd, plain, {"buffers": "average"}),
     "loaded": (net, adam, loaded, {}),
     "loaded 16 bits": (net_of_16_bits, sgd, loaded, {}),
+    "loaded, narrow parameters": (net, sgd, loaded, {"codec_out": "bfloat16"}),
+    "loaded, each worker steps": (net, rms, loaded, {}),
+    "scaled": (net, sgd, scaled, {}),
     "uneven": (net, sgd, uneven, {}),
 }
 
@@ -276,14 +293,14 @@ def a_checkpoint_goes_on(ctx: hpcomm.Context) -> None:
 REFUSED: dict[str, tuple[type[HpcommError], str, Callable[[hpcomm.Context, Any], Any]]] = {
     "a scheme": (
         NotSupported,
-        "scheme is 'auto', and 1 ranks only serve",
+        r"scheme is 'auto', and ranks \[3\] only serve",
         lambda ctx, model: ht.DistributedOptimizer(
             sgd(model.parameters()), ctx, model, placement="NCC", servers=[3], scheme="auto"
         ),
     ),
     "a DiLoCo": (
         NotSupported,
-        "1 ranks would only serve: with a DiLoCo every rank is a worker",
+        r"ranks \[3\] would only serve: with a DiLoCo every rank is a worker",
         lambda ctx, model: ht.DiLoCo(sgd(model.parameters()), ctx, model, every=2, placement="NCC", servers=[3]),
     ),
     "no worker": (

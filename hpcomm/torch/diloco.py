@@ -129,9 +129,9 @@ class DiLoCo(Wrapper):
             check_kinds(inner, model, DiLoCo, "inner")
             check_options(options, DiLoCo)
             _check_topology(topology, consistency)
-            _check_all_train(placed(topology, options).roles(ctx.size)[0], ctx.size)
+            _check_all_train(placed(topology, options).roles(ctx.size)[0], ctx)
             if isinstance(inner, DistributedOptimizer):
-                _check_all_train(inner._workers.ranks, inner.context.size)
+                _check_all_train(inner._workers.ranks, inner.context)
             keys = keys_of(inner, model, Counts(), "dense", {})
             codec = plain_keys(model, codec)
             named = _names_of(fragments, keys, plain_name(model))
@@ -454,9 +454,9 @@ def _check_topology(topology: Any, consistency: Any) -> None:
         )
 
 
-def _check_all_train(workers: Sequence[int], size: int) -> None:
-    if len(workers) < size:
-        raise NotSupported(f"{size - len(workers)} ranks would only serve: with a DiLoCo every rank is a worker")
+def _check_all_train(workers: Sequence[int], ctx: Context) -> None:
+    if idle := sorted({*range(ctx.size)} - {*workers}):
+        raise NotSupported(f"ranks {idle} would only serve: with a DiLoCo every rank is a worker: leave placement out")
 
 
 def _names_of(fragments: Any, keys: list[ParamKey], plain: Callable[[str], str]) -> Any:

@@ -117,7 +117,9 @@ class DistributedOptimizer(Wrapper):
             when a scheme changes.
         skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
             synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
-        options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
+        options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers. With placement="NCC"
+            or "NCS" ranks only serve (PHub, section 2.2): they make the same optimizer, and call serve in place of the
+            training loop. Means are of the workers alone, exchange.plan.workers.
 
     Attributes:
         context: the ranks.
@@ -211,11 +213,11 @@ class DistributedOptimizer(Wrapper):
                     'apply is "after": it needs BSP with servers, and an optimizer that has a rule in the exchange '
                     "(SGD, Adam, AdamW): leave it out"
                 )
-            if asked and len(workers) < ctx.size:
+            if asked and (idle := sorted({*range(ctx.size)} - {*workers})):
                 if scheme is not None:
                     raise NotSupported(
-                        f"scheme is {scheme!r}, and {ctx.size - len(workers)} ranks only serve: pairs of "
-                        "vectors go from each rank to all: leave scheme or placement out"
+                        f"scheme is {scheme!r}, and ranks {idle} only serve: pairs of vectors go from each rank to "
+                        "all: leave scheme or placement out"
                     )
                 asked = ""
             if asked and not splits:
