@@ -241,23 +241,8 @@ class Checkpointer:
                 "that only serve"
             )
         end = time.monotonic() + seconds(timeout, math.inf)
-        first = self._workers[0]
-        while True:  # a wait for anything works for the rows of this rank
-            left = max(0.0, end - time.monotonic())
-            step = self._window.wait_signal(2 * self._size + first, self._last + 1, left, first)
-            if step == _END:
-                break
-            try:
-                lost = self._save(step, {})
-            except BaseException:
-                self._miss(step)
-                raise
-            finally:  # the first worker goes on, copied or not
-                self._last = step
-                self._window.put_signal(first, None, signal=2 * self._size + self._rank, value=step)
-            self._hear()
-            if lost is not None:
-                raise lost
+        while self._copy_served(max(0.0, end - time.monotonic())):
+            pass
         self._finish()
         self._ex.serve(max(0.0, end - time.monotonic()))
 
@@ -324,6 +309,26 @@ class Checkpointer:
             except Timeout as timeout:
                 told = f"{timeout}: rank {server} only serves: it must call Checkpointer.serve, or its disk is slow"
                 raise Timeout(told, op="after", waiting_for=(server,), culprits=timeout.culprits) from None
+
+    def _copy_served(self, timeout: float) -> bool:
+        """Saves on a rank that only serves, when the first worker says so; whether there is more to come."""
+        first = self._workers[0]
+        # a wait for anything works for the rows of this rank
+        step = self._window.wait_signal(2 * self._size + first, self._last + 1, timeout, first)
+        if step == _END:
+            return False
+        try:
+            lost = self._save(step, {})
+        except BaseException:
+            self._miss(step)
+            raise
+        finally:  # the first worker goes on, copied or not
+            self._last = step
+            self._window.put_signal(first, None, signal=2 * self._size + self._rank, value=step)
+        self._hear()
+        if lost is not None:
+            raise lost
+        return True
 
     def _save(self, step: int, extra: Mapping[str, Any]) -> CheckpointError | None:
         """Begins to save; why the last file could not be written, if so."""

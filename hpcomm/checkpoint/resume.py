@@ -33,7 +33,8 @@ class Resumable(NamedTuple):
 @dataclass(frozen=True)
 class Restored:
     """A checkpoint that restore has found: the step after which the checkpoint was taken, and the extra values that the
-    trainer of this rank had given; for a rank that was not there, those of rank 0's."""
+    trainer of this rank had given; where all files are read, and for a rank that was not there or gave none, those of
+    the lowest rank that gave some."""
 
     step: int
     extra: dict[str, Any]
@@ -158,8 +159,8 @@ def restore_checked(
     _warn(f"{_torn(newer[0], made)}: it is left out" for newer, made in sorted(mixed.items()) if newer > which)
     if step is None and which[0] < claimed:
         _warn([f"step {claimed} was complete once and is not any more: going on from step {which[0]}"])
-    own = next((sections for label, sections in found if label.rank == ctx.rank), found[0][1])
-    extra = files.thawed(own)
+    given = {label.rank: files.thawed(sections) for label, sections in found}
+    extra = given.get(ctx.rank) or next(filter(None, given.values()), {})
     if check is not None:
         _check_on_all(ctx, check, extra, limit)
     ex.load_state_dict([{**sections["shard"], "clock": which[0]} for _, sections in found], limit)

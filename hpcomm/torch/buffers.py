@@ -1,4 +1,4 @@
-"""Buffers, such as BatchNorm's running means: each rank's own, rank 0's, or the mean of all ranks'."""
+"""Buffers, such as BatchNorm's running means: each worker's own, the first worker's, or the mean of all."""
 
 from typing import Any
 
@@ -12,7 +12,9 @@ from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle
 from ..exchange.options import Reduce
 from ..optim import Average
+from ..topology import ParameterServer
 from .tensors import as_float32, broadcast
+from .workers import Workers
 
 KINDS = ("local", "broadcast", "average")
 
@@ -41,16 +43,19 @@ class Exchanged(Local):
 
     key = "buffers"
 
-    def __init__(self, ctx: Context, model: nn.Module, reduce: Reduce, options: dict[str, Any]) -> None:
-        self._model, self._rank = model, ctx.rank
-        self._sum = reduce == "sum"
+    def __init__(
+        self, ctx: Context, model: nn.Module, reduce: Reduce, workers: Workers, options: dict[str, Any]
+    ) -> None:
+        self._model, self._counts = model, reduce == "mean" or workers.is_first
         self._values = np.zeros(sum(buffer.numel() for buffer in _real(model)), np.float32)
-        self.exchange: Exchange = Exchange(ctx, {self.key: self._values}, rule=Average(), reduce=reduce, **options)
+        topology = ParameterServer("NCS", workers.serving) if workers.serving else ParameterServer()
+        values = {self.key: self._values}
+        self.exchange: Exchange = Exchange(ctx, values, topology, rule=Average(), reduce=reduce, **options)
 
     def step(self) -> None:
         self.receive()
         parts = self._parts(self._values)  # every rank looks at their size
-        if not self._sum or self._rank == 0:
+        if self._counts:
             for buffer, part in parts:
                 part[:] = as_float32(buffer, None).reshape(-1)
         self.handle = self.exchange.push_pull_nb(self.key, self._values)
@@ -80,12 +85,12 @@ class Exchanged(Local):
         self.exchange.close(timeout)
 
 
-def make_buffers(ctx: Context, model: nn.Module, kind: str, options: dict[str, Any]) -> Local:
+def make_buffers(ctx: Context, model: nn.Module, kind: str, workers: Workers, options: dict[str, Any]) -> Local:
     """Broadcasts rank 0's, and says what becomes of them later. options: of the exchange, such as progress."""
     broadcast(ctx, model.buffers())
     if kind == "local" or not _real(model) or ctx.size == 1:
         return Local()
-    return Exchanged(ctx, model, "mean" if kind == "average" else "sum", options)
+    return Exchanged(ctx, model, "mean" if kind == "average" else "sum", workers, options)
 
 
 def _real(model: nn.Module) -> list[Tensor]:

@@ -16,6 +16,7 @@ from . import saved
 from .diloco import DiLoCo
 from .optimizer import DistributedOptimizer
 from .uneven import job_step
+from .workers import Call
 
 
 class ModelCheckpointer(checkpoint.Checkpointer):
@@ -73,6 +74,17 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         super().close()
         self._tell_late()
 
+    def serve(self, timeout: float | None = None) -> None:
+        """optimizer.serve, which saves too."""
+        self._optimizer.serve(timeout)
+
+    def save_served(self) -> None:
+        self._copy_served(self._timeout)
+
+    def _let_servers_copy(self, step: int) -> None:
+        self._optimizer._workers.tell(Call.SAVE, self._number)
+        super()._let_servers_copy(step)
+
     def _tell_late(self) -> None:
         late, self._late = self._late, None
         if late is not None:
@@ -85,7 +97,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         block = self._optimizer._join
         if block is not None:
             return block.saves(*told)
-        every = self._ctx.allgather(np.array(told[1:], np.float64).tobytes(), self._timeout)
+        every = self._optimizer._workers.allgather(np.array(told[1:], np.float64).tobytes())
         return job_step([np.frombuffer(part).tolist() for part in every])
 
     def _save_model(self, step: int) -> bool:
@@ -137,13 +149,19 @@ def restore(
     optimizer.wait()
     parts: list[dict[str, Any]] = []
 
+    serves = optimizer._workers.serves
+
     def check(extra: dict[str, Any]) -> None:
+        if serves:  # it has nothing of torch
+            return
         parts.extend(saved.unpacked(extra))
         optimizer._check_torch_side(parts[0])
 
     found = restore_checked(optimizer.exchange, directory, step, timeout, check)
     if found is None:
         return None
+    if serves:
+        return Restored(found.step, {})
     side, extra = parts
     optimizer._load_torch_side(side)
     optimizer._uneven.followed = 0  # all trainers count from this step

@@ -1,7 +1,7 @@
 """DiLoCo: a torch optimizer that steps on each rank alone, and exchanges what ranks have learned once in H steps."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
@@ -31,11 +31,11 @@ from .key import ParamKey
 from .model_values import ModelValues
 from .names import parameters, plain_keys, plain_name
 from .optimizer import DistributedOptimizer
-from .start import Offer, agree, check_options, given_of, keys_of, model_digest
+from .start import Offer, agree, check_options, given_of, keys_of, model_digest, placed
 from .stats import Counts
 from .tensors import broadcast
 from .uneven import LocalBlock, Uneven
-from .wrapper import Wrapper, check_free, check_kinds, check_workers, claim, release
+from .wrapper import Wrapper, check_free, check_kinds, claim, release
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -129,6 +129,9 @@ class DiLoCo(Wrapper):
             check_kinds(inner, model, DiLoCo, "inner")
             check_options(options, DiLoCo)
             _check_topology(topology, consistency)
+            _check_all_train(placed(topology, options).roles(ctx.size)[0], ctx)
+            if isinstance(inner, DistributedOptimizer):
+                _check_all_train(inner._workers.ranks, inner.context)
             keys = keys_of(inner, model, Counts(), "dense", {})
             codec = plain_keys(model, codec)
             named = _names_of(fragments, keys, plain_name(model))
@@ -451,6 +454,11 @@ def _check_topology(topology: Any, consistency: Any) -> None:
         )
 
 
+def _check_all_train(workers: Sequence[int], ctx: Context) -> None:
+    if idle := sorted({*range(ctx.size)} - {*workers}):
+        raise NotSupported(f"ranks {idle} would only serve: with a DiLoCo every rank is a worker: leave placement out")
+
+
 def _names_of(fragments: Any, keys: list[ParamKey], plain: Callable[[str], str]) -> Any:
     """The argument with names in place of modules."""
     if isinstance(fragments, int | Strided | str | bytes) or not isinstance(fragments, Iterable):
@@ -476,8 +484,5 @@ def _made(
     options: Mapping[str, Any],
 ) -> Exchange:
     if topology is None:
-        made = parameter_hub(ctx, values, rule=outer, consistency=consistency, **options)
-    else:
-        made = Exchange(ctx, values, topology, consistency, outer, **options)
-    check_workers(made, ctx)
-    return made
+        return parameter_hub(ctx, values, rule=outer, consistency=consistency, **options)
+    return Exchange(ctx, values, topology, consistency, outer, **options)

@@ -46,7 +46,7 @@ def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
     if optimizer._join is not None:
         raise InvalidArgument("join: the optimizer is in a join block already")
     optimizer._uneven.joined = True
-    block = JoinBlock(optimizer.context, optimizer.param_groups, optimizer._follow, optimizer._uneven)
+    block = JoinBlock(optimizer._mode.workers, optimizer.param_groups, optimizer._follow, optimizer._uneven)
     optimizer._join = block
     try:
         yield

@@ -22,8 +22,22 @@ from .tensors import as_float32, as_tensor, broadcast
 Versions = dict[str, tuple[Any, int]]  # by name the values of a parameter's state, and how often they were written
 
 
+def made_of_means(
+    make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], same: Sequence[Callable[[], bytes]]
+) -> tuple[Exchange, Roll | None]:
+    """An exchange of gradients alone, and the roll call in it. same: as Roll takes it."""
+    values = {key.name: np.zeros_like(key.value()) for key in keys}
+    roll = Roll(keys, same) if ctx.size > 1 else None
+    if roll is not None:
+        values[ROLL] = roll.values
+    return make(ctx, values, Average()), roll
+
+
 class Averaged(Mode):
     """The parameters of the exchange are mean gradients, by the rule Average; every rank makes the same step."""
+
+    has_params = False
+    agreed_values = 2  # which the roll call compares
 
     def __init__(
         self,
@@ -39,15 +53,11 @@ class Averaged(Mode):
         self._optimizer, self._make = optimizer, make
         self._left: dict[Tensor, Versions]  # the optimizer's state, as the last step left it
         self.bind(self._made(ctx))
-        broadcast(ctx, [key.param for key in keys])
 
     def _made(self, ctx: Context) -> Exchange:
-        values = {key.name: np.zeros_like(key.value()) for key in self.keys}
-        self.roll = Roll(self.keys, (self._numbers, self._written)) if ctx.size > 1 else None
         self._left = {}
-        if self.roll is not None:
-            values[ROLL] = self.roll.values
-        return self._make(ctx, values, Average())
+        made, self.roll = made_of_means(self._make, ctx, self.keys, (self._numbers, self._written))
+        return made
 
     def _numbers(self) -> bytes:
         """All numbers of param_groups, by which this rank steps."""
@@ -79,6 +89,8 @@ class Averaged(Mode):
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
         """Every rank has the whole model: those that are left take that of the one that has made the most steps."""
+        if self.workers.serving:
+            raise self.workers.no_recovery()
         old = self.context
         old.revoke()
         fresh = old.shrink(timeout)

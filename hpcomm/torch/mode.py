@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -22,6 +22,7 @@ from .key import ParamKey
 from .pending import PendingStarts
 from .stats import Counts
 from .tensors import lies_with_others, listed, overlapping
+from .workers import Workers
 
 ROLL = "(roll call)"  # the key by which ranks say for which keys they have a gradient
 _TINY = 1e-6  # of torch's clip_grad_norm_
@@ -57,10 +58,14 @@ class Mode(ABC):
         agreed: all ranks have found the same layers whose gradients of this step are not the sums of their pairs.
         roll: see Roll; None where a push can say that there is nothing.
         in_step: all ranks make the same steps: each waits for the gradients of all (BSP).
+        has_params: the exchange has the parameters, and not gradients alone.
+        workers: that train with this exchange.
     """
 
     exchange: Exchange
+    workers: Workers
     in_step = agreed = False
+    has_params = True
     roll: "Roll | None" = None
 
     def __init__(
@@ -106,6 +111,10 @@ class Mode(ABC):
         self.reset()
         self.bind(found.exchange)
         return found
+
+    def serve(self, savers: Mapping[int, uneven.Saver], timeout: float | None) -> None:
+        """Serves the workers until they have closed. A worker is refused."""
+        self.exchange.serve(timeout)
 
     def reset(self) -> None:
         """Nothing is under way any more: the exchange has lost ranks."""
@@ -175,6 +184,12 @@ class Mode(ABC):
         """The exchange takes the parameters that were written or moved since the last step, as the next one would."""
         for key in self.keys:
             key.find_home()
+
+    def find_homes(self) -> None:
+        """Looks where the parameters that lie in the exchange are."""
+        for key in self.keys:
+            if key.address:
+                key.find_home(take=False)
 
     def forget(self) -> None:
         """The gradients of this step do not count: zero_grad came before step."""
@@ -256,7 +271,7 @@ class Roll:
             self.values[at : at + DIGITS] = np.frombuffer(hashlib.sha256(same()).digest(), np.uint8)[:DIGITS]
         own = self.values.copy()
         if inside.sums(exchange):  # the exchange adds up the parts of a mean
-            self.values /= exchange.context.size
+            self.values /= len(exchange.plan.workers)
         self._handle = exchange.push_pull_nb(ROLL, self.values)
         if not missing and not self._same:
             return ()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import finalize, ref
 
 import torch
@@ -22,21 +22,20 @@ from ..errors import ConfigError, InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
 from ..exchange.arguments import check_choice, refuse
 from ..log import logger
-from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stage import whole
-from ..topology.given import as_topology
 from . import beside, saved, state
 from .buffers import KINDS, make_buffers
 from .key import ParamKey
-from .linear import LinearKey, layers_of
-from .local import Averaged, Neighbours, check_local
-from .mode import ROLL, Mode, Scaling, check_clip
+from .linear import layers_of
+from .local import Neighbours, check_local
+from .mode import Scaling, check_clip
+from .modes import Asked, maker, serving, training
 from .names import plain_keys
 from .owned import Held, OwnedState
 from .rules import Rules, rules_of
 from .schemes import Schemes
-from .split import After, Split
+from .split import Split
 from .start import (
     agree,
     check_hooks,
@@ -46,15 +45,17 @@ from .start import (
     keys_of,
     offer_of,
     overlaps,
+    placed,
     take_state,
     tell_refusal,
 )
 from .stats import Counts, Stats
 from .syncer import Layers, weakly
 from .tensors import broadcast
+from .ties import Ties, dropped
 from .uneven import JoinBlock, Uneven
-from .whole import Backward, OnePass
-from .wrapper import Wrapper, check_free, check_kinds, check_workers, claim, release, steps_as_torch
+from .workers import Call, Workers, joined
+from .wrapper import Wrapper, check_free, check_kinds, claim, steps_as_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -116,7 +117,9 @@ class DistributedOptimizer(Wrapper):
             when a scheme changes.
         skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
             synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
-        options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers.
+        options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers. With placement="NCC"
+            or "NCS" ranks only serve (PHub, section 2.2): they make the same optimizer, and call serve in place of the
+            training loop. Means are of the workers alone, exchange.plan.workers.
 
     Attributes:
         context: the ranks.
@@ -171,7 +174,7 @@ class DistributedOptimizer(Wrapper):
             if not isinstance(consistency, Consistency):
                 raise InvalidArgument(f"consistency is {consistency!r}: must be a Consistency, one for all parameters")
             clip = check_clip(clip_norm)
-            own = as_topology("auto" if topology is None else topology)
+            own = placed(topology, options)
             servers = own.updates_of == "all"
             topology, codec, scheme = (plain_keys(model, given) for given in (topology, codec, scheme))
             if not servers and not own.graphs(ctx.size):
@@ -180,6 +183,7 @@ class DistributedOptimizer(Wrapper):
                 )
             if servers:
                 consistency = with_servers(consistency)
+            workers = own.roles(ctx.size)[0]
             keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked and ctx.size > 1 else {})
             given = given_of(model, keys)
             inside.sweep(ctx)
@@ -209,6 +213,13 @@ class DistributedOptimizer(Wrapper):
                     'apply is "after": it needs BSP with servers, and an optimizer that has a rule in the exchange '
                     "(SGD, Adam, AdamW): leave it out"
                 )
+            if asked and (idle := sorted({*range(ctx.size)} - {*workers})):
+                if scheme is not None:
+                    raise NotSupported(
+                        f"scheme is {scheme!r}, and ranks {idle} only serve: pairs of vectors go from each rank to "
+                        "all: leave scheme or placement out"
+                    )
+                asked = ""
             if asked and not splits:
                 if scheme is not None:
                     raise NotSupported(
@@ -230,29 +241,20 @@ class DistributedOptimizer(Wrapper):
         self._join: JoinBlock | None = None
         self._uneven = Uneven()
         self._held: Held | None = None
-        make = _maker(topology, consistency, options if codec is None else {**options, "codec": codec}, schemes)
-        args = (ctx, keys, counts)
+        make = maker(topology, consistency, options if codec is None else {**options, "codec": codec}, schemes)
         schemes.begin()
-        mode: Mode
-        if not servers:
-            mode = Neighbours(*args, clip, optimizer, make)
-        elif rules is None:
+        if servers and rules is None:
             why = "has no rule in the exchange" if steps_as_torch(optimizer) else "has a step() that is not torch's"
             _note(ctx, f"{type(optimizer).__name__} {why}: it steps on every rank by mean gradients")
-            mode = Averaged(*args, passes, clip, optimizer, make)
-        elif apply == "backward":
-            mode = Backward(*args, passes, clip, rules, make, consistency)
-        elif consistency == BSP:
-            split = After if apply == "after" else Split
-            mode = split(*args, passes, clip, rules, make, schemes.may_be_pairs, schemes.refuse)
-        else:
-            mode = OnePass(*args, passes, clip, rules, make, consistency)
-        self._mode = mode
+        mode = self._mode = (training if ctx.rank in workers else serving)(
+            Asked(ctx, keys, counts, passes, clip, optimizer, rules, make, apply, consistency, schemes, not servers)
+        )
         mode.in_step = servers and consistency == BSP
-        mine = {id(key.param) for key in keys}
-        broadcast(ctx, [p.data for p in model.parameters() if id(p) not in mine])
+        mode.workers = Workers(ctx, workers)
+        there = {id(key.param) for key in keys if rules is not None or not servers}
+        broadcast(ctx, [p.data for p in model.parameters() if id(p) not in there])
         self._progress = {name: value for name, value in options.items() if name == "progress"}
-        self._buffers = make_buffers(ctx, model, buffers, self._progress)
+        self._buffers = make_buffers(ctx, model, buffers, mode.workers, self._progress)
         self._buffers_kind = buffers
         mode.extra.append(self._buffers)
         self._layers = Layers(ctx, model, keys)
@@ -265,8 +267,8 @@ class DistributedOptimizer(Wrapper):
         self._watched = self._watch()
         self._guard_steps()
         more = (*self._watched, self._guard)
-        self._ties = _Ties(claim(self, keys), keys, optimizer, self._layers, self._hooked, more)
-        finalize(self, _dropped, mode, self._ties).atexit = False
+        self._ties = Ties(claim(self, keys), keys, optimizer, self._layers, self._hooked, more)
+        finalize(self, dropped, mode, self._ties).atexit = False
         self._ready = True
 
     @torch.no_grad()
@@ -328,17 +330,18 @@ class DistributedOptimizer(Wrapper):
         self._check_between("the reset of optimizer.state")
         self._mode.wait()
         told = hashlib.blake2b(repr([key.name for key in keys]).encode(), digest_size=8).digest()
-        if len(set(self.context.allgather(told))) > 1:
+        if len(set(self._workers.allgather(told))) > 1:
             raise ConfigError("ranks reset the state of different parameters: reset the same on every rank")
         assert self._rules is not None
-        self._take_written()
-        state.load(self._mode.exchange, state.parse(keys, self._rules.forms, {}), drops=False)
+        self._load(state.parse(keys, self._rules.forms, {}), drops=False)
         self._move()
 
-    def _take_written(self) -> None:
-        """Owners take the parameters that the trainer has written since the last step."""
-        for key in self._mode.keys:
-            key.find_home()
+    def _load(self, found: Mapping[str, state.Loaded], *, drops: bool) -> None:
+        """The owners take the parameters that the trainer has written since the last step, and this state."""
+        mode = self._mode
+        mode.take_written()
+        mode.workers.send(Call.LOAD, lambda: state.bytes_of(found, [key.name for key in mode.keys], drops=drops))
+        state.load(mode.exchange, found, drops=drops)
 
     def _check_wrapped(self) -> None:
         """Refuses changes of the wrapped optimizer that the exchange would not follow."""
@@ -492,6 +495,8 @@ class DistributedOptimizer(Wrapper):
         """
         if not isinstance(self._mode, Split):
             raise NotSupported('measure_schemes: it needs apply="step", and BSP with servers')
+        if self._workers.serving:
+            raise NotSupported("measure_schemes: it needs workers alone, and here ranks only serve")
         self._check_between("measure_schemes()")
         self._mode.wait()
         self._schemes.time(self._mode.exchange, whole("rounds", rounds, 1))
@@ -537,10 +542,11 @@ class DistributedOptimizer(Wrapper):
         if self._rules is not None:
             self._rules.are_of(found.exchange)
         extra: dict[str, Any] = {}
-        if found.extra:
+        mode.workers = Workers(self.context, found.exchange.plan.workers)
+        if found.extra and not mode.workers.serves:
             side, extra = saved.unpacked(found.extra)
             self._load_torch_side(side)
-        self._buffers = make_buffers(self.context, self._model, self._buffers_kind, self._progress)
+        self._buffers = make_buffers(self.context, self._model, self._buffers_kind, mode.workers, self._progress)
         self._layers.replace(mode.extra[0], self._buffers)
         mode.extra = [self._buffers]
         self._uneven.followed = 0  # all trainers count from this step
@@ -554,10 +560,33 @@ class DistributedOptimizer(Wrapper):
         if any(key.apart for key in self._mode.keys):
             self._loaded()
 
+    @named("optimizer.allgather()", every=True)
+    def allgather(self, data: bytes) -> list[bytes]:
+        """The bytes that every worker gives, in the order of ranks; the same number on each. Collective over the
+        workers, as while other ranks serve Context.allgather, which is for all ranks, would wait for them."""
+        return self._workers.allgather(data)
+
+    @named("optimizer.serve()", every=True)
+    @torch.no_grad()
+    def serve(self, timeout: float | None = None) -> None:
+        """Serves until every worker has closed its optimizer: the training loop of a rank that only serves
+        (placement="NCC" or "NCS"; PHub, section 2.2). It takes part in the workers' state_dict, load_state_dict and
+        model.load_state_dict, and saves with their ModelCheckpointer. Make that, and restore, before this call. The
+        model of this rank keeps the values that it had.
+
+        timeout: seconds; None means no deadline.
+
+        Raises:
+            InvalidArgument: this rank is a worker, which serves the others in its own calls.
+            PeerFailed: a rank died; optimizer.recover() on every rank that is left, and serve here again, goes on.
+            Timeout: workers were still there after timeout seconds.
+        """
+        self._mode.serve(self._uneven.savers, timeout)
+
     @named("optimizer.close()", every=True)
     def close(self) -> None:
         """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""
-        self._close(self._mode, self._buffers)
+        self._close(self._workers, self._mode, self._buffers)
 
     def _let_go(self) -> None:
         self._ties.cut()
@@ -567,6 +596,10 @@ class DistributedOptimizer(Wrapper):
     def exchange(self) -> Exchange:
         """The exchange of the parameters: another one after recover."""
         return self._mode.exchange
+
+    @property
+    def _workers(self) -> Workers:
+        return self._mode.workers
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -580,6 +613,7 @@ class DistributedOptimizer(Wrapper):
         if self._rules is None:
             return self._wrapped.state_dict()
         self._check_wrapped()
+        self._workers.tell(Call.GATHER)
         return self._with_state(state.export(self._mode.exchange, self._mode.keys, self._rules.forms))
 
     def _with_state(self, found: dict[Tensor, Any]) -> dict[str, Any]:
@@ -616,8 +650,7 @@ class DistributedOptimizer(Wrapper):
         given = {by_number[n]: own for n, own in state_dict["state"].items() if n in by_number}
         found = state.parse(self._mode.keys, self._rules.forms, given)  # before anything is written
         self._load_groups(theirs)
-        self._take_written()
-        state.load(self._mode.exchange, found)
+        self._load(found, drops=True)
         self._move()
         assert self._held is not None
         self._held.loaded({param for param, own in given.items() if own})
@@ -637,12 +670,14 @@ class DistributedOptimizer(Wrapper):
     @torch.no_grad()
     def _loaded(self) -> None:
         """load_state_dict has written the model, or a module in it."""
-        if isinstance(self._mode, Averaged):
+        mode = self._mode
+        if not mode.has_params:
             return
         self._check_between("model.load_state_dict()")
-        for key in self._mode.keys:
-            key.find_home(take=False)
-        state.publish(self._mode.exchange, self._mode.keys)
+        mode.find_homes()
+        values = state.values_of(mode.keys)
+        mode.workers.send(Call.PUBLISH, lambda: joined([*values.values()]))
+        state.publish(mode.exchange, values)
         self._move()
 
     def _torch_side(self) -> dict[str, Any]:
@@ -657,7 +692,7 @@ class DistributedOptimizer(Wrapper):
         """The model's, as far as the exchange has not their values."""
         keys = self._mode.keys
         found = beside.tensors(self._model, [key.param for key in keys])
-        if isinstance(self._mode, Averaged):
+        if not self._mode.has_params:
             found["params"] = {key.name: key.param.data for key in keys}
         return found
 
@@ -683,9 +718,8 @@ class DistributedOptimizer(Wrapper):
             group.update({name: value for name, value in own.items() if name != "params"})
 
     def _move(self) -> None:
+        self._mode.find_homes()
         for key in self._mode.keys:
-            if key.address:  # it lies in the exchange
-                key.find_home(take=False)
             if key.home is not None:
                 key.move()
 
@@ -716,43 +750,6 @@ class DistributedOptimizer(Wrapper):
         return f"Distributed{self._wrapped!r}"
 
 
-# ---- how it ends -----------------------------------------------------------------------------------------------------
-
-
-class _Ties(NamedTuple):
-    """What holds a model and the wrapped optimizer to a DistributedOptimizer, and nothing of that itself."""
-
-    owner: "ref[Wrapper]"
-    keys: Sequence[ParamKey]
-    wrapped: Optimizer
-    layers: Layers
-    hooked: Mapping[int, Any]
-    more: Sequence[Any]  # other hooks
-
-    def cut(self) -> None:
-        """Takes all hooks off, and leaves the wrapped optimizer with a state of its own. A second call does nothing."""
-        if isinstance(self.wrapped.state, OwnedState):
-            self.wrapped.state = defaultdict(dict)
-        for hook in (*self.hooked.values(), *self.more):
-            hook.remove()
-        self.layers.remove()
-        for key in self.keys:
-            if isinstance(key, LinearKey):
-                key.unwatch()
-        release(self.owner, self.keys)
-
-
-def _dropped(mode: Mode, ties: _Ties) -> None:
-    """The optimizer was dropped, perhaps without close: gives its exchanges back."""
-    ties.cut()
-    mode.release()
-    for exchange in mode.exchanges():
-        inside.drop(exchange)
-    ties.layers.end()
-    for key in ties.keys:
-        key.end()
-
-
 # ---- how it is made --------------------------------------------------------------------------------------------------
 
 
@@ -766,24 +763,6 @@ def _not_here(call: str) -> InvalidArgument:
         f"{call} of the optimizer that was given to a DistributedOptimizer, which keeps its state elsewhere: call that "
         "of the DistributedOptimizer, on every rank"
     )
-
-
-def _maker(given: Any, consistency: Consistency, asked: Mapping[str, Any], schemes: Schemes) -> Callable[..., Exchange]:
-    def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
-        topology, options = schemes.arranged(given, asked)
-        codec = options.get("codec")
-        if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # it is no gradient
-            more["codec"] = {name: codec for name in values if name != ROLL}
-        more = {**options, **more}
-        if topology is None:
-            ex = parameter_hub(ctx, values, rule=rule, consistency=consistency, **more)
-        else:
-            ex = Exchange(ctx, values, topology, consistency, rule, **more)
-        check_workers(ex, ctx)
-        schemes.made(ex)
-        return ex
-
-    return make
 
 
 def _note(ctx: Context, sentence: str) -> None:

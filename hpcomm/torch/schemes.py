@@ -24,11 +24,11 @@ from . import scheme_table
 from .choice import Decision, check_lossy, decide
 from .key import ParamKey
 from .linear import LinearKey, why_not
+from .start import SERVER_OPTIONS, server_options
 
 VALUES = ("ps", "factors", "adam", "1bit")
 WORDS = ("auto", "paper", *VALUES)
 _PAIRS = ("factors", "adam")  # send pairs
-_SERVERS = ("placement", "servers", "affinity", "interfaces", "apply_at", "tree")  # of ParameterServer
 _LEAST = 4096  # elements: smaller layers go as float32 matrices
 _ROWS = struct.Struct("<q")
 _SHUT = -1  # in place of K: the scheme of the layer is not looked for
@@ -164,7 +164,7 @@ class Schemes:
         apart = {name: scheme for name, scheme in self.of.items() if scheme != "ps"}
         if not apart and not self.codecs:
             return topology, dict(options)
-        servers = {name: options[name] for name in _SERVERS if options.get(name) is not None}
+        servers = server_options(options)
         base = ParameterServer(**servers) if servers else "auto" if topology is None else topology
         places = {name: base.get(name, "flat") if isinstance(base, Mapping) else base for name in self.of}
         codec = options.get("codec")
@@ -181,7 +181,7 @@ class Schemes:
         if parameters is not None:
             each = parameters if isinstance(parameters, Mapping) else dict.fromkeys(self.of, parameters)
             more["codec_out"] = {name: one for name, one in each.items() if self.of.get(name) != "factors"}
-        return places, {**{name: one for name, one in options.items() if name not in _SERVERS}, **more}
+        return places, {**{name: one for name, one in options.items() if name not in SERVER_OPTIONS}, **more}
 
     def begin(self) -> None:
         """Before the first exchange is made: with batch= the schemes are known, else the first step shows how many rows

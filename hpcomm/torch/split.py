@@ -20,6 +20,11 @@ from .stats import Counts
 from .vote import Vote
 
 
+def made_in_two(make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], rules: Rules) -> Exchange:
+    """An exchange whose updates take two calls."""
+    return make(ctx, {key.name: key.value() for key in keys}, rules.by_key(), split=True)
+
+
 class Split(Mode):
     """Two calls a key: fold in the hook, apply in step. BSP with servers."""
 
@@ -43,7 +48,7 @@ class Split(Mode):
         self.bind(self._made())
 
     def _made(self) -> Exchange:
-        return self._make(self.context, {key.name: key.value() for key in self.keys}, self.rules.by_key(), split=True)
+        return made_in_two(self._make, self.context, self.keys, self.rules)
 
     def remake(self) -> None:
         """Between two steps: makes the exchange anew, with the same parameters and state, as make has it now. What
@@ -128,7 +133,7 @@ class Split(Mode):
                 continue
             if key.handle is not None:  # its layer was not used
                 key.receive()
-            counts = not (self.synchronized and self.context.rank and inside.sums(self.exchange))
+            counts = not self.synchronized or self.workers.is_first or not inside.sums(self.exchange)
             if key.is_there() and counts:  # of a sum that all ranks have, one rank's counts
                 key.fold = key.push(fold)
             else:
@@ -199,7 +204,7 @@ class Split(Mode):
         trainer changes it on all of them. Collective."""
         if not zero:
             return []
-        every = self.context.allgather(bytes(key.is_there() for key, _ in zero))
+        every = self.workers.allgather(bytes(key.is_there() for key, _ in zero))
         return [one for one, told in zip(zero, zip(*every, strict=True), strict=True) if any(told)]
 
     def check_scaler(self) -> None:

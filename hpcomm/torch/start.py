@@ -6,6 +6,7 @@ import inspect
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,10 @@ from torch.optim import Optimizer
 from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..exchange.options import EngineOptions, KeywordsButCodec
+from ..topology import ParameterServer
+from ..topology.given import as_topology
 from ..topology.owner_trees import Trees
+from ..topology.protocol import Topology
 from ..words import unexpected
 from .buffers import KINDS
 from .copied_key import make_key
@@ -41,6 +45,8 @@ class Options(KeywordsButCodec, total=False):
     tree: Trees
 
 
+SERVER_OPTIONS = tuple(field.name for field in fields(ParameterServer))
+
 # the number of buffers=, the digest of what is given, whether there is state, the bytes of it, what is wrong
 _OFFER = struct.Struct("<b8sbQ240s")
 _REFUSED = -1  # in place of the number
@@ -64,6 +70,17 @@ def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
     for name in ("shared_params", "in_place", "split", "plan", "groups"):
         if options.get(name):
             raise InvalidArgument(f"{name} is given: hpcomm.torch decides it, leave it out")
+
+
+def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a ParameterServer among the options."""
+    return {name: options[name] for name in SERVER_OPTIONS if options.get(name) is not None}
+
+
+def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
+    """The topology that is given by itself or by options of parameter_hub."""
+    named = server_options(options) if topology is None else {}
+    return ParameterServer(**named) if named else as_topology("auto" if topology is None else topology)
 
 
 def keys_of(

@@ -1,6 +1,6 @@
 """An optimizer's state as torch writes it, from what the owners of an exchange keep, and back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..exchange import Exchange, inside
 from .key import ParamKey
 from .rules import Form
 from .tensors import as_float32, as_tensor
+from .workers import joined
 
 MASTER = "master"  # the float32 values of a parameter of 16 bits, in its state
 
@@ -136,14 +137,51 @@ def load(exchange: Exchange, found: Mapping[str, Loaded], *, drops: bool = True)
     exchange.load_state_dict(shard)
 
 
-def publish(exchange: Exchange, keys: Sequence[ParamKey]) -> None:
-    """Makes the model's values those of the owners. Collective: the same values on every rank."""
+def values_of(keys: Sequence[ParamKey]) -> dict[str, NDArray[np.float32]]:
+    """The model's values by key, each (count,) in the order of memory."""
+    return {key.name: key.value().reshape(-1) for key in keys}
+
+
+def publish(exchange: Exchange, values: Mapping[str, NDArray[np.float32]]) -> None:
+    """Makes values_of the values of the owners. Collective: the same values on every rank."""
     shard, names = exchange.state_dict(), [key.name for key in exchange.plan.keys]
-    values = {key.name: key.value().reshape(-1) for key in keys}
     for row in rows(shard):
         if names[row.key] in values:
             row.params[:] = values[names[row.key]][row.offset : row.offset + row.length]
     exchange.load_state_dict(shard)
+
+
+def bytes_of(found: Mapping[str, Loaded], names: Iterable[str], *, drops: bool) -> NDArray[np.uint8]:
+    """The arguments of load, for a rank that has the same keys. names: of all keys."""
+    head, parts = [int(drops)], []
+    for name in names:
+        own = found.get(name)
+        head += [-1, 0] if own is None else [own.steps, own.params is not None]
+        parts += [] if own is None else [*own.state, *([] if own.params is None else [own.params])]
+    return joined([np.array(head, np.int64), *parts])
+
+
+def loaded_from(
+    data: NDArray[np.uint8], keys: Sequence[ParamKey], forms: Sequence[Form]
+) -> tuple[dict[str, Loaded], bool]:
+    """The reverse of bytes_of: what load takes, and drops."""
+    at = 8 * (1 + 2 * len(keys))
+    drops, *head = data[:at].view(np.int64).tolist()
+    values, found = data[at:].view(np.float32), {}
+    for key, steps, has_params in zip(keys, head[::2], head[1::2], strict=True):
+        if steps < 0:
+            continue
+        n = len(forms[key.group].state) + has_params
+        state, values = np.split(values, [n * key.param.numel()])
+        arrays = list(state.reshape(n, -1))
+        found[key.name] = Loaded(steps, arrays.pop() if has_params else None, arrays)
+    return found, bool(drops)
+
+
+def values_from(data: NDArray[np.uint8], keys: Sequence[ParamKey]) -> dict[str, NDArray[np.float32]]:
+    """values_of, from its bytes."""
+    ends = np.cumsum([key.param.numel() for key in keys])
+    return {key.name: part for key, part in zip(keys, np.split(data.view(np.float32), ends[:-1]), strict=True)}
 
 
 def _count_dtype() -> torch.dtype:

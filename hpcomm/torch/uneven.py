@@ -10,6 +10,7 @@ from ..context import Context
 from ..errors import InvalidArgument, NotSupported, PeerFailed
 from ..local.agree import ended_early
 from .rules import numbers, set_numbers
+from .workers import Workers
 
 _HEAD = 5  # numbers of a message, before the ones of param_groups
 _OUT, _RUNS, _SCALES, _SAVES = 0.0, 1.0, 2.0, 3.0
@@ -24,6 +25,9 @@ class Saver(Protocol):
 
     def miss(self, step: int) -> None:
         """The others save this step, and this rank does not."""
+
+    def save_served(self) -> None:
+        """This rank only serves, and the workers save."""
 
 
 class Uneven:
@@ -81,10 +85,12 @@ class JoinBlock:
     """In a join block ranks meet once a step, by an allgather: who still runs, and with which learning rates. They meet
     once more where they save."""
 
-    def __init__(self, ctx: Context, groups: list[dict[str, Any]], follow: Callable[[], None], uneven: Uneven) -> None:
+    def __init__(
+        self, workers: Workers, groups: list[dict[str, Any]], follow: Callable[[], None], uneven: Uneven
+    ) -> None:
         """follow: makes a step of the others."""
-        self._context, self._groups, self._step, self._uneven = ctx, groups, follow, uneven
-        self._ran = 0  # a rank that made the last step
+        self._workers, self._groups, self._step, self._uneven = workers, groups, follow, uneven
+        self._ran = 0  # the number of a worker that made the last step
 
     def runs(self, scaled: bool) -> None:
         """This rank makes a step. scaled: a GradScaler calls it, which every rank refuses."""
@@ -107,7 +113,7 @@ class JoinBlock:
     def _meet(self, does: float, told: Sequence[float] = (0, 0, 0, 0)) -> list[list[float]]:
         while True:
             mine = np.array([does, *told, *numbers(self._groups)], np.float64)
-            every = [np.frombuffer(part).tolist() for part in self._context.allgather(mine.tobytes())]
+            every = [np.frombuffer(part).tolist() for part in self._workers.allgather(mine.tobytes())]
             if any(own[0] == _SCALES for own in every):
                 raise NotSupported(
                     "GradScaler in a join block: the scaler of a rank that has run out of batches does not follow the "
@@ -115,7 +121,7 @@ class JoinBlock:
                 )
             saver = min((own[1] for own in every if own[0] == _SAVES), default=0.0)
             if not saver:
-                self._ran = next((rank for rank, own in enumerate(every) if own[0]), self._ran)
+                self._ran = next((i for i, own in enumerate(every) if own[0]), self._ran)
                 return every
             if does == _SAVES and told[0] == saver:
                 return every

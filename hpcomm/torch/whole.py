@@ -19,6 +19,17 @@ _keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph
 them the second pass raises (ParamKey.arrived)."""
 
 
+def made_in_one(
+    make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], rules: Rules, consistency: Consistency
+) -> tuple[Exchange, Roll | None]:
+    """An exchange whose updates take one call, and the roll call in it."""
+    values, by_key = {key.name: key.value() for key in keys}, rules.by_key()
+    roll = Roll(keys) if consistency == BSP and ctx.size > 1 else None
+    if roll is not None:
+        values[ROLL], by_key[ROLL] = roll.values, Average()
+    return make(ctx, values, by_key), roll
+
+
 class OnePass(Mode):
     """push_pull of each key in step."""
 
@@ -39,13 +50,8 @@ class OnePass(Mode):
             raise InvalidArgument('clip_norm needs apply="step" and BSP: the norm is that of all gradients')
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self.rules = rules
-        values, by_key = {key.name: key.value() for key in keys}, rules.by_key()
-        self.roll = Roll(keys) if consistency == BSP and ctx.size > 1 else None
-        if self.roll is not None:
-            values[ROLL], by_key[ROLL] = self.roll.values, Average()
         self._every_key = consistency not in (BSP, ASYNC)  # others wait for the pushes of each key
-        made = make(ctx, values, by_key)
-        values.clear()  # arrays over the parameters
+        made, self.roll = made_in_one(make, ctx, keys, rules, consistency)
         self.bind(made)
 
     def bind(self, exchange: Exchange) -> None:

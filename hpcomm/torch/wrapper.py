@@ -16,11 +16,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
 from ..exchange import Exchange, inside
 from .key import ParamKey
 from .tensors import listed
+from .workers import Workers
 
 _TORCH = f"{Path(torch.__file__).parent}{sep}"
 
@@ -59,6 +59,12 @@ class Wrapper(Optimizer):
         self._let_go()
         for one in exchanges:
             one.close()
+
+    @property
+    def _workers(self) -> Workers:
+        """The ranks that train: all, unless a subclass knows better."""
+        ctx = self.exchange.context
+        return Workers(ctx, tuple(range(ctx.size)))
 
     @property
     def state(self) -> Any:
@@ -207,10 +213,3 @@ def check_kinds(optimizer: Any, model: Any, refused: type[Optimizer], what: str 
         raise InvalidArgument(f"model is a {type(model).__name__}: must be a torch.nn.Module")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise InvalidArgument("model is a DistributedDataParallel, which exchanges gradients itself: give model.module")
-
-
-def check_workers(made: Exchange, ctx: Context) -> None:
-    """Closes an exchange in which ranks only serve, and raises NotSupported."""
-    if len(made.plan.workers) < ctx.size:
-        made.close()
-        raise NotSupported("a rank would only serve: with hpcomm.torch every rank is a worker")

@@ -1,0 +1,51 @@
+"""How a DistributedOptimizer ends: it lets go of the model and of the optimizer that it wraps."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import ref
+
+from torch.optim import Optimizer
+
+from ..exchange import inside
+from .key import ParamKey
+from .linear import LinearKey
+from .mode import Mode
+from .owned import OwnedState
+from .syncer import Layers
+from .wrapper import Wrapper, release
+
+
+class Ties(NamedTuple):
+    """What holds a model and the wrapped optimizer to a DistributedOptimizer, and nothing of that itself."""
+
+    owner: "ref[Wrapper]"
+    keys: Sequence[ParamKey]
+    wrapped: Optimizer
+    layers: Layers
+    hooked: Mapping[int, Any]
+    more: Sequence[Any]  # other hooks
+
+    def cut(self) -> None:
+        """Takes all hooks off, and leaves the wrapped optimizer with a state of its own. A second call does nothing."""
+        if isinstance(self.wrapped.state, OwnedState):
+            self.wrapped.state = defaultdict(dict)
+        for hook in (*self.hooked.values(), *self.more):
+            hook.remove()
+        self.layers.remove()
+        for key in self.keys:
+            if isinstance(key, LinearKey):
+                key.unwatch()
+        release(self.owner, self.keys)
+
+
+def dropped(mode: Mode, ties: Ties) -> None:
+    """The optimizer was dropped, perhaps without close: gives its exchanges back."""
+    ties.cut()
+    mode.workers.close()
+    mode.release()
+    for exchange in mode.exchanges():
+        inside.drop(exchange)
+    ties.layers.end()
+    for key in ties.keys:
+        key.end()

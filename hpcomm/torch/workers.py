@@ -1,0 +1,123 @@
+"""The ranks that train, in a job where other ranks only serve (PHub, section 2.2: placements NCC and NCS)."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..context import Context
+from ..errors import HpcommError, InvalidArgument, NotSupported
+
+
+class Call(IntEnum):
+    """A collective call of the workers in which ranks that only serve take part."""
+
+    END = 0  # the first worker closes: there are no more
+    MEET = 1  # an allgather; size: bytes of each rank
+    GATHER = 2  # the owners' values go to all ranks
+    LOAD = 3  # the owners take a state; size: its bytes
+    PUBLISH = 4  # the owners take parameters; size: their bytes
+    SAVE = 5  # the owners copy their part of a checkpoint; size: the number of the saver
+
+
+class Workers:
+    """The workers of a job as each of its ranks knows them. Before each collective call the first worker names it to
+    the ranks that only serve, which take part. Where no rank only serves nothing is sent. Collective to make.
+
+    Attributes:
+        ranks: that train, in rising order.
+        serving: that only serve.
+        serves: whether this rank does.
+    """
+
+    def __init__(self, ctx: Context, ranks: tuple[int, ...]) -> None:
+        self.ranks, self._context = ranks, ctx
+        self.serving = tuple(rank for rank in range(ctx.size) if rank not in ranks)
+        self.serves = ctx.rank in self.serving
+        self.is_first = ctx.rank == ranks[0]
+        self._told = 0  # calls, as far as this rank knows
+        self._ended = False
+        if self.serving:
+            self._window = ctx.window(2, np.int64, signals=1)
+            ctx._exchanges[id(self)] = self  # its close closes this one
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        """The bytes of each worker, in the order of ranks. Collective."""
+        self.tell(Call.MEET, len(data))
+        every = self._context.allgather(data)
+        return [every[rank] for rank in self.ranks]
+
+    def tell(self, call: Call, size: int = 0) -> None:
+        """This rank makes a collective call. A rank that only serves waits until the workers make it.
+
+        Raises:
+            InvalidArgument: this rank only serves, and the workers make another call.
+        """
+        if self.serves:
+            self._expect(call)
+        elif self.is_first and self.serving:
+            self._say(call, size)
+
+    def send(self, call: Call, values: Callable[[], NDArray[np.uint8]]) -> None:
+        """tell, with bytes of the first worker, as many on all workers, for the ranks that only serve."""
+        if self.serves:
+            self.receive(self._expect(call))
+        elif self.serving:
+            data = values()
+            self.tell(call, data.size)
+            window = self._context.window(data.size)
+            for server in self.serving if self.is_first else ():
+                window.put(server, data)
+            window.flush()
+            self._context.barrier()
+
+    def receive(self, size: int) -> NDArray[np.uint8]:
+        """The bytes that come with a call."""
+        window = self._context.window(size)
+        self._context.barrier()
+        return window.array
+
+    def hear(self, timeout: float | None = None) -> tuple[Call, int]:
+        """The next call of the workers, and its size. For ranks that only serve."""
+        if self._ended:
+            return Call.END, 0
+        self._window.wait_signal(0, self._told + 1, timeout, self.ranks[0])
+        self._told += 1
+        call, size = self._window.array.tolist()
+        self._ended = call == Call.END
+        return Call(call), size
+
+    def _expect(self, call: Call) -> int:
+        heard, size = self.hear()
+        if heard != call:
+            raise InvalidArgument(
+                f"rank {self._context.rank} only serves, and makes another collective call than the workers: they "
+                "call in the same order, or this rank calls optimizer.serve(), which takes part in all of them"
+            )
+        return size
+
+    def _say(self, *told: int) -> None:
+        self._told += 1
+        for server in self.serving:
+            self._window.put_signal(server, np.array(told, np.int64), signal=0, value=self._told)
+
+    def no_recovery(self) -> NotSupported:
+        return NotSupported(
+            f"recover: the optimizer steps on each worker, and ranks {list(self.serving)} only serve: make another "
+            "DistributedOptimizer, of the context that Context.shrink gives, and restore a checkpoint"
+        )
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ranks that only serve learn that no call follows. Again is no error."""
+        if self.is_first and self.serving and not self._ended:
+            self._ended = True
+            with suppress(HpcommError):  # a rank that is gone needs no news
+                self._say(Call.END, 0)
+
+
+def joined(parts: list[NDArray[Any]]) -> NDArray[np.uint8]:
+    """The bytes of arrays, one behind the other."""
+    return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
