@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import mpi
@@ -50,6 +51,29 @@ def test_a_rank_that_computes_is_waited_for(transport: str) -> None:
         assert f"rank {LATE} has computed for " in sentence
     assert len(told[1]) <= 1, told  # one only if rank 0 was too busy to answer
     assert told[LATE] == []
+
+
+def saves_with_a_server(folder: str) -> None:
+    """Rank LATE computes, rank 0 waits for the server, and the server for rank 0, which says when to save."""
+    with hpcomm.init(mpi.world(), look_after=SOON, timeout=1800) as context:
+        params = {"w": np.zeros(10, np.float32)}
+        topology = hpcomm.ParameterServer("NCC", servers=[1])
+        ex = hpcomm.Exchange(context, params, topology, rule=hpcomm.SGD(1.0))
+        with hpcomm.Checkpointer(ex, folder, every=2) as checkpointer:
+            if not ex.params:
+                checkpointer.serve()
+            for step in range(2) if ex.params else ():
+                if context.rank == LATE and step == 1:
+                    time.sleep(4.5 * SOON)
+                ex.step({"w": np.ones(10, np.float32)})
+                checkpointer.after(step + 1)
+        ex.close()
+        context.barrier()
+        assert hpcomm.latest(folder) == 2
+
+
+def test_a_server_that_saves_waits_while_a_rank_computes(tmp_path: Path) -> None:
+    mpi.spawn(SIZE, saves_with_a_server, str(tmp_path))
 
 
 def frozen() -> list[tuple[int, str]]:

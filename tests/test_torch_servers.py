@@ -4,6 +4,7 @@ such ranks."""
 import hashlib
 import math
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -418,7 +419,26 @@ def test_four_ranks(name: str, cases: list[dict[str, str]]) -> None:
     assert [own[name] for own in cases] == [""] * 4, "\n".join(own[name] for own in cases)
 
 
-# ---- deaths ----------------------------------------------------------------------------------------------------------
+# ---- waits and deaths ------------------------------------------------------------------------------------------------
+
+
+def one_computes() -> None:
+    """Rank 1 computes; rank 0 waits for the server, and the server for the next call of rank 0."""
+    torch.set_num_threads(1)
+    with hpcomm.init(mpi.world(), look_after=0.3, timeout=1800) as ctx:
+        model = net()
+        optimizer = ht.DistributedOptimizer(sgd(model.parameters()), ctx, model, placement="NCC", servers=[2])
+        if ctx.rank == 2:
+            optimizer.serve()
+        for step in range(2) if ctx.rank < 2 else ():
+            if ctx.rank == step == 1:
+                time.sleep(1.5)
+            plain(model, optimizer, Batches(ctx.rank), step)
+        optimizer.close()
+
+
+def test_a_worker_that_computes_for_long_is_no_deadlock() -> None:
+    mpi.spawn(3, one_computes)
 
 
 def loses_a_rank(dies: int) -> tuple[list[int], str]:

@@ -313,8 +313,9 @@ class Checkpointer:
     def _copy_served(self, timeout: float) -> bool:
         """Saves on a rank that only serves, when the first worker says so; whether there is more to come."""
         first = self._workers[0]
-        # a wait for anything works for the rows of this rank
-        step = self._window.wait_signal(2 * self._size + first, self._last + 1, timeout, first)
+        # A wait for anything works for the rows of this rank. It is for any rank: while another worker computes, the
+        # first one waits for this rank in turn, which is no deadlock.
+        step = self._window.wait_signal(2 * self._size + first, self._last + 1, timeout)
         if step == _END:
             return False
         try:

@@ -97,7 +97,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         block = self._optimizer._join
         if block is not None:
             return block.saves(*told)
-        every = self._optimizer._workers.allgather(np.array(told[1:], np.float64).tobytes())
+        every = self._optimizer._workers.allgather(np.array(told[1:], np.float64).tobytes(), self._timeout)
         return job_step([np.frombuffer(part).tolist() for part in every])
 
     def _save_model(self, step: int) -> bool:

@@ -44,10 +44,10 @@ class Workers:
             self._window = ctx.window(2, np.int64, signals=1)
             ctx._exchanges[id(self)] = self  # its close closes this one
 
-    def allgather(self, data: bytes) -> list[bytes]:
+    def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
         """The bytes of each worker, in the order of ranks. Collective."""
         self.tell(Call.MEET, len(data))
-        every = self._context.allgather(data)
+        every = self._context.allgather(data, timeout)
         return [every[rank] for rank in self.ranks]
 
     def tell(self, call: Call, size: int = 0) -> None:
@@ -84,7 +84,8 @@ class Workers:
         """The next call of the workers, and its size. For ranks that only serve."""
         if self._ended:
             return Call.END, 0
-        self._window.wait_signal(0, self._told + 1, timeout, self.ranks[0])
+        # For any rank: while another worker computes, the first one waits for this rank in turn, which is no deadlock.
+        self._window.wait_signal(0, self._told + 1, timeout)
         self._told += 1
         call, size = self._window.array.tolist()
         self._ended = call == Call.END
