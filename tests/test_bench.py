@@ -199,6 +199,7 @@ def test_a_planted_wrong_value_over_tcp_is_found() -> None:
             },
         ),
         (4, {"push_pull": []}),
+        (3, {"chunk_sweep": ["--servers", "1", "--affinity", "key,worker"], "placements": ["--placement", "CS,NCC"]}),
     ],
 )
 def test_more_ranks_than_cores(ranks: int, runs: dict[str, list[str]]) -> None:

@@ -8,6 +8,7 @@ serve() on the servers. Composites and Gloo run among the workers alone. Gloo su
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,37 +41,63 @@ def warmed(measure: Measure) -> Measure:
     return turn
 
 
-def group_of(bench: Bench, ranks: int) -> MPI.Intracomm | None:
-    """The first ranks, in a communicator of their own. Collective."""
-    group = bench.comm.Split(0 if bench.rank < ranks else MPI.UNDEFINED)
-    return None if group == MPI.COMM_NULL else MPI.Intracomm(group)
+class Crew:
+    """The workers among a benchmark's ranks, the first ones, and contexts of them and the servers behind them.
 
+    Attributes:
+        bench: the workers'; None on a rank that only serves.
+        job: theirs; likewise.
+    """
 
-def placed(bench: Bench, job: Job | None, keys: Sequence[models.Key], placement: str, workers: int) -> Contender:
-    """hpcomm under a placement. job: None on a rank that is no worker. Collective."""
-    servers = {"NCC": 1, "NCS": bench.options.servers}.get(placement, 0)
-    name, chunk = f"hpcomm {placement}", bench.options.chunk
-    group = group_of(bench, workers + servers)
-    if group is None:
-        return Contender(name, "hpcomm", nothing)
-    context = hpcomm.init(group, transport=bench.options.transport or None, devices=bench.options.devices or None)
-    bench.ends.append(context.close)
-    hub: dict[str, Any] = {"placement": placement, "servers": range(workers, workers + servers) if servers else None}
+    def __init__(self, bench: Bench, servers: int, keys: Sequence[models.Key], m: int = 1) -> None:
+        """servers: ranks that only serve. m: of Job. Collective."""
+        self._all, self._workers, self._keys = bench, bench.size - servers, keys
+        if servers < 0 or self._workers < 1:
+            raise SystemExit(f"--servers {servers} of {bench.size} ranks: must be 0 or more, and leave a worker")
+        self._contexts: dict[int, hpcomm.Context | None] = {}
+        group = self._group(0)
+        self.bench = None if group is None else Bench(bench.options, group)
+        self.job = None if self.bench is None else Job(self.bench, keys, m)
+        if self.bench is not None:
+            bench.ends.append(self.bench.close)
 
-    def work(n: int) -> Samples:
-        assert job is not None
-        made = exchange(job, name, chunk, step=True, hub=hub, context=context)
-        found = warmed(made.measure)(n)
-        made.close()
-        return found
+    def _group(self, servers: int) -> MPI.Intracomm | None:
+        """The workers and the first servers; None on other ranks."""
+        group = self._all.comm.Split(0 if self._all.rank < self._workers + servers else MPI.UNDEFINED)
+        return None if group == MPI.COMM_NULL else MPI.Intracomm(group)
 
-    def serve(n: int) -> Samples:
-        zeros = {key.name: np.zeros(key.count, np.float32) for key in keys}
-        with hpcomm.parameter_hub(context, zeros, **hub, **settings(bench, chunk)) as made:
-            made.serve()
-        return [], 0
+    def _context(self, servers: int) -> hpcomm.Context | None:
+        if servers not in self._contexts:
+            group, options = self._group(servers), self._all.options
+            reach = {"transport": options.transport or None, "devices": options.devices or None}
+            made = self._contexts[servers] = None if group is None else hpcomm.init(group, **reach)
+            if made is not None:
+                self._all.ends.append(made.close)
+        return self._contexts[servers]
 
-    return Contender(name, "hpcomm", serve if job is None else work)
+    def contender(
+        self, name: str, placement: str, chunk: int, servers: int = 0, cores: int = 0, **more: object
+    ) -> Contender:
+        """hpcomm under a placement. servers: that it has besides the workers. chunk, cores: of push_pull's settings.
+        more: arguments of parameter_hub. Collective."""
+        context, workers = self._context(servers), self._workers
+        hub: dict[str, Any] = {"placement": placement, **more}
+        hub |= {"servers": range(workers, workers + servers)} if servers else {}
+
+        def work(job: Job, n: int) -> Samples:
+            made = exchange(job, name, chunk, step=True, cores=cores, hub=hub, context=context)
+            found = warmed(made.measure)(n)
+            made.close()
+            return found
+
+        def serve(ctx: hpcomm.Context, n: int) -> Samples:
+            zeros = {key.name: np.zeros(key.count, np.float32) for key in self._keys}
+            with hpcomm.parameter_hub(ctx, zeros, **hub, **settings(self._all, chunk, cores=cores)) as made:
+                made.serve()
+            return [], 0
+
+        turn = nothing if context is None else partial(work, self.job) if self.job else partial(serve, context)
+        return Contender(name, "hpcomm", turn)
 
 
 def beside(job: Job) -> Iterator[Contender]:
@@ -84,21 +111,18 @@ def beside(job: Job) -> Iterator[Contender]:
 
 
 def contenders(bench: Bench, size: int) -> Sequence[Contender]:
-    options, workers = bench.options, bench.size - bench.options.servers
+    options = bench.options
     alone = {"NCC", "NCS"} & set(options.placement)
-    if workers < 1 or bool(alone) != (options.servers > 0):
-        needs = f"{' and '.join(sorted(alone))} need" if alone else "CC and CS have no"
-        raise SystemExit(
-            f"{bench.size} ranks, --servers {options.servers}: {needs} ranks that only serve, and a worker"
-        )
-    keys = model(options, size).keys
-    group = group_of(bench, workers)
-    crew = None if group is None else Bench(options, group)
-    if crew is not None:
-        bench.ends.append(crew.close)
-    job = None if crew is None else Job(crew, keys, 1)
-    hubs = [placed(bench, job, keys, name, workers) for name in options.placement if bench.wanted(f"hpcomm {name}")]
-    peers = [] if job is None else list(beside(job))
+    if alone and options.servers == 0:
+        raise SystemExit(f"--servers 0: {' and '.join(sorted(alone))} need a rank that only serves")
+    crew = Crew(bench, options.servers, model(options, size).keys)
+    servers = {"NCC": 1, "NCS": options.servers}
+    hubs = [
+        crew.contender(name, placement, options.chunk, servers.get(placement, 0))
+        for placement in options.placement
+        if bench.wanted(name := f"hpcomm {placement}")
+    ]
+    peers = [] if crew.job is None else list(beside(crew.job))
     named = bench.comm.bcast([(peer.name, peer.role) for peer in peers])
     return [*hubs, *(peers or [Contender(name, role, nothing) for name, role in named])]
 
