@@ -31,6 +31,7 @@ TINY = {
     "limits": [*FEW, "-b", "64K", "-e", "64K", "-R", "512K"],
     "graph_exchange": [*FEW, "-b", "20000", "-e", "160000", "-f", "8", "-g", "1"],
     "broadcast": ["-n", "2", "-N", "2", "-b", "64K", "-e", "64K"],
+    "placements": ["-N", "2", "-s", "20000", "--placement", "CS,NCC,NCS"],
 }
 BOTH = {"hpcomm C", "hpcomm Python"}
 IN_C = ("hpcomm C", "scalar C", "NumPy")
@@ -67,6 +68,7 @@ EXPECTED = {
         "Neighbor_allgather + NumPy in blocks",
     },
     "broadcast": {"hpcomm chain", "hpcomm binary tree", "hpcomm flat", "MPI Bcast"},
+    "placements": {"hpcomm CS", "hpcomm NCC", "hpcomm NCS", "Allreduce + update"},
 }
 OVER_TCP = {
     "put_lat": {*BOTH, "hpcomm C, sleeping", "socket pair, spinning (bound)", "socket pair, blocking (bound)"},
@@ -197,6 +199,7 @@ def test_a_planted_wrong_value_over_tcp_is_found() -> None:
             },
         ),
         (4, {"push_pull": []}),
+        (3, {"chunk_sweep": ["--servers", "1", "--affinity", "key,worker"], "placements": ["--placement", "CS,NCC"]}),
     ],
 )
 def test_more_ranks_than_cores(ranks: int, runs: dict[str, list[str]]) -> None:
@@ -447,7 +450,12 @@ def processes_with(argument: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "keys", "parameters"),
-    [("alexnet", 16, 61_100_840), ("vgg19", 38, 143_667_240), ("resnet50", 161, 25_557_032)],
+    [
+        ("alexnet", 16, 61_100_840),
+        ("vgg19", 38, 143_667_240),
+        ("resnet50", 161, 25_557_032),
+        ("resnet18", 62, 11_689_512),
+    ],
 )
 def test_models_have_the_layers_of_their_definitions(
     name: str, keys: int, parameters: int, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "models"
-NAMES = ("alexnet", "vgg19", "resnet50", "transformer38", "gpt145", "lstm11", "mlp34")
+NAMES = ("alexnet", "vgg19", "resnet18", "resnet50", "transformer38", "gpt145", "lstm11", "mlp34")
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,25 @@ def sweep(axis: Any, document: Row) -> None:
     axis.grid(alpha=0.3)
 
 
+def pairs(axis: Any, document: Row) -> None:
+    """Exchanges a second of all workers over the number of queue pairs, of chunk_sweep's largest buffer (PHub, figure
+    16, right); a line for each chunk size and affinity."""
+    options = document["options"]
+    size, workers = max(row["size"] for row in document["rows"]), document["ranks"] - options.get("servers", 0)
+    found = {row["name"]: row for row in document["rows"] if row["size"] == size}
+    for affinity, chunk in product(options.get("affinity", ["key"]), sorted(options["chunks"])):
+        points = [(cores, found.get(chunk_name(chunk, cores, affinity))) for cores in sorted(options["cores"])]
+        own = [(cores, 1e3 * workers / milliseconds(row)) for cores, row in points if row is not None]
+        if own:
+            axis.plot(*zip(*own, strict=True), "-o", linewidth=2, label=named_size(chunk) + _way(0, affinity))
+    axis.set_xticks(sorted(options["cores"]))
+    axis.set_ylim(bottom=0)
+    title = f"push_pull of {named_size(size)} by {workers} workers"
+    axis.set(title=title, xlabel="queue pairs of a worker", ylabel="exchanges/s, all workers")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+
+
 def rates(axis: Any, rows: Sequence[Row], heading: str) -> None:
     """GB/s of each contender of one size; between hosts and within one lie two orders of magnitude."""
     colours = {"hpcomm": "tab:blue", "peer": "tab:red", "bound": "black"}

@@ -32,6 +32,17 @@ def several(size: int) -> int:
     return max(1, min(2000, 2 * MIB // size))
 
 
+def settings(bench: Bench, chunk: int, shared: bool = False, cores: int = 0) -> dict[str, Any]:
+    """Arguments of an exchange, alike on all ranks. chunk, cores: of each server; 0: the exchange's own choice."""
+    return {
+        "rule": hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
+        "chunk_bytes": chunk or None,
+        "cores": cores or None,
+        "shared_params": shared,
+        "timeout": bench.options.timeout,
+    }
+
+
 def exchange(
     job: Job,
     name: str,
@@ -41,23 +52,18 @@ def exchange(
     cores: int = 0,
     affinity: str = "key",
     hub: Mapping[str, Any] | None = None,
+    context: hpcomm.Context | None = None,
 ) -> Contender:
     """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call
-    instead of one by one. cores: of each server, 0 for the Exchange's own choice. hub: arguments of parameter_hub,
-    which makes the exchange then."""
+    instead of one by one. chunk, shared, cores: of settings. hub: arguments of parameter_hub, which makes the exchange
+    then. context: of the exchange, in which the job's ranks have the same numbers; None: the job's own."""
     names = [key.name for key in job.keys]
     params_of = dict(zip(names, job.params(), strict=True))
-    given: dict[str, Any] = {
-        "rule": hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
-        "chunk_bytes": chunk,
-        "cores": cores or None,
-        "shared_params": shared,
-        "timeout": job.bench.options.timeout,
-    }
+    given, ctx = settings(job.bench, chunk, shared, cores), context or job.bench.context
     if hub is None:
-        made = hpcomm.Exchange(job.bench.context, params_of, hpcomm.ParameterServer(affinity=affinity), **given)
+        made = hpcomm.Exchange(ctx, params_of, hpcomm.ParameterServer(affinity=affinity), **given)
     else:
-        made = hpcomm.parameter_hub(job.bench.context, params_of, **hub, **given)
+        made = hpcomm.parameter_hub(ctx, params_of, **hub, **given)
     params = [made.params[key] for key in names]
     places = [made.gradient(key) for key in names]  # with a depth of 1 they stay where they are
 
@@ -262,7 +268,8 @@ def racks_of(text: str) -> list[list[int]]:
     return found
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def add_buffers(parser: argparse.ArgumentParser, chunk: int) -> None:
+    """The keys that are pushed. chunk: the default of --chunk."""
     parser.add_argument(
         "-s", "--sizes", type=lambda text: [nbytes(part) for part in text.split(",")], default=SIZES,
         help="sizes of the flat buffer, e.g. 8,64K,4M",
@@ -270,7 +277,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-M", "--model", choices=("flat", *models.NAMES), default="flat", help="model whose keys are pushed"
     )
-    parser.add_argument("--chunk", type=nbytes, default=32 << 10, help="bytes that one core owns, e.g. 32K")
+    parser.add_argument("--chunk", type=nbytes, default=chunk, help="bytes that one core owns, e.g. 32K")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    add_buffers(parser, 32 << 10)
     parser.add_argument(
         "--modes", type=lambda text: text.split(","), default=[],
         help="who folds, a contender each: thread, inline; default: as the exchange chooses",

@@ -36,7 +36,8 @@ BOOTING = 90  # seconds
 HARDWARE = ["--memory", "4G", "--cpus", "2", "--append", "tsc=reliable", "--append", "clocksource=tsc"]
 VERBS = ("--transport", "verbs")
 FEW = ("-N", "3", "-n", "1")
-BOTH_WAYS = ("--affinity", "key,worker", "-m", "1")
+# Two workers and a server: worker by interface gives each pair of ranks one of the two NICs.
+BOTH_WAYS = ("--affinity", "key,worker", "-m", "1", "--servers", "1")
 # MPI only starts the ranks: what it knows of RDMA itself stays out of the way.
 OPEN_MPI = "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm OMPI_MCA_osc=^ucx"
 
@@ -48,6 +49,7 @@ class Run:
     Attributes:
         quick: instead of arguments, to see that all runs.
         limit: seconds for its cycles.
+        ranks: of mpirun.
     """
 
     key: str
@@ -56,6 +58,7 @@ class Run:
     arguments: tuple[str, ...]
     quick: tuple[str, ...]
     limit: int = 80
+    ranks: int = 2
 
     @property
     def longest(self) -> int:
@@ -113,6 +116,8 @@ RUNS = (
         "chunk_sweep",
         (*VERBS, "-b", "4M", "-e", "4M", "--chunks", "4K,32K,256K", "--cores", "1,2,4", *BOTH_WAYS, *FEW),
         (*VERBS, "-b", "1M", "-e", "1M", "--chunks", "32K", "--cores", "2", *BOTH_WAYS, *FEW),
+        240,
+        ranks=3,
     ),
 )
 
@@ -120,7 +125,7 @@ RUNS = (
 def command(run: Run, quick: bool, folder: Path) -> str:
     """A line of the guest's script: what a benchmark prints, its JSON and its status go to files in the folder."""
     arguments = [*(run.quick if quick else run.arguments), "-L", str(run.limit), "-J", str(folder / f"{run.key}.json")]
-    words = ["timeout", "-k", "5", str(run.longest), *launcher(2), module_of(run.module), *arguments]
+    words = ["timeout", "-k", "5", str(run.longest), *launcher(run.ranks), module_of(run.module), *arguments]
     told, status = (shlex.quote(f"{folder}/{run.key}.{what}") for what in ("txt", "status"))
     return f"status=0; {shlex.join(words)} >{told} 2>&1 || status=$?; echo $status >{status}\n"
 

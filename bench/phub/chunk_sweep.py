@@ -4,10 +4,14 @@ section 4.6 and figure 16), and of both ways to use several NICs (section 4.5).
 One exchange for each, all in the same processes in turns. Where memory is mapped a push is one event for each core that
 owns some of the key, whatever the chunks, and a core's chunks of a key lie together. What is left: small chunks deal
 more evenly, and each costs the bookkeeping of a row. Over RDMA each core has a queue pair to every worker.
+
+--servers 1 has PBox's arrangement, as the paper: the last rank only serves. Worker by interface is a NIC for each pair
+of ranks, so two ranks that both work and serve would use one NIC alone; two workers and a server use two.
 """
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from bench.common.harness import Bench, Benchmark, Contender, main, nbytes
 from bench.common.rows import Row
 from bench.common.training import Job
 from bench.ops.push_pull import exchange, several
+from bench.phub.placements import Crew
 
 KIB, MIB = 1 << 10, 1 << 20
 CHUNKS = [KIB << shift for shift in range(2, 13)]  # 4 KiB to 4 MiB
@@ -23,11 +28,23 @@ CHUNKS = [KIB << shift for shift in range(2, 13)]  # 4 KiB to 4 MiB
 
 def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     options = bench.options
-    job = Job(bench, models.flat(size).keys, options.agg_iters or several(size))
+    keys, m = models.flat(size).keys, options.agg_iters or several(size)
+    ways = [
+        (plots.chunk_name(chunk, cores, affinity), affinity, cores, chunk)
+        for affinity, cores, chunk in product(options.affinity, options.cores, options.chunks)
+    ]
+    if options.servers:
+        crew, place = Crew(bench, options.servers, keys, m), "NCC" if options.servers == 1 else "NCS"
+        return [
+            crew.contender(name, place, chunk, options.servers, cores, affinity=affinity)
+            for name, affinity, cores, chunk in ways
+            if bench.wanted(name)
+        ]
+    job = Job(bench, keys, m)
     return [
         exchange(job, name, chunk, cores=cores, affinity=affinity)
-        for affinity, cores, chunk in product(options.affinity, options.cores, options.chunks)
-        if bench.wanted(name := plots.chunk_name(chunk, cores, affinity))
+        for name, affinity, cores, chunk in ways
+        if bench.wanted(name)
     ]
 
 
@@ -43,10 +60,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--affinity", type=lambda text: text.split(","), default=["key"],
         help="how several NICs are used, key,worker: one of each core, or one of each pair of ranks",
     )  # fmt: skip
+    parser.add_argument("--servers", type=int, default=0, help="ranks that only serve, the last ones; 0: all do both")
 
 
 def draw(document: Row, path: Path) -> bool:
-    return plots.figure(path, [lambda axis: plots.sweep(axis, document)], plots.title(document))
+    draws = [partial(plots.sweep, document=document), partial(plots.pairs, document=document)]
+    return plots.figure(path, draws[: 1 + (len(document["options"]["cores"]) > 1)], plots.title(document))
 
 
 BENCHMARK = Benchmark(

@@ -256,8 +256,11 @@ def rate(cluster: Cluster, *ways: tuple[str, str]) -> float:
 
 
 def test_links_have_the_rate_they_are_given() -> None:
-    with Cluster(2, rate="100mbit") as cluster:
+    with Cluster(3, rate="100mbit", rates={"h3": "400mbit"}) as cluster:
         assert 50 < rate(cluster, ("h1", "h2")) < 130
+        assert rate(cluster, ("h3", "h1"), ("h3", "h2")) > 150
+    with pytest.raises(ValueError, match="rates of h4: the hosts are h1, h2, h3"):
+        Cluster(3, rates={"h4": "1gbit"})
 
 
 def test_racks_share_a_link_each() -> None:
