@@ -3,9 +3,10 @@
 import argparse
 from collections.abc import Iterator, Sequence
 
+from bench.common.layers import QUARTER
 from bench.common.options import add_output, add_quick
 from bench.ops.hosts_bench import Shape, rate_of, shape_of
-from bench.poseidon.networks import NETWORKS, QUARTER
+from bench.poseidon.networks import NETWORKS
 from bench.poseidon.systems import ACCURACY, CONVERGENCE, FIGURES, LINEAR, SYSTEMS
 from bench.poseidon.table import NAMES
 
