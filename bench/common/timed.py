@@ -24,24 +24,32 @@ class Trainer:
 
     Attributes:
         exchange: hpcomm.Exchange, or what has its methods that are called here.
-        after: layers are pushed when the backward pass has ended, and waited for before the next forward pass.
-        copying: seconds that a layer's parameter takes before it is pushed, and again when it has arrived.
+        after: layers are pushed when the backward pass has ended.
+        whole: all layers are waited for before the next forward pass; so they are with after.
+        copying: seconds of a layer for each of its parameters, before it is pushed and again when it has arrived.
         at: the moment at which the layers that were asked for so far have been computed.
         stalled: seconds in which a layer was waited for.
         marks: when each step began.
     """
 
     def __init__(
-        self, exchange: Any, layers: Sequence[Layer], seconds: float, after: bool = False, copying: float = 0.0
+        self,
+        exchange: Any,
+        layers: Sequence[Layer],
+        seconds: float,
+        after: bool = False,
+        whole: bool = False,
+        copying: float = 0.0,
     ) -> None:
         self.exchange, self.layers, self.after, self.copying = exchange, layers, after, copying
+        self.whole = after or whole
         self.times = list(times(layers, seconds))
         self.under_way: dict[str, Any] = {}
         self.at, self.stalled, self.steps = time.perf_counter(), 0.0, 0
         self.marks = list[tuple[float, float, float]]()
 
     def step(self) -> None:
-        if self.after:
+        if self.whole:
             self.drain()
         self.marks.append((self.at, self.stalled, processor()))
         for layer, (forward, _) in zip(self.layers, self.times, strict=True):

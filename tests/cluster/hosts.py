@@ -14,7 +14,8 @@
         cluster.kill("h3")                               # SIGKILL to all of its processes; the host can be used again
 
 For benchmarks: with the folder tests on sys.path, `from cluster.hosts import HEAD, Cluster, Unavailable`. Unavailable
-says why a machine cannot do it. Rates are tbf's at both ends of a link; rate=None leaves them unshaped. A link passes
+says why a machine cannot do it. Rates are tbf's at both ends of a link; rate=None leaves them unshaped, and
+rates={"h4": "10gbit"} gives some hosts a link of another rate. A link passes
 what its bucket (burst) holds at once: 256 KiB, or 16 KiB where a step sends little. Cluster(4, racks=2,
 uplink="250mbit") has a switch for each rack, which one link of that rate joins to the switch of all racks.
 mpirun(hosts, ranks_per_host=..., path=...) gives the command line of Open MPI or MPICH, whichever path is; by default
@@ -88,15 +89,17 @@ class Entered(subprocess.Popen[str]):
 
 
 class Cluster:
-    """hosts: how many, h1 and on. second: each has an eth1, too, in a network of its own. mtu: of all links.
-    family: 4 or 6, the version of IP; mpirun and firewall need 4. racks: how many; each has equally many hosts that
-    follow one another. uplink: the rate of each rack's link to the others, by default that of a host."""
+    """hosts: how many, h1 and on. rates: of the links of these hosts, instead of rate. second: each has an eth1, too,
+    in a network of its own. mtu: of all links. family: 4 or 6, the version of IP; mpirun and firewall need 4. racks:
+    how many; each has equally many hosts that follow one another. uplink: the rate of each rack's link to the others,
+    by default that of a host."""
 
     def __init__(
         self,
         hosts: int = 4,
         *,
         rate: str | None = "1gbit",
+        rates: Mapping[str, str | None] | None = None,
         burst: str = "256k",
         racks: int = 1,
         uplink: str | None = None,
@@ -107,7 +110,10 @@ class Cluster:
         if racks < 1 or hosts % racks:
             raise ValueError(f"{hosts} hosts in {racks} racks: each rack has equally many")
         self.hosts = tuple(f"h{i + 1}" for i in range(hosts))
-        self._rate, self._burst, self._mtu, self._family = rate, burst, mtu, family
+        self._rates = {**dict.fromkeys(self.hosts, rate), **(rates or {})}
+        if unknown := set(self._rates) - set(self.hosts):
+            raise ValueError(f"rates names {', '.join(sorted(unknown))}: the hosts are h1 to {self.hosts[-1]}")
+        self._burst, self._mtu, self._family = burst, mtu, family
         self._racks, self._uplink = racks, uplink or rate
         self._interfaces = ("eth0", "eth1") if second else ("eth0",)
         self._holders: dict[str, subprocess.Popen[str]] = {}
@@ -360,14 +366,15 @@ class Cluster:
                     f"link set {port} master {self._bridge(interface, host)}",
                     f"link set {port} addrgenmode none up",
                 ]
-                shape += [self._shape(port, self._rate)] if self._rate else []
+                if rate := self._rates[host]:
+                    shape.append(self._shape(port, rate))
         self._ip(HEAD, *switch)
         for host in self.hosts:
             for interface in self._interfaces:
                 address = self.address(host, interface)
                 self._ip(host, f"addr add {address}/{prefix} dev {interface}", f"link set {interface} up")
-                if self._rate:
-                    self._tc(host, self._shape(interface, self._rate))
+                if rate := self._rates[host]:
+                    self._tc(host, self._shape(interface, rate))
         if shape:
             self._tc(HEAD, *shape)
 
