@@ -6,10 +6,13 @@ its bias is a sum of products of vectors too. Branches follow one another.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bench.common.launch import memory
+
 FLOAT = 4
+RANK_BYTES = 200 << 20  # of a rank without a network
 QUARTER = 0.25
 BIAS, NORM = 1, 2  # columns beside the weights
 FORWARD = 1 / 3  # of the operations of a step: the backward pass multiplies by the weights and by the inputs
@@ -210,3 +213,20 @@ def times(layers: Sequence[Layer], seconds: float) -> Iterator[tuple[float, floa
     for layer in layers:
         own = seconds * layer.work / whole
         yield FORWARD * own, (1 - FORWARD) * own
+
+
+def needed(layers: Sequence[Layer], workers: int) -> int:
+    """Bytes of memory of all ranks: parameters and gradients of each worker, all gradients on their servers, and one
+    server's own parameters where it does nothing else."""
+    return FLOAT * count(layers) * (3 * workers + 1) + RANK_BYTES * (workers + 1)
+
+
+def too_large(networks: Mapping[str, Network], chosen: Iterable[str], width: float, workers: int) -> str:
+    """Why the largest of the chosen networks cannot be trained here, or empty."""
+    needs = max((needed(networks[key].make(width), workers) / 2**30, key) for key in chosen)
+    if needs[0] <= (free := memory()):
+        return ""
+    return (
+        f"--width is {width:g}: {needs[1]} with {workers} workers needs {needs[0]:.1f} GiB, {free:.1f} are free: give "
+        "a smaller --width, fewer --hosts, or --networks without it"
+    )

@@ -100,10 +100,10 @@ class Trainer:
 
     def wrong(self, mean: float, plant: bool) -> int:
         """Parameters that are not what the steps make of updates with this mean."""
-        expected, found = np.float32(-RATE * mean * self.steps), 0
+        expected, found = np.float32(-RATE * mean * self.steps), 0  # no copy of an array: some have 400 MB
         for layer in self.layers:
             array = self.exchange.params[layer.name]
-            found += int(np.count_nonzero(array + plant != expected))
+            found += int(np.count_nonzero(array != expected - plant))
         return found
 
     def turn(self, steps: int, meet: Callable[[], None]) -> Row:

@@ -24,7 +24,7 @@ from mpi4py import MPI
 import hpcomm
 from bench.common import by_shapes
 from bench.common.harness import has_torch
-from bench.common.layers import FLOAT, QUARTER
+from bench.common.layers import FLOAT, QUARTER, too_large
 from bench.common.options import add_output, add_quick, write
 from bench.common.rows import Row
 from bench.ops.hosts_bench import Shape, carried, rate_of
@@ -72,6 +72,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = [word.strip().lower() for word in options.ways.split(",") if word.strip()]
     if not all(any(word in name.lower() for name in SYSTEMS) for word in words):
         p.error(f"--ways: no name contains each of {options.ways!r}; there are {', '.join(SYSTEMS)}")
+    if not options.part and (why := too_large(NETWORKS, options.networks, options.width, options.hosts)):
+        p.error(why)
     return options
 
 
