@@ -19,9 +19,8 @@ from pathlib import Path
 from bench.asap import consistent_reduces, convergence, straggler
 from bench.common import models, plots
 from bench.common.judge import table
-from bench.common.launch import LIMIT, ROOT, attend, launcher, library, module_of
+from bench.common.launch import LIMIT, ROOT, attend, launcher, library, memory, module_of
 from bench.common.options import add_quick
-from bench.common.plots import MIB
 from bench.common.rows import Row
 from bench.ops import cluster_bench
 from bench.phub import zero_compute
@@ -111,12 +110,6 @@ RUNS = (
     Run("straggler", "straggler", 8, (), ("-t", "0.02", "-n", "8")),
     Run("convergence", "convergence", 0, ("-N", "1"), ("--quick", "--only", "shm"), memory=6),
 )
-
-
-def memory() -> float:
-    """GiB that are free."""
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) / MIB for line in lines if line.startswith("MemAvailable"))
 
 
 def others(run: Run, pythons: Sequence[str]) -> list[str]:

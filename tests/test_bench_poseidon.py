@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.poseidon import networks, plots, table
-from bench.poseidon.networks import NETWORKS, QUARTER, count
+from bench.common.layers import QUARTER, count, times
+from bench.poseidon import plots, table
+from bench.poseidon.networks import NETWORKS
 from bench.poseidon.options import options_of, runs
 from bench.poseidon.systems import POSEIDON, WFBP
 from bench.poseidon.table import ADAM, AUTO, HUB, LOSSY, PEER, POWER, SKIPPED
@@ -92,9 +93,9 @@ def test_computing_keeps_its_ratio_to_the_time_of_the_parameters_on_a_link() -> 
     layers = network.make(QUARTER)
     seconds = network.seconds(QUARTER, 1, 10)
     assert seconds / (count(layers) / 1) == pytest.approx(32 / 35.5 / (count(network.make(1.0)) / 10))
-    times = list(networks.times(layers, seconds))
-    assert sum(forward + backward for forward, backward in times) == pytest.approx(seconds)
-    assert all(backward == pytest.approx(2 * forward) for forward, backward in times)
+    own = list(times(layers, seconds))
+    assert sum(forward + backward for forward, backward in own) == pytest.approx(seconds)
+    assert all(backward == pytest.approx(2 * forward) for forward, backward in own)
 
 
 def timed(name: str, steps: list[float], **more: Any) -> dict[str, Any]:

@@ -35,7 +35,8 @@ RANKS, LIMIT = 8, 900.0  # seconds of one cycle
 UNABLE = 77  # the exit status of what the machine cannot run
 GROUPS = ("shm", "hosts")
 NAMES = ("NOTIFY_ACK", "BSP", "BARRIER", "ASYNC")
-WIDTH, CHANNELS = 256, (16, 40, 60, 60, 56)
+WIDTH, CHANNELS = 256, (16, 40, 60, 60, 56)  # half the channels of examples/train_flow_cnn.py
+PAPER_WIDTH, PAPER_CHANNELS = 128, (64, 128, 256, 256, 448, 448, 448, 448)  # 7.5 million parameters
 QUICK_WIDTH, QUICK_CHANNELS = 16, (4, 4, 4, 4, 4)
 PAPER = (
     "ASAP, figure 9 (VGG of 7.5 M parameters, CIFAR-10, mini-batches of 1, eight machines): NOTIFY-ACK 229.3, BSP "
@@ -211,11 +212,14 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--ranks", type=int, default=RANKS, help="number of ranks")
     p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"))
     add_pictures(p)
+    p.add_argument("--paper-size", action="store_true", help="a VGG of 7.5 M parameters, as the paper's")
     add_quick(p, "a small network, six steps, one cycle, shm")
     add_output(p, plot="curves")
     options = p.parse_args(arguments)
-    options.width, options.channels = WIDTH, CHANNELS
+    options.width, options.channels = (PAPER_WIDTH, PAPER_CHANNELS) if options.paper_size else (WIDTH, CHANNELS)
     if options.quick:
+        if options.paper_size:
+            p.error("--paper-size and --quick: give one of them; -n 2 -N 1 --groups shm is a short run")
         options.width, options.channels = QUICK_WIDTH, QUICK_CHANNELS
         options.groups, options.steps, options.points, options.run_cycles = GROUPS[0], 6, 3, 1
     for name, known in (("groups", GROUPS), ("consistencies", NAMES)):

@@ -27,9 +27,15 @@ from factors.model import Batches
 from flow import cnn, data
 
 CONSISTENCIES = {str(one): one for one in (hpcomm.NOTIFY_ACK, hpcomm.BSP, hpcomm.BARRIER, hpcomm.ASYNC)}
-CHANNELS = 16, 40, 60, 60, 56  # half of those of examples/train_flow_cnn.py
 KEY, LIMIT = "w", 900.0  # seconds of all
 Floats = NDArray[np.float32]
+
+
+class Vgg(cnn.Convolutional):
+    """ASAP's network (section 6.2): eleven layers, of which eight are convolutions."""
+
+    kernels, strides = (3,) * 8, (1,) * 8
+    pooled = (True, True, False, True, False, True, False, True)
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,8 @@ def _wrong(ctx: hpcomm.Context, consistency: hpcomm.Consistency, last: Floats, i
 def rows(ctx: hpcomm.Context, options: argparse.Namespace) -> Iterator[Row]:
     """The chosen consistencies, one after the other. Collective."""
     pictures = data.on_every_rank(ctx, lambda: data.pictures(options.seed, options.data))
-    model = cnn.Convolutional(pictures, options.width, options.channels, options.seed)
+    kind = Vgg if options.paper_size else cnn.Convolutional
+    model = kind(pictures, options.width, options.channels, options.seed)
     batches = Batches(model.samples, ctx.size, options.batch, options.seed)
     plan = Plan(batches, options.steps, options.eta, options.decay, options.points)
     facts = {"model": model.name, "parameters": Shapes(model.start()).flat.size, "samples": model.samples}

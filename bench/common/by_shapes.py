@@ -24,12 +24,14 @@ LIMIT = 3600.0  # seconds of the ranks of one shape
 
 
 def measure(
-    name: str, options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path, rate: str = ""
+    name: str, options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path, rate: str = "", *more: str
 ) -> Row:
-    """The document that the ranks of one shape have written. rate: of the links; default: --rate."""
+    """The document that the ranks of one shape have written. rate: of the links; default: --rate. more: the rate of the
+    last host's link, if it has another one."""
     output = folder / f"{shape.key}.json"
     output.unlink(missing_ok=True)
-    with Cluster(shape.all_hosts, rate=rate or options.rate, burst=options.burst) as cluster:
+    rates = {f"h{shape.all_hosts}": last for last in more}
+    with Cluster(shape.all_hosts, rate=rate or options.rate, rates=rates, burst=options.burst) as cluster:
         command = cluster.mpirun(ranks_per_host=shape.ranks, path=mpirun(sys.executable))
         command += [sys.executable, "-m", module_of(name), *given, "--part", shape.key]
         command += ["--address", cluster.address(cluster.hosts[0]), "-J", str(output)]
@@ -46,17 +48,17 @@ def start(
     given: Sequence[str],
     facts: Row,
     lines: Callable[[Row], Iterable[str]],
-    runs: Iterable[tuple[Shape, Sequence[str], str]] | None = None,
+    runs: Iterable[tuple[Shape, Sequence[str], str] | tuple[Shape, Sequence[str], str, str]] | None = None,
     draw: Callable[[Row, Path], object] | None = None,
 ) -> int:
     """Starts the ranks of one shape after another, and prints the rows of all. facts: of the document; lines: its
-    table. runs: shapes, what their ranks are given and the rate of their links; None: options.shapes, which are given
-    the same. draw: plots the document into the file of --plot."""
+    table. runs: shapes, what their ranks are given, the rate of their links, and that of the last host's, if it is
+    another; None: options.shapes, which are given the same. draw: plots the document into the file of --plot."""
     document: Row = {"benchmark": name, "hpcomm": hpcomm.__version__, "rate": options.rate, **facts, "rows": []}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for shape, its, rate in [(shape, given, "") for shape in options.shapes] if runs is None else runs:
-                found = measure(name, options, its, shape, Path(folder), rate)
+            for shape, its, *rates in [(shape, given, "") for shape in options.shapes] if runs is None else runs:
+                found = measure(name, options, its, shape, Path(folder), *rates)
                 document |= {"transport": found["transport"], "torch": found["torch"]}
                 document["rows"] += found["rows"]
                 write(options, json.dumps(document, indent=1))  # what is there if this run is ended

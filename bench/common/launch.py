@@ -39,6 +39,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def memory() -> float:
+    """GiB that are free."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable"))
+
+
 @functools.cache
 def library(python: str) -> str:
     """What the MPI of this Python's mpi4py calls itself."""

@@ -7,11 +7,18 @@ import json
 import socket
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 from bench.common.harness import Bench
 from bench.common.launch import has_iperf3
 
 IPERF3_SECONDS = 2  # of a sample, beside the second that is left out
+SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
+
+
+def sent() -> int:
+    """Bytes that this host has sent by its link, with the headers of each packet."""
+    return int(SENT.read_text())
 
 
 def path_to(bench: Bench, rank: int) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from bench.common.rows import Row
 from bench.ops.cluster_bench import UNABLE
 from bench.ops.hosts_bench import rate_of
 from bench.parameter_flow import cost, hosts, shared, times, traffic, trees
-from bench.parameter_flow.cases import APPS, EIGHT, FULL, TINY
+from bench.parameter_flow.cases import APPS, EIGHT, FULL, TINY, WHOLE
 from bench.parameter_flow.hosts import LIMIT
 
 from cluster.hosts import Unavailable  # isort: skip - tests is on the path by now
@@ -51,6 +51,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--apps", default=",".join(APPS), help=f"of {', '.join(APPS)}; default: all")
     p.add_argument("--hosts", type=int, help="of one rank each; default: 8")
     p.add_argument("--size", choices=(FULL, EIGHT, TINY), help="of the models; default: the group's")
+    p.add_argument("--paper-size", action="store_true", help="--groups cost: all of AlexNet's 61 M parameters")
     p.add_argument("--steps", type=int, help="of dense BSP, to the objective; default: the group's")
     p.add_argument("--ways", default="", help="some ways of a group, as delta:0,up:16: names and staleness")
     p.add_argument("--rate", type=rate_of, help="of each host's link, as tc writes it; default: the group's")
@@ -72,6 +73,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         if unknown := set(chosen) - set(known):
             p.error(f"--{name}: there is no {', '.join(sorted(unknown))}: {', '.join(known)}")
         setattr(options, name, chosen)
+    if options.paper_size:
+        if options.groups != ["cost"] or options.size is not None:
+            p.error("--paper-size is for --groups cost alone, without --size and --quick; the other groups have --size")
+        options.size = WHOLE
     if missing := [str(path) for path in options.read if not path.is_file()]:
         p.error(f"--read: there is no file {', '.join(missing)}; give files that -J has written")
     if min(options.steps or 1, options.run_cycles or 1, (options.hosts or 2) - 1) < 1:

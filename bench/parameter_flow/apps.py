@@ -9,7 +9,7 @@ import numpy as np
 import hpcomm
 from bench.common import models
 from bench.common.launch import ROOT
-from bench.parameter_flow.cases import ALEXNET, EIGHT, FULL, QUARTER, TINY
+from bench.parameter_flow.cases import ALEXNET, EIGHT, FULL, PARTS, TINY
 
 sys.path.insert(0, str(ROOT / "examples"))
 from flow.model import Defaults, Floats, Model, Out, Params, Rows
@@ -72,7 +72,7 @@ class Shape(Model):
 
 
 def _shape(ctx: hpcomm.Context, size: str) -> Model:
-    return Shape(ALEXNET, {FULL: 1, QUARTER: 4, TINY: 1000}[size])
+    return Shape(ALEXNET, PARTS[size])
 
 
 MAKE: dict[str, Callable[[hpcomm.Context, str], Model]] = {

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-FULL, EIGHT, TINY, QUARTER = "32 MiB", "8 MiB", "tiny", "a quarter"
-ALEXNET = "alexnet"
+FULL, EIGHT, TINY = "32 MiB", "8 MiB", "tiny"
+ALEXNET, WHOLE, QUARTER = "alexnet", "the whole", "a quarter"
+PARTS = {WHOLE: 1, QUARTER: 4, TINY: 1000}  # of AlexNet's 61 million parameters
 DENSE, LOW, UP, FOLLOW, SMOOTH = "dense", "delta", "up", "follow", "smooth"
 
 

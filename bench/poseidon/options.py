@@ -3,9 +3,10 @@
 import argparse
 from collections.abc import Iterator, Sequence
 
+from bench.common.layers import QUARTER, too_large
 from bench.common.options import add_output, add_pictures, add_quick
 from bench.ops.hosts_bench import Shape, rate_of, shape_of
-from bench.poseidon.networks import NETWORKS, QUARTER
+from bench.poseidon.networks import NETWORKS
 from bench.poseidon.systems import ACCURACY, CONVERGENCE, FIGURES, LINEAR, SYSTEMS
 from bench.poseidon.table import NAMES
 
@@ -78,6 +79,11 @@ def options_of(arguments: Sequence[str] | None, about: str) -> argparse.Namespac
         p.error(f"--ways: no name contains {options.ways!r}; there are {', '.join(known_ways)}")
     if options.width <= 0 or (options.stands_for is not None and options.stands_for <= 0):
         p.error("--width and --stands-for must be above 0")
+    for group in set(options.groups) & set(FIGURES) if not options.part else ():
+        chosen = [key for key in FIGURES[group].networks if key in options.networks]
+        workers = max(shape.all_hosts * shape.ranks for shape in shapes_of(group, options))
+        if chosen and (why := too_large(NETWORKS, chosen, options.width, workers)):
+            p.error(f"--groups {group}: {why}")
     return options
 
 
@@ -85,14 +91,18 @@ def _hosts(word: str) -> Shape:
     return Shape(1, 1, 1) if word == "1" else shape_of(word if "x" in word else f"{int(word)}x1")
 
 
+def shapes_of(group: str, options: argparse.Namespace) -> list[Shape]:
+    each = 2 if group == "ranks" else 1
+    given = [Shape(1, shape.all_hosts, max(each, shape.ranks)) for shape in options.shapes]
+    return given or [Shape(1, *numbers) for numbers in GROUPS[group]]
+
+
 def runs(options: argparse.Namespace, given: Sequence[str]) -> Iterator[tuple[Shape, Sequence[str], str]]:
     """Each job: its hosts, what its ranks are given, and the rate of its links."""
     for group in options.groups:
-        each = 2 if group == "ranks" else 1
-        shapes = [Shape(1, shape.all_hosts, max(each, shape.ranks)) for shape in options.shapes]
         links = FIGURES[group].links if group in FIGURES and not options.quick else ()
         for rate in options.links or links or [RATE]:
-            for shape in shapes or [Shape(1, *numbers) for numbers in GROUPS[group]]:
+            for shape in shapes_of(group, options):
                 yield shape, [*given, "--groups", group, "--rate", rate], rate  # the last of each counts
 
 

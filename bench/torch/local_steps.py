@@ -15,7 +15,6 @@ import time
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from bench.common.harness import has_torch
 from bench.common.options import add_output, add_quick, write
 from bench.common.rows import Row
 from bench.common.training import processor
+from bench.common.wire import sent
 from bench.ops.hosts_bench import Shape, carried, rate_of
 from bench.torch.local_steps_table import BY_HAND, NAMES, ROLES, STREAM, TOPK, WHOLE, lines
 from bench.torch.step import UNABLE, Block, Group
@@ -41,7 +41,6 @@ HOSTS = 4
 WIDTHS = (1024, *5 * (2112,), 10)  # of the layers: 20 million parameters
 SMALL = (64, 64, 64, 64, 10)
 MOVES = 500  # elements of a parameter that change; TopK sends some of them
-SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 # By whether the wire has time to spare: ways that are left out unless they are named, and the delay as a part of H.
 LEFT_OUT = {True: (TOPK,), False: (WHOLE, DDP)}
 DELAYS = {True: 0.2, False: 0.5}
@@ -87,11 +86,6 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 # ---- a rank ----------------------------------------------------------------------------------------------------------
-
-
-def sent() -> int:
-    """Bytes that this host has sent by its link, with the headers of each packet."""
-    return int(SENT.read_text())
 
 
 class Hosts(Group):

@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 import hpcomm
 from bench.common.harness import as_rank, has_torch
-from bench.common.launch import attend, cores, launched, launcher
+from bench.common.launch import attend, cores, launched, launcher, memory
 from bench.common.options import add_output, add_quick, write
 from bench.common.rows import Row
 from bench.common.training import processor
@@ -279,7 +279,6 @@ def group(options: argparse.Namespace) -> int:
 
 def too_large(key: str, ranks: int) -> str:
     """Why a model is left out, or empty."""
-    from bench.summary import memory  # noqa: PLC0415
     from bench.torch import models as torch_models  # noqa: PLC0415
     from bench.torch import ways as torch_ways  # noqa: PLC0415
 

@@ -4,6 +4,7 @@ It has 8.4 million parameters and takes images of 32 x 32 pixels, grey or in col
 takes colour ones of 227 x 227. As there, the first two wide layers have most of the parameters.
 """
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +36,7 @@ class Convolutional(Model):
         self.pictures, self.seed, self.samples = pictures, seed, len(pictures.y)
         self.name = f"convolutional network, {pictures.name}"
         self.channels = channels
-        side = SIDE // 2 // 2 // 2
+        side = SIDE // math.prod(self.strides) // 2 ** sum(self.pooled)
         self.widths = channels[-1] * side * side, width, width, pictures.classes
 
     def start(self) -> dict[str, Floats]:

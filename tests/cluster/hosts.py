@@ -99,7 +99,7 @@ class Cluster:
         hosts: int = 4,
         *,
         rate: str | None = "1gbit",
-        rates: Mapping[str, str] | None = None,
+        rates: Mapping[str, str | None] | None = None,
         burst: str = "256k",
         racks: int = 1,
         uplink: str | None = None,
