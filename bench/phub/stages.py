@@ -34,10 +34,12 @@ import hpcomm
 from bench.common import by_shapes
 from bench.common.composites import Shard, update
 from bench.common.harness import Bench
+from bench.common.layers import Layer
 from bench.common.models import Key
 from bench.common.native import aligned, build, zeros
 from bench.common.options import add_output, add_quick, write
 from bench.common.rows import Row
+from bench.common.timed import Trainer
 from bench.common.training import MOMENTUM, RATE, Floats, Job, Reference
 from bench.ops.hosts_bench import Shape, carried, rate_of, shape_of
 from bench.ops.keys_hosts import differing
@@ -54,8 +56,7 @@ from bench.phub.stages_table import (
     draw,
     lines,
 )
-from bench.poseidon.figures import Trainer
-from bench.poseidon.networks import NETWORKS, Layer
+from bench.poseidon.networks import NETWORKS
 from bench.torch.step import meet
 
 PAPER = 56.0  # Gb/s of the network of figures 5 and 14
