@@ -73,14 +73,12 @@ def test_options_out_of_range_are_refused(given: list[str], told: str, capsys: p
 
 def test_the_paper_s_size_is_a_vgg_of_its_parameters() -> None:
     pytest.importorskip("torch")
-    from flow.data import pictures  # noqa: PLC0415
-
-    from bench.asap.cnn_ranks import Shapes, Vgg  # noqa: PLC0415
+    from bench.asap import cnn_ranks  # noqa: PLC0415
 
     options = cnn.parsed(["--paper-size"])
-    network = Vgg(pictures(0), options.width, options.channels)
+    network = cnn_ranks.Vgg(cnn_ranks.data.pictures(0), options.width, options.channels)
     start = network.start()
-    assert Shapes(start).flat.size == pytest.approx(7.5e6, rel=0.01)
+    assert cnn_ranks.Shapes(start).flat.size == pytest.approx(7.5e6, rel=0.01)
     assert sum(name.endswith("weight") for name in start) == 11
     assert network.scores(start, network.pictures.x[:1]).shape == (1, 10)
 
