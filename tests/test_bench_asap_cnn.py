@@ -76,7 +76,9 @@ def test_the_paper_s_size_is_a_vgg_of_its_parameters() -> None:
     from bench.asap import cnn_ranks  # noqa: PLC0415
 
     options = cnn.parsed(["--paper-size"])
-    network = cnn_ranks.Vgg(cnn_ranks.data.pictures(0), options.width, options.channels)
+    from flow import data  # noqa: PLC0415 - examples is on the path by now
+
+    network = cnn_ranks.Vgg(data.pictures(0), options.width, options.channels)
     start = network.start()
     assert cnn_ranks.Shapes(start).flat.size == pytest.approx(7.5e6, rel=0.01)
     assert sum(name.endswith("weight") for name in start) == 11
