@@ -62,12 +62,27 @@ def test_the_table_tells_the_paper_s_figures() -> None:
         (["--ranks", "1"], "--ranks is 1: must be 2 or more"),
         (["--batch", "0"], "--batch is 0: must be 1 or more"),
         (["--eta", "nan"], "--eta is nan: must be above 0"),
+        (["--quick", "--paper-size"], "--paper-size and --quick"),
     ],
 )
 def test_options_out_of_range_are_refused(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cnn.parsed(given)
     assert told in capsys.readouterr().err
+
+
+def test_the_paper_s_size_is_a_vgg_of_its_parameters() -> None:
+    pytest.importorskip("torch")
+    from bench.asap import cnn_ranks  # noqa: PLC0415
+
+    options = cnn.parsed(["--paper-size"])
+    from flow import data  # noqa: PLC0415 - examples is on the path by now
+
+    network = cnn_ranks.Vgg(data.pictures(0), options.width, options.channels)
+    start = network.start()
+    assert cnn_ranks.Shapes(start).flat.size == pytest.approx(7.5e6, rel=0.01)
+    assert sum(name.endswith("weight") for name in start) == 11
+    assert network.scores(start, network.pictures.x[:1]).shape == (1, 10)
 
 
 def test_the_curves_are_drawn(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def test_trees_are_held_against_flat_sends_of_as_many_owners() -> None:
 
 def test_each_group_tells_and_draws_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    cost = [row(DENSE, s, [], "cost", servers=4, step=0.8, rate="1gbit", computing=0.2) for s in (0, 4)]
+    cost = [
+        row(DENSE, s, [], "cost", servers=4, step=0.8, rate="1gbit", computing=0.2, size="a quarter") for s in (0, 4)
+    ]
     rows = [*cost, *trainings("traffic"), *trainings("time")]
     rows += [tree(*key, step=1 / n) for n, key in enumerate(trees.WAYS, 1)]
     rows += [shared(way, 0.5, [1, 2]) for way in (DENSE, LOW, UP, FOLLOW)]
@@ -148,6 +150,16 @@ def test_the_ways_take_turns() -> None:
     first, second = ([one for one in times.cases(options) if one.cycle == cycle] for cycle in (0, 1))
     assert [(one.way, one.staleness) for one in first] == list(times.WAYS)
     assert [(one.way, one.staleness) for one in second] == [*times.WAYS[1:], times.WAYS[0]]
+
+
+def test_all_of_alexnet_computes_for_as_long_as_in_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    options = options_of(["--groups", "cost", "--paper-size"])
+    assert {(one.size, one.compute) for one in cost_of.cases(options)} == {("the whole", 1.2)}
+    options.size = "8 MiB"  # of another group's models
+    assert {(one.size, one.compute) for one in cost_of.cases(options)} == {("a quarter", 0.3)}
+    with pytest.raises(SystemExit):
+        options_of(["--paper-size"])
+    assert "--paper-size is for --groups cost alone" in capsys.readouterr().err
 
 
 def test_a_spoilt_value_is_found() -> None:

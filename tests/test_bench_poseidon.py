@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from bench.common.layers import QUARTER, count, times
+import hpcomm
+from bench.common.layers import QUARTER, count, needed, times
 from bench.poseidon import plots, table
 from bench.poseidon.networks import NETWORKS
 from bench.poseidon.options import options_of, runs
 from bench.poseidon.systems import POSEIDON, WFBP
 from bench.poseidon.table import ADAM, AUTO, HUB, LOSSY, PEER, POWER, SKIPPED
 from bench.torch.table import ALONE, DDP
+from hpcomm import model
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -96,6 +98,24 @@ def test_computing_keeps_its_ratio_to_the_time_of_the_parameters_on_a_link() -> 
     own = list(times(layers, seconds))
     assert sum(forward + backward for forward, backward in own) == pytest.approx(seconds)
     assert all(backward == pytest.approx(2 * forward) for forward, backward in own)
+
+
+@pytest.mark.parametrize("hosts", [2, 8])
+def test_a_width_is_refused_where_the_exchange_needs_more_memory_than_is_free(
+    hosts: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = NETWORKS["VGG19"].make(1.0)
+    shapes = {layer.name: (layer.rows, layer.columns) for layer in layers}
+    plan = hpcomm.Plan.hub(shapes, range(hosts), range(hosts), hosts, over_sockets=True)
+    taken = int(model.memory_of(plan).total.sum())
+    assert 1.0 <= needed(layers, hosts) / taken < 1.7
+    given = ["--groups", "bandwidth", "--networks", "VGG19", "--width", "1", "--hosts", str(hosts)]
+    monkeypatch.setattr("bench.common.layers.memory", lambda: 2 * taken / 2**30)
+    assert options_of(given, "").width == 1
+    monkeypatch.setattr("bench.common.layers.memory", lambda: taken / 2**30)
+    with pytest.raises(SystemExit):
+        options_of(given, "")
+    assert f"--width is 1: VGG19 with {hosts} workers needs" in capsys.readouterr().err
 
 
 def timed(name: str, steps: list[float], **more: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from bench.phub.systems import FIGURES, PBOX, PORTS, SYSTEMS
 from bench.torch.step import UNABLE
 
 HOSTS, RATE = 8, "250mbit"  # two cores carry what eight such links do
-QUICK_WIDTH = 0.05
+QUICK, QUICK_WIDTH = "AlexNet,ResNet 18", 0.05
 HEAD = ("network", "system", "workers", "step", "bound", "compute", "wire", "images/s", "x", "bound x", "stall", "CPU")
 UNITS = ("", "", "", "(ms)", "(ms)", "(ms)", "(ms)", "", "", "", "", "(ms)")
 WIDTHS = (12, 23, 7, 8, 8, 8, 8, 9, 6, 7, 6, 7)
@@ -42,7 +42,7 @@ WIDTHS = (12, 23, 7, 8, 8, 8, 8, 9, 6, 7, 6, 7)
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m bench.phub.training", description=__doc__.partition("\n")[0])
     p.add_argument("--groups", default=",".join(FIGURES), help=f"of {', '.join(FIGURES)}; default: all")
-    p.add_argument("--networks", default=",".join(NETWORKS), help=f"of {', '.join(NETWORKS)}; default: the figure's")
+    p.add_argument("--networks", default="", help=f"of {', '.join(NETWORKS)}; default: the figure's")
     p.add_argument("--ways", default="", help="systems whose names contain one of these, comma-separated; default: all")
     p.add_argument("--hosts", type=int, default=HOSTS, help="workers of the systems without a host that only serves")
     p.add_argument("--width", type=float, default=QUARTER, help="of the networks, as a part of their own")
@@ -54,11 +54,12 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
     p.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)  # of these ranks; another one serves
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
-    add_quick(p, "two workers, small networks, one step")
+    add_quick(p, "two workers, two small networks, one step")
     add_output(p, "")
     options = p.parse_args(arguments)
     if options.quick:
         options.hosts, options.width, options.steps, options.run_cycles = 2, QUICK_WIDTH, 1, 1
+    options.networks = options.networks or (QUICK if options.quick else ",".join(NETWORKS))
     for name, known in (("groups", FIGURES), ("networks", NETWORKS)):
         chosen = [word.strip() for word in getattr(options, name).split(",") if word.strip()]
         if unknown := set(chosen) - set(known):
