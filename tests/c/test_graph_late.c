@@ -240,8 +240,8 @@ static void async_alone(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* arg: consistency. A push itself asks each neighbour to say when the data are there: the next one waits for all of these
- * answers at once, not for one after the other. */
+/* arg: consistency. A push itself asks each neighbour to say when the data are there: the next one waits for all of
+ * these answers at once, not for one after the other. */
 static void asks_all(rank *r) {
     graph_job g;
     init(&g, r, r->arg);
