@@ -258,7 +258,8 @@ class Allreduce:
 class Alone:
     """Each rank keeps its own model: what one machine does with its data."""
 
-    bytes_sent, inputs = 0, (0, 0, 0, 0)
+    bytes_sent: int = 0
+    inputs: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
         self.model = np.zeros(size, np.float32)
@@ -337,7 +338,10 @@ class Run:
         """After how many seconds, bytes and exchanges the accuracy was target for the first time."""
         times, sent, accuracy, made = self.curve()
         found = np.flatnonzero(accuracy >= target)
-        return tuple(float(each[found[0]]) for each in (times, sent, made)) if len(found) else None
+        if len(found) == 0:
+            return None
+        first = found[0]
+        return float(times[first]), float(sent[first]), float(made[first])
 
     def as_json(self, target: float) -> dict[str, Any]:
         return {
@@ -355,7 +359,7 @@ class Run:
         }
 
 
-HOW = {ALLREDUCE: Allreduce, ALONE: Alone}  # others: StochasticReduce
+HOW: dict[str, Callable[[hpcomm.Context, How, int], Averaging]] = {ALLREDUCE: Allreduce, ALONE: Alone}
 SLOW = 1  # the rank that --delay slows down
 Tell = Callable[[int], object]
 

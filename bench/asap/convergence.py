@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         options.epochs = options.run_cycles = 1
     figure = FIGURES.get(options.figure)
-    settings = SETTINGS
+    settings: tuple[Setting, ...] = SETTINGS
     if figure is not None:
         settings = tuple(replace(setting, compared=figure.compared) for setting in SETTINGS if setting.delay == 1)
     options.ranks = options.ranks or (figure.ranks if figure else RANKS)
