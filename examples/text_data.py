@@ -131,10 +131,17 @@ def descriptions() -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def packages(section: str, features: int, seed: int) -> Task | None:
+def packages(section: str, features: int, seed: int, hashed: bool = False) -> Task | None:
     """The packages of one section of Debian against all others, by the words and pairs of words that describe them
-    (tf-idf, its words and weights taken from the training rows). None where apt's lists are missing."""
-    from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - takes a second
+    (tf-idf, its words and weights taken from the training rows). features: the number of columns that hold the most
+    frequent words and pairs; or hashed, all of them, some of which share a column. None where apt's lists are
+    missing."""
+    from sklearn.feature_extraction.text import (  # noqa: PLC0415 - takes a second
+        HashingVectorizer,
+        TfidfTransformer,
+        TfidfVectorizer,
+    )
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
 
     found = descriptions()
     if len(found) < 10 * FEWEST:
@@ -146,7 +153,11 @@ def packages(section: str, features: int, seed: int) -> Task | None:
     texts = np.array([text for text, _ in found], object)
     positive = np.array([where == section for _, where in found])
     train, test = split(len(found), seed)
-    vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=features, dtype=np.float32)
+    words: dict[str, Any] = {"ngram_range": (1, 2), "dtype": np.float32}
+    vectors = TfidfVectorizer(sublinear_tf=True, max_features=features, **words)
+    if hashed:
+        counts = HashingVectorizer(n_features=features, norm=None, alternate_sign=False, **words)
+        vectors = make_pipeline(counts, TfidfTransformer(sublinear_tf=True))
     rows = Rows.of_csr(vectors.fit_transform(texts[train]), positive[train])
     tests = Rows.of_csr(vectors.transform(texts[test]), positive[test])
     return Task(f"Debian packages of section {section} against all others", rows, tests)
@@ -178,15 +189,18 @@ def digits(seed: int) -> Task:
     return Task("no apt lists here: handwritten eights against other digits", rows.take(train), rows.take(test))
 
 
-def read(path: str | None, section: str, features: int, seed: int) -> Task:
-    """The task that is asked for.
+def read(path: str | None, section: str, features: int, seed: int, hashed: bool = False) -> Task:
+    """The task that is asked for. hashed is for the packages alone.
 
     Raises:
-        BadData: the file, the folder or the section is no task of two classes.
+        BadData: the file, the folder or the section is no task of two classes, or hashed is asked for without packages.
     """
-    if path is not None:
-        return svmlight(path, features, seed)
-    return packages(section, features, seed) or digits(seed)
+    if hashed and path is not None:
+        raise BadData(f"{path} has columns of its own: --hashed is for the packages, leave out one of the two")
+    task = svmlight(path, features, seed) if path is not None else packages(section, features, seed, hashed)
+    if hashed and task is None:
+        raise BadData("--hashed is for the packages, and apt's lists are missing: apt-get update")
+    return task or digits(seed)
 
 
 def prose() -> tuple[str, bytes]:
@@ -202,8 +216,17 @@ def prose() -> tuple[str, bytes]:
 # ---- from rank 0 to all others ---------------------------------------------------------------------------------------
 
 
-def share(ctx: hpcomm.Context, reading: Callable[[], Task]) -> Task:
-    """What rank 0 reads, with the rows that this rank trains on: as many on each, dealt out in turn. Collective.
+def deal(labels: NDArray[np.float32], ranks: int, by_class: bool = False) -> list[NDArray[np.int64]]:
+    """The rows of each rank, as many on each: dealt out in turn; or by class, sorted by their labels and cut."""
+    each = len(labels) // ranks
+    if by_class:
+        order = np.argsort(labels, kind="stable")
+        return [order[rank * each : (rank + 1) * each] for rank in range(ranks)]
+    return [np.arange(rank, each * ranks, ranks) for rank in range(ranks)]
+
+
+def share(ctx: hpcomm.Context, reading: Callable[[], Task], by_class: bool = False) -> Task:
+    """What rank 0 reads, with the rows that this rank trains on, as deal has them. Collective.
 
     Raises:
         BadData: on every rank, if rank 0's reading does, or if there are fewer rows than ranks.
@@ -219,7 +242,7 @@ def share(ctx: hpcomm.Context, reading: Callable[[], Task]) -> Task:
         except BadData as wrong:
             told = {"wrong": str(wrong)}
         else:
-            parts = [task.train.take(np.arange(rank, each * ctx.size, ctx.size)) for rank in range(ctx.size)]
+            parts = [task.train.take(rows) for rows in deal(task.train.labels, ctx.size, by_class)]
             packed = [np.concatenate([part.pack(), task.test.pack()]) for part in parts]
             told = {"name": task.name, "parts": [part.sizes for part in parts], "test": task.test.sizes}
             told["nbytes"] = max(len(each) for each in packed)

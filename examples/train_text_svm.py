@@ -7,10 +7,13 @@
 This is the application of ASAP (sections 5 and 6): stochastic gradient descent after Bottou's svmsgd on sparse rows,
 and after every --period of them the average of the models of a rank and its in-neighbours. --compare trains by one
 graph and consistency after another on the same data, and draws accuracy against time and bytes sent (figures 5 to 10).
+One rank that is started alone, with --compare alone, is the paper's single machine.
 
 The texts are what Debian's packages say of themselves (apt-cache dumpavail), and the task is to find those of one
 section; where apt's lists are missing, scikit-learn's handwritten digits take their place. --data reads the data of the
-paper, RCV1 or webspam, from a folder, or any file in svmlight's format.
+paper, RCV1 or webspam, from a folder, or any file in svmlight's format. --hashed gives the model --features weights,
+however few words the texts have: 11000000 is the paper's largest, splice-site, 44 MB a model; --points copies of it are
+kept.
 """
 
 import os
@@ -20,6 +23,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ[
 
 import json
 import math
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +60,7 @@ GRAPHS: dict[str, Callable[[int], hpcomm.topology.Graph | tuple[hpcomm.topology.
     "ring": hpcomm.topology.ring,
     "chain": partial(hpcomm.topology.chain, directed=False),  # along a directed one rank 0 hears of nobody
 }
-ALLREDUCE = "MPI_Allreduce"
+ALLREDUCE, ALONE = "MPI_Allreduce", "alone"
 COMPARED = ",".join(
     (
         "complete/BSP",
@@ -71,7 +75,9 @@ COMPARED = ",".join(
     )
 )
 SAMPLE = 1000  # rows that the first rate of learning is tried on
+INIT = 300.0  # seconds: where ranks outnumber cores, their imports take turns
 NOISE = 0.001  # of an accuracy: what a dozen of the tests are worth
+MOST = (1 << 31) - 1  # columns: their numbers are int32
 BIAS_RATE = 0.01  # of learning the bias, beside that of a weight: it has a part in every row
 
 
@@ -144,23 +150,23 @@ def first_rate(rows: Rows, decay: float) -> float:
 
 @dataclass(frozen=True)
 class How:
-    """A graph and a consistency of stochastic_reduce, or MPI's allreduce."""
+    """A graph and a consistency of stochastic_reduce, MPI's allreduce, or no exchange."""
 
     graph: str
     consistency: str = ""
 
     @classmethod
     def named(cls, text: str) -> "How":
-        """GRAPH/CONSISTENCY as the options of these names take them, or MPI_Allreduce.
+        """GRAPH/CONSISTENCY as the options of these names take them, MPI_Allreduce, or alone.
 
         Raises:
             click.BadParameter: there is no such graph or consistency.
         """
         graph, _, consistency = text.strip().partition("/")
-        if graph == ALLREDUCE and not consistency:
+        if graph in (ALLREDUCE, ALONE) and not consistency:
             return cls(graph)
         if graph not in GRAPHS:
-            raise click.BadParameter(f"{graph!r} is no graph: {', '.join(GRAPHS)}, or {ALLREDUCE}")
+            raise click.BadParameter(f"{graph!r} is no graph: {', '.join(GRAPHS)}, {ALLREDUCE} or {ALONE}")
         consistency_of(consistency)
         return cls(graph, consistency)
 
@@ -251,6 +257,22 @@ class Allreduce:
         pass
 
 
+class Alone:
+    """Each rank keeps its own model: what one machine does with its data."""
+
+    bytes_sent: int = 0
+    inputs: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
+        self.model = np.zeros(size, np.float32)
+
+    def average(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
@@ -297,22 +319,31 @@ class Run:
     exchanges: int
     seconds: Array
     sent: Array  # bytes
+    made: Array  # exchanges
     accuracy: Array
     inputs: Array  # whole, torn, stale, missing: of each rank
     waiting: Array  # seconds of each rank in exchanges
+    processor: Array  # seconds of all threads of each rank
 
-    def curve(self) -> tuple[Array, Array, Array]:
-        """Seconds; bytes that a rank has sent by then; accuracy. Means over the ranks, each as it is at that moment."""
+    def curve(self) -> tuple[Array, Array, Array, Array]:
+        """Seconds; bytes that a rank has sent by then; accuracy; exchanges that a rank has made. Means over the ranks,
+        each as it is at that moment."""
         times = np.unique(self.seconds)
         at = [np.searchsorted(own, times, side="right") - 1 for own in self.seconds]
-        sent = np.mean([own[i] for own, i in zip(self.sent, at, strict=True)], axis=0)
-        return times, sent, np.mean([own[i] for own, i in zip(self.accuracy, at, strict=True)], axis=0)
+        sent, accuracy, made = (
+            np.mean([own[i] for own, i in zip(all_ranks, at, strict=True)], axis=0)
+            for all_ranks in (self.sent, self.accuracy, self.made)
+        )
+        return times, sent, accuracy, made
 
-    def reached(self, target: float) -> tuple[float, float] | None:
-        """After how many seconds and bytes the accuracy was target for the first time."""
-        times, sent, accuracy = self.curve()
+    def reached(self, target: float) -> tuple[float, float, float] | None:
+        """After how many seconds, bytes and exchanges the accuracy was target for the first time."""
+        times, sent, accuracy, made = self.curve()
         found = np.flatnonzero(accuracy >= target)
-        return (float(times[found[0]]), float(sent[found[0]])) if len(found) else None
+        if len(found) == 0:
+            return None
+        first = found[0]
+        return float(times[first]), float(sent[first]), float(made[first])
 
     def as_json(self, target: float) -> dict[str, Any]:
         return {
@@ -324,11 +355,13 @@ class Run:
             "accuracy": self.accuracy.tolist(),
             "inputs": dict(zip(("whole", "torn", "stale", "missing"), self.inputs.sum(axis=0).tolist(), strict=True)),
             "seconds_waiting": self.waiting.tolist(),
+            "processor": self.processor.tolist(),
             "curve": [each.tolist() for each in self.curve()],
             "reached": self.reached(target),
         }
 
 
+HOW: dict[str, Callable[[hpcomm.Context, How, int], Averaging]] = {ALLREDUCE: Allreduce, ALONE: Alone}
 SLOW = 1  # the rank that --delay slows down
 Tell = Callable[[int], object]
 
@@ -336,13 +369,13 @@ Tell = Callable[[int], object]
 def train(ctx: hpcomm.Context, how: How, task: text_data.Task, plan: Plan, tell: Tell) -> Run:
     """Trains by this rank's rows, from zero. Collective."""
     size = task.train.features + 1
-    exchange: Averaging = (Allreduce if how.graph == ALLREDUCE else StochasticReduce)(ctx, how, size)
-    kept = [(0.0, 0, exchange.model.copy())]
+    exchange: Averaging = HOW.get(how.graph, StochasticReduce)(ctx, how, size)
+    kept = [(0.0, 0, 0, exchange.model.copy())]
     slower = plan.delay - 1 if ctx.rank == SLOW else 0.0
     wanted, clock, waiting = plan.kept, time.perf_counter, 0.0
     descend(exchange.model, np.arange(0), *task.train.arrays, plan.decay, plan.eta0, 0)  # compiled before the clock
     ctx.barrier()
-    begin = clock()
+    used, begin = processor(), clock()
     for number, batch in enumerate(plan.batches(ctx.rank), 1):
         start = time.thread_time()
         t = (number - 1) // plan.per_epoch * plan.rows + (number - 1) % plan.per_epoch * plan.period
@@ -353,15 +386,22 @@ def train(ctx: hpcomm.Context, how: How, task: text_data.Task, plan: Plan, tell:
         exchange.average()
         waiting += clock() - before
         if number in wanted:
-            kept.append((clock() - begin, exchange.bytes_sent, exchange.model.copy()))
+            kept.append((clock() - begin, exchange.bytes_sent, number, exchange.model.copy()))
             tell(number)
+    used = processor() - used
     ctx.barrier()
     inputs = exchange.inputs
     exchange.close()
-    accuracy = [judge(model, *task.test.arrays)[0] for _, _, model in kept]
-    seconds, sent = [at for at, _, _ in kept], [float(count) for _, count, _ in kept]
-    found = (gather(ctx, each) for each in (seconds, sent, accuracy, [float(n) for n in inputs], [waiting]))
-    return Run(how, plan.exchanges, *found)
+    accuracy = [judge(model, *task.test.arrays)[0] for *_, model in kept]
+    seconds, sent, made = ([float(each[i]) for each in kept] for i in range(3))
+    mine = (seconds, sent, made, accuracy, [float(n) for n in inputs], [waiting], [used])
+    return Run(how, plan.exchanges, *(gather(ctx, each) for each in mine))
+
+
+def processor() -> float:
+    """Seconds that all threads of this process have run, in the kernel too."""
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return found.ru_utime + found.ru_stime
 
 
 def gather(ctx: hpcomm.Context, mine: list[float]) -> Array:
@@ -414,7 +454,7 @@ def table(runs: list[Run], size: int, target: float) -> Table:
             f"{run.sent[:, -1].mean() / 1e6:.1f} MB",
             f"{last.mean():.2f} %{spread}",
             *shares,
-            f"{reached[0]:.2f} s, {reached[1] / 1e6:.1f} MB" if reached else "never",
+            f"{reached[0]:.2f} s, {reached[1] / 1e6:.1f} MB, {reached[2]:.0f}" if reached else "never",
         )
     return found
 
@@ -426,7 +466,7 @@ def plot(runs: list[Run], title: str, target: float, path: str) -> None:
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
     for run in runs:
-        times, sent, accuracy = run.curve()
+        times, sent, accuracy, _ = run.curve()
         dashes = {"BSP": "--", "BARRIER": "-.", "ASYNC": ":"}.get(run.how.consistency, "-")
         for axis, x in ((axes[0], times), (axes[1], sent / 1e6)):
             axis.plot(x, 100 * accuracy, dashes, label=str(run.how))
@@ -449,11 +489,13 @@ def plot(runs: list[Run], title: str, target: float, path: str) -> None:
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--data", "--svmlight", "path", type=click.Path(), help="A file or folder of svmlight rows, two labels.")
 @click.option("--section", default="libs", help="Of Debian: which packages are to be found.")
-@click.option("--features", type=click.IntRange(1), default=1 << 17, help="Words and pairs of words, at the most.")
+@click.option("--features", type=click.IntRange(1, MOST), default=1 << 17, help="Words and pairs of words, at most.")
+@click.option("--hashed", is_flag=True, help="Words and pairs are hashed into exactly --features columns.")
+@click.option("--by-class", is_flag=True, help="A rank's rows are of one class, as far as they can be.")
 @click.option("--graph", type=click.Choice(list(GRAPHS)), default="root_expander", help="Who sends to whom.")
 @click.option("--consistency", default="NOTIFY_ACK", help="NOTIFY_ACK, BSP, BARRIER, ASYNC, or SSP:n.")
 @click.option("--allreduce", is_flag=True, help="MPI_Allreduce in place of graph and consistency.")
-@click.option("--compare", is_flag=False, flag_value=COMPARED, help=f"GRAPH/CONSISTENCY,..., {ALLREDUCE}: one by one.")
+@click.option("--compare", is_flag=False, flag_value=COMPARED, help=f"GRAPH/CONSISTENCY,..., {ALLREDUCE}, {ALONE}.")
 @click.option("--epochs", type=click.IntRange(1), default=10, help="Passes over the training data.")
 @click.option("--period", type=click.IntRange(1), default=500, help="A rank's examples between two exchanges.")
 @click.option("--target", type=click.FloatRange(0, 1), help=f"To reach; default: the first run's end, less {NOISE}.")
@@ -468,6 +510,8 @@ def main(
     path: str | None,
     section: str,
     features: int,
+    hashed: bool,
+    by_class: bool,
     graph: str,
     consistency: str,
     allreduce: bool,
@@ -487,15 +531,16 @@ def main(
     hows = [How.named(text) for text in chosen.split(",")]
     if eta0 is not None and decay * eta0 >= 1:
         raise click.BadParameter(f"{eta0:g}: must be less than 1 / decay, {1 / decay:g}", param_hint="--eta0")
-    with hpcomm.init() as ctx:
+    with hpcomm.init(init_timeout=INIT) as ctx:
         console = console_of(ctx.rank)
         try:
-            task = text_data.share(ctx, lambda: text_data.read(path, section, features, seed))
+            task = text_data.share(ctx, lambda: text_data.read(path, section, features, seed, hashed), by_class)
         except paper_data.BadData as wrong:
             if console is not None:
                 print(f"{os.path.basename(sys.argv[0])}: {wrong}", file=sys.stderr)
             sys.exit(2)
-        rate = eta0 or gather(ctx, [first_rate(task.train, decay)])[0, 0]
+        tried = 0.0 if eta0 or ctx.rank > 0 else first_rate(task.train, decay)
+        rate = eta0 or gather(ctx, [tried])[0, 0]
         plan = Plan(len(task.train), period, epochs, decay, rate, points, delay, seed)
         told = f"{ctx.size} x {plan.rows} rows, {task.train.features + 1} weights"
         if console is not None:

@@ -334,13 +334,23 @@ def test_trainings_are_compared_by_the_accuracy_that_they_reach(monkeypatch: pyt
     def run(graph: str, consistency: str, reached: list[float] | None) -> dict[str, Any]:
         inputs = {"whole": 3, "torn": 1, "stale": 0, "missing": 0}
         found = {"graph": graph, "consistency": consistency, "reached": reached, "inputs": inputs, "exchanges": 100}
-        return {**found, "seconds": [[0, 5.0], [0, 15.0]], "accuracy": [[0, 0.8], [0, 0.9]]}
+        ended = {"seconds": [[0, 5.0], [0, 15.0]], "accuracy": [[0, 0.8], [0, 0.9]], "processor": [[4.0], [8.0]]}
+        return {**found, **ended}
 
+    dense = [8.0, 8e6, 8]
     cycles = [
-        {"runs": [run("complete", "BSP", [8.0, 8e6]), run("root_expander", "NOTIFY_ACK", sparse), run("chain", "", no)]}
-        for sparse, no in (([2.0, 4e6], [1.0, 1e6]), ([4.0, 2e6], None), ([1.0, 1e6], [1.0, 1e6]))
+        {
+            "target": 0.8,
+            "runs": [run("complete", "BSP", dense), run("root_expander", "NOTIFY_ACK", sparse), run("chain", "", no)],
+        }
+        for sparse, no in (([2.0, 4e6, 4], [1.0, 1e6, 1]), ([4.0, 2e6, 2], None), ([1.0, 1e6, 1], [1.0, 1e6, 1]))
     ]
-    complete, sparse, chain = convergence.lines(cycles)
+    single = {"curve": [[0, 12, 16.0], [0, 0, 0], [0.5, 0.7, 0.8], [0, 1, 2]]}
+    alone = [{"runs": [single]}] * 3
+    complete, sparse, chain = convergence.lines(cycles, alone)
+    assert (complete.alone, sparse.alone, chain.alone) == (2.0, 8.0, None)
+    assert (sparse.steps, sparse.busy) == (2, 1.2)
+    assert convergence.reached(single, 0.81) is None
     assert (complete.faster, complete.rate, complete.whole) == ((1.0, 1.0, 1.0), 10.0, 0.75)
     assert (sparse.seconds, sparse.sent) == (2.0, 2e6)
     assert (sparse.faster, sparse.fewer) == ((4.0, 2.0, 8.0), (4.0, 2.0, 8.0))

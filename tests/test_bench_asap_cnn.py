@@ -18,6 +18,7 @@ def row(name: str, losses: list[list[float]], wrong: int = 0, **inputs: int) -> 
     """Of two ranks with models after 0, 2 and 4 seconds, and 0, 3 and 5."""
     facts = {"group": "shm", "cycle": 0, "model": "network", "parameters": 10, "batch": 4, "steps": 5, "name": name}
     found = {"seconds": [4.0, 6.0], "computed": [1.0, 1.0], "waited": [1.0, 4.0], "score": [0.5, 0.75], "wrong": wrong}
+    found |= {"processor": [2.0, 4.0], "training": [1.0, 1.0]}
     counts = {kind: inputs.get(kind, 0) for kind in ("whole", "torn", "stale", "missing")}
     return {**facts, **found, "inputs": counts, "times": [[0, 2, 4], [0, 3, 5]], "losses": losses}
 
@@ -41,6 +42,9 @@ def test_consistencies_are_compared_by_seconds_inputs_and_images() -> None:
     sync, free = cnn.lines(document()["rows"], 0.9)
     assert sync.seconds == pytest.approx(3.4)  # between the points at 3 and 4 seconds
     assert (sync.rate, sync.exchanging, sync.loss, sync.accuracy) == (8.0, 0.5, 0.5, 0.625)
+    assert (sync.processor, sync.moving) == (0.6, 0.4)
+    one = row("one rank", [[2, 1, 0.9], [2, 1, 0.9]])  # 5 seconds to the aim
+    assert [line.alone for line in cnn.lines(document()["rows"], 0.9, [one])] == [pytest.approx(5 / 3.4), None]
     assert (free.seconds, free.loss) == (None, 1.5)
     assert (free.whole, free.torn, free.stale, free.missing) == (0.5, 0.2, 0.2, 0.1)
     two = [*document()["rows"], row("NOTIFY_ACK", [[2, 2, 2], [2, 2, 2]], whole=10)]
@@ -57,7 +61,7 @@ def test_the_table_tells_the_paper_s_figures() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--groups", "shm,moon"], "--groups: there is no moon: shm, hosts"),
+        (["--groups", "shm,moon"], "--groups: there is no moon: alone, shm, hosts"),
         (["--consistencies", "SSP"], "--consistencies: there is no SSP"),
         (["--ranks", "1"], "--ranks is 1: must be 2 or more"),
         (["--batch", "0"], "--batch is 0: must be 1 or more"),
@@ -97,6 +101,10 @@ def test_two_ranks_train_under_each_consistency() -> None:
     ended = mpi.command(*command, timeout=240, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     rows = {row["name"]: row for row in json.loads(ended.stdout)["rows"]}
+    alone = rows.pop("one rank")
+    assert (alone["group"], alone["steps"], alone["sent"]) == ("alone", 2 * 6, [0])  # as many images as two ranks
+    assert len(set(alone["losses"][0])) == 4  # it learns
+    assert alone["losses"][0][0] == rows["BSP"]["losses"][0][0]  # from the same model
     assert list(rows) == list(cnn.NAMES)
     for name, found in rows.items():
         assert found["wrong"] == 0

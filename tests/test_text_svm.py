@@ -63,6 +63,15 @@ def test_a_row_is_trained_on_or_tests(n: int, seed: int) -> None:
     np.testing.assert_array_equal(train, data.split(n, seed)[0])
 
 
+def test_rows_are_dealt_out_once() -> None:
+    labels = rows_of(50, 7, seed=1).labels
+    for by_class in (False, True):
+        parts = data.deal(labels, 4, by_class)
+        assert [len(part) for part in parts] == [12] * 4
+        assert len(set(np.concatenate(parts).tolist())) == 48
+    assert [len(set(labels[part].tolist())) for part in parts].count(2) <= 1  # the last parts are by class
+
+
 def test_every_rank_has_rows_of_its_own_and_the_same_tests() -> None:
     train, test = rows_of(50, 7, seed=1), rows_of(9, 7, seed=2)
 
@@ -120,6 +129,10 @@ def test_packages_have_sections_and_are_taken_once(tmp_path: Path, monkeypatch: 
     assert task.train.features == task.test.features == 300
     assert (len(task.train), len(task.test)) == (1600, 400)
     assert (task.train.labels > 0).sum() + (task.test.labels > 0).sum() == 1000
+    hashed = data.packages("net", 10**6, 0, hashed=True)
+    assert (hashed.train.features, len(hashed.test)) == (10**6, 400)
+    each = [len(set(rows.indices.tolist())) for rows in (hashed.train, task.train)]
+    assert each[0] > each[1] == 300  # no word is left out
     with pytest.raises(data.BadData, match=r"section 'admin' has 0 packages here: .* such as libs, net"):
         data.packages("admin", 300, 0)
 
@@ -172,12 +185,14 @@ def test_an_epoch_takes_every_row_once() -> None:
 def test_a_curve_is_of_all_ranks_as_they_are_at_a_moment() -> None:
     seconds, sent = np.array([[0.0, 1, 2], [0, 3, 4]]), np.array([[0.0, 10, 20], [0, 10, 20]])
     accuracy = np.array([[0.5, 0.9, 0.8], [0.5, 0.7, 0.9]])
-    run = svm.Run(svm.How("ring", "BSP"), 2, seconds, sent, accuracy, np.zeros((2, 4)), np.zeros((2, 1)))
-    times, sent, mean = run.curve()
+    made, none = np.array([[0.0, 4, 8], [0, 4, 8]]), np.zeros((2, 1))
+    run = svm.Run(svm.How("ring", "BSP"), 2, seconds, sent, made, accuracy, np.zeros((2, 4)), none, none)
+    times, sent, mean, made = run.curve()
     np.testing.assert_allclose(times, [0, 1, 2, 3, 4])
     np.testing.assert_allclose(sent, [0, 5, 10, 15, 20])
     np.testing.assert_allclose(mean, [0.5, 0.7, 0.65, 0.75, 0.85])
-    assert run.reached(0.7) == (1, 5)
+    np.testing.assert_allclose(made, [0, 2, 4, 6, 8])
+    assert run.reached(0.7) == (1, 5, 2)
     assert run.reached(0.9) is None
 
 
@@ -266,6 +281,7 @@ def test_a_target_that_is_missed_fails(cancer: Path, tmp_path: Path) -> None:
         ("--compare ring", "'' is no consistency"),
         ("--eta0 1e6", "must be less than 1 / decay, 100000"),
         ("--svmlight {}", "no svmlight file"),
+        ("--svmlight {} --hashed", "has columns of its own: --hashed is for the packages"),
     ],
 )
 def test_bad_arguments_end_it_at_once(tmp_path: Path, options: str, told: str) -> None:

@@ -3,7 +3,8 @@
 Eight ranks compute gradients of a smaller examples/train_flow_cnn.py by torch, a few pictures each, and average their
 models over the complete graph after each step. The paper's BSP is a barrier that does not wait for the data, which is
 hpcomm's BARRIER. The ranks are on this machine (shm), and on eight hosts of one rank each, joined by links of 1 Gb/s
-(hosts; tests/cluster/hosts.py). The consistencies take turns in one process group; a cycle has a seed of its own.
+(hosts; tests/cluster/hosts.py). The consistencies take turns in one process group; a cycle has a seed of its own. One
+rank with all the data, which exchanges nothing, is the paper's single machine (alone).
 #wrong counts, under NOTIFY_ACK and BSP, inputs that were not whole, and ranks that end with another model than rank 0.
 """
 
@@ -33,7 +34,8 @@ from cluster.hosts import HEAD, Cluster, Unavailable
 
 RANKS, LIMIT = 8, 900.0  # seconds of one cycle
 UNABLE = 77  # the exit status of what the machine cannot run
-GROUPS = ("shm", "hosts")
+ALONE = "alone"
+GROUPS = (ALONE, "shm", "hosts")
 NAMES = ("NOTIFY_ACK", "BSP", "BARRIER", "ASYNC")
 WIDTH, CHANNELS = 256, (16, 40, 60, 60, 56)  # half the channels of examples/train_flow_cnn.py
 PAPER_WIDTH, PAPER_CHANNELS = 128, (64, 128, 256, 256, 448, 448, 448, 448)  # 7.5 million parameters
@@ -52,15 +54,20 @@ class Line:
     Attributes:
         seconds: until the mean loss of all ranks was at the aim; None where it was not in some cycle.
         rate: images a second of all ranks.
+        alone: seconds of one machine over these; None where either missed the aim in some cycle.
         exchanging: the part of the time that a rank is in the exchange.
+        processor, moving: processor seconds of a rank in a step, and those of them that are not its trainer's.
         whole, torn, stale, missing: parts of all inputs.
     """
 
     name: str
     seconds: float | None
     spread: tuple[float, float]
+    alone: float | None
     rate: float
     exchanging: float
+    processor: float
+    moving: float
     loss: float
     accuracy: float
     whole: float
@@ -90,8 +97,9 @@ def reached(row: Row, aim: float) -> float | None:
     return None
 
 
-def lines(rows: Sequence[Row], aim: float) -> Iterator[Line]:
-    """rows: of a group."""
+def lines(rows: Sequence[Row], aim: float, alone: Sequence[Row] = ()) -> Iterator[Line]:
+    """rows: of a group. alone: of one rank, a row each cycle."""
+    singles = {row["cycle"]: reached(row, aim) for row in alone}
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
         found = [reached(row, aim) for row in own]
@@ -99,14 +107,21 @@ def lines(rows: Sequence[Row], aim: float) -> Iterator[Line]:
         all_reached = len(times) == len(own)
         counts = {kind: sum(row["inputs"][kind] for row in own) for kind in ("whole", "torn", "stale", "missing")}
         all_inputs = max(1, sum(counts.values()))
+        over = [(singles.get(row["cycle"]) or 0) / seconds for row, seconds in zip(own, found, strict=True) if seconds]
+        steps = [row["steps"] * len(row["seconds"]) for row in own]
         yield Line(
             name,
             statistics.median(times) if all_reached else None,
             (min(times), max(times)) if all_reached else (0.0, 0.0),
+            statistics.median(over) if all_reached and all(over) else None,
             statistics.median(
                 row["batch"] * row["steps"] * len(row["seconds"]) / statistics.fmean(row["seconds"]) for row in own
             ),
             statistics.median(sum(row["waited"]) / sum(row["seconds"]) for row in own),
+            statistics.median(sum(row["processor"]) / n for row, n in zip(own, steps, strict=True)),
+            statistics.median(
+                (sum(row["processor"]) - sum(row["training"])) / n for row, n in zip(own, steps, strict=True)
+            ),
             statistics.median(curve(row)[1][-1] for row in own),
             statistics.median(statistics.fmean(row["score"]) for row in own),
             wrong=sum(row["wrong"] for row in own),
@@ -116,7 +131,7 @@ def lines(rows: Sequence[Row], aim: float) -> Iterator[Line]:
 
 def table(document: Row) -> list[str]:
     found = [f"# asap.cnn: {document['ranks']} ranks on {document['cores']} cores, hpcomm {document['hpcomm']}"]
-    aim = document["aim"]
+    aim, alone = document["aim"], [row for row in document["rows"] if row["group"] == ALONE]
     for group in dict.fromkeys(row["group"] for row in document["rows"]):
         rows = [row for row in document["rows"] if row["group"] == group]
         first, cycles = rows[0], len({row["cycle"] for row in rows})
@@ -124,16 +139,18 @@ def table(document: Row) -> list[str]:
         found += [
             f"\n# {group}{links}: {first['model']}, {first['parameters']:,} parameters; {first['steps']} steps of "
             f"{len(first['seconds'])} x {first['batch']} images, {cycles} cycles",
-            f"{'who':12}{f'to loss {aim:g}':>14}  {'spread':18}{'images/s':>9}{'in exchange':>13}{'loss':>9}"
+            f"{'who':12}{f'to loss {aim:g}':>14}  {'spread':18}{'x alone':>9}{'images/s':>9}"
+            f"{'in exchange':>13}{'processor':>11}{'of it moving':>14}{'loss':>9}"
             f"{'accuracy':>10}{'whole':>9}{'torn':>8}{'stale':>8}{'missing':>9}{'#wrong':>8}",
         ]
-        for line in lines(rows, aim):
-            cells = ["never", ""]
+        for line in lines(rows, aim, alone):
+            cells = ["never", "", "" if line.alone is None else f"{line.alone:.3g}x"]
             if line.seconds is not None:
-                cells = [f"{line.seconds:.2f} s", f"{line.spread[0]:.2f} .. {line.spread[1]:.2f}"]
+                cells[:2] = [f"{line.seconds:.2f} s", f"{line.spread[0]:.2f} .. {line.spread[1]:.2f}"]
             parts = f"{100 * line.whole:>7.2f} %" + "".join(f"{100 * x:>6.2f} %" for x in (line.torn, line.stale))
             found.append(
-                f"{line.name:12}{cells[0]:>14}  {cells[1]:18}{line.rate:>9.1f}{100 * line.exchanging:>11.1f} %"
+                f"{line.name:12}{cells[0]:>14}  {cells[1]:18}{cells[2]:>9}{line.rate:>9.1f}"
+                f"{100 * line.exchanging:>11.1f} %{1e3 * line.processor:>8.1f} ms{1e3 * line.moving:>11.1f} ms"
                 f"{line.loss:>9.4f}{100 * line.accuracy:>8.2f} %{parts}{100 * line.missing:>7.2f} %{line.wrong:>8}"
             )
     return [*found, "", *(f"# {line}" for line in PAPER)]
@@ -166,11 +183,13 @@ def inputs(axis: Any, rows: Sequence[Row], aim: float, heading: str) -> None:
 
 def panels(document: Row) -> list[plots.Draw]:
     found: list[plots.Draw] = []
+    alone = [row for row in document["rows"] if row["group"] == ALONE]
     for group in dict.fromkeys(row["group"] for row in document["rows"]):
         rows = [row for row in document["rows"] if row["group"] == group]
-        first = [row for row in rows if row["cycle"] == 0]
-        found.append(partial(curves, rows=first, aim=document["aim"], heading=f"{group}: loss"))
-        found.append(partial(inputs, rows=rows, aim=document["aim"], heading=f"{group}: inputs"))
+        first = [row for row in [*rows, *alone] if row["cycle"] == 0]
+        if group != ALONE:
+            found.append(partial(curves, rows=first, aim=document["aim"], heading=f"{group}: loss"))
+            found.append(partial(inputs, rows=rows, aim=document["aim"], heading=f"{group}: inputs"))
     return found
 
 
@@ -188,7 +207,8 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> Iterator[Row]:
                     there = partial(cluster.popen, HEAD)
                     status = attend(command, title, quiet=options.json, limit=LIMIT, popen=there)
             else:
-                command = [*launcher(options.ranks, transport=options.transport), *more]
+                ranks = 1 if group == ALONE else options.ranks
+                command = [*launcher(ranks, transport=options.transport), *more]
                 status = attend(command, title, quiet=options.json, limit=LIMIT)
             if not output.exists():
                 raise SystemExit(f"asap.cnn: the ranks of {group} ended with status {status}, no figures")
@@ -213,7 +233,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"))
     add_pictures(p)
     p.add_argument("--paper-size", action="store_true", help="a VGG of 7.5 M parameters, as the paper's")
-    add_quick(p, "a small network, six steps, one cycle, shm")
+    add_quick(p, "a small network, six steps, one cycle, without hosts")
     add_output(p, plot="curves")
     options = p.parse_args(arguments)
     options.width, options.channels = (PAPER_WIDTH, PAPER_CHANNELS) if options.paper_size else (WIDTH, CHANNELS)
@@ -221,7 +241,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         if options.paper_size:
             p.error("--paper-size and --quick: give one of them; -n 2 -N 1 --groups shm is a short run")
         options.width, options.channels = QUICK_WIDTH, QUICK_CHANNELS
-        options.groups, options.steps, options.points, options.run_cycles = GROUPS[0], 6, 3, 1
+        options.groups, options.steps, options.points, options.run_cycles = f"{ALONE},shm", 6, 3, 1
     for name, known in (("groups", GROUPS), ("consistencies", NAMES)):
         chosen = [word.strip() for word in getattr(options, name).split(",") if word.strip()]
         if unknown := set(chosen) - set(known):

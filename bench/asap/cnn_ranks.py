@@ -19,6 +19,7 @@ import hpcomm
 from bench.common.launch import ROOT
 from bench.common.options import write
 from bench.common.rows import Row
+from bench.common.training import processor
 
 sys.path.insert(0, str(ROOT / "examples"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,7 +28,17 @@ from factors.model import Batches
 from flow import cnn, data
 
 CONSISTENCIES = {str(one): one for one in (hpcomm.NOTIFY_ACK, hpcomm.BSP, hpcomm.BARRIER, hpcomm.ASYNC)}
+ALONE = "one rank"
 KEY, LIMIT = "w", 900.0  # seconds of all
+FIGURES = (
+    "seconds",
+    "computed",
+    "waited",
+    "sent",
+    "score",
+    "processor",
+    "training",
+)  # of a rank; the last two: seconds
 Floats = NDArray[np.float32]
 
 
@@ -84,45 +95,51 @@ class Plan:
         return {math.ceil(self.steps * at / self.points) for at in range(1, self.points + 1)}
 
 
-def train(ctx: hpcomm.Context, model: cnn.Convolutional, plan: Plan, consistency: hpcomm.Consistency) -> Row:
-    """The row of all ranks; figures of a rank are lists by rank. Collective."""
+def train(ctx: hpcomm.Context, model: cnn.Convolutional, plan: Plan, consistency: hpcomm.Consistency | None) -> Row:
+    """The row of all ranks; figures of a rank are lists by rank. Collective. Without a consistency each rank trains
+    alone."""
     clock, shapes = time.perf_counter, Shapes(model.start())
     first = shapes.flat
-    complete = hpcomm.topology.complete(ctx.size)
-    exchange = hpcomm.stochastic_reduce(
-        ctx, {KEY: first}, topology=complete, consistency=consistency, in_place=True, timeout=LIMIT
-    )
+    exchange = None
+    if consistency is not None:
+        complete = hpcomm.topology.complete(ctx.size)
+        exchange = hpcomm.stochastic_reduce(
+            ctx, {KEY: first}, topology=complete, consistency=consistency, in_place=True, timeout=LIMIT
+        )
+    weights = exchange.params[KEY] if exchange else first.copy()
     gradient = np.zeros_like(first)
     out = shapes.views(gradient)
     share = 1 / plan.batches.pairs
     model.update(shapes.views(first), plan.batches.of(ctx.rank, 0), share, out.__getitem__)  # the first takes longer
-    kept, wanted, computed, waited = [(0.0, first)], plan.kept, 0.0, 0.0
+    kept, wanted, computed, waited, trained = [(0.0, first)], plan.kept, 0.0, 0.0, 0.0
     ctx.barrier()
-    begin = clock()
+    used, begin = processor(), clock()
     for step in range(plan.steps):
-        start, weights = clock(), exchange.params[KEY]
+        start, ran = clock(), time.thread_time()
         rows = plan.batches.of(ctx.rank, step)
         model.update(shapes.views(weights), rows, plan.rate(step) * share, out.__getitem__)
         weights -= gradient
-        pushed = clock()
-        average = exchange.push_pull(KEY)
+        pushed, trained = clock(), trained + time.thread_time() - ran
+        weights = exchange.push_pull(KEY) if exchange else weights
         end = clock()
         computed, waited = computed + pushed - start, waited + end - pushed
         if step + 1 in wanted:
-            kept.append((end - begin, average.copy()))
-    seconds = clock() - begin
+            kept.append((end - begin, weights.copy()))
+    seconds, used = clock() - begin, processor() - used
     ctx.barrier()
-    stats = exchange.stats()
-    exchange.close(timeout=LIMIT)
-    counts = [stats.whole, stats.torn, stats.stale, stats.missing, *stats.by_inputs]
+    counts, sent = [0] * 4, 0
+    if exchange:
+        stats = exchange.stats()
+        exchange.close(timeout=LIMIT)
+        counts, sent = [stats.whole, stats.torn, stats.stale, stats.missing, *stats.by_inputs], stats.bytes_sent
     losses = [model.objective(shapes.views(weights)) for _, weights in kept]
     score, accuracy = model.score(shapes.views(kept[-1][1]))
-    mine = [seconds, computed, waited, float(stats.bytes_sent), accuracy, *counts]
-    each = _gathered(ctx, mine)
-    found = {name: each[:, at].tolist() for at, name in enumerate(("seconds", "computed", "waited", "sent", "score"))}
-    inputs = [int(count) for count in each[:, 5:].sum(axis=0)]
+    mine = [seconds, computed, waited, float(sent), accuracy, used, trained]
+    each = _gathered(ctx, [*mine, *counts])
+    found = {name: each[:, at].tolist() for at, name in enumerate(FIGURES)}
+    inputs = [int(count) for count in each[:, len(FIGURES) :].sum(axis=0)]
     return {
-        "name": str(consistency),
+        "name": str(consistency or ALONE),
         **found,
         "what": score,
         "inputs": dict(zip(("whole", "torn", "stale", "missing"), inputs, strict=False)),
@@ -139,7 +156,7 @@ def _gathered(ctx: hpcomm.Context, mine: list[float]) -> NDArray[np.float64]:
     return np.array([np.frombuffer(part) for part in parts])
 
 
-def _wrong(ctx: hpcomm.Context, consistency: hpcomm.Consistency, last: Floats, inputs: list[int]) -> int:
+def _wrong(ctx: hpcomm.Context, consistency: hpcomm.Consistency | None, last: Floats, inputs: list[int]) -> int:
     """Under NOTIFY_ACK and BSP on a complete graph: inputs that were not whole, and ranks whose last model is not rank
     0's."""
     models = ctx.allgather(hashlib.sha256(last.tobytes()).digest(), timeout=LIMIT)
@@ -148,16 +165,18 @@ def _wrong(ctx: hpcomm.Context, consistency: hpcomm.Consistency, last: Floats, i
 
 
 def rows(ctx: hpcomm.Context, options: argparse.Namespace) -> Iterator[Row]:
-    """The chosen consistencies, one after the other. Collective."""
+    """The chosen consistencies, one after the other. Collective. One rank trains alone, by as many images as all ranks
+    do together."""
     pictures = data.on_every_rank(ctx, lambda: data.pictures(options.seed, options.data))
     kind = Vgg if options.paper_size else cnn.Convolutional
     model = kind(pictures, options.width, options.channels, options.seed)
     batches = Batches(model.samples, ctx.size, options.batch, options.seed)
-    plan = Plan(batches, options.steps, options.eta, options.decay, options.points)
+    steps = options.steps * (options.ranks if ctx.size == 1 else 1)
+    plan = Plan(batches, steps, options.eta, options.decay, options.points)
     facts = {"model": model.name, "parameters": Shapes(model.start()).flat.size, "samples": model.samples}
-    for name in options.consistencies:
-        row = train(ctx, model, plan, CONSISTENCIES[name])
-        yield {"batch": options.batch, "steps": options.steps, **facts, **row}
+    for name in [ALONE] if ctx.size == 1 else options.consistencies:
+        row = train(ctx, model, plan, CONSISTENCIES.get(name))
+        yield {"batch": options.batch, "steps": steps, **facts, **row}
 
 
 def on_this_rank(options: argparse.Namespace) -> int:

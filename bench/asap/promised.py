@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from bench.asap.convergence import REFERENCE, lines
+from bench.asap.convergence import REFERENCE, SPARSE, lines
 from bench.common.judge import Promise, compare, of_size, sizes
 from bench.common.plots import named_size
 from bench.common.rows import Row
-
-SPARSE = "root_expander/NOTIFY_ACK"
 
 
 def consistent_reduces(document: Row) -> Iterator[Promise]:

@@ -321,7 +321,8 @@ static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
 }
 
 /* BARRIER: tells every rank that this one has sent, by a lane that bulk does not keep waiting. The signals are those of
- * this rank's own shares. */
+ * this rank's own shares. Both: asks for the answers to wait_slot of the next push, which come while the trainer
+ * computes. */
 static int pushed(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     int me = en->context->group.rank, size = en->context->group.size, status = HPC_OK;
@@ -331,6 +332,7 @@ static int pushed(hpc_engine *en, int key) {
         status = hpc_unless_left(
             en, r, hpc_put_signal(en->context->acks, en->window, r, NULL, 0, 0, hpc_signal_applied(en, s), k->pushes));
     }
+    if (status == HPC_OK) hpc_ask_flushed(en, key);
     return status;
 }
 

@@ -120,9 +120,18 @@ int hpc_unless_left(const hpc_engine *en, int rank, int status) {
     return HPC_OK;
 }
 
+void hpc_ask_flushed(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (share->owner != en->context->group.rank) hpc_lane_try_flush(en->in_lanes[share->core], share->owner);
+    }
+}
+
 int hpc_flush_key(hpc_engine *en, int key, hpc_limit *l) {
     const hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
+    if (k->pushes > 0) hpc_ask_flushed(en, key); /* all are asked before one is waited for */
     for (int i = 0; i < k->n_shares && k->pushes > 0 && status == HPC_OK; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];
         if (share->owner == en->context->group.rank) continue;

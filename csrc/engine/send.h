@@ -46,6 +46,9 @@ int hpc_send_ahead(hpc_engine *en, int core, int owner, const void *src, size_t 
 /* Returns HPC_OK instead of HPC_ERR_PEER if the neighbour has left: it folds nothing more. */
 int hpc_unless_left(const hpc_engine *en, int rank, int status);
 
+/* Asks the other owners of key to say when everything that was sent to them is there. Does not wait. */
+void hpc_ask_flushed(const hpc_engine *en, int key);
+
 /* Waits until everything that was sent to the other owners of key has left this rank's memory. */
 int hpc_flush_key(hpc_engine *en, int key, hpc_limit *l);
 

@@ -4,8 +4,11 @@
  * Every rank's update is the number of its step, in digits of its own, so that the fold tells whose updates of which
  * steps are in it. */
 #include <math.h>
+#include <pthread.h>
 
 #include "graph_jobs.h"
+#include "inside.h"
+#include "transport/tcp/tcp.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, DIGIT = 32, STEPS = DIGIT - 1, MOST = 4, IN_PLACE = 64 };
 
@@ -237,6 +240,26 @@ static void async_alone(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* arg: consistency. A push itself asks each neighbour to say when the data are there: the next one waits for all of
+ * these answers at once, not for one after the other. */
+static void asks_all(rank *r) {
+    graph_job g;
+    init(&g, r, r->arg);
+    hpc_exchange *e = graph_open(r, &g);
+    push(r, &g, e, 0, 1);
+    for (int who = 0; who < r->size; who++) {
+        if (who == r->rank) continue;
+        tcp_link *link = inside(e)->in_lanes[0]->peers[who].out;
+        pthread_mutex_lock(&link->sending);
+        CHECK(link->issued > 0);
+        CHECK_EQ(link->asked, link->issued);
+        pthread_mutex_unlock(&link->sending);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 /* arg: consistency. Phases: a rank folds whom the phase of its own step names, and counts those alone. */
 static void phases(rank *r) {
     graph_job g;
@@ -294,6 +317,8 @@ int main(int argc, char **argv) {
          .arg = HPC_ASYNC + THREAD + IN_PLACE,
          .where = RANKS_UNSEEDED},
         {.name = "async_alone", .size = 3, .run = async_alone, .where = RANKS_UNSEEDED},
+        {.name = "asks_all_barrier", .size = 3, .run = asks_all, .arg = HPC_BARRIER, .where = RANKS_TCP},
+        {.name = "asks_all_async", .size = 3, .run = asks_all, .arg = HPC_ASYNC, .where = RANKS_TCP},
         {.name = "phases_barrier", .size = 4, .run = phases, .arg = HPC_BARRIER, .where = RANKS_UNSEEDED},
         {.name = "phases_async", .size = 4, .run = phases, .arg = HPC_ASYNC, .where = RANKS_UNSEEDED},
         {0},
