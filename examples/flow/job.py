@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import numpy as np
-from factors.job import OVERSHOT, console_of, plot, progress
+from factors.job import OVERSHOT, console_of, plot, progress, sent_by
 from factors.model import Batches
 from rich.console import Console
 from rich.table import Table
@@ -143,11 +143,6 @@ class Looks:
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
-
-
-def sent_by(exchange: hpcomm.Exchange) -> int:
-    """Bytes that this rank has sent to others, parameters too."""
-    return sum(entry.bytes for entry in exchange.stats().traffic)
 
 
 def train(ctx: hpcomm.Context, model: Model, plan: Plan, flow: Flow, tell: Callable[[int, float], object]) -> Run:
@@ -377,7 +372,6 @@ def told(
     console.print(runs_table(runs, aim, dense))
     if plot_path is not None:
         plot(runs, f"{name}, {len(runs[0].ranks)} ranks", plot_path)
-        print(f"curves: {os.path.abspath(plot_path)}")
     if json_path is not None:
         facts = {"model": name, "plan": asdict(plan), "objective": aim, "dense bytes": dense}
         with open(json_path, "w", encoding="utf-8") as file:
