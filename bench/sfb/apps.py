@@ -139,7 +139,7 @@ SIZES: dict[str, list[tuple[int, int]]] = {
     "dml": [(128, 2500), (256, 5000), (512, 10000)],
     "sc": [(512, 256), (1024, 256), (2048, 256)],
     "sdca": [(1000, 500), (2000, 1000), (4000, 2000)],
-    TEXT: [(1024, 0), (2048, 0), (4096, 0), (8192, 0)],
+    TEXT: [(2048, 0), (4096, 0), (8192, 0)],
 }
 
 
@@ -291,7 +291,8 @@ def jobs(trainings: Sequence[Training]) -> Iterator[tuple[int, list[Training]]]:
 def trainings(figure: str, options: argparse.Namespace) -> list[Training]:
     wanted = [replace(one, compute=options.compute / one.hosts) for one in FIGURES[figure](figure)]
     if options.quick:
-        wanted = [replace(one, steps=2, size=(64, 256 if one.model == "sc" else 48), pairs=4) for one in wanted]
+        tiny = {"steps": 2, "every": 1, "pairs": 4}
+        wanted = [replace(one, size=(64, 256 if one.model == "sc" else 48), **tiny) for one in wanted]
     return wanted
 
 

@@ -88,8 +88,12 @@ def of_model(figure: str, rows: Sequence[Row]) -> str:
         sizes = list(dict.fromkeys(tuple(row["size"]) for row in rows))
         ratios = [ratio(rows, size=list(size)) for size in sizes]
         largest = [row for row in rows if tuple(row["size"]) == sizes[-1]]
-        sent = {row["way"]: row["run"]["sent"] / row["run"]["steps"] for row in largest}
-        fewer = f"; bytes of a step (figure S7) {sent['dense'] / sent['factors']:.1f}x" if len(sent) == 2 else ""
+        sent = {row["way"]: row["run"]["sent"] / max(row["run"]["steps"], 1) for row in largest}
+        fewer = (
+            f"; bytes of a step (figure S7) {sent['dense'] / sent['factors']:.1f}x"
+            if len(sent) == 2 and sent["factors"]
+            else ""
+        )
         return f"dense / factors {', '.join(filter(None, ratios))}, W growing{fewer}"
     if figure in ("7", "S4"):
         times = {row["hosts"]: row["seconds"] for row in rows if row["seconds"]}
