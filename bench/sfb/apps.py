@@ -291,8 +291,8 @@ def jobs(trainings: Sequence[Training]) -> Iterator[tuple[int, list[Training]]]:
 def trainings(figure: str, options: argparse.Namespace) -> list[Training]:
     wanted = [replace(one, compute=options.compute / one.hosts) for one in FIGURES[figure](figure)]
     if options.quick:
-        tiny = {"steps": 2, "every": 1, "pairs": 4}
-        wanted = [replace(one, size=(64, 256 if one.model == "sc" else 48), **tiny) for one in wanted]
+        sizes = {"sc": (64, 256)}
+        wanted = [replace(one, steps=2, every=1, pairs=4, size=sizes.get(one.model, (64, 48))) for one in wanted]
     return wanted
 
 
