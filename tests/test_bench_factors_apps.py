@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.sfb import apps_plots
-from bench.sfb.apps import FIGURES, Training, jobs
+from bench.sfb.apps import FIGURES, Training, jobs, options_of, trainings
 
 ROOT = Path(__file__).resolve().parent.parent
 UNABLE = 77
@@ -33,6 +33,15 @@ def test_the_first_training_of_a_group_has_all_peers_and_most_hosts() -> None:
                 seen.add(one.group)
 
 
+def test_hosts_share_the_computing_of_a_step() -> None:
+    made = trainings("7", options_of(["--compute", "2"]))
+    assert {one.hosts: (one.compute, one.pairs) for one in made} == {n: (2 / n, 256 // n) for n in (1, 2, 4, 8)}
+    rows = [row(one, 8 / one.hosts) for one in made if one.model == "mlr"]
+    (found,) = apps_plots.findings("7", rows)
+    assert found.startswith("MLR: speed-up by hosts 1: 1.00x, 2: 2.00x, 4: 4.00x, 8: 8.00x")
+    assert "a timer of 2 s, shared by the hosts" in found
+
+
 def test_findings_are_ratios_of_the_two_ways() -> None:
     small, large = (Training("5", "mlr", size, str(size)) for size in ((10, 10), (20, 20)))
     dense = [Training("5", "mlr", size, str(size), way="dense") for size in ((10, 10), (20, 20))]
@@ -48,6 +57,13 @@ def test_partial_broadcast_is_judged_at_its_best_rate() -> None:
         "Q = 4 of 7: 1.50 of the steps of Q = 7, at best rates, asked 1.1",
         "Q = 4 of 7, relayed: 1.00 of the steps of Q = 7, at best rates, asked 1.1",
     ]
+
+
+def test_curves_alone_need_matplotlib() -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from bench.sfb import apps; apps.job.plot([], '', 'none.png')"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "pip install matplotlib" in ended.stderr
 
 
 def test_figures_are_made_on_hosts(tmp_path: Path) -> None:

@@ -77,6 +77,16 @@ def test_traffic_is_told_by_clock() -> None:
     assert found["LR, up, SSP(16): steps"].missing
 
 
+def test_traffic_under_ssp_is_told_against_dense_under_ssp() -> None:
+    rows = trainings("traffic")
+    rows.append(row(DENSE, 16, [], "traffic", sent=0.1 * LINK, stages={"push": 0.08e6, "parameters": 0.02e6}))
+    assert traffic.saved(rows, rows[2]) == pytest.approx([0.5] * 10)
+    assert traffic.saved(rows, rows[1]) == pytest.approx([0.75] * 10)
+    ssp, dense = (line.split() for line in traffic.lines(document(rows)) if "SSP(16)" in line)
+    assert ssp[-6:] == ["50.0", "75.0", "0.000", "0.000", "never", "0"]
+    assert dense[-5:] == ["50.0", "0.080", "0.020", "never", "0"]
+
+
 def shared(way: str, step: float, deltas: list[float], began: float = 40.0) -> dict[str, Any]:
     """Of 20 s; deltas: of each 2 s."""
     steps = round(20 / step)

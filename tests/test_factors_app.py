@@ -366,6 +366,37 @@ def test_a_target_ends_the_training_of_all_ranks() -> None:
         assert run.ranks[0][4] < 100
 
 
+@pytest.mark.parametrize("way", [job.FACTORS, job.DENSE])
+def test_a_step_computes_as_long_as_it_is_told(way: str) -> None:
+    plan = job.Plan(steps=3, pairs=K, every=3, compute=0.05)
+    run = run_threads(1, lambda ctx: job.WAYS[way](ctx, mlr.Regression(labelled()), plan, lambda *_: None))[0]
+    _, _, computed, _, _ = run.ranks[0]
+    assert run.points[-1][1] >= computed >= 0.15
+
+
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_dense_updates_have_a_second_slot_under_ssp(staleness: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/python.md advises."""
+    made: list[hpcomm.Exchange] = []
+    real = hpcomm.Exchange
+
+    def noted(*given: Any, **named: Any) -> hpcomm.Exchange:
+        made.append(real(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr(hpcomm, "Exchange", noted)
+    plan = job.Plan(steps=2, pairs=K, every=1, staleness=staleness)
+    run_threads(2, lambda ctx: job.by_dense(ctx, mlr.Regression(labelled()), plan, lambda *_: None))
+    assert [int(each.plan.rows.column("depth").max()) for each in made] == [2 if staleness else 1] * 2
+
+
+def test_the_bytes_of_dense_updates_are_those_of_parameters_too() -> None:
+    plan = job.Plan(steps=2, pairs=K, every=1)
+    run = run_threads(2, lambda ctx: job.by_dense(ctx, mlr.Regression(labelled()), plan, lambda *_: None))[0]
+    half = 4 * 30 * 5 / 2  # bytes of W of which the other rank is the server
+    assert [rank[3] for rank in run.ranks] == [plan.steps * 2 * half] * 2
+
+
 def test_relayed_updates_are_those_of_all_peers() -> None:
     def body(ctx: hpcomm.Context) -> Any:
         plans = (

@@ -29,7 +29,7 @@ from bench.ops.hosts_bench import carried
 from bench.parameter_flow.apps import MAKE
 from bench.parameter_flow.cases import APPS, DENSE, FOLLOW, SMOOTH, UP, Case
 
-from factors.model import Batches  # isort: skip - examples is on the path by now
+from factors.model import Batches, dense_options  # isort: skip - examples is on the path by now
 from flow.exchange import RULE  # isort: skip
 from flow.model import Model  # isort: skip
 
@@ -39,16 +39,12 @@ CALIBRATION = 9  # steps, of which the median one counts
 def open_exchange(ctx: hpcomm.Context, model: Model, case: Case) -> hpcomm.Exchange:
     """Collective."""
     consistency, usual = hpcomm.SSP(case.staleness), model.defaults
-    more: Any = {"progress": "thread"} if case.staleness else {}
-    if case.way == DENSE and case.servers:
-        placed: Any = {"placement": "NCS", "servers": range(ctx.size - case.servers, ctx.size)}
-        return hpcomm.parameter_hub(
-            ctx, model.start(), consistency=consistency, rule=RULE, reduce="sum", **placed, **more
-        )
     if case.way == DENSE:
-        return hpcomm.parameter_hub(
-            ctx, model.start(), topology="flat", consistency=consistency, rule=RULE, reduce="sum", **more
-        )
+        servers = range(ctx.size - case.servers, ctx.size)
+        placed: Any = {"placement": "NCS", "servers": servers} if case.servers else {"topology": "flat"}
+        placed |= dense_options(case.staleness)
+        return hpcomm.parameter_hub(ctx, model.start(), consistency=consistency, rule=RULE, reduce="sum", **placed)
+    more: Any = {"progress": "thread"} if case.staleness else {}
     if case.way in (FOLLOW, SMOOTH):
         more |= {"up": usual.up, "at_least": case.at_least, "follow": "probes" if case.way == FOLLOW else "smooth"}
     delta = usual.up if case.way == UP else usual.low
@@ -119,13 +115,17 @@ class Trainer:
         return found + (self.case.plant and self.ctx.rank == 1)
 
     def _count(self, exchange: hpcomm.Exchange) -> None:
+        if self.case.staleness and self.case.way != DENSE:  # sums of the last steps are still to be sent
+            exchange.state_dict()
+            self.ctx.barrier()
         stats = exchange.stats()
         to: dict[int, int] = {}
         for entry in stats.traffic:
             to[entry.rank] = to.get(entry.rank, 0) + entry.bytes
         codecs = stats.codecs.values()
-        self.facts |= {"to": to, "pace": stats.progress.partition(":")[0], "threads": dict(stats.load.processor)}
-        self.facts |= {part: sum(getattr(each, part) for each in codecs) for part in ("encode", "decode")}
+        self.facts |= {"to": to, "stages": stats.sent_by_stage, "pace": stats.progress.partition(":")[0]}
+        self.facts["threads"] = dict(stats.load.processor)
+        self.facts |= {part: sum(getattr(each, part) for each in codecs) for part in ("encode", "decode", "pieces")}
         self.facts["behind"] = stats.by_staleness
         self.facts["kept"] = sum(each.kept for each in codecs) / max(sum(each.elements for each in codecs), 1)
 
@@ -139,7 +139,7 @@ def counts(exchange: hpcomm.Exchange) -> tuple[int, float]:
 
 def stopper(ctx: hpcomm.Context, case: Case) -> Any:
     """Ends the training of all ranks after the same step. Collective."""
-    from flow.job import Stop  # noqa: PLC0415 - it needs click, rich and matplotlib
+    from flow.job import Stop  # noqa: PLC0415 - it needs click and rich
 
     return Stop(ctx, case.staleness)
 
@@ -187,9 +187,14 @@ def joined(gathered: Sequence[Row]) -> Row:
     }
     threads = list(dict.fromkeys(name for rank in workers for name in rank["threads"]))
     found["threads"] = {name: sum(rank["threads"].get(name, 0) for rank in workers) / steps for name in threads}
-    found |= {part: sum(rank[part] for rank in gathered) / len(gathered) / steps for part in ("encode", "decode")}
+    found |= {
+        part: sum(rank[part] for rank in gathered) / len(gathered) / steps for part in ("encode", "decode", "pieces")
+    }
     found["processor"] = sum(rank["processor"] for rank in gathered) / steps
     found |= {"link": max(*sent, *got) / steps, "sent": sum(sent) / len(workers) / steps}
+    stages = dict.fromkeys(name for rank in gathered for name in rank["stages"])
+    by_stage = {name: sum(rank["stages"].get(name, 0) for rank in gathered) for name in stages}
+    found["stages"] = {name: nbytes / len(workers) / steps for name, nbytes in by_stage.items()}
     found |= {"kept": float(np.mean([rank["kept"] for rank in gathered])), "pace": gathered[0]["pace"]}
     behind = [sum(of) for of in zip(*(rank["behind"] for rank in workers), strict=True)]  # by steps
     found["behind"] = sum(i * n for i, n in enumerate(behind)) / max(sum(behind), 1)

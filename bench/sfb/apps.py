@@ -9,10 +9,15 @@ are those of the paper (section 5) and of its supplement, at sizes that take min
     8       computing, and time in the exchange, by staleness
     9, S6   time to an objective over Q, under BSP and SSP(20); r: updates are relayed to all
     S7      bytes sent to that objective
+    text    time to an objective by the number of words, of MLR on real text: who maintains a Debian package
     target  MLR of 4,000 classes and 5,000 features on 8 hosts, and Q = 4 of 7
 
 All trainings of a figure with the same hosts run in one job, one after the other. A training ends at the objective that
 the first one of its group has reached.
+
+With --compute SECONDS the computing of a step takes one host at least so long, and several hosts, which share the
+samples of a step in figures 7 and S4, their part of it: a host computes its real gradient, and then sleeps. So hosts
+that share the cores of this machine scale as machines of their own do.
 """
 
 import argparse
@@ -23,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +60,8 @@ STALE = 20  # the paper's
 HOSTS = 4
 L2 = 0.01
 MODELS = ("mlr", "dml", "sc", "sdca")
-RATES = {"mlr": 50.0, "dml": 2.0, "sc": 5.0, "sdca": 1.0}  # of learning
+TEXT = "text"
+RATES = {"mlr": 50.0, "dml": 2.0, "sc": 5.0, "sdca": 1.0, TEXT: mlr.Regression.lr}  # of learning
 WAYS = {"factors": job.FACTORS, "dense": job.DENSE}
 
 try:  # updates may go on to those that no edge leads to
@@ -70,12 +76,13 @@ class Training:
     """One training.
 
     Attributes:
-        size: (J, D) of W, for mlr and sdca features x classes.
+        size: (J, D) of W, for mlr and sdca features x classes; for text the classes are those that there are.
         group: trainings of one name end at the objective of the first of them.
         steps: of the first of a group; the others take twice as many at the most.
         stored: values other than 0 of a sample.
         samples: how many there are.
         noise: the part of samples whose class is any.
+        compute: seconds that the computing of a step takes at least.
     """
 
     figure: str
@@ -95,6 +102,7 @@ class Training:
     every: int = 4
     samples: int = SAMPLES
     noise: float = 0.0
+    compute: float = 0.0
 
     def made(self, ctx: hpcomm.Context) -> Model:
         (rows, columns), seed = self.size, 0
@@ -112,7 +120,16 @@ class Training:
             first, second = np.random.default_rng(seed).integers(SAMPLES, size=(2, 4 * SAMPLES))
             second[::2] = (np.argsort(x.y, kind="stable")[np.searchsorted(np.sort(x.y), x.y)])[first[::2]]
             return dml.Metric(data.Pairs("synthetic", x.x, first, second, x.y[first] == x.y[second]), rows)
+        if self.model == TEXT:
+            return mlr.Regression(maintainers(ctx, rows, seed))
         return sc.Coding(data.patches(SAMPLES, seed), rows, "patches")
+
+
+@cache
+def maintainers(ctx: hpcomm.Context, features: int, seed: int) -> data.Labelled:
+    """Rank 0 reads. Collective."""
+    read: data.Labelled = data.share(ctx, lambda: data.by_maintainer(features, None, seed))
+    return read
 
 
 # ---- the figures -----------------------------------------------------------------------------------------------------
@@ -122,11 +139,12 @@ SIZES: dict[str, list[tuple[int, int]]] = {
     "dml": [(128, 2500), (256, 5000), (512, 10000)],
     "sc": [(512, 256), (1024, 256), (2048, 256)],
     "sdca": [(1000, 500), (2000, 1000), (4000, 2000)],
+    TEXT: [(2048, 0), (4096, 0), (8192, 0)],
 }
 
 
-def by_size(figure: str, staleness: int) -> Iterator[Training]:
-    for model in MODELS:
+def by_size(figure: str, staleness: int, models: Sequence[str] = MODELS) -> Iterator[Training]:
+    for model in models:
         for size in SIZES[model]:
             one = Training(figure, model, size, f"{model} {size}", staleness=staleness)
             yield from (one, replace(one, way="dense"))
@@ -201,6 +219,7 @@ FIGURES: dict[str, Callable[[str], Iterator[Training]]] = {
     "8": by_staleness,
     "9": partial(by_degree, staleness=0),
     "S6": partial(by_degree, staleness=STALE),
+    TEXT: partial(by_size, staleness=0, models=(TEXT,)),
     "target": targets,
 }
 
@@ -221,6 +240,7 @@ def trained(ctx: hpcomm.Context, one: Training, target: float | None) -> Row:
         every=one.every,
         target=target,
         later=one.staleness > 0,
+        compute=one.compute,
     )
     ctx.barrier()
     run = job.WAYS[WAYS[one.way]](ctx, model, plan, lambda step, objective: None)
@@ -230,6 +250,8 @@ def trained(ctx: hpcomm.Context, one: Training, target: float | None) -> Row:
     seconds, waited, computed, sent, steps = np.array(run.ranks).mean(axis=0).tolist()
     return {
         **asdict(one),
+        "size": model.shape if one.model == TEXT else one.size,
+        "data": model.name,
         "target": aim,
         "seconds": None if reached is None else reached[1],
         "steps_to": None if reached is None else reached[0],
@@ -266,12 +288,17 @@ def jobs(trainings: Sequence[Training]) -> Iterator[tuple[int, list[Training]]]:
         yield hosts, [one for one in trainings if one.hosts == hosts]
 
 
-def measure(figure: str, options: argparse.Namespace) -> list[Row]:
-    wanted = list(FIGURES[figure](figure))
+def trainings(figure: str, options: argparse.Namespace) -> list[Training]:
+    wanted = [replace(one, compute=options.compute / one.hosts) for one in FIGURES[figure](figure)]
     if options.quick:
-        wanted = [replace(one, steps=2, size=(64, 256 if one.model == "sc" else 48), pairs=4) for one in wanted]
+        sizes = {"sc": (64, 256)}
+        wanted = [replace(one, steps=2, every=1, pairs=4, size=sizes.get(one.model, (64, 48))) for one in wanted]
+    return wanted
+
+
+def measure(figure: str, options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
-    for hosts, chosen in jobs(wanted):
+    for hosts, chosen in jobs(trainings(figure, options)):
         with tempfile.TemporaryDirectory() as folder, Cluster(hosts, rate=options.rate) as cluster:
             spec, output = Path(folder, "trainings.json"), Path(folder, "rows.json")
             aims = {row["group"]: row["target"] for row in rows}
@@ -323,11 +350,15 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=list(FIGURES),
         help=f"which, of {','.join(FIGURES)}; S7 is a part of 5",
     )
+    by_timer = "seconds of computing a step at least, shared by the hosts: so figures 7 and S4 show how hosts scale"
+    p.add_argument("--compute", type=float, default=0.0, help=by_timer)
     p.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it")
     p.add_argument("--trainings", type=Path, help=argparse.SUPPRESS)  # what the ranks of a job train
     add_quick(p, "tiny matrices, two steps")
     add_output(p, "curves")
     options = p.parse_args(arguments)
+    if options.compute < 0:
+        p.error(f"--compute is {options.compute:g}: must be 0 or more seconds")
     for figure in options.figures:
         if figure not in FIGURES:
             p.error(f"--figures is {figure!r}: must be some of {', '.join(FIGURES)}")

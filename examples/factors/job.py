@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
-import matplotlib
 import numpy as np
 from paper_data import BadData
 from rich.console import Console
@@ -20,7 +19,7 @@ from rich.table import Table
 import hpcomm
 
 from . import data
-from .model import Batches, Floats, Model, matrix
+from .model import Batches, Floats, Model, dense_options, matrix
 from .sdca import DualRegression
 
 FACTORS, DENSE = "pairs of vectors, peer to peer", "dense updates, through servers"
@@ -41,6 +40,7 @@ class Plan:
         target: an objective that ends the training.
         later: the objective is measured after the training, by copies of W, and target ends nothing. So ranks that do
             not wait for rank 0 gain nothing by its looks.
+        compute: seconds that the computing of a step takes at least; a rank sleeps for the rest of them.
         options: of Exchange.
     """
 
@@ -53,6 +53,7 @@ class Plan:
     every: int = 10
     target: float | None = None
     later: bool = False
+    compute: float = 0.0
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -63,7 +64,7 @@ class Run:
 
     Attributes:
         points: of rank 0: step, seconds, objective, bytes that it has sent, and for SDCA the duality gap.
-        ranks: of each rank: seconds, seconds in the exchange, seconds of computing, bytes sent, steps.
+        ranks: of each rank: seconds, seconds in the exchange, seconds of computing (with sleep), bytes sent, steps.
     """
 
     way: str
@@ -155,6 +156,11 @@ def batches(ctx: hpcomm.Context, model: Model, plan: Plan) -> Batches:
     return Batches(model.samples, ctx.size, plan.pairs, plan.seed)
 
 
+def sent_by(exchange: hpcomm.Exchange) -> int:
+    """Bytes that this rank has sent to others, parameters too."""
+    return sum(entry.bytes for entry in exchange.stats().traffic)
+
+
 def by_factors(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int, float], object]) -> Run:
     """Trains by hpcomm.sufficient_factors. Collective."""
     chosen, clock, computed = batches(ctx, model, plan), time.perf_counter, 0.0
@@ -172,17 +178,18 @@ def by_factors(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[in
         while app.running:
             step, rows = app.commits, chosen.of(ctx.rank, app.commits)
             mat = app.mat
-            if measure.look(step, mat, lambda: app.stats().bytes_sent):
+            if measure.look(step, mat, lambda: sent_by(app.exchange)):
                 app.stop()
             if step == plan.steps:
                 break
             before = clock()
             u, v = model.factors(mat, rows, chosen.total)
+            time.sleep(max(0.0, before + plan.compute - clock()))
             computed += clock() - before
             app.write(u, v)
             measure.before_commit(step + 1)
             app.commit()
-        found = measure.run(FACTORS, app.stats().bytes_sent, app.waited, computed, app.commits)
+        found = measure.run(FACTORS, sent_by(app.exchange), app.waited, computed, app.commits)
     return found
 
 
@@ -191,33 +198,33 @@ def by_dense(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int,
     chosen, clock, computed, waited = batches(ctx, model, plan), time.perf_counter, 0.0, 0.0
     consistency = hpcomm.SSP(plan.staleness)
     rule = model.rule(plan.lr or model.lr)
+    options = {**dense_options(plan.staleness), **plan.options}
     with hpcomm.Exchange(
-        ctx, {"W": model.start()}, consistency=consistency, rule=rule, reduce="sum", **plan.options
+        ctx, {"W": model.start()}, consistency=consistency, rule=rule, reduce="sum", **options
     ) as exchange:
         measure = Measure(ctx, model, plan, tell)
         mat = exchange.params["W"]
         step = 0
         while True:
-            ends = measure.look(step, mat, lambda: exchange.stats().bytes_sent) or step == plan.steps
+            ends = measure.look(step, mat, lambda: sent_by(exchange)) or step == plan.steps
             if plan.target is not None and not plan.later and step % plan.every == 0:
                 ends = any(ctx.allgather(bytes([ends]))[0])
             if ends:
                 break
-            before = clock()
+            begin = clock()
             u, v = model.factors(mat, chosen.of(ctx.rank, step), chosen.total)
-            computed += clock() - before
             before = clock()
             gradient = exchange.gradient("W")
-            waited += clock() - before
-            before = clock()
+            free = clock() - before
             matrix(u, v, out=gradient)
-            computed += clock() - before
+            time.sleep(max(0.0, begin + free + plan.compute - clock()))
+            computed, waited = computed + clock() - begin - free, waited + free
             step += 1
             measure.before_commit(step)
             before = clock()
             mat = exchange.push_pull("W")
             waited += clock() - before
-        found = measure.run(DENSE, exchange.stats().bytes_sent, waited, computed, step)
+        found = measure.run(DENSE, sent_by(exchange), waited, computed, step)
     return found
 
 
@@ -273,8 +280,13 @@ def table(runs: list[Run], target: float) -> Table:
 
 
 def plot(runs: Sequence[Any], heading: str, path: str) -> None:
-    """The objective over time, over steps, and over what rank 0 has sent. runs have a way, and points that begin with
-    the step, seconds, the objective and bytes."""
+    """The objective over time, over steps, and over what rank 0 has sent, where there is matplotlib. runs have a way,
+    and points that begin with the step, seconds, the objective and bytes."""
+    try:
+        import matplotlib  # noqa: PLC0415
+    except ModuleNotFoundError:
+        print("no curves: pip install matplotlib", file=sys.stderr)
+        return
     matplotlib.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415 - which needs the backend
 
@@ -290,6 +302,7 @@ def plot(runs: Sequence[Any], heading: str, path: str) -> None:
     figure.suptitle(heading)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    print(f"curves: {os.path.abspath(path)}")
 
 
 # ---- the job ---------------------------------------------------------------------------------------------------------
@@ -299,6 +312,7 @@ _OPTIONS = (
     click.option("--target", type=float, help="An objective that ends the training."),
     click.option("--pairs", "-K", type=click.IntRange(1), default=32, help="Samples of a rank in a step."),
     click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate; default: the model's."),
+    click.option("--compute", type=click.FloatRange(0), default=0.0, help="Seconds of computing a step, at least."),
     click.option("--staleness", type=click.IntRange(0), default=0, help="0: BSP; s: SSP(s)."),
     click.option("--peers", type=click.IntRange(1), help="To how many ranks each sends; default: to all."),
     click.option("--relay", is_flag=True, help="With --peers: updates go on to all other ranks."),
@@ -365,7 +379,6 @@ def run(
     console.print(table(runs, aim))
     if plot_path is not None:
         plot(runs, f"{name} ({shape[0]} x {shape[1]}, {size} ranks)", plot_path)
-        print(f"curves: {os.path.abspath(plot_path)}")
     if json_path is not None:
         facts = {"model": name, "shape": shape, "ranks": size, "plan": asdict(plan), "target": aim}
         with open(json_path, "w", encoding="utf-8") as file:

@@ -124,6 +124,13 @@ def alone(model: Model, batches: Batches, lr: float) -> Iterator[Floats]:
         step += 1
 
 
+def dense_options(staleness: int) -> dict[str, Any]:
+    """Options of a dense exchange through servers; under SSP(s) the ones that docs/python.md advises. By a second slot
+    an update travels while the next one is computed: with one slot a rank waits until its last update is applied, as
+    under BSP. Threads let owners work while their rank computes."""
+    return {"depth": 2, "progress": "thread"} if staleness else {}
+
+
 def prox_sgd(lr: float, prox: Any = None) -> Any:
     """Proximal gradient descent, or plain descent where there is no prox."""
     return hpcomm.SGD(lr=lr) if prox is None else hpcomm.ProxSGD(lr, prox)

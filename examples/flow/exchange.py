@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from factors.model import dense_options
+
 import hpcomm
 
 from .model import Floats
@@ -45,8 +47,9 @@ def open_exchange(ctx: hpcomm.Context, params: dict[str, Floats], flow: Flow) ->
     """Collective."""
     consistency = hpcomm.SSP(flow.staleness)
     if flow.delta is None:
+        options: Any = {**dense_options(flow.staleness), **flow.more}
         return hpcomm.parameter_hub(
-            ctx, params, topology="flat", consistency=consistency, rule=RULE, reduce="sum", **flow.more
+            ctx, params, topology="flat", consistency=consistency, rule=RULE, reduce="sum", **options
         )
     return hpcomm.parameter_flow(
         ctx,

@@ -1,7 +1,6 @@
 """The training of a model by all ranks through dense parameters or Parameter Flow, and its figures."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 import numpy as np
-from factors.job import OVERSHOT, console_of, plot, progress, refusing
+from factors.job import OVERSHOT, console_of, plot, progress, refusing, sent_by
 from factors.model import Batches
 from paper_data import BadData
 from rich.console import Console
@@ -143,11 +142,6 @@ class Looks:
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
-
-
-def sent_by(exchange: hpcomm.Exchange) -> int:
-    """Bytes that this rank has sent to others, parameters too."""
-    return sum(entry.bytes for entry in exchange.stats().traffic)
 
 
 def train(ctx: hpcomm.Context, model: Model, plan: Plan, flow: Flow, tell: Callable[[int, float], object]) -> Run:
@@ -367,7 +361,6 @@ def told(
     console.print(runs_table(runs, aim, dense))
     if plot_path is not None:
         plot(runs, f"{name}, {len(runs[0].ranks)} ranks", plot_path)
-        print(f"curves: {os.path.abspath(plot_path)}")
     if json_path is not None:
         facts = {"model": name, "plan": asdict(plan), "objective": aim, "dense bytes": dense}
         with open(json_path, "w", encoding="utf-8") as file:
