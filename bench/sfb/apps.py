@@ -163,7 +163,7 @@ def by_hosts(figure: str, staleness: int) -> Iterator[Training]:
     for model in MODELS:
         for hosts in (1, 2, 4, 8):
             size, pairs = SIZES[model][1], 256 // hosts
-            yield Training(figure, model, size, model, hosts=hosts, pairs=pairs, staleness=staleness)
+            yield Training(figure, model, size, model, hosts=hosts, pairs=pairs, staleness=staleness, every=1)
 
 
 def by_staleness(figure: str) -> Iterator[Training]:
