@@ -325,6 +325,7 @@ static int write_file(const char *path, const char *text) {
 }
 
 static int ip_commands(const char *text) {
+    signal(SIGPIPE, SIG_IGN); /* where there is no ip, its shell may have ended before the commands are written */
     FILE *ip = popen("PATH=$PATH:/sbin:/usr/sbin ip -batch - 2>&1", "w");
     if (ip == NULL) return 0;
     int wrote = fputs(text, ip) >= 0;
