@@ -16,7 +16,7 @@ from . import saved
 from .diloco import DiLoCo
 from .optimizer import DistributedOptimizer
 from .uneven import job_step
-from .workers import Call
+from .workers import CollectiveCall
 
 
 class ModelCheckpointer(checkpoint.Checkpointer):
@@ -82,7 +82,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         self._copy_served(self._timeout)
 
     def _let_servers_copy(self, step: int) -> None:
-        self._optimizer._workers.tell(Call.SAVE, self._number)
+        self._optimizer._workers.tell(CollectiveCall.SAVE, self._number)
         super()._let_servers_copy(step)
 
     def _tell_late(self) -> None:

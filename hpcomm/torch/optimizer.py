@@ -54,7 +54,7 @@ from .syncer import Layers, weakly
 from .tensors import broadcast
 from .ties import Ties, dropped
 from .uneven import JoinBlock, Uneven
-from .workers import Call, Workers, joined
+from .workers import CollectiveCall, Workers, joined
 from .wrapper import Wrapper, check_free, check_kinds, claim, steps_as_torch
 
 if TYPE_CHECKING:
@@ -340,7 +340,9 @@ class DistributedOptimizer(Wrapper):
         """The owners take the parameters that the trainer has written since the last step, and this state."""
         mode = self._mode
         mode.take_written()
-        mode.workers.send(Call.LOAD, lambda: state.bytes_of(found, [key.name for key in mode.keys], drops=drops))
+        mode.workers.send(
+            CollectiveCall.LOAD, lambda: state.bytes_of(found, [key.name for key in mode.keys], drops=drops)
+        )
         state.load(mode.exchange, found, drops=drops)
 
     def _check_wrapped(self) -> None:
@@ -613,7 +615,7 @@ class DistributedOptimizer(Wrapper):
         if self._rules is None:
             return self._wrapped.state_dict()
         self._check_wrapped()
-        self._workers.tell(Call.GATHER)
+        self._workers.tell(CollectiveCall.GATHER)
         return self._with_state(state.export(self._mode.exchange, self._mode.keys, self._rules.forms))
 
     def _with_state(self, found: dict[Tensor, Any]) -> dict[str, Any]:
@@ -676,7 +678,7 @@ class DistributedOptimizer(Wrapper):
         self._check_between("model.load_state_dict()")
         mode.find_homes()
         values = state.values_of(mode.keys)
-        mode.workers.send(Call.PUBLISH, lambda: joined([*values.values()]))
+        mode.workers.send(CollectiveCall.PUBLISH, lambda: joined([*values.values()]))
         state.publish(mode.exchange, values)
         self._move()
 

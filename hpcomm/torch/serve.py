@@ -19,7 +19,7 @@ from .pending import PendingStarts
 from .rules import Rules
 from .stats import Counts
 from .uneven import Saver
-from .workers import Call
+from .workers import CollectiveCall
 
 
 class Serving(Mode):
@@ -41,21 +41,21 @@ class Serving(Mode):
         end = monotonic() + seconds(timeout, math.inf)
         while True:
             call, size = self.workers.hear(max(0.0, end - monotonic()))
-            if call == Call.END:
+            if call == CollectiveCall.END:
                 break
             self._take_part(call, size, savers)
         for exchange in self.exchanges():
             exchange.serve(max(0.0, end - monotonic()))
 
-    def _take_part(self, call: Call, size: int, savers: Mapping[int, Saver]) -> None:
+    def _take_part(self, call: CollectiveCall, size: int, savers: Mapping[int, Saver]) -> None:
         """This rank's part of a collective call of the workers."""
-        if call == Call.MEET:
+        if call == CollectiveCall.MEET:
             self.context.allgather(bytes(size))
-        elif call == Call.GATHER:
+        elif call == CollectiveCall.GATHER:
             state.gather(self.exchange)
-        elif call == Call.PUBLISH:
+        elif call == CollectiveCall.PUBLISH:
             state.publish(self.exchange, state.values_from(self.workers.receive(size), self.keys))
-        elif call == Call.LOAD:
+        elif call == CollectiveCall.LOAD:
             assert self._rules is not None
             found, drops = state.loaded_from(self.workers.receive(size), self.keys, self._rules.forms)
             state.load(self.exchange, found, drops=drops)

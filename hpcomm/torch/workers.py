@@ -12,7 +12,7 @@ from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
 
 
-class Call(IntEnum):
+class CollectiveCall(IntEnum):
     """A collective call of the workers in which ranks that only serve take part."""
 
     END = 0  # the first worker closes: there are no more
@@ -46,11 +46,11 @@ class Workers:
 
     def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
         """The bytes of each worker, in the order of ranks. Collective."""
-        self.tell(Call.MEET, len(data))
+        self.tell(CollectiveCall.MEET, len(data))
         every = self._context.allgather(data, timeout)
         return [every[rank] for rank in self.ranks]
 
-    def tell(self, call: Call, size: int = 0) -> None:
+    def tell(self, call: CollectiveCall, size: int = 0) -> None:
         """This rank makes a collective call. A rank that only serves waits until the workers make it.
 
         Raises:
@@ -61,7 +61,7 @@ class Workers:
         elif self.is_first and self.serving:
             self._say(call, size)
 
-    def send(self, call: Call, values: Callable[[], NDArray[np.uint8]]) -> None:
+    def send(self, call: CollectiveCall, values: Callable[[], NDArray[np.uint8]]) -> None:
         """tell, with bytes of the first worker, as many on all workers, for the ranks that only serve."""
         if self.serves:
             self.receive(self._expect(call))
@@ -80,18 +80,18 @@ class Workers:
         self._context.barrier()
         return window.array
 
-    def hear(self, timeout: float | None = None) -> tuple[Call, int]:
+    def hear(self, timeout: float | None = None) -> tuple[CollectiveCall, int]:
         """The next call of the workers, and its size. For ranks that only serve."""
         if self._ended:
-            return Call.END, 0
+            return CollectiveCall.END, 0
         # For any rank: while another worker computes, the first one waits for this rank in turn, which is no deadlock.
         self._window.wait_signal(0, self._told + 1, timeout)
         self._told += 1
         call, size = self._window.array.tolist()
-        self._ended = call == Call.END
-        return Call(call), size
+        self._ended = call == CollectiveCall.END
+        return CollectiveCall(call), size
 
-    def _expect(self, call: Call) -> int:
+    def _expect(self, call: CollectiveCall) -> int:
         heard, size = self.hear()
         if heard != call:
             raise InvalidArgument(
@@ -116,7 +116,7 @@ class Workers:
         if self.is_first and self.serving and not self._ended:
             self._ended = True
             with suppress(HpcommError):  # a rank that is gone needs no news
-                self._say(Call.END, 0)
+                self._say(CollectiveCall.END, 0)
 
 
 def joined(parts: list[NDArray[Any]]) -> NDArray[np.uint8]:
