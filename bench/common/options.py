@@ -17,21 +17,25 @@ def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress:
         parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
 
 
-def pictures(text: str) -> str:
-    """The folder of --data, which must hold CIFAR-10."""
+def held(text: str, *kinds: str) -> str:
+    """The folder of --data, which must hold a data set of each kind (examples/paper_data.py). Rows may be one file."""
     sys.path.insert(0, str(ROOT / "examples"))
     import paper_data  # noqa: PLC0415 - examples is on the path by now
 
     try:
-        paper_data.find(Path(text), paper_data.PICTURES)
+        for kind in kinds:
+            if kind == paper_data.ROWS and Path(text).is_file():
+                continue
+            paper_data.find(Path(text), kind)
     except paper_data.BadData as wrong:
         raise argparse.ArgumentTypeError(str(wrong)) from None
-    return text
+    return str(Path(text).resolve())
 
 
 def add_pictures(parser: argparse.ArgumentParser) -> None:
     """Real pictures in place of digits."""
-    parser.add_argument("--data", type=pictures, help="folder that holds CIFAR-10; default: scikit-learn's digits")
+    digits = "folder that holds CIFAR-10; default: scikit-learn's digits"
+    parser.add_argument("--data", type=lambda text: held(text, "pictures"), help=digits)
 
 
 def add_ranks(parser: argparse.ArgumentParser, ranks: int) -> None:

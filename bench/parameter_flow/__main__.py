@@ -26,7 +26,7 @@ import hpcomm
 from bench.common import plots
 from bench.common.judge import table
 from bench.common.launch import cores
-from bench.common.options import add_output, add_quick, write
+from bench.common.options import add_output, add_quick, held, write
 from bench.common.rows import Row
 from bench.ops.cluster_bench import UNABLE
 from bench.ops.hosts_bench import rate_of
@@ -58,6 +58,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--burst", help="bucket of the links; default: the group's")
     p.add_argument("-N", "--run_cycles", type=int, help="cycles: the ways take turns; default: the group's")
     p.add_argument("--eta", type=float, help="learning rate of step 1; default: the model's")
+    p.add_argument("--data", default="", help="folder with the data of --apps, in place of what comes with packages")
     p.add_argument("--limit", type=float, default=LIMIT, help="seconds of a job, after which what is done counts")
     earlier = "print and draw these results, measure nothing"
     p.add_argument("--read", type=Path, nargs="+", default=[], metavar="FILE", help=earlier)
@@ -77,6 +78,11 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         if options.groups != ["cost"] or options.size is not None:
             p.error("--paper-size is for --groups cost alone, without --size and --quick; the other groups have --size")
         options.size = WHOLE
+    if options.data:
+        try:
+            held(options.data, *(APPS[app].kind for app in options.apps))
+        except argparse.ArgumentTypeError as wrong:
+            p.error(f"--data for --apps {','.join(options.apps)}: {wrong}")
     if missing := [str(path) for path in options.read if not path.is_file()]:
         p.error(f"--read: there is no file {', '.join(missing)}; give files that -J has written")
     if min(options.steps or 1, options.run_cycles or 1, (options.hosts or 2) - 1) < 1:
@@ -101,7 +107,7 @@ def measure(group: str, options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     for app in getattr(module, "ONLY", options.apps):
         given.apps = [app]
-        cases = [replace(case, eta=options.eta) for case in module.cases(given)]
+        cases = [replace(case, eta=options.eta, data=options.data) for case in module.cases(given)]
         rows += hosts.run(
             cases,
             title=f"{group}, {app}",

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,34 +17,39 @@ from flow.model import Defaults, Floats, Model, Out, Params, Rows
 SEED = 0
 
 
-def _regression(ctx: hpcomm.Context, size: str) -> Model:
-    from flow.data import share_words, words  # noqa: PLC0415 - it needs scikit-learn
+def _regression(ctx: hpcomm.Context, size: str, folder: str) -> Model:
+    from flow.data import share_words, words, words_of  # noqa: PLC0415 - it needs scikit-learn
     from flow.lr import WordRegression  # noqa: PLC0415
 
     features, classes, samples = {FULL: (1 << 17, 64, None), EIGHT: (1 << 15, 64, None), TINY: (1 << 10, 8, 2000)}[size]
-    return WordRegression(share_words(ctx, lambda: words(features, classes, samples, SEED), SEED))
+
+    def read() -> Any:
+        return words_of(folder, features) if folder else words(features, classes, samples, SEED)
+
+    return WordRegression(share_words(ctx, read, SEED))
 
 
-def _factorization(ctx: hpcomm.Context, size: str) -> Model:
+def _factorization(ctx: hpcomm.Context, size: str, folder: str) -> Model:
     from flow.data import ratings, share_ratings  # noqa: PLC0415 - it needs scikit-learn
     from flow.mf import Factorization  # noqa: PLC0415
 
     sizes, latent = {FULL: (None, 861), EIGHT: (None, 215), TINY: ((60, 80), 12)}[size]
+    sizes = None if folder else sizes
     given = (*sizes, 3000) if sizes else None
-    read = share_ratings(ctx, lambda: ratings(given, SEED), sizes, SEED)
+    read = share_ratings(ctx, lambda: ratings(given, SEED, folder or None), sizes, SEED)
     return Factorization(read, latent, seed=SEED)
 
 
-def _network(ctx: hpcomm.Context, size: str) -> Model:
+def _network(ctx: hpcomm.Context, size: str, folder: str) -> Model:
     from flow.cnn import Convolutional  # noqa: PLC0415 - it needs torch
-    from flow.data import pictures  # noqa: PLC0415
+    from flow.data import on_every_rank, pictures  # noqa: PLC0415
 
     width, channels = {
         FULL: (2112, (16, 48, 64, 64, 112)),
         EIGHT: (1056, (8, 24, 32, 32, 56)),
         TINY: (64, (8, 8, 8, 8, 8)),
     }[size]
-    return Convolutional(pictures(SEED), width, channels, SEED)
+    return Convolutional(on_every_rank(ctx, lambda: pictures(SEED, folder or None)), width, channels, SEED)
 
 
 class Shape(Model):
@@ -71,11 +76,11 @@ class Shape(Model):
         return "", 0.0
 
 
-def _shape(ctx: hpcomm.Context, size: str) -> Model:
+def _shape(ctx: hpcomm.Context, size: str, folder: str) -> Model:
     return Shape(ALEXNET, PARTS[size])
 
 
-MAKE: dict[str, Callable[[hpcomm.Context, str], Model]] = {
+MAKE: dict[str, Callable[[hpcomm.Context, str, str], Model]] = {
     "lr": _regression,
     "mf": _factorization,
     "cnn": _network,

@@ -14,14 +14,19 @@ class App:
 
     Attributes:
         ratio: communicating over computing of the dense hub under BSP, in the paper (section 5.4, figure 12).
+        kind: of its data, as examples/paper_data.py has kinds.
     """
 
     key: str
     name: str
     ratio: float
+    kind: str
 
 
-APPS = {app.key: app for app in (App("lr", "LR", 8.0), App("mf", "MF", 1.5), App("cnn", "CNN", 5.7))}
+APPS = {
+    app.key: app
+    for app in (App("lr", "LR", 8.0, "rows"), App("mf", "MF", 1.5, "ratings"), App("cnn", "CNN", 5.7, "pictures"))
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Case:
         servers: ranks that only serve, the last ones, of the dense way.
         eta: the learning rate of step 1; None: the model's.
         plant: spoils what rank 1 tells.
+        data: a folder with the real data of the application; empty: what comes with a package.
     """
 
     group: str
@@ -60,3 +66,4 @@ class Case:
     servers: int = 0
     eta: float | None = None
     plant: bool = False
+    data: str = ""

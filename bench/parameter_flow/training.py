@@ -236,7 +236,7 @@ def rank(path: Path, output: Path, progress: Path | None) -> int:
             key = case.app, case.size
             if key not in models:
                 models.clear()
-                model = MAKE[case.app](ctx, case.size)
+                model = MAKE[case.app](ctx, case.size, case.data)
                 models[key] = model, compute_of(ctx, model, case) if case.compute is None else case.compute
             model, compute = models[key]
             row = trained(ctx, model, around(case, rows), compute)

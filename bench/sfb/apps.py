@@ -42,7 +42,7 @@ import hpcomm
 from bench.common import plots
 from bench.common.harness import as_rank
 from bench.common.launch import ROOT, attend, launched, mpirun
-from bench.common.options import add_output, add_quick, write
+from bench.common.options import add_output, add_quick, held, write
 from bench.common.rows import Row
 from bench.ops.cluster_bench import UNABLE
 from bench.sfb.apps_plots import lines, panels
@@ -83,6 +83,7 @@ class Training:
         samples: how many there are.
         noise: the part of samples whose class is any.
         compute: seconds that the computing of a step takes at least.
+        data: a folder with the rows of text, in place of Debian's packages.
     """
 
     figure: str
@@ -103,6 +104,7 @@ class Training:
     samples: int = SAMPLES
     noise: float = 0.0
     compute: float = 0.0
+    data: str = ""
 
     def made(self, ctx: hpcomm.Context) -> Model:
         (rows, columns), seed = self.size, 0
@@ -121,14 +123,14 @@ class Training:
             second[::2] = (np.argsort(x.y, kind="stable")[np.searchsorted(np.sort(x.y), x.y)])[first[::2]]
             return dml.Metric(data.Pairs("synthetic", x.x, first, second, x.y[first] == x.y[second]), rows)
         if self.model == TEXT:
-            return mlr.Regression(maintainers(ctx, rows, seed))
+            return mlr.Regression(texts(ctx, self.data, rows, seed))
         return sc.Coding(data.patches(SAMPLES, seed), rows, "patches")
 
 
 @cache
-def maintainers(ctx: hpcomm.Context, features: int, seed: int) -> data.Labelled:
+def texts(ctx: hpcomm.Context, folder: str, features: int, seed: int) -> data.Labelled:
     """Rank 0 reads. Collective."""
-    read: data.Labelled = data.share(ctx, lambda: data.by_maintainer(features, None, seed))
+    read: data.Labelled = data.share(ctx, lambda: data.labelled(folder or None, features, None, seed))
     return read
 
 
@@ -289,7 +291,7 @@ def jobs(trainings: Sequence[Training]) -> Iterator[tuple[int, list[Training]]]:
 
 
 def trainings(figure: str, options: argparse.Namespace) -> list[Training]:
-    wanted = [replace(one, compute=options.compute / one.hosts) for one in FIGURES[figure](figure)]
+    wanted = [replace(one, compute=options.compute / one.hosts, data=options.data) for one in FIGURES[figure](figure)]
     if options.quick:
         sizes = {"sc": (64, 256)}
         wanted = [replace(one, steps=2, every=1, pairs=4, size=sizes.get(one.model, (64, 48))) for one in wanted]
@@ -352,6 +354,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     by_timer = "seconds of computing a step at least, shared by the hosts: so figures 7 and S4 show how hosts scale"
     p.add_argument("--compute", type=float, default=0.0, help=by_timer)
+    of_text = f"figure {TEXT}: folder with 20 Newsgroups or svmlight rows; default: Debian's packages"
+    p.add_argument("--data", type=lambda text: held(text, "rows"), default="", help=of_text)
     p.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it")
     p.add_argument("--trainings", type=Path, help=argparse.SUPPRESS)  # what the ranks of a job train
     add_quick(p, "tiny matrices, two steps")

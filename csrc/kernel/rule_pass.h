@@ -15,6 +15,18 @@ INLINE reals fold_inputs(const hpc_pass *p, const float *weights, int n_in, int6
     return g;
 }
 
+/* Elements that go to one place past the caches before the next place has its turn. A processor has few buffers that
+ * combine streamed stores: with a vector for each of eight places in turn it writes lines in parts. */
+enum { HPC_PASS_TILE = 512 };
+
+/* Writes the parameters of [from, to), which are in the first cache by now, to all places. */
+INLINE void stream_tile(const hpc_pass *p, int64_t from, int64_t to) {
+    typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+    enum { LANES = VECTOR_BYTES / sizeof(float) };
+    for (int o = 0; o < p->n_out; o++)
+        for (int64_t j = from; j < to; j += LANES) stream_reals(p->out[o] + j, (reals) * (const vector *)(p->param + j));
+}
+
 INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const struct constants *c, const hpc_pass *p) {
     typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
     enum { LANES = VECTOR_BYTES / sizeof(float) };
@@ -27,7 +39,7 @@ INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const str
         in[i] = p->in[i];
     }
     own.in = in;
-    int64_t j = 0, n = p->n;
+    int64_t j = 0, streamed = 0, n = p->n;
     for (; n - j >= LANES; j += LANES) {
         reals x = (reals) * (const vector *)(own.param + j), g = fold_inputs(&own, weights, n_in, j);
         for (int k = 0; k < slots; k++) s[k] = (reals) * (const vector *)(own.state + k * n + j);
@@ -35,13 +47,14 @@ INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const str
         step(&x, g, s, c);
         for (int k = 0; k < slots; k++) *(vector *)(own.state + k * n + j) = s[k];
         *(vector *)(own.param + j) = x;
-        for (int o = 0; o < own.n_out; o++) {
-            if (own.stream)
-                stream_reals(own.out[o] + j, x);
-            else
-                *(vector *)(own.out[o] + j) = x;
+        if (!own.stream) {
+            for (int o = 0; o < own.n_out; o++) *(vector *)(own.out[o] + j) = x;
+        } else if ((j + LANES) % HPC_PASS_TILE == 0) {
+            stream_tile(&own, streamed, j + LANES);
+            streamed = j + LANES;
         }
     }
+    if (own.stream) stream_tile(&own, streamed, j);
     if (j < n) {
         size_t left = (size_t)(n - j) * sizeof(float);
         reals x = {0}, g = {0};
