@@ -31,11 +31,14 @@ from cluster.hosts import HEAD, Cluster
 GROUP, RATE, BURST, HOSTS, CYCLES, STEPS = "trees", "1gbit", "256k", 8, 3, 3
 MIB, QUICK_MIB = 32, 1
 FLAT, BINARY, CHAIN, OWN = "flat", "degree 2", "chain", "a tree each, degree 2"
+FIVE = "degree 5"  # the paper's
 WAYS = (  # owners, way, share of the elements that are kept
     (1, FLAT, 1.0),
     (1, BINARY, 1.0),
+    (1, FIVE, 1.0),
     (1, CHAIN, 1.0),
     (1, BINARY, 0.2),
+    (1, FIVE, 0.2),
     (1, CHAIN, 0.2),
     (2, FLAT, 1.0),
     (2, BINARY, 1.0),
@@ -43,8 +46,10 @@ WAYS = (  # owners, way, share of the elements that are kept
 )
 ASKED = {  # and the bound
     (1, BINARY, 1.0): (3.2, 3.5),
+    (1, FIVE, 1.0): (None, 1.4),
     (1, CHAIN, 1.0): (6.0, 7.0),
     (1, BINARY, 0.2): (10.0, None),
+    (1, FIVE, 0.2): (None, None),
     (1, CHAIN, 0.2): (None, None),
     (2, BINARY, 1.0): (1.5, 1.75),
     (2, OWN, 1.0): (3.0, 3.5),
@@ -58,7 +63,7 @@ PAPER = {"TSB": 1.7, "DVF and TSB": 4.8}  # of logistic regression, degree 5, de
 def tree_of(way: str, owners: Sequence[int], size: int) -> Any:
     if way == OWN:
         return hpcomm.topology.trees_for(owners, size, degree=2)
-    return {FLAT: None, BINARY: hpcomm.Tree(arity=2), CHAIN: hpcomm.Tree(arity=1)}[way]
+    return {FLAT: None, BINARY: hpcomm.Tree(arity=2), FIVE: hpcomm.Tree(arity=5), CHAIN: hpcomm.Tree(arity=1)}[way]
 
 
 def units(way: str, owners: Sequence[int], size: int) -> float:
