@@ -96,7 +96,8 @@ def check_machine() -> None:
 
 def has_header(compiler: list[str], name: str) -> bool:
     program = f"#include <{name}>\n".encode()
-    return subprocess.run([*compiler, "-E", "-"], input=program, capture_output=True, check=False).returncode == 0
+    command = [*compiler, "-E", "-x", "c", "-"]
+    return subprocess.run(command, input=program, capture_output=True, check=False).returncode == 0
 
 
 def run(*words: str) -> None:

@@ -41,7 +41,7 @@ stage
 launch
 _core
 config consistency log
-errors words
+errors words compiled
 _ffi _fast
 """
 

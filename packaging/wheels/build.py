@@ -17,19 +17,17 @@ import argparse
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
-from tried import tried
+from tried import WORK, execute, tried
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 DIST = ROOT / "dist"
-WORK = ROOT / "build/wheels"
 ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC = "2.28"
 MIB = 1 << 20
@@ -38,12 +36,6 @@ RDMA = Path("/usr/include/infiniband")
 # Of the backend: what pip asks of it, without an environment of its own.
 BACKEND = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 PYTHONS = {"cp310": ("3.10",), "cp311": ("3.11", "3.12", "3.13", "3.14")}  # of each tag, the first that is here
-
-
-def run(*command: str | Path, cwd: Path = ROOT, **env: str) -> None:
-    print(f"--- {shlex.join(str(word) for word in command)}", flush=True)
-    if subprocess.run(command, cwd=cwd, env={**os.environ, **env}, check=False).returncode:
-        raise SystemExit(f"{command[0]} has failed; the lines above say why")
 
 
 def output(*command: str | Path) -> str:
@@ -91,7 +83,7 @@ def source(folder: Path) -> Path:
         assert archive.stdout is not None
         with tarfile.open(fileobj=archive.stdout, mode="r|") as files:
             files.extractall(tree, filter="data")
-    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder / "sdist", cwd=tree)
+    execute(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder / "sdist", cwd=tree)
     (sdist,) = (folder / "sdist").glob("*.tar.gz")
     return sdist
 
@@ -127,9 +119,9 @@ def by_zig(sdist: Path, folder: Path, architectures: list[str]) -> list[Path]:
     for tag, versions in PYTHONS.items():
         environments[tag] = WORK / f"python-{tag}/bin/python"
         if not environments[tag].exists():
-            run(interpreter(versions), "-m", "venv", WORK / f"python-{tag}")
+            execute(interpreter(versions), "-m", "venv", WORK / f"python-{tag}")
             tools = ["setuptools", "cffi", "cmake", "ninja", "wheel"]
-            run(environments[tag], "-m", "pip", "install", "-q", "-c", HERE / "requirements.txt", *tools)
+            execute(environments[tag], "-m", "pip", "install", "-c", HERE / "requirements.txt", *tools)
     for architecture in architectures:
         tree = folder / architecture
         shutil.unpack_archive(sdist, tree, filter="data")
@@ -139,7 +131,7 @@ def by_zig(sdist: Path, folder: Path, architectures: list[str]) -> list[Path]:
             # of two 64-bit Linux differs in what no header of Python's looks at.
             suffix = f".cpython-{tag[2:]}-{architecture}-linux-gnu.so"
             env = compiler(folder, architecture) | {"SETUPTOOLS_EXT_SUFFIX": suffix}
-            run(python, "-c", BACKEND, folder / "raw", cwd=tree, **env)
+            execute(python, "-c", BACKEND, folder / "raw", cwd=tree, **env)
     return sorted((folder / "raw").glob("*.whl"))
 
 
@@ -147,7 +139,7 @@ def repaired(wheel: Path, folder: Path) -> None:
     """Into folder, with the manylinux tag that its symbols keep to."""
     architecture = next(name for name in ARCHITECTURES if name in wheel.name)
     place = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
-    run(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", place, "--wheel-dir", folder, wheel)
+    execute(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", place, "--wheel-dir", folder, wheel)
 
 
 def build(folder: Path, architectures: list[str], engine: str | None) -> Path:
@@ -155,9 +147,9 @@ def build(folder: Path, architectures: list[str], engine: str | None) -> Path:
     sdist, made = source(folder), folder / "made"
     made.mkdir()
     if engine:
-        run(sys.executable, "-m", "pip", "install", "-q", "cibuildwheel")
+        execute(sys.executable, "-m", "pip", "install", "cibuildwheel")
         chosen = ["--archs", ",".join(architectures), "--platform", "linux", "--output-dir", made]
-        run(sys.executable, "-m", "cibuildwheel", *chosen, sdist, CIBW_CONTAINER_ENGINE=engine)
+        execute(sys.executable, "-m", "cibuildwheel", *chosen, sdist, CIBW_CONTAINER_ENGINE=engine)
     else:
         for wheel in by_zig(sdist, folder, architectures):
             repaired(wheel, made)
@@ -172,9 +164,9 @@ def judge(wheel: Path) -> None:
     """Ends where a wheel is too large, or its abi3 tag lies."""
     if wheel.stat().st_size > LARGEST:
         raise SystemExit(f"{wheel.name} has {wheel.stat().st_size / MIB:.1f} MiB; a wheel may have 3")
-    run(sys.executable, "-m", "auditwheel", "show", wheel)
+    execute(sys.executable, "-m", "auditwheel", "show", wheel)
     if "-abi3-" in wheel.name:
-        run(sys.executable, "-m", "abi3audit", "--strict", "--report", wheel, PIP_NO_INPUT="1")
+        execute(sys.executable, "-m", "abi3audit", "--strict", "--report", wheel, PIP_NO_INPUT="1")
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -190,6 +182,7 @@ def main() -> None:
     if output("git", "status", "--porcelain", "--untracked-files=no"):
         print("what is not committed is not in these wheels", file=sys.stderr)
     os.umask(0o022)
+    (WORK / "build.log").unlink(missing_ok=True)
     os.environ["SOURCE_DATE_EPOCH"] = output("git", "log", "-1", "--format=%ct")
     for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "CMAKE_GENERATOR"):
         os.environ.pop(name, None)
@@ -202,7 +195,7 @@ def main() -> None:
     told = {}
     if not engine:  # which has tried them in its containers
         for wheel in sorted(made.glob("*.whl")):
-            told[wheel.name] = tried(wheel, interpreter(PYTHONS[wheel.name.split("-")[2]]), WORK)
+            told[wheel.name] = tried(wheel, interpreter(PYTHONS[wheel.name.split("-")[2]]))
     if options.twice:
         again = digests(build(WORK / "a-folder-of-another-length", architectures, engine))
         if differ := [name for name, digest in digests(made).items() if again[name] != digest]:
