@@ -39,10 +39,10 @@ def rank(number: int, port: int, transport: str) -> None:
 
     ctx = hpcomm.init(timeout=120)
     assert (ctx.rank, ctx.size) == (number, RANKS), (ctx.rank, ctx.size)
-    with ctx.window((4,), "float32", signals=1) as window:
-        window.put_signal(1 - number, np.full(4, 10 + number, "float32"), signal=0, value=1)
-        window.wait_signal(0, 1)
-        assert (window.array == 11 - number).all(), window.array
+    window = ctx.window((4,), "float32", signals=1)
+    window.put_signal(1 - number, np.full(4, 10 + number, "float32"), signal=0, value=1)
+    window.wait_signal(0, 1)
+    assert (window.array == 11 - number).all(), window.array
     x = np.random.default_rng(number).standard_normal((1000, 8), "float32")
     y = x @ np.arange(1, 9, dtype="float32")
     hub = hpcomm.parameter_hub(ctx, {"w": np.zeros(8, "float32")}, rule=hpcomm.Nesterov(lr=0.05))
