@@ -6,6 +6,7 @@ PATH only that folder is looked at. Ends with 0 and one line, else with an error
 """
 
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -96,13 +97,25 @@ def find_package() -> str:
     return line
 
 
+def instruction_sets() -> str:
+    """The build as the library tells it. Its kernels must take what this processor has."""
+    from hpcomm._core import build_info
+
+    if platform.machine() != "x86_64":
+        return build_info()
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    for name, needed in (("avx2", {"avx2", "fma", "f16c"}), ("avx512", {"avx512f"})):
+        has, uses = needed <= {*flags}, name in build_info()
+        assert has == uses, f"this processor {'has' if has else 'lacks'} {name}, and the library says {build_info()}"
+    return build_info()
+
+
 def main() -> None:
     for transport in ("shm", "tcp"):
         job(transport)
     import hpcomm
-    from hpcomm._core import build_info
 
-    print(f"hpcomm {hpcomm.__version__} works: {build_info()}; {find_package()}")
+    print(f"hpcomm {hpcomm.__version__} works: {instruction_sets()}; {find_package()}")
 
 
 if __name__ == "__main__":
