@@ -20,7 +20,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 from tried import WORK, execute, tried
@@ -79,10 +78,8 @@ def source(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     tree = folder / "tree"
     tree.mkdir(parents=True)
-    with subprocess.Popen(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE) as archive:
-        assert archive.stdout is not None
-        with tarfile.open(fileobj=archive.stdout, mode="r|") as files:
-            files.extractall(tree, filter="data")
+    execute("git", "archive", f"--output={folder / 'tree.tar'}", "HEAD", cwd=ROOT)
+    execute("tar", "-xf", folder / "tree.tar", cwd=tree)
     execute(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder / "sdist", cwd=tree)
     (sdist,) = (folder / "sdist").glob("*.tar.gz")
     return sdist
@@ -124,8 +121,8 @@ def by_zig(sdist: Path, folder: Path, architectures: list[str]) -> list[Path]:
             execute(environments[tag], "-m", "pip", "install", "-c", HERE / "requirements.txt", *tools)
     for architecture in architectures:
         tree = folder / architecture
-        shutil.unpack_archive(sdist, tree, filter="data")
-        (tree,) = tree.iterdir()
+        tree.mkdir()
+        execute("tar", "-xf", sdist, "--strip-components=1", cwd=tree)
         for tag, python in environments.items():
             # Extensions of one version are named after the processor, and the headers of Python are not: pyconfig.h
             # of two 64-bit Linux differs in what no header of Python's looks at.
