@@ -34,6 +34,13 @@ LARGEST = 3 * MIB
 RDMA = Path("/usr/include/infiniband")
 # Of the backend: what pip asks of it, without an environment of its own.
 BACKEND = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+# auditwheel offers the tags of the machine that it is on: it is told the wheel's.
+AUDITWHEEL = """
+import platform, sys
+platform.machine = sys.argv.pop(1).__str__
+from auditwheel.main import main
+sys.exit(main())
+"""
 PYTHONS = {"cp310": ("3.10",), "cp311": ("3.11", "3.12", "3.13", "3.14")}  # of each tag, the first that is here
 
 
@@ -136,7 +143,8 @@ def repaired(wheel: Path, folder: Path) -> None:
     """Into folder, with the manylinux tag that its symbols keep to."""
     architecture = next(name for name in ARCHITECTURES if name in wheel.name)
     place = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
-    execute(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", place, "--wheel-dir", folder, wheel)
+    repair = ["repair", "--only-plat", "--plat", place, "--wheel-dir", folder, wheel]
+    execute(sys.executable, "-c", AUDITWHEEL, architecture, *repair)
 
 
 def build(folder: Path, architectures: list[str], engine: str | None) -> Path:

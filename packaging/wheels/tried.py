@@ -19,7 +19,8 @@ from bare import run as bare
 
 def execute(*command: str | Path, cwd: Path = Path("/"), **env: str) -> None:
     """A step: its line here, what it prints in build/wheels/build.log, and here where it fails."""
-    line = f"--- {shlex.join(str(word) for word in command)}"
+    words = ["..." if "\n" in str(word) else str(word) for word in command]
+    line = f"--- {shlex.join(words)}"
     print(line, flush=True)
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "build.log").open("a+b") as log:
