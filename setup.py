@@ -151,7 +151,7 @@ class BdistWheel(bdist_wheel):
 class Sdist(sdist):
     """The same bytes from the same files: sorted, of one time and nobody's."""
 
-    def make_archive(self, base_name: str, *_: Any, base_dir: str | None = None, **__: Any) -> str:
+    def make_archive(self, *words: Any, **options: Any) -> str:
         def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
             entry.uid = entry.gid = 0
             entry.uname = entry.gname = ""
@@ -159,9 +159,9 @@ class Sdist(sdist):
             entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
             return entry
 
-        archive = f"{base_name}.tar.gz"
+        archive = f"{words[0]}.tar.gz"
         with gzip.GzipFile(archive, "wb", mtime=EPOCH) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
-            tar.add(base_dir or base_name, filter=plain)
+            tar.add(options["base_dir"], filter=plain)
         return archive
 
 

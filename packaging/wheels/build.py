@@ -143,7 +143,7 @@ def repaired(wheel: Path, folder: Path) -> None:
     """Into folder, with the manylinux tag that its symbols keep to."""
     architecture = next(name for name in ARCHITECTURES if name in wheel.name)
     place = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
-    repair = ["repair", "--only-plat", "--plat", place, "--wheel-dir", folder, wheel]
+    repair: list[str | Path] = ["repair", "--only-plat", "--plat", place, "--wheel-dir", folder, wheel]
     execute(sys.executable, "-c", AUDITWHEEL, architecture, *repair)
 
 
@@ -153,7 +153,7 @@ def build(folder: Path, architectures: list[str], engine: str | None) -> Path:
     made.mkdir()
     if engine:
         execute(sys.executable, "-m", "pip", "install", "cibuildwheel")
-        chosen = ["--archs", ",".join(architectures), "--platform", "linux", "--output-dir", made]
+        chosen: list[str | Path] = ["--archs", ",".join(architectures), "--platform", "linux", "--output-dir", made]
         execute(sys.executable, "-m", "cibuildwheel", *chosen, sdist, CIBW_CONTAINER_ENGINE=engine)
     else:
         for wheel in by_zig(sdist, folder, architectures):
