@@ -5,6 +5,7 @@
 #   make fuzz      what reads from the network, 20 s each, with clang's libFuzzer
 #   make cluster   tests on several hosts, which are network namespaces
 #   make softroce  tests over RDMA, in virtual machines with softRoCE
+#   make wheels    the sdist and the wheels of a release, into dist/ (WHEEL_FLAGS=--twice)
 #   make near      the tests that cover what has changed, 60 s at most (SINCE=COMMIT)
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,6 +16,7 @@ BENCH_FLAGS ?=
 FUZZ_FLAGS ?=
 SOFTROCE_FLAGS ?=
 DEMO_FLAGS ?=
+WHEEL_FLAGS ?=
 CMAKE_FLAGS ?=
 JOBS ?= $(shell expr $$(nproc) + 1)
 UNSANITIZED ?= conformance_large|pieces_pairs
@@ -55,11 +57,11 @@ MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
 # TSan of GCC 13 and older finds no room for its shadow where the kernel spreads addresses over more than 28 bits.
 FIXED_ADDRESSES = $$(if setarch -R true 2>/dev/null; then echo setarch -R; fi)
 
-.PHONY: help demo test build ctest pytest near map sanitize fuzz cluster softroce cpp bench mpi clean \
+.PHONY: help demo test build ctest pytest near map sanitize fuzz cluster softroce cpp bench wheels mpi clean \
         lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 
 help:
-	@sed -n '2,8s/^# *//p' Makefile
+	@sed -n '2,9s/^# *//p' Makefile
 
 demo: $(VENV)/.installed-demo mpi
 	$(MPIRUN) -n $(RANKS) python examples/train_digits.py $(DEMO_FLAGS)
@@ -122,6 +124,12 @@ cpp: $(VENV)/.installed-test mpi
 bench: $(VENV)/.installed-test $(VENV)-mpich/.installed mpi
 	python -m bench.summary --python $(abspath $(VENV))-mpich/bin/python \
 	    $(patsubst %,--python %,$(wildcard $(abspath $(VENV))-torch/bin/python)) $(BENCH_FLAGS)
+
+wheels:
+	@test -x build/wheels/tools/bin/python || $(PYTHON) -m venv build/wheels/tools
+	@echo "installing the tools of a release into build/wheels/tools"
+	@build/wheels/tools/bin/$(PIP) -r packaging/wheels/requirements.txt
+	build/wheels/tools/bin/python packaging/wheels/build.py $(WHEEL_FLAGS)
 
 lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
 lint-ruff: $(VENV)/.installed-dev

@@ -13,57 +13,85 @@ All that is public is here; `python -m pydoc hpcomm` tells it all.
 import importlib as _importlib
 import typing as _typing
 
-from . import codec as codec
-from . import kernels as kernels
-from . import model as model
-from . import prox as prox
-from . import topology as topology
-from ._core import Device, devices
-from ._core import version as _version
-from .bandwidth import Bandwidth
-from .checkpoint import Checkpointer, CheckpointStats, Restored, latest, restore
-from .config import Config
-from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
-from .context import Context, Event, Peer, init
-from .errors import (
-    AuthError,
-    CheckpointError,
-    ConfigError,
-    Culprit,
-    HpcommError,
-    InvalidArgument,
-    NotSupported,
-    OutOfMemory,
-    PeerFailed,
-    Timeout,
-    TransportError,
-)
-from .exchange import (
-    CodecStats,
-    EngineOptions,
-    Exchange,
-    ExchangeStats,
-    Handle,
-    LoadStats,
-    Pairs,
-    PeerStats,
-    PlanOptions,
-    Traffic,
-)
-from .factors import SufficientFactors, sufficient_factors
-from .launch import Communicator
-from .local import FragmentStats, LocalStats, LocalSteps, Strided, local_steps
-from .measure import measure_bandwidths, measure_rates
-from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD, Rule
-from .plan import Plan
-from .presets import broadcast, parameter_flow, parameter_hub, stochastic_reduce
-from .queue import Queue, QueueStats
-from .recovery import Recovered, recover, run
-from .topology import Hierarchy, ParameterServer, PeerToPeer, Tree
-from .window import Lane, Window
-from .words import ATTRIBUTES as _ATTRIBUTES
+from . import compiled as compiled
 
-__version__ = _version()
+if _typing.TYPE_CHECKING:
+    from . import codec as codec
+    from . import kernels as kernels
+    from . import model as model
+    from . import prox as prox
+    from . import topology as topology
+    from ._core import Device, devices
+    from .bandwidth import Bandwidth
+    from .checkpoint import Checkpointer, CheckpointStats, Restored, latest, restore
+    from .config import Config
+    from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
+    from .context import Context, Event, Peer, init
+    from .errors import (
+        AuthError,
+        CheckpointError,
+        ConfigError,
+        Culprit,
+        HpcommError,
+        InvalidArgument,
+        NotSupported,
+        OutOfMemory,
+        PeerFailed,
+        Timeout,
+        TransportError,
+    )
+    from .exchange import (
+        CodecStats,
+        EngineOptions,
+        Exchange,
+        ExchangeStats,
+        Handle,
+        LoadStats,
+        Pairs,
+        PeerStats,
+        PlanOptions,
+        Traffic,
+    )
+    from .factors import SufficientFactors, sufficient_factors
+    from .launch import Communicator
+    from .local import FragmentStats, LocalStats, LocalSteps, Strided, local_steps
+    from .measure import measure_bandwidths, measure_rates
+    from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD, Rule
+    from .plan import Plan
+    from .presets import broadcast, parameter_flow, parameter_hub, stochastic_reduce
+    from .queue import Queue, QueueStats
+    from .recovery import Recovered, recover, run
+    from .topology import Hierarchy, ParameterServer, PeerToPeer, Tree
+    from .window import Lane, Window
+
+    __version__: str
+
+# Where each name is, imported at its first use: `import hpcomm` alone waits for neither NumPy nor the C library.
+_FROM = {
+    "_core": "Device devices",
+    "bandwidth": "Bandwidth",
+    "checkpoint": "Checkpointer CheckpointStats Restored latest restore",
+    "config": "Config",
+    "consistency": "ASYNC BARRIER BSP NOTIFY_ACK SSP Consistency",
+    "context": "Context Event Peer init",
+    "errors": (
+        "AuthError CheckpointError ConfigError Culprit HpcommError InvalidArgument NotSupported OutOfMemory PeerFailed "
+        "Timeout TransportError"
+    ),
+    "exchange": "CodecStats EngineOptions Exchange ExchangeStats Handle LoadStats Pairs PeerStats PlanOptions Traffic",
+    "factors": "SufficientFactors sufficient_factors",
+    "launch": "Communicator",
+    "local": "FragmentStats LocalStats LocalSteps Strided local_steps",
+    "measure": "measure_bandwidths measure_rates",
+    "optim": "SGD Adam AdamW Average Dual Momentum Nesterov ProxSGD Rule",
+    "plan": "Plan",
+    "presets": "broadcast parameter_flow parameter_hub stochastic_reduce",
+    "queue": "Queue QueueStats",
+    "recovery": "Recovered recover run",
+    "topology": "Hierarchy ParameterServer PeerToPeer Tree",
+    "window": "Lane Window",
+}
+_MODULES = ("codec", "kernels", "model", "prox", "topology")
 
 __all__ = [
     "ASYNC",
@@ -144,14 +172,29 @@ __all__ = [
     "sufficient_factors",
 ]
 
+_HOME = {name: home for home, names in _FROM.items() for name in names.split()}
+
 if not _typing.TYPE_CHECKING:  # a type checker would take every name for one of ours
 
     def __getattr__(name: str) -> _typing.Any:
-        """hpcomm.torch without an import of its own, which imports torch; hints for names of other libraries."""
-        if name == "torch":
+        """A public name or a module of hpcomm, at its first use; hints for names of other libraries."""
+        if name in _HOME:
+            value = getattr(_importlib.import_module(f".{_HOME[name]}", __name__), name)
+        elif name == "__version__":
+            value = _importlib.import_module("._core", __name__).version()
+        elif name.startswith("__"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        else:
             try:
-                return _importlib.import_module(".torch", __name__)
+                return _importlib.import_module(f".{name}", __name__)
             except ImportError as missing:
-                raise AttributeError(str(missing)) from missing
-        hint = f": {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+                if missing.name != f"{__name__}.{name}":  # a module of ours, which needs what is not here
+                    raise AttributeError(str(missing)) from missing
+            hints = _importlib.import_module(".words", __name__).ATTRIBUTES
+            hint = f": {hints[name]}" if name in hints else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_MODULES})

@@ -1,5 +1,7 @@
 """The cffi extension hpcomm._ffi, declared by the parts of the headers between their two cffi lines."""
 
+import sys
+import sysconfig
 from pathlib import Path
 
 from cffi import FFI
@@ -25,4 +27,6 @@ ffibuilder.set_source(
     "#include <hpcomm/hpcomm.h>",
     include_dirs=[str(INCLUDE)],
     extra_link_args=["-l:libhpcomm.so.0", "-Wl,-rpath,$ORIGIN/lib"],
+    # As setup.py says of the other extension.
+    py_limited_api=sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED"),
 )

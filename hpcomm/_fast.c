@@ -3,32 +3,17 @@
  *
  * cffi lets go of the GIL around every call, which takes longer than these calls do. Here a short put and the calls of
  * a short exchange keep it, and a wait lets go only when its first looks find nothing. Handles come as addresses: _core
- * owns what they point to. Limited API of CPython 3.10. */
+ * owns what they point to.
+ *
+ * The limited API of CPython 3.11, which has the buffer protocol, where setup.py defines Py_LIMITED_API; else that of
+ * one version. Under Py_TARGET_ABI3T (3.15) the module is for free-threaded interpreters too. */
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030a0000
 #include <Python.h>
 
 #include <stdlib.h>
 #include <time.h>
 
 #include <hpcomm/hpcomm.h>
-
-#if Py_LIMITED_API < 0x030b0000
-/* The buffer protocol joined the stable ABI in 3.11 as it had been since 3.3; 3.10 exports it all the same. */
-typedef struct {
-    void *buf;
-    PyObject *obj;
-    Py_ssize_t len, itemsize;
-    int readonly, ndim;
-    char *format;
-    Py_ssize_t *shape, *strides, *suboffsets;
-    void *internal;
-} Py_buffer;
-PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *object, Py_buffer *view, int flags);
-PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *view);
-#define PyBUF_SIMPLE 0
-#define PyBUF_WRITABLE 1
-#endif
 
 enum {
     SHORT_BYTES =
@@ -451,6 +436,24 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+#ifdef Py_TARGET_ABI3T
+
+/* PEP 793. No Py_mod_gil: the calls that keep the GIL rely on it, so an interpreter without one turns it on. */
+PyABIInfo_VAR(abi_info);
+
+static PySlot slots[] = {
+    PySlot_STATIC_DATA(Py_mod_abi, &abi_info),
+    PySlot_STATIC_DATA(Py_mod_name, "hpcomm._fast"),
+    PySlot_STATIC_DATA(Py_mod_methods, methods),
+    PySlot_END,
+};
+
+PyMODEXPORT_FUNC PyModExport__fast(void) {
+    return slots;
+}
+
+#else
+
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 
 static struct PyModuleDef definition = {
@@ -463,3 +466,5 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__fast(void) {
     return PyModuleDef_Init(&definition);
 }
+
+#endif

@@ -27,6 +27,9 @@ from told import logs
 
 import hpcomm
 
+for _name in hpcomm.__all__:  # at once, for the ranks that are forked from here
+    getattr(hpcomm, _name)
+
 EXAMPLES = 100 if os.environ.get("HPC_TEST_MODES") == "all" else 15  # of a property that asks for no number of its own
 # Imports and a busy machine take their time.
 settings.register_profile("calm", deadline=None, print_blob=True, max_examples=EXAMPLES)

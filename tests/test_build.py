@@ -3,6 +3,7 @@
 Dependencies come from the environment that runs the tests, so nothing is downloaded.
 """
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SOURCES = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "*.so", "*.so.0")
 HEADERS = sorted(path.name for path in (ROOT / "csrc/include/hpcomm").iterdir())
+NOT_SHIPPED = (".github/", ".gitignore", ".gitattributes")  # of the repository's files, in the sdist
+MADE = ("PKG-INFO", "setup.cfg", "hpcomm.egg-info/")  # what the sdist has beside them
+LIMITED = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 SECONDS = 300  # of one command; all together take about a minute
 UNOPTIMIZED = "-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O0"
 
@@ -142,16 +147,18 @@ def test_an_editable_build_without_headers_says_so_in_one_line(sources: Path, tm
 
 @pytest.mark.xdist_group("group wheel")
 def test_wheel_content(wheel: Path) -> None:
-    assert wheel.name.split("-")[2:4] == ["cp310", "abi3"]
+    if LIMITED:
+        assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         links = [i.filename for i in archive.infolist() if stat.S_ISLNK(i.external_attr >> 16)]
         texts = {n: archive.read(n).decode() for n in names if n.endswith((".cmake", ".pc"))}
     assert links == []
     assert [n for n in names if "libhpcomm" in n] == ["hpcomm/lib/libhpcomm.so.0"]
+    suffix = ".abi3.so" if LIMITED else sysconfig.get_config_var("EXT_SUFFIX")
     expected = {
-        "hpcomm/_fast.abi3.so",
-        "hpcomm/_ffi.abi3.so",
+        f"hpcomm/_fast{suffix}",
+        f"hpcomm/_ffi{suffix}",
         "hpcomm/py.typed",
         *(f"hpcomm/include/hpcomm/{header}" for header in HEADERS),
         "hpcomm/lib/cmake/hpcomm/hpcommConfig.cmake",
@@ -164,6 +171,63 @@ def test_wheel_content(wheel: Path) -> None:
     built_in = [str(wheel.parents[1]), *(f"{ROOT}/{part}" for part in ("build", "csrc", "hpcomm/"))]
     fixed = [n for n, text in texts.items() if any(folder in text for folder in built_in)]
     assert fixed == [], "these files name the folder that they were built in"
+
+
+@pytest.mark.xdist_group("group wheel")
+def test_all_of_the_wheel_says_the_same_version(wheel: Path) -> None:
+    header = (ROOT / "csrc/include/hpcomm/hpcomm.h").read_text(encoding="utf-8")
+    numbers = re.findall(r'#define HPC_VERSION_(?:MAJOR|MINOR|PATCH|PRE) "?([a-z0-9]*)', header)
+    version = ".".join(numbers[:3]) + numbers[3]
+    assert wheel.name.split("-")[1] == version
+    with zipfile.ZipFile(wheel) as archive:
+        pc = archive.read("hpcomm/lib/pkgconfig/hpcomm.pc").decode()
+        config = archive.read("hpcomm/lib/cmake/hpcomm/hpcommConfigVersion.cmake").decode()
+        about = archive.read(f"hpcomm-{version}.dist-info/METADATA").decode()
+        materials = json.loads(archive.read(f"hpcomm-{version}.dist-info/sboms/hpcomm.cdx.json"))
+    assert f"\nVersion: {version}\n" in pc
+    assert f'set(PACKAGE_VERSION "{version}")' in config
+    assert f"\nVersion: {version}\n" in about
+    assert materials["metadata"]["component"]["version"] == version
+    assert {"cffi"} <= {part["name"] for part in materials["components"]} <= {"cffi", "rdma-core"}
+
+
+@pytest.mark.xdist_group("group wheel")
+def test_the_sdist_has_every_file_of_the_repository(unpacked: Path) -> None:
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no repository here")
+    told = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
+    kept = {name for name in told if (ROOT / name).is_file() and not name.startswith(NOT_SHIPPED)}
+    (archive,) = unpacked.parent.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        packed = {entry.name.partition("/")[2] for entry in files if entry.isfile()}
+    assert {name for name in packed if not name.startswith(MADE)} == kept
+
+
+@pytest.mark.xdist_group("group wheel")
+def test_an_sdist_is_the_same_bytes_whenever_it_is_packed(sources: Path, unpacked: Path, tmp_path: Path) -> None:
+    (first,) = unpacked.parent.glob("*.tar.gz")
+    (sources / "README.md").touch()
+    backend("build_sdist", tmp_path, cwd=sources)
+    assert (tmp_path / first.name).read_bytes() == first.read_bytes()
+
+
+@pytest.mark.xdist_group("group wheel")
+def test_the_index_gets_links_that_work_there(unpacked: Path) -> None:
+    shown = (unpacked / "PKG-INFO").read_text(encoding="utf-8").partition("\n\n")[2]
+    links = re.findall(r"\]\(([^)]*)\)", shown)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert [link for link in links if link.endswith(".png") and "/raw/" not in link] == []
+
+
+def test_another_system_gets_one_line(tmp_path: Path) -> None:
+    elsewhere = "import sys, sysconfig; sysconfig.get_config_vars(); sys.platform = 'plan9'"
+    asked = "from setuptools import build_meta; build_meta.get_requires_for_build_wheel()"
+    said = run(sys.executable, "-c", f"{elsewhere}; {asked}", cwd=ROOT, ends=1)
+    assert said == "hpcomm runs on Linux alone, and this is plan9"
+    said = run("cmake", "-S", ROOT, "-B", tmp_path, "-DCMAKE_SYSTEM_NAME=Generic", ends=1)
+    assert "hpcomm runs on Linux alone, and this is a build for Generic" in said
 
 
 @pytest.mark.xdist_group("group wheel")
@@ -182,6 +246,9 @@ def test_import_elsewhere(installed: Installed) -> None:
         told = installed.dir(option)
         assert told.is_dir()
         assert told.is_relative_to(home)
+    assert run(installed.python, "-m", "hpcomm.cmake", cwd=home) == str(installed.dir("--cmake-dir"))
+    packages = run(installed.python, "-m", "hpcomm.cmake", "--pkg-config-dir", cwd=home)
+    assert (Path(packages) / "hpcomm.pc").is_file()
 
 
 @pytest.mark.xdist_group("group wheel")

@@ -1,5 +1,6 @@
 """The public names: of the library, of the package, and that each list is the one it is made from."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -52,6 +53,21 @@ def test_a_c_test_brings_nothing_but_its_main_into_the_program_of_all() -> None:
 
 def test_binding_declares_what_the_header_declares() -> None:
     assert {name for name in dir(_ffi.lib) if name.startswith("hpc_")} == declared()
+
+
+def test_each_name_is_imported_from_where_type_checkers_find_it() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    found = {
+        (node.module, alias.name) for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    lazy = {(home, name) for name, home in hpcomm._HOME.items()}
+    assert found == lazy | {(None, name) for name in hpcomm._MODULES}
+
+
+def test_an_import_alone_waits_for_no_other_library() -> None:
+    code = "import sys, hpcomm; assert not {'numpy', 'hpcomm._ffi'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_all_is_every_public_name() -> None:

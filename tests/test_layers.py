@@ -20,7 +20,7 @@ PACKAGE = ROOT / "hpcomm"
 
 # Top first, modules and packages of hpcomm. Names on one line know nothing of each other.
 PYTHON = """
-torch __main__
+torch __main__ cmake
 cli
 __init__
 local
@@ -41,7 +41,7 @@ stage
 launch
 _core
 config consistency log
-errors words
+errors words compiled
 _ffi _fast
 """
 

@@ -39,7 +39,7 @@ struct cgroup {
 const char *hpc_version(void) {
 #define TEXT(x) #x
 #define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
-    return VERSION(HPC_VERSION_MAJOR, HPC_VERSION_MINOR, HPC_VERSION_PATCH);
+    return VERSION(HPC_VERSION_MAJOR, HPC_VERSION_MINOR, HPC_VERSION_PATCH) HPC_VERSION_PRE;
 }
 
 const char *hpc_build_info(void) {

@@ -7,18 +7,29 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* Asks CPUID because clang 14's __builtin_cpu_supports does not know "f16c". The answer is kept: in a virtual machine,
- * each CPUID exits to the hypervisor. */
-static int has_f16c(void) {
-    enum { UNKNOWN, NO, YES };
+enum { HAS_AVX2 = 1, HAS_AVX512 = 2, ASKED = 4, AVX_STATE = 0x06, AVX512_STATE = 0xe0 };
+
+static int ask_cpu(void) {
+    unsigned a, b, c, d, first, low, high;
+    int has = ASKED;
+    if (!__get_cpuid(1, &a, &b, &first, &d) || (first & bit_OSXSAVE) == 0) return has;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* the registers that the kernel saves */
+    if ((low & AVX_STATE) != AVX_STATE || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
+    if ((b & bit_AVX2) != 0 && (first & bit_FMA) != 0 && (first & bit_F16C) != 0) has |= HAS_AVX2;
+    if ((b & bit_AVX512F) != 0 && (low & AVX512_STATE) == AVX512_STATE) has |= HAS_AVX512;
+    return has;
+}
+
+/* Asks CPUID because clang 14's __builtin_cpu_supports does not know "f16c", and that of zig cc finds nothing. The
+ * answer is kept: in a virtual machine, each CPUID exits to the hypervisor. */
+static int cpu_has(int set) {
     static _Atomic int known;
-    int answer = atomic_load_explicit(&known, memory_order_relaxed);
-    if (answer == UNKNOWN) {
-        unsigned a, b, c = 0, d;
-        answer = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0 ? YES : NO;
-        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    int has = atomic_load_explicit(&known, memory_order_relaxed);
+    if (has == 0) {
+        has = ask_cpu();
+        atomic_store_explicit(&known, has, memory_order_relaxed);
     }
-    return answer == YES;
+    return (has & set) != 0;
 }
 #endif
 
@@ -29,9 +40,9 @@ int hpc_isa_available(int isa) {
         return 1;
 #if defined(__x86_64__)
     case HPC_ISA_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+        return cpu_has(HAS_AVX2);
     case HPC_ISA_AVX512:
-        return __builtin_cpu_supports("avx512f") != 0;
+        return cpu_has(HAS_AVX512);
 #endif
     default:
         return 0;

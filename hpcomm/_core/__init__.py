@@ -6,7 +6,6 @@ _fast, which spares them what cffi costs. Every handle is freed when the last Py
 freed while a call on it is under way.
 """
 
-from . import compiled
 from .calling import enter, entered, named, named_call, within
 from .codec import (
     CODEC_ARGS,

@@ -35,6 +35,7 @@ def folders() -> dict[str, str]:
         "cmake_dir": str(PACKAGE / "lib" / "cmake" / "hpcomm"),
         "include_dir": str(PACKAGE / "include"),
         "lib_dir": str(PACKAGE / "lib"),
+        "pkg_config_dir": str(PACKAGE / "lib" / "pkgconfig"),
     }
 
 
@@ -131,6 +132,7 @@ def _print_table(console: Console, title: str, columns: tuple[str, ...], rows: l
 @click.option("--cmake-dir", "path", flag_value="cmake_dir", help="Print the folder of hpcommConfig.cmake.")
 @click.option("--include-dir", "path", flag_value="include_dir", help="Print the folder of the C and C++ headers.")
 @click.option("--lib-dir", "path", flag_value="lib_dir", help="Print the folder of libhpcomm.")
+@click.option("--pkg-config-dir", "path", flag_value="pkg_config_dir", help="Print the folder of hpcomm.pc.")
 def command(config: bool, devices: bool, as_json: bool, path: str | None) -> None:
     """Print the version, the build, what was found, and the configuration."""
     if path is not None:

@@ -268,7 +268,8 @@ static void test_here(void) {
 
 static void test_build_info(void) {
     char version[32];
-    snprintf(version, sizeof version, "%d.%d.%d", HPC_VERSION_MAJOR, HPC_VERSION_MINOR, HPC_VERSION_PATCH);
+    snprintf(version, sizeof version, "%d.%d.%d%s", HPC_VERSION_MAJOR, HPC_VERSION_MINOR, HPC_VERSION_PATCH,
+             HPC_VERSION_PRE);
     CHECK(strcmp(hpc_version(), version) == 0);
     CHECK(strncmp(hpc_build_info(), "compiler=", 9) == 0);
     CHECK(strstr(hpc_build_info(), "; build=") != NULL);

@@ -33,6 +33,7 @@
 #define HPC_VERSION_MAJOR 0
 #define HPC_VERSION_MINOR 1
 #define HPC_VERSION_PATCH 0
+#define HPC_VERSION_PRE "a1" /* of a pre-release, as Python spells it: a1, b2, rc1; "" in a release */
 
 #if defined(__GNUC__)
 #define HPC_API __attribute__((visibility("default")))
@@ -53,7 +54,7 @@ extern "C" {
 
 /* ---- build and host ----------------------------------------------------------------------------------------- */
 
-HPC_API const char *hpc_version(void);         /* "MAJOR.MINOR.PATCH" of the loaded library */
+HPC_API const char *hpc_version(void);         /* "MAJOR.MINOR.PATCHPRE" of the loaded library */
 HPC_API const char *hpc_build_info(void);      /* "compiler=...; build=...; isa=...; verbs=yes|no" */
 HPC_API const char *hpc_transport_name(int i); /* a transport of this build, best first; NULL past the end */
 HPC_API int hpc_core_count(void);              /* the affinity mask cut by the cgroup's quota, at least 1 */

@@ -1,9 +1,9 @@
-"""The sentence for a checkout that has not been compiled and hides the installed package. Imported before _ffi."""
+"""The sentence for a checkout that has not been compiled and hides the installed package. Imported before all else."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
-_package = Path(__file__).resolve().parents[1]
+_package = Path(__file__).resolve().parent
 
 if find_spec("hpcomm._ffi") is None:
     raise ModuleNotFoundError(
