@@ -121,7 +121,7 @@ def test_affinities_are_compared_like_with_like() -> None:
 
 def test_sweeps_are_drawn_with_a_line_for_each_way(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plots = importlib.import_module("bench.common.plots")
+    plots = importlib.import_module("hpcomm.bench.plots")
     rows = [
         row(plots.chunk_name(chunk, cores, way), 1 << 20, 0.01 * cores)
         for chunk in (4096, 32768)

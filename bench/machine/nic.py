@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.harness import Bench
-from bench.common.native import address, build_verbs, view
+from bench.common.native import build_verbs, view
+from hpcomm.bench.arrays import address
 
 WHY = 256  # BENCH_WHY
 DEPTH = 128  # BENCH_DEPTH, and perftest's own
