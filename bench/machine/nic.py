@@ -76,7 +76,7 @@ def _all_or_none(bench: Bench, make: Callable[[], Any]) -> list[Any]:
         mine: Any = make()
     except Missing as why:
         mine = why
-    found = bench.comm.allgather(mine if not isinstance(mine, Missing) else ("", str(mine)))
+    found: list[Any] = bench.comm.allgather(mine if not isinstance(mine, Missing) else ("", str(mine)))
     missing = [each[1] for each in found if isinstance(each, tuple)]
     if missing:
         raise Missing(missing[0])

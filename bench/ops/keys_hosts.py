@@ -38,8 +38,9 @@ from bench.ops.hosts_bench import Shape, carried, rate_of, shape_of
 from bench.ops.keys_table import lines
 from bench.torch.step import meet
 from bench.torch.table import times
+from hpcomm.bench.arrays import Floats
 from hpcomm.bench.rows import Row
-from hpcomm.bench.training import MOMENTUM, RATE, Floats, Reference, Task, processor
+from hpcomm.bench.training import MOMENTUM, RATE, Reference, Task, processor
 
 if TYPE_CHECKING:
     from hpcomm.exchange import Handle

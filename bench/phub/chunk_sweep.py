@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bench.common import models
 from bench.common.harness import Bench, Benchmark, Contender, main, nbytes
-from bench.ops.push_pull import exchange, several
 from bench.phub import chunk_plots
 from bench.phub.placements import Crew
 from hpcomm.bench import plots
+from hpcomm.bench.push_pull import exchange, several
 from hpcomm.bench.rows import Row
 from hpcomm.bench.training import Task
 

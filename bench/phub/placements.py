@@ -18,9 +18,10 @@ import hpcomm
 from bench.common import models
 from bench.common.communicators import communicators
 from bench.common.harness import Bench, Benchmark, Contender, has_torch, main
-from bench.ops.push_pull import add_buffers, exchange, model, settings, sizes
+from bench.ops.push_pull import add_buffers, model, sizes
 from bench.phub.paper import PLACEMENTS
 from hpcomm.bench.composites import composites, gloo
+from hpcomm.bench.push_pull import exchange, settings
 from hpcomm.bench.training import Task
 
 Samples = tuple[list[float], int]

@@ -55,10 +55,10 @@ from bench.phub.stages_table import (
 )
 from bench.poseidon.networks import NETWORKS
 from bench.torch.step import meet
-from hpcomm.bench.arrays import aligned, zeros
+from hpcomm.bench.arrays import Floats, aligned, zeros
 from hpcomm.bench.composites import Shard, update
 from hpcomm.bench.rows import Row
-from hpcomm.bench.training import MOMENTUM, RATE, Floats, Reference, Task
+from hpcomm.bench.training import MOMENTUM, RATE, Reference, Task
 
 PAPER = 56.0  # Gb/s of the network of figures 5 and 14
 NETWORKS_OF = "GoogLeNet,Inception-V3,VGG19"

@@ -115,7 +115,7 @@ def timed(work: Callable[[Floats, Sequence[Floats]], object]) -> Callable[[Float
 
 def memory(blocks: Blocks) -> list[Contender]:
     def add(out: Floats, inputs: Sequence[Floats]) -> None:
-        np.add(*inputs, out=out)
+        np.add(inputs[0], inputs[1], out=out)
 
     def fold(out: Floats, inputs: Sequence[Floats]) -> None:
         _core.fold(out, list(inputs), [0.5, 0.5])

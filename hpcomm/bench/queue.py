@@ -24,7 +24,8 @@ BLOCK = 1 << 15  # elements: three arrays of them stay in a core's cache
 
 
 def _start(rank: int) -> Floats:
-    return (arrays.words(PERIOD, rank * PERIOD) % np.uint64(65536)).astype(np.float32)
+    values: Floats = (arrays.words(PERIOD, rank * PERIOD) % np.uint64(65536)).astype(np.float32)
+    return values
 
 
 class Circulant:
@@ -59,11 +60,13 @@ class Circulant:
         weight, ranks = np.float32(self.weight), self.bench.size
         for rank in range(ranks):
             self.touch_of(rank, model[rank], step)
-        found = model.copy() if sum_first else model * weight
+        found: Floats = model.copy() if sum_first else model * weight
         for k in self.offsets:
             theirs = model[(np.arange(ranks) - k) % ranks]
             found += theirs if sum_first else theirs * weight
-        return found * weight if sum_first else found
+        if sum_first:
+            found *= weight
+        return found
 
     def steps(self, run: Callable[[int, int, int], list[float]], values: Callable[[], Floats], sum_first: bool) -> Any:
         """measure of a contender. run(step, samples, m) makes samples of m steps, from the given one on."""

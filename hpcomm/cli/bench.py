@@ -101,7 +101,7 @@ class Benchmarks(click.Group):
 @click.option("-J", "--output_file", type=_FILE, help="Write JSON to this file too.")
 @click.option("--plot", type=_FILE, help="Draw all into this file (needs matplotlib).")
 @click.pass_context
-def command(ctx: click.Context, quick: bool, count: int, **given: Any) -> None:
+def command(ctx: click.Context, /, quick: bool, count: int, **given: Any) -> None:
     """Measure memory, links and hpcomm's operations beside what they could be, and say what comes of it.
 
     Alone it starts two ranks here; under mpirun, srun or torchrun it takes theirs:
