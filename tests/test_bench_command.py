@@ -51,7 +51,7 @@ def benches(runs: list[tuple[str, list[str]]]) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("planted", [False, True])
 def test_answers_are_right_and_planted_wrong_ones_are_found(planted: bool) -> None:
     more = ["--json", *(["--plant"] if planted else [])]
-    both = mpi.spawn(2, benches, [(name, [*words, *more]) for name, words in TINY.items()])
+    both = mpi.spawn(2, benches, [(name, [*words, *more]) for name, words in TINY.items()]).values
     for name, (status, printed), (other, nothing) in zip(TINY, *both, strict=True):
         document = json.loads(printed)
         wrong = {row["name"]: row["wrong"] for row in document["rows"] if row["role"] == "hpcomm"}
@@ -71,7 +71,7 @@ def every(at_least: float) -> tuple[int, str]:
 
 
 def test_a_verdict_ends_all_of_them() -> None:
-    (status, printed), (other, _) = mpi.spawn(2, every, 1e9)
+    (status, printed), (other, _) = mpi.spawn(2, every, 1e9).values
     assert (status, other) == (together.BELOW, together.BELOW)
     found = json.loads(printed)
     assert found["wrong"] == 0

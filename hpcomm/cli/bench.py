@@ -80,6 +80,16 @@ class Benchmarks(click.Group):
         )
 
 
+def _words(quick: bool, as_json: bool, **values: Any) -> list[str]:
+    """The command line of these options."""
+    flags = [*(["--quick"] if quick else []), *(["--json"] if as_json else [])]
+    return flags + [
+        f"--{name if name == 'output_file' else name.replace('_', '-')}={value}"
+        for name, value in values.items()
+        if value
+    ]
+
+
 @click.group("bench", cls=Benchmarks, invoke_without_command=True)
 @click.option("--quick", is_flag=True, help="A minute at most: small sizes and few samples.")
 @click.option(
@@ -117,5 +127,5 @@ def command(ctx: click.Context, /, quick: bool, count: int, **given: Any) -> Non
         return
     given["transport"] = given["transport"] or ""
     if count > 1 and not _launched():
-        ctx.exit(start_ranks(count, sys.argv[sys.argv.index("bench") + 1 :], given["transport"]))
+        ctx.exit(start_ranks(count, _words(quick, **given), given["transport"]))
     ctx.exit(as_rank(lambda comm: together.run(comm, quick, **given)))
