@@ -48,7 +48,7 @@ def _nothing() -> None:
 
 
 @runtime_checkable
-class Measured(Protocol):
+class WithProcessor(Protocol):
     """A contender's measure that also keeps the processor seconds of each sample."""
 
     used: list[float]
@@ -231,7 +231,7 @@ def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: 
             contender.wrong += wrong
             if cycle >= 0:
                 contender.cycles.append(seconds)
-                if isinstance(contender.measure, Measured) and contender.measure.used:
+                if isinstance(contender.measure, WithProcessor) and contender.measure.used:
                     contender.processor.append(statistics.fmean(contender.measure.used[-samples:]))
         now = time.monotonic()
         longest, began = max(longest, now - began), now

@@ -61,23 +61,16 @@ def run_one(name: str, arguments: Sequence[str]) -> int:
     return as_rank(lambda comm: harness.run(benchmark, arguments, lambda given: harness.Bench(given, comm)))
 
 
-class Benchmarks(click.Group):
-    """A command for each benchmark. Its options are those of its own parser, harness.parser."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(bench.TABLE)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in bench.TABLE:
-            return None
-        return click.Command(
-            name,
-            callback=lambda arguments: sys.exit(run_one(name, arguments)),
-            params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-            context_settings={"ignore_unknown_options": True},
-            short_help=bench.TABLE[name],
-            add_help_option=False,
-        )
+def _one(name: str, about: str) -> click.Command:
+    """The command of a benchmark. Its options are those of its own parser, harness.parser."""
+    return click.Command(
+        name,
+        callback=lambda arguments: sys.exit(run_one(name, arguments)),
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        short_help=about,
+        add_help_option=False,
+    )
 
 
 def _words(quick: bool, as_json: bool, **values: Any) -> list[str]:
@@ -90,7 +83,7 @@ def _words(quick: bool, as_json: bool, **values: Any) -> list[str]:
     ]
 
 
-@click.group("bench", cls=Benchmarks, invoke_without_command=True)
+@click.group("bench", invoke_without_command=True)
 @click.option("--quick", is_flag=True, help="A minute at most: small sizes and few samples.")
 @click.option(
     "--ranks",
@@ -129,3 +122,7 @@ def command(ctx: click.Context, /, quick: bool, count: int, **given: Any) -> Non
     if count > 1 and not _launched():
         ctx.exit(start_ranks(count, _words(quick, **given), given["transport"]))
     ctx.exit(as_rank(lambda comm: together.run(comm, quick, **given)))
+
+
+for _name, _about in bench.TABLE.items():
+    command.add_command(_one(_name, _about))
