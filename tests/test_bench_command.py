@@ -99,6 +99,12 @@ def test_a_peer_that_is_asked_for_by_name_and_missing_is_an_error() -> None:
     assert harness.peers.asked("hpcomm", lacks) == harness.peers.asked("", lacks) == []
 
 
+def test_sizes_rise_by_a_factor_or_by_bytes() -> None:
+    put_bw = bench.find("put_bw")
+    for more, expected in ((["-f", "4"], [8, 32, 128]), (["-i", "60"], [8, 64, 120])):
+        assert harness.sizes(put_bw, harness.options_of(put_bw, ["-b", "8", "-e", "130", *more])) == expected
+
+
 def test_neither_the_checkout_nor_a_peer_is_imported() -> None:
     code = "import sys; from hpcomm import bench; list(map(bench.find, bench.TABLE)); print(list(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -175,10 +175,13 @@ class Bench:
 
 def parser(benchmark: Benchmark, prog: str = "") -> argparse.ArgumentParser:
     """prog: the command that starts it; default: as hpcomm does."""
-    p = argparse.ArgumentParser(prog=prog or f"hpcomm bench {benchmark.name}", description=benchmark.about)
+    title = prog or f"hpcomm bench {benchmark.name}"
+    # fold_bench has an -i of its own
+    p = argparse.ArgumentParser(prog=title, description=benchmark.about, conflict_handler="resolve")
     p.add_argument("-b", "--minbytes", type=nbytes, help="smallest size, e.g. 8 or 64K")
     p.add_argument("-e", "--maxbytes", type=nbytes, help="largest size")
     p.add_argument("-f", "--stepfactor", type=int, help="factor from one size to the next")
+    p.add_argument("-i", "--stepbytes", type=nbytes, default=0, help="bytes from one size to the next, instead of -f")
     p.add_argument("-n", "--iters", type=int, help="samples of each contender in a cycle")
     p.add_argument("-m", "--agg_iters", type=int, help="operations timed together as one sample")
     p.add_argument("-w", "--warmup_iters", type=int, help="samples of each contender before the first cycle")
@@ -297,10 +300,10 @@ def sizes(benchmark: Benchmark, options: argparse.Namespace) -> list[int]:
     item = np.dtype(benchmark.dtype).itemsize
     if benchmark.sizes is not None:
         return [max(item, size // item * item) for size in benchmark.sizes(options)]
-    size, found = max(item, options.minbytes // item * item), []
+    size, step, found = max(item, options.minbytes // item * item), options.stepbytes // item * item, []
     while size <= max(options.maxbytes, item):
         found.append(size)
-        size *= max(2, options.stepfactor)
+        size = size + step if step else size * max(2, options.stepfactor)
     return found
 
 
