@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from bench.asap import promised
 from bench.common.judge import Promise, compare, library, of_size, sizes
-from bench.common.plots import MIB, named_size
-from bench.common.rows import Row
 from bench.ops import keys_table, remote
+from hpcomm.bench.plots import MIB, named_size
+from hpcomm.bench.rows import Row
 
 Documents = Mapping[str, Row]
 AGAIN = " @ "

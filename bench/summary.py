@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 
 from bench.asap import consistent_reduces, convergence, straggler
-from bench.common import models, plots
+from bench.common import models
 from bench.common.judge import table
 from bench.common.launch import LIMIT, ROOT, attend, launcher, library, memory, module_of
 from bench.common.options import add_quick
-from bench.common.rows import Row
 from bench.ops import cluster_bench
-from bench.phub import zero_compute
+from bench.phub import chunk_plots, zero_compute
 from bench.promises import AGAIN, groups, notes, promises
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
         for model in dict.fromkeys(point.model for point in found):
             draws.append(partial(zero_compute.scaling, found=found, model=model, mpi=document["mpi"]))
     if "chunk_sweep" in documents:
-        draws.append(partial(plots.sweep, document=documents["chunk_sweep"]))
+        draws.append(partial(chunk_plots.sweep, document=documents["chunk_sweep"]))
     if "tcp latency" in documents:
         heading = "8 B put_signal over TCP, one way"
         draws.append(partial(plots.bars, rows=documents["tcp latency"]["rows"], heading=heading))

@@ -9,7 +9,7 @@ import mpi
 import pytest
 
 from bench.asap import cnn
-from bench.common import plots
+from hpcomm.bench import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.common.rows import Row
 from bench.phub import paper, tables, zero_compute
+from hpcomm.bench.rows import Row
 
 
 def row(name: str, seconds: float, nbytes: int = 8_000_000) -> Row:

@@ -104,7 +104,7 @@ def test_the_exchange_is_judged_by_the_wire() -> None:
 
 
 def test_affinities_are_compared_like_with_like() -> None:
-    rdma, plots = (importlib.import_module(f"bench.{name}") for name in ("ops.rdma", "common.plots"))
+    rdma, plots = (importlib.import_module(f"bench.{name}") for name in ("ops.rdma", "phub.chunk_plots"))
     rows = [
         row(plots.chunk_name(chunk, cores, way), 1 << 20, seconds)
         for chunk, cores, way, seconds in (
@@ -121,9 +121,10 @@ def test_affinities_are_compared_like_with_like() -> None:
 
 def test_sweeps_are_drawn_with_a_line_for_each_way(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plots = importlib.import_module("bench.common.plots")
+    plots = importlib.import_module("hpcomm.bench.plots")
+    chunk_plots = importlib.import_module("bench.phub.chunk_plots")
     rows = [
-        row(plots.chunk_name(chunk, cores, way), 1 << 20, 0.01 * cores)
+        row(chunk_plots.chunk_name(chunk, cores, way), 1 << 20, 0.01 * cores)
         for chunk in (4096, 32768)
         for cores in (1, 2)
         for way in ("key", "worker")
@@ -131,7 +132,9 @@ def test_sweeps_are_drawn_with_a_line_for_each_way(tmp_path: Path) -> None:
     lines: list[str] = []
 
     def draw(axis: Any) -> None:
-        plots.sweep(axis, document("chunk_sweep", rows, chunks=[32768, 4096], cores=[1, 2], affinity=["key", "worker"]))
+        chunk_plots.sweep(
+            axis, document("chunk_sweep", rows, chunks=[32768, 4096], cores=[1, 2], affinity=["key", "worker"])
+        )
         lines.extend(text.get_text() for text in axis.get_legend().get_texts())
 
     assert plots.figure(tmp_path / "plot.png", [draw], "sweep")

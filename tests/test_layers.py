@@ -22,6 +22,7 @@ PACKAGE = ROOT / "hpcomm"
 PYTHON = """
 torch __main__ cmake
 cli
+bench
 __init__
 local
 recovery

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 import hpcomm
-from bench.common import plots
 from bench.common.launch import ROOT, attend, cores, launched, launcher, mpirun
 from bench.common.options import add_output, add_pictures, add_quick, write
-from bench.common.rows import Row
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable

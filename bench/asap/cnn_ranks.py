@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 import hpcomm
 from bench.common.launch import ROOT
 from bench.common.options import write
-from bench.common.rows import Row
-from bench.common.training import processor
+from hpcomm.bench.rows import Row
+from hpcomm.bench.training import processor
 
 sys.path.insert(0, str(ROOT / "examples"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")

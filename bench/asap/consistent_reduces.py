@@ -20,10 +20,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
-from bench.common import plots
 from bench.common.launch import attend, cores, launched, launcher
 from bench.common.options import add_output, add_ranks, write
-from bench.common.rows import Row
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 RANKS = 8
 WEIGHTS = 47236  # of a linear model of RCV1, as in figure 8

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from bench.asap.convergence import REFERENCE, SPARSE, lines
 from bench.common.judge import Promise, compare, of_size, sizes
-from bench.common.plots import named_size
-from bench.common.rows import Row
+from hpcomm.bench.plots import named_size
+from hpcomm.bench.rows import Row
 
 
 def consistent_reduces(document: Row) -> Iterator[Promise]:

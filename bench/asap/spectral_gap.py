@@ -18,8 +18,8 @@ import numpy as np
 import hpcomm
 from bench.common.launch import ROOT, cores
 from bench.common.options import add_output, write
-from bench.common.rows import Row
 from hpcomm import topology
+from hpcomm.bench.rows import Row
 from hpcomm.topology import Graph
 
 LIMIT = 300.0  # seconds for one graph

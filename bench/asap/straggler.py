@@ -22,10 +22,10 @@ import numpy as np
 from mpi4py import MPI
 
 import hpcomm
-from bench.common import plots
 from bench.common.launch import attend, cores, launched, launcher
 from bench.common.options import add_output, add_ranks, write
-from bench.common.rows import Row
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 RANKS, LIMIT = 8, 900.0  # seconds of all
 QUORUM = hpcomm.Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.001)

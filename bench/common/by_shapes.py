@@ -13,9 +13,9 @@ import hpcomm
 from bench.common.harness import as_rank
 from bench.common.launch import ROOT, attend, launched, module_of, mpirun
 from bench.common.options import write
-from bench.common.rows import Row
 from bench.ops.cluster_bench import UNABLE
 from bench.ops.hosts_bench import Shape
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable

@@ -1,145 +1,37 @@
-"""One harness for all benchmarks: options, alternated cycles, percentiles, the table and its JSON.
-
-A benchmark gives a function that makes the contenders of one size: hpcomm, its peers, the bounds. All run in the same
-processes in turns, A B C A B C ..., one turn of each a cycle: whatever the machine does meanwhile, it does to all.
-"""
+"""The harness of hpcomm bench (hpcomm/bench/harness.py) over MPI, with loops in C beside the Python of each rank."""
 
 import argparse
-import gc
-import importlib.util
-import json
 import os
-import platform
-import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-import hpcomm
-from bench.common import plots
 from bench.common.launch import attend, launched, launcher, module_of
 from bench.common.native import Native, build, view
-from bench.common.options import add_output
-from bench.common.rows import HEADER, SUBHEADER, Row, line, table, where
+from hpcomm.bench import harness
+from hpcomm.bench.harness import Benchmark, Contender, last_cache, nbytes, parser
+from hpcomm.bench.peers import has_torch
 
-TRANSPORTS = ("shm", "verbs", "tcp")
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def nbytes(text: str) -> int:
-    """A size as nccl-tests takes it: 8, 64K, 32M, 1G."""
-    unit = text[-1:].upper() if text[-1:].isalpha() else ""
-    return int(float(text[: len(text) - len(unit)]) * UNITS[unit])
+__all__ = ["Bench", "Benchmark", "Contender", "as_rank", "has_torch", "last_cache", "main", "nbytes", "run"]
 
 
-def last_cache() -> int:
-    """Bytes of the last level of cache of this core; 32 MiB where the system does not say."""
-    folder = Path("/sys/devices/system/cpu/cpu0/cache")
-    found = [path.read_text().strip() for path in folder.glob("index*/size")]
-    return max((nbytes(text) for text in found), default=32 << 20)
-
-
-def _nothing() -> None:
-    pass
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """A contender's measure that also keeps the processor seconds of each sample."""
-
-    used: list[float]
-
-    def __call__(self, n: int) -> tuple[list[float], int]: ...
-
-
-@dataclass
-class Contender:
-    """One way of doing it.
-
-    Attributes:
-        role: hpcomm, peer or bound.
-        measure: takes n samples and says how many answers were wrong. A sample is the seconds of one operation; ranks
-            that do not measure give none. One of training.Job's also keeps the processor time of each.
-        close: lets go of what the contender holds; collective.
-        bus: bytes that are moved for each of an operation's, where it is not the benchmark's.
-        cycles: this rank's samples of each cycle.
-        processor: its processor seconds of an operation in each cycle; empty where measure keeps none.
-    """
-
-    name: str
-    role: str
-    measure: Callable[[int], tuple[list[float], int]]
-    close: Callable[[], object] = _nothing
-    bus: float | None = None
-    cycles: list[list[float]] = field(default_factory=list)
-    processor: list[float] = field(default_factory=list)
-    wrong: int = 0
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """What a benchmark is besides its contenders.
-
-    Attributes:
-        bus: bus bytes for each algorithm byte, see README.md.
-        sizes: bytes of one operation, one after another, where -b, -e and -f do not say it.
-        samples: of each contender in a cycle at a size, where --iters is 0.
-        draw: its plot, where time over size does not show it.
-    """
-
-    name: str
-    about: str
-    dtype: str
-    contenders: Callable[["Bench", int], Sequence[Contender]]
-    defaults: dict[str, Any]
-    bus: Callable[["Bench"], float] = lambda bench: 1.0
-    options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
-    unit: str = "us"
-    scale: float = 1e6  # from what measure gives to the unit
-    ranks: int = 2  # when it starts its own mpirun
-    sizes: Callable[[argparse.Namespace], Sequence[int]] | None = None
-    samples: Callable[[int], int] = lambda size: 1
-    draw: Callable[[Row, Path], bool] = plots.benchmark
-
-
-def _place() -> tuple[str, int]:
-    """What the ranks of one host have in common: its name and its network, as a namespace is a host too."""
-    return platform.node(), Path("/proc/self/ns/net").stat().st_ino
-
-
-class Bench:
+class Bench(harness.Bench):
     """A run of one benchmark on this rank.
 
     Attributes:
-        cores: of this rank's host, that the ranks on it may use.
-        hosts: what tells the hosts of all ranks from each other, by rank; apart: there are several.
-        transports: by which hpcomm reaches other ranks.
-        ends: what is called before all contexts close; collective.
+        native: the loops in C, with a context of the C API.
     """
 
     def __init__(self, options: argparse.Namespace, comm: MPI.Intracomm) -> None:
-        self.options, self.comm = options, comm
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        places = comm.allgather((_place(), os.sched_getaffinity(0)))
-        self.hosts = [host for host, _ in places]
-        own = [cores for host, cores in places if host == self.hosts[self.rank]]
-        self.cores = len(set().union(*own))
-        self.crowded = len(own) > self.cores  # a peer must not spin on a core that another rank needs
-        self.apart = len(set(self.hosts)) > 1
+        super().__init__(options, comm)
         self._path = comm.bcast(build() if self.rank == 0 else None)
         self._natives: list[Native] = []
-        self.ends: list[Callable[[], object]] = []
         self.native = self.connected()
-        self.context = hpcomm.init(comm, transport=options.transport or None, devices=options.devices or None)
-        self.transports = sorted({peer.transport for peer in self.context.peers} - {"self"})
 
     def connected(self, transport: str | None = None, **settings: float) -> Native:
         """A context of the C API with such settings, closed with this. transport: "" what reaches each peer best, None
@@ -149,11 +41,6 @@ class Bench:
         made.connect(self.comm.allgather(made.create(chosen, self.options.devices, **settings)))
         self._natives.append(made)
         return made
-
-    def wanted(self, name: str) -> bool:
-        """Is a contender of this name to run? (--only)"""
-        parts = [part.strip().lower() for part in self.options.only.split(",") if part.strip()]
-        return not parts or any(part in name.lower() for part in parts)
 
     def meet(self) -> None:
         """A barrier whose waiters leave the cores to those who still work: the longer that takes, the more seldom they
@@ -188,202 +75,19 @@ class Bench:
         return None if not at else view(at, size // 8, np.uint64)
 
     def close(self) -> None:
-        self.meet()
-        for end in self.ends:
-            end()
-        self.context.close()
+        super().close()
         for native in self._natives:
             native.close()
 
 
-# ---- options -------------------------------------------------------------------------------------------------------
-
-
-def parser(benchmark: Benchmark) -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog=f"python -m {module_of(benchmark.name)}", description=benchmark.about)
-    p.add_argument("-b", "--minbytes", type=nbytes, help="smallest size, e.g. 8 or 64K")
-    p.add_argument("-e", "--maxbytes", type=nbytes, help="largest size")
-    p.add_argument("-f", "--stepfactor", type=int, help="factor from one size to the next")
-    p.add_argument("-n", "--iters", type=int, help="samples of each contender in a cycle")
-    p.add_argument("-m", "--agg_iters", type=int, help="operations timed together as one sample")
-    p.add_argument("-w", "--warmup_iters", type=int, help="samples of each contender before the first cycle")
-    p.add_argument("-N", "--run_cycles", type=int, help="alternated cycles: the contenders take turns")
-    p.add_argument(
-        "-a",
-        "--average",
-        type=int,
-        choices=(0, 1, 2, 3),
-        help="which time of the ranks counts: 0 rank 0, 1 mean, 2 min, 3 max",
-    )
-    p.add_argument("-c", "--check", type=int, choices=(0, 1), help="verify the answers")
-    p.add_argument("-T", "--timeout", type=float, help="seconds that a wait may take")
-    p.add_argument(
-        "-L", "--limit", type=float, help="seconds for all cycles; when they are over, no other cycle begins"
-    )
-    p.add_argument("--transport", default="", choices=TRANSPORTS, help="default: the best for each peer")
-    p.add_argument("--devices", default="", help="RDMA ports by name, e.g. mlx5_0,mlx5_1; default: all")
-    add_output(p)
-    p.add_argument("--ranks", type=int, default=benchmark.ranks, help="number of ranks when started without mpirun")
-    p.add_argument("--only", default="", help="contenders whose name contains one of these, comma-separated")
-    p.add_argument(
-        "--plant", action="store_true", help="spoil one value of each contender's data, to see that #wrong counts it"
-    )
-    p.set_defaults(average=1, check=1, timeout=60.0, run_cycles=11, stepfactor=4, warmup_iters=1, agg_iters=1)
-    benchmark.options(p)
-    p.set_defaults(**benchmark.defaults)
-    return p
-
-
-# ---- running -------------------------------------------------------------------------------------------------------
-
-
-def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: float, until: float) -> list[Row]:
-    """done: the part of the run before this size, share: this size's. until: when it must be over, if one cycle is."""
-    options, longest, began = bench.options, 0.0, time.monotonic()
-    made = benchmark.contenders(bench, size)
-    chosen = [c for c in made if bench.wanted(c.name)]
-    for cycle in range(-1, options.run_cycles):
-        samples = options.warmup_iters if cycle < 0 else options.iters or benchmark.samples(size)
-        if options.progress is not None and bench.rank == 0:
-            options.progress.write_text(f"{done + share * (cycle + 1) / (options.run_cycles + 1):.4f}")
-        for contender in chosen:
-            if samples == 0:
-                continue
-            bench.meet()
-            seconds, wrong = contender.measure(samples)
-            contender.wrong += wrong
-            if cycle >= 0:
-                contender.cycles.append(seconds)
-                if isinstance(contender.measure, Measured) and contender.measure.used:
-                    contender.processor.append(statistics.fmean(contender.measure.used[-samples:]))
-        now = time.monotonic()
-        longest, began = max(longest, now - began), now
-        if options.limit is not None and bench.comm.bcast(cycle >= 0 and now + longest > until):
-            if bench.rank == 0 and cycle + 1 < options.run_cycles:
-                print(f"# {cycle + 1} cycles of {options.run_cycles} in the time for {size} B", file=sys.stderr)
-            break
-    bench.meet()
-    gathered = bench.comm.gather([(c.cycles, c.wrong, c.processor) for c in chosen])
-    for contender in made:
-        contender.close()
-    if gathered is None:
-        return []
-    return [
-        row(bench, benchmark, size, contender, [ranks[i] for ranks in gathered]) for i, contender in enumerate(chosen)
-    ]
-
-
-def row(
-    bench: Bench,
-    benchmark: Benchmark,
-    size: int,
-    contender: Contender,
-    ranks: list[tuple[list[list[float]], int, list[float]]],
-) -> Row:
-    """What all ranks measured of one contender, times in seconds."""
-    averages: dict[int, Callable[[Sequence[float]], float]] = {
-        0: lambda column: column[0],
-        1: statistics.fmean,
-        2: min,
-        3: max,
-    }
-    combine = averages[bench.options.average]
-    measured = [cycles for cycles, _, _ in ranks if cycles and cycles[0]]
-    cycles = [[combine(column) for column in zip(*parts, strict=True)] for parts in zip(*measured, strict=True)]
-    samples = [second for cycle in cycles for second in cycle]
-    p50, p90, p99 = (float(np.percentile(samples, percent)) for percent in (50, 90, 99))
-    mean = statistics.fmean(samples)
-    algbw = size / mean / 1e9
-    return {
-        "size": size,
-        "count": size // np.dtype(benchmark.dtype).itemsize,
-        "type": benchmark.dtype,
-        "name": contender.name,
-        "role": contender.role,
-        "time": mean,
-        "algbw": algbw,
-        "busbw": algbw * (benchmark.bus(bench) if contender.bus is None else contender.bus),
-        "wrong": sum(wrong for _, wrong, _ in ranks),
-        "p50": p50,
-        "p90": p90,
-        "p99": p99,
-        "cycles": [statistics.median(cycle) for cycle in cycles],
-        "processor": [statistics.median(cycle) for cycle in zip(*(used for _, _, used in ranks if used), strict=True)],
-    }
-
-
-# ---- the program ---------------------------------------------------------------------------------------------------
-
-
-def has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None
-
-
-def sizes(benchmark: Benchmark, options: argparse.Namespace) -> list[int]:
-    """Bytes of one operation, in whole elements."""
-    item = np.dtype(benchmark.dtype).itemsize
-    if benchmark.sizes is not None:
-        return [max(item, size // item * item) for size in benchmark.sizes(options)]
-    size, found = max(item, options.minbytes // item * item), []
-    while size <= max(options.maxbytes, item):
-        found.append(size)
-        size *= max(2, options.stepfactor)
-    return found
-
-
-def about(bench: Bench, benchmark: Benchmark) -> dict[str, Any]:
-    options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(bench.options).items()}
-    return {
-        "benchmark": benchmark.name,
-        "ranks": bench.size,
-        "cores": bench.cores,
-        "hosts": len(set(bench.hosts)),
-        "transport": ",".join(bench.transports),
-        "hpcomm": hpcomm.__version__,
-        "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
-        "torch": has_torch(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "options": options,
-    }
+def command_of(benchmark: Benchmark) -> str:
+    return f"python -m {module_of(benchmark.name)}"
 
 
 def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
     """Runs a benchmark on this rank; 0 if no answer was wrong."""
-    options = parser(benchmark).parse_args(arguments)
-    bench = Bench(options, MPI.COMM_WORLD)
-    quiet = options.json or bench.rank != 0
-    facts = about(bench, benchmark)
-    if not quiet:
-        print(f"# {benchmark.name}: {facts['ranks']} ranks {where(facts)}, hpcomm {facts['hpcomm']}")
-        print(f"# {facts['mpi']}, Python {facts['python']}, NumPy {facts['numpy']}")
-        units = [cell.format(f"({benchmark.unit})") for cell in SUBHEADER]
-        print("#" + line(HEADER)[1:], "#" + line(units)[1:], sep="\n", flush=True)
-    rows: list[Row] = []
-    steps, started = sizes(benchmark, options), time.monotonic()
-    for i, size in enumerate(steps):
-        now = time.monotonic()
-        until = now + (started + (options.limit or 0) - now) / (len(steps) - i)
-        found = run_size(bench, benchmark, size, i / len(steps), 1 / len(steps), until)
-        gc.collect()  # the next size wants the memory of this one's contenders
-        if not quiet:
-            print("\n".join(table(found, benchmark.scale)), flush=True)
-        rows += found
-        if bench.rank == 0 and options.output_file is not None:  # what is there if this run is ended
-            options.output_file.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    bench.close()
-    wrong = bench.comm.bcast(sum(r["wrong"] for r in rows))
-    if bench.rank == 0:
-        figures = {**facts, "rows": rows}
-        document = json.dumps(figures, indent=1)
-        if options.plot is not None:
-            benchmark.draw(figures, options.plot)
-        if options.output_file is not None:
-            options.output_file.write_text(document + "\n", encoding="utf-8")
-        print(
-            document if options.json else f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}", flush=True
-        )
-    return 1 if wrong else 0
+    given = sys.argv[1:] if arguments is None else arguments
+    return harness.run(benchmark, given, lambda options: Bench(options, MPI.COMM_WORLD), command_of(benchmark))
 
 
 def as_rank(job: Callable[[], int]) -> int:
@@ -401,7 +105,7 @@ def main(benchmark: Benchmark) -> None:
     """The program of a benchmark, which starts its own mpirun if nobody did."""
     if not launched():
         given = sys.argv[1:]
-        options = parser(benchmark).parse_args(given)
+        options = parser(benchmark, command_of(benchmark)).parse_args(given)
         command = [*launcher(options.ranks, transport=options.transport), module_of(benchmark.name), *given]
         sys.exit(attend(command, f"{benchmark.name}, {options.ranks} ranks", limit=3600))
     sys.exit(as_rank(lambda: run(benchmark)))

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.common.rows import Row, named, ratio, short_library
+from hpcomm.bench.rows import Row, named, ratio, short_library
 
 
 @dataclass(frozen=True)

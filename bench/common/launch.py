@@ -1,4 +1,4 @@
-"""Starts groups of ranks by the mpirun of any Python, and shows how far they are. Needs neither MPI nor hpcomm."""
+"""Starts groups of ranks by the mpirun of any Python, and shows how far they are. Needs no MPI."""
 
 import functools
 import os
@@ -14,10 +14,13 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from hpcomm.bench import start
+from hpcomm.bench.peers import IPERF3
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 300.0  # seconds for one group of a summary
 MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")  # what mpirun, mpiexec and srun leave in the environment
-IPERF3_MISSING = "iperf3 is missing: apt-get install -y iperf3"
+IPERF3_MISSING = f"iperf3 is missing: {IPERF3}"
 LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
@@ -54,23 +57,6 @@ def library(python: str) -> str:
     return asked.stdout.splitlines()[0].strip("\0 ")
 
 
-# What makes each MPI talk to ranks of its own host by TCP, over loopback.
-TCP = {
-    "Open MPI": ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"),
-    # Its other way, UCX, takes twice as long for large messages here and does not find loopback.
-    "MPICH": tuple(
-        part
-        for name, value in (
-            ("MPIR_CVAR_NOLOCAL", "1"),
-            ("MPIR_CVAR_CH4_NETMOD", "ofi"),
-            ("FI_PROVIDER", "tcp"),
-            ("FI_TCP_IFACE", "lo"),
-        )
-        for part in ("-genv", name, value)
-    ),
-}
-
-
 def mpirun(python: str) -> str:
     """The mpirun beside python, else the one on PATH."""
     beside = Path(python).with_name("mpirun")
@@ -80,21 +66,10 @@ def mpirun(python: str) -> str:
     return found
 
 
-def has_iperf3() -> bool:
-    return shutil.which("iperf3") is not None
-
-
 def launcher(ranks: int, python: str = sys.executable, transport: str = "") -> list[str]:
     """mpirun of the MPI that python's mpi4py uses, with what it needs for more ranks than cores, for root, and to
     use sockets where transport is tcp."""
-    command = [mpirun(python)]
-    if "Open MPI" in library(python):
-        # Without yielding every figure of Open MPI's is unfairly bad when ranks outnumber cores.
-        command += ["--oversubscribe", *(["--mca", "mpi_yield_when_idle", "1"] if ranks > cores() else [])]
-        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    if transport == "tcp":
-        command += next((flags for name, flags in TCP.items() if name in library(python)), ())
-    return [*command, "-n", str(ranks), python, "-m"]
+    return [*start.mpirun(mpirun(python), library(python), ranks, transport), python, "-m"]
 
 
 def attend(

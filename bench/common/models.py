@@ -5,16 +5,13 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcomm.bench.training import FlatKey
+
 FOLDER = Path(__file__).resolve().parent / "models"
 NAMES = ("alexnet", "vgg19", "resnet18", "resnet50", "transformer38", "gpt145", "lstm11", "mlp34")
 
 
-@dataclass(frozen=True)
-class Key:
-    """One array of a model."""
-
-    name: str
-    count: int  # float32 elements
+Key = FlatKey
 
 
 @dataclass(frozen=True)

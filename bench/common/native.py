@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
+from hpcomm.bench.arrays import address
 
 HERE = Path(__file__).resolve().parent.parent  # bench
 BUILD = HERE.parent / "build" / "bench"
@@ -31,7 +32,6 @@ SOURCES = (
 VERBS_SOURCES = ("machine/verbs_raw.c", "machine/loopback.c")  # where rdma-core's headers are
 VERBS = ("-libverbs", "-lpthread")
 LIBRARY_OF_VERBS = "libbenchverbs.so"
-LINE = 64  # bytes of a cache line
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off")
 
 _int, _size, _int64, _uint64 = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64
@@ -44,7 +44,6 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
         _int64,
         [_pointer, _int, _int, _int, _pointer, _size, _int, _int, _double, _pointer, _pointer, _pointer],
     ),
-    "bench_prepare": (_int, [_int, _double]),
     "bench_socket_pair": (
         _int64,
         [_int, _int, _pointer, _int, _int, _int, _pointer, _size, _int, _int, _pointer, _pointer],
@@ -57,13 +56,8 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_stream_send": (_int, [_int, _pointer, _size, _int, _int, _pointer]),
     "bench_stream_recv": (_int, [_int, _pointer, _size, _int, _int]),
     "bench_put_bw": (_int, [_pointer, _int, _pointer, _size, _int, _int, _double, _pointer]),
-    "bench_period": (_int, []),
-    "bench_start": (None, [_pointer, _size, _int]),
-    "bench_touch": (None, [_pointer, _size, _int, _uint64]),
-    "bench_model": (None, [_pointer, _pointer, _int, _pointer, _int, _uint64, _int]),
     "bench_wrong_model": (_uint64, [_pointer, _size, _pointer]),
     "bench_queue": (_int, [_pointer, _int, _pointer, _int, _size, _int, _int, _double, _pointer, _pointer]),
-    "bench_fold": (_int, [_pointer, _pointer, _pointer, _int, _size, _int, _int, _pointer]),
     "bench_exchange": (
         _int,
         [_pointer, _pointer, _pointer, _int, _pointer, _int, _size, _double, _double, _pointer],
@@ -226,23 +220,6 @@ def compile_c(target: Path, sources: Sequence[str], *flags: str, libraries: Sequ
     command += [*(str(HERE / name) for name in sources), str(library()), f"-Wl,-rpath,{library().parent}", *libraries]
     subprocess.run(command, check=True)
     unfinished.replace(target)
-
-
-def address(array: NDArray[Any]) -> int:
-    return int(array.ctypes.data)
-
-
-def aligned(count: int) -> NDArray[np.float32]:
-    """count floats from a cache line's start on, as windows and trainers have them; NumPy's own start anywhere."""
-    room = np.empty(count + LINE // 4, np.float32)
-    ahead = -address(room) % LINE // 4
-    return room[ahead : ahead + count]
-
-
-def zeros(count: int) -> NDArray[np.float32]:
-    made = aligned(count)
-    made.fill(0)
-    return made
 
 
 def view(at: int, shape: int, dtype: Any) -> NDArray[Any]:

@@ -1,20 +1,13 @@
-"""Options that benchmarks with parsers of their own have in common. Needs neither MPI nor hpcomm."""
+"""Options that benchmarks with parsers of their own have in common. Needs no MPI."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from bench.common.launch import ROOT
+from hpcomm.bench.options import add_output, write
 
-
-def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress: bool = True) -> None:
-    """Where the figures go. plot: what is drawn; "" for nothing. progress: it says how far it is (launch.attend)."""
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
-    if plot:
-        parser.add_argument("--plot", type=Path, help=f"draw the {plot} into this file (needs matplotlib)")
-    if progress:
-        parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
+__all__ = ["add_links", "add_output", "add_pictures", "add_quick", "add_ranks", "held", "write"]
 
 
 def held(text: str, *kinds: str) -> str:
@@ -56,9 +49,3 @@ def add_links(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="MB/s that a host's link carries, and a rack's: 119.6,29.9; default: iperf3 measures it",
     )
-
-
-def write(options: argparse.Namespace, text: str) -> None:
-    """The JSON, to the file that -J names."""
-    if options.output_file is not None:
-        options.output_file.write_text(text + "\n", encoding="utf-8")

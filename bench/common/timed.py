@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from bench.common.layers import Layer, times
-from bench.common.rows import Row
-from bench.common.training import processor
+from hpcomm.bench.rows import Row
+from hpcomm.bench.training import processor
 from hpcomm.codec import Factors
 
 RATE = 2.0**-10  # of learning; sums of whole numbers times this are exact

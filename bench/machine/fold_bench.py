@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.common.harness import Bench, Benchmark, Contender, last_cache, main
-from bench.common.native import address, aligned, zeros
+from hpcomm.bench.arrays import address, aligned, zeros
 
 MIB = 1 << 20
 SIZE = max(64 * MIB, 2 * last_cache() // MIB * MIB)  # no cache holds one array

@@ -16,7 +16,7 @@ import hpcomm
 from bench.common.launch import cores
 from bench.common.native import BUILD, compile_c
 from bench.common.options import add_output, write
-from bench.common.rows import Row
+from hpcomm.bench.rows import Row
 
 LIMIT = 120.0  # seconds for the ranks of one transport
 COLUMNS = ("private_dirty", "pss", "kernel")

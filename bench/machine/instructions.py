@@ -16,7 +16,7 @@ from pathlib import Path
 import hpcomm
 from bench.common.native import BUILD, FLAGS, HERE, package
 from bench.common.options import add_output, write
-from bench.common.rows import Row
+from hpcomm.bench.rows import Row
 
 LIMIT = 300.0  # seconds for one count
 FEW, MANY = 100, 1100  # operations; the first ones are not like the others, so it is the difference that counts

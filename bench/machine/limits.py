@@ -1,110 +1,50 @@
-"""limits: what bounds this machine, in one table: memory copy, add, loopback and the wire, each with hpcomm beside it.
+"""limits: the benchmark of `hpcomm bench limits` (hpcomm/bench/limits.py) with loops in C over huge pages, and
+hpcomm's C API in place of its Python.
 
-Loopback is measured between rank 0 and the next rank of its host, the wire between rank 0 and the first rank of another
-host; where there is no such rank its rows are not there. An mpirun over two hosts with two ranks each has them all.
+The wire is measured between rank 0 and the first rank of another host. An mpirun over two hosts with two ranks each has
+all rows.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.common import plots
-from bench.common.harness import Bench, Benchmark, Contender, last_cache, main
-from bench.common.launch import has_iperf3
-from bench.common.native import address
-from bench.ops.put_bw import HUGE_PAGE, PAGE_WORDS, SHIFTS, Stream, hpcomm_c, iperf3_stream, options, sockets
-
-MIB = 1 << 20
-SIZE = max(64 * MIB, 2 * last_cache() // MIB * MIB)  # no cache holds it
-Words = NDArray[np.uint64]
+from bench.common.harness import Bench, Benchmark, Contender, main
+from bench.ops.put_bw import hpcomm_c, sockets
+from hpcomm.bench import limits, plots
+from hpcomm.bench.arrays import Floats, Words, address
+from hpcomm.bench.limits import SIZE, mate
+from hpcomm.bench.peers import has_iperf3
+from hpcomm.bench.put_bw import Stream, iperf3_stream, options
 
 
-class Blocks:
-    """Memory of this rank: what is read, what is written, floats to add."""
+class Blocks(limits.Blocks):
+    """Blocks of huge pages."""
 
-    def __init__(self, bench: Bench, size: int) -> None:
-        room = (max(size, bench.options.ring) + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
-        self.bench, self.size, self.room = bench, size, room
-        self.source, self.target = self._block(room + SHIFTS * PAGE_WORDS * 8), self._block(room)
-        bench.native.bench_fill(address(self.source), self.source.size)
-        self.floats = [self._block(room).view(np.float32)[: size // 4] for _ in range(2)]
-        for k, array in enumerate(self.floats):
-            array[:] = np.random.default_rng(k).integers(-2048, 2048, array.size, np.int16)
-
-    def _block(self, nbytes: int) -> Words:
+    def block(self, nbytes: int) -> Words:
         block = self.bench.own(nbytes, huge=True)
         if block is None:
             raise MemoryError(f"limits: no {nbytes} bytes of memory")
         self.bench.ends.append(lambda: self.bench.native.bench_unmap(address(block), nbytes))
-        return block
+        return block  # type: ignore[no-any-return]
 
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    def copy(self, name: str, everybody: bool) -> Contender:
-        slots, words = self.room // self.size, self.room // self.size * self.size // 8
-
-        def once() -> float:
-            return float(
-                self.bench.native.bench_memcpy(address(self.target), address(self.source), self.size, slots, slots)
-            )
-
-        def wrong() -> int:
-            found = self.bench.native.wrong(self.target[:words], self.source[:words])
-            self.target[:words] = 0
-            return found
-
-        return self._contender(name, "bound", once, wrong, everybody, 2)
-
-    def add(self, name: str, role: str, once: Callable[[int, Sequence[NDArray[np.float32]]], float]) -> Contender:
-        """once(out, arrays) gives the seconds of one sum of two arrays."""
-        out = self.target.view(np.float32)[: self.size // 4]
-
-        def wrong() -> int:
-            total = self.floats[0] + self.floats[1]
-            if role == "hpcomm":  # the mean, which is the sum of halves
-                total *= np.float32(0.5)
-            found = int(np.count_nonzero(out != total))
-            out[:] = 0
-            return found
-
-        return self._contender(name, role, lambda: once(address(out), self.floats), wrong, True, 3)
-
-    def _contender(
-        self, name: str, role: str, once: Callable[[], float], wrong: Callable[[], int], everybody: bool, moves: int
-    ) -> Contender:
-        bench, spoil = self.bench, self.bench.options.plant
-        works = bench.rank == 0 or (everybody and bench.hosts[bench.rank] == bench.hosts[0])
-        ranks = bench.hosts.count(bench.hosts[0]) if everybody else 1
-
-        def measure(n: int) -> tuple[list[float], int]:
-            nonlocal spoil
-            seconds = []
-            for _ in range(n):
-                if everybody:
-                    bench.comm.Barrier()
-                if works:
-                    seconds.append(once())
-            if not works or not bench.options.check:
-                return seconds, 0
-            if spoil and bench.rank == 0:
-                self.target[0] ^= 1
-            spoil = False
-            return seconds, wrong()
-
-        return Contender(name, role, measure, bus=float(moves * ranks))
+    def copied(self, slots: int) -> float:
+        places = address(self.target), address(self.source)
+        return float(self.bench.native.bench_memcpy(*places, self.size, slots, slots))
 
 
 def memory(blocks: Blocks) -> list[Contender]:
     native, count = blocks.bench.native, blocks.size // 4
 
-    def two(stream: bool) -> Callable[[int, Sequence[NDArray[np.float32]]], float]:
-        return lambda out, arrays: float(native.bench_two(out, *(address(a) for a in arrays), count, stream, 1))
+    def two(stream: bool) -> Callable[[Floats, Sequence[Floats]], float]:
+        return lambda out, arrays: float(
+            native.bench_two(address(out), *(address(a) for a in arrays), count, stream, 1)
+        )
 
-    def fold(out: int, arrays: Sequence[NDArray[np.float32]]) -> float:
+    def fold(out: Floats, arrays: Sequence[Floats]) -> float:
         pointers = np.array([address(array) for array in arrays], np.uint64)
-        seconds = float(native.bench_fold_of(out, address(pointers), 2, count, 1))
+        seconds = float(native.bench_fold_of(address(out), address(pointers), 2, count, 1))
         return seconds if seconds >= 0 else float(native.check(int(seconds)))
 
     return [
@@ -133,7 +73,7 @@ def put(blocks: Blocks, stream: Stream, name: str, transport: str, waits: bool) 
 
 def between(bench: Bench, blocks: Blocks) -> list[Contender]:
     found = []
-    near = next((rank for rank in range(1, bench.size) if bench.hosts[rank] == bench.hosts[0]), None)
+    near = mate(bench)
     far = next((rank for rank in range(1, bench.size) if bench.hosts[rank] != bench.hosts[0]), None)
     if near is not None:
         stream = Stream(bench, blocks.size, near)

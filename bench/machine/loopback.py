@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from bench.common import plots
 from bench.common.harness import Bench, Benchmark, Contender, main, nbytes
-from bench.common.rows import Row
 from bench.machine.limits import Blocks
 from bench.machine.nic import Loop, Missing
 from bench.machine.over_verbs import copies, raw, wire
-from bench.ops.put_bw import Stream, hpcomm_c, own_words
+from bench.ops.put_bw import hpcomm_c, own_words
+from hpcomm.bench import plots
+from hpcomm.bench.put_bw import Stream
+from hpcomm.bench.rows import Row
 
 QUEUE_PAIRS = (1, 2, 4, 8)
 UNABLE = 77  # the exit status of what the machine cannot run

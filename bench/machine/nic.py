@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.harness import Bench
-from bench.common.native import address, build_verbs, view
+from bench.common.native import build_verbs, view
+from hpcomm.bench.arrays import address
 
 WHY = 256  # BENCH_WHY
 DEPTH = 128  # BENCH_DEPTH, and perftest's own
@@ -75,7 +76,7 @@ def _all_or_none(bench: Bench, make: Callable[[], Any]) -> list[Any]:
         mine: Any = make()
     except Missing as why:
         mine = why
-    found = bench.comm.allgather(mine if not isinstance(mine, Missing) else ("", str(mine)))
+    found: list[Any] = bench.comm.allgather(mine if not isinstance(mine, Missing) else ("", str(mine)))
     missing = [each[1] for each in found if isinstance(each, tuple)]
     if missing:
         raise Missing(missing[0])

@@ -14,8 +14,8 @@ from bench.machine import perftest
 from bench.machine.nic import WAYS, Loop, Missing, Raw
 
 if TYPE_CHECKING:
-    from bench.ops.put_bw import Stream
-    from bench.ops.put_lat import Pair
+    from hpcomm.bench.put_bw import Stream
+    from hpcomm.bench.put_lat import PingPong
 
 PAGE_WORDS, SHIFTS = 512, 512  # as in bench.h
 RING = 4 << 20  # bytes that the streams of a bound go through
@@ -61,7 +61,7 @@ def has(bench: Bench, program: str) -> bool:
 # ---- put_lat -------------------------------------------------------------------------------------------------------
 
 
-def trips(pair: "Pair", room: int) -> list[Contender]:
+def trips(pair: "PingPong", room: int) -> list[Contender]:
     """Bare signals behind the same bytes, and ib_write_lat. Where ranks outnumber cores only what sleeps."""
     bench, plain = pair.bench, raw(pair.bench, room)
     if plain is None:
@@ -87,12 +87,12 @@ def trips(pair: "Pair", room: int) -> list[Contender]:
     return [*found, *asleep]
 
 
-def _median(pair: "Pair", name: str, median: list[float]) -> Contender:
+def _median(pair: "PingPong", name: str, median: list[float]) -> Contender:
     """A second figure of the contender before it, that this one's turn has left there: the median of single trips."""
     return Contender(f"{name}, median trip (bound)", "bound", lambda n: (median[:] if pair.first else [], 0))
 
 
-def _write_lat(pair: "Pair", plain: Raw) -> list[Contender]:
+def _write_lat(pair: "PingPong", plain: Raw) -> list[Contender]:
     """Two figures of one run: its mean, and its median of single trips."""
     median = [0.0]
 

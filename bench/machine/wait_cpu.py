@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from bench.common.harness import Bench, Benchmark, Contender, main
-from bench.common.native import address
+from hpcomm.bench.arrays import address
 
 
 def contender(

@@ -10,10 +10,11 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
-from bench.common.composites import communicators, gloo_group
+from bench.common.communicators import communicators
 from bench.common.harness import Bench, Benchmark, Contender, has_torch, main, nbytes
 from bench.common.options import add_links
-from bench.common.wire import afar, has_rates, rate
+from hpcomm.bench.composites import gloo_group
+from hpcomm.bench.wire import afar, has_rates, rate
 
 MIB = 1 << 20
 PAGE_WORDS, SHIFTS = 512, 512  # as in bench.h

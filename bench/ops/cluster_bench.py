@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import plots
-from bench.common.launch import IPERF3_MISSING, ROOT, attend, has_iperf3, library, module_of, mpirun
+from bench.common.launch import IPERF3_MISSING, ROOT, attend, library, module_of, mpirun
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row, short_library
+from hpcomm.bench import plots
+from hpcomm.bench.peers import has_iperf3
+from hpcomm.bench.rows import Row, short_library
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable

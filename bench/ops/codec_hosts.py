@@ -23,13 +23,14 @@ import hpcomm
 from bench.common.harness import Bench, Benchmark, Contender, nbytes
 from bench.common.harness import main as on_this_rank
 from bench.common.judge import Promise, compare, library, table
-from bench.common.launch import ROOT, has_iperf3, launched
+from bench.common.launch import ROOT, launched
 from bench.common.options import add_links, add_output, add_quick, write
-from bench.common.rows import Row, ratio
-from bench.common.wire import afar, has_rates, rate
 from bench.ops.cluster_bench import UNABLE, Group, start
 from bench.ops.hosts_bench import MIB, carried, rate_of
 from bench.ops.remote import unasked
+from hpcomm.bench.peers import has_iperf3
+from hpcomm.bench.rows import Row, ratio
+from hpcomm.bench.wire import afar, has_rates, rate
 from hpcomm.codec import Threshold
 
 sys.path.insert(0, str(ROOT / "tests"))

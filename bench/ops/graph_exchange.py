@@ -11,29 +11,29 @@ from mpi4py import MPI
 
 import hpcomm
 from bench.common.harness import Bench, Benchmark, Contender, main
-from bench.common.native import address
-from bench.ops.queue_bench import BLOCK, Floats, Graph, options, timed
+from hpcomm.bench.arrays import Floats
+from hpcomm.bench.queue import BLOCK, Circulant, options, timed
 
 
-class Rising(Graph):
+class Rising(Circulant):
     """Of a fold by rising ranks, oneself among them, as an exchange makes it."""
 
-    def advance(self, model: Floats, scratch: Floats, step: int, sum_first: bool) -> None:
+    def advance(self, model: Floats, step: int, sum_first: bool) -> Floats:
         if sum_first:
-            super().advance(model, scratch, step, sum_first)
-            return
-        size, weight = self.bench.size, np.float32(self.weight)
+            return super().advance(model, step, sum_first)
+        size, weight, found = self.bench.size, np.float32(self.weight), []
         for rank in range(size):
-            self.native.bench_touch(address(model[rank]), model.shape[1], rank, step)
+            self.touch_of(rank, model[rank], step)
         for rank in range(size):
             first, *others = sorted({rank, *(int(rank - k) % size for k in self.offsets)})
-            np.multiply(model[first], weight, out=scratch[rank])
+            mean = model[first] * weight
             for other in others:
-                scratch[rank] += model[other] * weight
-        model[:] = scratch
+                mean += model[other] * weight
+            found.append(mean)
+        return np.stack(found)
 
 
-def hpcomm_python(graph: Graph, in_place: bool) -> Contender:
+def hpcomm_python(graph: Circulant, in_place: bool) -> Contender:
     """The model trained where it lies, or a mean that stays where it is and is copied to where the push reads it."""
     size = graph.bench.size
     edges = [(rank, int(rank + k) % size) for rank in range(size) for k in graph.offsets]
@@ -62,7 +62,7 @@ def hpcomm_python(graph: Graph, in_place: bool) -> Contender:
     return Contender(name, "hpcomm", graph.steps(run, lambda: w, False), exchange.close)
 
 
-def neighbor_allgather(graph: Graph, blocks: bool) -> Contender:
+def neighbor_allgather(graph: Circulant, blocks: bool) -> Contender:
     """The average over whole arrays as one writes it, or in blocks, which the cache likes."""
     comm = graph.bench.comm.Create_dist_graph_adjacent(graph.in_peers, graph.out_peers)
     x = np.empty(graph.count, np.float32)

@@ -25,10 +25,10 @@ from bench.common.harness import main as on_this_rank
 from bench.common.judge import Promise, compare, library, table
 from bench.common.launch import ROOT, launched
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row, ratio
 from bench.ops.cluster_bench import UNABLE, Group, start
 from bench.ops.hosts_bench import MIB, SMALL, carried, rate_of
 from bench.ops.remote import unasked
+from hpcomm.bench.rows import Row, ratio
 from hpcomm.topology import Graph, from_adjacency, from_edges, root_expander, spectral_gap
 
 sys.path.insert(0, str(ROOT / "tests"))

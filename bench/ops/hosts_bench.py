@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import hpcomm
-from bench.common.launch import ROOT, has_iperf3, library
+from bench.common.launch import ROOT, library
 from bench.common.options import add_links, add_output, add_quick, write
-from bench.common.rows import Row
 from bench.ops.cluster_bench import UNABLE, Group, start
 from bench.ops.hosts_table import lines
+from hpcomm.bench.peers import has_iperf3
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Cluster, Unavailable

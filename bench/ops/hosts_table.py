@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from bench.common.judge import Promise, compare, library, span, table
-from bench.common.plots import named_size
-from bench.common.rows import Row, ratio
 from bench.ops.remote import unasked
+from hpcomm.bench.plots import named_size
+from hpcomm.bench.rows import Row, ratio
 
 BOUNDS = {"2x2": 1.12, "2x4": 1.15, "4x4": 1.25, "2x2x1": 1.15}  # of the bound, at most
 COMPOSITE = {"4x2": 2.0}  # of the best composite of Open MPI's defaults, at least; elsewhere 1

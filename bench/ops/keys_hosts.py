@@ -34,12 +34,13 @@ import hpcomm
 from bench.common import by_shapes, models
 from bench.common.harness import Bench, has_torch, nbytes
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row
-from bench.common.training import MOMENTUM, RATE, Floats, Job, Reference, processor
 from bench.ops.hosts_bench import Shape, carried, rate_of, shape_of
 from bench.ops.keys_table import lines
 from bench.torch.step import meet
 from bench.torch.table import times
+from hpcomm.bench.arrays import Floats
+from hpcomm.bench.rows import Row
+from hpcomm.bench.training import MOMENTUM, RATE, Reference, Task, processor
 
 if TYPE_CHECKING:
     from hpcomm.exchange import Handle
@@ -110,7 +111,7 @@ class Turn:
     Attributes:
         step: exchanges all keys once.
         params: the parameters of the keys.
-        shifts: of the keys, which classes their elements begin with (training.Job).
+        shifts: of the keys, which classes their elements begin with (training.Task).
         refill: called before a step, outside of the clock, with the number of steps so far.
         factor: of the gradients in a step, by its number.
         load: what it has cost this rank so far, as far as it tells: calls, wake-ups, events, and seconds by thread.
@@ -135,7 +136,7 @@ class Found:
     wrong: int
 
 
-def by_hpcomm(job: Job, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
+def by_hpcomm(job: Task, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
     names = [key.name for key in job.keys]
     given = dict(zip(names, job.params(), strict=True))
     rule = hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM)
@@ -181,7 +182,7 @@ def told(load: hpcomm.LoadStats) -> dict[str, float]:
     return counts | {"calls": load.calls} | {f"seconds of {thread}": used for thread, used in load.processor.items()}
 
 
-def by_gloo(job: Job) -> Turn:
+def by_gloo(job: Task) -> Turn:
     """The sums stay where they are, and the next step sums them again: a copy of the gradients would count. All ranks
     have the same then, so that they grow by the number of ranks, a power of two."""
     import torch  # noqa: PLC0415
@@ -207,7 +208,7 @@ def by_gloo(job: Job) -> Turn:
 
 
 class Ranks:
-    """The ranks of one shape, in one process group of torch's and one context of hpcomm's. A Job takes it for a
+    """The ranks of one shape, in one process group of torch's and one context of hpcomm's. A Task takes it for a
     bench."""
 
     def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
@@ -219,7 +220,7 @@ class Ranks:
         if not self.ways:
             raise SystemExit(f"--ways {options.ways!r}: none of {'; '.join(named(*pair) for pair in ways)}")
 
-    def turn(self, job: Job, way: str, mode: str, steps: int) -> Found:
+    def turn(self, job: Task, way: str, mode: str, steps: int) -> Found:
         made = by_gloo(job) if way == GLOO else by_hpcomm(job, self.ctx, way, mode)
         clock, warmup, expected = time.perf_counter, self.options.warmup, Reference(job)
         seconds, used, before = list[float](), list[float](), dict[str, float]()
@@ -254,7 +255,7 @@ class Ranks:
             cycle, at = divmod(i, len(options.sets))
             key = list(options.sets)[at]
             model: models.Model = options.sets[key]
-            job = Job(cast(Bench, self), model.keys, 1)
+            job = Task(cast(Bench, self), model.keys, 1)
             steps = options.steps * (TIMES_MORE if model.nbytes < SMALL else 1)
             first = cycle % len(self.ways)  # nobody always comes behind the same
             for way, mode in self.ways[first:] + self.ways[:first]:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from bench.common.judge import Promise, span, table
-from bench.common.plots import named_size
-from bench.common.rows import Row, ratio
 from bench.torch.table import median, processor
+from hpcomm.bench.plots import named_size
+from hpcomm.bench.rows import Row, ratio
 
 LARGE = 8 << 20
 WIRE, WIRE_SMALL, GLOO, PROCESSOR = 1.03, 1.08, 1.03, 1.2  # of the wire's bound, and of Gloo's two times, at most

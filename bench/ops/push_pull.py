@@ -1,94 +1,35 @@
-"""push_pull: gradients in, parameters after a step of Nesterov momentum out, beside what a user would write.
-
-One flat buffer of each size, or the keys of a model (-M) one by one. Each worker is a server too (CS). The gradient
-lies in the exchange's memory, for a composite in its own arrays. training.py says how the answers are known.
+"""push_pull: the benchmark of `hpcomm bench push_pull` (hpcomm/bench/push_pull.py) with hpcomm's C API beside its
+Python, the bounds of its memory traffic, topologies that know hosts and racks, and the keys of models (-M) one by one.
 """
 
 import argparse
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
-from operator import truediv
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 import hpcomm
 from bench.common import models
-from bench.common.composites import allreduce_alone, communicators, composites, gloo, gloo_alone
+from bench.common.communicators import communicators
 from bench.common.harness import Bench, Benchmark, Contender, has_torch, last_cache, main, nbytes
-from bench.common.native import address, aligned, view, zeros
+from bench.common.native import view
 from bench.common.options import add_links
-from bench.common.training import MOMENTUM, RATE, Floats, Job
-from bench.common.wire import afar, has_rates, rate
 from bench.machine import over_verbs
+from hpcomm.bench.arrays import Floats, address, aligned, zeros
+from hpcomm.bench.composites import allreduce_alone, composites, gloo, gloo_alone
+from hpcomm.bench.push_pull import exchange, several, wire
+from hpcomm.bench.training import MOMENTUM, RATE, Task
+from hpcomm.bench.wire import has_rates
 
 LOOP_STREAMS = 5  # of a fused momentum loop: three arrays read, two written
 MIB = 1 << 20
 SIZES = [8, 64 << 10, 4 * MIB, 32 * MIB, 256 * MIB]
 
 
-def several(size: int) -> int:
-    """Operations of one sample: one of few bytes is too short for the clock."""
-    return max(1, min(2000, 2 * MIB // size))
-
-
-def settings(bench: Bench, chunk: int, shared: bool = False, cores: int = 0) -> dict[str, Any]:
-    """Arguments of an exchange, alike on all ranks. chunk, cores: of each server; 0: the exchange's own choice."""
-    return {
-        "rule": hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
-        "chunk_bytes": chunk or None,
-        "cores": cores or None,
-        "shared_params": shared,
-        "timeout": bench.options.timeout,
-    }
-
-
-def exchange(
-    job: Job,
-    name: str,
-    chunk: int,
-    shared: bool = False,
-    step: bool = False,
-    cores: int = 0,
-    affinity: str = "key",
-    hub: Mapping[str, Any] | None = None,
-    context: hpcomm.Context | None = None,
-) -> Contender:
-    """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call
-    instead of one by one. chunk, shared, cores: of settings. hub: arguments of parameter_hub, which makes the exchange
-    then. context: of the exchange, in which the job's ranks have the same numbers; None: the job's own."""
-    names = [key.name for key in job.keys]
-    params_of = dict(zip(names, job.params(), strict=True))
-    given, ctx = settings(job.bench, chunk, shared, cores), context or job.bench.context
-    if hub is None:
-        made = hpcomm.Exchange(ctx, params_of, hpcomm.ParameterServer(affinity=affinity), **given)
-    else:
-        made = hpcomm.parameter_hub(ctx, params_of, **hub, **given)
-    params = [made.params[key] for key in names]
-    places = [made.gradient(key) for key in names]  # with a depth of 1 they stay where they are
-
-    def one_by_one() -> None:
-        for key in names:
-            made.gradient(key)
-            made.push_pull(key)
-
-    def flat() -> None:
-        made.gradient("flat")
-        made.push_pull("flat")
-
-    def whole() -> None:
-        for key in names:
-            made.gradient(key)
-        made.step()
-
-    way = whole if step else flat if names == ["flat"] else one_by_one
-    return Contender(name, "hpcomm", job.turn(way, params, lambda: places), made.close)
-
-
-def hosts_first(bench: Bench) -> dict[str, dict[str, Any]]:
+def hosts_first(bench: Bench) -> dict[str, dict[str, object]]:
     """Who folds, and topologies that know hosts and racks: arguments of parameter_hub by the names of contenders."""
     racks = bench.options.racks
-    ways: dict[str, dict[str, Any]] = {f"hpcomm {mode}": {"progress": mode} for mode in bench.options.modes}
+    ways: dict[str, dict[str, object]] = {f"hpcomm {mode}": {"progress": mode} for mode in bench.options.modes}
     ways |= {"hpcomm auto": {"topology": "auto"}} if bench.options.hosts_first else {}
     return ways | ({"hpcomm racks": {"topology": hpcomm.Hierarchy(racks=racks)}} if racks else {})
 
@@ -102,7 +43,7 @@ def levels_of(bench: Bench) -> dict[str, list[list[int]]]:
     return ways | ({"hpcomm C racks": [hosts, [rack_of[rank] for rank in range(bench.size)]]} if racks else {})
 
 
-def exchange_c(job: Job, chunk: int, name: str = "hpcomm C", levels: Sequence[Sequence[int]] = ()) -> Contender:
+def exchange_c(job: Task, chunk: int, name: str = "hpcomm C", levels: Sequence[Sequence[int]] = ()) -> Contender:
     """hpcomm by its C API, in a loop in C. levels: of groups, the group of each rank."""
     native, bench = job.bench.native, job.bench
     counts = np.array([key.count for key in job.keys], np.uint64)
@@ -146,7 +87,7 @@ def exchange_c(job: Job, chunk: int, name: str = "hpcomm C", levels: Sequence[Se
     return Contender(name, "hpcomm", measure, lambda: native.hpc_exchange_free(made))
 
 
-def traffic(job: Job) -> Contender:
+def traffic(job: Task) -> Contender:
     """The time of push_pull's memory traffic at the rate of a fused momentum loop in every rank at once."""
     count = max(job.count // job.bench.size, 4 * last_cache() // (12 * job.bench.size))
     params, gradient, velocity = (aligned(count) for _ in range(3))
@@ -168,7 +109,7 @@ def traffic(job: Job) -> Contender:
     return Contender("momentum traffic (bound)", "bound", measure)
 
 
-def update(job: Job) -> Contender:
+def update(job: Task) -> Contender:
     """What every owner does with its part of the elements, and nothing sent: a sum of all gradients, and the rule."""
     ranks = job.bench.size
     count = -(-job.count // ranks)
@@ -192,23 +133,6 @@ def update(job: Job) -> Contender:
     return Contender("update alone (bound)", "bound", measure)
 
 
-def wire(job: Job) -> Contender:
-    """The least that the links allow: in a sum over n hosts each sends and receives 2(n-1)/n of all bytes, whatever the
-    ranks on it do, and so does each of n racks on the link that its hosts share."""
-    bench, racks = job.bench, job.bench.options.racks
-    hosts = len(set(bench.hosts))
-    cuts = [(0, hosts, afar(bench, 0))] + ([(1, len(racks), racks[1][0])] if racks else [])
-
-    def measure(n: int) -> tuple[list[float], int]:
-        rates = [[rate(bench, to, link) for link, _, to in cuts] for _ in range(n)]
-        if bench.rank != 0:
-            return [], 0
-        nbytes = [2 * (parts - 1) / parts * 4 * job.count for _, parts, _ in cuts]
-        return [max(map(truediv, nbytes, each)) for each in rates], 0
-
-    return Contender("wire (bound)", "bound", measure)
-
-
 def model(options: argparse.Namespace, size: int) -> models.Model:
     return models.flat(size) if options.model == "flat" else models.load(options.model)
 
@@ -219,7 +143,7 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
 
 def wanted(bench: Bench, size: int) -> Iterator[Contender]:
     keys = model(bench.options, size).keys
-    job = Job(bench, keys, bench.options.agg_iters or several(size))
+    job = Task(bench, keys, bench.options.agg_iters or several(size))
     chunk = bench.options.chunk
     if job.count * 4 >= last_cache() and bench.wanted("momentum traffic (bound)"):
         yield traffic(job)

@@ -1,96 +1,28 @@
-"""put_bw: bandwidth of put, beside memcpy between shared mappings by one thread, or beside what the wire has by itself:
-bare sockets over TCP, bare verbs and ib_write_bw over RDMA.
-
-Rank 0 writes to rank 1 through a ring of buffers, both the sources' and the peer's, that is larger than the cache (-R).
-One sample is at least one turn of the ring and a flush. Rank 1 compares the whole ring afterwards. Over shared memory
-and RDMA it sleeps meanwhile; over TCP it waits for the end, as who needs the bytes would, in the contender's own way.
+"""put_bw: the benchmark of `hpcomm bench put_bw` (hpcomm/bench/put_bw.py) with loops in C, beside memcpy between shared
+mappings by one thread, or beside what the wire has by itself: bare sockets over TCP, bare verbs and ib_write_bw over
+RDMA.
 """
 
-import argparse
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
-import hpcomm
-from bench.common.harness import Bench, Benchmark, Contender, main, nbytes
-from bench.common.launch import has_iperf3
-from bench.common.native import Native, address, view
-from bench.common.training import Measure, processor
-from bench.common.wire import IPERF3_SECONDS, iperf3, socket_to
+from bench.common.harness import Bench, Benchmark, Contender, main
+from bench.common.native import Native, view
 from bench.machine import over_verbs
 from bench.machine.nic import DEPTH
-from bench.ops.put_lat import window_of, words_of
+from hpcomm.bench.arrays import PAGE_WORDS, SHIFTS, address
+from hpcomm.bench.composites import mpi
+from hpcomm.bench.peers import has_iperf3
+from hpcomm.bench.put_bw import Stream, hpcomm_python, iperf3_stream, mpi_put, nothing, options
+from hpcomm.bench.put_lat import window_of
+from hpcomm.bench.wire import socket_to
 
-SHIFTS, PAGE_WORDS = 512, 512  # as in bench.h
 HUGE_PAGE = 2 << 20
-Copy = Callable[[NDArray[np.uint64]], float]
-
-
-def nothing() -> None:
-    pass
-
-
-class Stream:
-    """What rank 0 writes to rank `to` and where, of one size."""
-
-    def __init__(self, bench: Bench, size: int, to: int = 1) -> None:
-        if bench.size < 2:
-            raise SystemExit("put_bw: one rank has no peer: start two")
-        self.bench, self.size, self.to = bench, size, to
-        self.sender, self.receiver = bench.rank == 0, bench.rank == to
-        self.ring: int = max(size, bench.options.ring)
-        self.slots = self.ring // size
-        self.m: int = max(self.slots, bench.options.agg_iters, getattr(bench.options, "stream", 0) // size)
-        self.words = self.slots * size // 8
-
-    def contender(
-        self,
-        name: str,
-        role: str,
-        source: NDArray[np.uint64],
-        arrived: NDArray[np.uint64] | None,
-        copy: Copy,
-        end: Callable[[], object] = nothing,
-        wait: Callable[[], object] = nothing,
-    ) -> Contender:
-        """copy(words) moves them on rank 0 and gives the seconds of one operation; rank 1 finds them in arrived. end on
-        rank 0, when the clock has stopped, lets rank 1 return from its wait."""
-        bench, samples, spoil = self.bench, 0, self.bench.options.plant
-        used: list[float] = []
-
-        def measure(n: int) -> tuple[list[float], int]:
-            nonlocal samples, spoil
-            seconds, wrong = [], 0
-            for _ in range(n):
-                at = 2 * samples % SHIFTS * PAGE_WORDS
-                words = source[at : at + self.words]
-                samples += 1
-                if spoil and self.sender:
-                    words[0] ^= 1
-                bench.meet()
-                before = processor()
-                if self.sender:
-                    seconds.append(copy(words))
-                    end()
-                elif self.receiver:
-                    wait()
-                bench.meet()
-                if self.sender or self.receiver:  # until both are done: a thread may receive beside the wait
-                    used.append((processor() - before) / self.m)
-                if spoil and self.sender:
-                    words[0] ^= 1
-                    spoil = False
-                if self.receiver and bench.options.check and arrived is not None:
-                    wrong += bench.native.wrong(arrived, words)
-            return seconds, wrong
-
-        return Contender(name, role, Measure(measure, used))
 
 
 def hpcomm_c(
@@ -132,55 +64,6 @@ def own_words(native: Native, nbytes: int) -> NDArray[np.uint64]:
     return words
 
 
-def turns(stream: Stream, words: NDArray[np.uint64]) -> list[tuple[NDArray[np.uint64], int]]:
-    """Source and offset of each operation of one sample."""
-    n = stream.size // 8
-    slots = [(words[i * n : (i + 1) * n], i * stream.size) for i in range(stream.slots)]
-    return [slots[i % stream.slots] for i in range(stream.m)]
-
-
-def hpcomm_python(stream: Stream, source: NDArray[np.uint64], window: hpcomm.Window, waits: bool) -> Contender:
-    turn = _turns.setdefault(id(window), count(1))
-
-    def copy(words: NDArray[np.uint64]) -> float:
-        operations = turns(stream, words)
-        put = window.put
-        start = time.perf_counter()
-        for part, at in operations:
-            put(1, part, at)
-        window.flush(1)
-        return (time.perf_counter() - start) / stream.m
-
-    def end() -> None:
-        window.put_signal(1, None, signal=0, value=next(turn))
-
-    def wait() -> None:
-        window.wait_signal(0, next(turn), stream.bench.options.timeout)
-
-    ways = (end, wait) if waits else ()
-    return stream.contender("hpcomm Python", "hpcomm", source, window.array[: stream.words], copy, *ways)
-
-
-def mpi_put(stream: Stream, source: NDArray[np.uint64], window: MPI.Win, waits: bool) -> Contender:
-    comm, empty = stream.bench.comm, (bytearray(1), 0, MPI.BYTE)
-
-    def copy(words: NDArray[np.uint64]) -> float:
-        operations = [
-            ((MPI.buffer.frombuffer(part), part.nbytes, MPI.BYTE), (at, part.nbytes, MPI.BYTE))
-            for part, at in turns(stream, words)
-        ]
-        put = window.Put
-        start = time.perf_counter()
-        for part, place in operations:
-            put(part, 1, place)
-        window.Flush(1)
-        return (time.perf_counter() - start) / stream.m
-
-    arrived = words_of(window)[: stream.words]
-    ways = (lambda: comm.Send(empty, 1), lambda: comm.Recv(empty, 0)) if waits else ()
-    return stream.contender("mpi4py Put+Flush", "peer", source, arrived, copy, *ways)
-
-
 def memcpy(stream: Stream, name: str, source: NDArray[np.uint64], target: NDArray[np.uint64]) -> Contender:
     def copy(words: NDArray[np.uint64]) -> float:
         return float(
@@ -193,8 +76,8 @@ def memcpy(stream: Stream, name: str, source: NDArray[np.uint64], target: NDArra
 def sockets(stream: Stream, name: str, source: NDArray[np.uint64], target: NDArray[np.uint64]) -> Contender:
     """A bare connection: send on rank 0, recv into the ring on rank 1, both blocking."""
     bench, native, seconds = stream.bench, stream.bench.native, np.zeros(1)
-    peer = stream.to if stream.sender else 0
-    made = socket_to(bench, peer, stream.receiver) if stream.sender or stream.receiver else None
+    peer = stream.to if stream.sender else stream.first if stream.receiver else None
+    made = socket_to(bench, peer, stream.receiver)
     fd = made.fileno() if made is not None else -1
 
     def check(status: int) -> None:
@@ -211,14 +94,6 @@ def sockets(stream: Stream, name: str, source: NDArray[np.uint64], target: NDArr
     contender = stream.contender(name, "bound", source, target[: stream.words], copy, wait=wait)
     contender.close = nothing if made is None else made.close
     return contender
-
-
-def iperf3_stream(stream: Stream, name: str) -> Contender:
-    def measure(n: int) -> tuple[list[float], int]:
-        rates = [iperf3(stream.bench, stream.to, IPERF3_SECONDS) for _ in range(n)]
-        return ([stream.size / rate for rate in rates] if stream.sender else []), 0
-
-    return Contender(name, "bound", measure)
 
 
 class Memory:
@@ -253,7 +128,7 @@ class Memory:
         if over_verbs.goes(bench) and not bench.apart:  # MPI would take shared memory
             return
         self.mpi_window = window_of(bench, self.room)
-        self.mpi_window.Lock_all(MPI.MODE_NOCHECK)
+        self.mpi_window.Lock_all(mpi().MODE_NOCHECK)
         bench.ends += [self.mpi_window.Unlock_all, self.mpi_window.Free]
 
 
@@ -302,11 +177,6 @@ def verbs_contenders(memory: Memory, stream: Stream) -> Sequence[Contender]:
     if bench.apart:
         found.append(mpi_put(stream, own, memory.mpi_window, waits=False))
     return found
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-R", "--ring", type=nbytes, default=64 << 20, help="bytes that the buffers rotate through")
-    parser.add_argument("-S", "--stream", type=nbytes, default=0, help="bytes of one sample, if more than these")
 
 
 BENCHMARK = Benchmark(

@@ -70,10 +70,6 @@ BENCH_API int64_t bench_put_lat(hpc_window *window, int rank, int peer, int firs
     return wrong;
 }
 
-BENCH_API int bench_prepare(int fd, double timeout) {
-    return bench_prepare_socket(fd, timeout);
-}
-
 /* The same by send and recv on a connected socket: spinning, or blocking in both. state: the samples. Negative: -errno.
  */
 BENCH_API int64_t bench_socket_pair(int fd, int spin, uint64_t *arrived, int rank, int peer, int first,

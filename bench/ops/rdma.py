@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from bench.common.judge import Promise, compare, of_size, sizes
-from bench.common.plots import chunk_name, named_size
-from bench.common.rows import Row
 from bench.ops.remote import exactly, unasked
+from bench.phub.chunk_plots import chunk_name
+from hpcomm.bench.plots import named_size
+from hpcomm.bench.rows import Row
 
 LATENCY, SHARE = 1.25, 0.97
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bench.common.judge import Promise, compare, library, of_size, sizes
-from bench.common.plots import MIB, named_size
-from bench.common.rows import Row
+from hpcomm.bench.plots import MIB, named_size
+from hpcomm.bench.rows import Row
 
 FOOTPRINT = 4.0  # MiB of a rank for 64 peers
 WIRE_BYTES = 4 * MIB  # a shaped link's bucket flatters what is smaller

@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import judge, native, plots
+from bench.common import judge, native
 from bench.common.launch import ROOT, launcher, module_of
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row
 from bench.ops import rdma
+from bench.phub import chunk_plots
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 import guest
@@ -173,7 +175,7 @@ def panels(document: Row) -> list[plots.Draw]:
     draws: list[plots.Draw] = []
     for key, run in document["runs"].items():
         if run["benchmark"] == "chunk_sweep":
-            draws.append(partial(plots.sweep, document=run))
+            draws.append(partial(chunk_plots.sweep, document=run))
             continue
         largest = max(row["size"] for row in run["rows"])
         rows = [row for row in run["rows"] if row["size"] == largest]

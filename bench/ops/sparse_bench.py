@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common.harness import Bench, Benchmark, Contender, has_torch, main
-from bench.common.native import BUILD, address, aligned, with_objects, zeros
+from bench.common.native import BUILD, with_objects
 from hpcomm import NotSupported, kernels
+from hpcomm.bench.arrays import address, aligned, zeros
 
 DELTA = 0.5
 BEST, SCALAR = 0, 1  # hpc_isa

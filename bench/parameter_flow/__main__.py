@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import hpcomm
-from bench.common import plots
 from bench.common.judge import table
 from bench.common.launch import cores
 from bench.common.options import add_output, add_quick, held, write
-from bench.common.rows import Row
 from bench.ops.cluster_bench import UNABLE
 from bench.ops.hosts_bench import rate_of
 from bench.parameter_flow import cost, hosts, shared, times, traffic, trees
 from bench.parameter_flow.cases import APPS, EIGHT, FULL, TINY, WHOLE
 from bench.parameter_flow.hosts import LIMIT
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 from cluster.hosts import Unavailable  # isort: skip - tests is on the path by now
 

@@ -17,8 +17,8 @@ import numpy as np
 import hpcomm
 from bench.common.launch import cores
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row
 from hpcomm import InvalidArgument, topology
+from hpcomm.bench.rows import Row
 from hpcomm.topology.tree_costs import Costs, checked_costs
 from hpcomm.topology.tree_search import search
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from bench.common import plots
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row
 from bench.parameter_flow.libraries import Bytes, Compressor, Missing, compressors
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 from hpcomm.codec import Threshold
 
 GROUP = "compression"

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.common.judge import Promise
-from bench.common.rows import Row
 from bench.ops.hosts_bench import carried
 from bench.parameter_flow.cases import ALEXNET, DENSE, PARTS, QUARTER, Case
 from bench.parameter_flow.times import label
+from hpcomm.bench.rows import Row
 
 GROUP, SIZE, RATE, BURST = "cost", QUARTER, "1gbit", "256k"
 HOSTS, STEPS, CYCLES = 10, 8, 3

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.common.launch import ROOT, attend, mpirun
-from bench.common.rows import Row
 from bench.parameter_flow.cases import Case
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from bench.common.judge import Promise, span
-from bench.common.rows import Row
 from bench.ops.hosts_bench import carried
 from bench.parameter_flow.cases import APPS, DENSE, EIGHT, FOLLOW, LOW, SMOOTH, TINY, UP, Case
 from bench.parameter_flow.times import label, reached
+from hpcomm.bench.rows import Row
 
 from cluster.hosts import HEAD  # isort: skip - tests is on the path by now
 

@@ -27,10 +27,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import hpcomm
-from bench.common import plots
 from bench.common.launch import attend, cores, launched, launcher
 from bench.common.options import add_output, add_ranks, write
-from bench.common.rows import Row
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 RANKS, LIMIT = 8, 900.0  # seconds of all
 KINDS, PIXELS = 10, 64

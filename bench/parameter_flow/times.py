@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.common.judge import Promise, span
-from bench.common.rows import Row
 from bench.ops.hosts_bench import carried
 from bench.parameter_flow.cases import APPS, DENSE, FULL, LOW, UP, Case
+from hpcomm.bench.rows import Row
 
 GROUP, SIZE, RATE, BURST = "time", FULL, "1gbit", "256k"
 HOSTS, STEPS, CYCLES = 8, 40, 3

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from bench.common.judge import Promise
-from bench.common.rows import Row
 from bench.parameter_flow.cases import APPS, DENSE, FULL, LOW, UP, Case
 from bench.parameter_flow.times import aim_of, label, of, reached, training, ways
+from hpcomm.bench.rows import Row
 
 GROUP, SIZE, RATE, BURST = "traffic", FULL, "1gbit", "256k"
 HOSTS, STEPS = 8, 60

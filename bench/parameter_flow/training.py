@@ -23,11 +23,11 @@ from mpi4py import MPI
 
 import hpcomm
 from bench.common.harness import as_rank
-from bench.common.rows import Row
-from bench.common.training import processor
 from bench.ops.hosts_bench import carried
 from bench.parameter_flow.apps import MAKE
 from bench.parameter_flow.cases import APPS, DENSE, FOLLOW, SMOOTH, UP, Case
+from hpcomm.bench.rows import Row
+from hpcomm.bench.training import processor
 
 from factors.model import Batches, dense_options  # isort: skip - examples is on the path by now
 from flow.exchange import RULE  # isort: skip

@@ -22,8 +22,8 @@ from mpi4py import MPI
 import hpcomm
 from bench.common.judge import Promise
 from bench.common.launch import ROOT, attend, mpirun
-from bench.common.rows import Row
 from bench.ops.hosts_bench import carried
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster

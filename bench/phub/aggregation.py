@@ -29,11 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hpcomm
-from bench.common import models, plots
+from bench.common import models
 from bench.common.launch import cores
-from bench.common.native import BUILD, LINE, address, aligned, with_objects, zeros
+from bench.common.native import BUILD, with_objects
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row, ratio
+from hpcomm.bench import plots
+from hpcomm.bench.arrays import LINE, address, aligned, zeros
+from hpcomm.bench.rows import Row, ratio
 from hpcomm.exchange.inside import memory_available
 from hpcomm.plan import Plan
 

@@ -15,12 +15,14 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from bench.common import models, plots
+from bench.common import models
 from bench.common.harness import Bench, Benchmark, Contender, main, nbytes
-from bench.common.rows import Row
-from bench.common.training import Job
-from bench.ops.push_pull import exchange, several
+from bench.phub import chunk_plots
 from bench.phub.placements import Crew
+from hpcomm.bench import plots
+from hpcomm.bench.push_pull import exchange, several
+from hpcomm.bench.rows import Row
+from hpcomm.bench.training import Task
 
 KIB, MIB = 1 << 10, 1 << 20
 CHUNKS = [KIB << shift for shift in range(2, 13)]  # 4 KiB to 4 MiB
@@ -30,7 +32,7 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     options = bench.options
     keys, m = models.flat(size).keys, options.agg_iters or several(size)
     ways = [
-        (plots.chunk_name(chunk, cores, affinity), affinity, cores, chunk)
+        (chunk_plots.chunk_name(chunk, cores, affinity), affinity, cores, chunk)
         for affinity, cores, chunk in product(options.affinity, options.cores, options.chunks)
     ]
     if options.servers:
@@ -40,7 +42,7 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
             for name, affinity, cores, chunk in ways
             if bench.wanted(name)
         ]
-    job = Job(bench, keys, m)
+    job = Task(bench, keys, m)
     return [
         exchange(job, name, chunk, cores=cores, affinity=affinity)
         for name, affinity, cores, chunk in ways
@@ -64,7 +66,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def draw(document: Row, path: Path) -> bool:
-    draws = [partial(plots.sweep, document=document), partial(plots.pairs, document=document)]
+    draws = [partial(chunk_plots.sweep, document=document), partial(chunk_plots.pairs, document=document)]
     return plots.figure(path, draws[: 1 + (len(document["options"]["cores"]) > 1)], plots.title(document))
 
 

@@ -16,11 +16,13 @@ from mpi4py import MPI
 
 import hpcomm
 from bench.common import models
-from bench.common.composites import communicators, composites, gloo
+from bench.common.communicators import communicators
 from bench.common.harness import Bench, Benchmark, Contender, has_torch, main
-from bench.common.training import Job
-from bench.ops.push_pull import add_buffers, exchange, model, settings, sizes
+from bench.ops.push_pull import add_buffers, model, sizes
 from bench.phub.paper import PLACEMENTS
+from hpcomm.bench.composites import composites, gloo
+from hpcomm.bench.push_pull import exchange, settings
+from hpcomm.bench.training import Task
 
 Samples = tuple[list[float], int]
 Measure = Callable[[int], Samples]
@@ -50,14 +52,14 @@ class Crew:
     """
 
     def __init__(self, bench: Bench, servers: int, keys: Sequence[models.Key], m: int = 1) -> None:
-        """servers: ranks that only serve. m: of Job. Collective."""
+        """servers: ranks that only serve. m: of Task. Collective."""
         self._all, self._workers, self._keys = bench, bench.size - servers, keys
         if servers < 0 or self._workers < 1:
             raise SystemExit(f"--servers {servers} of {bench.size} ranks: must be 0 or more, and leave a worker")
         self._contexts: dict[int, hpcomm.Context | None] = {}
         group = self._group(0)
         self.bench = None if group is None else Bench(bench.options, group)
-        self.job = None if self.bench is None else Job(self.bench, keys, m)
+        self.job = None if self.bench is None else Task(self.bench, keys, m)
         if self.bench is not None:
             bench.ends.append(self.bench.close)
 
@@ -84,7 +86,7 @@ class Crew:
         hub: dict[str, Any] = {"placement": placement, **more}
         hub |= {"servers": range(workers, workers + servers)} if servers else {}
 
-        def work(job: Job, n: int) -> Samples:
+        def work(job: Task, n: int) -> Samples:
             made = exchange(job, name, chunk, step=True, cores=cores, hub=hub, context=context)
             found = warmed(made.measure)(n)
             made.close()
@@ -100,13 +102,13 @@ class Crew:
         return Contender(name, "hpcomm", turn)
 
 
-def beside(job: Job) -> Iterator[Contender]:
+def beside(job: Task) -> Iterator[Contender]:
     """What users have instead."""
     crew = job.bench
     for peer in composites(job, communicators(crew)):
         yield Contender(peer.name, peer.role, warmed(peer.measure), peer.close)
     if crew.size > 1 and has_torch() and crew.wanted("Gloo + torch SGD"):
-        peer = gloo(Job(crew, models.flat(4 * job.count).keys, 1))
+        peer = gloo(Task(crew, models.flat(4 * job.count).keys, 1))
         yield Contender(peer.name, peer.role, warmed(peer.measure), peer.close)
 
 

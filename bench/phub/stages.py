@@ -32,15 +32,12 @@ from mpi4py import MPI
 
 import hpcomm
 from bench.common import by_shapes
-from bench.common.composites import Shard, update
 from bench.common.harness import Bench
 from bench.common.layers import Layer
 from bench.common.models import Key
-from bench.common.native import aligned, build, zeros
+from bench.common.native import build
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row
 from bench.common.timed import Trainer
-from bench.common.training import MOMENTUM, RATE, Floats, Job, Reference
 from bench.ops.hosts_bench import Shape, carried, rate_of, shape_of
 from bench.ops.keys_hosts import differing
 from bench.phub.stages_table import (
@@ -58,6 +55,10 @@ from bench.phub.stages_table import (
 )
 from bench.poseidon.networks import NETWORKS
 from bench.torch.step import meet
+from hpcomm.bench.arrays import Floats, aligned, zeros
+from hpcomm.bench.composites import Shard, update
+from hpcomm.bench.rows import Row
+from hpcomm.bench.training import MOMENTUM, RATE, Reference, Task
 
 PAPER = 56.0  # Gb/s of the network of figures 5 and 14
 NETWORKS_OF = "GoogLeNet,Inception-V3,VGG19"
@@ -134,7 +135,7 @@ class Staged(Trainer):
 class ByHpcomm:
     """One stage by an exchange."""
 
-    def __init__(self, ranks: "Ranks", job: Job, layers: Sequence[Layer], seconds: float, stage: str) -> None:
+    def __init__(self, ranks: "Ranks", job: Task, layers: Sequence[Layer], seconds: float, stage: str) -> None:
         self.ranks, self.job, self.stage = ranks, job, stage
         names = [layer.name for layer in layers]
         moves = hpcomm.Rule(ranks.native.bench_keep, fold=ranks.native.bench_take, name="moves")
@@ -177,7 +178,7 @@ class ByHpcomm:
 class ByMpi:
     """One stage by MPI and NumPy, after the backward pass and key by key: nothing overlaps."""
 
-    def __init__(self, ranks: "Ranks", job: Job, layers: Sequence[Layer], seconds: float, stage: str) -> None:
+    def __init__(self, ranks: "Ranks", job: Task, layers: Sequence[Layer], seconds: float, stage: str) -> None:
         self.job, self.seconds, self.stage, self.comm = job, seconds, stage, ranks.comm
         size, rank = job.bench.size, job.bench.rank
         self.on = STAGES.index(stage)
@@ -235,7 +236,7 @@ class ByMpi:
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
-def updated(job: Job, steps: int) -> Floats:
+def updated(job: Task, steps: int) -> Floats:
     """The parameters of each class after so many steps of the rule."""
     expected = Reference(job)
     for _ in range(steps):
@@ -244,7 +245,7 @@ def updated(job: Job, steps: int) -> Floats:
 
 
 class Ranks:
-    """The ranks of one shape. A Job takes it for a bench."""
+    """The ranks of one shape. A Task takes it for a bench."""
 
     def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
         self.options, self.ctx, self.comm = options, ctx, MPI.COMM_WORLD
@@ -253,7 +254,7 @@ class Ranks:
         self.native = ctypes.CDLL(str(path))
         self.native.bench_taken.restype = ctypes.c_uint64
 
-    def turn(self, stack: str, job: Job, layers: Sequence[Layer], seconds: float, stage: str) -> tuple[float, int]:
+    def turn(self, stack: str, job: Task, layers: Sequence[Layer], seconds: float, stage: str) -> tuple[float, int]:
         """Seconds of a step on this rank, and how many values are wrong."""
         given = (self, job, layers, seconds, stage)
         made: ByHpcomm | ByMpi = ByHpcomm(*given) if stack == OURS else ByMpi(*given)
@@ -281,7 +282,7 @@ class Ranks:
         for i, name in enumerate(options.networks):
             layers = NETWORKS[name].make(options.width)
             seconds = NETWORKS[name].seconds(options.width, link, options.stands_for)
-            job = Job(cast(Bench, self), [Key(layer.name, layer.count) for layer in layers], 1)
+            job = Task(cast(Bench, self), [Key(layer.name, layer.count) for layer in layers], 1)
             facts = {"shape": shape.key, "ranks": self.size, "network": name, "keys": len(layers)}
             facts |= {"size": 4 * job.count, "compute": seconds}
             by = {OURS: transport, PLAIN: "MPI"}

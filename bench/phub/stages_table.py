@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.common import plots
-from bench.common.rows import Row, short_library
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row, short_library
 
 COMPUTE, COPY, AGGREGATION, OPTIMIZATION, SYNCHRONIZATION = STAGES = (
     "compute",

@@ -21,9 +21,9 @@ import numpy as np
 
 import hpcomm
 from bench.common.options import add_output, write
-from bench.common.rows import Row
 from bench.phub import paper
 from bench.phub.paper import Deployment, Network
+from hpcomm.bench.rows import Row
 
 CHUNK = 32 << 10  # bytes, PHub's own (section 3.2.3)
 SAME = 5e-3  # of a number: chunks are dealt no more evenly

@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import models, plots
+from bench.common import models
 from bench.common.launch import ROOT, attend, cores, launcher, module_of
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row, named, short_library
 from bench.ops.cluster_bench import UNABLE, Group, start
 from bench.ops.hosts_bench import carried, rate_of
 from bench.phub.paper import PLACEMENTS, each_way
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row, named, short_library
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Cluster, Unavailable

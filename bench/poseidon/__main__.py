@@ -33,7 +33,6 @@ import hpcomm
 from bench.common import by_shapes
 from bench.common.harness import has_torch
 from bench.common.options import write
-from bench.common.rows import Row
 from bench.ops.hosts_bench import Shape, carried
 from bench.poseidon import plots, table
 from bench.poseidon.choice import Choice, Load
@@ -42,6 +41,7 @@ from bench.poseidon.options import options_of, runs, shape_in
 from bench.poseidon.systems import FIGURES
 from bench.poseidon.table import HYBRID, LOSSY, NAMES, OF_ONE, ROLES
 from bench.torch.step import UNABLE, Block, Group, measured
+from hpcomm.bench.rows import Row
 
 WARMUP = 3  # steps: the first one of scheme="auto" goes as matrices, DDP makes its buckets anew in the second
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import hpcomm
-from bench.common.rows import Row
 from bench.torch.step import Group
 from hpcomm import measure
+from hpcomm.bench.rows import Row
 from hpcomm.codec import Factors
 from hpcomm.model import Cluster, Layer, Rates, best_scheme
 from hpcomm.topology import PeerToPeer

@@ -8,13 +8,13 @@ import numpy as np
 
 import hpcomm
 from bench.common.layers import FLOAT, Layer, Network, count
-from bench.common.rows import Row
 from bench.common.timed import RATE, Trainer, joined
 from bench.ops.hosts_bench import Shape, carried
 from bench.poseidon.choice import rates_of
 from bench.poseidon.networks import NETWORKS
 from bench.poseidon.systems import AFTER, FIGURES, LINEAR, PAPER, POSEIDON, WHOLE, Figure
 from bench.torch.step import Group
+from hpcomm.bench.rows import Row
 from hpcomm.codec import Factors, OneBit
 from hpcomm.model import Cluster, Rates, best_scheme
 from hpcomm.model import Layer as Exchanged

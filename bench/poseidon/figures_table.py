@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.common.judge import Promise, span
-from bench.common.rows import Row
 from bench.poseidon.systems import ACCURACY, CONVERGENCE, FIGURES, PAPER, POSEIDON
+from hpcomm.bench.rows import Row
 
 ASKED = 0.9  # of linear, figure 8: VGG19, 1 Gb/s in the place of 10 GbE, eight hosts
 SAID = {  # by the paper's text

@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import plots
-from bench.common.rows import Row
 from bench.ops.hosts_bench import carried
 from bench.poseidon.figures_table import linear, stall
 from bench.poseidon.systems import ACCURACY, AFTER, CONVERGENCE, PAPER, POSEIDON, WFBP, WHOLE
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 COLOURS = {AFTER: "tab:gray", WHOLE: "tab:orange", WFBP: "tab:red", POSEIDON: "tab:blue", PAPER: "tab:cyan"}
 MEAN = 10  # iterations of which a point of a loss is the mean

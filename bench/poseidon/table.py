@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.common.judge import Promise, span, table
-from bench.common.rows import Row, ratio
 from bench.poseidon import figures_table
 from bench.torch.table import ALONE, DDP, cost, median, processor
+from hpcomm.bench.rows import Row, ratio
 
 FP16, POWER, PEER = "DDP, fp16 hook", "DDP, PowerSGD 4", "Gloo all_gather + sgemm"
 HUB, AUTO, SKIPPED, ADAM, ONE_BIT = "hub (WFBP + PS)", "auto", "auto, skip", "Adam's way", "1-bit"

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 import hpcomm
 import hpcomm.torch
 from bench.common.launch import ROOT
-from bench.common.rows import Row
 from bench.poseidon.systems import ACCURACY, CONVERGENCE
 from bench.poseidon.table import AUTO, ONE_BIT
 from bench.torch.step import Group
 from bench.torch.ways import differing
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "examples"))
 import paper_data

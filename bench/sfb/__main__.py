@@ -28,13 +28,13 @@ from bench.common import by_shapes
 from bench.common.harness import as_rank
 from bench.common.launch import ROOT, attend, cores, launched, launcher
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row
 from bench.ops.cluster_bench import UNABLE
 from bench.ops.hosts_bench import Shape, carried, rate_of
 from bench.ops.hosts_bench import shape_of as shape_of_hosts
 from bench.ops.keys_hosts import process_group
 from bench.sfb import plots, table
 from bench.sfb.ranks import Ranks, cases_of
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Unavailable

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common.native import BUILD, address, aligned, with_objects, zeros
+from bench.common.native import BUILD, with_objects
+from hpcomm.bench.arrays import address, aligned, zeros
 
 HEAD = 64  # bytes before the vectors of an update
 RATE = 0.5

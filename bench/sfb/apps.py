@@ -39,13 +39,13 @@ import numpy as np
 from mpi4py import MPI
 
 import hpcomm
-from bench.common import plots
 from bench.common.harness import as_rank
 from bench.common.launch import ROOT, attend, launched, mpirun
 from bench.common.options import add_output, add_quick, held, write
-from bench.common.rows import Row
 from bench.ops.cluster_bench import UNABLE
 from bench.sfb.apps_plots import lines, panels
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "examples"))

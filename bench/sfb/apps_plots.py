@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import plots
-from bench.common.rows import Row
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 NAMES = {"mlr": "MLR", "dml": "DML", "sc": "SC", "sdca": "L2-MLR", "text": "MLR text"}
 PAPER = {

@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import plots
-from bench.common.rows import Row
 from bench.sfb.table import (
     ALL,
     AUTO,
@@ -21,6 +19,8 @@ from bench.sfb.table import (
     median,
     of_name,
 )
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row
 
 STYLES = {ALL: ("tab:blue", "-"), PRODUCT: ("tab:red", "--"), AUTO: ("tab:green", ":")}
 

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 import hpcomm
 from bench.common.harness import has_torch
 from bench.common.launch import cores
-from bench.common.rows import Row
-from bench.common.training import processor
 from bench.sfb.table import ALL, AUTO, DENSE, FOLDED, HUB, ONCE, PEER, PRODUCT, REBUILD, RELAYED, SOME
 from bench.torch.step import meet
 from bench.torch.table import times
 from hpcomm import topology
+from hpcomm.bench.rows import Row
+from hpcomm.bench.training import processor
 from hpcomm.codec import Auto, Factors
 
 Floats = NDArray[np.float32]

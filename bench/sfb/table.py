@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.common.judge import Promise, span, table
-from bench.common.plots import named_size
-from bench.common.rows import Row, ratio
+from hpcomm.bench.plots import named_size
+from hpcomm.bench.rows import Row, ratio
 
 ALL, SOME, RELAYED = "factors to all", "factors to Q", "factors to Q, relayed"
 HUB, PEER = "dense hub", "Gloo all_gather + sgemm"

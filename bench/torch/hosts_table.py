@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from bench.common.judge import Promise, span, table
-from bench.common.rows import Row, ratio
 from bench.torch.table import STEP, median, processor
+from hpcomm.bench.rows import Row, ratio
 
 REACH = 1.15  # what issue 16 asks: of the longer of compute and push_pull, and a layer
 PUSH_PULL, ALL_REDUCE = "push_pull alone", "Gloo all_reduce alone"

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from bench.common.judge import Promise, span, table
-from bench.common.rows import Row, ratio
 from bench.torch.table import ALONE, DDP, median, processor
+from hpcomm.bench.rows import Row, ratio
 
 BY_HAND, WHOLE, STREAM, TOPK = "by hand over Gloo", "hpcomm, whole", "hpcomm, dense fragments", "hpcomm, TopK fragments"
 NAMES = (ALONE, BY_HAND, WHOLE, STREAM, TOPK, DDP)

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 
 import torch
 
-from bench.common.rows import Row
 from bench.ops.hosts_bench import Shape, carried
 from bench.torch import ways as torch_ways
 from bench.torch.models import CASES, Case, count
 from bench.torch.step import Block, Group, measured
 from bench.torch.table import ALONE, DDP, STEP, WAITS
 from bench.torch.ways import Way
+from hpcomm.bench.rows import Row
 
 WAYS = (ALONE, DDP, WAITS, STEP)
 WARMUP = 3  # steps: DDP makes its buckets anew in the second

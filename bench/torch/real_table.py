@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from bench.common.judge import Promise, span, table
-from bench.common.rows import Row, ratio
 from bench.torch.table import ALONE, DDP, STEP, WAITS, cost, median, processor
+from hpcomm.bench.rows import Row, ratio
 
 REAL = "real"  # how models compute, of --computing
 SHARED = 0.6  # of DDP's exchange cost at most, where ranks share a host

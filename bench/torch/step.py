@@ -27,10 +27,10 @@ import hpcomm
 from bench.common.harness import as_rank, has_torch
 from bench.common.launch import attend, cores, launched, launcher, memory
 from bench.common.options import add_output, add_quick, write
-from bench.common.rows import Row
-from bench.common.training import processor
 from bench.torch import table as torch_table
 from bench.torch.table import LOADED
+from hpcomm.bench.rows import Row
+from hpcomm.bench.training import processor
 
 if TYPE_CHECKING:
     from bench.torch.models import Task

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import plots
 from bench.common.judge import Promise, span, table
-from bench.common.rows import Row, ratio
+from hpcomm.bench import plots
+from hpcomm.bench.rows import Row, ratio
 
 ALONE, DDP = "alone", "DDP over Gloo"
 STEP, BACKWARD, WAITS = "hpcomm, step", "hpcomm, backward", "hpcomm, waits"

@@ -1,8 +1,8 @@
-"""The rows that benchmarks write: their ratios and their table. Needs neither MPI nor hpcomm.
+"""The rows that benchmarks write: their ratios and their table.
 
 A row is one contender at one size, times in seconds: size, count, type, name, role, time (mean), algbw, busbw (GB/s),
 wrong, p50, p90, p99, cycles (the median of each cycle), processor (seconds of a rank in each cycle, where they are
-known: the median of the ranks). README.md says how each comes about.
+known: the median of the ranks). docs/bench.md says how each comes about.
 """
 
 import statistics
@@ -59,11 +59,12 @@ def line(cells: Sequence[object]) -> str:
 
 
 def table(rows: list[Row], scale: float) -> list[str]:
-    """Lines of one size. x time: the row's median over that of hpcomm C for bounds, over hpcomm Python's for peers."""
+    """Lines of one size. x time: the row's median over that of hpcomm C for bounds, where it is there, and over hpcomm
+    Python's for peers."""
     ours = {r["name"]: r for r in rows if r["role"] == "hpcomm"}
     lines = []
     for r in rows:
-        base = ours.get("hpcomm C" if r["role"] == "bound" else "hpcomm Python")
+        base = (ours.get("hpcomm C") if r["role"] == "bound" else None) or ours.get("hpcomm Python")
         times = "" if base is None or r["role"] == "hpcomm" else f"{ratio(r, base)[0]:.2f}"
         bandwidths = [f"{r[key]:.2f}" for key in ("algbw", "busbw")]
         latencies = [f"{scale * r[key]:.3f}" for key in ("p50", "p90", "p99")]

@@ -10,6 +10,7 @@ import importlib
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -17,36 +18,30 @@ from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
-from bench.common.harness import Bench, Contender
-from bench.common.native import aligned, zeros
-from bench.common.training import MOMENTUM, RATE, Floats, Job, Reference, Step, message
-from bench.common.wire import afar, path_to
+from .arrays import Floats, aligned, zeros
+from .harness import Bench, Contender
+from .training import MOMENTUM, RATE, Reference, Step, Task
+from .wire import afar, path_to
 
 BLOCK = 1 << 15  # elements: four arrays of them stay in a core's cache
 SCATTER, SCATTER_BLOCK = (f"{call} + update + Allgather" for call in ("Reduce_scatter", "Reduce_scatter_block"))
-Form = Callable[[str, int, MPI.Intracomm], tuple[list[Floats], list[Step]]]  # the parameters, a step for each key
+Form = Callable[[str, int, Any], tuple[list[Floats], list[Step]]]  # the parameters, a step for each key
 
 
 def nothing() -> None:
     pass
 
 
-def communicators(bench: Bench) -> dict[str, MPI.Intracomm]:
-    """Communicators of all ranks, by what is added to the names of their contenders. Where hosts have several ranks
-    Open MPI takes its component han, which sums inside each host first and is not always the faster way."""
-    found = {"": bench.comm}
-    crowded = len(set(bench.hosts)) < bench.size
-    without = "^han" in os.environ.get("OMPI_MCA_coll", "")  # noqa: SIM112 - as mpirun writes it
-    if bench.apart and crowded and not without and "Open MPI" in MPI.Get_library_version():
-        info = MPI.Info.Create()
-        info.Set("ompi_comm_coll_preference", "^han")
-        flat = bench.comm.Dup_with_info(info)
-        info.Free()
-        bench.ends.append(flat.Free)
-        found[", no han"] = flat
-    return found
+def mpi() -> Any:
+    """mpi4py.MPI of a job whose ranks MPI has brought together."""
+    return sys.modules["mpi4py.MPI"]
+
+
+def message(array: Floats, *count: int) -> tuple[object, ...]:
+    """An array in the form that mpi4py takes fastest. Collectives that divide it by ranks get no count."""
+    MPI = mpi()
+    return (MPI.buffer.frombuffer(array) if array.size else MPI.BOTTOM, *count, MPI.FLOAT)
 
 
 def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, rate: float, block: int) -> Step:
@@ -78,7 +73,7 @@ def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, 
 class Composites:
     """The ways by MPI over one job. All share the gradients' arrays, which become their sums, and the scratch."""
 
-    def __init__(self, job: Job, comms: Mapping[str, MPI.Intracomm]) -> None:
+    def __init__(self, job: Task, comms: Mapping[str, Any]) -> None:
         self.job, self.comms = job, comms
         self.size, self.rank = job.bench.size, job.bench.rank
         self.rate = RATE / self.size
@@ -120,7 +115,7 @@ class Composites:
         params = self.job.params()
         velocities = [zeros(key.count) for key in self.job.keys]
 
-        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int, comm: Any) -> tuple[list[Floats], list[Step]]:
             return params, [
                 self._allreduce(comm, g, update(p, v, g, self.scratch, self.rate, block))
                 for g, p, v in zip(self.gradients, params, velocities, strict=True)
@@ -128,11 +123,11 @@ class Composites:
 
         return steps_of
 
-    def _allreduce(self, comm: MPI.Intracomm, gradient: Floats, apply: Step) -> Step:
-        receive = message(gradient, gradient.size)
+    def _allreduce(self, comm: Any, gradient: Floats, apply: Step) -> Step:
+        in_place, receive = mpi().IN_PLACE, message(gradient, gradient.size)
 
         def step() -> None:
-            comm.Allreduce(MPI.IN_PLACE, receive)
+            comm.Allreduce(in_place, receive)
             apply()
 
         return step
@@ -143,7 +138,7 @@ class Composites:
         root = self.rank == 0
         velocities = [zeros(key.count if root else 0) for key in self.job.keys]
 
-        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int, comm: Any) -> tuple[list[Floats], list[Step]]:
             return params, [
                 self._reduce(comm, g, p, update(p, v, g, self.scratch, self.rate, block) if root else nothing)
                 for g, p, v in zip(self.gradients, params, velocities, strict=True)
@@ -151,9 +146,9 @@ class Composites:
 
         return steps_of
 
-    def _reduce(self, comm: MPI.Intracomm, gradient: Floats, params: Floats, apply: Step) -> Step:
+    def _reduce(self, comm: Any, gradient: Floats, params: Floats, apply: Step) -> Step:
         mine = message(gradient, gradient.size)
-        send, receive = (MPI.IN_PLACE, mine) if self.rank == 0 else (mine, None)
+        send, receive = (mpi().IN_PLACE, mine) if self.rank == 0 else (mine, None)
         whole = message(params, params.size)
 
         def step() -> None:
@@ -169,7 +164,7 @@ class Composites:
         shards = [Shard(array.size, self.size, self.rank) for array in params]
         sums, velocities = ([zeros(shard.count) for shard in shards] for _ in range(2))
 
-        def steps_of(name: str, block: int, comm: MPI.Intracomm) -> tuple[list[Floats], list[Step]]:
+        def steps_of(name: str, block: int, comm: Any) -> tuple[list[Floats], list[Step]]:
             found = []
             for k, shard in enumerate(shards):
                 own = params[k][shard.start : shard.start + shard.count]
@@ -182,7 +177,7 @@ class Composites:
 
     def _reduce_scatter(
         self,
-        comm: MPI.Intracomm,
+        comm: Any,
         shard: "Shard",
         own: Floats,
         summed: Floats,
@@ -196,17 +191,19 @@ class Composites:
             gather, whole = comm.Allgather, message(params)
         else:
             gather = comm.Allgatherv
-            whole = (MPI.buffer.frombuffer(params), (counts, shard.starts), MPI.FLOAT)
+            whole = (mpi().buffer.frombuffer(params), (counts, shard.starts), mpi().FLOAT)
+
+        in_place = mpi().IN_PLACE
 
         def step() -> None:
             comm.Reduce_scatter(send, receive, counts)
             apply()
-            gather(MPI.IN_PLACE, whole)
+            gather(in_place, whole)
 
         def step_of_equals() -> None:
             comm.Reduce_scatter_block(send, receive)
             apply()
-            gather(MPI.IN_PLACE, whole)
+            gather(in_place, whole)
 
         return step_of_equals if even else step
 
@@ -234,7 +231,7 @@ def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
         folder = bench.comm.bcast(tempfile.mkdtemp() if bench.rank == 0 else None)
         store = f"file://{folder}/gloo"
     if interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.putenv("GLOO_SOCKET_IFNAME", interface)  # Gloo's own code in C++ reads it
     dist.init_process_group("gloo", init_method=store, rank=bench.rank, world_size=bench.size)
 
     def close() -> None:
@@ -246,7 +243,7 @@ def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
     return torch, dist, close
 
 
-def gloo(job: Job) -> Contender:
+def gloo(job: Task) -> Contender:
     """torch.distributed's Gloo and torch's fused SGD, over keys one by one."""
     bench = job.bench
     torch, dist, close = gloo_group(bench)
@@ -277,22 +274,22 @@ class Sums(Reference):
         self._params[: self.job.classes] = self.job.total[: self.job.classes]
 
 
-def alone(job: Job, name: str, summed: Sequence[Floats], step: Step, close: Step = nothing) -> Contender:
+def alone(job: Task, name: str, summed: Sequence[Floats], step: Step, close: Step = nothing) -> Contender:
     return Contender(name, "peer", job.turn(step, summed, lambda: summed, reference=Sums(job)), close)
 
 
-def allreduce_alone(job: Job, name: str, comm: MPI.Intracomm) -> Contender:
+def allreduce_alone(job: Task, name: str, comm: Any) -> Contender:
     summed = [zeros(key.count) for key in job.keys]
-    parts, allreduce = [message(array, array.size) for array in summed], comm.Allreduce
+    parts, allreduce, in_place = [message(array, array.size) for array in summed], comm.Allreduce, mpi().IN_PLACE
 
     def step() -> None:
         for part in parts:
-            allreduce(MPI.IN_PLACE, part)
+            allreduce(in_place, part)
 
     return alone(job, name, summed, step)
 
 
-def gloo_alone(job: Job) -> Contender:
+def gloo_alone(job: Task) -> Contender:
     torch, dist, close = gloo_group(job.bench)
     summed = [zeros(key.count) for key in job.keys]
     tensors = [torch.from_numpy(array) for array in summed]
@@ -304,6 +301,6 @@ def gloo_alone(job: Job) -> Contender:
     return alone(job, "Gloo all_reduce alone", summed, step, close)
 
 
-def composites(job: Job, comms: Mapping[str, MPI.Intracomm]) -> Sequence[Contender]:
+def composites(job: Task, comms: Mapping[str, Any]) -> Sequence[Contender]:
     """All that are wanted and can be had."""
     return list(Composites(job, comms).contenders())

@@ -3,11 +3,10 @@
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.common.rows import Row, where
+from .rows import Row, where
 
 MIB = 1 << 20
 STYLES = {"hpcomm": ("-", 2.4), "peer": ("--", 1.4), "bound": (":", 1.8)}
@@ -106,59 +105,6 @@ def bars(axis: Any, rows: Sequence[Row], heading: str) -> None:
     axis.set(title=heading, xlabel="time (ms)")
 
 
-def chunk_name(chunk: int, cores: int = 0, affinity: str = "key") -> str:
-    """The contender of chunk_sweep."""
-    return f"hpcomm Python, chunks of {named_size(chunk)}{_way(cores, affinity)}"
-
-
-def _way(cores: int, affinity: str) -> str:
-    pairs = f", {cores} QP{'' if cores == 1 else 's'}" if cores else ""
-    return pairs + (", by worker" if affinity == "worker" else "")
-
-
-def sweep(axis: Any, document: Row) -> None:
-    """Time over chunk size, of chunk_sweep's largest buffer; a line for each number of queue pairs and affinity."""
-    options = document["options"]
-    size = max(row["size"] for row in document["rows"])
-    found = {row["name"]: row for row in document["rows"] if row["size"] == size}
-    for cores, affinity in product(options.get("cores", [0]), options.get("affinity", ["key"])):
-        points = [(chunk, found.get(chunk_name(chunk, cores, affinity))) for chunk in sorted(options["chunks"])]
-        own = [(chunk, row) for chunk, row in points if row is not None]
-        if not own:
-            continue
-        at, rows = zip(*own, strict=True)
-        low, high = ([1e3 * of(row["cycles"]) for row in rows] for of in (min, max))
-        label = _way(cores, affinity).removeprefix(", ") or None
-        drawn = axis.plot(at, [milliseconds(row) for row in rows], "-o", linewidth=2, label=label)
-        axis.fill_between(at, low, high, alpha=0.2, color=drawn[0].get_color())
-        if label:
-            axis.legend(fontsize="small")
-    axis.set_xscale("log", base=2)
-    ticks(axis, options["chunks"])
-    axis.set_ylim(bottom=0)
-    axis.set(title=f"push_pull of {named_size(size)} (band: all cycles)", xlabel="chunk", ylabel="time (ms)")
-    axis.grid(alpha=0.3)
-
-
-def pairs(axis: Any, document: Row) -> None:
-    """Exchanges a second of all workers over the number of queue pairs, of chunk_sweep's largest buffer (PHub, figure
-    16, right); a line for each chunk size and affinity."""
-    options = document["options"]
-    size, workers = max(row["size"] for row in document["rows"]), document["ranks"] - options.get("servers", 0)
-    found = {row["name"]: row for row in document["rows"] if row["size"] == size}
-    for affinity, chunk in product(options.get("affinity", ["key"]), sorted(options["chunks"])):
-        points = [(cores, found.get(chunk_name(chunk, cores, affinity))) for cores in sorted(options["cores"])]
-        own = [(cores, 1e3 * workers / milliseconds(row)) for cores, row in points if row is not None]
-        if own:
-            axis.plot(*zip(*own, strict=True), "-o", linewidth=2, label=named_size(chunk) + _way(0, affinity))
-    axis.set_xticks(sorted(options["cores"]))
-    axis.set_ylim(bottom=0)
-    title = f"push_pull of {named_size(size)} by {workers} workers"
-    axis.set(title=title, xlabel="queue pairs of a worker", ylabel="exchanges/s, all workers")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize="small")
-
-
 def rates(axis: Any, rows: Sequence[Row], heading: str) -> None:
     """GB/s of each contender of one size; between hosts and within one lie two orders of magnitude."""
     colours = {"hpcomm": "tab:blue", "peer": "tab:red", "bound": "black"}
@@ -172,19 +118,31 @@ def rates(axis: Any, rows: Sequence[Row], heading: str) -> None:
     axis.set(title=heading, xlabel="GB/s (logarithmic)" if wide else "GB/s")
 
 
-def limits(document: Row, path: Path) -> bool:
-    rows = document["rows"]
-    largest = max(row["size"] for row in rows)
-    chosen = [row for row in rows if row["size"] == largest]
-    heading = f"what bounds this machine, {named_size(largest)}"
-    return figure(path, [lambda axis: rates(axis, chosen, heading)], title(document))
-
-
-def benchmark(document: Row, path: Path) -> bool:
-    """The plot of a benchmark that has none of its own."""
+def panel(document: Row) -> Draw:
+    """The figure of a benchmark that has none of its own: lines over size, or bars of its one size."""
     rows, name = document["rows"], document["benchmark"]
     sizes = {row["size"] for row in rows}
     if len(sizes) == 1:
-        heading = f"{name}, {named_size(*sizes)}"
-        return figure(path, [lambda axis: bars(axis, rows, heading)], title(document))
-    return figure(path, [lambda axis: over_size(axis, rows, name, "time (us)", microseconds)], title(document))
+        return lambda axis: bars(axis, rows, f"{name}, {named_size(*sizes)}")
+    return lambda axis: over_size(axis, rows, name, "time (us)", microseconds)
+
+
+def panel_of_rates(document: Row) -> Draw:
+    """The rates of the largest size."""
+    largest = max(row["size"] for row in document["rows"])
+    chosen = [row for row in document["rows"] if row["size"] == largest]
+    return lambda axis: rates(axis, chosen, f"{document['benchmark']}, {named_size(largest)}")
+
+
+def limits(document: Row, path: Path) -> bool:
+    return figure(path, [panel_of_rates(document)], title(document))
+
+
+def benchmark(document: Row, path: Path) -> bool:
+    return figure(path, [panel(document)], title(document))
+
+
+def together(documents: Sequence[Row], path: Path) -> bool:
+    """All benchmarks in one picture."""
+    draws = [panel_of_rates(one) if "adapters" in one else panel(one) for one in documents]
+    return figure(path, draws, title(documents[0]))

@@ -1,4 +1,4 @@
-"""The job that every contender of push_pull does: the same gradients on the same rank, and what must come of them.
+"""The task that every contender of push_pull does: the same gradients on the same rank, and what must come of them.
 
 Elements fall into PERIOD classes. All elements of a class have the same gradient and the same parameter, so a NumPy
 reference of PERIOD elements says what each parameter must be after any number of steps. Gradients are whole numbers,
@@ -13,32 +13,42 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from mpi4py import MPI
-from numpy.typing import NDArray
 
-from bench.common.harness import Bench
-from bench.common.models import Key
-from bench.common.native import address, aligned
+from .arrays import Floats, aligned, repeat, wrong_classes
 
 PERIOD = 4093  # as in queue.c; a prime: data that lands a power of two off is wrong
 RATE, MOMENTUM = 2.0**-6, 0.5
-Floats = NDArray[np.float32]
 Step = Callable[[], object]
 
 
-class Job:
+@dataclass(frozen=True)
+class FlatKey:
+    """One array of a model."""
+
+    name: str
+    count: int  # float32 elements
+
+
+def rounds(bench: Any) -> str:
+    """Why means over the ranks of a run are not exact, or ""."""
+    return f"{bench.size} ranks: answers are exact for 1, 2, 4, 8 ... ranks only" if bench.size & bench.size - 1 else ""
+
+
+class Task:
     """Keys, this rank's gradients of them, and the sum of all ranks' gradients by class.
 
     Attributes:
+        bench: a harness.Bench.
         gradients: by key; every contender starts from a copy of these.
         m: operations of one sample, all with the same gradients.
     """
 
-    def __init__(self, bench: Bench, keys: Sequence[Key], m: int) -> None:
-        if bench.size & (bench.size - 1):
-            raise SystemExit(f"{bench.size} ranks: answers are exact for 1, 2, 4, 8 ... ranks only")
+    def __init__(self, bench: Any, keys: Sequence[FlatKey], m: int) -> None:
+        if refused := rounds(bench):
+            raise SystemExit(refused)
         self.bench, self.keys, self.m = bench, keys, m
         self.count = sum(key.count for key in keys)
         self.shifts = [61 * k % PERIOD for k in range(len(keys))]
@@ -54,7 +64,7 @@ class Job:
         """New arrays of all keys, every element with its class's value of tile."""
         made = [aligned(key.count) for key in self.keys]
         for array, shift in zip(made, self.shifts, strict=True):
-            _repeat(array, np.roll(tile, -shift))
+            repeat(array, np.roll(tile, -shift))
         return made
 
     def params(self) -> list[Floats]:
@@ -154,7 +164,7 @@ def processor() -> float:
 class Reference:
     """What one contender's parameters must be, by NumPy, class by class."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Task) -> None:
         self.job = job
         self._params = job.start.copy()
         self._velocity, self._scratch = np.zeros((2, job.classes), np.float32)
@@ -177,24 +187,7 @@ class Reference:
 
     def wrong(self, params: Sequence[Floats]) -> int:
         """How many elements are not what they must be."""
-        expected = np.concatenate((self._params, self._params))
-        native = self.job.bench.native
         return sum(
-            int(native.bench_wrong_model(address(array), array.size, address(expected[shift:])))
+            wrong_classes(array, np.roll(self._params, -shift))
             for array, shift in zip(params, self.job.shifts, strict=True)
         )
-
-
-def _repeat(array: Floats, tile: Floats) -> None:
-    """Fills array with tile, over and over."""
-    done = min(tile.size, array.size)
-    array[:done] = tile[:done]
-    while done < array.size:
-        more = min(done, array.size - done)
-        array[done : done + more] = array[:more]
-        done += more
-
-
-def message(array: Floats, *count: int) -> tuple[object, ...]:
-    """An array in the form that mpi4py takes fastest. Collectives that divide it by ranks get no count."""
-    return (MPI.buffer.frombuffer(array) if array.size else MPI.BOTTOM, *count, MPI.FLOAT)

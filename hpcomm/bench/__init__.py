@@ -1,0 +1,24 @@
+"""The benchmarks of `hpcomm bench`: what this machine and its links could do, and what hpcomm makes of them.
+
+Each benchmark is one file here that fills a harness.Benchmark, and finds its row in TABLE. The benchmarks of the papers
+are in the repository's folder bench, which builds on these files.
+"""
+
+import importlib
+from typing import Any
+
+# A line of help for each benchmark, which is the module of the same name; all run in this order.
+TABLE = {
+    "limits": "memory, links between hosts, and PCIe: what they can do, with hpcomm beside it",
+    "loopback": "put between two ranks of one host, by each transport",
+    "put_lat": "latency of put_signal -> wait_signal, one way",
+    "put_bw": "bandwidth of put between ranks 0 and 1",
+    "push_pull": "gradients of all ranks in, updated parameters out",
+    "queue": "a step of NOTIFY-ACK: send to a neighbour, average with another",
+    "sparse": "push_pull of updates of which a threshold keeps a part",
+}
+
+
+def find(name: str) -> Any:
+    """The harness.Benchmark of a name in TABLE."""
+    return importlib.import_module(f".{name}", __name__).BENCHMARK

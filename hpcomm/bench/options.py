@@ -1,0 +1,20 @@
+"""Options of all benchmarks: where the figures go."""
+
+import argparse
+from pathlib import Path
+
+
+def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress: bool = True) -> None:
+    """plot: what is drawn; "" for nothing. progress: the benchmark says how far it is (bench.common.launch.attend)."""
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
+    if plot:
+        parser.add_argument("--plot", type=Path, help=f"draw the {plot} into this file (needs matplotlib)")
+    if progress:
+        parser.add_argument("--progress", type=Path, help=argparse.SUPPRESS)  # a file that says which part is done
+
+
+def write(options: argparse.Namespace, text: str) -> None:
+    """The JSON, to the file that -J names."""
+    if options.output_file is not None:
+        options.output_file.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,210 @@
+"""queue: a step of NOTIFY-ACK, send to the out-neighbours and average with the in-neighbours, beside mpi4py and NumPy.
+
+The graph is circulant: rank r receives from r - k and sends to r + k for each k of --graph. Every step a rank touches a
+few of its values first, as training would, so that no update equals the one before it; a model of all ranks says what
+every element must be, bit for bit: values start as whole numbers that repeat every PERIOD elements, and every step
+touches one element of each period (bench/ops/queue.c has the same in C).
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from . import arrays
+from .arrays import Floats
+from .composites import mpi
+from .harness import Bench, Benchmark, Contender
+
+PERIOD = 4093  # a prime: data that lands a power of two off is wrong
+BLOCK = 1 << 15  # elements: three arrays of them stay in a core's cache
+
+
+def _start(rank: int) -> Floats:
+    values: Floats = (arrays.words(PERIOD, rank * PERIOD) % np.uint64(65536)).astype(np.float32)
+    return values
+
+
+class Circulant:
+    """This rank's neighbours, and the model of what every rank must hold."""
+
+    def __init__(self, bench: Any, size: int) -> None:
+        """bench: a harness.Bench."""
+        self.bench, self.count = bench, size // 4
+        self.offsets = np.array(bench.options.graph, np.intc)
+        if len({k % bench.size for k in bench.options.graph} - {0}) < self.offsets.size:
+            raise SystemExit(
+                f"queue: --graph {bench.options.graph} names a neighbour of {bench.size} ranks twice, or oneself"
+            )
+        self.in_peers = [int(bench.rank - k) % bench.size for k in self.offsets]
+        self.out_peers = [int(bench.rank + k) % bench.size for k in self.offsets]
+        self.weight = 1.0 / (self.offsets.size + 1)
+
+    def fill(self, x: Floats) -> None:
+        """The values of this rank before the first step."""
+        arrays.repeat(x, _start(self.bench.rank))
+
+    def touch(self, x: Floats, step: int) -> None:
+        self.touch_of(self.bench.rank, x, step)
+
+    def touch_of(self, rank: int, x: Floats, step: int) -> None:
+        """What a rank changes of its values before a step."""
+        x[step * 61 % PERIOD :: PERIOD] += np.float32(1 + arrays.word(step * 64 + rank) % 255)
+
+    def advance(self, model: Floats, step: int, sum_first: bool) -> Floats:
+        """The model of every rank, float32 (ranks, period), a step further. sum_first: (own + theirs + ...) * weight,
+        as NumPy code would; else own * weight + theirs * weight + ..., as a queue's reduce does."""
+        weight, ranks = np.float32(self.weight), self.bench.size
+        for rank in range(ranks):
+            self.touch_of(rank, model[rank], step)
+        found: Floats = model.copy() if sum_first else model * weight
+        for k in self.offsets:
+            theirs = model[(np.arange(ranks) - k) % ranks]
+            found += theirs if sum_first else theirs * weight
+        if sum_first:
+            found *= weight
+        return found
+
+    def steps(self, run: Callable[[int, int, int], list[float]], values: Callable[[], Floats], sum_first: bool) -> Any:
+        """measure of a contender. run(step, samples, m) makes samples of m steps, from the given one on."""
+        model = np.stack([_start(rank) for rank in range(self.bench.size)])
+        done, spoil = 0, self.bench.options.plant
+
+        def measure(n: int) -> tuple[list[float], int]:
+            nonlocal model, done, spoil
+            if spoil and self.bench.rank == 0:
+                values()[self.count // 2] += 1
+            spoil = False
+            m = self.bench.options.agg_iters
+            run(done, 1, 1)  # not timed: all are here when it is over
+            seconds = run(done + 1, n, m)
+            for step in range(done, done + 1 + n * m):
+                model = self.advance(model, step, sum_first)
+            done += 1 + n * m
+            if not self.bench.options.check:
+                return seconds, 0
+            return seconds, arrays.wrong_classes(values(), model[self.bench.rank])
+
+        return measure
+
+
+def timed(step_once: Callable[[int], None]) -> Callable[[int, int, int], list[float]]:
+    """run of a contender whose step is Python."""
+
+    def run(step: int, n: int, m: int) -> list[float]:
+        seconds, clock = [], time.perf_counter
+        before = clock()
+        for _ in range(n):
+            for _ in range(m):
+                step_once(step)
+                step += 1
+            now = clock()
+            seconds.append((now - before) / m)
+            before = now
+        return seconds
+
+    return run
+
+
+def hpcomm_python(graph: Circulant) -> Contender:
+    queue = graph.bench.context.receive_queue(
+        graph.in_peers, graph.out_peers, (graph.count,), np.float32, depth=1, buffers=2
+    )
+    x = queue.acquire()
+    graph.fill(x)
+
+    def step_once(step: int) -> None:
+        nonlocal x
+        graph.touch(x, step)
+        for peer in graph.out_peers:
+            queue.send(peer, x)
+        following = queue.acquire()
+        queue.reduce(x, out=following)
+        x = following
+
+    return Contender("hpcomm Python", "hpcomm", graph.steps(timed(step_once), lambda: x, False))
+
+
+def mpi_numpy(graph: Circulant, blocks: bool) -> Contender:
+    """Irecv, Isend, Waitall, then NumPy: over whole arrays as one writes it, or in blocks, which the cache likes."""
+    x = np.empty(graph.count, np.float32)
+    received = [np.zeros(graph.count, np.float32) for _ in graph.in_peers]
+    graph.fill(x)
+    comm, weight, real = graph.bench.comm, np.float32(graph.weight), mpi().FLOAT
+    waitall = mpi().Request.Waitall
+    step_size = BLOCK if blocks else max(1, graph.count)
+    parts = [
+        (x[at : at + step_size], [theirs[at : at + step_size] for theirs in received])
+        for at in range(0, graph.count, step_size)
+    ]
+
+    def step_once(step: int) -> None:
+        graph.touch(x, step)
+        requests = [comm.Irecv([into, real], peer) for into, peer in zip(received, graph.in_peers, strict=True)]
+        requests += [comm.Isend([x, real], peer) for peer in graph.out_peers]
+        waitall(requests)
+        for own, others in parts:
+            for theirs in others:
+                np.add(own, theirs, out=own)
+            np.multiply(own, weight, out=own)
+
+    name = "mpi4py + NumPy in blocks" if blocks else "mpi4py + NumPy"
+    return Contender(name, "peer", graph.steps(timed(step_once), lambda: x, True))
+
+
+def fold_alone(graph: Circulant) -> Contender:
+    """The same fold on every rank with nobody to wait for and nothing sent."""
+    own, other, out = (arrays.zeros(graph.count) for _ in range(3))
+    graph.fill(own)
+    graph.fill(other)
+    inputs = [own] + [other] * graph.offsets.size
+    checked = not graph.bench.options.check
+
+    def fold(step: int) -> None:
+        _core.fold(out, inputs, [graph.weight] * len(inputs))
+
+    def measure(n: int) -> tuple[list[float], int]:
+        nonlocal checked
+        seconds, wrong = timed(fold)(0, n, graph.bench.options.agg_iters), 0
+        if not checked:
+            weight = np.float32(graph.weight)
+            expected = own * weight
+            for _ in graph.in_peers:
+                expected += other * weight
+            wrong, checked = arrays.wrong(out, expected), True
+        return seconds, wrong
+
+    return Contender("fold alone (bound)", "bound", measure)
+
+
+def contenders(bench: Bench, size: int) -> Sequence[Contender]:
+    graph = Circulant(bench, size)
+    found = [fold_alone(graph), hpcomm_python(graph)]
+    return [*found, mpi_numpy(graph, blocks=False), mpi_numpy(graph, blocks=True)] if bench.mpi else found
+
+
+def offsets(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-g", "--graph", type=offsets, default=[1], help="in-neighbours, as ranks behind oneself, e.g. 1,2"
+    )
+
+
+BENCHMARK = Benchmark(
+    name="queue",
+    about="NOTIFY-ACK exchange and average over a graph, beside mpi4py's neighbour exchange plus NumPy's average.",
+    dtype="float32",
+    contenders=contenders,
+    defaults={"minbytes": 32 << 20, "maxbytes": 256 << 20, "stepfactor": 8, "iters": 3, "warmup_iters": 1},
+    bus=lambda bench: float(len(bench.options.graph)),
+    options=options,
+    peers=("mpi4py",),
+    refuses=lambda bench: "" if bench.size > 1 else "one rank has no neighbour: start two",
+    quick=("-b", "4M", "-e", "4M", "-n", "2", "-N", "3"),
+)

@@ -1,0 +1,111 @@
+"""The verdict of `hpcomm bench`: the part that hpcomm gives of what memory and links could do, in plain sentences."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .rows import Row
+
+# hpcomm's row of limits: the place, the bound beside it, and the words for both.
+WITHIN = {
+    "hpcomm put, shm": ("memory", "memory copy, one rank (bound)", "put over shared memory", "a copy by one rank"),
+    "hpcomm fold of 2, all ranks": ("add", "add by NumPy, all ranks (bound)", "the fold", "an add by NumPy"),
+    "hpcomm put, loopback": ("loopback", "loopback, socket stream (bound)", "put over TCP", "a bare socket"),
+}
+PUT = ", hpcomm put"
+BOUNDS = {"iperf3 (bound)": "iperf3", "socket stream (bound)": "a bare socket"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one place could do and what hpcomm gives of it, in bytes a second.
+
+    Attributes:
+        place: "memory of h1", or "h1 -> h2".
+        could, by: the bound that was measured, and by what.
+        gives, what: hpcomm's rate, and of which operation.
+        nic: what the NIC's link carries, as the kernel says; 0: it does not.
+    """
+
+    place: str
+    could: float
+    by: str
+    gives: float
+    what: str
+    nic: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self.gives / self.could
+
+    @property
+    def told(self) -> str:
+        text = f"{self.place}: {self.what} gives {self.ratio:.2f} of the {speed(self.could)} of {self.by}"
+        if self.nic:
+            text += f", which are {self.could / self.nic:.2f} of the {8e-9 * self.nic:g} Gb/s of the NIC"
+        return text
+
+
+def speed(rate: float) -> str:
+    return f"{rate / 1e9:.2f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"
+
+
+def shares(document: Row) -> list[Share]:
+    """The shares that a document of limits has rows for, hosts first and then each way between two."""
+    rates = {row["name"]: row["size"] / statistics.median(row["cycles"]) for row in document["rows"]}
+    found = [
+        Share(f"{place} of {document['host']}", rates[bound], by, rates[name], what)
+        for name, (place, bound, what, by) in WITHIN.items()
+        if name in rates and bound in rates
+    ]
+    for name, rate in rates.items():
+        way = name.removesuffix(PUT)
+        bounds = {f"{way}, {bound}": by for bound, by in BOUNDS.items() if f"{way}, {bound}" in rates}
+        if way in document["ways"] and bounds:
+            best = max(bounds, key=lambda bound: rates[bound])
+            host, interface = document["ways"][way]
+            nic = link(document["adapters"][host], interface)
+            found.append(Share(way, rates[best], bounds[best], rate, "put", nic))
+    return found
+
+
+def link(adapters: Sequence[Row], interface: str) -> float:
+    """Bytes a second of the link of an interface; "": of the fastest RDMA port. 0: not known."""
+    ports = [one["gbits"] for one in adapters if one["name"] == interface or (not interface and ":" in one["name"])]
+    return max(ports, default=0.0) * 1e9 / 8
+
+
+def pcie(document: Row) -> Iterator[str]:
+    """A sentence for each adapter whose slot holds it back."""
+    for host, adapters in document["adapters"].items():
+        for one in adapters:
+            who, slot, gbits = f"{one['name']} of {host}", one["slot_gbits"], one["gbits"]
+            if 0 < slot < gbits:
+                yield f"{who}: its slot, {one['pcie']}, carries {slot:.3g} Gb/s of the {gbits:g} Gb/s of its link"
+            elif 0 < slot < 0.99 * one["most_gbits"]:
+                yield f"{who}: {one['pcie']} carries {slot:.3g} Gb/s, and the device could {one['most_gbits']:.3g}"
+
+
+def summary(found: Sequence[Share]) -> str:
+    """One plain sentence over all places."""
+    links = [share for share in found if " -> " in share.place]
+    if not links:
+        inside = [share for share in found if share.place.startswith("memory")] or list(found)
+        if not inside:
+            return "nothing to compare: one rank alone moves no bytes"
+        return f"This host: hpcomm gives {inside[0].ratio:.2f} of {inside[0].by} ({speed(inside[0].could)})."
+    worst = min(links, key=lambda share: share.ratio)
+    nics = [share.could / share.nic for share in links if share.nic]
+    told = f"This cluster's links give {min(nics):.2f} of the NIC, and hpcomm" if nics else "Between hosts hpcomm"
+    return f"{told} gives {worst.ratio:.2f} of the links (the worst way: {worst.place})."
+
+
+def verdict(document: Row) -> dict[str, Any]:
+    """Of a document of limits: shares, sentences, the least ratio (1.0 where there is none)."""
+    found = shares(document)
+    return {
+        "shares": [{**asdict(share), "ratio": share.ratio} for share in found],
+        "told": [*(share.told for share in found), *pcie(document), summary(found)],
+        "least": min((share.ratio for share in found), default=1.0),
+    }
