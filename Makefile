@@ -17,6 +17,7 @@ SOFTROCE_FLAGS ?=
 DEMO_FLAGS ?=
 CMAKE_FLAGS ?=
 JOBS ?= $(shell expr $$(nproc) + 1)
+TORCH := $(or $(TORCH),torch==2.13.0+cpu)
 UNSANITIZED ?= conformance_large|pieces_pairs
 # A short run has every case of C on a third of its transports and with a fifth of its rounds, by the commit's seed, and not
 # the window of 4 GiB; HPC_TEST_MODES=all is the full one. tests/chosen.py has what is left out of Python's. A program of C
@@ -56,7 +57,7 @@ MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
 FIXED_ADDRESSES = $$(if setarch -R true 2>/dev/null; then echo setarch -R; fi)
 
 .PHONY: help demo test build ctest pytest near map sanitize fuzz cluster softroce cpp bench mpi clean \
-        lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
+        lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck lint-workflows
 
 help:
 	@sed -n '2,8s/^# *//p' Makefile
@@ -123,7 +124,7 @@ bench: $(VENV)/.installed-test $(VENV)-mpich/.installed mpi
 	python -m bench.summary --python $(abspath $(VENV))-mpich/bin/python \
 	    $(patsubst %,--python %,$(wildcard $(abspath $(VENV))-torch/bin/python)) $(BENCH_FLAGS)
 
-lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
+lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck lint-workflows
 lint-ruff: $(VENV)/.installed-dev
 	ruff check .
 	ruff format --check .
@@ -135,6 +136,8 @@ lint-codespell: $(VENV)/.installed-dev
 	codespell
 lint-shellcheck: $(VENV)/.installed-dev
 	shellcheck $(SHELL_FILES)
+lint-workflows: $(VENV)/.installed-dev
+	zizmor --offline --quiet .github
 
 clean:
 	rm -rf build dist $(VENV) $(VENV)-mpich hpcomm.egg-info hpcomm/lib hpcomm/include hpcomm/_*.so
@@ -160,7 +163,7 @@ EXTRAS_dev := test demo
 EXTRAS_test := demo
 NEEDS_demo := NumPy, mpi4py, matplotlib and scikit-learn (100 MB)
 NEEDS_test := NumPy, SciPy, matplotlib, scikit-learn, Numba, mpi4py and pytest (200 MB)
-NEEDS_dev := the packages of the tests, mypy, ruff, clang-format and codespell (250 MB)
+NEEDS_dev := the packages of the tests, mypy, ruff, clang-format, codespell and zizmor (270 MB)
 $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)/bin/python
 	@echo "installing setuptools, cffi, cmake and ninja into $(VENV)"
 	@$(PIP) $(BUILDS)
@@ -174,7 +177,7 @@ $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)
 # PyTorch, without which its tests are skipped: the build for CPUs, as the other one takes gigabytes.
 $(VENV)/.torch: | $(VENV)/bin/python
 	@echo "installing PyTorch for CPUs into $(VENV) (200 MB)"
-	@$(PIP) --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu || \
+	@$(PIP) --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu '$(TORCH)' || \
 	    echo "torch could not be installed: the tests of hpcomm.torch are skipped" >&2
 	@touch $@
 
