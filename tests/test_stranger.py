@@ -241,7 +241,7 @@ def heard_by_another_user(name: str) -> int:
 # ---- tests -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", "shm,tcp"])
 def test_strangers_at_every_listener_change_nothing(transport: str, tmp_path: Path) -> None:
     shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(mpi.free_port())}
     task = Task(__file__, train.__name__, [str(tmp_path), transport], str(tmp_path))
