@@ -19,6 +19,7 @@ DEMO_FLAGS ?=
 WHEEL_FLAGS ?=
 CMAKE_FLAGS ?=
 JOBS ?= $(shell expr $$(nproc) + 1)
+TORCH := $(or $(TORCH),torch==2.13.0+cpu)
 UNSANITIZED ?= conformance_large|pieces_pairs
 # A short run has every case of C on a third of its transports and with a fifth of its rounds, by the commit's seed, and not
 # the window of 4 GiB; HPC_TEST_MODES=all is the full one. tests/chosen.py has what is left out of Python's. A program of C
@@ -58,7 +59,7 @@ MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
 FIXED_ADDRESSES = $$(if setarch -R true 2>/dev/null; then echo setarch -R; fi)
 
 .PHONY: help demo test build ctest pytest near map sanitize fuzz cluster softroce cpp bench wheels mpi clean \
-        lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
+        lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck lint-workflows
 
 help:
 	@sed -n '2,9s/^# *//p' Makefile
@@ -131,7 +132,7 @@ wheels:
 	@build/wheels/tools/bin/$(PIP) -r packaging/wheels/requirements.txt
 	build/wheels/tools/bin/python packaging/wheels/build.py $(WHEEL_FLAGS)
 
-lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck
+lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck lint-workflows
 lint-ruff: $(VENV)/.installed-dev
 	ruff check .
 	ruff format --check .
@@ -143,6 +144,8 @@ lint-codespell: $(VENV)/.installed-dev
 	codespell
 lint-shellcheck: $(VENV)/.installed-dev
 	shellcheck $(SHELL_FILES)
+lint-workflows: $(VENV)/.installed-dev
+	zizmor --offline --quiet .github
 
 clean:
 	rm -rf build dist $(VENV) $(VENV)-mpich hpcomm.egg-info hpcomm/lib hpcomm/include hpcomm/_*.so
@@ -168,7 +171,7 @@ EXTRAS_dev := test demo
 EXTRAS_test := demo
 NEEDS_demo := NumPy, mpi4py, matplotlib and scikit-learn (100 MB)
 NEEDS_test := NumPy, SciPy, matplotlib, scikit-learn, Numba, mpi4py and pytest (200 MB)
-NEEDS_dev := the packages of the tests, mypy, ruff, clang-format and codespell (250 MB)
+NEEDS_dev := the packages of the tests, mypy, ruff, clang-format, codespell and zizmor (270 MB)
 $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)/bin/python
 	@echo "installing setuptools, cffi, cmake and ninja into $(VENV)"
 	@$(PIP) $(BUILDS)
@@ -182,7 +185,7 @@ $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)
 # PyTorch, without which its tests are skipped: the build for CPUs, as the other one takes gigabytes.
 $(VENV)/.torch: | $(VENV)/bin/python
 	@echo "installing PyTorch for CPUs into $(VENV) (200 MB)"
-	@$(PIP) --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu || \
+	@$(PIP) --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu '$(TORCH)' || \
 	    echo "torch could not be installed: the tests of hpcomm.torch are skipped" >&2
 	@touch $@
 

@@ -184,6 +184,31 @@ def test_sizes_that_differ() -> None:
         assert "rank 1 was started with WORLD_SIZE=3, rank 0 with WORLD_SIZE=2" in value["told"]
 
 
+def of_another_version(by: str) -> dict[str, Any]:
+    """How init fails where rank 1 says that it runs another version: by Python's words, or by its address alone."""
+    address = _core.context_address
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ["RANK"] == "1" and by == "words":
+            patch.setattr(_core, "version", lambda: "0.0.9")
+        elif os.environ["RANK"] == "1":
+            version = (9).to_bytes(4, sys.byteorder)  # behind the magic (csrc/transport/objects.h)
+            patch.setattr(_core, "context_address", lambda handle: address(handle)[:4] + version + address(handle)[8:])
+        return fail()
+
+
+@pytest.mark.parametrize("by", ["words", "address"])
+def test_two_versions_refuse_each_other(by: str) -> None:
+    for rank, value in enumerate(mpi.start(torchrun(2), of_another_version, by).values):
+        assert value["kind"] == "ConfigError"
+        assert "\n" not in value["told"]
+        if by == "words":
+            assert f"rank {rank}: init: the ranks run different versions of hpcomm: " in value["told"]
+            assert re.search(rf"{re.escape(_core.version())} \(\d+ B addresses\) on rank 0, 0\.0\.9 ", value["told"])
+        else:
+            assert "rank 1 runs hpcomm 0.0.9 and rank 0 runs 0." in value["told"]
+            assert "install the same version on every host" in value["told"]
+
+
 def test_port_in_use() -> None:
     """The sentence has the port that was tried, and the one that the user knows."""
     port = mpi.free_port()

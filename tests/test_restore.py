@@ -72,6 +72,21 @@ def test_a_damaged_file_sends_all_ranks_to_the_checkpoint_before(tmp_path: Path)
     assert "no checkpoint of step 6 that every rank can load" in told[0]
 
 
+def test_a_file_of_a_newer_format_is_refused_on_every_rank(tmp_path: Path) -> None:
+    """Left out as a torn file is, it would let the job start anew, as if there were no checkpoint."""
+    saved(tmp_path, 2, 2)
+    for path in tmp_path.glob("*.ckpt"):
+        whole = path.read_bytes()
+        assert whole.startswith(b"hpcomm checkpoint 1\n")
+        path.write_bytes(whole.replace(b" 1\n", b" 12\n", 1))
+    told = restored(2, lambda rank: tmp_path)
+    assert told == [told[0]] * 2
+    assert "rank 0 cannot restore: " in told[0]
+    assert "step-000002.rank-000.ckpt has format 12 of checkpoints, and this hpcomm reads format 1" in told[0]
+    with pytest.raises(CheckpointError, match="has format 12"):
+        latest(tmp_path)
+
+
 def test_ranks_agree_on_what_all_of_them_have(tmp_path: Path) -> None:
     """Each has a directory of its own; the newest file of rank 2 has got lost, and half of a file lies about."""
 

@@ -30,13 +30,19 @@ from . import values
 MOST_STEPS = 10**15
 UNCOUNTED = -1
 GIVEN = "given"  # the section of the trainer's values
-_MAGIC = b"hpcomm checkpoint 1\n"
+_FORMAT = 1
+_MAGIC = b"hpcomm checkpoint %d\n" % _FORMAT
+_ANY_MAGIC = re.compile(rb"hpcomm checkpoint (\d+)\n")
 _LINE = 64
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.ckpt(\.part)?")
 _PART = ".part"  # ends the name of a file that is being written
 
 Sections = Mapping[str, Mapping[str, Any]]
 _T = TypeVar("_T")
+
+
+class NewerFormat(CheckpointError):
+    """A file that a newer hpcomm wrote: whole perhaps, so a job must not start anew beside it."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +250,7 @@ def label(path: Path) -> Label:
     """The label of a file that begins and ends where it should; its bits have not been looked at.
 
     Raises:
+        NewerFormat: a newer hpcomm wrote it.
         CheckpointError: it is torn, or cannot be read.
     """
     return _opened(path, lambda file: _head(path, file)).label
@@ -253,6 +260,7 @@ def read(path: Path) -> tuple[Label, dict[str, dict[str, Any]]]:
     """The label and the sections of a file; arrays are read-only views of the file, which stays mapped for them.
 
     Raises:
+        NewerFormat: a newer hpcomm wrote it.
         CheckpointError: it is torn or a bit of it is wrong, or it cannot be read.
     """
 
@@ -284,6 +292,13 @@ def _head(path: Path, file: BinaryIO) -> _Head:
     size = os.fstat(file.fileno()).st_size
     first = file.read(len(_MAGIC) + 8)
     n = int.from_bytes(first[len(_MAGIC) :], "little")
+    begun = _ANY_MAGIC.match(first)
+    if begun is not None and int(begun[1]) > _FORMAT:
+        raise NewerFormat(
+            f"{path} has format {int(begun[1])} of checkpoints, and this hpcomm reads format {_FORMAT}: restore it "
+            "with the hpcomm that wrote it, or, if the file is damaged, move it away",
+            path=path,
+        )
     try:
         if not first.startswith(_MAGIC) or len(first) + n > size:
             raise ValueError

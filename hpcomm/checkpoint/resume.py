@@ -49,7 +49,7 @@ def latest(directory: str | PathLike[str]) -> int | None:
     finds none; restore does.
 
     Raises:
-        CheckpointError: the directory cannot be read.
+        CheckpointError: the directory cannot be read, or has a file in the format of a newer hpcomm.
     """
     folder = files.folder(directory)
     groups, torn = _grouped(folder)
@@ -93,7 +93,8 @@ def restore(
     Raises:
         CheckpointError: no checkpoint of that step can be loaded by all, or its files were saved at different steps of
             the job; or one was complete once and none can be
-            loaded any more; the same sentence on every rank, which says what each rank has. A directory cannot be read.
+            loaded any more; the same sentence on every rank, which says what each rank has. A directory cannot be read,
+            or has a file in the format of a newer hpcomm.
         InvalidArgument: an argument that cannot be. The other ranks raise CheckpointError with the sentence.
         InvalidArgument, ConfigError: as by Exchange.load_state_dict: it is of other keys or another rule.
     """
@@ -244,7 +245,7 @@ def _torn(step: int, made: Mapping[int, int]) -> str:
 
 
 def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[str]]:
-    """The labels of each checkpoint by rank, and why files are left out."""
+    """The labels of each checkpoint by rank, and why files are left out. Raises NewerFormat."""
     groups: dict[Which, dict[int, files.Label]] = {}
     torn = []
     for found in files.listed(folder):
@@ -252,6 +253,8 @@ def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[st
             continue  # being written, or left by a process that was killed: never had its name
         try:
             label = files.label(found.path)
+        except files.NewerFormat:
+            raise
         except CheckpointError as wrong:
             torn.append(str(wrong))
             continue
