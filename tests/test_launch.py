@@ -1,5 +1,6 @@
 """Which ranks there are: what launchers say, communicators of every kind, and ranks that disagree."""
 
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -64,6 +65,13 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NODELIST": "node[07-08]",
 }
+TRAINER = {
+    "PET_NNODES": "4",
+    "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_MASTER_ADDR": "train-node-0-0.train",
+    "PET_MASTER_PORT": "29500",
+}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +98,14 @@ SRUN = {
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": "5"}, 0, launch.Meeting(3, 5, "node07", 20063)),
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 0, None),
         ({"RANK": "0", "WORLD_SIZE": "1"}, 0, None),
+        (TRAINER, 0, launch.Meeting(1, 4, "train-node-0-0.train", 29500)),
+        ({**TRAINER, "PET_NPROC_PER_NODE": "auto"}, 7, launch.Meeting(1, 4, "train-node-0-0.train", 7)),
+        ({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0"}, 0, None),
+        ({**TRAINER, **TORCHRUN}, 0, launch.Meeting(1, 4, "node1", 29500)),  # torchrun has read them
+        ({**TRAINER, **SRUN}, 0, launch.Meeting(3, 4, "node07", 20063)),
+        ({**TORCHRUN, "RANK": "", "JOB_COMPLETION_INDEX": "2"}, 0, launch.Meeting(2, 4, "node1", 29500)),
+        ({**TORCHRUN, "JOB_COMPLETION_INDEX": "2"}, 0, launch.Meeting(1, 4, "node1", 29500)),
+        ({"JOB_COMPLETION_INDEX": "2"}, 0, None),  # tasks of which none knows another
         ({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, 0, None),
         ({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, 0, None),  # a batch script
         ({}, 5, None),
@@ -117,6 +133,10 @@ def test_where_ranks_meet(environ: dict[str, str], port: int, expected: launch.M
         (SRUN, "SLURM_JOB_ID", "SLURM_JOB_ID is not set"),
         ({**SRUN, "SLURM_PROCID": "4"}, "", "SLURM_PROCID='4': must be from 0 to 3"),
         ({**SRUN, "WORLD_SIZE": "8"}, "", "WORLD_SIZE=8, but SLURM_STEP_NUM_TASKS=4"),
+        ({**TORCHRUN, "JOB_COMPLETION_INDEX": "4"}, "RANK", "RANK='4': must be from 0 to 3"),
+        ({**TRAINER, "PET_NPROC_PER_NODE": "2"}, "", "PET_NPROC_PER_NODE=2, but RANK is not set: start several"),
+        ({**TRAINER, "PET_NNODES": "1:4"}, "", "by the PET_ variables of this pod, RANK=1, but WORLD_SIZE='1:4'"),
+        (TRAINER, "PET_MASTER_ADDR", "MASTER_ADDR is not set"),
     ],
 )
 def test_senseless_variables_are_named(environ: dict[str, str], without: str, told: str) -> None:
@@ -257,6 +277,38 @@ def test_bad_variable_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     under(monkeypatch, HPCOMM_TRANSPORT="avian")
     with pytest.raises(hpcomm.ConfigError, match=r"HPCOMM_TRANSPORT='avian'.*shm, verbs, tcp, loop"):
         hpcomm.init()
+
+
+# ---- processes that another system has started ----
+
+
+def appointed(port: int, secret: str) -> list[Any]:
+    """What a worker of Ray or Dask does, though mpirun has started that system; twice, as workers are used again."""
+    seen: list[Any] = []
+    for more in range(2):
+        launch.appoint(int(os.environ["INDEX"]), 2, "127.0.0.1", port + more, secret.encode())
+        with hpcomm.init() as context:
+            seen.append([context.rank, [part.decode() for part in context.allgather(b"%d" % context.rank)]])
+    return [*seen, sum("hpcomm-secret" in link_of(fd) for fd in os.listdir("/proc/self/fd"))]
+
+
+def link_of(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def test_appointed_processes_find_each_other() -> None:
+    left = {"OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "5", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "none"}
+    port = launch.free_port("127.0.0.1")
+    values = mpi.start([{"INDEX": str(i), **left} for i in range(2)], appointed, port, "known to both, " * 2).values
+    assert values == [[[rank, ["0", "1"]], [rank, ["0", "1"]], 1] for rank in range(2)]
+
+
+def test_no_port_of_another_host_is_free() -> None:
+    with pytest.raises(hpcomm.ConfigError, match=r"no port of 192\.0\.2\.1 can be listened at"):
+        launch.free_port("192.0.2.1")
 
 
 # ---- communicators -------------------------------------------------------------------------------------------------

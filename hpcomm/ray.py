@@ -1,0 +1,67 @@
+"""hpcomm.ray: the workers of Ray Train are the ranks of a job.
+
+    from hpcomm.ray import HpcommConfig
+
+    def train_func():
+        ctx = hpcomm.init()        # rank ctx.rank of ctx.size, in the order of Ray's world ranks
+        ...
+
+    four = ScalingConfig(num_workers=4)
+    DataParallelTrainer(train_func, backend_config=HpcommConfig(), scaling_config=four).fit()
+
+Ray starts the processes and carries the secret of each job to them. The gradients travel as between any other ranks:
+over shared memory, RDMA or TCP, and not by Ray's object store.
+"""
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    import ray
+    from ray.train.backend import Backend, BackendConfig
+except ImportError as _missing:
+    raise ImportError("hpcomm.ray needs Ray Train: pip install 'ray[train]'") from _missing
+
+from . import launch
+
+__all__ = ["HpcommConfig"]
+
+
+@dataclass
+class HpcommConfig(BackendConfig):  # type: ignore[misc, unused-ignore]
+    """The backend_config of a DataParallelTrainer whose workers call hpcomm.init().
+
+    port: the TCP port of rank 0's host at which the ranks meet; 0 takes a free one from 20000 to 31999.
+    """
+
+    port: int = 0
+
+    @property
+    def backend_cls(self) -> type:
+        return _RayBackend
+
+
+class _RayBackend(Backend):  # type: ignore[misc, unused-ignore]
+    """Gives the workers their ranks. Ray calls it for each group of workers, so a restart after a failure has a meeting
+    place and a secret of its own."""
+
+    def on_start(self, worker_group: Any, backend_config: HpcommConfig) -> None:
+        """Ray's workers are in the order of their world ranks.
+
+        Raises:
+            ConfigError: rank 0's host has no free port.
+        """
+        host, port = worker_group.execute_single(0, _meeting_place, backend_config.port)
+        secret, size = secrets.token_bytes(32), len(worker_group)
+        told = [
+            worker_group.execute_single_async(rank, launch.appoint, rank, size, host, port, secret)
+            for rank in range(size)
+        ]
+        ray.get(told)
+
+
+def _meeting_place(port: int) -> tuple[str, int]:
+    """This host's address among Ray's nodes, and a port of it; on rank 0."""
+    ip = str(ray.util.get_node_ip_address())
+    return ip, port or launch.free_port(ip)
