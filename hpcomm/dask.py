@@ -49,7 +49,7 @@ def run(
     host = urlsplit(chosen[0]).hostname
     if host is None or any(address.startswith("inproc:") for address in chosen):
         raise InvalidArgument(
-            f"worker {chosen[0]} is a thread of this process: each rank needs its own, as of LocalCluster(processes=True)"
+            f"worker {chosen[0]} shares the client's process: each rank needs its own (LocalCluster(processes=True))"
         )
     port = port or client.run(launch.free_port, host, workers=[chosen[0]])[chosen[0]]
     secret, job = secrets.token_bytes(32), uuid.uuid4().hex
