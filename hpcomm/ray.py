@@ -9,17 +9,24 @@
     four = ScalingConfig(num_workers=4)
     DataParallelTrainer(train_func, backend_config=HpcommConfig(), scaling_config=four).fit()
 
-Ray starts the processes and carries the secret of each job to them. The gradients travel as between any other ranks:
-over shared memory, RDMA or TCP, and not by Ray's object store.
+`python -m hpcomm.ray -n 4 train.py` runs a program as it is. Ray starts the processes and carries the secret of each
+job to them. The gradients travel as between any other ranks: over shared memory, RDMA or TCP, and not by Ray's object
+store.
 """
 
 import secrets
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import click
 
 try:
     import ray
+    from ray.train import ScalingConfig
     from ray.train.backend import Backend, BackendConfig
+    from ray.train.data_parallel_trainer import DataParallelTrainer
 except ImportError as _missing:
     raise ImportError("hpcomm.ray needs Ray Train: pip install 'ray[train]'") from _missing
 
@@ -65,3 +72,24 @@ def _meeting_place(port: int) -> tuple[str, int]:
     """This host's address among Ray's nodes, and a port of it; on rank 0."""
     ip = str(ray.util.get_node_ip_address())
     return ip, port or launch.free_port(ip)
+
+
+@click.command()
+@click.option("-n", "--ranks", type=click.IntRange(1), default=2, show_default=True, help="Workers of Ray, one a rank.")
+@click.argument("program", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("args", nargs=-1)
+def main(ranks: int, program: Path, args: tuple[str, ...]) -> None:
+    """Run PROGRAM as the ranks of a job: on the cluster of RAY_ADDRESS, or on this machine."""
+    code = program.read_text(encoding="utf-8")
+
+    def run() -> None:
+        sys.argv = [str(program), *args]
+        exec(compile(code, str(program), "exec"), {"__name__": "__main__", "__file__": str(program)})
+
+    DataParallelTrainer(run, backend_config=HpcommConfig(), scaling_config=ScalingConfig(num_workers=ranks)).fit()
+
+
+if __name__ == "__main__":
+    from hpcomm.ray import main as imported  # whose classes the workers find by their name
+
+    imported(prog_name="python -m hpcomm.ray")

@@ -1,7 +1,9 @@
 """Which ranks there are: what launchers say, communicators of every kind, and ranks that disagree."""
 
 import os
+import re
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -309,6 +311,53 @@ def test_appointed_processes_find_each_other() -> None:
 def test_no_port_of_another_host_is_free() -> None:
     with pytest.raises(hpcomm.ConfigError, match=r"no port of 192\.0\.2\.1 can be listened at"):
         launch.free_port("192.0.2.1")
+
+
+# ---- examples/launch -------------------------------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples/launch"
+
+
+@pytest.mark.parametrize(
+    ("example", "needs", "told"),
+    [
+        ("dask_run.py", ("distributed",), r"\[\[1\.0, 2\.0, .*8\.0\], \[1\.0, 2\.0, .*8\.0\]\]"),
+        ("ray_train.py", ("ray", "torch"), r"'ranks': 2"),
+    ],
+)
+def test_example_of_another_system(example: str, needs: tuple[str, ...], told: str) -> None:
+    for name in needs:
+        pytest.importorskip(name, reason=f"examples/launch/{example} needs {name}")
+    done = mpi.command(sys.executable, EXAMPLES / example, env={"PYTHONPATH": str(EXAMPLES.parents[1])})
+    assert done.returncode == 0, done.stderr
+    assert re.search(told, done.stdout), (done.stdout, done.stderr)
+
+
+def manifest(name: str, kind: str) -> Any:
+    yaml = pytest.importorskip("yaml", reason="pip install pyyaml reads the manifests")
+    documents = yaml.safe_load_all((EXAMPLES / "k8s" / name).read_text(encoding="utf-8"))
+    return next(document for document in documents if document["kind"] == kind)
+
+
+def test_pods_of_the_indexed_job_find_each_other() -> None:
+    job, service = manifest("job.yaml", "Job"), manifest("job.yaml", "Service")
+    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
+    env = {one["name"]: one.get("value", "") for one in pod["containers"][0]["env"]}
+    assert (job["spec"]["completionMode"], service["spec"]["clusterIP"]) == ("Indexed", "None")
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    size = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == size  # all at once
+    for rank in range(size):
+        meeting = launch.meeting({**env, "JOB_COMPLETION_INDEX": str(rank)})
+        assert meeting == launch.Meeting(rank, size, f"{name}-0.{pod['subdomain']}", 29500)
+
+
+def test_trainjob_has_one_rank_a_pod() -> None:
+    trainer = manifest("trainjob.yaml", "TrainJob")["spec"]["trainer"]
+    told = {"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"])}
+    meeting = launch.meeting({**TRAINER, **told, "PET_NODE_RANK": "3"})
+    assert meeting == launch.Meeting(3, trainer["numNodes"], TRAINER["PET_MASTER_ADDR"], 29500)
 
 
 # ---- communicators -------------------------------------------------------------------------------------------------
