@@ -1,6 +1,6 @@
 """hpcomm.ray: the workers of Ray Train are the ranks of a job.
 
-    from hpcomm.ray import HpcommConfig
+    from hpcomm.ray import DataParallelTrainer, HpcommConfig      # the trainer is Ray's own
 
     def train_func():
         ctx = hpcomm.init()        # rank ctx.rank of ctx.size, in the order of Ray's world ranks
@@ -26,13 +26,13 @@ try:
     import ray
     from ray.train import ScalingConfig
     from ray.train.backend import Backend, BackendConfig
-    from ray.train.data_parallel_trainer import DataParallelTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 except ImportError as _missing:
-    raise ImportError("hpcomm.ray needs Ray Train: pip install 'ray[train]'") from _missing
+    raise ImportError("hpcomm.ray needs Ray Train: pip install 'ray[train]>=2.51'") from _missing
 
 from . import launch
 
-__all__ = ["HpcommConfig"]
+__all__ = ["DataParallelTrainer", "HpcommConfig"]
 
 
 @dataclass

@@ -13,12 +13,12 @@ try:
     import ray.train
     import torch
     from ray.train import ScalingConfig
-    from ray.train.data_parallel_trainer import DataParallelTrainer
+
+    from hpcomm.ray import DataParallelTrainer, HpcommConfig
 except ImportError as missing:
     sys.exit(f"{missing}; this example needs: pip install 'ray[train]' torch")
 
 import hpcomm.torch
-from hpcomm.ray import HpcommConfig
 
 
 def train_func() -> None:
