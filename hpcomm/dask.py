@@ -34,8 +34,8 @@ def run(
 ) -> list[Result]:
     """Calls function(*args) on one thread of each worker, as the ranks of a job, and returns what each rank returned.
 
-    workers: addresses of client.scheduler_info()["workers"], rank 0 first; by default all of them, by address. Each has
-    to be a process of its own, and free: a worker that computes something else is waited for until init's deadline. A
+    workers: addresses of client.nthreads(), rank 0 first; by default all of them, by address. Each has to be a process
+    of its own, and free: a worker that computes something else is waited for until init's deadline. A
     worker is in one job at a time. port: the TCP port of rank 0's host at which the ranks meet; 0 takes a free one from
     20000 to 31999.
 
@@ -43,7 +43,7 @@ def run(
         InvalidArgument: there is no worker, or two of them share a process.
         HpcommError: that of a rank; any other error of function is raised as it is.
     """
-    chosen = list(workers) or sorted(client.scheduler_info(n_workers=-1)["workers"])
+    chosen = list(workers) or sorted(client.nthreads())
     if not chosen:
         raise InvalidArgument("the cluster has no worker: start some, and call client.wait_for_workers(n)")
     host = urlsplit(chosen[0]).hostname
@@ -67,4 +67,7 @@ def _rank(
     rank: int, size: int, host: str, port: int, secret: bytes, function: Callable[..., Result], args: tuple[Any, ...]
 ) -> Result:
     launch.appoint(rank, size, host, port, secret)
-    return function(*args)
+    try:
+        return function(*args)
+    finally:
+        launch.dismiss()

@@ -267,16 +267,21 @@ def free_port(ip: str) -> int:
 def appoint(rank: int, size: int, host: str, port: int, secret: bytes) -> None:
     """Makes this process a rank of a job, for systems that start processes and do not number them: init finds RANK and
     the others in its environment, and the secret in a file that ends with the process."""
-    for name in _OF_LAUNCHERS:
-        os.environ.pop(name, None)
-    while _secrets:
-        os.close(_secrets.pop())
+    dismiss()
     fd = os.memfd_create("hpcomm-secret", os.MFD_CLOEXEC)
     _secrets.append(fd)
     os.fchmod(fd, 0o600)
     os.pwrite(fd, secret, 0)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
     os.environ[variable("secret_file")] = f"/proc/self/fd/{fd}"
+
+
+def dismiss() -> None:
+    """Makes this process a rank of no job, by its environment; the end of appoint for a process that is used again."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", variable("secret_file"), *_OF_LAUNCHERS):
+        os.environ.pop(name, None)
+    while _secrets:
+        os.close(_secrets.pop())
 
 
 # ---- groups --------------------------------------------------------------------------------------------------------

@@ -291,7 +291,13 @@ def appointed(port: int, secret: str) -> list[Any]:
         launch.appoint(int(os.environ["INDEX"]), 2, "127.0.0.1", port + more, secret.encode())
         with hpcomm.init() as context:
             seen.append([context.rank, [part.decode() for part in context.allgather(b"%d" % context.rank)]])
-    return [*seen, sum("hpcomm-secret" in link_of(fd) for fd in os.listdir("/proc/self/fd"))]
+    seen.append(secrets_open())
+    launch.dismiss()
+    return [*seen, secrets_open(), launch.find().size]
+
+
+def secrets_open() -> int:
+    return sum("hpcomm-secret" in link_of(fd) for fd in os.listdir("/proc/self/fd"))
 
 
 def link_of(fd: str) -> str:
@@ -305,7 +311,7 @@ def test_appointed_processes_find_each_other() -> None:
     left = {"OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "5", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "none"}
     port = launch.free_port("127.0.0.1")
     values = mpi.start([{"INDEX": str(i), **left} for i in range(2)], appointed, port, "known to both, " * 2).values
-    assert values == [[[rank, ["0", "1"]], [rank, ["0", "1"]], 1] for rank in range(2)]
+    assert values == [[[rank, ["0", "1"]], [rank, ["0", "1"]], 1, 0, 1] for rank in range(2)]
 
 
 def test_no_port_of_another_host_is_free() -> None:
