@@ -1,5 +1,6 @@
 """Which ranks there are: what launchers say, communicators of every kind, and ranks that disagree."""
 
+import importlib
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ import pytest
 from conftest import thread_worlds
 from told import logs
 
-import hpcomm
+import hpcomm.dask
 from hpcomm import _core, launch
 
 # ---- the environment -----------------------------------------------------------------------------------------------
@@ -312,6 +313,22 @@ def test_appointed_processes_find_each_other() -> None:
     port = launch.free_port("127.0.0.1")
     values = mpi.start([{"INDEX": str(i), **left} for i in range(2)], appointed, port, "known to both, " * 2).values
     assert values == [[[rank, ["0", "1"]], [rank, ["0", "1"]], 1, 0, 1] for rank in range(2)]
+
+
+def test_missing_ray_gives_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "hpcomm.ray", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'ray\[train\]>=2\.51'"):
+        importlib.import_module("hpcomm.ray")
+
+
+@pytest.mark.parametrize(
+    ("workers", "told"), [((), "the cluster has no worker"), (("inproc://10.0.0.1/7/3",), "each rank needs its own")]
+)
+def test_workers_of_dask_that_cannot_be_ranks(workers: tuple[str, ...], told: str) -> None:
+    client: Any = SimpleNamespace(nthreads=lambda: dict.fromkeys(workers, 1))
+    with pytest.raises(hpcomm.InvalidArgument, match=told):
+        hpcomm.dask.run(client, bring_up)
 
 
 def test_no_port_of_another_host_is_free() -> None:
