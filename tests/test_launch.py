@@ -345,7 +345,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples/launch"
     ("example", "needs", "told"),
     [
         ("dask_run.py", ("distributed",), r"\[\[1\.0, 2\.0, .*8\.0\], \[1\.0, 2\.0, .*8\.0\]\]"),
-        ("ray_train.py", ("ray", "torch"), r"'ranks': 2"),
+        ("ray_train.py", ("ray", "torch"), r"2 ranks: loss 0\.0"),
     ],
 )
 def test_example_of_another_system(example: str, needs: tuple[str, ...], told: str) -> None:

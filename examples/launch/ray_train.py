@@ -10,7 +10,6 @@ Ray starts the workers; hpcomm exchanges their gradients.
 import sys
 
 try:
-    import ray.train
     import torch
     from ray.train import ScalingConfig
 
@@ -29,16 +28,17 @@ def train_func() -> None:
         y = x @ torch.arange(1.0, 9.0)
         model = torch.nn.Linear(8, 1)
         inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        with hpcomm.torch.DistributedOptimizer(inner, ctx, model) as optimizer:
-            for _ in range(100):
-                optimizer.zero_grad()
-                loss = torch.nn.functional.mse_loss(model(x).squeeze(1), y)
-                loss.backward()
-                optimizer.step()
-        ray.train.report({"loss": loss.item(), "ranks": ctx.size})
+        optimizer = hpcomm.torch.DistributedOptimizer(inner, ctx, model)
+        for _ in range(100):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x).squeeze(1), y)
+            loss.backward()
+            optimizer.step()
+        optimizer.close()
+        if ctx.rank == 0:
+            print(f"{ctx.size} ranks: loss {loss.item():.3f}")
 
 
 if __name__ == "__main__":
     two = ScalingConfig(num_workers=2)
-    trainer = DataParallelTrainer(train_func, backend_config=HpcommConfig(), scaling_config=two)
-    print(trainer.fit().metrics)
+    DataParallelTrainer(train_func, backend_config=HpcommConfig(), scaling_config=two).fit()
