@@ -309,7 +309,7 @@ def link_of(fd: str) -> str:
 
 
 def test_appointed_processes_find_each_other() -> None:
-    left = {"OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "5", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "none"}
+    left = {"OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "5", "LOCAL_WORLD_SIZE": "8"}
     port = launch.free_port("127.0.0.1")
     values = mpi.start([{"INDEX": str(i), **left} for i in range(2)], appointed, port, "known to both, " * 2).values
     assert values == [[[rank, ["0", "1"]], [rank, ["0", "1"]], 1, 0, 1] for rank in range(2)]
