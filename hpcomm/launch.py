@@ -34,8 +34,16 @@ _RACK_BYTES = 192
 _SETTING = "that of HPCOMM_MASTER_PORT, or of init(master_port=)"
 _OUTGOING = 32768  # the first port that Linux gives to outgoing connections
 _FIRST_PORT, _PORTS = 20000, 12000  # below those of outgoing connections, any of which may be taken
-_OF_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK", "TORCHELASTIC_RUN_ID")
-_OF_LAUNCHERS += ("TORCHELASTIC_USE_AGENT_STORE", "LOCAL_WORLD_SIZE", "HPCOMM_MASTER_PORT")
+_OF_LAUNCHERS = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "LOCAL_WORLD_SIZE",
+    "HPCOMM_MASTER_PORT",
+)
 
 _abandoned: list[object] = []  # buffers of MPI requests whose deadline passed: MPI may still write to them
 _warned: set[str] = set()

@@ -14,6 +14,9 @@ job to them. The gradients travel as between any other ranks: over shared memory
 store.
 """
 
+# Ray has types only where it is installed.
+# mypy: disable-error-code="import-not-found,misc"
+
 import secrets
 import sys
 from dataclasses import dataclass
@@ -36,7 +39,7 @@ __all__ = ["DataParallelTrainer", "HpcommConfig"]
 
 
 @dataclass
-class HpcommConfig(BackendConfig):  # type: ignore[misc, unused-ignore]
+class HpcommConfig(BackendConfig):
     """The backend_config of a DataParallelTrainer whose workers call hpcomm.init().
 
     port: the TCP port of rank 0's host at which the ranks meet; 0 takes a free one from 20000 to 31999.
@@ -49,7 +52,7 @@ class HpcommConfig(BackendConfig):  # type: ignore[misc, unused-ignore]
         return _RayBackend
 
 
-class _RayBackend(Backend):  # type: ignore[misc, unused-ignore]
+class _RayBackend(Backend):
     """Gives the workers their ranks. Ray calls it for each group of workers, so a restart after a failure has a meeting
     place and a secret of its own."""
 
