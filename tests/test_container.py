@@ -48,18 +48,8 @@ def test_windows_need_no_dev_shm_and_no_ptrace(tmp_path: Path) -> None:
         pytest.skip("no unshare or setpriv here; on Debian: apt-get install -y util-linux")
     (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    words = [
-        "unshare",
-        *user,
-        "--mount",
-        "sh",
-        "-c",
-        START,
-        "sh",
-        sys.executable,
-        str(tmp_path / "rank.py"),
-        str(BIGGER),
-    ]
+    words = ["unshare", *user, "--mount", "sh", "-c", START, "sh"]
+    words += [sys.executable, str(tmp_path / "rank.py"), str(BIGGER)]
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(mpi.free_port())}
     ended = mpi.command(*words, env=env)
     if "unshare failed" in ended.stderr or "mount:" in ended.stderr:
