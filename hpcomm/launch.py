@@ -4,15 +4,20 @@ environment.
     comm given              an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]
     mpirun, mpiexec, srun   with PMI: mpi4py's COMM_WORLD (srun without mpi4py: as below)
     torchrun, by hand       RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 listens there
+    Kubernetes' Job         the same, with JOB_COMPLETION_INDEX in the place of RANK
     srun                    SLURM's variables, likewise
+    Kubeflow Trainer        PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR, PET_MASTER_PORT, likewise: one rank a pod
     none of these           a world of one
 
 Where several have left their variables the first counts, but for torchrun, whose processes are its own wherever it runs
-itself. Once init has returned neither MPI nor the communicator is used any more.
+itself. Ray's and Dask's processes get RANK and the others from appoint. Once init has returned neither MPI nor the
+communicator is used any more.
 """
 
 import os
+import random
 import re
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -20,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from . import _core, log
-from .config import Config, read_secret, resolve, unknown_variables
+from .config import Config, read_secret, resolve, unknown_variables, variable
 from .errors import ConfigError, HpcommError, InvalidArgument, NotSupported, Timeout
 
 PIP_MPI4PY = 'pip install "mpi4py>=4"'
@@ -28,9 +33,21 @@ _HELLO_BYTES = 64
 _RACK_BYTES = 192
 _SETTING = "that of HPCOMM_MASTER_PORT, or of init(master_port=)"
 _OUTGOING = 32768  # the first port that Linux gives to outgoing connections
+_FIRST_PORT, _PORTS = 20000, 12000  # below those of outgoing connections, any of which may be taken
+_OF_LAUNCHERS = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "LOCAL_WORLD_SIZE",
+    "HPCOMM_MASTER_PORT",
+)
 
 _abandoned: list[object] = []  # buffers of MPI requests whose deadline passed: MPI may still write to them
 _warned: set[str] = set()
+_secrets: list[int] = []  # the memfd with the secret of the job that appoint has put this process into
 
 
 @runtime_checkable
@@ -115,13 +132,13 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def meeting(environ: Mapping[str, str], port: int = 0) -> Meeting | None:
-    """The place to meet the other ranks by torchrun's variables, else by SLURM's; None when neither has started
-    several. port: instead of what the variables say, if not 0.
+    """The place to meet the other ranks by torchrun's variables, else by SLURM's, else by Kubeflow Trainer's; None when
+    none of them has started several. port: instead of what the variables say, if not 0.
 
     Raises:
         ConfigError: variables are missing or make no sense; the sentence names them.
     """
-    return _by_rank(environ, port) or _by_slurm(environ, port)
+    return _by_rank(environ, port) or _by_slurm(environ, port) or _by_trainer(environ, port)
 
 
 def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most: int) -> int:
@@ -134,7 +151,10 @@ def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most:
 
 
 def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
-    """RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+    """RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. The pods of an indexed Job of Kubernetes have one environment but for
+    JOB_COMPLETION_INDEX, which is the rank where WORLD_SIZE is set and RANK is not."""
+    if env.get("WORLD_SIZE") and not env.get("RANK") and env.get("JOB_COMPLETION_INDEX"):
+        env = {**env, "RANK": env["JOB_COMPLETION_INDEX"]}
     given = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
     if not given or ("RANK" not in given and "SLURM_STEP_ID" in env):  # a batch script may tell WORLD_SIZE alone
         return None
@@ -181,6 +201,29 @@ def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
     return Meeting(rank, size, host, _port_of_step(env), "chosen by SLURM_JOB_ID and SLURM_STEP_ID")
 
 
+def _by_trainer(env: Mapping[str, str], port: int) -> Meeting | None:
+    """The pods of Kubeflow Trainer, whose PET_ variables are arguments of torchrun. A process that has them and no RANK
+    was started without torchrun: it is the only rank of its pod."""
+    if not env.get("PET_NNODES") or not env.get("PET_NODE_RANK"):
+        return None
+    each = env.get("PET_NPROC_PER_NODE", "")
+    if each not in ("", "1", "auto", "cpu", "gpu"):
+        raise ConfigError(
+            f"PET_NPROC_PER_NODE={each}, but RANK is not set: start several processes a pod by torchrun, or one by "
+            "numProcPerNode: 1"
+        )
+    given = {
+        "RANK": env["PET_NODE_RANK"],
+        "WORLD_SIZE": env["PET_NNODES"],
+        "MASTER_ADDR": env.get("PET_MASTER_ADDR", ""),
+        "MASTER_PORT": env.get("PET_MASTER_PORT", ""),
+    }
+    try:
+        return _by_rank(given, port)
+    except ConfigError as error:
+        raise ConfigError(f"by the PET_ variables of this pod, {error}") from None
+
+
 def _port_of_step(env: Mapping[str, str]) -> int:
     """The same for all tasks of a step, and another one for most other steps."""
     step = _number(env, "SLURM_STEP_ID", "srun started this process", 0, 2**32)
@@ -190,7 +233,7 @@ def _port_of_step(env: Mapping[str, str]) -> int:
 
 def _folded(number: int) -> int:
     """A port for a number, below those of outgoing connections, any of which may be taken."""
-    return 20000 + number % 12000
+    return _FIRST_PORT + number % _PORTS
 
 
 def first_host(nodes: str) -> str:
@@ -211,6 +254,42 @@ def rack(env: Mapping[str, str]) -> str:
     """The switches, or the block, above this host in SLURM's tree: "core.rack3" of SLURM_TOPOLOGY_ADDR
     "core.rack3.node17"; "" where SLURM knows none."""
     return env.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
+
+
+def free_port(ip: str) -> int:
+    """A TCP port on which nothing listens at this address of this host.
+
+    Raises:
+        ConfigError: it is no address of this host, or all tries were in vain.
+    """
+    for port in random.SystemRandom().sample(range(_FIRST_PORT, _FIRST_PORT + _PORTS), 64):
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM) as one:
+            try:
+                one.bind((ip, port))
+                return port
+            except OSError as error:
+                why = error.strerror
+    raise ConfigError(f"no port of {ip} can be listened at: {why}")
+
+
+def appoint(rank: int, size: int, host: str, port: int, secret: bytes) -> None:
+    """Makes this process a rank of a job, for systems that start processes and do not number them: init finds RANK and
+    the others in its environment, and the secret in a file that ends with the process."""
+    dismiss()
+    fd = os.memfd_create("hpcomm-secret", os.MFD_CLOEXEC)
+    _secrets.append(fd)
+    os.fchmod(fd, 0o600)
+    os.pwrite(fd, secret, 0)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    os.environ[variable("secret_file")] = f"/proc/self/fd/{fd}"
+
+
+def dismiss() -> None:
+    """Makes this process a rank of no job, by its environment; the end of appoint for a process that is used again."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", variable("secret_file"), *_OF_LAUNCHERS):
+        os.environ.pop(name, None)
+    while _secrets:
+        os.close(_secrets.pop())
 
 
 # ---- groups --------------------------------------------------------------------------------------------------------

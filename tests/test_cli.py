@@ -381,3 +381,18 @@ def test_doctor_whose_rank_0_never_comes() -> None:
         )
     assert done.returncode == 1
     assert re.match("hpcomm doctor: rank 1: init: .*rank 0", done.stderr)
+
+
+def test_doctor_of_a_host_without_a_name() -> None:
+    where = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcomm.cli", "doctor"],
+        env=os.environ | where | {"HPCOMM_INIT_TIMEOUT": "0.5"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    said = "hpcomm doctor: rank 0: init: cannot look up MASTER_ADDR=nowhere.invalid: .*; set MASTER_ADDR to an address"
+    assert re.match(said, done.stderr)

@@ -1,6 +1,10 @@
 """Which ranks there are: what launchers say, communicators of every kind, and ranks that disagree."""
 
+import importlib
+import os
+import re
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 from conftest import thread_worlds
 from told import logs
 
-import hpcomm
+import hpcomm.dask
 from hpcomm import _core, launch
 
 # ---- the environment -----------------------------------------------------------------------------------------------
@@ -64,6 +68,13 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NODELIST": "node[07-08]",
 }
+TRAINER = {
+    "PET_NNODES": "4",
+    "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_MASTER_ADDR": "train-node-0-0.train",
+    "PET_MASTER_PORT": "29500",
+}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +101,14 @@ SRUN = {
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "", "SLURM_NTASKS": "5"}, 0, launch.Meeting(3, 5, "node07", 20063)),
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, 0, None),
         ({"RANK": "0", "WORLD_SIZE": "1"}, 0, None),
+        (TRAINER, 0, launch.Meeting(1, 4, "train-node-0-0.train", 29500)),
+        ({**TRAINER, "PET_NPROC_PER_NODE": "auto"}, 7, launch.Meeting(1, 4, "train-node-0-0.train", 7)),
+        ({**TRAINER, "PET_NNODES": "1", "PET_NODE_RANK": "0"}, 0, None),
+        ({**TRAINER, **TORCHRUN}, 0, launch.Meeting(1, 4, "node1", 29500)),  # torchrun has read them
+        ({**TRAINER, **SRUN}, 0, launch.Meeting(3, 4, "node07", 20063)),
+        ({**TORCHRUN, "RANK": "", "JOB_COMPLETION_INDEX": "2"}, 0, launch.Meeting(2, 4, "node1", 29500)),
+        ({**TORCHRUN, "JOB_COMPLETION_INDEX": "2"}, 0, launch.Meeting(1, 4, "node1", 29500)),
+        ({"JOB_COMPLETION_INDEX": "2"}, 0, None),  # tasks of which none knows another
         ({"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, 0, None),
         ({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, 0, None),  # a batch script
         ({}, 5, None),
@@ -117,6 +136,10 @@ def test_where_ranks_meet(environ: dict[str, str], port: int, expected: launch.M
         (SRUN, "SLURM_JOB_ID", "SLURM_JOB_ID is not set"),
         ({**SRUN, "SLURM_PROCID": "4"}, "", "SLURM_PROCID='4': must be from 0 to 3"),
         ({**SRUN, "WORLD_SIZE": "8"}, "", "WORLD_SIZE=8, but SLURM_STEP_NUM_TASKS=4"),
+        ({**TORCHRUN, "JOB_COMPLETION_INDEX": "4"}, "RANK", "RANK='4': must be from 0 to 3"),
+        ({**TRAINER, "PET_NPROC_PER_NODE": "2"}, "", "PET_NPROC_PER_NODE=2, but RANK is not set: start several"),
+        ({**TRAINER, "PET_NNODES": "1:4"}, "", "by the PET_ variables of this pod, RANK=1, but WORLD_SIZE='1:4'"),
+        (TRAINER, "PET_MASTER_ADDR", "MASTER_ADDR is not set"),
     ],
 )
 def test_senseless_variables_are_named(environ: dict[str, str], without: str, told: str) -> None:
@@ -257,6 +280,107 @@ def test_bad_variable_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     under(monkeypatch, HPCOMM_TRANSPORT="avian")
     with pytest.raises(hpcomm.ConfigError, match=r"HPCOMM_TRANSPORT='avian'.*shm, verbs, tcp, loop"):
         hpcomm.init()
+
+
+# ---- processes that another system has started ----
+
+
+def appointed(port: int, secret: str) -> list[Any]:
+    """What a worker of Ray or Dask does, though mpirun has started that system; twice, as workers are used again."""
+    seen: list[Any] = []
+    for more in range(2):
+        launch.appoint(int(os.environ["INDEX"]), 2, "127.0.0.1", port + more, secret.encode())
+        with hpcomm.init() as context:
+            seen.append([context.rank, [part.decode() for part in context.allgather(b"%d" % context.rank)]])
+    seen.append(secrets_open())
+    launch.dismiss()
+    return [*seen, secrets_open(), launch.find().size]
+
+
+def secrets_open() -> int:
+    return sum("hpcomm-secret" in link_of(fd) for fd in os.listdir("/proc/self/fd"))
+
+
+def link_of(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def test_appointed_processes_find_each_other() -> None:
+    left = {"OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "5", "LOCAL_WORLD_SIZE": "8"}
+    port = launch.free_port("127.0.0.1")
+    values = mpi.start([{"INDEX": str(i), **left} for i in range(2)], appointed, port, "known to both, " * 2).values
+    assert values == [[[rank, ["0", "1"]], [rank, ["0", "1"]], 1, 0, 1] for rank in range(2)]
+
+
+def test_missing_ray_gives_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "hpcomm.ray", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'ray\[train\]>=2\.51'"):
+        importlib.import_module("hpcomm.ray")
+
+
+@pytest.mark.parametrize(
+    ("workers", "told"), [((), "the cluster has no worker"), (("inproc://10.0.0.1/7/3",), "each rank needs its own")]
+)
+def test_workers_of_dask_that_cannot_be_ranks(workers: tuple[str, ...], told: str) -> None:
+    client: Any = SimpleNamespace(nthreads=lambda: dict.fromkeys(workers, 1))
+    with pytest.raises(hpcomm.InvalidArgument, match=told):
+        hpcomm.dask.run(client, bring_up)
+
+
+def test_no_port_of_another_host_is_free() -> None:
+    with pytest.raises(hpcomm.ConfigError, match=r"no port of 192\.0\.2\.1 can be listened at"):
+        launch.free_port("192.0.2.1")
+
+
+# ---- examples/launch -------------------------------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples/launch"
+
+
+@pytest.mark.parametrize(
+    ("example", "needs", "told"),
+    [
+        ("dask_run.py", ("distributed",), r"\[\[1\.0, 2\.0, .*8\.0\], \[1\.0, 2\.0, .*8\.0\]\]"),
+        ("ray_train.py", ("ray", "torch"), r"2 ranks: loss 0\.0"),
+    ],
+)
+def test_example_of_another_system(example: str, needs: tuple[str, ...], told: str) -> None:
+    for name in needs:
+        pytest.importorskip(name, reason=f"examples/launch/{example} needs {name}")
+    done = mpi.command(sys.executable, EXAMPLES / example, env={"PYTHONPATH": str(EXAMPLES.parents[1])})
+    assert done.returncode == 0, done.stderr
+    assert re.search(told, done.stdout), (done.stdout, done.stderr)
+
+
+def manifest(name: str, kind: str) -> Any:
+    yaml = pytest.importorskip("yaml", reason="pip install pyyaml reads the manifests")
+    documents = yaml.safe_load_all((EXAMPLES / "k8s" / name).read_text(encoding="utf-8"))
+    return next(document for document in documents if document["kind"] == kind)
+
+
+def test_pods_of_the_indexed_job_find_each_other() -> None:
+    job, service = manifest("job.yaml", "Job"), manifest("job.yaml", "Service")
+    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
+    env = {one["name"]: one.get("value", "") for one in pod["containers"][0]["env"]}
+    assert (job["spec"]["completionMode"], service["spec"]["clusterIP"]) == ("Indexed", "None")
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    size = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == size  # all at once
+    for rank in range(size):
+        meeting = launch.meeting({**env, "JOB_COMPLETION_INDEX": str(rank)})
+        assert meeting == launch.Meeting(rank, size, f"{name}-0.{pod['subdomain']}", 29500)
+
+
+def test_trainjob_has_one_rank_a_pod() -> None:
+    trainer = manifest("trainjob.yaml", "TrainJob")["spec"]["trainer"]
+    told = {"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"])}
+    meeting = launch.meeting({**TRAINER, **told, "PET_NODE_RANK": "3"})
+    assert meeting == launch.Meeting(3, trainer["numNodes"], TRAINER["PET_MASTER_ADDR"], 29500)
 
 
 # ---- communicators -------------------------------------------------------------------------------------------------

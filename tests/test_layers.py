@@ -20,7 +20,7 @@ PACKAGE = ROOT / "hpcomm"
 
 # Top first, modules and packages of hpcomm. Names on one line know nothing of each other.
 PYTHON = """
-torch __main__ cmake
+torch ray dask __main__ cmake
 cli
 bench
 __init__

@@ -436,6 +436,24 @@ def test_same_private_address_on_both(outcome: str) -> None:
     assert (result, problems) == ("warn", [(said, f"{VARIABLE}=^lo,docker0")])
 
 
+def test_private_address_that_is_all_that_a_container_has() -> None:
+    """Two hosts' containers, each behind its host's bridge: no name of an interface helps."""
+    same = Address("172.17.0.2", 16, "eth0", 1500, True)
+    findings = seen(0, same, reach.REFUSED), seen(1, same, reach.WRONG)
+    result, problems = judge(host("h1", same), host("h2", same), *findings)
+    assert result == "fail"
+    assert all("answers there itself" in said and "docker run --network=host" in fix for said, fix in problems)
+
+
+@pytest.mark.parametrize("outcome", [reach.SILENT, reach.NO_ROUTE, reach.REFUSED])
+def test_router_that_translates(outcome: str) -> None:
+    h1 = replace(H1, masks=("192.0.2.7",))
+    result, problems = judge(h1, H2, seen(0, eth0(2)), seen(1, eth0(1), outcome))
+    assert result == "fail"
+    assert "calls of h1 come from 192.0.2.7, which is no address of h1: a router translates addresses" in problems[0][0]
+    assert problems[0][1].startswith("give each host an address that all others reach")
+
+
 def test_another_host_answers() -> None:
     h3 = host("h3", eth0(3))
     findings = [seen(0, eth0(2), reach.WRONG, by=h3.token), seen(1, eth0(1), reach.WRONG)]
@@ -552,6 +570,20 @@ def test_ranks_of_two_hosts_are_told_the_same() -> None:
     ]
     said = r"1 of 1 pairs of hosts are fine: [\d.]+ ms to connect, [\d.]+ .B/s for 1 MiB, MTU 1500 passes"
     assert re.fullmatch(said, network.summary(report))
+
+
+def test_callers_from_a_foreign_address_are_behind_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hosts a and b, which call from 127.0.0.1, a says that it called from another address."""
+
+    def call(caller: int, *args: Any) -> Any:
+        finding, connection = plain(caller, *args)
+        return (replace(finding, local="192.168.5.1") if caller == 0 else finding), connection
+
+    plain = reach.call
+    monkeypatch.setattr(reach, "call", call)
+    reports = examine(self("a", "127.0.0.3"), self("b", THERE))
+    assert [host.masks for host in reports[0].hosts] == [(HERE,), ()]
+    assert json.loads(network.as_json(reports[1]))["hosts"][0]["masks"] == [HERE]
 
 
 def test_hosts_of_one_name_are_told_apart() -> None:

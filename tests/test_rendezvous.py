@@ -145,6 +145,14 @@ def test_rank_0_that_never_comes() -> None:
         assert f"cannot reach rank 0 at 127.0.0.1:{ranks[0]['MASTER_PORT']}: Connection refused" in value["told"]
 
 
+def test_a_name_is_looked_up_until_the_deadline() -> None:
+    """By rank 0 too: a pod gets its own name after it has started."""
+    start = time.monotonic()
+    with pytest.raises(hpcomm.ConfigError, match=r"cannot look up MASTER_ADDR=nowhere\.invalid: .*; set MASTER_ADDR"):
+        _core.rendezvous_create(0, 2, "nowhere.invalid", mpi.free_port(), None, 0.2)
+    assert time.monotonic() - start >= 0.2
+
+
 def test_without_a_secret_other_hosts_are_refused() -> None:
     for value in mpi.start(torchrun(2, MASTER_ADDR="192.0.2.1"), fail).values:
         assert value["kind"] == "AuthError"

@@ -218,7 +218,8 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
         return hpc_group_fail_timeout(
             c->group, op, &rank, 1, waited,
             "cannot reach rank %d by TCP in time (%s): start all ranks at once, let firewalls pass TCP between them, "
-            "or name an interface that reaches it in HPCOMM_SOCKET_IFNAME",
+            "or name an interface that reaches it in HPCOMM_SOCKET_IFNAME (hpcomm doctor, started as the job is, says "
+            "which)",
             rank, detail);
     if (is_dead(calls))
         return hpc_fail_transport(
@@ -230,8 +231,10 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
                         "rank %d: %s: none of rank %d's addresses leads to it (%s); all ranks must have the same "
                         "secret",
                         c->group->rank, op, rank, detail);
-    return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: cannot reach rank %d by TCP (%s)", c->group->rank, op,
-                              rank, detail);
+    return hpc_fail_transport(op, "tcp", rank,
+                              "rank %d: %s: cannot reach rank %d by TCP (%s): name an interface that reaches it in "
+                              "HPCOMM_SOCKET_IFNAME (hpcomm doctor, started as the job is, says which)",
+                              c->group->rank, op, rank, detail);
 }
 
 static hpc_hello hello_to(const hpc_control *c, int rank, hpc_purpose purpose) {

@@ -79,8 +79,9 @@ static void keep(hpc_meeting_place *place, const struct addrinfo *found) {
     }
 }
 
-/* 0, or what getaddrinfo says. Others than rank 0 ask again: a host that starts last may have no name yet. */
-static int look_up(hpc_meeting_place *place, int rank, double deadline) {
+/* 0, or what getaddrinfo says at the deadline. It is asked again and again: a host that starts last has no name yet,
+ * and a pod gets its own only after it has started. */
+static int look_up(hpc_meeting_place *place, double deadline) {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
     for (int pause = 10;; pause = pause < 500 ? 2 * pause : 1000) {
@@ -91,7 +92,7 @@ static int look_up(hpc_meeting_place *place, int rank, double deadline) {
             return place->n > 0 ? 0 : EAI_ADDRFAMILY;
         }
         double left = hpc_left(deadline);
-        if ((rank == 0 && error != EAI_AGAIN) || left <= 0) return error;
+        if (left <= 0) return error;
         poll(NULL, 0, 1e3 * left < pause ? (int)(1e3 * left) + 1 : pause);
     }
 }
@@ -111,10 +112,12 @@ int hpc_meeting_place_find(hpc_meeting_place *place, int rank, const char *host,
     snprintf(place->text, sizeof place->text, strchr(host, ':') == NULL ? "%s:%d" : "[%s]:%d", place->host, port);
     place->port = port;
 
-    int error = look_up(place, rank, deadline);
+    int error = look_up(place, deadline);
     if (error != 0)
-        return hpc_fail(HPC_ERR_CONFIG, "init", "rank %d: init: cannot look up MASTER_ADDR=%s: %s", rank, place->host,
-                        gai_strerror(error));
+        return hpc_fail(HPC_ERR_CONFIG, "init",
+                        "rank %d: init: cannot look up MASTER_ADDR=%s: %s; set MASTER_ADDR to an address of rank 0's "
+                        "host (ip addr says them there), or give this host the name (DNS, /etc/hosts)",
+                        rank, place->host, gai_strerror(error));
     place->is_loopback = 1;
     for (int i = 0; i < place->n; i++) {
         if (!is_loopback(&place->at[i])) place->is_loopback = 0;

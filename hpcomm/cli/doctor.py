@@ -344,7 +344,7 @@ def examine(
     part."""
     try:
         return network.main(
-            group, network.me(config, wrong), config.timeout, wait, as_json, config if bandwidth else None
+            group, network.me(config, wrong), config.init_seconds, wait, as_json, config if bandwidth else None
         )
     except HpcommError as error:
         click.echo(f"hpcomm doctor: {error}", err=True)

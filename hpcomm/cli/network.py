@@ -120,9 +120,11 @@ def examine(
                 found = reach.probe(mine, tokens[mine], targets, mtus, patience=patience, budget=budget, tell=tell)
             except (OSError, RuntimeError) as error:
                 wrong = f"cannot call the others: {error}"
-        last = _gather(group, {"wrong": wrong, "found": [asdict(finding) for finding in found]}, limit + timeout)
-    hosts = _with_wrongs(hosts, last)
+        seen = {token.hex(): sorted(ips) for token, ips in responder.seen.items()} if responder is not None else {}
+        mine_last = {"wrong": wrong, "found": [asdict(finding) for finding in found], "seen": seen}
+        last = _gather(group, mine_last, limit + timeout)
     findings = tuple(Finding(**one) for part in last for one in part["found"])
+    hosts = _with_masks(_with_wrongs(hosts, last), findings, [part["seen"] for part in last])
     pairs = tuple(verdict.judge(hosts, findings))
     return Report(hosts, pairs, tuple(verdict.notes(hosts, pairs)), findings)
 
@@ -177,6 +179,19 @@ def _with_wrongs(hosts: Sequence[Host], told: Sequence[dict[str, Any]]) -> tuple
     )
 
 
+def _with_masks(
+    hosts: Sequence[Host], findings: Sequence[Finding], seen: Sequence[dict[str, list[str]]]
+) -> tuple[Host, ...]:
+    """With the addresses from which the others saw a host call, though it has no such address: a router's, which
+    translates."""
+    masks = []
+    for number, host in enumerate(hosts):
+        own = {address.ip for address in host.addresses}
+        own |= {finding.local for finding in findings if finding.caller == number}
+        masks.append(tuple(sorted({ip for told in seen for ip in told.get(host.token, ())} - own)))
+    return tuple(replace(host, masks=told) for host, told in zip(hosts, masks, strict=True))
+
+
 def _nothing() -> None: ...
 
 
@@ -210,7 +225,8 @@ def as_json(report: Report, ways: Sequence[Way] = ()) -> str:
             "ok": report.ok,
             "hosts": [
                 {"name": host.name, "ranks": host.ranks, "interfaces": interfaces.told(host.addresses),
-                 "used": [address.ip for address in host.used()], VARIABLE: host.asked, "rdma": host.rdma}
+                 "used": [address.ip for address in host.used()], VARIABLE: host.asked, "rdma": host.rdma,
+                 "masks": host.masks}
                 for host in report.hosts
             ],
             "pairs": [{**asdict(pair), "hosts": [names[i] for i in pair.hosts]} for pair in report.pairs],

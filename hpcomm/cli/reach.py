@@ -103,11 +103,12 @@ class Responder:
     """Answers callers on an ephemeral TCP port, and probes on a UDP port of each address, until the with block ends.
 
     knows: the tokens of those that it answers. idle: seconds that a caller may take between two transfers. bind: one
-    address; "": all.
+    address; "": all. seen: by the token of each caller, the addresses from which it called.
     """
 
     def __init__(self, token: bytes, knows: Collection[bytes], ips: Sequence[str], idle: float, bind: str = "") -> None:
         self._token, self._knows, self._idle = token, frozenset(knows), idle
+        self.seen: dict[bytes, set[str]] = {token: set() for token in self._knows}
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -167,6 +168,7 @@ class Responder:
         hello = _read(connection, len(_MAGIC) + TOKEN_BYTES, 2 * STALL)
         if not hello.startswith(_MAGIC) or hello[len(_MAGIC) :] not in self._knows:
             return
+        self.seen[hello[len(_MAGIC) :]].add(connection.getpeername()[0].removeprefix("::ffff:"))
         connection.sendall(_MAGIC + self._token)
         while True:
             order, nbytes = struct.unpack("!cQ", _read(connection, 9, self._idle))

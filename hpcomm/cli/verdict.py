@@ -12,6 +12,10 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 _SLOW = 4  # times less than the median
 _LOST = 0.9  # seconds to connect: the kernel sends a lost first packet again after 1 s
 _DEFAULT = "^lo,docker,br-"  # what an unset HPCOMM_SOCKET_IFNAME means
+_ONE_NETWORK = (
+    "give each host an address that all others reach: the host's own network for containers (docker run "
+    f"--network=host, hostNetwork: true), or a VPN over all hosts and {VARIABLE} with its interface"
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Host:
     token: str  # what it answers with, in hex
     wrong: str = ""  # why it takes no part
     rdma: tuple[str, ...] = ()  # its ports that verbs can use
+    masks: tuple[str, ...] = ()  # addresses from which the others saw its calls come, and which it does not have
 
     def holder(self, ip: str) -> Address | None:
         return next((address for address in self.addresses if address.ip == ip), None)
@@ -220,6 +225,9 @@ class _Way:
         }[finding.outcome]
         if finding.outcome == reach.WRONG:
             return Problem(said + back, self._without(finding.interface))
+        if self._called.masks and finding.outcome in (reach.SILENT, reach.REFUSED, reach.NO_ROUTE):
+            said += f"; calls of {b} come from {', '.join(self._called.masks)}, which is no address of {b}: a router "
+            return Problem(f"{said}translates addresses (NAT){back}", _ONE_NETWORK)
         fix = f"let TCP to ports {self._called.ports} of {b} pass"
         if any(other.passes for other in self._used):
             fix += f"; if {finding.interface} is not meant for it: {self._without(finding.interface)}"
@@ -280,8 +288,10 @@ class _Way:
         )
 
     def _without(self, interface: str) -> str:
-        """The HPCOMM_SOCKET_IFNAME that leaves it out."""
+        """The HPCOMM_SOCKET_IFNAME that leaves it out; where the host has no other interface, another network."""
         asked = self._called.asked
+        if all(address.interface in (interface, "lo") for address in self._called.addresses):
+            return _ONE_NETWORK
         if asked and not asked.startswith("^"):
             names = dict.fromkeys(address.interface for address in self._called.used())
             others = ",".join(name for name in names if name != interface)

@@ -285,6 +285,18 @@ class Cluster:
             "action mirred egress redirect dev sink",
         )
 
+    def translate(self, host: str, inside: str, outside: str) -> None:
+        """Puts the host behind a router that translates addresses: its only one on eth0 is inside, which no other host
+        reaches, and the others see its calls come from outside. Needs nft."""
+        mac = self.run(host, ["cat", "/sys/class/net/eth0/address"]).stdout.strip()
+        network = self.address(host).rpartition(".")[0] + ".0/24"
+        self._ip(host, "addr flush dev eth0", f"addr add {inside}/32 dev eth0", f"route add {network} dev eth0")
+        nat = "add table ip nat; add chain ip nat out { type nat hook postrouting priority 100; }; "
+        self.run(host, ["nft", f"{nat}add rule ip nat out oif eth0 snat to {outside}"], timeout=LIMIT)
+        for other in self.hosts:
+            if other != host:
+                self._ip(other, f"neigh replace {outside} lladdr {mac} dev eth0")
+
     def open(self, host: str, interface: str = "eth0") -> None:
         """Ends firewall and swallow_udp."""
         port = self._port(host, interface)

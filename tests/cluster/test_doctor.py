@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -138,6 +139,32 @@ def test_network_that_leads_nowhere_and_addresses_that_all_have() -> None:
         assert seen.codes == [1, 1]
         assert "HPCOMM_SOCKET_IFNAME differs: not set on h1; 'wlan' on h2" in seen.report["notes"][0]["said"]
         assert "allows no interface of h2" in seen.problems("h1", "h2")[0]
+
+
+def test_hosts_with_ipv6_alone() -> None:
+    with Cluster(2, family=6) as two:
+        seen = examine(two)
+        assert seen.codes == [0, 0]
+        assert seen.pair("h1", "h2")["result"] == "ok"
+        assert {call["ip"] for call in seen.report["calls"]} == {two.address("h1"), two.address("h2")}
+
+
+def test_host_behind_a_router_that_translates() -> None:
+    """h1 has a private address, and calls the others from one of the router."""
+    if shutil.which("nft", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+        pytest.skip("no nft here; on Debian: apt-get install -y nftables")
+    with Cluster(2, rate=None) as two:
+        two.translate("h1", inside="192.168.5.1", outside="10.77.0.99")
+        with Job(two, who, by="desk", env={"HPCOMM_TIMEOUT": "2"}) as job:
+            ended = job.end()
+        assert "192.168.5.1" in ended[1].message
+        assert "HPCOMM_SOCKET_IFNAME (hpcomm doctor" in ended[1].message
+        seen = examine(two, *QUICK)
+        assert seen.codes == [1, 1]
+        assert [host["masks"] for host in seen.report["hosts"]] == [["10.77.0.99"], []]
+        (problem,) = seen.problems("h1", "h2")
+        assert "calls of h1 come from 10.77.0.99, which is no address of h1: a router translates addresses" in problem
+        assert "-> give each host an address that all others reach" in problem
 
 
 def test_link_that_swallows_large_packets(tmp_path: Path) -> None:

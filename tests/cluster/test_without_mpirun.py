@@ -51,6 +51,15 @@ def test_ranks_meet_and_exchange_by_ipv6(secret: dict[str, str]) -> None:
                     assert re.fullmatch(rf"\[fd77::{peer // 2 + 1}\]:\d+ by eth0", path)
 
 
+def test_a_name_that_no_host_knows_is_told_with_the_variable(cluster: Cluster, secret: dict[str, str]) -> None:
+    env = secret | {"MASTER_ADDR": "nowhere.invalid", "HPCOMM_TIMEOUT": "1"}
+    with Job(cluster, who, hosts=["h1", "h2"], by="environment", env=env) as job:
+        for ended in job.end():
+            assert ended.error == "ConfigError", ended
+            assert "cannot look up MASTER_ADDR=nowhere.invalid" in ended.message
+            assert "set MASTER_ADDR to an address of rank 0's host" in ended.message
+
+
 def test_without_a_secret_other_hosts_are_refused(cluster: Cluster) -> None:
     with Job(cluster, who, hosts=["h1", "h2"], by="environment", env={"HPCOMM_TIMEOUT": "5"}) as job:
         for ended in job.end():
