@@ -35,6 +35,7 @@ KINDS = {
     CursorKind.CONSTRUCTOR: "function",
     CursorKind.CONVERSION_FUNCTION: "function",
 }
+ROLES = {kind: kind for kind in KINDS.values()} | {"function": "func"}
 SCOPES = (CursorKind.LINKAGE_SPEC, CursorKind.UNEXPOSED_DECL, CursorKind.NAMESPACE)
 HEADING = re.compile(r"-{4,} (.*?) -{4,}")
 PREFIXES = re.compile(r"^(HPC_API|static|inline(?! constexpr)|typedef) ")
@@ -49,7 +50,7 @@ def escaped(line: str) -> str:
     names = c_names()
     return re.sub(
         r"(?<!\w)(hpc_\w*\w|HPC_\w*\w)(\(\))?",
-        lambda found: f":c:{names[found[1]]}:`{found[1]}`\\ " if found[1] in names else found[0],
+        lambda found: f":c:{ROLES[names[found[1]]]}:`{found[1]}`\\ " if found[1] in names else found[0],
         line,
     )
 
@@ -113,10 +114,18 @@ def declared(scope: Cursor, path: Path) -> Iterator[Cursor]:
             cursor.kind in KINDS
             and cursor.extent.start.offset >= ends
             and cursor.semantic_parent.spelling != "std"
-            and (cursor.is_definition() or cursor.kind not in (CursorKind.STRUCT_DECL, CursorKind.CLASS_DECL))
+            and not is_forward(cursor)
         ):
             ends = cursor.extent.end.offset
             yield cursor
+
+
+def is_forward(cursor: Cursor) -> bool:
+    """Whether it only announces what another header, or a later line, declares."""
+    if cursor.kind == CursorKind.TYPEDEF_DECL:
+        found = cursor.underlying_typedef_type.get_declaration()
+        return found.spelling == cursor.spelling and found.get_definition() is not None
+    return cursor.kind in (CursorKind.STRUCT_DECL, CursorKind.CLASS_DECL) and not cursor.is_definition()
 
 
 class Reference:
@@ -130,7 +139,7 @@ class Reference:
         self.name = name
 
     def lines(self) -> Iterator[str]:
-        first = re.match(r"(?:/\* clang-format off \*/\n)?(/\*.*?\*/|(?://.*\n)+)", self.text.decode(), re.DOTALL)
+        first = re.match(r"(?:/\* clang-format off \*/\n)?(/\*[\s\S]*?\*/|(?://.*\n)+)", self.text.decode())
         assert first, f"{self.path} does not begin with a comment"
         yield from prose(re.sub(r"^[\w.]+ - (\w)", lambda found: found[1].upper(), bare(first[1])))
         if self.domain == "cpp":
@@ -164,26 +173,20 @@ class Reference:
 
     def described(self, group: list[Cursor], indent: str = "") -> Iterator[str]:
         cursor = group[0]
-        kind = KINDS[cursor.kind]
-        signatures = [self.signature(each) for each in group]
+        head = f"{indent}.. {self.domain}:{KINDS[cursor.kind]}:: "
         yield ""
-        yield f"{indent}.. {self.domain}:{kind}:: {signatures[0]}"
-        yield from (f"{indent}   {' ' * len(self.domain + kind)}{signature}" for signature in signatures[1:])
-        yield ""
-        for line in prose(self.above(cursor)):
-            yield f"{indent}   {line}"
-        yield ""
-        yield from (f"{indent}   {line}" for line in prose(" ".join(self.behind(cursor).split())))
-        if kind in ("struct", "class", "enum"):
-            members = [
-                each
-                for each in cursor.get_children()
-                if each.kind in KINDS
-                and each.access_specifier not in (AccessSpecifier.PRIVATE, AccessSpecifier.PROTECTED)
-                and (each.spelling or each.kind == CursorKind.ENUM_DECL)
-            ]
+        for each in group:
+            yield head + self.signature(each)
+            head = " " * len(head)
+        indent += "   "
+        for comment in (self.above(cursor), " ".join(self.behind(cursor).split())):
+            yield ""
+            yield from (indent + line for line in prose(comment))
+        hidden = (AccessSpecifier.PRIVATE, AccessSpecifier.PROTECTED)
+        members = [each for each in cursor.get_children() if each.kind in KINDS and each.access_specifier not in hidden]
+        if KINDS[cursor.kind] in ("struct", "class", "enum"):
             for each in self.groups(members):
-                yield from self.described(each, indent + "   ")
+                yield from self.described(each, indent)
 
     # ---- source ------------------------------------------------------------------------------------------------------
 
@@ -195,10 +198,10 @@ class Reference:
         body = [child.extent.start.offset for child in cursor.get_children() if child.kind == CursorKind.COMPOUND_STMT]
         text = self.text[start : min([end, *body])].decode()
         if kind in ("struct", "class"):
-            text = re.sub(r"\b(struct|class) (?=\w+\s*(:|$))", "", text.partition("{")[0].strip())
-        base = name.partition("<")[0]
-        if kind == "function" and base == cursor.semantic_parent.spelling:  # a constructor
-            text = text[: closing(text, text.index(base + "("))]
+            text = re.sub(r"\b(struct|class) (?=\w+(<.*>)?\s*(:|$))", "", text.partition("{")[0].strip())
+        if kind == "function" and name.partition("<")[0] == cursor.semantic_parent.spelling:  # a constructor
+            ends = [child.extent.end.offset for child in cursor.get_children() if child.kind == CursorKind.PARM_DECL]
+            text = text[: text.index(")", ends[-1] - start if ends else 0) + 1]
         text = " ".join(re.sub(r"/\*.*?\*/|//.*", "", text, flags=re.DOTALL).split())
         while text != (text := PREFIXES.sub("", text)):
             pass
@@ -218,16 +221,6 @@ class Reference:
         rest = self.text[cursor.extent.end.offset :].decode()
         found = re.match(r"[;,]?[ \t]*(/\*[\s\S]*?\*/|//.*)", rest)
         return bare(found[1]) if found else ""
-
-
-def closing(text: str, start: int) -> int:
-    """The place behind the bracket that closes the first one from start on."""
-    depth = 0
-    for at in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
-        if text[at] == ")" and depth == 0:
-            return at + 1
-    return len(text)
 
 
 class Header(SphinxDirective):
