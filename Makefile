@@ -7,6 +7,7 @@
 #   make softroce  tests over RDMA, in virtual machines with softRoCE
 #   make wheels    the sdist and the wheels of a release, into dist/ (WHEEL_FLAGS=--twice)
 #   make near      the tests that cover what has changed, 60 s at most (SINCE=COMMIT)
+#   make docs      the documentation as a site, in build/docs (LINKS=1: asks the addresses of other sites too)
 PYTHON ?= python3
 VENV ?= .venv
 RANKS ?= 4
@@ -58,11 +59,11 @@ MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
 # TSan of GCC 13 and older finds no room for its shadow where the kernel spreads addresses over more than 28 bits.
 FIXED_ADDRESSES = $$(if setarch -R true 2>/dev/null; then echo setarch -R; fi)
 
-.PHONY: help demo test build ctest pytest near map sanitize fuzz cluster softroce cpp bench wheels mpi clean \
+.PHONY: help demo test build ctest pytest near map sanitize fuzz cluster softroce cpp bench wheels docs mpi clean \
         lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck lint-workflows
 
 help:
-	@sed -n '2,9s/^# *//p' Makefile
+	@sed -n '2,10s/^# *//p' Makefile
 
 demo: $(VENV)/.installed-demo mpi
 	$(MPIRUN) -n $(RANKS) python examples/train_digits.py $(DEMO_FLAGS)
@@ -132,6 +133,11 @@ wheels:
 	@build/wheels/tools/bin/$(PIP) -r packaging/wheels/requirements.txt
 	build/wheels/tools/bin/python packaging/wheels/build.py $(WHEEL_FLAGS)
 
+# A warning is an error; among them is a link to a page or a heading that is not there.
+docs: $(VENV)/.installed-docs
+	sphinx-build --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	sphinx-build --fail-on-warning --keep-going --quiet --builder linkcheck docs build/docs-links
+
 lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck lint-workflows
 lint-ruff: $(VENV)/.installed-dev
 	ruff check .
@@ -171,6 +177,7 @@ EXTRAS_dev := test demo
 EXTRAS_test := demo
 NEEDS_demo := NumPy, mpi4py, matplotlib and scikit-learn (100 MB)
 NEEDS_test := NumPy, SciPy, matplotlib, scikit-learn, Numba, mpi4py and pytest (200 MB)
+NEEDS_docs := Sphinx, furo, myst-parser and libclang (100 MB)
 NEEDS_dev := the packages of the tests, mypy, ruff, clang-format, codespell and zizmor (270 MB)
 $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)/bin/python
 	@echo "installing setuptools, cffi, cmake and ninja into $(VENV)"

@@ -15,6 +15,7 @@ import click
 import mpi
 import pytest
 
+import hpcomm
 from hpcomm import cli
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,6 +144,15 @@ def test_the_index_has_every_page_once() -> None:
     rows = re.findall(r"^\| \[([\w.]+)\]\(([\w.]+)\) \|", PAGES["docs/index.md"], re.MULTILINE)
     there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert sorted(rows) == sorted((name, name) for name in there)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/reference").glob("*.rst")))
+    names = set(re.findall(r"^\.\. auto\w+:: hpcomm\.(?:consistency\.)?(\w+)$", pages, re.MULTILINE))
+    names -= {"codec", "kernels", "model", "prox", "topology", "torch"}
+    assert names == set(hpcomm.__all__) - {"__version__"}
+    headers = re.findall(r"^\.\. header:: (.*)$", pages, re.MULTILINE)
+    assert sorted(headers) == sorted(path.name for path in (ROOT / "csrc/include/hpcomm").iterdir())
 
 
 def test_tables_are_whole() -> None:

@@ -483,7 +483,7 @@ class LocalSteps:
 
         Raises:
             InvalidArgument: in a join block: leave it first.
-            Others as hpcomm.recover: another PeerFailed where one more rank dies; call it again.
+            PeerFailed: one more rank has died: call it again. The rest as hpcomm.recover.
         """
         if self._joined:
             raise InvalidArgument(

@@ -51,7 +51,7 @@ def run(
 
     Raises:
         PeerFailed: fewer than least ranks are left.
-        Others as step, recover and recovered.
+        HpcommError: as step, recover and recovered.
     """
     given, n = exchange.context, first
     news: Recovered | None = None

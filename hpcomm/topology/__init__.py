@@ -1,9 +1,9 @@
 """Topologies, which say who sends to whom: parameter servers, hierarchies of hosts and peers, which compile to plans,
 and node communication graphs with their measures. Topology is the protocol of all topologies, a user's own as well.
 
-graph = hpcomm.topology.root_expander(25)
-graph.in_edges(0)                          # whose updates rank 0 takes, with which weights
-hpcomm.topology.spectral_gap(graph)        # how fast updates spread
+    graph = hpcomm.topology.root_expander(25)
+    graph.in_edges(0)                          # whose updates rank 0 takes, with which weights
+    hpcomm.topology.spectral_gap(graph)        # how fast updates spread
 """
 
 from ..model import Bandwidths

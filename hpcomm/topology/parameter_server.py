@@ -28,12 +28,12 @@ PLACEMENTS = {
 class ParameterServer(Topology):
     """Workers push updates to servers, which apply them and send the parameters back (PHub, sections 2.1 and 3.3).
 
-    | placement | who serves                                        | who works            |
-    |-----------|---------------------------------------------------|----------------------|
-    | "CC"      | rank 0, or the one of servers                     | all ranks            |
-    | "CS"      | all ranks, or those of servers                    | all ranks            |
-    | "NCC"     | rank 0, or the one of servers                     | the others           |
-    | "NCS"     | those of servers, which must be given             | the others           |
+        | placement | who serves                                        | who works            |
+        |-----------|---------------------------------------------------|----------------------|
+        | "CC"      | rank 0, or the one of servers                     | all ranks            |
+        | "CS"      | all ranks, or those of servers                    | all ranks            |
+        | "NCC"     | rank 0, or the one of servers                     | the others           |
+        | "NCS"     | those of servers, which must be given             | the others           |
 
     Attributes:
         placement: one of these names, in capitals or not.

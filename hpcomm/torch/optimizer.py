@@ -534,7 +534,7 @@ class DistributedOptimizer(Wrapper):
             what hpcomm.recover returns; its clock is the step to go on with. context and exchange are others now.
 
         Raises:
-            As hpcomm.recover.
+            HpcommError: as hpcomm.recover.
         """
         mode = self._mode
         self._schemes.lost()
