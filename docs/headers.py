@@ -141,7 +141,7 @@ class Reference:
     def lines(self) -> Iterator[str]:
         first = re.match(r"(?:/\* clang-format off \*/\n)?(/\*[\s\S]*?\*/|(?://.*\n)+)", self.text.decode())
         assert first, f"{self.path} does not begin with a comment"
-        yield from prose(re.sub(r"^[\w.]+ - (\w)", lambda found: found[1].upper(), bare(first[1])))
+        yield from prose(re.sub(r"^[\w.]+ - (\w)(?!\w*\.h)", lambda found: found[1].upper(), bare(first[1])))
         if self.domain == "cpp":
             yield from ("", ".. cpp:namespace:: hpcomm", "")
         shown = 0
@@ -173,6 +173,13 @@ class Reference:
 
     def described(self, group: list[Cursor], indent: str = "") -> Iterator[str]:
         cursor = group[0]
+        hidden = (AccessSpecifier.PRIVATE, AccessSpecifier.PROTECTED)
+        members = [each for each in cursor.get_children() if each.kind in KINDS and each.access_specifier not in hidden]
+        if cursor.kind == CursorKind.ENUM_DECL and cursor.is_anonymous():
+            yield from ("", *(indent + line for line in prose(self.above(cursor))))
+            for each in self.groups(members):
+                yield from self.described(each, indent)
+            return
         head = f"{indent}.. {self.domain}:{KINDS[cursor.kind]}:: "
         yield ""
         for each in group:
@@ -182,8 +189,6 @@ class Reference:
         for comment in (self.above(cursor), " ".join(self.behind(cursor).split())):
             yield ""
             yield from (indent + line for line in prose(comment))
-        hidden = (AccessSpecifier.PRIVATE, AccessSpecifier.PROTECTED)
-        members = [each for each in cursor.get_children() if each.kind in KINDS and each.access_specifier not in hidden]
         if KINDS[cursor.kind] in ("struct", "class", "enum"):
             for each in self.groups(members):
                 yield from self.described(each, indent)
@@ -193,7 +198,7 @@ class Reference:
     def signature(self, cursor: Cursor) -> str:
         kind, name = KINDS[cursor.kind], cursor.spelling
         if kind in ("struct", "enum", "class") and self.domain == "c":
-            return f"@{self.path.stem}_{cursor.extent.start.line}" if cursor.is_anonymous() else name
+            return name
         start, end = cursor.extent.start.offset, cursor.extent.end.offset
         body = [child.extent.start.offset for child in cursor.get_children() if child.kind == CursorKind.COMPOUND_STMT]
         text = self.text[start : min([end, *body])].decode()
