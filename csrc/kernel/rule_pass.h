@@ -24,7 +24,8 @@ INLINE void stream_tile(const hpc_pass *p, int64_t from, int64_t to) {
     typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
     enum { LANES = VECTOR_BYTES / sizeof(float) };
     for (int o = 0; o < p->n_out; o++)
-        for (int64_t j = from; j < to; j += LANES) stream_reals(p->out[o] + j, (reals) * (const vector *)(p->param + j));
+        for (int64_t j = from; j < to; j += LANES)
+            stream_reals(p->out[o] + j, (reals) * (const vector *)(p->param + j));
 }
 
 INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const struct constants *c, const hpc_pass *p) {
