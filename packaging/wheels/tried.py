@@ -39,16 +39,16 @@ def execute(*command: str | Path, cwd: Path = Path("/"), **env: str) -> None:
 
 
 def in_root(wheel: Path, python: Path) -> None:
-    """In a root with Debian's python3 and no compiler. Another interpreter comes in by a mount of its folder.
+    """In a root with no compiler. An abi3 wheel takes Debian's python3; another interpreter is mounted with its folder.
 
     Raises:
         bare.Unavailable: this machine cannot make such a root.
     """
-    prefix = Path(subprocess.check_output([python, "-c", "import sys; print(sys.base_prefix)"], text=True).strip())
-    if prefix == Path("/usr"):
-        if "-abi3-" not in wheel.name:
+    prefix = Path("/usr")
+    if "-abi3-" not in wheel.name:
+        prefix = Path(subprocess.check_output([python, "-c", "import sys; print(sys.base_prefix)"], text=True).strip())
+        if prefix == Path("/usr"):
             raise bare.Unavailable("Debian 12 has another Python in /usr")
-        python = Path("/usr/bin/python3")
     root = bare.Bare(WORK / "root", bare.installed(["python3", "python3-venv"]))
     try:
         inside = root.folder / "hpcomm"
@@ -59,7 +59,7 @@ def in_root(wheel: Path, python: Path) -> None:
             (root.folder / prefix.relative_to("/")).mkdir(parents=True)
             root.shared.append(prefix)
         command = (
-            f"! command -v cc gcc c++ mpirun && {python} -m venv /opt/v && cd / && PATH=/opt/v/bin:$PATH"
+            f"! command -v cc gcc c++ mpirun && {prefix}/bin/python3 -m venv /opt/v && cd / && PATH=/opt/v/bin:$PATH"
             f" && pip install -q /hpcomm/{wheel.name} {' '.join(CMAKE)} && python /hpcomm/smoke.py"
         )
         print(f"--- in a bare root: {command}", flush=True)
