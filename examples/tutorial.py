@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "overlap": {"overlap": True},
     "bfloat16": {"overlap": True, "codec": "bfloat16", "codec_out": "bfloat16"},
     "topk": {"overlap": True, "codec": hpcomm.codec.TopK(0.01), "apply_at": "receivers"},
-    "local": {"every": 20, "fragments": 3, "delay": 5, "outer": hpcomm.Nesterov(lr=0.7, momentum=0.5)},
+    "local": {"every": 48, "fragments": 3, "delay": 5, "outer": hpcomm.Nesterov(lr=0.7, momentum=0.5)},
 }
 
 
