@@ -5,7 +5,6 @@ One operation is one update of the size given: `encode` reads it, splits it, kee
 there are several ranks, all work at once.
 """
 
-import argparse
 import contextlib
 import ctypes
 import time
@@ -19,6 +18,7 @@ from bench.common.harness import Bench, Benchmark, Contender, has_torch, main
 from bench.common.native import BUILD, with_objects
 from hpcomm import NotSupported, kernels
 from hpcomm.bench.arrays import address, aligned, zeros
+from hpcomm.bench.sparse import options
 
 DELTA = 0.5
 BEST, SCALAR = 0, 1  # hpc_isa
@@ -177,13 +177,6 @@ def spread(n: int, positions: NDArray[np.int32], values: Floats) -> Floats:
 
 def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     return [made for kept in bench.options.kept for made in Update(bench, size, kept / 100).contenders()]
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-k", "--kept", type=lambda text: [float(part) for part in text.split(",")], default=[0.1, 1.0, 10.0],
-        help="percents of the elements that are kept, e.g. 0.1,1,10",
-    )  # fmt: skip
 
 
 BENCHMARK = Benchmark(
