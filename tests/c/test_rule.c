@@ -240,8 +240,8 @@ static void test_no_decay(int isa) {
 
 /* One pass is the fold, the rule and the copies, one after the other. */
 static void test_pass(const char *name, int isa) {
-    enum { MOST = 100, OUTS = 2, OUT_ROOM = 128 /* keeps the second one aligned */ };
-    static const int inputs[] = {1, 2, 3, 4, 5, 8, HPC_PASS_INPUTS}, counts[] = {1, 15, 16, 33, 64, MOST};
+    enum { MOST = 1100, OUTS = 2, OUT_ROOM = 1152 /* keeps the second one aligned */ }; /* more than two tiles */
+    static const int inputs[] = {1, 2, 3, 4, 5, 8, HPC_PASS_INPUTS}, counts[] = {1, 15, 16, 33, 512, MOST};
     static _Alignas(64) float in[HPC_PASS_INPUTS][MOST], param[2][MOST], state[2][SLOTS * MOST], out[OUTS][OUT_ROOM];
     float acc[MOST];
     const float *from[HPC_PASS_INPUTS];
