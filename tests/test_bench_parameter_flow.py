@@ -122,10 +122,11 @@ def tree(owners: int, way: str, kept: float, step: float) -> dict[str, Any]:
 def test_trees_are_held_against_flat_sends_of_as_many_owners() -> None:
     rows = [tree(*key, step=1 / n) for n, key in enumerate(trees.WAYS, 1)]
     found = {promise.what: promise.value for promise in trees.promises(document(rows))}
-    assert found["1 owner, chain"] == pytest.approx(3)
-    assert found["2 owners, a tree each, degree 2"] == pytest.approx(8 / 6)
+    assert found["1 owner, chain"] == pytest.approx(4)
+    assert found["2 owners, a tree each, degree 2"] == pytest.approx(10 / 8)
     assert trees.units(trees.OWN, range(2), 8) == 1
     assert trees.units(trees.BINARY, range(2), 8) == 2
+    assert trees.units(trees.FIVE, range(1), 8) == 5
     assert trees.units(trees.FLAT, range(1), 8) == 7
 
 

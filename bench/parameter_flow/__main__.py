@@ -80,7 +80,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.size = WHOLE
     if options.data:
         try:
-            held(options.data, *(APPS[app].kind for app in options.apps))
+            options.data = held(options.data, *(APPS[app].kind for app in options.apps))
         except argparse.ArgumentTypeError as wrong:
             p.error(f"--data for --apps {','.join(options.apps)}: {wrong}")
     if missing := [str(path) for path in options.read if not path.is_file()]:

@@ -291,7 +291,8 @@ def jobs(trainings: Sequence[Training]) -> Iterator[tuple[int, list[Training]]]:
 
 
 def trainings(figure: str, options: argparse.Namespace) -> list[Training]:
-    wanted = [replace(one, compute=options.compute / one.hosts, data=options.data) for one in FIGURES[figure](figure)]
+    given = {"data": options.data or ""}
+    wanted = [replace(one, compute=options.compute / one.hosts, **given) for one in FIGURES[figure](figure)]
     if options.quick:
         sizes = {"sc": (64, 256)}
         wanted = [replace(one, steps=2, every=1, pairs=4, size=sizes.get(one.model, (64, 48))) for one in wanted]
@@ -355,7 +356,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     by_timer = "seconds of computing a step at least, shared by the hosts: so figures 7 and S4 show how hosts scale"
     p.add_argument("--compute", type=float, default=0.0, help=by_timer)
     of_text = f"figure {TEXT}: folder with 20 Newsgroups or svmlight rows; default: Debian's packages"
-    p.add_argument("--data", type=lambda text: held(text, "rows"), default="", help=of_text)
+    p.add_argument("--data", type=lambda text: held(text, "rows"), help=of_text)
     p.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it")
     p.add_argument("--trainings", type=Path, help=argparse.SUPPRESS)  # what the ranks of a job train
     add_quick(p, "tiny matrices, two steps")
