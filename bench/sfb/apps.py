@@ -291,8 +291,9 @@ def jobs(trainings: Sequence[Training]) -> Iterator[tuple[int, list[Training]]]:
 
 
 def trainings(figure: str, options: argparse.Namespace) -> list[Training]:
-    given = {"data": options.data or ""}
-    wanted = [replace(one, compute=options.compute / one.hosts, **given) for one in FIGURES[figure](figure)]
+    wanted = [
+        replace(one, compute=options.compute / one.hosts, data=options.data or "") for one in FIGURES[figure](figure)
+    ]
     if options.quick:
         sizes = {"sc": (64, 256)}
         wanted = [replace(one, steps=2, every=1, pairs=4, size=sizes.get(one.model, (64, 48))) for one in wanted]
