@@ -1,9 +1,64 @@
+/* ASYNC and SSP(s) on servers: an owner applies each update by itself as it comes, with its weight in the plan and by
+ * the arguments of the rule that its worker has set. Under SSP(s) (Ho et al., NIPS 2013; Parameter Flow, section 2.3.2)
+ * no worker runs more than s steps ahead of the slowest one. With s = 0 that is BSP, and bsp.c's. On a graph ASYNC is
+ * in unflushed.c and SSP in ssp.c.
+ *
+ * A sender is a worker; or, with several stages, a group of ranks (a host, or a rack: grouping.h), who fold their
+ * updates first, all together as under BSP. So the ranks of a group are in step, and groups are not. A rank that pushes
+ * straight to an owner is a group of its own.
+ *
+ * The smallest clock of the open senders is the share's *minimum*. An answer that brings parameters waits until the
+ * minimum is c - s or more, for a sender at clock c: it is *parked*, and the update that raises the minimum sends it.
+ * Under ASYNC none waits. A worker asks for parameters by a pull of its own (fresh.c says when it need not). To a group
+ * they go with the reply to its update, by relays where the plan has them, and each share that is at an end answers, as
+ * under BSP.
+ *
+ * Writers, readers and order:
+ *   the worker's parameters  written by the owners that answer a pull, between its event and its signal; and by the
+ *                            worker itself, in a pull that does not ask. While an earlier pull is under way every pull
+ *                            asks, so the two never meet, and nobody writes while the worker computes.
+ *   the minimum in a worker's part   written by one owner before the signal (release); read by the worker after it
+ *                            (acquire), and not again once it has asked anew. The owner answers a worker's next pull
+ *                            only after that worker has asked.
+ *   the row's copy and the minimum, as sources of puts   written by the core when it answers a pull; holds_up keeps the
+ *                            worker's next pull back until those puts are over, or the worker has seen the answer. For
+ *                            a group there is a copy for each receiver (rows.c), which the next reply to it writes.
+ *   a gradient's slot        free when the push is answered. A pull may end before, so a push waits for its slot, and a
+ *                            trainer asks for `gradient` again before it writes. The core applies an update as soon as
+ *                            it has come, so a depth of 1 or 2 is enough for every s.
+ *   slots, forwarding accumulators and relays of a group   are as under BSP (stages.c): each rank of the group feeds
+ *                            them and waits for the reply before it pushes again.
+ *
+ * A worker that has closed counts in no minimum: close waits until its pushes are applied, so nothing of it is missing.
+ * Its closing signal rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed
+ * brings no more whole updates, and counts in no minimum either.
+ *
+ * Nobody waits in a circle: a sender that waits for another one has ended at least s steps more, also where the two
+ * take the keys in different orders, and s is 1 or more. Inside a group all wait for the same folds. */
 #include "discipline/each.h"
 
-#include <stdlib.h>
-
 #include "discipline/graph.h"
+#include "discipline/grouping.h"
+#include "discipline/peers.h"
+#include "discipline/whole.h"
 #include "engine/answer.h"
+#include "engine/args.h"
+#include "engine/send.h"
+#include "engine/write.h"
+
+/* ---- what is asked for ---- */
+
+static int is_async(const hpc_exchange_config *f) {
+    return f->consistency == HPC_ASYNC && f->graph == NULL;
+}
+
+static int is_ssp(const hpc_exchange_config *f) {
+    return f->consistency == HPC_SSP && f->graph == NULL && !hpc_config_is_bsp(f);
+}
+
+static int is_of_groups(const hpc_exchange_config *f) {
+    return (is_async(f) || is_ssp(f)) && f->plan != NULL && hpc_plan_has_stages(f->plan);
+}
 
 int hpc_each_check(const hpc_exchange_config *f) {
     static const char op[] = "exchange";
@@ -26,62 +81,305 @@ int hpc_each_check(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-int hpc_each_apply(hpc_core *core, hpc_work *w, int slot, int input, int *done) {
-    const int from = w->inputs[input].lowest;
-    if (hpc_engine_has_failed(core->engine)) return 0;
-    hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
-    inputs.to.whom = HPC_TO_NOBODY;
-    if (hpc_row_work(core, w, &inputs) != 0) return 0;
-    hpc_row_count_received(core, w, input);
-    if (++done[from] < w->share->n_rows) return 0;
-    done[from] = 0;
-    return 1;
+/* The first row of a plan that a discipline cannot have, with the rows that it needs; else HPC_OK. */
+static int check_rows(const hpc_exchange_config *f, int (*fits)(const hpc_row *row), const char *needs) {
+    for (int i = 0; i < f->plan->n_rows; i++) {
+        const hpc_row *row = &f->plan->rows[i];
+        if (fits(row)) continue;
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: row %d has action %d and a quorum of %d of %d inputs; %s %s", i, row->action,
+                        row->quorum, row->n_in, hpc_consistency_name(f->consistency), needs);
+    }
+    return HPC_OK;
 }
 
-int hpc_each_share_came(hpc_core *core, hpc_share *share, int rank, int slot, hpc_each_came *came) {
+static int applies_each(const hpc_row *row) {
+    return row->action == HPC_APPLY && (row->quorum == 1 || row->quorum == row->n_in);
+}
+
+static int applies_pushes(const hpc_row *row) {
+    int plain = row->action == HPC_APPLY && row->quorum == row->n_in;
+    for (int e = 0; e < row->n_in; e++) plain &= row->in[e].row < 0;
+    return plain;
+}
+
+static int goes_with_stages(const hpc_row *row) {
+    return row->action != HPC_EMIT && (row->quorum == row->n_in || applies_each(row));
+}
+
+static int check_async(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    if (f->shared_params)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
+    if (hpc_peers_are_planned(f))
+        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: peers know BSP and SSP; here is ASYNC");
+    return check_rows(f, applies_each, "applies each one by itself: 1, or all of them");
+}
+
+static int check_ssp(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_each_check(f);
+    (void)c;
+    return status != HPC_OK ? status
+                            : check_rows(f, applies_pushes,
+                                         "with servers needs rows of one stage that apply the updates of all "
+                                         "workers, as in a plan for BSP");
+}
+
+static int check_groups(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_each_check(f);
+    (void)c;
+    return status != HPC_OK ? status
+                            : check_rows(f, goes_with_stages,
+                                         "with several stages needs rows that apply, forward or relay what all their "
+                                         "inputs bring, as in a plan for BSP");
+}
+
+/* ---- open ---- */
+
+/* Without a bound staleness says nothing. */
+static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    (void)op;
+    if (f->consistency == HPC_ASYNC) en->asked.staleness = 0;
+    return HPC_OK;
+}
+
+static int open_groups(hpc_engine *en, const char *op) {
+    hpc_groups_name_outputs(en);
+    return hpc_clocks_open(en, op);
+}
+
+/* ---- the core: answers ---- */
+
+/* SSP(0) is another discipline's. */
+static int is_bounded(const hpc_engine *en) {
+    return en->asked.staleness > 0;
+}
+
+static int workers_ask(const hpc_engine *en) {
+    return en->discipline->pulling != NULL;
+}
+
+static int applies(const hpc_engine *en, const hpc_share *share) {
+    return en->plan->rows[share->rows[0]].action == HPC_APPLY;
+}
+
+/* A pull that comes while another one is parked takes its place: its answer is one to both. */
+static void park(hpc_core *core, hpc_share *share, hpc_clock *sender) {
+    sender->at = hpc_clock_applied(sender);
+    share->n_parked += !sender->parked;
+    core->n_parked += !sender->parked;
+    sender->parked = 1;
+}
+
+static void answer_pull(hpc_core *core, const hpc_share *share, int rank, uint64_t least) {
     const hpc_engine *en = core->engine;
+    const int s = (int)(share - en->layout.shares);
+    hpc_clock *to = &share->clocks[rank];
+    to->told = least;
+    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &en->work[en->work_of[share->rows[i]]], rank);
+    hpc_share_answer_with(core, rank, &to->told, is_bounded(en) ? sizeof to->told : 0,
+                          is_bounded(en) ? hpc_fresh_told_at(en, rank, s) : 0, hpc_signal_second(en, s), to->asked);
+}
+
+static void reply_to_group(hpc_core *core, const hpc_share *share, int group) {
+    const hpc_engine *en = core->engine;
+    const hpc_clock *to = &share->clocks[group];
+    const uint64_t n = atomic_load_explicit(&to->applied, memory_order_relaxed);
+    for (int i = 0; i < share->n_rows; i++)
+        hpc_row_reply(core, &en->work[en->work_of[share->rows[i]]], group, to->slot);
+    for (int i = 0; i < share->n_members; i++)
+        if (hpc_sender_of(en, share->key, share->members[i]) == group)
+            hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
+}
+
+/* Sends the answers that need wait no longer; returns their number. */
+static int wake(hpc_core *core, hpc_share *share) {
+    const hpc_engine *en = core->engine;
+    const uint64_t least = is_bounded(en) ? hpc_clocks_least(en, share) : UINT64_MAX;
+    const uint64_t enough = least == UINT64_MAX ? least : least + (uint64_t)en->asked.staleness;
+    int n = 0;
+    for (int r = 0; r < en->context->group.size && share->n_parked > 0; r++) {
+        if (!share->clocks[r].parked || share->clocks[r].at > enough) continue;
+        share->clocks[r].parked = 0;
+        share->n_parked--;
+        core->n_parked--;
+        if (workers_ask(en))
+            answer_pull(core, share, r, least);
+        else
+            reply_to_group(core, share, r);
+        n++;
+    }
+    return n;
+}
+
+/* ---- the core: events ---- */
+
+/* Runs the rule for one input. Nonzero when the exchange has failed. */
+static int apply(hpc_core *core, hpc_work *w, int slot, int input) {
+    hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
+    inputs.to.whom = HPC_TO_NOBODY;
+    return hpc_row_work(core, w, &inputs);
+}
+
+/* An update has come to a row that applies. After a failure nothing is answered any more. */
+static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    const hpc_engine *en = core->engine;
+    hpc_share *share = w->share;
+    const int sender = w->inputs[input].lowest;
+    hpc_clock *from = &share->clocks[sender];
+    const uint64_t n = atomic_load_explicit(&from->applied, memory_order_relaxed) + 1;
+    if (!workers_ask(en) && share->args_came && !hpc_args_agree(core, w, slot, input, n)) return;
+    if (hpc_engine_has_failed(en) || apply(core, w, slot, input) != 0) return;
+    hpc_row_count_received(core, w, input);
+    if (!hpc_clock_row(from, share)) return;
+    atomic_store_explicit(&from->applied, n, memory_order_relaxed);
+    from->slot = slot;
+    if (workers_ask(en))
+        hpc_share_answer(core, sender, hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
+    else
+        park(core, share, from);
+    if (share->n_parked > 0) wake(core, share);
+}
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    const hpc_engine *en = core->engine;
+    if (!applies(en, share)) return hpc_whole_share_came(core, share, rank, slot);
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        int input = hpc_row_input_of(w, rank, 0);
-        if (input >= 0) came(core, w, slot, input);
+        const int input = hpc_row_input_of(w, rank, 0);
+        if (input >= 0) update_came(core, w, slot, input);
     }
     return 1;
 }
 
-int hpc_each_holds_up(hpc_core *core, const hpc_event *event) {
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    if (w->row->action != HPC_APPLY) return hpc_whole_row_came(core, w, input, slot);
+    update_came(core, w, slot, input);
+    return 1;
+}
+
+/* Every push that the worker made before has been applied, events being in order. */
+static int pull_came(hpc_core *core, hpc_share *share, int rank) {
+    if (hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0) < 0) return 0;
+    share->clocks[rank].asked++;
+    park(core, share, &share->clocks[rank]);
+    wake(core, share);
+    return 1;
+}
+
+/* Holds a pull up while the parameters of the worker's last pull may still be on their way: the next pull writes the
+ * copy that they are sent from. */
+static int holds_up(hpc_core *core, const hpc_event *event) {
     if (hpc_imm_operation(event->imm) != HPC_OP_PULL || hpc_imm_slot(event->imm) == HPC_ANSWERED) return 0;
-    int status = hpc_lane_try_flush(core->out, event->peer);
+    const int status = hpc_lane_try_flush(core->out, event->peer);
     if (status == HPC_IN_PROGRESS) return 1;
     hpc_core_check_put(core, status);
     return 0;
 }
 
-int hpc_each_work(hpc_core *core, hpc_each_wake *wake) {
-    hpc_engine *en = core->engine;
-    hpc_parking *its = core->own;
-    int n = 0, n_closed = 0;
-    if (its->n_parked == 0) return 0;
-    for (int r = 0; r < en->context->group.size; r++) n_closed += hpc_closed_signal(en, r) != 0;
-    if (n_closed == its->n_closed) return 0;
-    its->n_closed = n_closed;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_share *share = &en->layout.shares[s];
-        if (share->owner == en->context->group.rank && share->core == core->index && share->own != NULL)
-            n += wake(core, share);
+/* A sender that has closed may have been the one that answers waited for. */
+static int work(hpc_core *core) {
+    int n = 0;
+    if (core->n_parked == 0 || !hpc_core_sees_closed(core)) return 0;
+    for (int i = 0; i < core->n_clocked; i++) n += wake(core, core->clocked[i]);
+    return n;
+}
+
+/* ---- the worker ---- */
+
+static int may_push(hpc_engine *en, int key, const char *op) {
+    return hpc_push_after(en, key, hpc_slot_ticket(en, key), op);
+}
+
+static int may_push_to_group(hpc_engine *en, int key, const char *op) {
+    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+}
+
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    (void)for_slot;
+    const int n = hpc_silent_owners(en, key, ticket, ranks, 0);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
+}
+
+/* Adds the ranks that bring the updates of the slowest groups, for a share of this rank in which its own reply is
+ * parked. Under ASYNC no reply is parked. */
+static int slowest_groups(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
+    const hpc_work *w = hpc_first_work(en, share);
+    const uint64_t own = hpc_clock_applied(&share->clocks[hpc_sender_of(en, share->key, en->context->group.rank)]);
+    for (int e = 0; e < w->row->n_in && is_bounded(en); e++) {
+        const int group = w->inputs[e].lowest;
+        if (hpc_clock_applied(&share->clocks[group]) < hpc_clock_behind(en, own) &&
+            hpc_sender_is_open(en, share->key, group))
+            n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     }
     return n;
 }
 
-int hpc_each_learn_pushes(hpc_engine *en, uint64_t *last, const char *op, double deadline) {
-    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
-    uint64_t *mine = malloc(keys * sizeof *mine), *all = malloc(keys * size * sizeof *all);
-    int status = mine != NULL && all != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for pushes", op);
-    status = hpc_context_agree(en->context, op, status, deadline);
-    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = en->keys[k].pushes;
-    if (status == HPC_OK) status = hpc_allgather(en->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
-    for (size_t k = 0; k < keys && status == HPC_OK; k++)
-        for (size_t r = 0; r < size; r++) last[k * size + r] = all[r * keys + k];
-    free(mine);
-    free(all);
-    return status;
+static int has_brought(const hpc_share *share, int group, uint64_t pushes) {
+    return atomic_load_explicit(&share->clocks[group].applied, memory_order_relaxed) >= pushes;
 }
+
+static int awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    (void)for_slot;
+    return hpc_groups_awaited(en, key, ticket, &(const hpc_groups_lack){slowest_groups, has_brought}, ranks);
+}
+
+/* ---- publish ---- */
+
+static int level(hpc_engine *en, const char *op, double deadline) {
+    (void)op, (void)deadline;
+    hpc_clocks_level(en);
+    return HPC_OK;
+}
+
+/* ---- the values ---- */
+
+const hpc_discipline hpc_discipline_async = {
+    .name = "ASYNC",
+    .suits = is_async,
+    .check = check_async,
+    .goes_on = 1,
+    .pulling = &(const hpc_pulling){0},
+    .opening = &(const hpc_opening){.prepare = prepare, .open = hpc_clocks_open},
+    .share_came = share_came,
+    .row_came = row_came,
+    .pull_came = pull_came,
+    .holds_up = holds_up,
+    .may_push = may_push,
+    .awaited = awaited,
+};
+
+const hpc_discipline hpc_discipline_server_ssp = {
+    .name = "SSP",
+    .suits = is_ssp,
+    .check = check_ssp,
+    .goes_on = 1,
+    .pulling = &(const hpc_pulling){.ends = hpc_fresh_ends_pull},
+    .opening = &(const hpc_opening){.part = hpc_fresh_part, .open = hpc_fresh_open},
+    .share_came = share_came,
+    .row_came = row_came,
+    .pull_came = pull_came,
+    .holds_up = holds_up,
+    .work = work,
+    .wait_slot = hpc_fresh_wait_slot,
+    .begin_push = hpc_fresh_begin_push,
+    .awaited = hpc_fresh_awaited,
+    .facts = &(
+        const hpc_facts){.before_publish = hpc_fresh_level, .heard = hpc_fresh_heard, .staleness = hpc_fresh_staleness},
+};
+
+const hpc_discipline hpc_discipline_groups = {
+    .name = "ASYNC or SSP of groups",
+    .suits = is_of_groups,
+    .check = check_groups,
+    .goes_on = 1,
+    .opening = &(const hpc_opening){.prepare = prepare, .open_shares = hpc_groups_find, .open = open_groups},
+    .share_came = share_came,
+    .row_came = row_came,
+    .work = work,
+    .may_push = may_push_to_group,
+    .needs = hpc_groups_need,
+    .awaited = awaited_by_group,
+    .facts = &(const hpc_facts){.before_publish = level},
+};

@@ -1,6 +1,5 @@
 #include "discipline/graph.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/answer.h"
@@ -46,28 +45,16 @@ int hpc_graph_check_constant(const hpc_exchange_config *f, const char *by, const
 int hpc_graph_prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
     if (f->graph == NULL) return HPC_OK;
     size_t size = (size_t)en->context->group.size, n = (size_t)f->graph->n_phases * size * size;
-    hpc_phases *g = en->graph = calloc(1, sizeof *g);
-    if (g != NULL) {
-        g->n = f->graph->n_phases;
-        g->weights = malloc(n * sizeof *g->weights);
-        g->keys = calloc((size_t)en->plan->n_keys, sizeof *g->keys);
-    }
-    if (g == NULL || g->weights == NULL || g->keys == NULL)
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a graph of %zu ranks and %d phases", op, size,
-                        f->graph->n_phases);
+    hpc_phases *g = en->graph = hpc_engine_take(en, 1, sizeof *g, op);
+    if (g == NULL) return HPC_ERR_MEMORY;
+    g->n = f->graph->n_phases;
+    g->weights = hpc_engine_take(en, n, sizeof *g->weights, op);
+    g->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *g->keys, op);
+    if (g->weights == NULL || g->keys == NULL) return HPC_ERR_MEMORY;
     memcpy(g->weights, f->graph->weights, n * sizeof *g->weights);
     en->own_args = 1;
     en->owners_leave = 1;
     return HPC_OK;
-}
-
-void hpc_graph_free(hpc_engine *en) {
-    hpc_phases *g = en->graph;
-    if (g == NULL) return;
-    free(g->weights);
-    free(g->keys);
-    free(g);
-    en->graph = NULL;
 }
 
 /* ---- the owner ---- */
@@ -85,87 +72,51 @@ void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share) {
     hpc_share_count_fold(core, n);
 }
 
-int hpc_clocks_open(const hpc_engine *en, const hpc_share *share, const char *op, hpc_clocks *c) {
-    size_t size = (size_t)en->context->group.size;
-    c->clock = calloc(size, sizeof *c->clock);
-    c->used = calloc(size, sizeof *c->used);
-    c->consumed = calloc(size, sizeof *c->consumed);
-    c->rows_came = calloc(size, sizeof *c->rows_came);
-    c->siblings = malloc(size * sizeof *c->siblings);
-    if (c->clock == NULL || c->used == NULL || c->consumed == NULL || c->rows_came == NULL || c->siblings == NULL)
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
-    for (size_t r = 0; r < size; r++) c->siblings[r] = -1;
+/* Finds the shares of the key and core of share, of all ranks. */
+static int find_siblings(hpc_engine *en, hpc_share *share, const char *op) {
+    const int size = en->context->group.size;
+    int *siblings = share->own = hpc_engine_take(en, (size_t)size, sizeof *siblings, op);
+    if (siblings == NULL) return HPC_ERR_MEMORY;
+    for (int r = 0; r < size; r++) siblings[r] = -1;
     for (int s = 0; s < en->layout.n_shares; s++)
         if (en->layout.shares[s].key == share->key && en->layout.shares[s].core == share->core)
-            c->siblings[en->layout.shares[s].owner] = s;
-    for (size_t r = 0; r < size; r++)
-        if (c->siblings[r] < 0)
+            siblings[en->layout.shares[s].owner] = s;
+    for (int r = 0; r < size; r++)
+        if (siblings[r] < 0)
             return hpc_fail(HPC_ERR_CONFIG, op,
-                            "%s: rank %zu owns key %s by other cores: make the plan by hpc_plan_graph", op, r,
+                            "%s: rank %d owns key %s by other cores: make the plan by hpc_plan_graph", op, r,
                             en->plan->keys[share->key].name);
     return HPC_OK;
 }
 
-void hpc_clocks_free(hpc_clocks *c) {
-    free(c->clock);
-    free(c->used);
-    free(c->consumed);
-    free(c->rows_came);
-    free(c->siblings);
+int hpc_graph_open_clocks(hpc_engine *en, const char *op) {
+    int status = hpc_clocks_open(en, op);
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++)
+        for (int i = 0; i < en->cores[c].n_clocked && status == HPC_OK; i++)
+            status = find_siblings(en, en->cores[c].clocked[i], op);
+    return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
 }
 
-int hpc_clocks_share_came(const hpc_engine *en, const hpc_share *share, hpc_clocks *c, int rank) {
-    uint64_t came = hpc_clock_of(c, rank), gone = rank == share->owner ? share->version : c->consumed[rank];
-    if (came - gone >= (uint64_t)en->layout.depth) return 0; /* more than there are slots */
-    atomic_store_explicit(&c->clock[rank], came + 1, memory_order_relaxed);
+int hpc_graph_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    hpc_clock *from = &share->clocks[rank];
+    const uint64_t came = hpc_clock_came(from), gone = rank == share->owner ? share->version : from->answered;
+    (void)slot;
+    if (came - gone >= (uint64_t)core->engine->layout.depth) return 0; /* more than there are slots */
+    hpc_tally_add(&from->came, 1);
     return 1;
 }
 
-int hpc_clocks_row_came(const hpc_engine *en, const hpc_share *share, hpc_clocks *c, int rank) {
-    if (++c->rows_came[rank] < share->n_rows) return 1;
-    c->rows_came[rank] = 0;
-    return hpc_clocks_share_came(en, share, c, rank);
+int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    const int rank = w->inputs[input].rank;
+    return !hpc_clock_row(&w->share->clocks[rank], w->share) || hpc_graph_share_came(core, w->share, rank, slot);
 }
 
-hpc_share **hpc_own_shares_of(const hpc_engine *en, const hpc_core *core, int *n) {
-    hpc_share **own = malloc((size_t)en->layout.n_shares * sizeof(hpc_share *) + 1);
-    *n = 0;
-    for (int s = 0; s < en->layout.n_shares && own != NULL; s++) {
-        hpc_share *share = &en->layout.shares[s];
-        if (share->owner == en->context->group.rank && share->core == core->index) own[(*n)++] = share;
-    }
-    return own;
-}
-
-int hpc_own_shares_open(hpc_engine *en, hpc_core *core, const char *op, hpc_own_shares *own) {
-    int status = HPC_OK;
-    own->shares = hpc_own_shares_of(en, core, &own->n);
-    if (own->shares == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
-    for (int i = 0; i < own->n && status == HPC_OK; i++) {
-        hpc_clocks *c = own->shares[i]->own = calloc(1, sizeof *c);
-        status = c == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op)
-                           : hpc_clocks_open(en, own->shares[i], op, c);
-    }
-    return status;
-}
-
-void hpc_own_clocks_free(hpc_engine *en) {
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_clocks *c = en->layout.shares[s].own;
-        if (c != NULL) hpc_clocks_free(c);
-        free(c);
-        en->layout.shares[s].own = NULL;
-    }
-}
-
-int hpc_own_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    (void)slot;
-    return hpc_clocks_share_came(core->engine, share, share->own, rank);
-}
-
-int hpc_own_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    (void)slot;
-    return hpc_clocks_row_came(core->engine, w->share, w->share->own, w->inputs[input].rank);
+int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its) {
+    int n = 0;
+    for (int i = 0; i < core->n_clocked; i++)
+        for (; its->is_time(core->engine, core->clocked[i]); n++)
+            if (its->fold(core, core->clocked[i]) != 0) return n;
+    return n;
 }
 
 /* ---- the worker ---- */

@@ -3,6 +3,7 @@
 #ifndef HPC_DISCIPLINE_GRAPH_H
 #define HPC_DISCIPLINE_GRAPH_H
 
+#include "engine/clocks.h"
 #include "engine/row.h"
 #include "engine/send.h"
 
@@ -26,7 +27,6 @@ static inline const hpc_phases *hpc_phases_of(const hpc_engine *en) {
 /* ---- open ---- */
 
 int hpc_graph_prepare(hpc_engine *en, const hpc_exchange_config *config, const char *op);
-void hpc_graph_free(hpc_engine *en);
 const char *hpc_consistency_name(int consistency);
 /* HPC_ERR_INVALID if the configuration has no graph. */
 int hpc_graph_is_given(const hpc_exchange_config *config, const char *op);
@@ -64,40 +64,20 @@ static inline int hpc_sends(const hpc_engine *en, int key, uint64_t n, int to, i
 /* Counts the inputs of the neighbours to the step that has just been folded. */
 void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share);
 
-/* The updates that have come for a share whose folds take the updates that are there; arrays are by rank. */
-typedef struct hpc_clocks {
-    _Atomic uint64_t *clock; /* pushes that are there; written by the core alone */
-    uint64_t *used;          /* the newest of them that was folded */
-    uint64_t *consumed;      /* answered: their slots are free */
-    int *rows_came;          /* of the push that is coming */
-    int *siblings;           /* the share of the same key and core that rank owns */
-} hpc_clocks;
-
-int hpc_clocks_open(const hpc_engine *en, const hpc_share *share, const char *op, hpc_clocks *clocks);
-void hpc_clocks_free(hpc_clocks *clocks);
-/* rank's input to all rows of the share, or to one of them; 0 when rank has no slot left to have sent it from. */
-int hpc_clocks_share_came(const hpc_engine *en, const hpc_share *share, hpc_clocks *clocks, int rank);
-int hpc_clocks_row_came(const hpc_engine *en, const hpc_share *share, hpc_clocks *clocks, int rank);
-
-static inline uint64_t hpc_clock_of(const hpc_clocks *clocks, int rank) {
-    return atomic_load_explicit(&clocks->clock[rank], memory_order_relaxed);
-}
-
-/* The shares of a core, at which its discipline looks beside events. */
-typedef struct hpc_own_shares {
-    hpc_share **shares;
-    int n;
-} hpc_own_shares;
-
-/* NULL when there is no memory. */
-hpc_share **hpc_own_shares_of(const hpc_engine *en, const hpc_core *core, int *n);
-
-/* For disciplines whose shares have their clocks as their own: opens those of a core, and frees those of the exchange;
- * and hpc_discipline's slots. */
-int hpc_own_shares_open(hpc_engine *en, hpc_core *core, const char *op, hpc_own_shares *own);
-void hpc_own_clocks_free(hpc_engine *en);
-int hpc_own_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
-int hpc_own_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+/* Opens the clocks of shares whose folds take the updates that are there: came counts those that are there, applied is
+ * the newest that was folded, answered those whose slots are free. own: the shares of the same key and core of all
+ * ranks, by rank. As hpc_opening.open. */
+int hpc_graph_open_clocks(hpc_engine *en, const char *op);
+/* hpc_discipline's slots: counts an input of rank to all rows of a share, or to one of them; 0 when rank has no slot
+ * left to have sent it from. */
+int hpc_graph_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
+int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+/* Makes all folds for which it is time, of all shares of a core; returns their number. As hpc_discipline.work. */
+typedef struct hpc_graph_fold {
+    int (*is_time)(const hpc_engine *en, const hpc_share *share);
+    int (*fold)(hpc_core *core, hpc_share *share); /* nonzero when the exchange has failed */
+} hpc_graph_fold;
+int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its);
 
 /* ---- the worker ---- */
 

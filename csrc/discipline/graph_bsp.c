@@ -13,7 +13,7 @@ const hpc_discipline hpc_discipline_graph_bsp = {
     .whole = 1,
     .turns = hpc_graph_turns,
     .involves_all = 1,
-    .opening = &(const hpc_opening){.prepare = hpc_graph_prepare, .open = hpc_graph_whole_open, .free = hpc_graph_free},
+    .opening = &(const hpc_opening){.prepare = hpc_graph_prepare, .open = hpc_graph_whole_open},
     .share_came = hpc_graph_whole_share_came,
     .row_came = hpc_graph_whole_row_came,
     .begin_push = hpc_graph_begin_push,

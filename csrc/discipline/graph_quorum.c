@@ -92,11 +92,6 @@ static int open_all(hpc_engine *en, const char *op) {
     return hpc_quorum_open_cores(en, 1, op);
 }
 
-static void free_all(hpc_engine *en) {
-    hpc_quorum_free(en);
-    hpc_graph_free(en);
-}
-
 /* ---- versions ---- */
 
 /* The newest version that this rank's own shares of a key have folded, and their longest grace. */
@@ -331,7 +326,7 @@ const hpc_discipline hpc_discipline_graph_quorum = {
                                     .part = hpc_quorum_part,
                                     .open_shares = open_shares,
                                     .open = open_all,
-                                    .free = free_all},
+                                    .free = hpc_quorum_free},
     .share_bytes = sizeof(uint64_t),
     .share_came = hpc_graph_intake_share_came,
     .work = hpc_graph_intake_work,

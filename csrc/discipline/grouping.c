@@ -1,7 +1,6 @@
 #include "discipline/grouping.h"
 
-#include <stdlib.h>
-
+#include "discipline/whole.h"
 #include "engine/stages.h"
 
 int hpc_plan_has_stages(const hpc_plan *plan) {
@@ -38,10 +37,10 @@ static int lowest(const hpc_engine *en, const hpc_edge *edge,
 }
 
 /* All ranks of an output are of one group. */
-static int check_output(const hpc_engine *en, const int *group_of, int row, const hpc_edge *out, const char *op) {
+static int check_output(const hpc_engine *en, int row, const hpc_edge *out, const char *op) {
     const int key = en->plan->rows[row].key, first = lowest(en, out, gets);
     for (int r = 0; r < en->context->group.size; r++)
-        if (gets(en, out, r) && hpc_group_of(en, group_of, key, r) != hpc_group_of(en, group_of, key, first))
+        if (gets(en, out, r) && hpc_sender_of(en, key, r) != hpc_sender_of(en, key, first))
             return hpc_fail(HPC_ERR_CONFIG, op,
                             "%s: row %d sends parameters to ranks %d and %d by one output, and their updates come by "
                             "two inputs: under %s each update is answered by itself",
@@ -50,12 +49,12 @@ static int check_output(const hpc_engine *en, const int *group_of, int row, cons
 }
 
 /* The ranks of a row's inputs are groups, which are the same in all rows of the key. */
-static int find_in_row(const hpc_engine *en, int *group_of, int row, const char *op) {
+static int find_in_row(const hpc_engine *en, int row, const char *op) {
     const hpc_row *its = &en->plan->rows[row];
     for (int e = 0; e < its->n_in; e++) {
         const int first = lowest(en, &its->in[e], is_in);
         for (int r = 0; r < en->context->group.size; r++) {
-            int *group = &group_of[(size_t)its->key * (size_t)en->context->group.size + (size_t)r], taken = 0;
+            int *group = &en->group_of[(size_t)its->key * (size_t)en->context->group.size + (size_t)r], taken = 0;
             if (!is_in(en, &its->in[e], r)) continue;
             for (int before = 0; before < e; before++) taken |= is_in(en, &its->in[before], r);
             if (taken || (*group >= 0 && *group != first))
@@ -70,17 +69,17 @@ static int find_in_row(const hpc_engine *en, int *group_of, int row, const char 
     return HPC_OK;
 }
 
-int hpc_group_of_row(const hpc_engine *en, const int *group_of, int row) {
+int hpc_group_of_row(const hpc_engine *en, int row) {
     const hpc_edge there = {.row = row};
     const int relays = en->plan->rows[row].action == HPC_RELAY;
-    return hpc_group_of(en, group_of, en->plan->rows[row].key, lowest(en, &there, relays ? gets : is_in));
+    return hpc_sender_of(en, en->plan->rows[row].key, lowest(en, &there, relays ? gets : is_in));
 }
 
 /* All rows of a share that relays belong to one group, because the share answers once, when all of them are there. All
  * rows of a share that forwards belong to one group too, because the share counts its folds together. */
-static int check_share(const hpc_engine *en, const int *group_of, const hpc_share *share, const char *op) {
+static int check_share(const hpc_engine *en, const hpc_share *share, const char *op) {
     for (int i = 1; i < share->n_rows && en->plan->rows[share->rows[0]].action != HPC_APPLY; i++)
-        if (hpc_group_of_row(en, group_of, share->rows[i]) != hpc_group_of_row(en, group_of, share->rows[0]))
+        if (hpc_group_of_row(en, share->rows[i]) != hpc_group_of_row(en, share->rows[0]))
             return hpc_fail(HPC_ERR_CONFIG, op,
                             "%s: rows %d and %d, of core %d of rank %d, fold or relay for two groups: under %s a core "
                             "does so for one group of a key",
@@ -88,32 +87,112 @@ static int check_share(const hpc_engine *en, const int *group_of, const hpc_shar
     return HPC_OK;
 }
 
-int *hpc_groups_new(const hpc_engine *en, const char *op) {
+int hpc_groups_find(hpc_engine *en, const char *op) {
     const size_t n = (size_t)en->plan->n_keys * (size_t)en->context->group.size;
-    int *group_of = malloc(n * sizeof *group_of);
-    for (size_t i = 0; i < n && group_of != NULL; i++) group_of[i] = -1;
-    if (group_of == NULL) hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
-    return group_of;
-}
-
-int hpc_groups_find(const hpc_engine *en, int *group_of, const char *op) {
     int status = HPC_OK;
+    en->group_of = hpc_engine_take(en, n, sizeof *en->group_of, op);
+    if (en->group_of == NULL) return HPC_ERR_MEMORY;
+    for (size_t i = 0; i < n; i++) en->group_of[i] = -1;
     for (int i = 0; i < en->plan->n_rows && status == HPC_OK; i++)
-        if (en->plan->rows[i].action == HPC_APPLY) status = find_in_row(en, group_of, i, op);
+        if (en->plan->rows[i].action == HPC_APPLY) status = find_in_row(en, i, op);
     for (int i = 0; i < en->plan->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &en->plan->rows[i];
         for (int e = 0; e < row->n_out && row->action == HPC_APPLY && status == HPC_OK; e++)
-            status = check_output(en, group_of, i, &row->out[e], op);
+            status = check_output(en, i, &row->out[e], op);
     }
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
-        status = check_share(en, group_of, &en->layout.shares[s], op);
+        status = check_share(en, &en->layout.shares[s], op);
     return status;
 }
 
-void hpc_groups_name_outputs(hpc_engine *en, const int *group_of) {
+void hpc_groups_name_outputs(hpc_engine *en) {
     for (int i = 0; i < en->n_work; i++) {
         hpc_work *w = &en->work[i];
         for (int o = 0; o < w->n_outputs && w->row->action == HPC_APPLY; o++)
-            w->outputs[o].lowest = hpc_group_of(en, group_of, w->row->key, w->outputs[o].lowest);
+            w->outputs[o].lowest = hpc_sender_of(en, w->row->key, w->outputs[o].lowest);
     }
+}
+
+/* ---- the ranks that a wait waits for ---- */
+
+static int own_group(const hpc_engine *en, int key) {
+    return hpc_sender_of(en, key, en->context->group.rank);
+}
+
+static int is_mate(const hpc_engine *en, int key, int rank) {
+    return hpc_sender_of(en, key, rank) == own_group(en, key);
+}
+
+static int is_of_mates(const hpc_engine *en, const hpc_share *share) {
+    return hpc_group_of_row(en, share->rows[0]) == own_group(en, share->key);
+}
+
+uint64_t hpc_groups_need(const hpc_engine *en, int rank, int key, uint64_t n) {
+    return is_mate(en, key, rank) ? n : 0;
+}
+
+/* Whether a share of this rank applies updates of key. */
+static int applies(const hpc_engine *en, const hpc_share *share, int key) {
+    return share->key == key && share->owner == en->context->group.rank &&
+           en->plan->rows[share->rows[0]].action == HPC_APPLY;
+}
+
+/* Adds the ranks that bring the updates of this rank's group to a share of this rank. */
+static int bringers(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        for (int e = 0; e < w->row->n_in; e++)
+            if (w->inputs[e].lowest == own_group(en, share->key)) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+    }
+    return n;
+}
+
+/* Adds the owners of shares that have not answered; of this rank's own relays and forwards those that they wait for. */
+static int silent(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_awaited; i++) {
+        const int s = k->awaited[i];
+        const hpc_share *share = &en->layout.shares[s];
+        if (hpc_share_has_answered(en, s, ticket)) continue;
+        if (share->owner != en->context->group.rank)
+            n = hpc_add_rank(ranks, n, share->owner);
+        else if (!applies(en, share, key))
+            n = hpc_whole_missing(en, share, hpc_whole_slot(en, ticket), hpc_share_next_fold(en, s), ranks, n);
+    }
+    return n;
+}
+
+/* A relay of this rank's own may wait for a row of this rank's own, which waits for one of the others. */
+static int without(int *ranks, int n, int me) {
+    int left = 0;
+    for (int i = 0; i < n && n > 1; i++)
+        if (ranks[i] != me) ranks[left++] = ranks[i];
+    return n > 1 ? left : n;
+}
+
+/* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here; then
+ * other groups, for which other owners wait too; then those who fold for this rank's own rows, other owners, and ranks
+ * of the group that left without a word. */
+int hpc_groups_awaited(const hpc_engine *en, int key, uint64_t ticket, const hpc_groups_lack *lack, int *ranks) {
+    const int me = en->context->group.rank, size = en->context->group.size;
+    int n = 0;
+    for (int r = 0; r < size; r++)
+        if (hpc_pushes_key(en, r, key) && is_mate(en, key, r) && hpc_pushes_of(en, r, key) < ticket / 2)
+            n = hpc_add_rank(ranks, n, r);
+    if (n == 0) n = hpc_whole_missing_in_stages(en, key, ticket, is_of_mates, ranks);
+    if (n > 0) return n;
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (applies(en, &en->layout.shares[s], key)) n = lack->others(en, &en->layout.shares[s], ranks, n);
+    if (n > 0) return n;
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (applies(en, &en->layout.shares[s], key) &&
+            !lack->has_brought(&en->layout.shares[s], own_group(en, key), ticket / 2))
+            n = bringers(en, &en->layout.shares[s], ranks, n);
+    n = silent(en, key, ticket, ranks, n);
+    for (int r = 0; r < size; r++)
+        if (hpc_pushes_key(en, r, key) && is_mate(en, key, r) && hpc_pushes_of(en, r, key) == UINT64_MAX &&
+            hpc_closed_signal(en, r) == 0 && hpc_has_left(en, r))
+            n = hpc_add_rank(ranks, n, r);
+    if (n == 0) return hpc_add_rank(ranks, n, me); /* its own core is at it */
+    return without(ranks, n, me);
 }

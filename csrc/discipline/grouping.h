@@ -5,7 +5,7 @@
 #ifndef HPC_GROUPING_H
 #define HPC_GROUPING_H
 
-#include "engine/layout.h"
+#include "engine/clocks.h"
 
 /* Whether rows of a plan send to other rows. */
 int hpc_plan_has_stages(const hpc_plan *plan);
@@ -13,21 +13,28 @@ int hpc_plan_has_stages(const hpc_plan *plan);
  * second row and sets *other to the first, or returns -1. */
 int hpc_plan_find_copy(const hpc_plan *plan, int *other);
 
-/* Finds the groups of an exchange, whose shares are known: group_of[key * size + rank] is the lowest rank of the rank's
- * group; a rank that does not push the key has -1. */
-int *hpc_groups_new(const hpc_engine *en, const char *op);
-int hpc_groups_find(const hpc_engine *en, int *group_of, const char *op);
+/* Finds the groups of an exchange, whose shares are known: from here on they are its senders (hpc_sender_of). As
+ * hpc_opening.open_shares. */
+int hpc_groups_find(hpc_engine *en, const char *op);
 
 /* Names the outputs of this rank's rows that apply by the groups that they are for: a group's lowest rank need not be
  * one that gets parameters by the output. */
-void hpc_groups_name_outputs(hpc_engine *en, const int *group_of);
+void hpc_groups_name_outputs(hpc_engine *en);
 
 /* The group for which a row folds, or to which it relays. */
-int hpc_group_of_row(const hpc_engine *en, const int *group_of, int row);
+int hpc_group_of_row(const hpc_engine *en, int row);
 
-/* A rank that pushes key is in a group; returns the lowest rank of that group. */
-static inline int hpc_group_of(const hpc_engine *en, const int *group_of, int key, int rank) {
-    return group_of[(size_t)key * (size_t)en->context->group.size + (size_t)rank];
-}
+/* hpc_discipline.needs: each push needs as many of the ranks of the same group. */
+uint64_t hpc_groups_need(const hpc_engine *en, int rank, int key, uint64_t n);
+
+/* hpc_discipline.awaited of a group's ranks. lack: what a discipline sees in its own shares. */
+typedef struct hpc_groups_lack {
+    /* Adds the ranks by which other groups' updates come, for which an answer of this share to this rank's group waits.
+     */
+    int (*others)(const hpc_engine *en, const hpc_share *share, int *ranks, int n);
+    /* Whether a group's push has come to a share. */
+    int (*has_brought)(const hpc_share *share, int group, uint64_t push);
+} hpc_groups_lack;
+int hpc_groups_awaited(const hpc_engine *en, int key, uint64_t ticket, const hpc_groups_lack *lack, int *ranks);
 
 #endif

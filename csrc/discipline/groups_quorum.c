@@ -100,10 +100,8 @@ static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op)
     if (status != HPC_OK) return status;
     hpc_quorum *q = hpc_quorum_of(en);
     int *n = calloc(ranks, sizeof *n);
-    q->group_of = hpc_groups_new(en, op);
     q->passed_at = malloc(rows * sizeof *q->passed_at);
-    if (n == NULL || q->group_of == NULL || q->passed_at == NULL)
-        status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
+    if (n == NULL || q->passed_at == NULL) status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for groups", op);
     for (int i = 0; i < en->plan->n_rows && status == HPC_OK; i++)
         q->passed_at[i] = en->plan->rows[i].action == HPC_RELAY ? n[en->plan->rows[i].owner]++ : 0;
     free(n);
@@ -112,10 +110,9 @@ static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op)
 
 /* A version belongs to all keys, so a group does too. */
 static int check_groups(const hpc_engine *en, const char *op) {
-    const int *group_of = hpc_quorum_of(en)->group_of;
     for (int key = 1; key < en->plan->n_keys; key++)
         for (int r = 0; r < en->context->group.size; r++)
-            if (hpc_group_of(en, group_of, key, r) != group_of[r])
+            if (hpc_sender_of(en, key, r) != hpc_sender_of(en, 0, r))
                 return hpc_fail(
                     HPC_ERR_CONFIG, op,
                     "%s: the update of rank %d of key %s comes with those of other ranks than its update of "
@@ -126,7 +123,7 @@ static int check_groups(const hpc_engine *en, const char *op) {
 
 /* A rank sends to the shares that it gets parameters from: each of them has one answer for each of its pushes. */
 static int open_shares(hpc_engine *en, const char *op) {
-    int status = hpc_groups_find(en, hpc_quorum_of(en)->group_of, op);
+    int status = hpc_groups_find(en, op);
     if (status == HPC_OK) status = check_groups(en, op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
         hpc_share *share = &en->layout.shares[s];
@@ -139,7 +136,7 @@ static int open_shares(hpc_engine *en, const char *op) {
 }
 
 static int open_all(hpc_engine *en, const char *op) {
-    hpc_groups_name_outputs(en, hpc_quorum_of(en)->group_of);
+    hpc_groups_name_outputs(en);
     return hpc_quorum_open_cores(en, 0, op);
 }
 
@@ -229,92 +226,24 @@ static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     return hpc_push_share(en, s, slot, l);
 }
 
-static int is_mate(const hpc_engine *en, int rank) {
-    return hpc_sender_of(en, rank) == hpc_sender_of(en, hpc_me(en));
-}
-
-static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
-    (void)key;
-    return is_mate(en, rank) ? n : 0;
-}
-
-/* The ranks by which updates of groups come that do not wait in a share of this rank's own. */
-static int missing(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
+/* Adds the ranks by which updates of groups come that do not wait in a share in which one of this rank's group does. */
+static int others(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
     const hpc_work *w = hpc_first_work(en, share);
+    if (hpc_version_from(share, hpc_quorum_sender(en, hpc_me(en))) == 0) return n;
     for (int e = 0; e < w->row->n_in; e++)
         if (hpc_version_from(share, w->inputs[e].lowest) == 0 && hpc_closed_signal(en, w->inputs[e].rank) == 0)
             n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     return n;
 }
 
-/* Adds the ranks that bring the update of this rank's group to a share of this rank in which none waits. */
-static int bringers(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
-    const int own = hpc_sender_of(en, hpc_me(en));
-    for (int i = 0; i < share->n_rows && hpc_version_from(share, own) == 0; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        for (int e = 0; e < w->row->n_in; e++)
-            if (w->inputs[e].lowest == own) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
-    }
-    return n;
+static int has_brought(const hpc_share *share, int group, uint64_t push) {
+    (void)push;
+    return hpc_version_from(share, group) != 0;
 }
 
-static int is_of_mates(const hpc_engine *en, const hpc_share *share) {
-    return hpc_group_of_row(en, hpc_quorum_of(en)->group_of, share->rows[0]) == hpc_sender_of(en, hpc_me(en));
-}
-
-/* The owners of shares that have not answered; of relays of this rank's own those that they wait for. */
-static int silent(const hpc_engine *en, int key, uint64_t ticket, int *ranks) {
-    const hpc_pushed *k = &en->keys[key];
-    int n = 0;
-    for (int i = 0; i < k->n_awaited; i++) {
-        const int s = k->awaited[i];
-        const hpc_share *share = &en->layout.shares[s];
-        if (hpc_share_has_answered(en, s, ticket)) continue;
-        if (share->owner != hpc_me(en))
-            n = hpc_add_rank(ranks, n, share->owner);
-        else if (action_of(en, share) == HPC_RELAY)
-            n = hpc_whole_missing(en, share, hpc_whole_slot(en, ticket), hpc_share_next_fold(en, s), ranks, n);
-    }
-    return n;
-}
-
-/* A relay of this rank's own may wait for a row of this rank's own, which waits for one of the others. */
-static int without(int *ranks, int n, int me) {
-    int left = 0;
-    for (int i = 0; i < n && n > 1; i++)
-        if (ranks[i] != me) ranks[left++] = ranks[i];
-    return n > 1 ? left : n;
-}
-
-/* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here; then
- * groups that this rank's own shares wait for; then other owners, those who fold for this rank's own rows, and ranks of
- * the group that left without a word. */
 static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    const int me = hpc_me(en), size = en->context->group.size;
-    int n = 0;
     (void)for_slot;
-    for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(en, r, key) && is_mate(en, r) && hpc_pushes_of(en, r, key) < ticket / 2)
-            n = hpc_add_rank(ranks, n, r);
-    if (n == 0) n = hpc_whole_missing_in_stages(en, key, ticket, is_of_mates, ranks);
-    if (n > 0) return n;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        if (share->key == key && hpc_intake_of(share) != NULL && hpc_version_from(share, hpc_sender_of(en, me)) != 0)
-            n = missing(en, share, ranks, n);
-    }
-    if (n > 0) return n;
-    n = silent(en, key, ticket, ranks);
-    for (int s = 0; s < en->layout.n_shares && (n == 0 || (n == 1 && ranks[0] == me)); s++)
-        if (en->layout.shares[s].key == key && hpc_intake_of(&en->layout.shares[s]) != NULL)
-            n = bringers(en, &en->layout.shares[s], ranks, n);
-    for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(en, r, key) && is_mate(en, r) && hpc_pushes_of(en, r, key) == UINT64_MAX &&
-            hpc_closed_signal(en, r) == 0 &&
-            atomic_load_explicit(&en->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
-            n = hpc_add_rank(ranks, n, r);
-    if (n == 0) return hpc_add_rank(ranks, n, me); /* its own core is at it */
-    return without(ranks, n, me);
+    return hpc_groups_awaited(en, key, ticket, &(const hpc_groups_lack){others, has_brought}, ranks);
 }
 
 /* ---- a state is loaded ---- */
@@ -376,7 +305,7 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .hear = hpc_outlet_hear,
     .begin_push = begin_push,
     .send_share = send_share,
-    .needs = needs,
+    .needs = hpc_groups_need,
     .awaited = awaited,
     .ended = hpc_quorum_ended,
     .leaving = &(const hpc_leaving){.closing = hpc_quorum_closing},

@@ -2,6 +2,7 @@
 #include "discipline/discipline.h"
 #include "discipline/passing.h"
 #include "discipline/stale_peers.h"
+#include "engine/clocks.h"
 
 static int suits(const hpc_exchange_config *f) {
     return f->consistency == HPC_SSP && !hpc_config_is_bsp(f) && hpc_peers_are_planned(f) && hpc_peers_pass_on(f);
@@ -17,7 +18,6 @@ static int open_passing(hpc_engine *en, const char *op) {
 
 static void free_passing(hpc_engine *en) {
     if (en->own != NULL) hpc_passing_free(hpc_stale_peers_passing(en));
-    hpc_stale_peers_free(en);
 }
 
 static int passing_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
@@ -62,6 +62,5 @@ const hpc_discipline hpc_discipline_passing_peers_ssp = {
     .leaving = &(const hpc_leaving){.finish = hpc_stale_peers_finish, .outstanding = passing_outstanding},
     .facts = &(const hpc_facts){.settle = hpc_stale_peers_settle,
                                 .before_publish = hpc_stale_peers_level,
-                                .folded_of = hpc_stale_peers_folded_of,
-                                .staleness = hpc_stale_peers_staleness},
+                                .staleness = hpc_get_begun},
 };

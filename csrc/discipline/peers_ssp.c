@@ -1,6 +1,7 @@
 /* SSP(s) among peers: stale_peers.c says how it works. */
 #include "discipline/discipline.h"
 #include "discipline/stale_peers.h"
+#include "engine/clocks.h"
 
 static int suits(const hpc_exchange_config *f) {
     return f->consistency == HPC_SSP && !hpc_config_is_bsp(f) && hpc_peers_are_planned(f) && !hpc_peers_pass_on(f);
@@ -16,7 +17,7 @@ const hpc_discipline hpc_discipline_peers_ssp = {
     .name = "SSP among peers",
     .suits = suits,
     .check = hpc_stale_peers_check,
-    .opening = &(const hpc_opening){.open = hpc_stale_peers_open, .free = hpc_stale_peers_free},
+    .opening = &(const hpc_opening){.open = hpc_stale_peers_open},
     .makes_params = hpc_peers_make_params,
     .share_came = hpc_stale_peers_share_came,
     .row_came = hpc_stale_peers_row_came,
@@ -28,6 +29,5 @@ const hpc_discipline hpc_discipline_peers_ssp = {
     .leaving = &(const hpc_leaving){.finish = hpc_stale_peers_finish, .outstanding = outstanding},
     .facts = &(const hpc_facts){.settle = hpc_stale_peers_settle,
                                 .before_publish = hpc_stale_peers_level,
-                                .folded_of = hpc_stale_peers_folded_of,
-                                .staleness = hpc_stale_peers_staleness},
+                                .staleness = hpc_get_begun},
 };

@@ -5,6 +5,7 @@
 #define HPC_QUORUM_H
 
 #include "discipline/graph.h"
+#include "engine/clocks.h"
 
 /* The words that the owner of a share writes behind its answer to the sender of an update, at told_at. */
 typedef struct hpc_told {
@@ -81,7 +82,6 @@ typedef struct hpc_quorum {
     char *given_up;  /* by rank: it let a push wait in vain, and has answered none since */
     int n_pending;   /* how many outlets are pending */
     uint64_t told;   /* with several stages: the newest version when a state was loaded last */
-    int *group_of;   /* with several stages: the groups of every key, as hpc_groups_find has them */
     int *passed_at;  /* by row that relays: its number among those of its owner */
 } hpc_quorum;
 
@@ -105,10 +105,9 @@ static inline hpc_key_versions *hpc_versions_of(const hpc_engine *en, int key) {
     return &hpc_quorum_of(en)->keys[key];
 }
 
-/* The sender that a rank's pushes are in. */
-static inline int hpc_sender_of(const hpc_engine *en, int rank) {
-    const int *group_of = hpc_quorum_of(en)->group_of;
-    return group_of == NULL ? rank : group_of[rank];
+/* The sender that a rank's pushes are in, of all keys. */
+static inline int hpc_quorum_sender(const hpc_engine *en, int rank) {
+    return hpc_sender_of(en, 0, rank);
 }
 
 /* NULL for a share of another rank. */

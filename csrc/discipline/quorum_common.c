@@ -107,7 +107,6 @@ void hpc_quorum_free(hpc_engine *en) {
     if (q != NULL) {
         free(q->keys);
         free(q->given_up);
-        free(q->group_of);
         free(q->passed_at);
     }
     free(q);

@@ -81,7 +81,7 @@ void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender) {
     from->answered++;
     if (!en->layout.stages.many) answer_rank(core, share, sender, from);
     for (int i = 0; i < share->n_members && en->layout.stages.many; i++)
-        if (hpc_sender_of(en, share->members[i]) == sender) answer_rank(core, share, share->members[i], from);
+        if (hpc_quorum_sender(en, share->members[i]) == sender) answer_rank(core, share, share->members[i], from);
 }
 
 int hpc_intake_drop_before(hpc_core *core, hpc_share *share, uint64_t least, uint64_t folded, hpc_intake_drop *drop) {
@@ -181,7 +181,7 @@ static void note_closed(hpc_core *core) {
     const int size = en->context->group.size;
     memcpy(its->gone, its->closes, (size_t)size);
     for (int r = 0; r < size; r++) {
-        const int sender = hpc_sender_of(en, r);
+        const int sender = hpc_quorum_sender(en, r);
         if (sender < 0 || hpc_closed_signal(en, r) == 0) continue;
         its->closes[sender] = 1;
         if (!its->gone[sender]) core->due = 0;
@@ -206,12 +206,12 @@ int hpc_intake_work(hpc_core *core, hpc_intake_step *step) {
 /* ---- open ---- */
 
 static int is_sender(const hpc_engine *en, const hpc_share *share, int rank) {
-    if (hpc_sender_of(en, rank) != rank) return 0;
+    if (hpc_quorum_sender(en, rank) != rank) return 0;
     return en->layout.stages.many ? hpc_feeds_share(en, share, rank) : hpc_share_answers(en, share, rank);
 }
 
 void hpc_intake_open(hpc_engine *en) {
-    const int size = en->context->group.size, own = hpc_sender_of(en, hpc_me(en));
+    const int size = en->context->group.size, own = hpc_quorum_sender(en, hpc_me(en));
     for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];
         hpc_intake *in = hpc_intake_of(share);

@@ -26,7 +26,6 @@
  *   base, runs        the worker, with the core paused
  *
  * Nobody waits in a circle: the slowest worker waits for no one, and it frees the slots of all others. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "discipline/each.h"
@@ -34,6 +33,7 @@
 #include "discipline/passing.h"
 #include "discipline/stale_peers.h"
 #include "engine/answer.h"
+#include "engine/clocks.h"
 #include "engine/core.h"
 #include "engine/kind.h"
 #include "engine/row.h"
@@ -42,29 +42,15 @@
 
 enum { RUNS_TO_OWN = 1, RUNS_TO_ALL = 2 };
 
-/* A share's own, at its owner; arrays are by input. */
-typedef struct peer_clocks {
-    const hpc_engine *engine;
-    _Atomic uint64_t *came;    /* pushes that are there */
-    _Atomic uint64_t *applied; /* of these */
-    uint64_t *base;            /* pushes before the last publish */
-    uint64_t *upto;            /* clocks up to which the present fold applies */
-    int *rows_came;            /* of the present push of each input: rows that are there */
-    _Atomic uint64_t late;     /* clocks by which the slowest peer was behind the last step */
-    int n, own;                /* inputs; the number of this rank's */
-    int runs;                  /* 0: applies when the worker has pushed; else at once: up to its clock, or all */
-} peer_clocks;
-
-/* A core's own. */
-typedef struct peer_shares {
-    hpc_own_shares own;
-    int n_closed; /* ranks that had closed at its last look */
-} peer_shares;
+/* A share's own, at its owner. */
+typedef struct peer_share {
+    uint64_t *upto;        /* by input: clocks up to which the present fold applies */
+    _Atomic uint64_t late; /* clocks by which the slowest peer was behind the last step */
+    int runs;              /* 0: applies when the worker has pushed; else at once: up to its clock, or all */
+} peer_share;
 
 /* The exchange's own. */
 typedef struct peering {
-    uint64_t begun[HPC_PLAN_DEPTH]; /* steps, by how far the slowest peer was behind */
-    peer_shares *cores;
     hpc_ways *passing; /* where updates pass from peer to peer */
     uint64_t *counted; /* by key: the push whose step was counted last */
     uint64_t *last;    /* [key * size + rank], in a publish: pushes of each rank */
@@ -104,96 +90,50 @@ int hpc_stale_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int no_memory(const char *op) {
-    return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the clocks of peers", op);
-}
-
-static int open_share(const hpc_engine *en, hpc_share *share, const char *op) {
-    const hpc_work *w = hpc_first_work(en, share);
-    const size_t n = (size_t)w->row->n_in;
-    peer_clocks *c = share->own = calloc(1, sizeof *c);
-    if (c == NULL) return no_memory(op);
-    c->engine = en;
-    c->n = w->row->n_in;
-    c->own = hpc_row_input_of(w, share->owner, 0);
-    c->came = calloc(n, sizeof *c->came);
-    c->applied = calloc(n, sizeof *c->applied);
-    c->base = calloc(n, sizeof *c->base);
-    c->upto = calloc(n, sizeof *c->upto);
-    c->rows_came = calloc(n, sizeof *c->rows_came);
-    return c->came != NULL && c->applied != NULL && c->base != NULL && c->upto != NULL && c->rows_came != NULL
-               ? HPC_OK
-               : no_memory(op);
-}
-
 int hpc_stale_peers_open(hpc_engine *en, const char *op) {
-    peering *its = en->own = calloc(1, sizeof *its);
-    if (its == NULL) return no_memory(op);
-    its->cores = calloc((size_t)en->n_own_cores + 1, sizeof *its->cores);
-    its->last = calloc((size_t)en->plan->n_keys * (size_t)en->context->group.size, sizeof *its->last);
-    its->counted = calloc((size_t)en->plan->n_keys, sizeof *its->counted);
-    if (its->cores == NULL || its->last == NULL || its->counted == NULL) return no_memory(op);
-    int status = HPC_OK;
-    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) {
-        hpc_own_shares *own = &its->cores[c].own;
-        en->cores[c].own = &its->cores[c];
-        own->shares = hpc_own_shares_of(en, &en->cores[c], &own->n);
-        if (own->shares == NULL) return no_memory(op);
-        for (int i = 0; i < own->n && status == HPC_OK; i++) status = open_share(en, own->shares[i], op);
-    }
-    return status;
-}
-
-void hpc_stale_peers_free(hpc_engine *en) {
-    peering *its = en->own;
+    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
+    peering *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its == NULL || hpc_clocks_open(en, op) != HPC_OK) return HPC_ERR_MEMORY;
+    its->last = hpc_engine_take(en, keys * size, sizeof *its->last, op);
+    its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
+    if (its->last == NULL || its->counted == NULL) return HPC_ERR_MEMORY;
     for (int s = 0; s < en->layout.n_shares; s++) {
-        peer_clocks *c = en->layout.shares[s].own;
-        if (c == NULL) continue;
-        free(c->came);
-        free(c->applied);
-        free(c->base);
-        free(c->upto);
-        free(c->rows_came);
-        free(c);
-        en->layout.shares[s].own = NULL;
+        hpc_share *share = &en->layout.shares[s];
+        if (share->clocks == NULL) continue;
+        peer_share *p = share->own = hpc_engine_take(en, 1, sizeof *p, op);
+        if (p != NULL) p->upto = hpc_engine_take(en, size, sizeof *p->upto, op);
+        if (p == NULL || p->upto == NULL) return HPC_ERR_MEMORY;
     }
-    for (int c = 0; its != NULL && its->cores != NULL && c < en->n_own_cores; c++) free(its->cores[c].own.shares);
-    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) en->cores[c].own = NULL;
-    if (its != NULL) {
-        free(its->cores);
-        free(its->last);
-        free(its->counted);
-    }
-    free(its);
-    en->own = NULL;
+    return HPC_OK;
 }
 
 /* ---- clocks ---- */
 
-static uint64_t came_at(const peer_clocks *c, int input) {
-    return atomic_load_explicit(&c->came[input], memory_order_relaxed) - c->base[input];
+/* The clock of an input of a share. */
+static hpc_clock *input_clock(const hpc_engine *en, const hpc_share *share, int input) {
+    return &share->clocks[hpc_first_work(en, share)->inputs[input].rank];
 }
 
-static uint64_t applied_at(const peer_clocks *c, int input) {
-    return atomic_load_explicit(&c->applied[input], memory_order_relaxed) - c->base[input];
+static hpc_clock *own_clock(const hpc_share *share) {
+    return &share->clocks[share->owner];
+}
+
+static int n_inputs(const hpc_engine *en, const hpc_share *share) {
+    return hpc_first_work(en, share)->row->n_in;
 }
 
 static int is_open(const hpc_engine *en, int rank) {
     return hpc_closed_signal(en, rank) == 0;
 }
 
-static uint64_t behind(const hpc_engine *en, uint64_t clock) {
-    const uint64_t staleness = (uint64_t)en->asked.staleness;
-    return clock > staleness ? clock - staleness : 0;
-}
-
 /* Whether the worker has pushed for the step at clock n, and no open peer is too far behind it. */
 static int is_time(const hpc_engine *en, const hpc_share *share, uint64_t n) {
-    const peer_clocks *c = share->own;
     const hpc_work *w = hpc_first_work(en, share);
-    if (came_at(c, c->own) < n) return 0;
-    for (int e = 0; e < c->n; e++)
-        if (came_at(c, e) < behind(en, n) && is_open(en, w->inputs[e].rank)) return 0;
+    if (hpc_clock_came(own_clock(share)) < n) return 0;
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_clock_came(&share->clocks[w->inputs[e].rank]) < hpc_clock_behind(en, n) &&
+            is_open(en, w->inputs[e].rank))
+            return 0;
     return 1;
 }
 
@@ -220,21 +160,23 @@ static int apply(hpc_core *core, hpc_work *w, int n, const double *args) {
  * inputs. */
 static int apply_row(hpc_core *core, hpc_work *w) {
     const hpc_engine *en = core->engine;
-    const peer_clocks *c = w->share->own;
-    const uint64_t *upto = c->upto;
+    const hpc_clock *clocks = w->share->clocks;
+    const uint64_t *upto = ((const peer_share *)w->share->own)->upto;
     uint64_t first = UINT64_MAX, last = 0;
     const double *args = NULL;
     int n = 0;
-    for (int e = 0; e < c->n; e++) {
-        if (upto[e] <= applied_at(c, e)) continue;
-        if (applied_at(c, e) < first) first = applied_at(c, e);
+    for (int e = 0; e < w->row->n_in; e++) {
+        const uint64_t applied = hpc_clock_applied(&clocks[w->inputs[e].rank]);
+        if (upto[e] <= applied) continue;
+        if (applied < first) first = applied;
         if (upto[e] > last) last = upto[e];
     }
     for (uint64_t t = first + 1; first != UINT64_MAX && t <= last; t++)
-        for (int e = 0; e < c->n; e++) {
-            if (t <= applied_at(c, e) || t > upto[e]) continue;
+        for (int e = 0; e < w->row->n_in; e++) {
             const hpc_input *in = &w->inputs[e];
-            const uint64_t slot = (c->base[e] + t - 1) % (uint64_t)en->layout.depth;
+            const hpc_clock *from = &clocks[in->rank];
+            if (t <= hpc_clock_applied(from) || t > upto[e]) continue;
+            const uint64_t slot = (from->base + t - 1) % (uint64_t)en->layout.depth;
             if (n > 0 && !has_equal_args(args, in->args[slot])) {
                 if (apply(core, w, n, args) != 0) return -1;
                 n = 0;
@@ -252,91 +194,86 @@ static int apply_row(hpc_core *core, hpc_work *w) {
  * applied; this rank last. Nonzero when the exchange has failed. */
 static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t own) {
     const hpc_engine *en = core->engine;
-    peer_clocks *c = share->own;
+    const peer_share *p = share->own;
     const hpc_work *first = hpc_first_work(en, share);
-    const int signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
-    uint64_t *upto = c->upto;
+    const int signal = hpc_signal_applied(en, (int)(share - en->layout.shares)), n = first->row->n_in;
     int news = 0;
-    for (int e = 0; e < c->n; e++) {
-        const uint64_t most = e == c->own ? own : cap, there = came_at(c, e);
-        upto[e] = there < most ? there : most;
-        if (upto[e] < applied_at(c, e)) upto[e] = applied_at(c, e);
-        news += upto[e] > applied_at(c, e);
+    for (int e = 0; e < n; e++) {
+        const hpc_clock *from = &share->clocks[first->inputs[e].rank];
+        const uint64_t most = from == own_clock(share) ? own : cap, there = hpc_clock_came(from);
+        p->upto[e] = there < most ? there : most;
+        if (p->upto[e] < hpc_clock_applied(from)) p->upto[e] = hpc_clock_applied(from);
+        news += p->upto[e] > hpc_clock_applied(from);
     }
     if (news == 0) return 0;
     for (int i = 0; i < share->n_rows; i++)
         if (apply_row(core, &en->work[en->work_of[share->rows[i]]]) != 0) return -1;
-    for (int i = 1; i <= c->n; i++) {
-        const int e = (c->own + i) % c->n;
-        if (upto[e] <= applied_at(c, e)) continue;
-        const uint64_t pushes = c->base[e] + upto[e];
-        atomic_store_explicit(&c->applied[e], pushes, memory_order_release);
-        if (e == c->own) share->version = pushes;
-        hpc_share_answer(core, first->inputs[e].rank, signal, pushes);
+    for (int i = 1; i <= n; i++) {
+        const int e = (hpc_row_input_of(first, share->owner, 0) + i) % n, rank = first->inputs[e].rank;
+        hpc_clock *from = &share->clocks[rank];
+        if (p->upto[e] <= hpc_clock_applied(from)) continue;
+        const uint64_t pushes = from->base + p->upto[e];
+        atomic_store_explicit(&from->applied, pushes, memory_order_release);
+        if (rank == share->owner) share->version = pushes;
+        hpc_share_answer(core, rank, signal, pushes);
     }
-    if (c->runs != 0) hpc_bell_ring(en->context->group.bell); /* the worker waits for what was applied */
+    if (p->runs != 0) hpc_bell_ring(en->context->group.bell); /* the worker waits for what was applied */
     return 0;
 }
 
 /* Notes how far the slowest peer is behind the step at clock n. */
 static void note_late(const hpc_engine *en, const hpc_share *share, uint64_t n) {
-    peer_clocks *c = share->own;
+    peer_share *p = share->own;
     const hpc_work *w = hpc_first_work(en, share);
     uint64_t least = n;
-    for (int e = 0; e < c->n; e++)
-        if (came_at(c, e) < least && is_open(en, w->inputs[e].rank)) least = came_at(c, e);
-    atomic_store_explicit(&c->late, n - least, memory_order_relaxed);
+    for (int e = 0; e < w->row->n_in; e++) {
+        const uint64_t came = hpc_clock_came(&share->clocks[w->inputs[e].rank]);
+        if (came < least && is_open(en, w->inputs[e].rank)) least = came;
+    }
+    atomic_store_explicit(&p->late, n - least, memory_order_relaxed);
 }
 
 /* Applies what may be applied now; returns the number of times that it did so. */
 static int go_on(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
-    const peer_clocks *c = share->own;
+    const peer_share *p = share->own;
     int n = 0;
-    for (uint64_t next = applied_at(c, c->own) + 1; is_time(en, share, next); next++, n++) {
+    for (uint64_t next = hpc_clock_applied(own_clock(share)) + 1; is_time(en, share, next); next++, n++) {
         if (hpc_engine_has_failed(en)) return n;
         note_late(en, share, next);
         if (apply_all(core, share, next, next) != 0) return n;
     }
-    const uint64_t own = applied_at(c, c->own);
-    if (c->runs != 0 && !hpc_engine_has_failed(en))
-        apply_all(core, share, c->runs == RUNS_TO_OWN ? own : UINT64_MAX, own);
+    const uint64_t own = hpc_clock_applied(own_clock(share));
+    if (p->runs != 0 && !hpc_engine_has_failed(en))
+        apply_all(core, share, p->runs == RUNS_TO_OWN ? own : UINT64_MAX, own);
     return n;
 }
 
-static int came(hpc_core *core, hpc_share *share, int input) {
-    peer_clocks *c = share->own;
-    if (input < 0) return 0;
-    const uint64_t there = atomic_load_explicit(&c->came[input], memory_order_relaxed);
-    if (there - atomic_load_explicit(&c->applied[input], memory_order_relaxed) >= (uint64_t)core->engine->layout.depth)
+static int came(hpc_core *core, hpc_share *share, hpc_clock *from) {
+    if (hpc_clock_came(from) - hpc_clock_applied(from) >= (uint64_t)core->engine->layout.depth)
         return 0; /* more than there are slots */
-    atomic_store_explicit(&c->came[input], there + 1, memory_order_relaxed);
+    hpc_tally_add(&from->came, 1);
     go_on(core, share);
     return 1;
 }
 
 int hpc_stale_peers_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     (void)slot;
-    return came(core, share, hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0));
+    return hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0) >= 0 &&
+           came(core, share, &share->clocks[rank]);
 }
 
 int hpc_stale_peers_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    peer_clocks *c = w->share->own;
+    hpc_clock *from = &w->share->clocks[w->inputs[input].rank];
     (void)slot;
-    if (++c->rows_came[input] < w->share->n_rows) return 1;
-    c->rows_came[input] = 0;
-    return came(core, w->share, input);
+    return !hpc_clock_row(from, w->share) || came(core, w->share, from);
 }
 
 /* A peer that has closed may have been the one that a step waited for. */
 int hpc_stale_peers_work(hpc_core *core) {
-    const hpc_engine *en = core->engine;
-    peer_shares *its = core->own;
-    int n = 0, n_closed = 0;
-    for (int r = 0; r < en->context->group.size; r++) n_closed += !is_open(en, r);
-    if (n_closed == its->n_closed) return 0;
-    its->n_closed = n_closed;
-    for (int i = 0; i < its->own.n; i++) n += go_on(core, its->own.shares[i]);
+    int n = 0;
+    for (int i = 0, news = hpc_core_sees_closed(core); news && i < core->n_clocked; i++)
+        n += go_on(core, core->clocked[i]);
     return n;
 }
 
@@ -348,12 +285,11 @@ int hpc_stale_peers_ended(hpc_engine *en, int key, const char *op) {
     uint64_t most = 0;
     (void)op;
     for (int i = 0; i < k->n_awaited; i++) {
-        peer_clocks *c = en->layout.shares[k->awaited[i]].own;
-        const uint64_t late = atomic_load_explicit(&c->late, memory_order_relaxed);
+        const peer_share *p = en->layout.shares[k->awaited[i]].own;
+        const uint64_t late = atomic_load_explicit(&p->late, memory_order_relaxed);
         if (late > most) most = late;
     }
-    if (peering_of(en)->counted[key] != k->pushes && most <= (uint64_t)en->asked.staleness)
-        peering_of(en)->begun[most]++;
+    if (peering_of(en)->counted[key] != k->pushes) hpc_count_begun(en, most);
     peering_of(en)->counted[key] = k->pushes;
     return HPC_OK;
 }
@@ -372,12 +308,13 @@ static int add_holder(const hpc_engine *en, const hpc_share *share, int input, u
 /* Adds the open peers that a share of this rank waits for, for the step behind push n. */
 static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
-    const peer_clocks *c = share->own;
-    const hpc_work *w = hpc_first_work(en, share);
-    const uint64_t least = behind(en, n - c->base[c->own]);
-    for (int e = 0; e < c->n; e++)
-        if (e != c->own && came_at(c, e) < least && is_open(en, w->inputs[e].rank))
-            found = add_holder(en, share, e, c->base[e] + least, ranks, found);
+    const uint64_t least = hpc_clock_behind(en, n - own_clock(share)->base);
+    for (int e = 0; e < n_inputs(en, share); e++) {
+        const int rank = hpc_first_work(en, share)->inputs[e].rank;
+        const hpc_clock *from = &share->clocks[rank];
+        if (rank != share->owner && hpc_clock_came(from) < least && is_open(en, rank))
+            found = add_holder(en, share, e, from->base + least, ranks, found);
+    }
     return found;
 }
 
@@ -391,7 +328,7 @@ int hpc_stale_peers_awaited(const hpc_engine *en, int key, uint64_t ticket, int 
 static void let_run(hpc_engine *en, hpc_share *share, int runs) {
     hpc_core *core = &en->cores[share->core];
     hpc_core_pause(core);
-    ((peer_clocks *)share->own)->runs = runs;
+    ((peer_share *)share->own)->runs = runs;
     go_on(core, share);
     hpc_core_resume(core);
 }
@@ -405,10 +342,9 @@ typedef struct catching {
 /* The number of an input's pushes that a share waits for. */
 static uint64_t goal_of(const catching *c, const hpc_share *share, int input) {
     const hpc_engine *en = c->en;
-    const peer_clocks *its = share->own;
     const int rank = hpc_first_work(en, share)->inputs[input].rank;
     if (c->key < 0) return peering_of(en)->last[(size_t)share->key * (size_t)en->context->group.size + (size_t)rank];
-    return is_open(en, rank) ? its->base[input] + en->keys[share->key].pushes - its->base[its->own] : 0;
+    return is_open(en, rank) ? share->clocks[rank].base + en->keys[share->key].pushes - own_clock(share)->base : 0;
 }
 
 /* Adds the ranks whose updates are lacking to ranks (NULL: only counts one). */
@@ -417,11 +353,10 @@ static int lacking(const catching *c, int *ranks) {
     int n = 0;
     for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];
-        const peer_clocks *its = share->own;
-        if (share->owner != en->context->group.rank || (c->key >= 0 && share->key != c->key)) continue;
-        for (int e = 0; e < its->n; e++) {
+        if (share->clocks == NULL || (c->key >= 0 && share->key != c->key)) continue;
+        for (int e = 0; e < n_inputs(en, share); e++) {
             const uint64_t goal = goal_of(c, share, e);
-            if (atomic_load_explicit(&its->applied[e], memory_order_acquire) >= goal) continue;
+            if (atomic_load_explicit(&input_clock(en, share, e)->applied, memory_order_acquire) >= goal) continue;
             if (ranks == NULL) return 1;
             n = add_holder(en, share, e, goal, ranks, n);
         }
@@ -467,37 +402,19 @@ int hpc_stale_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op
 /* All peers go on from one clock, with all updates. Nothing is under way on any rank, and no rank pushes before the
  * publish has ended. */
 int hpc_stale_peers_level(hpc_engine *en, const char *op, double deadline) {
-    const size_t size = (size_t)en->context->group.size;
-    int status = hpc_each_learn_pushes(en, peering_of(en)->last, op, deadline);
+    int status = hpc_clocks_learn_pushes(en, peering_of(en)->last, op, deadline);
     if (status != HPC_OK) return status;
     for (int s = 0; s < en->layout.n_shares; s++)
-        if (en->layout.shares[s].owner == en->context->group.rank) let_run(en, &en->layout.shares[s], RUNS_TO_ALL);
+        if (en->layout.shares[s].clocks != NULL) let_run(en, &en->layout.shares[s], RUNS_TO_ALL);
     status = catch_up((catching){en, -1}, hpc_left(deadline), op);
     status = hpc_context_agree(en->context, op, status, deadline);
     for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        peer_clocks *c = share->own;
-        if (share->owner != en->context->group.rank) continue;
+        hpc_share *share = &en->layout.shares[s];
+        if (share->clocks == NULL) continue;
         hpc_core_pause(&en->cores[share->core]);
-        c->runs = 0;
-        for (int e = 0; e < c->n && status == HPC_OK; e++)
-            c->base[e] =
-                peering_of(en)->last[(size_t)share->key * size + (size_t)hpc_first_work(en, share)->inputs[e].rank];
+        ((peer_share *)share->own)->runs = 0;
         hpc_core_resume(&en->cores[share->core]);
     }
+    if (status == HPC_OK) hpc_clocks_level(en);
     return status;
-}
-
-/* ---- facts ---- */
-
-uint64_t hpc_stale_peers_folded_of(const hpc_share *share, int rank) {
-    const peer_clocks *c = share->own;
-    const hpc_work *w = hpc_first_work(c->engine, share);
-    const int input = hpc_row_input_of(w, rank, 0);
-    return input < 0 ? 0 : atomic_load_explicit(&c->applied[input], memory_order_relaxed);
-}
-
-int hpc_stale_peers_staleness(const hpc_engine *en, uint64_t *counts, int cap) {
-    for (int i = 0; i < cap && i <= en->asked.staleness; i++) counts[i] = peering_of(en)->begun[i];
-    return en->asked.staleness;
 }

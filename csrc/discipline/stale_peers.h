@@ -6,7 +6,6 @@
 
 int hpc_stale_peers_check(const hpc_context *context, const hpc_exchange_config *config);
 int hpc_stale_peers_open(hpc_engine *en, const char *op);
-void hpc_stale_peers_free(hpc_engine *en);
 int hpc_stale_peers_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_stale_peers_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_stale_peers_work(hpc_core *core);
@@ -15,8 +14,6 @@ int hpc_stale_peers_ended(hpc_engine *en, int key, const char *op);
 int hpc_stale_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 int hpc_stale_peers_settle(hpc_engine *en, int key, hpc_limit *l, const char *op);
 int hpc_stale_peers_level(hpc_engine *en, const char *op, double deadline);
-uint64_t hpc_stale_peers_folded_of(const hpc_share *share, int rank);
-int hpc_stale_peers_staleness(const hpc_engine *en, uint64_t *counts, int cap);
 
 /* The ways of updates that pass from peer to peer; NULL: they do not. */
 void hpc_stale_peers_pass(hpc_engine *en, hpc_ways *passing);

@@ -6,7 +6,6 @@
  * last, copies the data, reads the first. Equal marks say that all of that version was there when the copy began, and
  * nothing of the next when it had ended. An update that is not whole, or has been folded before, is left out, and the
  * weights of the rest are scaled up in its place. So puts must keep their order (hpc_transport.keeps_order). */
-#include <stdlib.h>
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -28,7 +27,6 @@ typedef struct unflushed {
 
 /* A core's own. */
 typedef struct scratch {
-    hpc_own_shares own;
     char *input;            /* a copy of one input of a share */
     float *sum;             /* and the fold of all */
     const char **rows_from; /* where each row of an input begins */
@@ -65,44 +63,21 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 /* ---- open ---- */
 
 static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    size_t nbytes = (size_t)en->plan->n_keys * sizeof(stamp);
-    int status = hpc_graph_prepare(en, f, op);
+    const int status = hpc_graph_prepare(en, f, op);
     if (status != HPC_OK) return status;
-    unflushed *own = en->own = calloc(1, sizeof *own);
-    if (own != NULL) own->marks = aligned_alloc(sizeof(stamp), nbytes);
-    if (own == NULL || own->marks == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for marks", op);
+    unflushed *own = en->own = hpc_engine_take(en, 1, sizeof *own, op);
+    if (own == NULL) return HPC_ERR_MEMORY;
     own->barrier = f->consistency == HPC_BARRIER;
-    memset(own->marks, 0, nbytes);
-    return HPC_OK;
-}
-
-static void free_all(hpc_engine *en) {
-    unflushed *own = en->own;
-    hpc_own_clocks_free(en);
-    for (int i = 0; en->cores != NULL && i < en->n_own_cores; i++) {
-        scratch *its = en->cores[i].own;
-        if (its == NULL) continue;
-        free(its->own.shares);
-        free(its->input);
-        free(its->sum);
-        free(its->rows_from);
-        free(its);
-        en->cores[i].own = NULL;
-    }
-    if (own != NULL) free(own->marks);
-    free(own);
-    en->own = NULL;
-    hpc_graph_free(en);
+    own->marks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *own->marks, op);
+    return own->marks != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     size_t most_bytes = 0, most_values = 0, most_rows = 0;
-    scratch *its = core->own = calloc(1, sizeof *its);
-    int status = its != NULL ? hpc_own_shares_open(en, core, op, &its->own)
-                             : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a core", op);
-    if (status != HPC_OK) return status;
-    for (int s = 0; s < its->own.n; s++) {
-        const hpc_share *share = its->own.shares[s];
+    scratch *its = core->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its == NULL) return HPC_ERR_MEMORY;
+    for (int s = 0; s < core->n_clocked; s++) {
+        const hpc_share *share = core->clocked[s];
         size_t nbytes = 0, values = 0;
         for (int i = 0; i < share->n_rows; i++) {
             nbytes += hpc_row_bytes(en, &en->plan->rows[share->rows[i]]);
@@ -112,31 +87,29 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
         if (values > most_values) most_values = values;
         if ((size_t)share->n_rows > most_rows) most_rows = (size_t)share->n_rows;
     }
-    its->input = malloc(most_bytes + 1);
-    its->sum = malloc(most_values * sizeof *its->sum + 1);
-    its->rows_from = malloc(most_rows * sizeof *its->rows_from + 1);
-    if (its->input != NULL && its->sum != NULL && its->rows_from != NULL) return HPC_OK;
-    return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the shares of a core", op);
+    its->input = hpc_engine_take(en, most_bytes, 1, op);
+    its->sum = hpc_engine_take(en, most_values, sizeof *its->sum, op);
+    its->rows_from = hpc_engine_take(en, most_rows, sizeof *its->rows_from, op);
+    return its->input != NULL && its->sum != NULL && its->rows_from != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 static int open_all(hpc_engine *en, const char *op) {
-    int status = HPC_OK;
+    int status = hpc_graph_open_clocks(en, op);
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
-    return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
+    return status;
 }
 
 /* ---- the core: when ---- */
 
 /* How often rank has said that it sent the key and core of a share. */
 static uint64_t said_by(const hpc_engine *en, const hpc_share *share, int rank) {
-    const hpc_clocks *c = share->own;
-    int signal = hpc_signal_applied(en, c->siblings[rank]);
+    const int *siblings = share->own, signal = hpc_signal_applied(en, siblings[rank]);
     return atomic_load_explicit(hpc_own_signal(en->window, signal), memory_order_acquire);
 }
 
 static int is_time(const hpc_engine *en, const hpc_share *share) {
     uint64_t n = share->version + 1;
-    if (hpc_clock_of(share->own, share->owner) < n) return 0;
+    if (hpc_clock_came(&share->clocks[share->owner]) < n) return 0;
     for (int r = 0; r < en->context->group.size && state_of(en)->barrier; r++)
         if (r != share->owner && said_by(en, share, r) < n) return 0;
     return 1;
@@ -161,7 +134,6 @@ __attribute__((no_sanitize("thread"))) static uint64_t version_at(const char *ma
 /* Copies one neighbour's input to all rows of a share into the core's scratch: all of one version, or not whole. */
 static found read_input(hpc_core *core, hpc_share *share, int input) {
     const hpc_engine *en = core->engine;
-    hpc_clocks *c = share->own;
     scratch *its = core->own;
     int rank = hpc_first_work(en, share)->inputs[input].rank;
     uint64_t version = 0;
@@ -179,8 +151,8 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
         to += nbytes;
     }
     if (version == 0) return MISSING;
-    if (version == c->used[rank]) return STALE;
-    c->used[rank] = version;
+    if (version == hpc_clock_applied(&share->clocks[rank])) return STALE;
+    atomic_store_explicit(&share->clocks[rank].applied, version, memory_order_relaxed);
     return WHOLE;
 }
 
@@ -268,14 +240,7 @@ static int fold(hpc_core *core, hpc_share *share) {
 }
 
 static int work(hpc_core *core) {
-    const scratch *its = core->own;
-    int n = 0;
-    for (int i = 0; i < its->own.n; i++)
-        while (is_time(core->engine, its->own.shares[i])) {
-            if (fold(core, its->own.shares[i]) != 0) return n;
-            n++;
-        }
-    return n;
+    return hpc_graph_work(core, &(const hpc_graph_fold){is_time, fold});
 }
 
 /* ---- the worker ---- */
@@ -297,7 +262,7 @@ static int overwrite_share(hpc_engine *en, const hpc_share *share) {
     hpc_lane *lane = en->in_lanes[share->core];
     const stamp *its = &state_of(en)->marks[share->key];
     const char *slot = hpc_push_slot(en, share->key);
-    if (atomic_load_explicit(&en->context->group.states[owner], memory_order_acquire) == HPC_PEER_LEFT) return HPC_OK;
+    if (hpc_has_left(en, owner)) return HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &en->plan->rows[share->rows[i]];
         if (!hpc_row_has_input(row, me)) return HPC_OK;
@@ -371,9 +336,9 @@ const hpc_discipline hpc_discipline_unflushed = {
     .head = sizeof(stamp),
     .tail = sizeof(stamp),
     .makes_params = hpc_graph_makes_params,
-    .opening = &(const hpc_opening){.prepare = prepare, .open = open_all, .free = free_all},
-    .share_came = hpc_own_share_came,
-    .row_came = hpc_own_row_came,
+    .opening = &(const hpc_opening){.prepare = prepare, .open = open_all},
+    .share_came = hpc_graph_share_came,
+    .row_came = hpc_graph_row_came,
     .work = work,
     .wait_slot = wait_slot,
     .begin_push = begin_push,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "discipline/discipline.h"
-#include "engine/layout.h"
+#include "engine/clocks.h"
 
 typedef struct hpc_version_note {
     uint64_t version, n_updates;
@@ -101,11 +101,6 @@ static inline int hpc_share_keeps(const hpc_engine *en, const hpc_share *share) 
 /* The clock of rank when it had made n pushes. */
 static inline uint64_t hpc_clock_at(const hpc_engine *en, int key, int rank, uint64_t n) {
     return n - hpc_updates_of(en)->base[hpc_by_rank(en, key, rank)];
-}
-
-static inline uint64_t hpc_clock_behind(const hpc_engine *en, uint64_t clock) {
-    const uint64_t staleness = (uint64_t)en->asked.staleness;
-    return clock > staleness ? clock - staleness : 0;
 }
 
 static inline uint64_t hpc_version_at(const _Atomic uint64_t *version) {

@@ -375,9 +375,7 @@ static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks
         if (r == en->context->group.rank || !hpc_pushes_key(en, r, key) || hpc_closed_signal(en, r) != 0) continue;
         const uint64_t pushes = hpc_pushes_of(en, r, key);
         const int slow = pushes != UINT64_MAX ? hpc_clock_at(en, key, r, pushes) < need
-                                              : is_missing_here(en, key, r, need) ||
-                                                    atomic_load_explicit(&en->context->group.states[r],
-                                                                         memory_order_acquire) == HPC_PEER_LEFT;
+                                              : is_missing_here(en, key, r, need) || hpc_has_left(en, r);
         if (slow) n = hpc_add_rank(ranks, n, r);
     }
     return n;
@@ -514,7 +512,7 @@ static void pause_all(hpc_engine *en, int on) {
 /* Tells all ranks the pushes of each, from which the version follows that has them all. */
 static int agree_on_goal(hpc_engine *en, const char *op, double deadline) {
     hpc_updates *its = hpc_updates_of(en);
-    const int status = hpc_each_learn_pushes(en, its->last, op, deadline);
+    const int status = hpc_clocks_learn_pushes(en, its->last, op, deadline);
     for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++) {
         its->goal[k] = 0;
         for (int r = 0; r < en->context->group.size; r++) {

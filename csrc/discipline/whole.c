@@ -87,7 +87,7 @@ int hpc_whole_awaited(const hpc_engine *en, int key, uint64_t ticket, int *ranks
     }
     for (int r = 0; r < size; r++)
         if (hpc_pushes_key(en, r, key) && hpc_pushes_of(en, r, key) == UINT64_MAX && hpc_closed_signal(en, r) == 0 &&
-            atomic_load_explicit(&en->context->group.states[r], memory_order_acquire) == HPC_PEER_LEFT)
+            hpc_has_left(en, r))
             n = hpc_add_rank(ranks, n, r);
     return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
 }

@@ -17,6 +17,7 @@
  *   write.c     parameters go to workers
  *   forward.c   a row of several stages sends its fold on
  *   answer.c    a share is answered, or the exchange fails
+ *   clocks.c    what a share knows of the senders of its updates
  *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: how an update gets to the owners
  *   ranges.c    the ranges of an update that are encoded apart
@@ -41,6 +42,7 @@
 #ifndef HPC_ENGINE_H
 #define HPC_ENGINE_H
 
+#include "base/arena.h"
 #include "context/cpus.h"
 #include "engine/work.h"
 
@@ -201,6 +203,8 @@ struct hpc_engine {
     hpc_plan *plan;
     const hpc_discipline *discipline;
     void *own;              /* the discipline's */
+    hpc_arena taken;        /* memory of the discipline (hpc_engine_take) */
+    int *group_of;          /* [key * size + rank]: the sender that a rank's updates are in; NULL: a rank is one */
     void *graph;            /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
     hpc_key_rule *rules;    /* by key */
     hpc_key_pieces *pieces; /* by key; NULL: no key has pieces */
@@ -227,6 +231,7 @@ struct hpc_engine {
     int corked;           /* starts may be kept back on the in_lanes */
     hpc_life life;
     hpc_exchange_stats stats;
+    uint64_t *begun; /* steps, by how far their parameters were behind (hpc_clocks_open); NULL: not counted */
     hpc_usual usual; /* how long pushes take */
 
     /* owner */

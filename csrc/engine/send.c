@@ -115,7 +115,7 @@ int hpc_push_in_turn(hpc_engine *en, int s, int slot, hpc_limit *l) {
 
 int hpc_unless_left(const hpc_engine *en, int rank, int status) {
     if (status != HPC_ERR_PEER) return status;
-    if (atomic_load_explicit(&en->context->group.states[rank], memory_order_acquire) != HPC_PEER_LEFT) return status;
+    if (!hpc_has_left(en, rank)) return status;
     hpc_blame_settle(&en->context->group.blame, NULL, 0);
     return HPC_OK;
 }

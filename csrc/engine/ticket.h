@@ -52,6 +52,10 @@ int hpc_pushes_key(const hpc_engine *en, int rank, int key);
 uint64_t hpc_pushes_of(const hpc_engine *en, int rank, int key);
 /* How often rank had pushed key when it closed. */
 uint64_t hpc_closing_count(const hpc_engine *en, int rank, int key);
+/* Whether rank has left the job without a word that it closes. */
+static inline int hpc_has_left(const hpc_engine *en, int rank) {
+    return atomic_load_explicit(&en->context->group.states[rank], memory_order_acquire) == HPC_PEER_LEFT;
+}
 /* Adds rank to the n ranks, unless it is there; returns their number. */
 int hpc_add_rank(int *ranks, int n, int rank);
 /* Adds the owners of the shares of key that have not answered a ticket; returns the number of ranks. */

@@ -97,6 +97,7 @@ void hpc_engine_free(hpc_engine *en) {
     }
     const hpc_opening *opening = en->discipline->opening;
     if (opening != NULL && opening->free != NULL) opening->free(en);
+    hpc_arena_free(&en->taken);
     hpc_pieces_free(en);
     hpc_rows_free(en);
     hpc_args_free(en);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "engine/clocks.h"
 #include "engine/params.h"
 
 /* Whether a rank is lost, so that pushes that are under way never end; then this rank's cores stop. Rows stay as they
@@ -81,11 +82,12 @@ int hpc_engine_folded(hpc_engine *en, int rank, uint64_t *pushes) {
                         en->context->group.size);
     const hpc_facts *facts = en->discipline->facts;
     is_over(en); /* no core counts on if a rank is lost */
-    for (int s = 0; s < en->layout.n_shares && facts != NULL && facts->folded_of != NULL; s++) {
+    for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];
         if (share->owner != en->context->group.rank) continue;
         hpc_core_pause(&en->cores[share->core]);
-        uint64_t n = facts->folded_of(share, rank);
+        const uint64_t n = facts != NULL && facts->folded_of != NULL ? facts->folded_of(share, rank)
+                                                                     : hpc_clocks_begun(en, share, rank);
         hpc_core_resume(&en->cores[share->core]);
         if (n > *pushes) *pushes = n;
     }

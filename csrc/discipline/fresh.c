@@ -1,0 +1,225 @@
+/* SSP(s) on servers, the worker's side: when a pull has to ask.
+ *
+ * A worker's *clock* of a key is the number of its pushes since the last publish. A step at clock c begins when the
+ * parameters have all updates of clocks up to c - s - 1, so when every open worker has pushed c - s times. The owner
+ * answers a pull when the smallest clock of all workers, its *minimum*, is that or more (each.c). The answer is the
+ * share's parameters, behind them the minimum (8 bytes), behind that the number of the pull (a signal).
+ *
+ * The worker keeps the smallest minimum of its last pull of a key. While that is enough for its clock its copy is fresh
+ * enough: the pull ends at once, and nothing travels. So of s + 1 pulls one asks, if all workers are equally fast. The
+ * rule sgd has no state and treats all updates alike, so there the worker adds its own update to its copy; under other
+ * rules it sees that with the next pull that asks. A pull without a push before it asks always: this is how a trainer
+ * gets the newest parameters.
+ *
+ * Parameter Flow's own form (UCC-SSP, section 3.2.1) is updates_ssp.c. There every worker gets every version, and all
+ * get the same parameters for it, those of the moment when it was closed. Here an answer has what is there when it is
+ * sent, and a worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
+#include <string.h>
+
+#include "discipline/each.h"
+#include "engine/row.h"
+#include "engine/send.h"
+
+/* A worker's view of a key. */
+typedef struct view {
+    uint64_t at;                /* pushes when it pulled last */
+    int begins;                 /* that pull begins a step: a push came before it */
+    uint64_t looked;            /* the pull that minimum is of */
+    uint64_t minimum;           /* so many updates of each worker are in its copy, since the last publish */
+    uint64_t handed;            /* depth 1: pushes when the slot was last handed out */
+    double args[HPC_RULE_ARGS]; /* of its last push */
+} view;
+
+/* The exchange's own. */
+typedef struct worker {
+    view *keys;
+    uint64_t *base; /* [key * size + rank]: pushes before the last publish; other ranks' where they can be seen */
+    float *block;   /* an own update, weighted */
+} worker;
+
+/* ---- open ---- */
+
+static worker *worker_of(const hpc_engine *en) {
+    return en->own;
+}
+
+size_t hpc_fresh_part(const hpc_engine *en, int rank) {
+    return en->layout.places[rank].worker ? (size_t)en->layout.n_shares * sizeof(uint64_t) : 0;
+}
+
+size_t hpc_fresh_told_at(const hpc_engine *en, int rank, int share) {
+    return en->layout.places[rank].own + (size_t)share * sizeof(uint64_t);
+}
+
+int hpc_fresh_open(hpc_engine *en, const char *op) {
+    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
+    worker *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its == NULL) return HPC_ERR_MEMORY;
+    its->keys = hpc_engine_take(en, keys, sizeof *its->keys, op);
+    its->base = hpc_engine_take(en, keys * size, sizeof *its->base, op);
+    its->block = hpc_engine_take(en, HPC_BLOCK, sizeof *its->block, op);
+    if (its->keys == NULL || its->base == NULL || its->block == NULL) return HPC_ERR_MEMORY;
+    return hpc_clocks_open(en, op);
+}
+
+/* The minimum that the owner has told with its last answer: all workers' updates up to it are in the copy. */
+uint64_t hpc_fresh_heard(const hpc_engine *en, int s) {
+    uint64_t told;
+    memcpy(&told, hpc_own_part(en) + hpc_fresh_told_at(en, en->context->group.rank, s), sizeof told);
+    return told;
+}
+
+/* ---- clocks ---- */
+
+static uint64_t *base_of(const hpc_engine *en, int key, int rank) {
+    return &worker_of(en)->base[(size_t)key * (size_t)en->context->group.size + (size_t)rank];
+}
+
+/* How many pushes of this rank have been made since the last publish, when it had made n in all. */
+static uint64_t own_clock(const hpc_engine *en, int key, uint64_t n) {
+    return n - *base_of(en, key, en->context->group.rank);
+}
+
+static void count_begun(const hpc_engine *en, uint64_t clock, uint64_t minimum) {
+    hpc_count_begun(en, clock > minimum ? clock - minimum : 0);
+}
+
+/* Takes what the last pull has brought, once it has ended. */
+static void look(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    view *v = &worker_of(en)->keys[key];
+    if (v->looked == k->pulls || !hpc_ticket_is_done(en, key, 2 * k->pulls + HPC_PULL_TICKET)) return;
+    v->looked = k->pulls;
+    v->minimum = UINT64_MAX;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const uint64_t told = hpc_fresh_heard(en, k->awaited[i]);
+        if (told < v->minimum) v->minimum = told;
+    }
+    if (v->begins) count_begun(en, own_clock(en, key, v->at), v->minimum);
+}
+
+/* ---- pushes ---- */
+
+/* Waits for a free slot. With one slot the next update overwrites the last one, which a pull that does not ask would
+ * still add. */
+int hpc_fresh_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_push_wait_slot(en, key, l, op);
+    if (status == HPC_OK && en->layout.depth == 1) worker_of(en)->keys[key].handed = en->keys[key].pushes;
+    return status;
+}
+
+void hpc_fresh_begin_push(hpc_engine *en, int key) {
+    memcpy(worker_of(en)->keys[key].args, en->rules[key].rule.args, HPC_ARGS_BYTES);
+}
+
+/* ---- pulls ---- */
+
+static double own_weight(const hpc_engine *en, const hpc_row *row) {
+    double weight = 0;
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].rank == en->context->group.rank) weight = row->in[e].weight;
+    return weight;
+}
+
+/* Adds the update of the last push, which is still in its slot, to this rank's copy of a row. */
+static void add_row(hpc_engine *en, const hpc_row *row) {
+    const hpc_pushed *k = &en->keys[row->key];
+    const worker *its = worker_of(en);
+    const char *from = hpc_slot_of_push(en, row->key, k->pushes) + hpc_row_from(en, row);
+    float *params = (float *)(void *)(hpc_own_part(en) + hpc_params_at(en, en->context->group.rank, row->key, 0));
+    double weight = own_weight(en, row);
+    for (uint64_t at = 0; at < row->count; at += HPC_BLOCK) {
+        size_t n = row->count - at < HPC_BLOCK ? (size_t)(row->count - at) : HPC_BLOCK;
+        const void *piece = from + hpc_codec_span(k->codec, at);
+        k->codec->fold(en->kernels)(its->block, &piece, &weight, 1, n, 0);
+        en->rules[row->key].rule.apply(params + row->offset + at, its->block, 1, NULL, its->keys[row->key].args,
+                                       (int64_t)n);
+    }
+}
+
+/* sgd alone of the built-in rules has a pass and no state; a user's own may look at the step, which is the owner's. */
+static void add_own(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    const hpc_key_rule *its = &en->rules[key];
+    if (its->rule.slots > 0 || its->pass == NULL) return;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const hpc_share *share = &en->layout.shares[k->awaited[i]];
+        for (int r = 0; r < share->n_rows; r++) add_row(en, &en->plan->rows[share->rows[r]]);
+    }
+}
+
+/* Whether its copy has all that a pull needs: of its own updates all but the last, which is added here. */
+int hpc_fresh_ends_pull(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    view *v = &worker_of(en)->keys[key];
+    const uint64_t clock = own_clock(en, key, k->pushes);
+    look(en, key);
+    const int kept = en->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
+    const int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(en, key);
+    const int looked = v->looked == k->pulls;
+    const int decoded = k->encoded.n_rows == 0 || k->encoded.decoded == 2 * k->pulls + HPC_PULL_TICKET;
+    v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
+    v->at = k->pushes;
+    if (!pushed_once || !looked || !decoded || v->minimum < hpc_clock_behind(en, clock)) return 0;
+    add_own(en, key);
+    count_begun(en, clock, v->minimum);
+    return 1;
+}
+
+/* ---- the ranks that a wait waits for ---- */
+
+/* Whether a worker is too far behind, where this rank can see it; or has left without a word that it closes. */
+static int is_slow(const hpc_engine *en, int key, int rank, uint64_t needed) {
+    const hpc_pushed *k = &en->keys[key];
+    const uint64_t pushes = hpc_pushes_of(en, rank, key);
+    if (pushes != UINT64_MAX && pushes - *base_of(en, key, rank) < needed) return 1;
+    if (pushes == UINT64_MAX && hpc_has_left(en, rank)) return 1;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (share->clocks != NULL && hpc_clock_applied(&share->clocks[rank]) < needed) return 1;
+    }
+    return 0;
+}
+
+static int slowest(const hpc_engine *en, int key, uint64_t needed, int *ranks) {
+    int n = 0;
+    for (int r = 0; r < en->context->group.size; r++)
+        if (r != en->context->group.rank && hpc_pushes_key(en, r, key) && hpc_sender_is_open(en, key, r) &&
+            is_slow(en, key, r, needed))
+            n = hpc_add_rank(ranks, n, r);
+    return n;
+}
+
+/* Owners, where no worker is known to be too far behind: its updates are on their way, or cannot be seen from here. */
+int hpc_fresh_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    const uint64_t needed = hpc_clock_behind(en, own_clock(en, key, worker_of(en)->keys[key].at));
+    int n = 0;
+    if (!for_slot && ticket & HPC_PULL_TICKET && needed > 0) n = slowest(en, key, needed, ranks);
+    if (n == 0) n = hpc_silent_owners(en, key, ticket, ranks, 0);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
+}
+
+/* ---- publish: all workers go on from one clock ---- */
+
+/* Nothing is under way on any rank, and no rank pushes before the publish has ended. */
+int hpc_fresh_level(hpc_engine *en, const char *op, double deadline) {
+    (void)op, (void)deadline;
+    for (int k = 0; k < en->plan->n_keys; k++) {
+        view *v = &worker_of(en)->keys[k];
+        look(en, k);
+        for (int r = 0; r < en->context->group.size; r++)
+            *base_of(en, k, r) = hpc_pushes_key(en, r, k) ? hpc_pushes_of(en, r, k) : 0;
+        *base_of(en, k, en->context->group.rank) = v->at = en->keys[k].pushes;
+        v->minimum = 0;
+    }
+    hpc_clocks_level(en);
+    return HPC_OK;
+}
+
+/* ---- facts ---- */
+
+int hpc_fresh_staleness(const hpc_engine *en, uint64_t *counts, int cap) {
+    for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++)
+        if (en->keys[k].n_shares > 0) look(en, k);
+    return hpc_get_begun(en, counts, cap);
+}

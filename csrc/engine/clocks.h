@@ -1,0 +1,83 @@
+/* Clocks: what a share of this rank knows of each sender of its updates. A sender is a rank; with several stages it is
+ * a group of ranks whose updates are folded first, and is known by its lowest rank. One table a share answers what
+ * disciplines ask of it: how many updates of each have come, are applied and answered, who is behind, whose answer
+ * waits for others.
+ *
+ * A sender's *clock* is the number of its updates since the last publish. The share's core alone writes the table.
+ * Other threads read the atomic members: a wait without order, to name ranks, settle and publish behind an acquire.
+ * base is written at publish, with the core paused. */
+#ifndef HPC_CLOCKS_H
+#define HPC_CLOCKS_H
+
+#include "engine/layout.h"
+
+typedef struct hpc_clock {
+    _Atomic uint64_t came;    /* updates of which all rows are there */
+    _Atomic uint64_t applied; /* updates that all rows have applied */
+    uint64_t base;            /* updates before the last publish */
+    uint64_t answered;        /* updates, whose slots are free */
+    uint64_t asked, at;       /* pulls that have come; the clock at the last of them, or at the update that is parked */
+    uint64_t told;            /* behind the last answer, from where a put may still read it */
+    int rows;                 /* rows of the present update that are there, or applied; 0 between updates */
+    int slot;                 /* of the last update */
+    int parked;               /* an answer waits for updates of others */
+} hpc_clock;
+
+/* Memory of the discipline, which is freed with the engine: n times size bytes of zeroes. NULL: there is none, and the
+ * error is recorded. */
+void *hpc_engine_take(hpc_engine *en, size_t n, size_t size, const char *op);
+
+/* Opens the table of each share of this rank whose rows apply, and the counts of steps. */
+int hpc_clocks_open(hpc_engine *en, const char *op);
+
+/* The sender that a rank's updates of a key are in; -1: it pushes none. */
+static inline int hpc_sender_of(const hpc_engine *en, int key, int rank) {
+    return en->group_of == NULL ? rank : en->group_of[(size_t)key * (size_t)en->context->group.size + (size_t)rank];
+}
+
+/* How often a sender's update has come (or is applied), since the last publish. */
+static inline uint64_t hpc_clock_came(const hpc_clock *clock) {
+    return atomic_load_explicit(&clock->came, memory_order_relaxed) - clock->base;
+}
+static inline uint64_t hpc_clock_applied(const hpc_clock *clock) {
+    return atomic_load_explicit(&clock->applied, memory_order_relaxed) - clock->base;
+}
+
+/* Counts a row of the sender's present update; returns whether it was the last one. */
+static inline int hpc_clock_row(hpc_clock *clock, const hpc_share *share) {
+    if (++clock->rows < share->n_rows) return 0;
+    clock->rows = 0;
+    return 1;
+}
+
+/* A clock less the staleness that was asked for; 0 where that is more. */
+static inline uint64_t hpc_clock_behind(const hpc_engine *en, uint64_t clock) {
+    const uint64_t staleness = (uint64_t)en->asked.staleness;
+    return clock > staleness ? clock - staleness : 0;
+}
+
+/* Whether a sender may bring more: no rank of it has closed. */
+int hpc_sender_is_open(const hpc_engine *en, int key, int sender);
+/* The smallest clock, of applied updates, of the open senders of a share; UINT64_MAX: none is open. */
+uint64_t hpc_clocks_least(const hpc_engine *en, const hpc_share *share);
+/* Whether more ranks have closed than when the core asked last. */
+int hpc_core_sees_closed(hpc_core *core);
+/* Pushes of rank that a share of this rank has begun to apply. */
+uint64_t hpc_clocks_begun(const hpc_engine *en, const hpc_share *share, int rank);
+/* Publish: all go on from one clock. Nothing is under way on any rank. */
+void hpc_clocks_level(hpc_engine *en);
+
+/* Publish, collective: writes the pushes of each rank into last[key * size + rank]. */
+int hpc_clocks_learn_pushes(hpc_engine *en, uint64_t *last, const char *op, double deadline);
+
+/* ---- the worker ---- */
+
+/* Counts a step by how far its parameters are behind; more than the staleness that was asked for is not counted. */
+static inline void hpc_count_begun(const hpc_engine *en, uint64_t behind) {
+    if (behind <= (uint64_t)en->asked.staleness) en->begun[behind]++;
+}
+
+/* hpc_facts.staleness of steps that are counted so. */
+int hpc_get_begun(const hpc_engine *en, uint64_t *counts, int cap);
+
+#endif
