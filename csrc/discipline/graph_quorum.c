@@ -29,9 +29,8 @@
  * to another, so they push this key too; they are not less far, so they have pushed it. */
 #include "base/overdue.h"
 #include "discipline/discipline.h"
-#include "discipline/graph_intake.h"
 #include "discipline/grouping.h"
-#include "discipline/quorum_outlet.h"
+#include "discipline/quorum.h"
 #include "engine/stages.h"
 
 /* ---- what is asked for ---- */
@@ -60,38 +59,6 @@ static const char *refuses_pieces(const hpc_exchange_config *f) {
     return "an update that one neighbour leaves out and another takes cannot go back into the residual";
 }
 
-/* ---- open ---- */
-
-static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    int status = hpc_graph_prepare(en, f, op);
-    return status == HPC_OK ? hpc_quorum_prepare(en, f, op) : status;
-}
-
-/* An update that travels is copied first, so the push's memory is free at once, however slowly the neighbour takes the
- * update. Takes room in this rank's part for that copy, of all rows. */
-static void open_outlet(hpc_engine *en, const hpc_share *share, hpc_outlet *out) {
-    size_t nbytes = 0;
-    if (hpc_is_mapped(en, share->owner)) return;
-    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(en, &en->plan->rows[share->rows[i]]);
-    out->staged = hpc_layout_take(&en->layout.places[hpc_me(en)], nbytes);
-}
-
-static int open_shares(hpc_engine *en, const char *op) {
-    int status = HPC_OK;
-    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
-        hpc_share *share = &en->layout.shares[s];
-        int owns = share->owner == hpc_me(en), sends = !owns && hpc_feeds_share(en, share, hpc_me(en));
-        if (!owns && !sends) continue;
-        status = hpc_quorum_open_share(en, share, owns, sends, op);
-        if (status == HPC_OK && sends) open_outlet(en, share, hpc_outlet_of(share));
-    }
-    return status;
-}
-
-static int open_all(hpc_engine *en, const char *op) {
-    return hpc_quorum_open_cores(en, 1, op);
-}
-
 /* ---- versions ---- */
 
 /* The newest version that this rank's own shares of a key have folded, and their longest grace. */
@@ -106,7 +73,7 @@ static extremes extremes_of(const hpc_engine *en, int key) {
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_intake *in = hpc_intake_of(&en->layout.shares[k->shares[i]]);
         if (in == NULL) continue;
-        uint64_t folded = atomic_load_explicit(&in->folded, memory_order_relaxed);
+        uint64_t folded = hpc_folded_of(&en->layout.shares[k->shares[i]]);
         double grace = atomic_load_explicit(&in->grace, memory_order_relaxed);
         if (folded > most.folded) most.folded = folded;
         if (grace > most.grace) most.grace = grace;
@@ -243,19 +210,8 @@ static int is_free(const hpc_engine *en, int key, uint64_t ticket) {
     return 1;
 }
 
-/* Adds the ranks whose updates do not wait in this rank's own share. */
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    (void)n;
-    for (int r = 0; r < en->context->group.size; r++)
-        if (r != share->owner && hpc_feeds_share(en, share, r) && hpc_closed_signal(en, r) == 0 &&
-            hpc_version_from(share, r) == 0)
-            found = hpc_add_rank(ranks, found, r);
-    return found;
-}
-
 static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, has_read, missing);
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, has_read, hpc_quorum_missing);
 }
 
 /* ---- a state is loaded ---- */
@@ -322,14 +278,10 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .puts = HPC_PUTS,
     .one_slot = 1,
     .makes_params = hpc_graph_makes_params,
-    .opening = &(const hpc_opening){.prepare = prepare,
-                                    .part = hpc_quorum_part,
-                                    .open_shares = open_shares,
-                                    .open = open_all,
-                                    .free = hpc_quorum_free},
+    .opening = &hpc_quorum_opening,
     .share_bytes = sizeof(uint64_t),
-    .share_came = hpc_graph_intake_share_came,
-    .work = hpc_graph_intake_work,
+    .share_came = hpc_intake_share_came,
+    .work = hpc_intake_work,
     .wait_slot = wait_slot,
     .hear = hpc_outlet_hear,
     .begin_push = begin_push,

@@ -1,11 +1,10 @@
 /* The worker's side of a quorum: the updates that it has sent to the owners of shares, and their outcome (quorum.c says
  * how a quorum works, and quorum.h what an outlet counts). */
-#include "discipline/quorum_outlet.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "discipline/quorum.h"
 #include "engine/answer.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
@@ -13,7 +12,7 @@
 /* ---- the outcome of pushes ---- */
 
 static const hpc_told *answer_at(const hpc_engine *en, int s) {
-    return (const void *)(hpc_own_part(en) + hpc_told_at(en, hpc_me(en), s));
+    return hpc_told_here(en, hpc_told_at(en, hpc_me(en), s));
 }
 
 static uint64_t answers_of(const hpc_engine *en, int s) {
@@ -42,13 +41,13 @@ static uint64_t lost_with(const hpc_outlet *out) {
  * one used. */
 static int refuse_answer(hpc_engine *en, int s, uint64_t answered, uint64_t used) {
     const hpc_share *share = &en->layout.shares[s];
+    const hpc_outlet *out = hpc_outlet_of(share);
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why,
              "rank %d: rank %d says that it has answered %llu updates of key %.64s and used %llu; %llu were sent, and "
              "%llu used before",
              hpc_me(en), share->owner, (unsigned long long)answered, en->plan->keys[share->key].name,
-             (unsigned long long)used, (unsigned long long)hpc_outlet_of(share)->sent,
-             (unsigned long long)hpc_outlet_of(share)->used);
+             (unsigned long long)(out->used + used), (unsigned long long)out->sent, (unsigned long long)out->used);
     hpc_engine_fail(en, HPC_ERR_TRANSPORT, why);
     return hpc_engine_check(en, "push");
 }
@@ -58,8 +57,7 @@ static int refuse_answer(hpc_engine *en, int s, uint64_t answered, uint64_t used
 static int was_left_out(const hpc_engine *en, int index) {
     const hpc_row *row = &en->plan->rows[index];
     if (row->action != HPC_RELAY) return 1;
-    return row->owner == hpc_me(en) &&
-           !((const hpc_told *)(const void *)(hpc_own_part(en) + hpc_passed_at(en, index)))->used;
+    return row->owner == hpc_me(en) && !hpc_told_here(en, hpc_passed_at(en, index))->used;
 }
 
 /* Puts the piece of push number n back into the residual, for the elements of row index, which answers this rank. The
@@ -92,14 +90,14 @@ static int hear(hpc_engine *en, int s) {
     uint64_t answered;
     const hpc_told *news = news_of(en, s, &answered);
     if (news == NULL) return HPC_OK;
-    if (answered != out->sent || news->used - out->used > 1) return refuse_answer(en, s, answered, news->used);
-    if (news->used == out->used) {
+    if (answered != out->sent || news->used > 1) return refuse_answer(en, s, answered, news->used);
+    if (!news->used) {
         out->dropped++;
         out->lost = lost_with(out);
         out->dropped_at = news->folded;
         take_back(en, &en->layout.shares[s], out->under_way);
     }
-    out->used = news->used;
+    out->used += news->used;
     out->told = news->folded;
     out->answered = answered;
     hpc_quorum_of(en)->given_up[en->layout.shares[s].owner] = 0;
@@ -123,7 +121,7 @@ static uint64_t dropped_by(const hpc_engine *en, int rank, uint64_t *at) {
         const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
         if (out == NULL || (rank >= 0 && en->layout.shares[s].owner != rank)) continue;
         const hpc_told *news = news_of(en, s, &answered);
-        int is_new = news != NULL && news->used == out->used;
+        const int is_new = news != NULL && !news->used;
         uint64_t last = is_new ? news->folded : out->dropped_at;
         dropped += out->dropped + (uint64_t)is_new;
         if (last > *at) *at = last;
@@ -154,7 +152,7 @@ int hpc_outlet_late(const hpc_engine *en, int key) {
         const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[k->shares[i]]);
         if (out == NULL) continue;
         const hpc_told *news = news_of(en, k->shares[i], &answered);
-        uint64_t lost = news != NULL && news->used == out->used ? lost_with(out) : out->lost;
+        uint64_t lost = news != NULL && !news->used ? lost_with(out) : out->lost;
         n += k->pushes > 0 && lost == k->pushes;
     }
     return n;
