@@ -1,6 +1,7 @@
-/* A fold that goes on without stragglers: it is made when a quorum of the updates is there and the grace for the others
- * is over. This file counts the workers of servers. graph_quorum.c counts in-neighbours, and groups_quorum.c the groups
- * of ranks that fold first in plans of several stages.
+/* A quorum: a fold that goes on without stragglers. It is made when a quorum of the updates is there and the grace for
+ * the others is over. A sender of updates is a worker of servers; with several stages (grouping.h) a group of ranks, a
+ * host or a rack, whose updates are folded first, all together as under BSP; on a graph an in-neighbour. The fold of a
+ * group is one update.
  *
  * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
  * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So
@@ -8,8 +9,8 @@
  * waiting and nothing else.
  *
  * Pushes have *versions*. An update that is older than the next fold is late: it is answered at once, left out, and
- * counted at both ends. The answer says how many updates of this sender were used, and which version was folded last.
- * So the sender knows the end of each of its pushes.
+ * counted at both ends. The answer says whether the update was used, and which version was folded last. So the sender
+ * knows the end of each of its pushes.
  *
  * The grace. A fold that has its quorum still waits for the other senders that it expects. It expects a sender that is
  * at most two versions behind, so that it may bring this version soon, and that has not let a fold wait in vain since
@@ -18,8 +19,8 @@
  * From time to time this costs nothing, but if more than a third of all folds are cut short the time grows until fewer
  * are.
  *
- * A push is for the version after the newest that any owner has told this worker, and a fold takes the updates of just
- * its version. A worker whose update
+ * Servers. A push is for the version after the newest that any owner has told this worker, and a fold takes the updates
+ * of just its version. A worker whose update
  *   is in the fold       gets the parameters and an answer, as under BSP
  *   is not there yet     gets nothing: it computes, and its parameters are its own until it pushes
  *   comes after it       is late: it gets the newest parameters and an answer that says so
@@ -29,37 +30,85 @@
  * A version belongs to all keys: a worker pushes each of them once for it, and has all answers before it pushes the
  * next. So where one share has found its quorum all others will, for the same ranks have pushed that version there.
  * Were keys counted by themselves, two workers could wait for each other, each for a key in which it is ahead. Keys
- * that workers push at different times are in different engines (EngineOptions.groups in Python). */
+ * that workers push at different times are in different engines (EngineOptions.groups in Python).
+ *
+ * Groups. All ranks of a group push for the same version. Each of them waits for the answer to each row that applies,
+ * by relays or straight, before it goes on; and what an owner answers to a group it says to all ranks of it. So when
+ * they choose the version after the newest that was told, of all keys, they choose the same. A late group's update is
+ * left out; all its ranks get the newest parameters, and are told. Writers, readers and order: the version         is
+ * put into the owner's part by the rank whose input it is: by a worker that pushes straight to the row, before its
+ * push, by the same lane; by a forwarding rank's core, by the lane of its forwards, when that rank's own push comes.
+ * That push is an input of the forward, so the forward comes later. The owner reads it with the event of each row, and
+ * the next one is put with the group's next push. The put reads the version from the place that the worker has for the
+ * slot. The worker writes that place before its push, and again when the slot is free. the outcome         is put into
+ * the part of each relay, one place a row, before the parameters, which bring the event; and from one relay to the next
+ * in the same way. A relay's share adds up what its rows have brought (the newest version; left out if some row says
+ * so). When its last row has come it puts the sum to the ranks that it answers, and then answers. The owner puts from
+ * one place for each group, and a relay's share from one place: both are written for the next reply to the group, which
+ * comes after all its ranks had this one. A relay passes on from the place into which it was told, which is written
+ * with that reply too. the parameters      are sent from a copy for each receiver (rows.c), as in each.c. Slots,
+ * forwarding accumulators and relays are as under BSP (stages.c). Nobody waits in a circle, if all ranks of a group
+ * push all keys in the same order, or before they wait. Inside a group all wait for the same folds, as under BSP: so a
+ * group pushes all keys for a version as one worker does. Between groups it is as between the workers of servers: where
+ * a share has made fold v the groups in it have pushed v, there and to all other shares, so all of them find a quorum
+ * for v. A group of which a rank has closed brings no more updates. That rank has waited for the answers to all its
+ * pushes, so none of the group's is on its way. Its mates cannot push any more, and are told.
+ *
+ * Graphs: NOTIFY-ACK whose folds go on without stragglers. The fold of a rank's push of version n takes from each
+ * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is sent       if
+ * the last one to that neighbour is answered; the update is used, or late not sent   if it was not until the next push
+ * needed this one's memory, or the answer said that this version has been folded: it is dropped and nothing travels for
+ * it A push that needs the memory of an earlier one waits for neighbours that have not taken that one. It waits twice
+ * as long as a fold, as they may be waiting for others themselves, but not for a neighbour that let a push wait in vain
+ * and has answered none since.
+ *
+ * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key.
+ * They may have folded that version already, and then its update is late once more; but it never waits for an update
+ * that they may not push. A rank without in-neighbours goes one past the newest version that its out-neighbours have
+ * folded. A version belongs to all keys and cores, and is chosen when a key is pushed again.
+ *
+ * When a state is loaded all ranks go on from the largest version of any rank, beyond which nobody has pushed. So every
+ * update that was sent before is late, be it in a slot or on its way. Its sender waits for the answer: else its next
+ * push would have to wait for its next call.
+ *
+ * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, be it to an earlier fold.
+ * A rank that has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all
+ * others.
+ *
+ * Nobody waits in a circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
+ * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
+ * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go
+ * to another, so they push this key too; they are not less far, so they have pushed it. */
 #include "discipline/quorum.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
 #include "discipline/whole.h"
 #include "engine/answer.h"
-#include "engine/send.h"
 #include "engine/stages.h"
 
 /* ---- what is asked for ---- */
 
-/* A quorum of all inputs is the same as no quorum. */
+/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
 static int misses_some(const hpc_exchange_config *f) {
-    for (int i = 0; i < f->plan->n_rows; i++)
-        if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in) return 1;
+    for (int i = 0; i < f->plan->n_rows && f->quorum != 0; i++)
+        if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
     return 0;
 }
 
 static int is_of_ranks(const hpc_exchange_config *f) {
-    return f->quorum != 0 && f->graph == NULL && !hpc_plan_has_stages(f->plan) && misses_some(f);
+    return f->graph == NULL && misses_some(f) && !hpc_plan_has_stages(f->plan);
 }
 
 /* Where several rows apply the same elements each has one input, a fold of all: such plans come here to be refused. */
 static int is_of_groups(const hpc_exchange_config *f) {
     int other;
-    return f->quorum != 0 && f->graph == NULL && hpc_plan_has_stages(f->plan) &&
-           (hpc_plan_find_copy(f->plan, &other) >= 0 || misses_some(f));
+    if (f->quorum == 0 || f->graph != NULL || !hpc_plan_has_stages(f->plan)) return 0;
+    return hpc_plan_find_copy(f->plan, &other) >= 0 || misses_some(f);
+}
+
+static int is_of_graph(const hpc_exchange_config *f) {
+    return f->graph != NULL && misses_some(f) && !hpc_plan_has_stages(f->plan);
 }
 
 static int check_config(const hpc_exchange_config *f) {
@@ -150,6 +199,17 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     return status;
 }
 
+static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    if (f->consistency != HPC_NOTIFY_ACK || f->graph->n_phases > 1)
+        return hpc_fail(
+            HPC_ERR_UNSUPPORTED, "exchange",
+            "exchange: quorum is %d under %s, on a graph of %d phases; on a graph a quorum needs NOTIFY_ACK "
+            "and one phase",
+            f->quorum, hpc_consistency_name(f->consistency), f->graph->n_phases);
+    return hpc_graph_check_partial(f, "NOTIFY_ACK with a quorum", "exchange");
+}
+
 /* row applies the rule. Whether every rank that sends to the row gets the row's parameters: from the row itself, or
  * from a relay which that rank owns. */
 static int answers_inputs(const hpc_row *row) {
@@ -168,6 +228,11 @@ static const char *refuses_pieces(const hpc_exchange_config *f) {
             return "by the plan a rank that sends a group's update does not get the group's parameters, and would not "
                    "hear that the update was left out";
     return NULL;
+}
+
+static const char *refuses_pieces_on_graph(const hpc_exchange_config *f) {
+    (void)f;
+    return "an update that one neighbour leaves out and another takes cannot go back into the residual";
 }
 
 /* ---- open ---- */
@@ -247,7 +312,7 @@ static int open_all(hpc_engine *en, const char *op) {
     return hpc_intake_open(en, op);
 }
 
-const hpc_opening hpc_quorum_opening = {.prepare = prepare, .part = part, .open_shares = open_shares, .open = open_all};
+static const hpc_opening opening = {.prepare = prepare, .part = part, .open_shares = open_shares, .open = open_all};
 
 /* ---- the core: rows that forward ---- */
 
@@ -312,163 +377,6 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     return hpc_whole_row_came(core, w, input, slot);
 }
 
-/* ---- the worker's pushes ---- */
-
-/* The first key, if any, that is not pushed for the present version, or not answered; else -1. */
-static int unfinished(const hpc_engine *en) {
-    const hpc_quorum *q = hpc_quorum_of(en);
-    for (int i = 0; i < en->plan->n_keys; i++) {
-        const hpc_pushed *k = &en->keys[i];
-        if (k->n_shares == 0) continue;
-        if (k->sending != 0 || q->keys[i].number != q->number || !hpc_ticket_is_done(en, i, 2 * k->pushes)) return i;
-    }
-    return -1;
-}
-
-/* Refuses a second push of a key before all keys have been pushed and answered. */
-static int may_push(hpc_engine *en, int key, const char *op) {
-    const hpc_quorum *q = hpc_quorum_of(en);
-    const int status = hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
-    if (status != HPC_OK) return status;
-    const int other = q->keys[key].number < q->number ? -1 : unfinished(en);
-    if (other < 0) return HPC_OK;
-    if (op == NULL) return HPC_IN_PROGRESS;
-    return hpc_fail(HPC_ERR_INVALID, op,
-                    "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: with a "
-                    "quorum each key is pushed once for a version, and pulled before the next",
-                    op, hpc_me(en), en->plan->keys[key].name, (unsigned long long)q->number,
-                    en->plan->keys[other].name);
-}
-
-/* Hears of the last update, which may go back into the residual, before the next one is encoded over it. With several
- * stages a core hears of it, where this push has come there. */
-static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    int status = hpc_outlet_send_all(en);
-    if (status == HPC_OK) status = hpc_push_wait_slot(en, key, l, op);
-    return status == HPC_OK ? hpc_outlet_hear(en, key) : status;
-}
-
-void hpc_quorum_choose_version(hpc_engine *en, int key, uint64_t (*next)(const hpc_engine *en)) {
-    hpc_quorum *q = hpc_quorum_of(en);
-    hpc_key_versions *of = hpc_versions_of(en, key);
-    if (of->number == q->number) q->number = next(en);
-    of->number = q->number;
-    of->numbers[en->keys[key].pushes % (uint64_t)en->layout.depth] = of->number;
-}
-
-static uint64_t next_version(const hpc_engine *en) {
-    uint64_t told = 0;
-    for (int key = 0; key < en->plan->n_keys; key++) {
-        const uint64_t its = hpc_outlet_told(en, key);
-        if (its > told) told = its;
-    }
-    return told + 1;
-}
-
-static void begin_push(hpc_engine *en, int key) {
-    hpc_quorum_choose_version(en, key, next_version);
-    if (en->layout.stages.many) hpc_outlet_begin(en, key);
-}
-
-/* With one stage an update is sent when its slot is free (hpc_outlet_send_key). Else the version goes first: once a row
- * was sent the owner may read it. */
-static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &en->layout.shares[s];
-    const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
-    if (!en->layout.stages.many) return HPC_OK;
-    if (action_of(en, share) == HPC_APPLY && share->pushed > 0 && en->keys[share->key].at_row == 0) {
-        const int status = hpc_put(en->in_lanes[share->core], en->window, share->owner, number, sizeof *number,
-                                   hpc_number_at(en, share, hpc_me(en), slot));
-        if (status != HPC_OK) return status;
-    }
-    return hpc_push_share(en, s, slot, l);
-}
-
-/* ---- the ranks that a wait waits for ---- */
-
-int hpc_quorum_missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    (void)n;
-    for (int r = 0; r < en->context->group.size; r++)
-        if ((en->graph == NULL || r != share->owner) && hpc_feeds_share(en, share, r) &&
-            hpc_closed_signal(en, r) == 0 && hpc_version_from(share, r) == 0)
-            found = hpc_add_rank(ranks, found, r);
-    return found;
-}
-
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_share_has_answered, hpc_quorum_missing);
-}
-
-/* Adds the ranks by which updates of groups come that do not wait in a share in which one of this rank's group does. */
-static int others(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
-    const hpc_work *w = hpc_first_work(en, share);
-    if (hpc_version_from(share, hpc_sender_of(en, 0, hpc_me(en))) == 0) return n;
-    for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_version_from(share, w->inputs[e].lowest) == 0 && hpc_closed_signal(en, w->inputs[e].rank) == 0)
-            n = hpc_add_rank(ranks, n, w->inputs[e].rank);
-    return n;
-}
-
-static int has_brought(const hpc_share *share, int group, uint64_t push) {
-    (void)push;
-    return hpc_version_from(share, group) != 0;
-}
-
-static int awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    (void)for_slot;
-    return hpc_groups_awaited(en, key, ticket, &(const hpc_groups_lack){others, has_brought}, ranks);
-}
-
-/* ---- pushes that end ---- */
-
-static int is_short(const hpc_engine *en, int key) {
-    return hpc_versions_of(en, key)->number > en->discipline->facts->version(en, key);
-}
-
-/* Returns HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
-int hpc_quorum_ended(hpc_engine *en, int key, const char *op) {
-    if (!is_short(en, key)) return HPC_OK;
-    int *closed = malloc((size_t)en->context->group.size * sizeof *closed), n = 0;
-    for (int r = 0; r < en->context->group.size && closed != NULL; r++)
-        if (en->layout.places[r].worker && hpc_closed_signal(en, r) != 0) closed[n++] = r;
-    char who[96] = "too many workers have closed the exchange, as its owner says"; /* if none has told this rank yet */
-    if (n > 0) snprintf(who, sizeof who, "%d workers have closed the exchange, rank %d among them", n, closed[0]);
-    int status = hpc_group_fail_closed(
-        &en->context->group, op, closed, n, "version %llu of key %s finds no quorum of %d any more: %s",
-        (unsigned long long)hpc_versions_of(en, key)->number, en->plan->keys[key].name, en->asked.quorum, who);
-    free(closed);
-    return status;
-}
-
-/* Makes a note of how many last pushes have found no quorum. Pushes that a pull has waited for do not count: the pull
- * has reported them. */
-void hpc_quorum_closing(hpc_engine *en) {
-    int n = 0, first = -1;
-    for (int i = en->plan->n_keys - 1; i >= 0; i--) {
-        if (en->keys[i].since == 0 || !is_short(en, i)) continue;
-        first = i;
-        n++;
-    }
-    if (n > 0)
-        hpc_group_note(&en->context->group, HPC_NOTE_LOST,
-                       "lost the last push of %d key%s of rank %d, %.64s first: version %llu found no quorum of %d", n,
-                       n == 1 ? "" : "s", hpc_me(en), en->plan->keys[first].name,
-                       (unsigned long long)hpc_versions_of(en, first)->number, en->asked.quorum);
-}
-
-/* ---- a state is loaded ---- */
-
-/* All ranks of groups go on from the newest version. Nothing is under way anywhere, so all shares have folded it. */
-static int level(hpc_engine *en, const char *op, double deadline) {
-    uint64_t folded = 0;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        if (hpc_intake_of(share) != NULL && hpc_folded_of(share) > folded) folded = hpc_folded_of(share);
-    }
-    return hpc_outlet_newest(en, op, deadline, folded, &hpc_quorum_of(en)->told);
-}
-
 /* ---- the values ---- */
 
 const hpc_discipline hpc_discipline_quorum = {
@@ -479,20 +387,20 @@ const hpc_discipline hpc_discipline_quorum = {
     .goes_on = 1,
     .whole = 1,
     .one_slot = 1,
-    .opening = &hpc_quorum_opening,
+    .opening = &opening,
     .share_bytes = sizeof(uint64_t),
     .share_came = hpc_intake_share_came,
     .work = hpc_intake_work,
-    .may_push = may_push,
-    .wait_slot = wait_slot,
+    .may_push = hpc_outlet_may_push,
+    .wait_slot = hpc_outlet_wait_slot,
     .hear = hpc_outlet_hear,
-    .begin_push = begin_push,
-    .send_share = send_share,
+    .begin_push = hpc_outlet_begin_push,
+    .send_share = hpc_outlet_send_share,
     .pushed = hpc_outlet_send_key,
-    .awaited = awaited,
+    .awaited = hpc_outlet_awaited,
     .progress = hpc_outlet_send_all,
-    .ended = hpc_quorum_ended,
-    .leaving = &(const hpc_leaving){.closing = hpc_quorum_closing},
+    .ended = hpc_outlet_ended,
+    .leaving = &(const hpc_leaving){.closing = hpc_outlet_closing},
     .facts = &(const hpc_facts){.after_publish = hpc_intake_tell,
                                 .late = hpc_outlet_late,
                                 .version = hpc_outlet_told,
@@ -508,23 +416,55 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .refuses_pieces = refuses_pieces,
     .quorum = 1,
     .goes_on = 1,
-    .opening = &hpc_quorum_opening,
+    .opening = &opening,
     .share_came = share_came,
     .row_came = row_came,
     .work = hpc_intake_work,
-    .may_push = may_push,
-    .wait_slot = wait_slot,
+    .may_push = hpc_outlet_may_push,
+    .wait_slot = hpc_outlet_wait_slot,
     .hear = hpc_outlet_hear,
-    .begin_push = begin_push,
-    .send_share = send_share,
+    .begin_push = hpc_outlet_begin_push,
+    .send_share = hpc_outlet_send_share,
     .needs = hpc_groups_need,
-    .awaited = awaited_by_group,
-    .ended = hpc_quorum_ended,
-    .leaving = &(const hpc_leaving){.closing = hpc_quorum_closing},
-    .facts = &(const hpc_facts){.before_publish = level,
+    .awaited = hpc_outlet_awaited_by_group,
+    .ended = hpc_outlet_ended,
+    .leaving = &(const hpc_leaving){.closing = hpc_outlet_closing},
+    .facts = &(const hpc_facts){.before_publish = hpc_outlet_level_groups,
                                 .late = hpc_outlet_late,
                                 .version = hpc_outlet_told,
                                 .heard = hpc_outlet_heard,
+                                .count = hpc_outlet_count,
+                                .count_peer = hpc_outlet_count_peer},
+};
+
+const hpc_discipline hpc_discipline_graph_quorum = {
+    .name = "a quorum",
+    .suits = is_of_graph,
+    .check = check_graph,
+    .refuses_pieces = refuses_pieces_on_graph,
+    .quorum = 1,
+    .whole = 1,
+    .puts = HPC_PUTS,
+    .one_slot = 1,
+    .makes_params = hpc_graph_makes_params,
+    .opening = &opening,
+    .share_bytes = sizeof(uint64_t),
+    .share_came = hpc_intake_share_came,
+    .work = hpc_intake_work,
+    .wait_slot = hpc_outlet_wait_taken,
+    .hear = hpc_outlet_hear,
+    .begin_push = hpc_outlet_begin_push,
+    .send_share = hpc_outlet_send_share,
+    .pushed = hpc_outlet_send_key,
+    .is_free = hpc_outlet_is_free,
+    .awaited = hpc_outlet_awaited,
+    .progress = hpc_outlet_send_all,
+    .ended = hpc_outlet_ended,
+    .leaving = &(const hpc_leaving){.finish = hpc_outlet_finish, .closing = hpc_outlet_closing},
+    .facts = &(const hpc_facts){.restored = hpc_outlet_restored,
+                                .before_publish = hpc_outlet_level_graph,
+                                .late = hpc_outlet_late,
+                                .version = hpc_outlet_folded,
                                 .count = hpc_outlet_count,
                                 .count_peer = hpc_outlet_count_peer},
 };

@@ -1,6 +1,5 @@
-/* A quorum: a fold that goes on without stragglers. quorum.c says how, with servers; graph_quorum.c, on a graph.
- * quorum_intake.c is the owner's side, and quorum_outlet.c the worker's. A sender is one of engine/clocks.h: a rank, or
- * with several stages a group of ranks. */
+/* A quorum: a fold that goes on without stragglers (quorum.c says how). quorum_intake.c is the owner's side, and
+ * quorum_outlet.c the worker's. A sender is as in engine/clocks.h: a rank, or with several stages a group of ranks. */
 #ifndef HPC_QUORUM_H
 #define HPC_QUORUM_H
 
@@ -145,19 +144,9 @@ static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row)
     return 0;
 }
 
-/* ---- quorum.c: steps of all quorums ---- */
+/* ---- the owner's side ---- */
 
-extern const hpc_opening hpc_quorum_opening;
-/* hpc_discipline's slots. */
-int hpc_quorum_ended(hpc_engine *en, int key, const char *op);
-void hpc_quorum_closing(hpc_engine *en);
-/* Chooses the version of the next push of key. A key that is pushed again begins a step, whose version next tells. */
-void hpc_quorum_choose_version(hpc_engine *en, int key, uint64_t (*next)(const hpc_engine *en));
-/* As hpc_missing: the ranks whose updates do not wait in this rank's own share. */
-int hpc_quorum_missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
-
-/* ---- quorum_intake.c: the owner's side ---- */
-
+int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_opening.open */
 /* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
 int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
@@ -165,32 +154,34 @@ int hpc_intake_work(hpc_core *core);
 /* hpc_facts.after_publish: tells the workers of this rank's shares which version was folded last. Nothing may be under
  * way anywhere. */
 int hpc_intake_tell(hpc_engine *en);
-/* As hpc_opening.open. */
-int hpc_intake_open(hpc_engine *en, const char *op);
 
-/* ---- quorum_outlet.c: the worker's side ---- */
+/* ---- the worker's side: hpc_discipline's slots ---- */
 
-/* Counts a push of key that is about to be sent, where each share has one answer for each. */
-void hpc_outlet_begin(hpc_engine *en, int key);
-/* Takes note of the answers to pushes of key that have come: what was left out as pieces is in the residual then. */
-int hpc_outlet_hear(hpc_engine *en, int key);
-/* Whether an update to share s has no answer yet. */
-int hpc_outlet_is_unanswered(const hpc_engine *en, int s);
-/* Sends the pending pushes whose slots are free by now. */
-int hpc_outlet_send_all(hpc_engine *en);
+int hpc_outlet_may_push(hpc_engine *en, int key, const char *op);
+int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
+int hpc_outlet_wait_taken(hpc_engine *en, int key, hpc_limit *l, const char *op); /* the same on a graph */
+int hpc_outlet_hear(hpc_engine *en, int key); /* what was left out as pieces is in the residual then */
+void hpc_outlet_begin_push(hpc_engine *en, int key);
+int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
+/* Sends the pushes, of key or of all keys, whose slots are free by now. */
 int hpc_outlet_send_key(hpc_engine *en, int key);
-/* Drops the pushes to a share up to n that are not sent, so that their slots are free. */
-void hpc_outlet_drop(hpc_engine *en, const hpc_share *share, uint64_t n);
-/* Collective: writes the largest number of any rank. */
-int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t own, uint64_t *newest);
+int hpc_outlet_send_all(hpc_engine *en);
+int hpc_outlet_is_free(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
+int hpc_outlet_awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
+int hpc_outlet_ended(hpc_engine *en, int key, const char *op);
+int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
+void hpc_outlet_closing(hpc_engine *en);
+void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
+int hpc_outlet_level_groups(hpc_engine *en, const char *op, double deadline);
+int hpc_outlet_level_graph(hpc_engine *en, const char *op, double deadline);
+int hpc_outlet_late(const hpc_engine *en, int key);
 /* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded: on servers the
- * version of its parameters. */
+ * version of its parameters. On a graph that is the newest one that this rank's own shares of the key have folded. */
 uint64_t hpc_outlet_told(const hpc_engine *en, int key);
+uint64_t hpc_outlet_folded(const hpc_engine *en, int key);
 /* The version of this rank's copy of a share's parameters, as its owner has told; 0 where the share answers others. */
 uint64_t hpc_outlet_heard(const hpc_engine *en, int s);
-/* How many shares of the last push of key were left out. */
-int hpc_outlet_late(const hpc_engine *en, int key);
-/* hpc_facts: counts of updates that were left out. */
 void hpc_outlet_count(const hpc_engine *en, hpc_exchange_stats *stats);
 void hpc_outlet_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
 

@@ -1,6 +1,7 @@
-/* The owner's side of a quorum: updates that wait, answers, when a fold is due, and the fold (see quorum.c). On servers
- * a fold takes the updates for just its version, of ranks or of groups. On a graph this rank's own push leads a fold,
- * which takes the neighbours' updates for its version or a newer one (see graph_quorum.c). */
+/* The owner's side of a quorum: updates that wait, answers, when a fold is due, and the fold (quorum.c says how a
+ * quorum works). On servers a fold takes the updates for just its version, of ranks or of groups. On a graph this
+ * rank's own push leads a fold, which takes the neighbours' updates for its version or a newer one (see
+ * graph_quorum.c). */
 #include <math.h>
 #include <stdio.h>
 
