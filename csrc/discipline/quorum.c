@@ -243,28 +243,20 @@ static int action_of(const hpc_engine *en, const hpc_share *share) {
 
 /* Without a bound staleness says nothing. */
 static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    const size_t ranks = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
-    const int many = hpc_plan_has_stages(en->plan), status = hpc_graph_prepare(en, f, op);
+    const int status = hpc_graph_prepare(en, f, op);
     hpc_quorum *q = en->own = status == HPC_OK ? hpc_engine_take(en, 1, sizeof *q, op) : NULL;
     if (q == NULL) return HPC_ERR_MEMORY;
     en->asked.quorum = f->quorum;
     en->asked.staleness = 0;
-    q->keys = hpc_engine_take(en, keys, sizeof *q->keys, op);
-    q->given_up = hpc_engine_take(en, ranks, 1, op);
-    int *n = hpc_engine_take(en, ranks, sizeof *n, op);
-    if (many) q->passed_at = hpc_engine_take(en, (size_t)en->plan->n_rows, sizeof *q->passed_at, op);
-    if (q->keys == NULL || q->given_up == NULL || n == NULL || (many && q->passed_at == NULL)) return HPC_ERR_MEMORY;
-    for (int i = 0; i < en->plan->n_rows && many; i++)
-        if (en->plan->rows[i].action == HPC_RELAY) q->passed_at[i] = n[en->plan->rows[i].owner]++;
-    return HPC_OK;
+    q->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *q->keys, op);
+    q->given_up = hpc_engine_take(en, (size_t)en->context->group.size, 1, op);
+    return q->keys != NULL && q->given_up != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 static size_t part(const hpc_engine *en, int rank) {
     const size_t numbers = (size_t)en->layout.places[rank].shares * (size_t)en->context->group.size;
-    size_t told = (size_t)en->layout.n_shares;
-    for (int i = 0; i < en->plan->n_rows && hpc_quorum_of(en)->passed_at != NULL; i++)
-        told += en->plan->rows[i].action == HPC_RELAY && en->plan->rows[i].owner == rank;
-    return told * sizeof(hpc_told) + numbers * (size_t)en->layout.depth * sizeof(uint64_t);
+    const int told = en->layout.n_shares + (en->layout.stages.many ? en->plan->n_rows : 0);
+    return (size_t)told * sizeof(hpc_told) + numbers * (size_t)en->layout.depth * sizeof(uint64_t);
 }
 
 /* A version belongs to all keys, so a group does too. */
@@ -403,7 +395,7 @@ const hpc_discipline hpc_discipline_quorum = {
     .leaving = &(const hpc_leaving){.closing = hpc_outlet_closing},
     .facts = &(const hpc_facts){.after_publish = hpc_intake_tell,
                                 .late = hpc_outlet_late,
-                                .version = hpc_outlet_told,
+                                .version = hpc_outlet_version,
                                 .heard = hpc_outlet_heard,
                                 .count = hpc_outlet_count,
                                 .count_peer = hpc_outlet_count_peer},
@@ -426,12 +418,12 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .begin_push = hpc_outlet_begin_push,
     .send_share = hpc_outlet_send_share,
     .needs = hpc_groups_need,
-    .awaited = hpc_outlet_awaited_by_group,
+    .awaited = hpc_outlet_awaited,
     .ended = hpc_outlet_ended,
     .leaving = &(const hpc_leaving){.closing = hpc_outlet_closing},
-    .facts = &(const hpc_facts){.before_publish = hpc_outlet_level_groups,
+    .facts = &(const hpc_facts){.before_publish = hpc_outlet_level,
                                 .late = hpc_outlet_late,
-                                .version = hpc_outlet_told,
+                                .version = hpc_outlet_version,
                                 .heard = hpc_outlet_heard,
                                 .count = hpc_outlet_count,
                                 .count_peer = hpc_outlet_count_peer},
@@ -451,7 +443,7 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .share_bytes = sizeof(uint64_t),
     .share_came = hpc_intake_share_came,
     .work = hpc_intake_work,
-    .wait_slot = hpc_outlet_wait_taken,
+    .wait_slot = hpc_outlet_wait_slot,
     .hear = hpc_outlet_hear,
     .begin_push = hpc_outlet_begin_push,
     .send_share = hpc_outlet_send_share,
@@ -462,9 +454,9 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .ended = hpc_outlet_ended,
     .leaving = &(const hpc_leaving){.finish = hpc_outlet_finish, .closing = hpc_outlet_closing},
     .facts = &(const hpc_facts){.restored = hpc_outlet_restored,
-                                .before_publish = hpc_outlet_level_graph,
+                                .before_publish = hpc_outlet_level,
                                 .late = hpc_outlet_late,
-                                .version = hpc_outlet_folded,
+                                .version = hpc_outlet_version,
                                 .count = hpc_outlet_count,
                                 .count_peer = hpc_outlet_count_peer},
 };

@@ -78,7 +78,6 @@ typedef struct hpc_quorum {
     char *given_up;  /* by rank: it let a push wait in vain, and has answered none since */
     int n_pending;   /* how many outlets are pending */
     uint64_t told;   /* with several stages: the newest version when a state was loaded last */
-    int *passed_at;  /* by row that relays: its number among those of its owner; NULL: there is one stage */
 } hpc_quorum;
 
 static inline int hpc_me(const hpc_engine *en) {
@@ -130,8 +129,7 @@ static inline size_t hpc_passed_at(const hpc_engine *en, int row) {
     const int owner = en->plan->rows[row].owner;
     const size_t numbers =
         (size_t)en->layout.places[owner].shares * (size_t)en->context->group.size * (size_t)en->layout.depth;
-    return hpc_told_at(en, owner, en->layout.n_shares) + numbers * sizeof(uint64_t) +
-           (size_t)hpc_quorum_of(en)->passed_at[row] * sizeof(hpc_told);
+    return hpc_told_at(en, owner, en->layout.n_shares + row) + numbers * sizeof(uint64_t);
 }
 static inline hpc_told *hpc_told_here(const hpc_engine *en, size_t at) {
     return (hpc_told *)(void *)(hpc_own_part(en) + at);
@@ -159,7 +157,6 @@ int hpc_intake_tell(hpc_engine *en);
 
 int hpc_outlet_may_push(hpc_engine *en, int key, const char *op);
 int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
-int hpc_outlet_wait_taken(hpc_engine *en, int key, hpc_limit *l, const char *op); /* the same on a graph */
 int hpc_outlet_hear(hpc_engine *en, int key); /* what was left out as pieces is in the residual then */
 void hpc_outlet_begin_push(hpc_engine *en, int key);
 int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
@@ -168,18 +165,15 @@ int hpc_outlet_send_key(hpc_engine *en, int key);
 int hpc_outlet_send_all(hpc_engine *en);
 int hpc_outlet_is_free(const hpc_engine *en, int key, uint64_t ticket);
 int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
-int hpc_outlet_awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
 int hpc_outlet_ended(hpc_engine *en, int key, const char *op);
 int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 void hpc_outlet_closing(hpc_engine *en);
 void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
-int hpc_outlet_level_groups(hpc_engine *en, const char *op, double deadline);
-int hpc_outlet_level_graph(hpc_engine *en, const char *op, double deadline);
+int hpc_outlet_level(hpc_engine *en, const char *op, double deadline); /* with several stages, and on a graph */
 int hpc_outlet_late(const hpc_engine *en, int key);
 /* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded: on servers the
  * version of its parameters. On a graph that is the newest one that this rank's own shares of the key have folded. */
-uint64_t hpc_outlet_told(const hpc_engine *en, int key);
-uint64_t hpc_outlet_folded(const hpc_engine *en, int key);
+uint64_t hpc_outlet_version(const hpc_engine *en, int key);
 /* The version of this rank's copy of a share's parameters, as its owner has told; 0 where the share answers others. */
 uint64_t hpc_outlet_heard(const hpc_engine *en, int s);
 void hpc_outlet_count(const hpc_engine *en, hpc_exchange_stats *stats);

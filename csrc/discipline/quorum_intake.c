@@ -100,20 +100,16 @@ static int refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
     return 1;
 }
 
-/* The owner's own push needs no answer behind which a verdict lies. */
-static int lead_came(hpc_core *core, hpc_share *share) {
-    hpc_intake *in = hpc_intake_of(share);
-    if (in->pushes - share->version >= (uint64_t)core->engine->layout.depth) return 0;
-    in->pushes++;
-    look_after(core, share);
-    return 1;
-}
-
 int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     hpc_engine *en = core->engine;
     const uint64_t number = number_of(en, share, rank, slot);
     if (!hpc_feeds_share(en, share, rank) || number == 0) return 0;
-    if (is_led(en) && rank == share->owner) return lead_came(core, share);
+    if (is_led(en) && rank == share->owner) {
+        if (hpc_intake_of(share)->pushes - share->version >= (uint64_t)en->layout.depth) return 0;
+        hpc_intake_of(share)->pushes++;
+        look_after(core, share);
+        return 1;
+    }
     if (hpc_version_from(share, rank) != 0) return refuse_second(en, share, rank);
     hold(core, share, rank, slot, number);
     return 1;
@@ -152,12 +148,17 @@ static void send_params(hpc_core *core, const hpc_share *share, int sender) {
     }
 }
 
-/* With several stages relays answer the ranks that get parameters from them. */
-static void answer(hpc_core *core, const hpc_share *share, int sender) {
+/* Answers a sender's update: says what has become of it, to this rank's own memory, from which it is put. The last word
+ * has been read, for the update came after it. Parameters go first: on servers those of a late update, with several
+ * stages all, where relays answer the ranks that get parameters from them. After this the sender's next update may be
+ * written. */
+static void answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
     const hpc_engine *en = core->engine;
-    const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
-    const uint64_t answered = ++share->clocks[sender].answered;
     const int s = (int)(share - en->layout.shares), many = en->layout.stages.many;
+    hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
+    *told = outcome;
+    if (many || !(outcome.used || is_led(en))) send_params(core, share, sender);
+    const uint64_t answered = ++share->clocks[sender].answered;
     for (int i = 0; i < (many ? share->n_members : 1); i++) {
         const int rank = many ? share->members[i] : sender;
         if (hpc_sender_of(en, 0, rank) == sender)
@@ -166,35 +167,21 @@ static void answer(hpc_core *core, const hpc_share *share, int sender) {
     }
 }
 
-/* Says what has become of a sender's update: to this rank's own memory, from which it is put. The last word has been
- * read, for the update came after it. */
-static void decide(const hpc_share *share, int sender, uint64_t folded, int used) {
-    hpc_intake_of(share)->senders[sender].told = (hpc_told){folded, (uint64_t)used};
-}
-
 static void release(const hpc_share *share, int sender) {
     atomic_store_explicit(&hpc_intake_of(share)->senders[sender].waits, 0, memory_order_relaxed);
     hpc_intake_of(share)->held--;
 }
 
-/* Leaves a sender's update out. On servers its worker gets the newest parameters. After the answer the sender's next
- * update may be written. */
-static void drop(hpc_core *core, const hpc_share *share, int sender, uint64_t folded) {
-    atomic_fetch_add_explicit(&core->engine->peers.late[sender], 1, memory_order_relaxed);
-    decide(share, sender, folded, 0);
-    if (!is_led(core->engine)) send_params(core, share, sender);
-    release(share, sender);
-    answer(core, share, sender);
-}
-
-/* Drops the updates that are older than version least. Returns how many there were. */
+/* Leaves the updates out that are older than version least. Returns how many there were. */
 static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, uint64_t folded) {
     const hpc_intake *in = hpc_intake_of(share);
     int n = 0;
     for (int i = 0; i < in->n_from && in->held > 0; i++) {
-        const uint64_t version = hpc_version_from(share, in->from[i]);
-        if (version == 0 || version >= least) continue;
-        drop(core, share, in->from[i], folded);
+        const int sender = in->from[i];
+        if (hpc_version_from(share, sender) == 0 || hpc_version_from(share, sender) >= least) continue;
+        atomic_fetch_add_explicit(&core->engine->peers.late[sender], 1, memory_order_relaxed);
+        answer(core, share, sender, (hpc_told){folded, 0});
+        release(share, sender);
         n++;
     }
     return n;
@@ -268,25 +255,20 @@ static int is_due(hpc_core *core, const hpc_share *share, const survey *found, u
 
 /* ---- folds ---- */
 
-static int lead_slot(const hpc_engine *en, const hpc_share *share) {
-    return (int)(share->version % (uint64_t)en->layout.depth);
-}
-
 /* The version of the next fold. Updates of an older one are late. */
 static uint64_t next_version(const hpc_engine *en, const hpc_share *share) {
-    if (has_lead(share)) return number_of(en, share, share->owner, lead_slot(en, share));
-    return hpc_folded_of(share) + 1;
+    const int slot = (int)(share->version % (uint64_t)en->layout.depth);
+    return has_lead(share) ? number_of(en, share, share->owner, slot) : hpc_folded_of(share) + 1;
 }
 
-/* The slot of an input, as rows read it. */
-static int slot_of(const hpc_engine *en, const hpc_share *share, const hpc_input *in) {
-    if (is_led(en) && in->rank == share->owner) return lead_slot(en, share);
-    const int one = en->discipline->one_slot && !hpc_reads_in_place(en, share->owner, in->rank);
-    return one ? 0 : share->clocks[in->lowest].slot;
-}
-
+/* An input, in the slot from which rows read it: of a lead the slot of this version. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
-    return (hpc_taken){hpc_intake_of(w->share)->takes[in->lowest], (uint64_t)slot_of(core->engine, w->share, in)};
+    const hpc_engine *en = core->engine;
+    const hpc_share *share = w->share;
+    const int in_place = !en->discipline->one_slot || hpc_reads_in_place(en, share->owner, in->rank);
+    uint64_t slot = in_place ? (uint64_t)share->clocks[in->lowest].slot : 0;
+    if (is_led(en) && in->rank == share->owner) slot = share->version;
+    return (hpc_taken){hpc_intake_of(share)->takes[in->lowest], slot};
 }
 
 /* Answer this rank last: once answered it may close, and then it sends nothing more. Note the updates as gone after
@@ -302,12 +284,8 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     for (int i = 0; i < in->n_from; i++) n += in->takes[in->from[i]];
     hpc_share_count_fold(core, n);
     hpc_tally_add(&core->tally.missing, (uint64_t)(in->n_from - n));
-    for (int i = 0; i < in->n_from; i++) {
-        if (!in->takes[in->from[i]]) continue;
-        decide(share, in->from[i], version, 1);
-        if (en->layout.stages.many) send_params(core, share, in->from[i]);
-        answer(core, share, in->from[i]);
-    }
+    for (int i = 0; i < in->n_from; i++)
+        if (in->takes[in->from[i]]) answer(core, share, in->from[i], (hpc_told){version, 1});
     if (is_led(en))
         hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
     for (int i = 0; i < in->n_from; i++)
@@ -424,17 +402,17 @@ int hpc_intake_work(hpc_core *core) {
 int hpc_intake_tell(hpc_engine *en) {
     int status = HPC_OK;
     for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_share *share = &en->layout.shares[s];
-        if (share->n_members == 0) continue;
-        hpc_core_pause(&en->cores[share->core]);
-        for (int i = 0; i < share->n_members && status == HPC_OK; i++) {
-            const int rank = share->members[i];
-            hpc_told *said = &hpc_intake_of(share)->senders[rank].told;
-            said->folded = share->version;
-            status =
-                hpc_put(en->cores[share->core].out, en->window, rank, said, sizeof *said, hpc_told_at(en, rank, s));
+        const hpc_share *share = &en->layout.shares[s];
+        const hpc_intake *in = hpc_intake_of(share);
+        if (in == NULL) continue;
+        hpc_core *core = &en->cores[share->core];
+        hpc_core_pause(core);
+        for (int i = 0; i < in->n_from && status == HPC_OK; i++) {
+            hpc_told *told = &in->senders[in->from[i]].told;
+            told->folded = share->version;
+            status = hpc_put(core->out, en->window, in->from[i], told, sizeof *told, hpc_told_at(en, in->from[i], s));
         }
-        hpc_core_resume(&en->cores[share->core]);
+        hpc_core_resume(core);
     }
     return status;
 }

@@ -254,12 +254,13 @@ static void drop(hpc_engine *en, const hpc_share *share, uint64_t n) {
 
 /* ---- versions ---- */
 
-uint64_t hpc_outlet_told(const hpc_engine *en, int key) {
+/* The largest number of this rank's shares of a key. */
+static uint64_t most_of(const hpc_engine *en, int key, uint64_t (*of)(const hpc_engine *en, int s)) {
     const hpc_pushed *k = &en->keys[key];
-    uint64_t most = hpc_quorum_of(en)->told;
+    uint64_t most = 0;
     for (int i = 0; i < k->n_shares; i++) {
-        const uint64_t told = hpc_outlet_heard(en, k->shares[i]);
-        if (told > most) most = told;
+        const uint64_t its = of(en, k->shares[i]);
+        if (its > most) most = its;
     }
     return most;
 }
@@ -268,34 +269,32 @@ uint64_t hpc_outlet_heard(const hpc_engine *en, int s) {
     return hpc_outlet_of(&en->layout.shares[s]) == NULL ? 0 : told_by(en, s);
 }
 
-uint64_t hpc_outlet_folded(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    uint64_t most = 0;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (hpc_intake_of(share) != NULL && hpc_folded_of(share) > most) most = hpc_folded_of(share);
-    }
-    return most;
+static uint64_t told(const hpc_engine *en, int key) {
+    const uint64_t most = most_of(en, key, hpc_outlet_heard);
+    return most > hpc_quorum_of(en)->told ? most : hpc_quorum_of(en)->told;
 }
 
-/* How far this rank's own shares of a key let it go, on a graph. */
-static uint64_t reached_in(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    uint64_t most = 0;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_intake *in = hpc_intake_of(&en->layout.shares[k->shares[i]]);
-        if (in == NULL) continue;
-        const uint64_t reached =
-            in->n_from == 0 ? hpc_outlet_told(en, key) + 1 : atomic_load_explicit(&in->reached, memory_order_relaxed);
-        if (reached > most) most = reached;
-    }
-    return most;
+static uint64_t folded_by(const hpc_engine *en, int s) {
+    const hpc_share *share = &en->layout.shares[s];
+    return hpc_intake_of(share) == NULL ? 0 : hpc_folded_of(share);
+}
+
+uint64_t hpc_outlet_version(const hpc_engine *en, int key) {
+    return en->graph != NULL ? most_of(en, key, folded_by) : told(en, key);
+}
+
+/* How far an own share of this rank lets it go, on a graph. */
+static uint64_t reached_by(const hpc_engine *en, int s) {
+    const hpc_share *share = &en->layout.shares[s];
+    const hpc_intake *in = hpc_intake_of(share);
+    if (in == NULL) return 0;
+    return in->n_from > 0 ? atomic_load_explicit(&in->reached, memory_order_relaxed) : told(en, share->key) + 1;
 }
 
 static uint64_t next_version(const hpc_engine *en) {
     uint64_t next = en->graph != NULL ? hpc_quorum_of(en)->number + 1 : 1;
     for (int key = 0; key < en->plan->n_keys; key++) {
-        const uint64_t its = en->graph != NULL ? reached_in(en, key) : hpc_outlet_told(en, key) + 1;
+        const uint64_t its = en->graph != NULL ? most_of(en, key, reached_by) : told(en, key) + 1;
         if (its > next) next = its;
     }
     return next;
@@ -327,14 +326,6 @@ int hpc_outlet_may_push(hpc_engine *en, int key, const char *op) {
                     "quorum each key is pushed once for a version, and pulled before the next",
                     op, hpc_me(en), en->plan->keys[key].name, (unsigned long long)q->number,
                     en->plan->keys[other].name);
-}
-
-/* Hears of the last update, which may go back into the residual, before the next one is encoded over it. With several
- * stages a core hears of it too, where this push has come there. */
-int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    int status = hpc_outlet_send_all(en);
-    if (status == HPC_OK) status = hpc_push_wait_slot(en, key, l, op);
-    return status == HPC_OK ? hpc_outlet_hear(en, key) : status;
 }
 
 /* Counts a push of key that is about to be sent, where each share has one answer for each. A malformed answer fails the
@@ -431,8 +422,13 @@ static int wait_taken(hpc_engine *en, int key, uint64_t ticket, hpc_limit *l, co
     return status;
 }
 
-int hpc_outlet_wait_taken(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    return wait_taken(en, key, hpc_slot_ticket(en, key), l, op);
+/* Hears of the last update, which may go back into the residual, before the next one is encoded over it. With several
+ * stages a core hears of it too, where this push has come there. */
+int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    if (en->graph != NULL) return wait_taken(en, key, hpc_slot_ticket(en, key), l, op);
+    int status = hpc_outlet_send_all(en);
+    if (status == HPC_OK) status = hpc_push_wait_slot(en, key, l, op);
+    return status == HPC_OK ? hpc_outlet_hear(en, key) : status;
 }
 
 /* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
@@ -481,11 +477,6 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
     return found;
 }
 
-int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, en->graph != NULL ? has_read : hpc_share_has_answered,
-                             missing);
-}
-
 /* Adds the ranks by which updates of groups come that do not wait in a share in which one of this rank's group does. */
 static int others(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
     const hpc_work *w = hpc_first_work(en, share);
@@ -501,16 +492,18 @@ static int has_brought(const hpc_share *share, int group, uint64_t push) {
     return hpc_version_from(share, group) != 0;
 }
 
-int hpc_outlet_awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    (void)for_slot;
-    return hpc_groups_awaited(en, key, ticket, &(const hpc_groups_lack){others, has_brought}, ranks);
+int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    static const hpc_groups_lack lack = {others, has_brought};
+    if (en->layout.stages.many) return hpc_groups_awaited(en, key, ticket, &lack, ranks);
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, en->graph != NULL ? has_read : hpc_share_has_answered,
+                             missing);
 }
 
 /* ---- pushes that end ---- */
 
 /* Whether the last push of a key is for a version that is not folded. */
 static int is_short(const hpc_engine *en, int key) {
-    return hpc_versions_of(en, key)->number > en->discipline->facts->version(en, key);
+    return hpc_versions_of(en, key)->number > hpc_outlet_version(en, key);
 }
 
 /* Returns HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
@@ -565,16 +558,6 @@ static int learn_newest(hpc_engine *en, const char *op, double deadline, uint64_
     return status;
 }
 
-/* Nothing is under way anywhere, so all shares have folded the newest version. */
-int hpc_outlet_level_groups(hpc_engine *en, const char *op, double deadline) {
-    uint64_t folded = 0;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        if (hpc_intake_of(share) != NULL && hpc_folded_of(share) > folded) folded = hpc_folded_of(share);
-    }
-    return learn_newest(en, op, deadline, folded, &hpc_quorum_of(en)->told);
-}
-
 static void go_on_from(hpc_engine *en, uint64_t newest) {
     hpc_phases *g = en->graph;
     for (int key = 0; key < en->plan->n_keys; key++) {
@@ -615,12 +598,19 @@ static int who_answers(void *arg, int *ranks) {
     return n;
 }
 
-/* Collective, while no rank has a push under way. Earlier updates are left out. */
-int hpc_outlet_level_graph(hpc_engine *en, const char *op, double deadline) {
-    uint64_t newest;
-    const int status = learn_newest(en, op, deadline, hpc_quorum_of(en)->number, &newest);
-    if (status != HPC_OK) return status;
-    go_on_from(en, newest);
+/* With several stages all shares have folded the newest version, for nothing is under way anywhere. On a graph no rank
+ * has a push under way, and updates that were sent before are left out. */
+int hpc_outlet_level(hpc_engine *en, const char *op, double deadline) {
     const hpc_wait wait = {op, all_answered, who_answers, en, 0};
+    uint64_t newest, own = en->graph != NULL ? hpc_quorum_of(en)->number : 0;
+    for (int s = 0; s < en->layout.n_shares && en->graph == NULL; s++)
+        if (folded_by(en, s) > own) own = folded_by(en, s);
+    const int status = learn_newest(en, op, deadline, own, &newest);
+    if (status != HPC_OK) return status;
+    if (en->graph == NULL) {
+        hpc_quorum_of(en)->told = newest;
+        return HPC_OK;
+    }
+    go_on_from(en, newest);
     return hpc_wait_for(&en->context->group, &wait, hpc_left(deadline));
 }
