@@ -1,7 +1,6 @@
 /* A quorum: a fold that goes on without stragglers. It is made when a quorum of the updates is there and the grace for
  * the others is over. A sender of updates is a worker of servers; with several stages (grouping.h) a group of ranks, a
- * host or a rack, whose updates are folded first, all together as under BSP; on a graph an in-neighbour. The fold of a
- * group is one update.
+ * host or a rack, whose updates are folded first, all together as under BSP; on a graph an in-neighbour.
  *
  * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
  * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So
@@ -25,41 +24,43 @@
  *   is not there yet     gets nothing: it computes, and its parameters are its own until it pushes
  *   comes after it       is late: it gets the newest parameters and an answer that says so
  * Every push of a share has one answer. A worker that has all of them goes on from the newest version that it knows.
- * Shares may be some versions apart: an update for a later version of a share waits there.
- *
- * A version belongs to all keys: a worker pushes each of them once for it, and has all answers before it pushes the
- * next. So where one share has found its quorum all others will, for the same ranks have pushed that version there.
- * Were keys counted by themselves, two workers could wait for each other, each for a key in which it is ahead. Keys
- * that workers push at different times are in different engines (EngineOptions.groups in Python).
+ * Shares may be some versions apart: an update for a later version of a share waits there. A version belongs to all
+ * keys: a worker pushes each of them once for it, and has all answers before it pushes the next. So where one share has
+ * found its quorum all others will, for the same ranks have pushed that version there. Were keys counted by themselves,
+ * two workers could wait for each other, each for a key in which it is ahead. Keys that workers push at different times
+ * are in different engines (EngineOptions.groups in Python).
  *
  * Groups. All ranks of a group push for the same version. Each of them waits for the answer to each row that applies,
  * by relays or straight, before it goes on; and what an owner answers to a group it says to all ranks of it. So when
  * they choose the version after the newest that was told, of all keys, they choose the same. A late group's update is
- * left out; all its ranks get the newest parameters, and are told. Writers, readers and order: the version         is
- * put into the owner's part by the rank whose input it is: by a worker that pushes straight to the row, before its
- * push, by the same lane; by a forwarding rank's core, by the lane of its forwards, when that rank's own push comes.
- * That push is an input of the forward, so the forward comes later. The owner reads it with the event of each row, and
- * the next one is put with the group's next push. The put reads the version from the place that the worker has for the
- * slot. The worker writes that place before its push, and again when the slot is free. the outcome         is put into
- * the part of each relay, one place a row, before the parameters, which bring the event; and from one relay to the next
- * in the same way. A relay's share adds up what its rows have brought (the newest version; left out if some row says
- * so). When its last row has come it puts the sum to the ranks that it answers, and then answers. The owner puts from
- * one place for each group, and a relay's share from one place: both are written for the next reply to the group, which
- * comes after all its ranks had this one. A relay passes on from the place into which it was told, which is written
- * with that reply too. the parameters      are sent from a copy for each receiver (rows.c), as in each.c. Slots,
- * forwarding accumulators and relays are as under BSP (stages.c). Nobody waits in a circle, if all ranks of a group
- * push all keys in the same order, or before they wait. Inside a group all wait for the same folds, as under BSP: so a
- * group pushes all keys for a version as one worker does. Between groups it is as between the workers of servers: where
- * a share has made fold v the groups in it have pushed v, there and to all other shares, so all of them find a quorum
- * for v. A group of which a rank has closed brings no more updates. That rank has waited for the answers to all its
- * pushes, so none of the group's is on its way. Its mates cannot push any more, and are told.
+ * left out; all its ranks get the newest parameters, and are told. Writers, readers and order:
+ *   The version is put into the owner's part by the rank whose input it is: by a worker that pushes straight to the
+ *   row, before its push, by the same lane; by a forwarding rank's core, by the lane of its forwards, when that rank's
+ *   own push comes. That push is an input of the forward, so the forward comes later. The owner reads it with the event
+ *   of each row, and the next one is put with the group's next push. The put reads the version from the place that the
+ *   worker has for the slot, which the worker writes before its push, and again when the slot is free.
+ *   The outcome is put into the part of each relay, one place a row, before the parameters, which bring the event; and
+ *   from one relay to the next in the same way. A relay's share adds up what its rows have brought (the newest version;
+ *   left out if some row says so). When its last row has come it puts the sum to the ranks that it answers, and then
+ *   answers. The owner puts from one place for each group, and a relay's share from one place: both are written for the
+ *   next reply to the group, which comes after all its ranks had this one. A relay passes on from the place into which
+ *   it was told, which is written with that reply too.
+ *   Parameters are sent from a copy for each receiver (rows.c), as in each.c. Slots, forwarding accumulators and relays
+ *   are as under BSP (stages.c).
+ * Nobody waits in a circle, if all ranks of a group push all keys in the same order, or before they wait. Inside a
+ * group all wait for the same folds, as under BSP: so a group pushes all keys for a version as one worker does. Between
+ * groups it is as between the workers of servers: where a share has made fold v the groups in it have pushed v, there
+ * and to all other shares, so all of them find a quorum for v. A group of which a rank has closed brings no more
+ * updates. That rank has waited for the answers to all its pushes, so none of the group's is on its way. Its mates
+ * cannot push any more, and are told.
  *
  * Graphs: NOTIFY-ACK whose folds go on without stragglers. The fold of a rank's push of version n takes from each
- * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is sent       if
- * the last one to that neighbour is answered; the update is used, or late not sent   if it was not until the next push
- * needed this one's memory, or the answer said that this version has been folded: it is dropped and nothing travels for
- * it A push that needs the memory of an earlier one waits for neighbours that have not taken that one. It waits twice
- * as long as a fold, as they may be waiting for others themselves, but not for a neighbour that let a push wait in vain
+ * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is
+ *   sent       if the last one to that neighbour is answered; the update is used, or late
+ *   not sent   if it was not until the next push needed this one's memory, or the answer said that this version has
+ *              been folded: it is dropped and nothing travels for it
+ * A push that needs the memory of an earlier one waits for neighbours that have not taken that one. It waits twice as
+ * long as a fold, as they may be waiting for others themselves, but not for a neighbour that let a push wait in vain
  * and has answered none since.
  *
  * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key.
@@ -145,11 +146,8 @@ static int applies_not(const hpc_plan *plan, int i) {
 /* Two workers could wait for each other, each for a key of its own. */
 static int has_other_workers(const hpc_plan *plan, int i) {
     const hpc_row *row = &plan->rows[i], *first = &plan->rows[0];
-    for (int e = 0; e < row->n_in; e++) {
-        int found = 0;
-        for (int f = 0; f < first->n_in; f++) found |= row->in[e].rank == first->in[f].rank;
-        if (!found) return 1;
-    }
+    for (int e = 0; e < row->n_in; e++)
+        if (hpc_row_input(first, row->in[e].rank) == NULL) return 1;
     return row->n_in != first->n_in;
 }
 
@@ -250,7 +248,8 @@ static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op)
     en->asked.staleness = 0;
     q->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *q->keys, op);
     q->given_up = hpc_engine_take(en, (size_t)en->context->group.size, 1, op);
-    return q->keys != NULL && q->given_up != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    q->of_ranks = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *q->of_ranks, op);
+    return q->keys != NULL && q->given_up != NULL && q->of_ranks != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 static size_t part(const hpc_engine *en, int rank) {
@@ -331,19 +330,19 @@ static void say_version(hpc_core *core, const hpc_share *share, int slot) {
 static void pass_on(hpc_core *core, const hpc_work *w) {
     const hpc_engine *en = core->engine;
     const hpc_share *share = w->share;
-    hpc_passing *its = &((hpc_quorum_share *)share->own)->passing;
+    hpc_quorum_share *its = share->own;
     const hpc_told *told = hpc_told_here(en, hpc_passed_at(en, w->index));
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].row >= 0)
             hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, told, sizeof *told,
                                              hpc_passed_at(en, w->outputs[o].row)));
-    if (told->folded > its->told.folded) its->told.folded = told->folded;
+    if (told->folded > its->passed.folded) its->passed.folded = told->folded;
     its->left_out |= !told->used;
     if (share->left > 1) return;
-    its->told.used = !its->left_out;
+    its->passed.used = !its->left_out;
     its->left_out = 0;
     for (int i = 0; i < share->n_members; i++)
-        hpc_core_check_put(core, hpc_put(core->out, en->window, share->members[i], &its->told, sizeof its->told,
+        hpc_core_check_put(core, hpc_put(core->out, en->window, share->members[i], &its->passed, sizeof its->passed,
                                          hpc_told_at(en, share->members[i], (int)(share - en->layout.shares))));
 }
 
@@ -371,6 +370,16 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- the values ---- */
 
+static const hpc_leaving leaving = {.closing = hpc_outlet_closing};
+
+static const hpc_facts facts = {.before_publish = hpc_outlet_level,
+                                .after_publish = hpc_intake_tell,
+                                .late = hpc_outlet_late,
+                                .version = hpc_outlet_version,
+                                .heard = hpc_outlet_heard,
+                                .count = hpc_outlet_count,
+                                .count_peer = hpc_outlet_count_peer};
+
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
     .suits = is_of_ranks,
@@ -392,13 +401,8 @@ const hpc_discipline hpc_discipline_quorum = {
     .awaited = hpc_outlet_awaited,
     .progress = hpc_outlet_send_all,
     .ended = hpc_outlet_ended,
-    .leaving = &(const hpc_leaving){.closing = hpc_outlet_closing},
-    .facts = &(const hpc_facts){.after_publish = hpc_intake_tell,
-                                .late = hpc_outlet_late,
-                                .version = hpc_outlet_version,
-                                .heard = hpc_outlet_heard,
-                                .count = hpc_outlet_count,
-                                .count_peer = hpc_outlet_count_peer},
+    .leaving = &leaving,
+    .facts = &facts,
 };
 
 const hpc_discipline hpc_discipline_groups_quorum = {
@@ -420,13 +424,8 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .needs = hpc_groups_need,
     .awaited = hpc_outlet_awaited,
     .ended = hpc_outlet_ended,
-    .leaving = &(const hpc_leaving){.closing = hpc_outlet_closing},
-    .facts = &(const hpc_facts){.before_publish = hpc_outlet_level,
-                                .late = hpc_outlet_late,
-                                .version = hpc_outlet_version,
-                                .heard = hpc_outlet_heard,
-                                .count = hpc_outlet_count,
-                                .count_peer = hpc_outlet_count_peer},
+    .leaving = &leaving,
+    .facts = &facts,
 };
 
 const hpc_discipline hpc_discipline_graph_quorum = {

@@ -27,7 +27,7 @@ typedef struct hpc_intake {
     int *from, n_from;        /* all senders, this rank or its group last; on a graph the in-neighbours alone */
     int held;                 /* how many updates wait */
     uint64_t pushes;          /* on a graph: pushes of this rank itself that came; they lead its folds */
-    int place;                /* among the core's watched shares, from 1 on; 0: it is not watched */
+    int place;                /* in core->clocked */
     double since;             /* when the next fold had its quorum; 0: it has not */
     hpc_usual lag;            /* from the quorum until the others are there */
     _Atomic uint64_t folded;  /* the version that was folded last */
@@ -49,19 +49,14 @@ typedef struct hpc_outlet {
     int pending;                  /* decided is behind */
 } hpc_outlet;
 
-/* The outcome of an update as it arrives at the relays of a share of this rank, which passes it on to the ranks that it
- * answers. Its core alone uses it. */
-typedef struct hpc_passing {
-    hpc_told told; /* a put may still read it */
-    int left_out;  /* some rows of the reply that is coming say that the update was left out */
-} hpc_passing;
-
-/* The state that hangs on a share. A worker that serves has both sides. */
+/* The state that hangs on a share. A worker that serves has both sides. A share that relays passes the outcome of an
+ * update on to the ranks that it answers; its core alone uses that. */
 typedef struct hpc_quorum_share {
     int sends;
     hpc_intake intake;
     hpc_outlet outlet;
-    hpc_passing passing;
+    hpc_told passed; /* a put may still read it */
+    int left_out;    /* some rows of the reply that is coming say that the update was left out */
 } hpc_quorum_share;
 
 /* A worker's view of a key. */
@@ -74,10 +69,11 @@ typedef struct hpc_key_versions {
 /* The exchange's own. */
 typedef struct hpc_quorum {
     hpc_key_versions *keys;
-    uint64_t number; /* the version that keys are pushed for */
-    char *given_up;  /* by rank: it let a push wait in vain, and has answered none since */
-    int n_pending;   /* how many outlets are pending */
-    uint64_t told;   /* with several stages: the newest version when a state was loaded last */
+    uint64_t number;    /* the version that keys are pushed for */
+    char *given_up;     /* by rank: it let a push wait in vain, and has answered none since */
+    int n_pending;      /* how many outlets are pending */
+    uint64_t *of_ranks; /* a number of each */
+    uint64_t told;      /* with several stages: the newest version when a state was loaded last */
 } hpc_quorum;
 
 static inline int hpc_me(const hpc_engine *en) {
@@ -115,8 +111,8 @@ static inline uint64_t hpc_version_from(const hpc_share *share, int sender) {
 }
 
 /* Offsets in a rank's part of the window: of the answer for a share; at the owner of a share of the version of the
- * update that rank from has in a slot; and, with several stages, at the owner of a row that relays of the outcome
- * (hpc_passing), which comes beside the parameters. */
+ * update that rank from has in a slot; and, with several stages, at the owner of a row that relays of the outcome,
+ * which comes beside the parameters. */
 static inline size_t hpc_told_at(const hpc_engine *en, int rank, int share) {
     return en->layout.places[rank].own + (size_t)share * sizeof(hpc_told);
 }
@@ -149,8 +145,8 @@ int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_opening.open */
 int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_intake_work(hpc_core *core);
-/* hpc_facts.after_publish: tells the workers of this rank's shares which version was folded last. Nothing may be under
- * way anywhere. */
+/* hpc_facts.after_publish: tells the workers of this rank's shares which version was folded last, unless groups are
+ * level (hpc_outlet_level). Nothing may be under way anywhere. */
 int hpc_intake_tell(hpc_engine *en);
 
 /* ---- the worker's side: hpc_discipline's slots ---- */
@@ -169,7 +165,7 @@ int hpc_outlet_ended(hpc_engine *en, int key, const char *op);
 int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 void hpc_outlet_closing(hpc_engine *en);
 void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
-int hpc_outlet_level(hpc_engine *en, const char *op, double deadline); /* with several stages, and on a graph */
+int hpc_outlet_level(hpc_engine *en, const char *op, double deadline);
 int hpc_outlet_late(const hpc_engine *en, int key);
 /* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded: on servers the
  * version of its parameters. On a graph that is the newest one that this rank's own shares of the key have folded. */

@@ -1,7 +1,4 @@
-/* The owner's side of a quorum: updates that wait, answers, when a fold is due, and the fold (quorum.c says how a
- * quorum works). On servers a fold takes the updates for just its version, of ranks or of groups. On a graph this
- * rank's own push leads a fold, which takes the neighbours' updates for its version or a newer one (see
- * graph_quorum.c). */
+/* The owner's side of a quorum (see quorum.c): updates that wait, answers, when a fold is due, and the fold. */
 #include <math.h>
 #include <stdio.h>
 
@@ -24,11 +21,12 @@ typedef struct seen {
 
 /* A core's own. */
 typedef struct watch {
-    hpc_share **shares; /* those with an update, or an own push, that is not folded */
-    int n;
+    int n;      /* shares with an update, or an own push, that is not folded; they are the first in core->clocked */
     seen *seen; /* by sender */
 } watch;
 
+/* On servers a fold takes the updates for just its version, of ranks or of groups. On a graph this rank's own push
+ * leads a fold, which takes the neighbours' updates for its version or a newer one. */
 static int is_led(const hpc_engine *en) {
     return en->graph != NULL;
 }
@@ -50,16 +48,13 @@ static void look_after(hpc_core *core, hpc_share *share) {
     watch *its = core->own;
     hpc_intake *in = hpc_intake_of(share);
     const int watched = in->held > 0 || has_lead(share);
-    if (watched == (in->place > 0)) return;
-    if (watched) {
-        its->shares[its->n++] = share;
-        in->place = its->n;
-        return;
-    }
-    hpc_share *last = its->shares[--its->n];
-    its->shares[in->place - 1] = last;
-    hpc_intake_of(last)->place = in->place;
-    in->place = 0;
+    if (watched == (in->place < its->n)) return;
+    const int to = watched ? its->n++ : --its->n;
+    hpc_share *other = core->clocked[to];
+    core->clocked[in->place] = other;
+    hpc_intake_of(other)->place = in->place;
+    core->clocked[to] = share;
+    in->place = to;
 }
 
 /* Stores how far a quorum of the in-neighbours is, for the worker's choice of its next version. */
@@ -222,12 +217,6 @@ static void learn(const hpc_engine *en, hpc_intake *in, double took) {
         atomic_store_explicit(&in->grace, usual > LEAST ? usual : LEAST, memory_order_relaxed);
 }
 
-static void note_absent(hpc_core *core, const hpc_share *share, uint64_t version) {
-    const hpc_intake *in = hpc_intake_of(share);
-    for (int i = 0; i < in->n_from; i++)
-        ((watch *)core->own)->seen[in->from[i]].absent |= in->senders[in->from[i]].newest < version;
-}
-
 /* Whether a fold that has its quorum is to be made now. */
 static int is_due(hpc_core *core, const hpc_share *share, const survey *found, uint64_t version) {
     const hpc_engine *en = core->engine;
@@ -249,7 +238,8 @@ static int is_due(hpc_core *core, const hpc_share *share, const survey *found, u
         return 0;
     }
     learn(en, in, now - in->since);
-    if (!complete) note_absent(core, share, version);
+    for (int i = 0; i < in->n_from && !complete; i++)
+        ((watch *)core->own)->seen[in->from[i]].absent |= in->senders[in->from[i]].newest < version;
     return 1;
 }
 
@@ -363,7 +353,7 @@ static int work_for(hpc_core *core, hpc_share *share) {
         done = step(core, share);
         n += done > 0 ? done : 0;
         look_after(core, share);
-    } while (done > 0 && in->place > 0);
+    } while (done > 0 && in->place < ((watch *)core->own)->n);
     return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past it */
 }
 
@@ -389,9 +379,9 @@ int hpc_intake_work(hpc_core *core) {
     if (its->n == 0) return 0;
     note_closed(core);
     for (int i = 0; i < its->n;) {
-        hpc_share *share = its->shares[i];
+        hpc_share *share = core->clocked[i];
         n += work_for(core, share);
-        i += i < its->n && its->shares[i] == share;
+        i += i < its->n && core->clocked[i] == share;
     }
     if (its->n == 0) core->due = INFINITY;
     return n;
@@ -401,7 +391,7 @@ int hpc_intake_work(hpc_core *core) {
 
 int hpc_intake_tell(hpc_engine *en) {
     int status = HPC_OK;
-    for (int s = 0; s < en->layout.n_shares; s++) {
+    for (int s = 0; s < en->layout.n_shares && !en->layout.stages.many; s++) {
         const hpc_share *share = &en->layout.shares[s];
         const hpc_intake *in = hpc_intake_of(share);
         if (in == NULL) continue;
@@ -424,13 +414,15 @@ static int is_sender(const hpc_engine *en, const hpc_share *share, int rank) {
     return en->layout.stages.many ? hpc_feeds_share(en, share, rank) : hpc_share_answers(en, share, rank);
 }
 
-static int open_share(hpc_engine *en, const hpc_share *share, const char *op) {
+static int open_intake(hpc_engine *en, hpc_core *core, int place, const char *op) {
+    const hpc_share *share = core->clocked[place];
     const int size = en->context->group.size, own = hpc_sender_of(en, 0, hpc_me(en));
     hpc_intake *in = hpc_intake_of(share);
     in->senders = hpc_engine_take(en, (size_t)size, sizeof *in->senders, op);
     in->takes = hpc_engine_take(en, (size_t)size, 1, op);
     in->from = hpc_engine_take(en, (size_t)size, sizeof *in->from, op);
     if (in->senders == NULL || in->takes == NULL || in->from == NULL) return HPC_ERR_MEMORY;
+    in->place = place;
     atomic_init(&in->grace, en->asked.grace < 0 ? FIRST : en->asked.grace);
     in->takes[hpc_me(en)] = (char)is_led(en); /* its lead is in all folds */
     for (int i = 1; i <= size; i++) {
@@ -446,11 +438,9 @@ int hpc_intake_open(hpc_engine *en, const char *op) {
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) {
         hpc_core *core = &en->cores[c];
         watch *its = core->own = hpc_engine_take(en, 1, sizeof *its, op);
-        if (its == NULL) return HPC_ERR_MEMORY;
-        its->shares = hpc_engine_take(en, (size_t)core->n_clocked, sizeof(hpc_share *), op);
-        its->seen = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *its->seen, op);
-        if (its->shares == NULL || its->seen == NULL) return HPC_ERR_MEMORY;
-        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) status = open_share(en, core->clocked[i], op);
+        if (its != NULL) its->seen = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *its->seen, op);
+        if (its == NULL || its->seen == NULL) return HPC_ERR_MEMORY;
+        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) status = open_intake(en, core, i, op);
     }
     return status == HPC_OK ? hpc_share_open_counts(en, is_led(en), op) : status;
 }

@@ -545,16 +545,12 @@ void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
 }
 
 /* Collective: the largest number of any rank. */
-static int learn_newest(hpc_engine *en, const char *op, double deadline, uint64_t own, uint64_t *newest) {
-    const int size = en->context->group.size;
-    uint64_t *numbers = malloc((size_t)size * sizeof *numbers);
-    int status = numbers == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size) : HPC_OK;
-    status = hpc_context_agree(en->context, op, status, deadline);
-    if (status == HPC_OK) status = hpc_allgather(en->context, &own, numbers, sizeof own, hpc_left(deadline));
+static int learn_newest(const hpc_engine *en, double deadline, uint64_t own, uint64_t *newest) {
+    uint64_t *numbers = hpc_quorum_of(en)->of_ranks;
+    const int status = hpc_allgather(en->context, &own, numbers, sizeof own, hpc_left(deadline));
     *newest = 0;
-    for (int r = 0; r < size && status == HPC_OK; r++)
+    for (int r = 0; r < en->context->group.size && status == HPC_OK; r++)
         if (numbers[r] > *newest) *newest = numbers[r];
-    free(numbers);
     return status;
 }
 
@@ -599,18 +595,17 @@ static int who_answers(void *arg, int *ranks) {
 }
 
 /* With several stages all shares have folded the newest version, for nothing is under way anywhere. On a graph no rank
- * has a push under way, and updates that were sent before are left out. */
+ * has a push under way, and updates that were sent before are left out. Else hpc_intake_tell does what is needed. */
 int hpc_outlet_level(hpc_engine *en, const char *op, double deadline) {
     const hpc_wait wait = {op, all_answered, who_answers, en, 0};
-    uint64_t newest, own = en->graph != NULL ? hpc_quorum_of(en)->number : 0;
+    hpc_quorum *q = hpc_quorum_of(en);
+    uint64_t newest, own = en->graph != NULL ? q->number : 0;
+    if (en->graph == NULL && !en->layout.stages.many) return HPC_OK;
     for (int s = 0; s < en->layout.n_shares && en->graph == NULL; s++)
         if (folded_by(en, s) > own) own = folded_by(en, s);
-    const int status = learn_newest(en, op, deadline, own, &newest);
-    if (status != HPC_OK) return status;
-    if (en->graph == NULL) {
-        hpc_quorum_of(en)->told = newest;
-        return HPC_OK;
-    }
+    const int status = learn_newest(en, deadline, own, &newest);
+    if (status == HPC_OK && en->graph == NULL) q->told = newest;
+    if (status != HPC_OK || en->graph == NULL) return status;
     go_on_from(en, newest);
     return hpc_wait_for(&en->context->group, &wait, hpc_left(deadline));
 }
