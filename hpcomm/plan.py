@@ -249,6 +249,8 @@ class Plan:
                 goes there, as codec says, and one rank of each host applies it and writes the parameters to the ranks
                 of the host. "both" is the same, as owners are receivers here. What it costs: docs/topology.md.
 
+        Pairs of vectors (codec.Factors) go as pairs to the rank that folds them first; their sum goes on as an array.
+
         Raises:
             InvalidArgument: a value is out of range, a level is empty or lacks a rank, groups overlap or split a group
                 of the level before, a leader is in no group, or apart is given with a ring.
@@ -264,7 +266,8 @@ class Plan:
         if stranger := set(own_leaders) - set(workers):
             raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader is one of its own")
         own_keys, codecs = coded(own_keys, codec)
-        _check_sums(own_keys, codecs, "a hierarchy sends the sum of a host's updates on")
+        if apply_at != "owners":
+            _check_sums(own_keys, codecs, f"apply_at is {apply_at!r}, where owners send the sum of all updates on")
         handle = _planned(
             "hosts",
             own_keys,

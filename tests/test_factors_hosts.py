@@ -1,6 +1,7 @@
 """Pairs of vectors where hosts have several ranks (Poseidon, section 5.1): they go once to each host, where one rank
 adds the products of all."""
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,10 @@ import pytest
 from conftest import Left, on_both, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_factors import STEPS, dense, exchange, pairs_of
+from test_factors import STEPS, dense, exchange, pairs_of, trained_by
 
 import hpcomm
-from hpcomm import SSP, Adam, Consistency, Hierarchy, InvalidArgument, Momentum, PeerToPeer, Plan, model
+from hpcomm import ASYNC, SSP, Adam, Consistency, Hierarchy, InvalidArgument, Momentum, PeerToPeer, Plan, model
 from hpcomm.codec import Factors
 from hpcomm.topology import ParameterServer, from_edges
 
@@ -150,9 +151,77 @@ def test_a_rank_that_is_gone_may_have_reached_some_hosts() -> None:
     run_threads(5, body, timeout=10)
 
 
+def given_by(rank: int, step: int, codec: Any) -> dict[str, Any]:
+    """Three pairs of each matrix, or their product; no more where step is negative."""
+    found: dict[str, Any] = {}
+    for name, shape in SHAPES.items():
+        pair = pairs_of(rank, step % 100, 3 if step >= 0 else 0, shape if len(shape) == 2 else shape * 2)
+        found[name] = dense(pair)[0] if len(shape) == 1 else pair if name in (codec or {}) else dense(pair)
+    return found
+
+
+def params_after(updates: list[tuple[int, int]]) -> dict[str, Any]:
+    """The parameters with these updates, each of a rank and a step."""
+    given = [given_by(rank, step, None) for rank, step in updates]
+    return {name: trained_by([one[name] for one in given]) for name in SHAPES}
+
+
+@pytest.mark.parametrize("codec", [None, CODEC])
+@pytest.mark.parametrize("racks", [(), [[0, 1, 2], [3, 4], [5]]])
+def test_a_quorum_of_hosts_goes_on_without_a_late_one(racks: Any, codec: Any, transport: dict[str, Any]) -> None:
+    """The rank that owns a chunk decides whose pairs count. Ranks 3 and 4 come two versions late, and then are in time
+    with rank 5, so that ranks 0 to 2 are late. Rank 5 is alone: its pairs go straight to the owner."""
+    early, last = (threading.Barrier(n, timeout=20) for n in (4, 6))
+    passed, caught_up = threading.Event(), threading.Event()
+    quorum = Consistency(quorum=2, late="drop", grace=0)
+    first = [(rank, step) for step in (0, 1) for rank in (0, 1, 2, 5)]
+    then = [(rank, 2) for rank in (3, 4, 5)]
+
+    def same(ex: hpcomm.Exchange, updates: list[tuple[int, int]]) -> None:
+        for name, value in params_after(updates).items():
+            np.testing.assert_array_equal(ex.params[name], value, err_msg=name)
+
+    def body(ctx: hpcomm.Context) -> None:
+        topology = Hierarchy([[0, 1, 2], [3, 4], [5]] if not racks else [[0, 1], [2], [3, 4], [5]], racks)
+        with exchange(ctx, SHAPES, topology, codec, consistency=quorum, progress="thread") as ex:
+            late = ctx.rank in (3, 4)
+            if late:
+                assert passed.wait(20)
+                ex.step(given_by(ctx.rank, 0, codec))
+                assert (ex.version, set(ex.late)) == (2, set(SHAPES))
+                same(ex, first)
+            for step in () if late else (0, 1):
+                ex.step(given_by(ctx.rank, step, codec))
+                assert (ex.version, ex.late) == (step + 1, ())
+                early.wait()
+            passed.set()
+            last.wait()
+            if ctx.rank < 3:
+                assert caught_up.wait(20)
+            ex.step(given_by(ctx.rank, 2, codec))
+            assert (ex.version, set(ex.late)) == (3, set(SHAPES) if ctx.rank < 3 else set())
+            same(ex, first + then)
+            caught_up.set()
+            last.wait()
+
+    run_threads(6, body, **transport)
+
+
+@pytest.mark.parametrize("consistency", [SSP(1), ASYNC])
+def test_pairs_of_hosts_that_go_on_by_themselves_all_count(consistency: Any, transport: dict[str, Any]) -> None:
+    def body(ctx: hpcomm.Context) -> None:
+        with exchange(ctx, SHAPES, Hierarchy(HOSTS), CODEC, consistency=consistency) as ex:
+            for step in range(STEPS):
+                ex.step(given_by(ctx.rank, step, CODEC))
+            ctx.barrier()
+            ex.step(given_by(ctx.rank, -1, CODEC))  # its answer has the updates of all
+            for name, value in params_after([(rank, step) for rank in range(5) for step in range(STEPS)]).items():
+                np.testing.assert_array_equal(ex.params[name], value, err_msg=name)
+
+    run_threads(5, body, **transport)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "stale": ({"consistency": SSP(1)}, r"codec of 'fc' is Factors\(4, blocks=2\), which only the rank"),
-    "quorum": ({"consistency": Consistency(quorum=2)}, r"codec of 'fc' is Factors\(4, blocks=2\), .* 'flat'"),
     "16 bits": ({"codec_out": {"out": "float16"}}, "codec_out of 'out' is float16: parameters .* stay on"),
 }
 

@@ -246,7 +246,8 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
     if (a->core != b->core)
         return wrong(from, "of core %d sends to row %d of core %d; a row sends to the core of its own number", a->core,
                      to, b->core);
-    if (b->codec_in != a->codec_out && hpc_codec_of(a->codec_out)->addressable) /* pieces come by themselves */
+    const int sum = a->codec_out == HPC_F32 && !hpc_codec_of(b->codec_in)->addressable; /* of pieces that are pushed */
+    if (b->codec_in != a->codec_out && !sum && hpc_codec_of(a->codec_out)->addressable) /* pieces come by themselves */
         return wrong(to, "has codec_in %s, but row %d sends it %s", name_of(b->codec_in), from, name_of(a->codec_out));
     return HPC_OK;
 }

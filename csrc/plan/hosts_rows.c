@@ -40,10 +40,15 @@ static int wire_of(const hpc_hosts *h, int key) {
     return h->wires != NULL ? h->wires[key] : h->wire;
 }
 
-/* Pieces go between groups only: workers push arrays to their leader, which encodes the fold. So the leader of a group
- * of one worker has a row too. */
+/* A codec of which only workers can write pieces: a sum goes on as an array. */
+static int is_of_workers(const hpc_hosts *h, int key) {
+    return hpc_codec_of(wire_of(h, key))->source_bytes != NULL;
+}
+
+/* Other pieces go between groups only: workers push arrays to their leader, which encodes the fold. So the leader of a
+ * group of one worker has a row too. */
 static int sends_pieces(const hpc_hosts *h, int key) {
-    return !hpc_codec_of(wire_of(h, key))->addressable;
+    return !hpc_codec_of(wire_of(h, key))->addressable && !is_of_workers(h, key);
 }
 
 /* A row of a group's leader, without its edges. Returns its number. */
@@ -59,6 +64,7 @@ static int add_row(struct maker *m, int group, int action) {
         row->depth = h->depth;
         row->codec_in = row->codec_out = wire_of(h, row->key);
         if (sends_pieces(h, row->key)) row->codec_in = HPC_F32;
+        if (is_of_workers(h, row->key)) row->codec_out = HPC_F32;
         if (action == HPC_FORWARD) return (int)r;
         row->codec_out = h->codecs_out != NULL ? h->codecs_out[row->key] : h->codec_out;
         if (action == HPC_RELAY) row->codec_in = row->codec_out;
@@ -153,6 +159,7 @@ static void put_inputs(struct maker *m, const struct task *task) {
     if (m->rows == NULL) return;
     m->rows[task->fold].in = in;
     m->rows[task->fold].n_in = m->rows[task->fold].quorum = n;
+    if (m->n_pushing == 0 && is_of_workers(m->d->h, m->rows[task->fold].key)) m->rows[task->fold].codec_in = HPC_F32;
 }
 
 /* The outputs of a row: first to relays, which have more way before them, then to workers in order. */

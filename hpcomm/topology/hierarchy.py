@@ -33,8 +33,9 @@ class Hierarchy(Topology):
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 3], [4, 5, 6, 7]]))
 
     An update that goes as pairs of vectors (codec.Factors) is a sum that nobody can make on its way. So each rank sends
-    its pairs once to each host, to a rank that adds the products of all ranks and passes the parameters to its host.
-    This needs BSP, and racks make no difference to it.
+    its pairs once to each host, to a rank that adds the products of all ranks and passes the parameters to its host;
+    racks make no difference to it. Under ASYNC, SSP(s) and a quorum the owner of a chunk applies one update of each
+    outermost group: pairs go to the rank that folds for the group, which sends the sum on as an array.
 
     The order of each sum is that of ranks, then of groups, so the same placement gives the same bits.
 
