@@ -113,18 +113,16 @@ static int is_of_graph(const hpc_exchange_config *f) {
 }
 
 static int check_config(const hpc_exchange_config *f) {
-    static const char op[] = "exchange";
-    if (!hpc_config_is_bsp(f))
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with consistency %s", op,
-                        hpc_consistency_name(f->consistency));
-    if (f->shared_params || f->eager)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with %s", op,
-                        f->shared_params ? "shared_params" : "eager folds (deterministic=False)");
-    if (hpc_config_own_fold(f) != NULL)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op,
-                        "%s: rule %s has a fold of its own; with a quorum some inputs may be missing from it", op,
-                        hpc_config_own_fold(f)->name);
-    return HPC_OK;
+    const hpc_rule *own = hpc_config_own_fold(f);
+    const char *with = f->shared_params ? "shared_params" : f->eager ? "eager folds (deterministic=False)" : NULL;
+    if (!hpc_config_is_bsp(f) || with != NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: a quorum of servers does not go with %s%s",
+                        hpc_config_is_bsp(f) ? "" : "consistency ",
+                        hpc_config_is_bsp(f) ? with : hpc_consistency_name(f->consistency));
+    if (own == NULL) return HPC_OK;
+    return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                    "exchange: rule %s has a fold of its own; with a quorum some inputs may be missing from it",
+                    own->name);
 }
 
 /* Tests of row i of a plan, and what a row is that fails one. */

@@ -189,21 +189,18 @@ typedef struct survey {
     int brought, open, expected;
 } survey;
 
-static int has_brought(const hpc_engine *en, const hpc_share *share, int sender, uint64_t version) {
-    if (is_led(en)) return hpc_intake_of(share)->senders[sender].newest >= version;
-    return hpc_version_from(share, sender) == version;
-}
-
 static survey look(const hpc_core *core, const hpc_share *share, uint64_t version) {
     const hpc_intake *in = hpc_intake_of(share);
     survey found = {0, 0, 0};
     for (int i = 0; i < in->n_from; i++) {
-        const int sender = in->from[i], brought = has_brought(core->engine, share, sender, version);
+        const int sender = in->from[i];
+        const uint64_t newest = in->senders[sender].newest, waits = hpc_version_from(share, sender);
+        const int brought = is_led(core->engine) ? newest >= version : waits == version;
         const seen *its = &((const watch *)core->own)->seen[sender];
-        const int open = !brought && hpc_version_from(share, sender) == 0 && !its->gone;
+        const int open = !brought && waits == 0 && !its->gone;
         found.brought += brought;
         found.open += open;
-        found.expected += open && !its->absent && in->senders[sender].newest + NEAR >= version;
+        found.expected += open && !its->absent && newest + NEAR >= version;
     }
     return found;
 }

@@ -39,13 +39,6 @@ static hpc_outlet with_news(const hpc_engine *en, int s) {
     return out;
 }
 
-/* The version that the owner of a share has told last, in an answer or in a publish. While an update is on its way the
- * owner may be writing that word, so the last one that was heard counts. */
-static uint64_t told_by(const hpc_engine *en, int s) {
-    const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
-    return answers_of(en, s) == out->sent ? answer_at(en, s)->folded : out->told;
-}
-
 /* Fails the exchange by an impossible answer: as at most one update is on its way, at most one is answered, and at most
  * one used. */
 static int refuse_answer(hpc_engine *en, const hpc_share *share, const hpc_outlet *news) {
@@ -58,14 +51,6 @@ static int refuse_answer(hpc_engine *en, const hpc_share *share, const hpc_outle
              (unsigned long long)news->used, (unsigned long long)out->sent, (unsigned long long)out->used);
     hpc_engine_fail(en, HPC_ERR_TRANSPORT, why);
     return hpc_engine_check(en, "push");
-}
-
-/* Whether the parameters of a row answer an update that was left out, given that some row of its share was left out. A
- * row that relays has a word of its own for this, which the next reply writes. */
-static int was_left_out(const hpc_engine *en, int index) {
-    const hpc_row *row = &en->plan->rows[index];
-    if (row->action != HPC_RELAY) return 1;
-    return row->owner == hpc_me(en) && !hpc_told_here(en, hpc_passed_at(en, index))->used;
 }
 
 /* Puts the piece of push number n back into the residual, for the elements of row index, which answers this rank. The
@@ -87,10 +72,14 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
 }
 
 /* Puts all pieces of push number n back, which was left out or is not sent at all. Their bytes are still as they were
- * sent: the next push waits until this one was heard of (hpc_outlet_hear). */
+ * sent: the next push waits until this one was heard of (hpc_outlet_hear). Of rows that relay, each has a word of its
+ * own that says so, which the next reply writes. */
 static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
-    for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++)
-        if (was_left_out(en, share->rows[i])) take_row_back(en, share->rows[i], n);
+    for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++) {
+        const int row = share->rows[i], relays = en->plan->rows[row].action == HPC_RELAY;
+        const int here = en->plan->rows[row].owner == hpc_me(en);
+        if (!relays || (here && !hpc_told_here(en, hpc_passed_at(en, row))->used)) take_row_back(en, row, n);
+    }
 }
 
 static int hear(hpc_engine *en, int s) {
@@ -265,8 +254,12 @@ static uint64_t most_of(const hpc_engine *en, int key, uint64_t (*of)(const hpc_
     return most;
 }
 
+/* What the owner has told last, in an answer or in a publish. While an update is on its way the owner may be writing
+ * that word, so the last one that was heard counts. */
 uint64_t hpc_outlet_heard(const hpc_engine *en, int s) {
-    return hpc_outlet_of(&en->layout.shares[s]) == NULL ? 0 : told_by(en, s);
+    const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
+    if (out == NULL) return 0;
+    return answers_of(en, s) == out->sent ? answer_at(en, s)->folded : out->told;
 }
 
 static uint64_t told(const hpc_engine *en, int key) {
@@ -302,30 +295,23 @@ static uint64_t next_version(const hpc_engine *en) {
 
 /* ---- the next push ---- */
 
-/* The first key, if any, that is not pushed for the present version, or not answered; else -1. */
-static int unfinished(const hpc_engine *en) {
-    const hpc_quorum *q = hpc_quorum_of(en);
-    for (int i = 0; i < en->plan->n_keys; i++) {
-        const hpc_pushed *k = &en->keys[i];
-        if (k->n_shares == 0) continue;
-        if (k->sending != 0 || q->keys[i].number != q->number || !hpc_ticket_is_done(en, i, 2 * k->pushes)) return i;
-    }
-    return -1;
-}
-
 /* Refuses a second push of a key before all keys have been pushed and answered. */
 int hpc_outlet_may_push(hpc_engine *en, int key, const char *op) {
     const hpc_quorum *q = hpc_quorum_of(en);
     const int status = hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
-    if (status != HPC_OK) return status;
-    const int other = q->keys[key].number < q->number ? -1 : unfinished(en);
-    if (other < 0) return HPC_OK;
-    if (op == NULL) return HPC_IN_PROGRESS;
-    return hpc_fail(HPC_ERR_INVALID, op,
-                    "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: with a "
-                    "quorum each key is pushed once for a version, and pulled before the next",
-                    op, hpc_me(en), en->plan->keys[key].name, (unsigned long long)q->number,
-                    en->plan->keys[other].name);
+    if (status != HPC_OK || q->keys[key].number < q->number) return status;
+    for (int i = 0; i < en->plan->n_keys; i++) {
+        const hpc_pushed *k = &en->keys[i];
+        const int pushed = k->sending == 0 && q->keys[i].number == q->number;
+        if (k->n_shares == 0 || (pushed && hpc_ticket_is_done(en, i, 2 * k->pushes))) continue;
+        if (op == NULL) return HPC_IN_PROGRESS;
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: "
+                        "with a quorum each key is pushed once for a version, and pulled before the next",
+                        op, hpc_me(en), en->plan->keys[key].name, (unsigned long long)q->number,
+                        en->plan->keys[i].name);
+    }
+    return HPC_OK;
 }
 
 /* Counts a push of key that is about to be sent, where each share has one answer for each. A malformed answer fails the
@@ -544,16 +530,6 @@ void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
     g->keys[w->row->key].ahead = (int64_t)(step - hpc_quorum_of(en)->number);
 }
 
-/* Collective: the largest number of any rank. */
-static int learn_newest(const hpc_engine *en, double deadline, uint64_t own, uint64_t *newest) {
-    uint64_t *numbers = hpc_quorum_of(en)->of_ranks;
-    const int status = hpc_allgather(en->context, &own, numbers, sizeof own, hpc_left(deadline));
-    *newest = 0;
-    for (int r = 0; r < en->context->group.size && status == HPC_OK; r++)
-        if (numbers[r] > *newest) *newest = numbers[r];
-    return status;
-}
-
 static void go_on_from(hpc_engine *en, uint64_t newest) {
     hpc_phases *g = en->graph;
     for (int key = 0; key < en->plan->n_keys; key++) {
@@ -594,16 +570,19 @@ static int who_answers(void *arg, int *ranks) {
     return n;
 }
 
-/* With several stages all shares have folded the newest version, for nothing is under way anywhere. On a graph no rank
- * has a push under way, and updates that were sent before are left out. Else hpc_intake_tell does what is needed. */
+/* Collective: all go on from the newest version of any rank. With several stages all shares have folded it, for nothing
+ * is under way anywhere. On a graph no rank has a push under way, and updates that were sent before are left out. Else
+ * hpc_intake_tell does what is needed. */
 int hpc_outlet_level(hpc_engine *en, const char *op, double deadline) {
     const hpc_wait wait = {op, all_answered, who_answers, en, 0};
     hpc_quorum *q = hpc_quorum_of(en);
-    uint64_t newest, own = en->graph != NULL ? q->number : 0;
+    uint64_t own = en->graph != NULL ? q->number : 0, newest = 0;
     if (en->graph == NULL && !en->layout.stages.many) return HPC_OK;
     for (int s = 0; s < en->layout.n_shares && en->graph == NULL; s++)
         if (folded_by(en, s) > own) own = folded_by(en, s);
-    const int status = learn_newest(en, deadline, own, &newest);
+    const int status = hpc_allgather(en->context, &own, q->of_ranks, sizeof own, hpc_left(deadline));
+    for (int r = 0; r < en->context->group.size && status == HPC_OK; r++)
+        if (q->of_ranks[r] > newest) newest = q->of_ranks[r];
     if (status == HPC_OK && en->graph == NULL) q->told = newest;
     if (status != HPC_OK || en->graph == NULL) return status;
     go_on_from(en, newest);
