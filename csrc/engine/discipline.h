@@ -115,11 +115,10 @@ struct hpc_discipline {
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
      */
     int goes_on;
-    int quorum;                         /* folds are made by the configuration's quorum, where that is not all inputs */
-    int whole;                          /* folds take all inputs with the plan's weights: a row can go in one pass */
-    int (*turns)(const hpc_engine *en); /* but not here, where inputs and weights change with the steps. NULL: no */
-    int one_slot;                       /* a sender has one slot for an input, whatever the plan's depth */
-    size_t head, tail;                  /* bytes before and behind an update in its slot */
+    int quorum; /* folds are made by the configuration's quorum, where that is not all inputs */
+    int whole;  /* folds take all inputs with the plan's weights: a row can go in one pass, unless weights take turns */
+    int one_slot;      /* a sender has one slot for an input, whatever the plan's depth */
+    size_t head, tail; /* bytes before and behind an update in its slot */
     /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
      * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
     int sums;

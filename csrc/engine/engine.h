@@ -216,6 +216,7 @@ struct hpc_engine {
     hpc_asked asked;
     int stream;       /* parameters are written past the caches */
     int rotates;      /* a model is trained in the slot that the next push sends, and its fold writes the slot after */
+    int turns;        /* a graph of several phases: inputs and weights change with the steps */
     int own_args;     /* a rank's arguments of the rules are for its own parameters, and stay there */
     int owners_leave; /* an owner that has closed folds nothing more, and takes no event */
     hpc_peers peers;

@@ -144,7 +144,7 @@ static inline int hpc_reads_in_place(const hpc_engine *en, int owner, int rank) 
 
 /* Whether folds take all inputs of a row, with the plan's weights. */
 static inline int hpc_folds_whole(const hpc_engine *en) {
-    return en->discipline->whole && (en->discipline->turns == NULL || !en->discipline->turns(en));
+    return en->discipline->whole && !en->turns;
 }
 
 #endif
