@@ -108,7 +108,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* Adds the ranks whose inputs to the next fold of share s are missing, as hpc_missing. */
+/* Adds the ranks whose inputs to the next fold of share s are missing. */
 static int missing(const hpc_engine *en, int s, uint64_t awaited, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     uint64_t n = hpc_share_next_fold(en, s); /* a fold that is awaited waits for those before it */
@@ -123,10 +123,6 @@ static int missing(const hpc_engine *en, int s, uint64_t awaited, int *ranks, in
                 found = hpc_add_rank(ranks, found, w->inputs[e].rank);
     }
     return found;
-}
-
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
 }
 
 /* ---- the values ---- */
@@ -168,9 +164,9 @@ const hpc_discipline hpc_discipline_graph_bsp = {
     .row_came = row_came,
     .begin_push = hpc_graph_begin_push,
     .send_share = hpc_graph_send_share,
-    .is_free = hpc_graph_is_free,
+    .has_read = hpc_graph_has_read,
     .needs = hpc_whole_needs,
-    .awaited = awaited,
+    .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
     .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };
@@ -186,9 +182,9 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .row_came = row_came,
     .begin_push = hpc_graph_begin_push,
     .send_share = hpc_graph_send_share,
-    .is_free = hpc_graph_is_free,
+    .has_read = hpc_graph_has_read,
     .needs = needs,
-    .awaited = awaited,
+    .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
     .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

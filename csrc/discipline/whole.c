@@ -118,9 +118,10 @@ static int may_push(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    (void)for_slot;
-    return hpc_whole_awaited(en, key, ticket, ranks);
+/* Forwards and relays count their own folds. */
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * n), hpc_share_next_fold(en, s), ranks,
+                             found);
 }
 
 const hpc_discipline hpc_discipline_bsp = {
@@ -133,5 +134,5 @@ const hpc_discipline hpc_discipline_bsp = {
     .may_push = may_push,
     .send_share = hpc_push_in_turn,
     .needs = hpc_whole_needs,
-    .awaited = awaited,
+    .missing = missing,
 };

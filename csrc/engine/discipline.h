@@ -171,12 +171,17 @@ struct hpc_discipline {
     int (*send_share)(hpc_engine *en, int s, int slot, hpc_limit *l);
     /* All shares were sent, and the push is counted. NULL: nothing. */
     int (*pushed)(hpc_engine *en, int key);
-    /* Whether nobody reads push number ticket / 2 of key any more. NULL: once it is done. */
+    /* Whether a share no longer reads push number ticket / 2 of this rank. NULL: nobody reads a push that is done. */
+    int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
     int (*is_free)(const hpc_engine *en, int key, uint64_t ticket);
     /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */
     uint64_t (*needs)(const hpc_engine *en, int rank, int key, uint64_t n);
+    /* Adds the ranks that a share of this rank waits for, which has not answered push n; returns their number. NULL:
+     * this rank alone. */
+    int (*missing)(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
     /* Writes the ranks that a ticket waits for (for_slot: that the slot of its push waits for) into ranks; returns
-     * their number, 1 or more. */
+     * their number, 1 or more. NULL: those that have not pushed as often as needs says; else the owners of shares that
+     * have not answered, and what is missing in this rank's own. */
     int (*awaited)(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
     /* At every look of a wait, and in hpc_exchange_progress. NULL: nothing. */
     int (*progress)(hpc_engine *en);
