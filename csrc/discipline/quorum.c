@@ -1,6 +1,7 @@
-/* A fold that goes on without stragglers: it is made when a quorum of the updates is there and the grace for the others
- * is over. This file counts the workers of servers. graph_quorum.c counts in-neighbours, and groups_quorum.c the groups
- * of ranks that fold first in plans of several stages.
+/* A quorum: a fold that goes on without stragglers. It is made when a quorum of the updates is there and the grace for
+ * the others is over. A sender of updates is a worker of servers; with several stages (grouping.h) a group of ranks, a
+ * host or a rack, whose updates are folded first, all together as under BSP; on a graph an in-neighbour. The fold of a
+ * group is one update.
  *
  * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
  * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So
@@ -8,8 +9,8 @@
  * waiting and nothing else.
  *
  * Pushes have *versions*. An update that is older than the next fold is late: it is answered at once, left out, and
- * counted at both ends. The answer says how many updates of this sender were used, and which version was folded last.
- * So the sender knows the end of each of its pushes.
+ * counted at both ends. The answer says whether the update was used, and which version was folded last. So the sender
+ * knows the end of each of its pushes.
  *
  * The grace. A fold that has its quorum still waits for the other senders that it expects. It expects a sender that is
  * at most two versions behind, so that it may bring this version soon, and that has not let a fold wait in vain since
@@ -18,8 +19,8 @@
  * From time to time this costs nothing, but if more than a third of all folds are cut short the time grows until fewer
  * are.
  *
- * A push is for the version after the newest that any owner has told this worker, and a fold takes the updates of just
- * its version. A worker whose update
+ * Servers. A push is for the version after the newest that any owner has told this worker, and a fold takes the updates
+ * of just its version. A worker whose update
  *   is in the fold       gets the parameters and an answer, as under BSP
  *   is not there yet     gets nothing: it computes, and its parameters are its own until it pushes
  *   comes after it       is late: it gets the newest parameters and an answer that says so
@@ -29,133 +30,441 @@
  * A version belongs to all keys: a worker pushes each of them once for it, and has all answers before it pushes the
  * next. So where one share has found its quorum all others will, for the same ranks have pushed that version there.
  * Were keys counted by themselves, two workers could wait for each other, each for a key in which it is ahead. Keys
- * that workers push at different times are in different engines (EngineOptions.groups in Python). */
+ * that workers push at different times are in different engines (EngineOptions.groups in Python).
+ *
+ * Groups. All ranks of a group push for the same version. Each of them waits for the answer to each row that applies,
+ * by relays or straight, before it goes on; and what an owner answers to a group it says to all ranks of it. So when
+ * they choose the version after the newest that was told, of all keys, they choose the same. A late group's update is
+ * left out; all its ranks get the newest parameters, and are told. Writers, readers and order: the version         is
+ * put into the owner's part by the rank whose input it is: by a worker that pushes straight to the row, before its
+ * push, by the same lane; by a forwarding rank's core, by the lane of its forwards, when that rank's own push comes.
+ * That push is an input of the forward, so the forward comes later. The owner reads it with the event of each row, and
+ * the next one is put with the group's next push. The put reads the version from the place that the worker has for the
+ * slot. The worker writes that place before its push, and again when the slot is free. the outcome         is put into
+ * the part of each relay, one place a row, before the parameters, which bring the event; and from one relay to the next
+ * in the same way. A relay's share adds up what its rows have brought (the newest version; left out if some row says
+ * so). When its last row has come it puts the sum to the ranks that it answers, and then answers. The owner puts from
+ * one place for each group, and a relay's share from one place: both are written for the next reply to the group, which
+ * comes after all its ranks had this one. A relay passes on from the place into which it was told, which is written
+ * with that reply too. the parameters      are sent from a copy for each receiver (rows.c), as in each.c. Slots,
+ * forwarding accumulators and relays are as under BSP (stages.c). Nobody waits in a circle, if all ranks of a group
+ * push all keys in the same order, or before they wait. Inside a group all wait for the same folds, as under BSP: so a
+ * group pushes all keys for a version as one worker does. Between groups it is as between the workers of servers: where
+ * a share has made fold v the groups in it have pushed v, there and to all other shares, so all of them find a quorum
+ * for v. A group of which a rank has closed brings no more updates. That rank has waited for the answers to all its
+ * pushes, so none of the group's is on its way. Its mates cannot push any more, and are told.
+ *
+ * Graphs: NOTIFY-ACK whose folds go on without stragglers. The fold of a rank's push of version n takes from each
+ * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is sent       if
+ * the last one to that neighbour is answered; the update is used, or late not sent   if it was not until the next push
+ * needed this one's memory, or the answer said that this version has been folded: it is dropped and nothing travels for
+ * it A push that needs the memory of an earlier one waits for neighbours that have not taken that one. It waits twice
+ * as long as a fold, as they may be waiting for others themselves, but not for a neighbour that let a push wait in vain
+ * and has answered none since.
+ *
+ * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key.
+ * They may have folded that version already, and then its update is late once more; but it never waits for an update
+ * that they may not push. A rank without in-neighbours goes one past the newest version that its out-neighbours have
+ * folded. A version belongs to all keys and cores, and is chosen when a key is pushed again.
+ *
+ * When a state is loaded all ranks go on from the largest version of any rank, beyond which nobody has pushed. So every
+ * update that was sent before is late, be it in a slot or on its way. Its sender waits for the answer: else its next
+ * push would have to wait for its next call.
+ *
+ * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, be it to an earlier fold.
+ * A rank that has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all
+ * others.
+ *
+ * Nobody waits in a circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
+ * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
+ * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go
+ * to another, so they push this key too; they are not less far, so they have pushed it. */
+#include "discipline/quorum.h"
+
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
-#include "discipline/quorum_outlet.h"
-#include "discipline/server_intake.h"
+#include "discipline/whole.h"
+#include "engine/answer.h"
 #include "engine/stages.h"
 
 /* ---- what is asked for ---- */
 
-/* A quorum of all inputs is the same as no quorum. */
-static int suits(const hpc_exchange_config *f) {
-    if (f->quorum == 0 || f->graph != NULL || hpc_plan_has_stages(f->plan)) return 0;
-    for (int i = 0; i < f->plan->n_rows; i++)
-        if (f->quorum < f->plan->rows[i].n_in) return 1;
+/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
+static int misses_some(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows && f->quorum != 0; i++)
+        if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
     return 0;
 }
 
-static int has_workers_of(const hpc_row *row, const hpc_row *other) {
-    int same = row->n_in == other->n_in;
-    for (int e = 0; e < row->n_in && same; e++) {
-        same = 0;
-        for (int f = 0; f < other->n_in; f++) same |= row->in[e].rank == other->in[f].rank;
-    }
-    return same;
+static int is_of_ranks(const hpc_exchange_config *f) {
+    return f->graph == NULL && misses_some(f) && !hpc_plan_has_stages(f->plan);
 }
 
-static int check(const hpc_context *c, const hpc_exchange_config *f) {
+/* Where several rows apply the same elements each has one input, a fold of all: such plans come here to be refused. */
+static int is_of_groups(const hpc_exchange_config *f) {
+    int other;
+    if (f->quorum == 0 || f->graph != NULL || !hpc_plan_has_stages(f->plan)) return 0;
+    return hpc_plan_find_copy(f->plan, &other) >= 0 || misses_some(f);
+}
+
+static int is_of_graph(const hpc_exchange_config *f) {
+    return f->graph != NULL && misses_some(f) && !hpc_plan_has_stages(f->plan);
+}
+
+static int check_config(const hpc_exchange_config *f) {
     static const char op[] = "exchange";
-    const int status = hpc_quorum_check_servers(f);
-    (void)c;
-    if (status != HPC_OK) return status;
-    for (int i = 0; i < f->plan->n_rows; i++) {
-        const hpc_row *row = &f->plan->rows[i];
-        int plain = row->action == HPC_APPLY;
-        for (int e = 0; e < row->n_in; e++) plain &= row->in[e].weight > 0;
-        if (!plain)
-            return hpc_fail(HPC_ERR_UNSUPPORTED, op,
-                            "%s: row %d emits, or has a weight of 0 or less; a quorum needs rows that apply what "
-                            "workers push",
-                            op, i);
-        if (!has_workers_of(row, &f->plan->rows[0])) /* else two could wait for each other, each for a key of its own */
-            return hpc_fail(HPC_ERR_UNSUPPORTED, op,
-                            "%s: row %d is pushed by other workers than row 0; with a quorum all push every key", op,
-                            i);
-    }
+    if (!hpc_config_is_bsp(f))
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with consistency %s", op,
+                        hpc_consistency_name(f->consistency));
+    if (f->shared_params || f->eager)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: a quorum of servers does not go with %s", op,
+                        f->shared_params ? "shared_params" : "eager folds (deterministic=False)");
+    if (hpc_config_own_fold(f) != NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                        "%s: rule %s has a fold of its own; with a quorum some inputs may be missing from it", op,
+                        hpc_config_own_fold(f)->name);
     return HPC_OK;
+}
+
+/* Tests of row i of a plan, and what a row is that fails one. */
+typedef struct refusal {
+    int (*refuses)(const hpc_plan *plan, int i);
+    const char *row;
+} refusal;
+
+static int has_no_weight(const hpc_row *row) {
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].weight <= 0) return 1;
+    return 0;
+}
+
+static int applies_not(const hpc_plan *plan, int i) {
+    return plan->rows[i].action != HPC_APPLY || has_no_weight(&plan->rows[i]);
+}
+
+/* Two workers could wait for each other, each for a key of its own. */
+static int has_other_workers(const hpc_plan *plan, int i) {
+    const hpc_row *row = &plan->rows[i], *first = &plan->rows[0];
+    for (int e = 0; e < row->n_in; e++) {
+        int found = 0;
+        for (int f = 0; f < first->n_in; f++) found |= row->in[e].rank == first->in[f].rank;
+        if (!found) return 1;
+    }
+    return row->n_in != first->n_in;
+}
+
+static int takes_part(const hpc_plan *plan, int i) {
+    const hpc_row *row = &plan->rows[i];
+    return row->action == HPC_EMIT || (row->quorum != row->n_in && row->action != HPC_APPLY) || has_no_weight(row);
+}
+
+/* A row that forwards to one that applies has the version of its owner's own push, and the updates of others. */
+static int forwards_for_others(const hpc_plan *plan, int i) {
+    const hpc_row *row = &plan->rows[i];
+    return hpc_forwards_to_rule(plan, row) && !hpc_row_has_input(row, row->owner);
+}
+
+static int forwards_one(const hpc_plan *plan, int i) {
+    return plan->rows[i].n_in <= 1 && forwards_for_others(plan, i);
+}
+
+static const refusal of_ranks[] = {
+    {applies_not, "emits, or has a weight of 0 or less; a quorum needs rows that apply what workers push"},
+    {has_other_workers, "is pushed by other workers than row 0; with a quorum all push every key"},
+    {NULL, NULL},
+};
+
+static const refusal of_groups[] = {
+    {takes_part, "emits, or has a weight of 0 or less, or a quorum of its own; a quorum with several stages needs rows "
+                 "that apply, forward or relay what all their inputs bring"},
+    {forwards_one, "forwards to a row that applies, and has one input, not its owner's push; with a quorum one of the "
+                   "ranks that push forwards it"},
+    {forwards_for_others, "forwards to a row that applies, and its owner does not push to it; with a quorum one of the "
+                          "ranks that push forwards it"},
+    {NULL, NULL},
+};
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    const int many = hpc_plan_has_stages(f->plan);
+    int status = check_config(f), other, copy = many ? hpc_plan_find_copy(f->plan, &other) : -1;
+    (void)c;
+    if (status == HPC_OK && copy >= 0)
+        status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                          "exchange: rows %d and %d apply the same elements; with a quorum they have one owner", other,
+                          copy);
+    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++)
+        for (const refusal *its = many ? of_groups : of_ranks; its->refuses != NULL && status == HPC_OK; its++)
+            if (its->refuses(f->plan, i))
+                status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: row %d %s", i, its->row);
+    return status;
+}
+
+static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    if (f->consistency != HPC_NOTIFY_ACK || f->graph->n_phases > 1)
+        return hpc_fail(
+            HPC_ERR_UNSUPPORTED, "exchange",
+            "exchange: quorum is %d under %s, on a graph of %d phases; on a graph a quorum needs NOTIFY_ACK "
+            "and one phase",
+            f->quorum, hpc_consistency_name(f->consistency), f->graph->n_phases);
+    return hpc_graph_check_partial(f, "NOTIFY_ACK with a quorum", "exchange");
+}
+
+/* row applies the rule. Whether every rank that sends to the row gets the row's parameters: from the row itself, or
+ * from a relay which that rank owns. */
+static int answers_inputs(const hpc_row *row) {
+    for (int i = 0; i < row->n_in; i++) {
+        int answers = 0;
+        for (int e = 0; e < row->n_out; e++) answers |= row->out[e].rank == row->in[i].rank;
+        if (!answers) return 0;
+    }
+    return 1;
+}
+
+/* The rank that encodes a group's update must hear what becomes of it. */
+static const char *refuses_pieces(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows; i++)
+        if (f->plan->rows[i].action == HPC_APPLY && !answers_inputs(&f->plan->rows[i]))
+            return "by the plan a rank that sends a group's update does not get the group's parameters, and would not "
+                   "hear that the update was left out";
+    return NULL;
+}
+
+static const char *refuses_pieces_on_graph(const hpc_exchange_config *f) {
+    (void)f;
+    return "an update that one neighbour leaves out and another takes cannot go back into the residual";
 }
 
 /* ---- open ---- */
 
+static int action_of(const hpc_engine *en, const hpc_share *share) {
+    return en->plan->rows[share->rows[0]].action;
+}
+
+/* Without a bound staleness says nothing. */
+static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    const size_t ranks = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
+    const int many = hpc_plan_has_stages(en->plan), status = hpc_graph_prepare(en, f, op);
+    hpc_quorum *q = en->own = status == HPC_OK ? hpc_engine_take(en, 1, sizeof *q, op) : NULL;
+    if (q == NULL) return HPC_ERR_MEMORY;
+    en->asked.quorum = f->quorum;
+    en->asked.staleness = 0;
+    q->keys = hpc_engine_take(en, keys, sizeof *q->keys, op);
+    q->given_up = hpc_engine_take(en, ranks, 1, op);
+    int *n = hpc_engine_take(en, ranks, sizeof *n, op);
+    if (many) q->passed_at = hpc_engine_take(en, (size_t)en->plan->n_rows, sizeof *q->passed_at, op);
+    if (q->keys == NULL || q->given_up == NULL || n == NULL || (many && q->passed_at == NULL)) return HPC_ERR_MEMORY;
+    for (int i = 0; i < en->plan->n_rows && many; i++)
+        if (en->plan->rows[i].action == HPC_RELAY) q->passed_at[i] = n[en->plan->rows[i].owner]++;
+    return HPC_OK;
+}
+
+static size_t part(const hpc_engine *en, int rank) {
+    const size_t numbers = (size_t)en->layout.places[rank].shares * (size_t)en->context->group.size;
+    size_t told = (size_t)en->layout.n_shares;
+    for (int i = 0; i < en->plan->n_rows && hpc_quorum_of(en)->passed_at != NULL; i++)
+        told += en->plan->rows[i].action == HPC_RELAY && en->plan->rows[i].owner == rank;
+    return told * sizeof(hpc_told) + numbers * (size_t)en->layout.depth * sizeof(uint64_t);
+}
+
+/* A version belongs to all keys, so a group does too. */
+static int check_groups(const hpc_engine *en, const char *op) {
+    for (int key = 1; key < en->plan->n_keys; key++)
+        for (int r = 0; r < en->context->group.size; r++)
+            if (hpc_sender_of(en, key, r) != hpc_sender_of(en, 0, r))
+                return hpc_fail(
+                    HPC_ERR_CONFIG, op,
+                    "%s: the update of rank %d of key %s comes with those of other ranks than its update of "
+                    "key %s: with a quorum the groups of all keys are the same",
+                    op, r, en->plan->keys[key].name, en->plan->keys[0].name);
+    return HPC_OK;
+}
+
+/* On a graph an update that travels is copied first, so the push's memory is free at once, however slowly the neighbour
+ * takes the update. Takes room in this rank's part for that copy, of all rows. */
+static size_t take_copy(hpc_engine *en, const hpc_share *share) {
+    size_t nbytes = 0;
+    if (en->graph == NULL || hpc_is_mapped(en, share->owner)) return HPC_NOWHERE;
+    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(en, &en->plan->rows[share->rows[i]]);
+    return hpc_layout_take(&en->layout.places[hpc_me(en)], nbytes);
+}
+
+/* A rank sends to the shares that it gets parameters from, each of which has one answer for each of its pushes; on a
+ * graph to its out-neighbours. */
 static int open_shares(hpc_engine *en, const char *op) {
-    int status = HPC_OK;
+    int status = en->layout.stages.many ? hpc_groups_find(en, op) : HPC_OK;
+    if (status == HPC_OK && en->layout.stages.many) status = check_groups(en, op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
         hpc_share *share = &en->layout.shares[s];
-        int owns = share->owner == hpc_me(en), sends = hpc_feeds_share(en, share, hpc_me(en));
-        if (owns || sends) status = hpc_quorum_open_share(en, share, owns, sends, op);
+        const int owns = share->owner == hpc_me(en) && action_of(en, share) != HPC_FORWARD;
+        const int sends = hpc_share_is_awaited_by(en, share, hpc_me(en)) && !(owns && en->graph != NULL);
+        if (!owns && !sends) continue;
+        hpc_quorum_share *its = share->own = hpc_engine_take(en, 1, sizeof *its, op);
+        if (its == NULL) return HPC_ERR_MEMORY;
+        its->sends = sends;
+        its->outlet.staged = sends ? take_copy(en, share) : HPC_NOWHERE;
     }
     return status;
 }
 
 static int open_all(hpc_engine *en, const char *op) {
-    return hpc_quorum_open_cores(en, 0, op);
+    if (en->layout.stages.many) hpc_groups_name_outputs(en);
+    return hpc_intake_open(en, op);
 }
 
-/* ---- the worker ---- */
+static const hpc_opening opening = {.prepare = prepare, .part = part, .open_shares = open_shares, .open = open_all};
 
-/* Hears of the last update, which may go back into the residual, before the next one is encoded over it. */
-static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    int status = hpc_outlet_send_all(en);
-    if (status == HPC_OK) status = hpc_push_wait_slot(en, key, l, op);
-    return status == HPC_OK ? hpc_outlet_hear(en, key) : status;
+/* ---- the core: rows that forward ---- */
+
+/* Tells the owners of the rows to which a share forwards the version of this rank's push in a slot. */
+static void say_version(hpc_core *core, const hpc_share *share, int slot) {
+    hpc_engine *en = core->engine;
+    const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
+    int before = -1;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_row *row = &en->plan->rows[share->rows[i]];
+        for (int e = 0; e < row->n_out; e++) {
+            const int to = en->layout.share_of[row->out[e].row];
+            if (to == before || en->plan->rows[row->out[e].row].action != HPC_APPLY) continue;
+            before = to;
+            hpc_core_check_put(core, hpc_put(core->out, en->window, row->out[e].rank, number, sizeof *number,
+                                             hpc_number_at(en, &en->layout.shares[to], hpc_me(en), slot)));
+        }
+    }
 }
 
-static void begin_push(hpc_engine *en, int key) {
-    hpc_quorum_choose_version(en, key, hpc_outlet_next_version);
+/* ---- the core: rows that relay ---- */
+
+/* Passes the outcome of an update on to the next relays, before the parameters go on. */
+static void pass_on(hpc_core *core, const hpc_work *w) {
+    const hpc_engine *en = core->engine;
+    const hpc_share *share = w->share;
+    hpc_passing *its = &((hpc_quorum_share *)share->own)->passing;
+    const hpc_told *told = hpc_told_here(en, hpc_passed_at(en, w->index));
+    for (int o = 0; o < w->n_outputs; o++)
+        if (w->outputs[o].row >= 0)
+            hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, told, sizeof *told,
+                                             hpc_passed_at(en, w->outputs[o].row)));
+    if (told->folded > its->told.folded) its->told.folded = told->folded;
+    its->left_out |= !told->used;
+    if (share->left > 1) return;
+    its->told.used = !its->left_out;
+    its->left_out = 0;
+    for (int i = 0; i < share->n_members; i++)
+        hpc_core_check_put(core, hpc_put(core->out, en->window, share->members[i], &its->told, sizeof its->told,
+                                         hpc_told_at(en, share->members[i], (int)(share - en->layout.shares))));
 }
 
-/* An update is sent when its slot is free (hpc_outlet_send_key). */
-static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
-    (void)en, (void)s, (void)slot, (void)l;
-    return HPC_OK;
+/* ---- the core: events with several stages ---- */
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    const hpc_engine *en = core->engine;
+    if (action_of(en, share) == HPC_FORWARD) {
+        if (rank == hpc_me(en)) say_version(core, share, slot);
+        return hpc_whole_share_came(core, share, rank, slot);
+    }
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const int input = hpc_row_input_of(w, rank, 0);
+        if (input < 0 || !hpc_intake_row_came(core, w, input, slot)) return 0;
+    }
+    return 1;
 }
 
-/* Adds the ranks whose updates do not wait in this rank's own share. */
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    (void)n;
-    for (int r = 0; r < en->context->group.size; r++)
-        if (hpc_feeds_share(en, share, r) && hpc_closed_signal(en, r) == 0 && hpc_version_from(share, r) == 0)
-            found = hpc_add_rank(ranks, found, r);
-    return found;
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    if (w->row->action == HPC_APPLY) return hpc_intake_row_came(core, w, input, slot);
+    if (w->row->action == HPC_RELAY) pass_on(core, w);
+    return hpc_whole_row_came(core, w, input, slot);
 }
 
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_share_has_answered, missing);
-}
+/* ---- the values ---- */
 
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
-    .suits = suits,
+    .suits = is_of_ranks,
     .check = check,
     .quorum = 1,
     .goes_on = 1,
     .whole = 1,
     .one_slot = 1,
-    .opening = &(const hpc_opening){.prepare = hpc_quorum_prepare,
-                                    .part = hpc_quorum_part,
-                                    .open_shares = open_shares,
-                                    .open = open_all,
-                                    .free = hpc_quorum_free},
+    .opening = &opening,
     .share_bytes = sizeof(uint64_t),
-    .share_came = hpc_server_intake_share_came,
-    .work = hpc_server_intake_work,
-    .may_push = hpc_quorum_may_push,
-    .wait_slot = wait_slot,
+    .share_came = hpc_intake_share_came,
+    .work = hpc_intake_work,
+    .may_push = hpc_outlet_may_push,
+    .wait_slot = hpc_outlet_wait_slot,
     .hear = hpc_outlet_hear,
-    .begin_push = begin_push,
-    .send_share = send_share,
+    .begin_push = hpc_outlet_begin_push,
+    .send_share = hpc_outlet_send_share,
     .pushed = hpc_outlet_send_key,
-    .awaited = awaited,
+    .awaited = hpc_outlet_awaited,
     .progress = hpc_outlet_send_all,
-    .ended = hpc_quorum_ended,
-    .leaving = &(const hpc_leaving){.closing = hpc_quorum_closing},
-    .facts = &(const hpc_facts){.after_publish = hpc_server_intake_tell,
+    .ended = hpc_outlet_ended,
+    .leaving = &(const hpc_leaving){.closing = hpc_outlet_closing},
+    .facts = &(const hpc_facts){.after_publish = hpc_intake_tell,
                                 .late = hpc_outlet_late,
                                 .version = hpc_outlet_told,
                                 .heard = hpc_outlet_heard,
+                                .count = hpc_outlet_count,
+                                .count_peer = hpc_outlet_count_peer},
+};
+
+const hpc_discipline hpc_discipline_groups_quorum = {
+    .name = "a quorum of groups",
+    .suits = is_of_groups,
+    .check = check,
+    .refuses_pieces = refuses_pieces,
+    .quorum = 1,
+    .goes_on = 1,
+    .opening = &opening,
+    .share_came = share_came,
+    .row_came = row_came,
+    .work = hpc_intake_work,
+    .may_push = hpc_outlet_may_push,
+    .wait_slot = hpc_outlet_wait_slot,
+    .hear = hpc_outlet_hear,
+    .begin_push = hpc_outlet_begin_push,
+    .send_share = hpc_outlet_send_share,
+    .needs = hpc_groups_need,
+    .awaited = hpc_outlet_awaited_by_group,
+    .ended = hpc_outlet_ended,
+    .leaving = &(const hpc_leaving){.closing = hpc_outlet_closing},
+    .facts = &(const hpc_facts){.before_publish = hpc_outlet_level_groups,
+                                .late = hpc_outlet_late,
+                                .version = hpc_outlet_told,
+                                .heard = hpc_outlet_heard,
+                                .count = hpc_outlet_count,
+                                .count_peer = hpc_outlet_count_peer},
+};
+
+const hpc_discipline hpc_discipline_graph_quorum = {
+    .name = "a quorum",
+    .suits = is_of_graph,
+    .check = check_graph,
+    .refuses_pieces = refuses_pieces_on_graph,
+    .quorum = 1,
+    .whole = 1,
+    .puts = HPC_PUTS,
+    .one_slot = 1,
+    .makes_params = hpc_graph_makes_params,
+    .opening = &opening,
+    .share_bytes = sizeof(uint64_t),
+    .share_came = hpc_intake_share_came,
+    .work = hpc_intake_work,
+    .wait_slot = hpc_outlet_wait_taken,
+    .hear = hpc_outlet_hear,
+    .begin_push = hpc_outlet_begin_push,
+    .send_share = hpc_outlet_send_share,
+    .pushed = hpc_outlet_send_key,
+    .is_free = hpc_outlet_is_free,
+    .awaited = hpc_outlet_awaited,
+    .progress = hpc_outlet_send_all,
+    .ended = hpc_outlet_ended,
+    .leaving = &(const hpc_leaving){.finish = hpc_outlet_finish, .closing = hpc_outlet_closing},
+    .facts = &(const hpc_facts){.restored = hpc_outlet_restored,
+                                .before_publish = hpc_outlet_level_graph,
+                                .late = hpc_outlet_late,
+                                .version = hpc_outlet_folded,
                                 .count = hpc_outlet_count,
                                 .count_peer = hpc_outlet_count_peer},
 };

@@ -1,37 +1,33 @@
-/* A quorum: the state of its owner's and of its worker's side, and the steps of quorum_common.c (quorum.c,
- * graph_quorum.c and groups_quorum.c say how it works). A sender is a rank; with several stages it is a group of ranks,
- * which is known by its lowest one. */
+/* A quorum: a fold that goes on without stragglers (quorum.c says how). quorum_intake.c is the owner's side, and
+ * quorum_outlet.c the worker's. A sender is as in engine/clocks.h: a rank, or with several stages a group of ranks. */
 #ifndef HPC_QUORUM_H
 #define HPC_QUORUM_H
 
 #include "discipline/graph.h"
 #include "engine/clocks.h"
+#include "engine/ticket.h"
 
 /* The words that the owner of a share writes behind its answer to the sender of an update, at told_at. */
 typedef struct hpc_told {
-    uint64_t folded, used; /* the version that was folded last; how many of the sender's updates were */
+    uint64_t folded, used; /* the version that was folded last; 1 or 0: the update was used, or left out */
 } hpc_told;
 
-/* An owner's notes of one sender to a share. The owner's core writes them; others read the atomic member alone. */
+/* An owner's notes of a sender to a share, beside its clock. The owner's core writes them; others read the atomic
+ * member alone. */
 typedef struct hpc_sender {
     _Atomic uint64_t waits; /* the version of the update in its slot; 0: the slot is free */
-    int slot;               /* of that update */
-    int rows_came;          /* of an update that comes row by row */
-    uint64_t coming;        /* the version of that update */
     uint64_t newest;        /* the newest version that came */
-    uint64_t answered;      /* updates that were folded, or left out */
     hpc_told told;          /* the last answer, which a put may still read */
-    hpc_told passed;        /* the same for relays: used is 1 or 0, of this update alone */
 } hpc_sender;
 
 /* The inputs of a share that this rank owns. The core's own, but for the atomic members. */
 typedef struct hpc_intake {
     hpc_sender *senders;      /* by rank, of a group the lowest */
     char *takes;              /* the same: whether its update is in the present fold */
-    int *from, n_from;        /* all senders, this rank or its group last */
+    int *from, n_from;        /* all senders, this rank or its group last; on a graph the in-neighbours alone */
     int held;                 /* how many updates wait */
-    uint64_t pushes;          /* pushes of this rank itself that came, where they lead folds; else 0 */
-    int watched, place;       /* whether it is among the core's watched shares, and where */
+    uint64_t pushes;          /* on a graph: pushes of this rank itself that came; they lead its folds */
+    int place;                /* among the core's watched shares, from 1 on; 0: it is not watched */
     double since;             /* when the next fold had its quorum; 0: it has not */
     hpc_usual lag;            /* from the quorum until the others are there */
     _Atomic uint64_t folded;  /* the version that was folded last */
@@ -60,9 +56,9 @@ typedef struct hpc_passing {
     int left_out;  /* some rows of the reply that is coming say that the update was left out */
 } hpc_passing;
 
-/* The state that hangs on a share. A worker that serves has both. */
+/* The state that hangs on a share. A worker that serves has both sides. */
 typedef struct hpc_quorum_share {
-    int owns, sends;
+    int sends;
     hpc_intake intake;
     hpc_outlet outlet;
     hpc_passing passing;
@@ -82,16 +78,8 @@ typedef struct hpc_quorum {
     char *given_up;  /* by rank: it let a push wait in vain, and has answered none since */
     int n_pending;   /* how many outlets are pending */
     uint64_t told;   /* with several stages: the newest version when a state was loaded last */
-    int *passed_at;  /* by row that relays: its number among those of its owner */
+    int *passed_at;  /* by row that relays: its number among those of its owner; NULL: there is one stage */
 } hpc_quorum;
-
-/* A core's own; arrays are by rank, of a group the lowest. */
-typedef struct hpc_quorum_watch {
-    hpc_share **shares; /* those with an update, or an own push, that is not folded */
-    int n;
-    char *absent;        /* it let a fold wait in vain, and has sent nothing since */
-    char *closes, *gone; /* it has closed; and everything that it sent before has been taken */
-} hpc_quorum_watch;
 
 static inline int hpc_me(const hpc_engine *en) {
     return en->context->group.rank;
@@ -105,15 +93,10 @@ static inline hpc_key_versions *hpc_versions_of(const hpc_engine *en, int key) {
     return &hpc_quorum_of(en)->keys[key];
 }
 
-/* The sender that a rank's pushes are in, of all keys. */
-static inline int hpc_quorum_sender(const hpc_engine *en, int rank) {
-    return hpc_sender_of(en, 0, rank);
-}
-
-/* NULL for a share of another rank. */
+/* NULL for a share whose updates this rank does not apply. */
 static inline hpc_intake *hpc_intake_of(const hpc_share *share) {
     hpc_quorum_share *its = share->own;
-    return its != NULL && its->owns ? &its->intake : NULL;
+    return share->clocks != NULL ? &its->intake : NULL;
 }
 
 /* NULL for a share to whose owner this rank sends nothing, on a graph that is itself too; with several stages NULL for
@@ -123,31 +106,35 @@ static inline hpc_outlet *hpc_outlet_of(const hpc_share *share) {
     return its != NULL && its->sends ? &its->outlet : NULL;
 }
 
-/* The version of a sender's update that waits in a share of this rank's own; 0: none does. */
-static inline uint64_t hpc_version_from(const hpc_share *share, int rank) {
-    return atomic_load_explicit(&hpc_intake_of(share)->senders[rank].waits, memory_order_relaxed);
+/* The version that was folded last, and the version of a sender's update that waits (0: none does), in a share of this
+ * rank's own. */
+static inline uint64_t hpc_folded_of(const hpc_share *share) {
+    return atomic_load_explicit(&hpc_intake_of(share)->folded, memory_order_acquire);
+}
+static inline uint64_t hpc_version_from(const hpc_share *share, int sender) {
+    return atomic_load_explicit(&hpc_intake_of(share)->senders[sender].waits, memory_order_relaxed);
 }
 
-/* Offsets in a rank's part of the window: of the answer for a share, and at the owner of a share of the version of the
- * update that rank from has in a slot. */
+/* Offsets in a rank's part of the window: of the answer for a share; at the owner of a share of the version of the
+ * update that rank from has in a slot; and, with several stages, at the owner of a row that relays of the outcome
+ * (hpc_passing), which comes beside the parameters. */
 static inline size_t hpc_told_at(const hpc_engine *en, int rank, int share) {
     return en->layout.places[rank].own + (size_t)share * sizeof(hpc_told);
 }
-
 static inline size_t hpc_number_at(const hpc_engine *en, const hpc_share *share, int from, int slot) {
     size_t at = (size_t)share->at * (size_t)en->context->group.size + (size_t)from;
     return hpc_told_at(en, share->owner, en->layout.n_shares) +
            (at * (size_t)en->layout.depth + (size_t)slot) * sizeof(uint64_t);
 }
-
-/* The offset of a relaying row's outcome (hpc_passing), which comes beside the parameters, in the part of the row's
- * owner. Only plans of several stages have it. */
 static inline size_t hpc_passed_at(const hpc_engine *en, int row) {
     const int owner = en->plan->rows[row].owner;
-    return hpc_told_at(en, owner, en->layout.n_shares) +
-           (size_t)en->layout.places[owner].shares * (size_t)en->context->group.size * (size_t)en->layout.depth *
-               sizeof(uint64_t) +
+    const size_t numbers =
+        (size_t)en->layout.places[owner].shares * (size_t)en->context->group.size * (size_t)en->layout.depth;
+    return hpc_told_at(en, owner, en->layout.n_shares) + numbers * sizeof(uint64_t) +
            (size_t)hpc_quorum_of(en)->passed_at[row] * sizeof(hpc_told);
+}
+static inline hpc_told *hpc_told_here(const hpc_engine *en, size_t at) {
+    return (hpc_told *)(void *)(hpc_own_part(en) + at);
 }
 
 /* Whether a row forwards what its group has pushed: to a row that applies. */
@@ -157,21 +144,45 @@ static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row)
     return 0;
 }
 
-/* hpc_discipline.check, of what does not depend on rows: servers and their quorum. */
-int hpc_quorum_check_servers(const hpc_exchange_config *config);
-/* hpc_discipline's slots. */
-size_t hpc_quorum_part(const hpc_engine *en, int rank);
-int hpc_quorum_prepare(hpc_engine *en, const hpc_exchange_config *config, const char *op);
-void hpc_quorum_free(hpc_engine *en);
-/* The same of a worker of servers, and of any worker. */
-int hpc_quorum_may_push(hpc_engine *en, int key, const char *op);
-int hpc_quorum_ended(hpc_engine *en, int key, const char *op);
-void hpc_quorum_closing(hpc_engine *en);
-/* Opens the cores. Each fold is counted by its inputs, less those that do not count. */
-int hpc_quorum_open_cores(hpc_engine *en, int less, const char *op);
-/* Makes a share's own, of a share that this rank owns with an intake. */
-int hpc_quorum_open_share(const hpc_engine *en, hpc_share *share, int owns, int sends, const char *op);
-/* Chooses the version of the next push of key. A key that is pushed again begins a step, whose version next tells. */
-void hpc_quorum_choose_version(hpc_engine *en, int key, uint64_t (*next)(const hpc_engine *en));
+/* ---- the owner's side ---- */
+
+int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_opening.open */
+/* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
+int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
+int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+int hpc_intake_work(hpc_core *core);
+/* hpc_facts.after_publish: tells the workers of this rank's shares which version was folded last. Nothing may be under
+ * way anywhere. */
+int hpc_intake_tell(hpc_engine *en);
+
+/* ---- the worker's side: hpc_discipline's slots ---- */
+
+int hpc_outlet_may_push(hpc_engine *en, int key, const char *op);
+int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
+int hpc_outlet_wait_taken(hpc_engine *en, int key, hpc_limit *l, const char *op); /* the same on a graph */
+int hpc_outlet_hear(hpc_engine *en, int key); /* what was left out as pieces is in the residual then */
+void hpc_outlet_begin_push(hpc_engine *en, int key);
+int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
+/* Sends the pushes, of key or of all keys, whose slots are free by now. */
+int hpc_outlet_send_key(hpc_engine *en, int key);
+int hpc_outlet_send_all(hpc_engine *en);
+int hpc_outlet_is_free(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
+int hpc_outlet_awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
+int hpc_outlet_ended(hpc_engine *en, int key, const char *op);
+int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
+void hpc_outlet_closing(hpc_engine *en);
+void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
+int hpc_outlet_level_groups(hpc_engine *en, const char *op, double deadline);
+int hpc_outlet_level_graph(hpc_engine *en, const char *op, double deadline);
+int hpc_outlet_late(const hpc_engine *en, int key);
+/* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded: on servers the
+ * version of its parameters. On a graph that is the newest one that this rank's own shares of the key have folded. */
+uint64_t hpc_outlet_told(const hpc_engine *en, int key);
+uint64_t hpc_outlet_folded(const hpc_engine *en, int key);
+/* The version of this rank's copy of a share's parameters, as its owner has told; 0 where the share answers others. */
+uint64_t hpc_outlet_heard(const hpc_engine *en, int s);
+void hpc_outlet_count(const hpc_engine *en, hpc_exchange_stats *stats);
+void hpc_outlet_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
 
 #endif

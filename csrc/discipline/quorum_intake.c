@@ -1,34 +1,98 @@
-/* The owner's side of a quorum: updates that wait, answers, and when it is time for a fold (see quorum.c). */
-#include "discipline/quorum_intake.h"
-
+/* The owner's side of a quorum: updates that wait, answers, when a fold is due, and the fold (quorum.c says how a
+ * quorum works). On servers a fold takes the updates for just its version, of ranks or of groups. On a graph this
+ * rank's own push leads a fold, which takes the neighbours' updates for its version or a newer one (see
+ * graph_quorum.c). */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
+#include "discipline/quorum.h"
 #include "engine/answer.h"
+#include "engine/args.h"
+#include "engine/core.h"
 #include "engine/stages.h"
+#include "engine/write.h"
 
+static const double FIRST = 1;    /* seconds of grace until enough folds have been measured (RFC 6298, section 2.1) */
 static const double LEAST = 0.01; /* seconds of grace, when it is learned: a scheduler's slice */
 enum { NEAR = 2 };                /* versions behind: a rank that comes back has an old update in its slot */
 
-/* ---- updates that came ---- */
+/* What a core has seen of a sender. */
+typedef struct seen {
+    char absent;       /* it let a fold wait in vain, and has sent nothing since */
+    char closes, gone; /* it has closed; and everything that it sent before has been taken */
+} seen;
 
-void hpc_intake_watch(hpc_core *core, hpc_share *share) {
-    hpc_quorum_watch *its = core->own;
-    hpc_intake *in = hpc_intake_of(share);
-    int watched = in->held > 0 || hpc_intake_is_led(share);
-    if (watched == in->watched) return;
-    in->watched = watched;
-    if (watched) {
-        in->place = its->n;
-        its->shares[its->n++] = share;
-        return;
-    }
-    its->shares[in->place] = its->shares[--its->n];
-    hpc_intake_of(its->shares[in->place])->place = in->place;
+/* A core's own. */
+typedef struct watch {
+    hpc_share **shares; /* those with an update, or an own push, that is not folded */
+    int n;
+    seen *seen; /* by sender */
+} watch;
+
+static int is_led(const hpc_engine *en) {
+    return en->graph != NULL;
 }
 
-int hpc_intake_refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
+/* Whether a push that leads a fold has come and is not folded. */
+static int has_lead(const hpc_share *share) {
+    return hpc_intake_of(share)->pushes > share->version;
+}
+
+/* ---- updates that came ---- */
+
+/* The version that rank has put beside its update in a slot. */
+static uint64_t number_of(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
+    return *(const uint64_t *)(const void *)(hpc_own_part(en) + hpc_number_at(en, share, rank, slot));
+}
+
+/* Adds a share to those at which the core looks, or takes it away when nothing waits in it. */
+static void look_after(hpc_core *core, hpc_share *share) {
+    watch *its = core->own;
+    hpc_intake *in = hpc_intake_of(share);
+    const int watched = in->held > 0 || has_lead(share);
+    if (watched == (in->place > 0)) return;
+    if (watched) {
+        its->shares[its->n++] = share;
+        in->place = its->n;
+        return;
+    }
+    hpc_share *last = its->shares[--its->n];
+    its->shares[in->place - 1] = last;
+    hpc_intake_of(last)->place = in->place;
+    in->place = 0;
+}
+
+/* Stores how far a quorum of the in-neighbours is, for the worker's choice of its next version. */
+static void publish_progress(const hpc_engine *en, hpc_intake *in) {
+    const int needs = en->asked.quorum < in->n_from ? en->asked.quorum : in->n_from;
+    uint64_t reached = 0;
+    for (int i = 0; i < in->n_from; i++) {
+        const uint64_t version = in->senders[in->from[i]].newest;
+        int as_far = 0;
+        if (version <= reached) continue;
+        for (int j = 0; j < in->n_from; j++) as_far += in->senders[in->from[j]].newest >= version;
+        if (as_far >= needs) reached = version;
+    }
+    atomic_store_explicit(&in->reached, reached, memory_order_relaxed);
+}
+
+/* Keeps a sender's update until it is folded or left out. */
+static void hold(hpc_core *core, hpc_share *share, int sender, int slot, uint64_t number) {
+    hpc_intake *in = hpc_intake_of(share);
+    hpc_sender *from = &in->senders[sender];
+    atomic_store_explicit(&from->waits, number, memory_order_relaxed);
+    share->clocks[sender].slot = slot;
+    in->held++;
+    ((watch *)core->own)->seen[sender].absent = 0;
+    if (number > from->newest) {
+        from->newest = number;
+        if (is_led(core->engine)) publish_progress(core->engine, in);
+    }
+    look_after(core, share);
+}
+
+/* Fails the exchange: there is room for one update of a sender. */
+static int refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: rank %d has sent an update of key %.64s before its last one was answered",
              hpc_me(en), rank, en->plan->keys[share->key].name);
@@ -36,59 +100,99 @@ int hpc_intake_refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
     return 1;
 }
 
-int hpc_intake_hold(hpc_core *core, hpc_share *share, int sender, int slot, uint64_t number) {
+/* The owner's own push needs no answer behind which a verdict lies. */
+static int lead_came(hpc_core *core, hpc_share *share) {
     hpc_intake *in = hpc_intake_of(share);
-    hpc_sender *from = &in->senders[sender];
-    atomic_store_explicit(&from->waits, number, memory_order_relaxed);
-    from->slot = slot;
-    in->held++;
-    ((hpc_quorum_watch *)core->own)->absent[sender] = 0;
-    if (number <= from->newest) return 0;
-    from->newest = number;
+    if (in->pushes - share->version >= (uint64_t)core->engine->layout.depth) return 0;
+    in->pushes++;
+    look_after(core, share);
     return 1;
 }
 
-void hpc_intake_release(hpc_share *share, int sender) {
-    hpc_intake *in = hpc_intake_of(share);
-    atomic_store_explicit(&in->senders[sender].waits, 0, memory_order_relaxed);
-    in->held--;
+int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    hpc_engine *en = core->engine;
+    const uint64_t number = number_of(en, share, rank, slot);
+    if (!hpc_feeds_share(en, share, rank) || number == 0) return 0;
+    if (is_led(en) && rank == share->owner) return lead_came(core, share);
+    if (hpc_version_from(share, rank) != 0) return refuse_second(en, share, rank);
+    hold(core, share, rank, slot, number);
+    return 1;
 }
 
-int hpc_intake_slot(const hpc_engine *en, const hpc_share *share, const hpc_input *in) {
-    int one = en->discipline->one_slot && !hpc_reads_in_place(en, share->owner, in->rank);
-    return one ? 0 : hpc_intake_of(share)->senders[in->lowest].slot;
+/* The rows of a group's update come one by one, each with the version beside it. */
+int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    hpc_engine *en = core->engine;
+    hpc_share *share = w->share;
+    const int rank = w->inputs[input].rank, sender = w->inputs[input].lowest;
+    hpc_clock *from = &share->clocks[sender];
+    const uint64_t number = number_of(en, share, rank, slot);
+    if (number == 0 || (from->rows > 0 && number != from->at)) return 0;
+    if (hpc_version_from(share, sender) != 0) return refuse_second(en, share, rank);
+    if (share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1)) return 1;
+    from->at = number;
+    if (hpc_clock_row(from, share)) hold(core, share, sender, slot, number);
+    return 1;
 }
 
 /* ---- answers ---- */
 
-void hpc_intake_decide(const hpc_share *share, int sender, uint64_t folded, int used) {
-    hpc_sender *from = &hpc_intake_of(share)->senders[sender];
-    from->told.folded = folded;
-    from->told.used += (uint64_t)used;
-    from->passed = (hpc_told){folded, (uint64_t)used};
-}
-
-static void answer_rank(hpc_core *core, const hpc_share *share, int rank, const hpc_sender *from) {
+/* Sends a sender the newest parameters. By relays what became of its update goes before them. */
+static void send_params(hpc_core *core, const hpc_share *share, int sender) {
     const hpc_engine *en = core->engine;
-    int s = (int)(share - en->layout.shares);
-    hpc_share_answer_with(core, rank, &from->told, sizeof from->told, hpc_told_at(en, rank, s),
-                          hpc_signal_applied(en, s), from->answered);
+    const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        for (int o = 0; o < w->n_outputs && w->sends_to_rows; o++) {
+            const hpc_output *out = &w->outputs[o];
+            if (out->row >= 0 && out->lowest == sender)
+                hpc_core_check_put(
+                    core, hpc_put(core->out, en->window, out->rank, told, sizeof *told, hpc_passed_at(en, out->row)));
+        }
+        hpc_row_reply(core, w, sender, share->clocks[sender].slot);
+    }
 }
 
-void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender) {
+/* With several stages relays answer the ranks that get parameters from them. */
+static void answer(hpc_core *core, const hpc_share *share, int sender) {
     const hpc_engine *en = core->engine;
-    hpc_sender *from = &hpc_intake_of(share)->senders[sender];
-    from->answered++;
-    if (!en->layout.stages.many) answer_rank(core, share, sender, from);
-    for (int i = 0; i < share->n_members && en->layout.stages.many; i++)
-        if (hpc_quorum_sender(en, share->members[i]) == sender) answer_rank(core, share, share->members[i], from);
+    const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
+    const uint64_t answered = ++share->clocks[sender].answered;
+    const int s = (int)(share - en->layout.shares), many = en->layout.stages.many;
+    for (int i = 0; i < (many ? share->n_members : 1); i++) {
+        const int rank = many ? share->members[i] : sender;
+        if (hpc_sender_of(en, 0, rank) == sender)
+            hpc_share_answer_with(core, rank, told, sizeof *told, hpc_told_at(en, rank, s), hpc_signal_applied(en, s),
+                                  answered);
+    }
 }
 
-int hpc_intake_drop_before(hpc_core *core, hpc_share *share, uint64_t least, uint64_t folded, hpc_intake_drop *drop) {
+/* Says what has become of a sender's update: to this rank's own memory, from which it is put. The last word has been
+ * read, for the update came after it. */
+static void decide(const hpc_share *share, int sender, uint64_t folded, int used) {
+    hpc_intake_of(share)->senders[sender].told = (hpc_told){folded, (uint64_t)used};
+}
+
+static void release(const hpc_share *share, int sender) {
+    atomic_store_explicit(&hpc_intake_of(share)->senders[sender].waits, 0, memory_order_relaxed);
+    hpc_intake_of(share)->held--;
+}
+
+/* Leaves a sender's update out. On servers its worker gets the newest parameters. After the answer the sender's next
+ * update may be written. */
+static void drop(hpc_core *core, const hpc_share *share, int sender, uint64_t folded) {
+    atomic_fetch_add_explicit(&core->engine->peers.late[sender], 1, memory_order_relaxed);
+    decide(share, sender, folded, 0);
+    if (!is_led(core->engine)) send_params(core, share, sender);
+    release(share, sender);
+    answer(core, share, sender);
+}
+
+/* Drops the updates that are older than version least. Returns how many there were. */
+static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, uint64_t folded) {
     const hpc_intake *in = hpc_intake_of(share);
     int n = 0;
     for (int i = 0; i < in->n_from && in->held > 0; i++) {
-        uint64_t version = hpc_version_from(share, in->from[i]);
+        const uint64_t version = hpc_version_from(share, in->from[i]);
         if (version == 0 || version >= least) continue;
         drop(core, share, in->from[i], folded);
         n++;
@@ -98,21 +202,35 @@ int hpc_intake_drop_before(hpc_core *core, hpc_share *share, uint64_t least, uin
 
 /* ---- when ---- */
 
-void hpc_survey_add(hpc_survey *found, const hpc_core *core, const hpc_share *share, int sender, uint64_t version,
-                    int brought) {
-    const hpc_quorum_watch *its = core->own;
-    const hpc_sender *from = &hpc_intake_of(share)->senders[sender];
-    int open = !brought && hpc_version_from(share, sender) == 0 && !its->gone[sender];
-    found->brought += brought;
-    found->open += open;
-    found->expected += open && !its->absent[sender] && from->newest + NEAR >= version;
+/* How many senders have brought an update for a version, may still bring it, are expected to bring it soon. */
+typedef struct survey {
+    int brought, open, expected;
+} survey;
+
+static int has_brought(const hpc_engine *en, const hpc_share *share, int sender, uint64_t version) {
+    if (is_led(en)) return hpc_intake_of(share)->senders[sender].newest >= version;
+    return hpc_version_from(share, sender) == version;
+}
+
+static survey look(const hpc_core *core, const hpc_share *share, uint64_t version) {
+    const hpc_intake *in = hpc_intake_of(share);
+    survey found = {0, 0, 0};
+    for (int i = 0; i < in->n_from; i++) {
+        const int sender = in->from[i], brought = has_brought(core->engine, share, sender, version);
+        const seen *its = &((const watch *)core->own)->seen[sender];
+        const int open = !brought && hpc_version_from(share, sender) == 0 && !its->gone;
+        found.brought += brought;
+        found.open += open;
+        found.expected += open && !its->absent && in->senders[sender].newest + NEAR >= version;
+    }
+    return found;
 }
 
 /* Learns how long after the quorum the others came, or were given. */
 static void learn(const hpc_engine *en, hpc_intake *in, double took) {
     if (en->asked.grace >= 0) return;
     hpc_usual_learn(&in->lag, took);
-    double usual = hpc_usual_limit(&in->lag);
+    const double usual = hpc_usual_limit(&in->lag);
     if (in->lag.measured >= HPC_USUAL_ENOUGH)
         atomic_store_explicit(&in->grace, usual > LEAST ? usual : LEAST, memory_order_relaxed);
 }
@@ -120,24 +238,25 @@ static void learn(const hpc_engine *en, hpc_intake *in, double took) {
 static void note_absent(hpc_core *core, const hpc_share *share, uint64_t version) {
     const hpc_intake *in = hpc_intake_of(share);
     for (int i = 0; i < in->n_from; i++)
-        ((hpc_quorum_watch *)core->own)->absent[in->from[i]] |= in->senders[in->from[i]].newest < version;
+        ((watch *)core->own)->seen[in->from[i]].absent |= in->senders[in->from[i]].newest < version;
 }
 
-int hpc_intake_is_due(hpc_core *core, const hpc_share *share, const hpc_survey *found, uint64_t version) {
+/* Whether a fold that has its quorum is to be made now. */
+static int is_due(hpc_core *core, const hpc_share *share, const survey *found, uint64_t version) {
     const hpc_engine *en = core->engine;
     hpc_intake *in = hpc_intake_of(share);
-    int complete = found->open == 0;
+    const int complete = found->open == 0;
     if (!complete && found->expected == 0) return 1; /* which does not tell how long it takes */
     if (complete && in->since == 0) {
         learn(en, in, 0);
         return 1;
     }
-    double now = hpc_now();
+    const double now = hpc_now();
     if (in->since == 0) {
         in->since = now;
         hpc_bell_ring(en->context->group.bell); /* a thread that is about to sleep must not sleep for longer */
     }
-    double due = in->since + atomic_load_explicit(&in->grace, memory_order_relaxed);
+    const double due = in->since + atomic_load_explicit(&in->grace, memory_order_relaxed);
     if (!complete && now < due) {
         if (due < core->due) core->due = due;
         return 0;
@@ -149,76 +268,211 @@ int hpc_intake_is_due(hpc_core *core, const hpc_share *share, const hpc_survey *
 
 /* ---- folds ---- */
 
-void hpc_intake_end_fold(hpc_share *share, uint64_t version) {
+static int lead_slot(const hpc_engine *en, const hpc_share *share) {
+    return (int)(share->version % (uint64_t)en->layout.depth);
+}
+
+/* The version of the next fold. Updates of an older one are late. */
+static uint64_t next_version(const hpc_engine *en, const hpc_share *share) {
+    if (has_lead(share)) return number_of(en, share, share->owner, lead_slot(en, share));
+    return hpc_folded_of(share) + 1;
+}
+
+/* The slot of an input, as rows read it. */
+static int slot_of(const hpc_engine *en, const hpc_share *share, const hpc_input *in) {
+    if (is_led(en) && in->rank == share->owner) return lead_slot(en, share);
+    const int one = en->discipline->one_slot && !hpc_reads_in_place(en, share->owner, in->rank);
+    return one ? 0 : share->clocks[in->lowest].slot;
+}
+
+static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
+    return (hpc_taken){hpc_intake_of(w->share)->takes[in->lowest], (uint64_t)slot_of(core->engine, w->share, in)};
+}
+
+/* Answer this rank last: once answered it may close, and then it sends nothing more. Note the updates as gone after
+ * that: a thread that sees neither the answer nor an update then knows that none has come. With several stages
+ * parameters are sent when all rows are folded: to one group after the other. */
+static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
+    const hpc_engine *en = core->engine;
     hpc_intake *in = hpc_intake_of(share);
+    int n = 0;
     in->since = 0;
     atomic_store_explicit(&in->folded, version, memory_order_release);
     share->version++;
-}
-
-void hpc_intake_count_fold(hpc_core *core, int senders, int n) {
+    for (int i = 0; i < in->n_from; i++) n += in->takes[in->from[i]];
     hpc_share_count_fold(core, n);
-    hpc_tally_add(&core->tally.missing, (uint64_t)(senders - n));
+    hpc_tally_add(&core->tally.missing, (uint64_t)(in->n_from - n));
+    for (int i = 0; i < in->n_from; i++) {
+        if (!in->takes[in->from[i]]) continue;
+        decide(share, in->from[i], version, 1);
+        if (en->layout.stages.many) send_params(core, share, in->from[i]);
+        answer(core, share, in->from[i]);
+    }
+    if (is_led(en))
+        hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
+    for (int i = 0; i < in->n_from; i++)
+        if (in->takes[in->from[i]]) release(share, in->from[i]);
 }
 
-static int work_for(hpc_core *core, hpc_share *share, hpc_intake_step *step) {
+/* The arguments of the rule on servers are those of the lowest rank in the fold. */
+static const double *find_args(const hpc_engine *en, const hpc_share *share, const hpc_work *w) {
+    int lowest = -1;
+    for (int e = 0; e < w->row->n_in; e++) {
+        const int r = w->inputs[e].lowest;
+        if (hpc_intake_of(share)->takes[r] && (lowest < 0 || r < lowest)) lowest = r;
+    }
+    return hpc_args_of(en, share, lowest, share->clocks[lowest].slot);
+}
+
+/* On servers weights that add up to 1 (a mean) do so again; those of a sum stay as they are. On a graph the weights add
+ * up again to those of all inputs, and a row's step is its version: a straggler that has caught up is where the others
+ * are. */
+static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_t version) {
+    const hpc_engine *en = core->engine;
+    const char *takes = hpc_intake_of(share)->takes;
+    hpc_inputs inputs = hpc_row_take(core, w, taking, is_led(en) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
+    inputs.to = (hpc_receivers){.whom = en->layout.stages.many ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = takes};
+    if (is_led(en))
+        w->step = (uint64_t)((int64_t)version - 1 + hpc_phases_of(en)->keys[share->key].ahead);
+    else
+        inputs.args = find_args(en, share, w);
+    const int failed = hpc_row_work(core, w, &inputs);
+    for (int e = 0; e < w->row->n_in && !failed; e++)
+        if (takes[w->inputs[e].lowest]) hpc_row_count_received(core, w, e);
+    return failed;
+}
+
+/* No update that waits is older than the fold. */
+static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
+    hpc_intake *in = hpc_intake_of(share);
+    for (int i = 0; i < in->n_from; i++) {
+        const uint64_t waits = hpc_version_from(share, in->from[i]);
+        in->takes[in->from[i]] = waits == version || (is_led(core->engine) && waits > version);
+    }
+    for (int i = 0; i < share->n_rows; i++) {
+        const int failed = fold_row(core, share, &core->engine->work[core->engine->work_of[share->rows[i]]], version);
+        if (failed) return failed;
+    }
+    end_fold(core, share, version);
+    return 0;
+}
+
+/* ---- the core's work ---- */
+
+/* Advances a share by a step: drops, then a fold; returns how much was done, or -1 after a failure. Where too few
+ * senders are left for a quorum, all waiting updates are dropped on servers; on a graph the quorum is the neighbours
+ * that are left. */
+static int step(hpc_core *core, hpc_share *share) {
+    const hpc_engine *en = core->engine;
+    const uint64_t version = next_version(en, share);
+    const int n = drop_before(core, share, version, version - 1);
+    if (is_led(en) && !has_lead(share)) return n;
+    const survey found = look(core, share, version);
+    int quorum = en->asked.quorum;
+    if (found.brought + found.open < quorum) {
+        if (!is_led(en)) return n + drop_before(core, share, UINT64_MAX, version - 1);
+        quorum = found.brought + found.open;
+    }
+    if (found.brought < quorum || !is_due(core, share, &found, version)) return n;
+    return fold(core, share, version) == 0 ? n + 1 : -1;
+}
+
+static int work_for(hpc_core *core, hpc_share *share) {
     const hpc_intake *in = hpc_intake_of(share);
-    int n = 0, waited = in->since > 0, done;
+    const int waited = in->since > 0;
+    int n = 0, done;
     do {
         done = step(core, share);
         n += done > 0 ? done : 0;
-        hpc_intake_watch(core, share);
-    } while (done > 0 && in->watched);
+        look_after(core, share);
+    } while (done > 0 && in->place > 0);
     return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past it */
 }
 
 /* All events that have come were handled before. So a rank that was seen to have closed the last time has nothing more
  * on its way; for one that has closed since there has to be another time. A group of which a rank has closed brings no
- * more whole updates. */
+ * more whole updates. A sender is the lowest of its ranks, so it is looked at before them. */
 static void note_closed(hpc_core *core) {
     const hpc_engine *en = core->engine;
-    const hpc_quorum_watch *its = core->own;
-    const int size = en->context->group.size;
-    memcpy(its->gone, its->closes, (size_t)size);
-    for (int r = 0; r < size; r++) {
-        const int sender = hpc_quorum_sender(en, r);
+    seen *seen = ((watch *)core->own)->seen;
+    for (int r = 0; r < en->context->group.size; r++) {
+        const int sender = hpc_sender_of(en, 0, r);
+        seen[r].gone = seen[r].closes;
         if (sender < 0 || hpc_closed_signal(en, r) == 0) continue;
-        its->closes[sender] = 1;
-        if (!its->gone[sender]) core->due = 0;
+        seen[sender].closes = 1;
+        if (!seen[sender].gone) core->due = 0;
     }
 }
 
-int hpc_intake_work(hpc_core *core, hpc_intake_step *step) {
-    hpc_quorum_watch *its = core->own;
+int hpc_intake_work(hpc_core *core) {
+    watch *its = core->own;
     int n = 0;
     core->due = INFINITY;
     if (its->n == 0) return 0;
     note_closed(core);
     for (int i = 0; i < its->n;) {
         hpc_share *share = its->shares[i];
-        n += work_for(core, share, step);
+        n += work_for(core, share);
         i += i < its->n && its->shares[i] == share;
     }
     if (its->n == 0) core->due = INFINITY;
     return n;
 }
 
+/* ---- a state is loaded ---- */
+
+int hpc_intake_tell(hpc_engine *en) {
+    int status = HPC_OK;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        if (share->n_members == 0) continue;
+        hpc_core_pause(&en->cores[share->core]);
+        for (int i = 0; i < share->n_members && status == HPC_OK; i++) {
+            const int rank = share->members[i];
+            hpc_told *said = &hpc_intake_of(share)->senders[rank].told;
+            said->folded = share->version;
+            status =
+                hpc_put(en->cores[share->core].out, en->window, rank, said, sizeof *said, hpc_told_at(en, rank, s));
+        }
+        hpc_core_resume(&en->cores[share->core]);
+    }
+    return status;
+}
+
 /* ---- open ---- */
 
 static int is_sender(const hpc_engine *en, const hpc_share *share, int rank) {
-    if (hpc_quorum_sender(en, rank) != rank) return 0;
+    if (hpc_sender_of(en, 0, rank) != rank || (is_led(en) && rank == hpc_me(en))) return 0;
     return en->layout.stages.many ? hpc_feeds_share(en, share, rank) : hpc_share_answers(en, share, rank);
 }
 
-void hpc_intake_open(hpc_engine *en) {
-    const int size = en->context->group.size, own = hpc_quorum_sender(en, hpc_me(en));
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        hpc_intake *in = hpc_intake_of(share);
-        for (int i = 1; i <= size && in != NULL; i++) {
-            const int r = (hpc_me(en) + i) % size;
-            if (r != own && is_sender(en, share, r)) in->from[in->n_from++] = r;
-        }
-        if (in != NULL && own >= 0 && is_sender(en, share, own)) in->from[in->n_from++] = own;
+static int open_share(hpc_engine *en, const hpc_share *share, const char *op) {
+    const int size = en->context->group.size, own = hpc_sender_of(en, 0, hpc_me(en));
+    hpc_intake *in = hpc_intake_of(share);
+    in->senders = hpc_engine_take(en, (size_t)size, sizeof *in->senders, op);
+    in->takes = hpc_engine_take(en, (size_t)size, 1, op);
+    in->from = hpc_engine_take(en, (size_t)size, sizeof *in->from, op);
+    if (in->senders == NULL || in->takes == NULL || in->from == NULL) return HPC_ERR_MEMORY;
+    atomic_init(&in->grace, en->asked.grace < 0 ? FIRST : en->asked.grace);
+    in->takes[hpc_me(en)] = (char)is_led(en); /* its lead is in all folds */
+    for (int i = 1; i <= size; i++) {
+        const int r = (hpc_me(en) + i) % size;
+        if (r != own && is_sender(en, share, r)) in->from[in->n_from++] = r;
     }
+    if (own >= 0 && is_sender(en, share, own)) in->from[in->n_from++] = own;
+    return HPC_OK;
+}
+
+int hpc_intake_open(hpc_engine *en, const char *op) {
+    int status = hpc_clocks_open(en, op);
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) {
+        hpc_core *core = &en->cores[c];
+        watch *its = core->own = hpc_engine_take(en, 1, sizeof *its, op);
+        if (its == NULL) return HPC_ERR_MEMORY;
+        its->shares = hpc_engine_take(en, (size_t)core->n_clocked, sizeof(hpc_share *), op);
+        its->seen = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *its->seen, op);
+        if (its->shares == NULL || its->seen == NULL) return HPC_ERR_MEMORY;
+        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) status = open_share(en, core->clocked[i], op);
+    }
+    return status == HPC_OK ? hpc_share_open_counts(en, is_led(en), op) : status;
 }

@@ -1,29 +1,42 @@
-/* The worker's side of a quorum: the updates that it has sent to the owners of shares, and their outcome (quorum.c says
- * how a quorum works, and quorum.h what an outlet counts). */
-#include "discipline/quorum_outlet.h"
-
+/* The worker's side of a quorum: versions, the updates that go to the owners of shares, and their outcome (quorum.c
+ * says how a quorum works, and quorum.h what an outlet counts). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/overdue.h"
+#include "discipline/grouping.h"
+#include "discipline/quorum.h"
 #include "engine/answer.h"
 #include "engine/pieces.h"
+#include "engine/send.h"
 #include "engine/stages.h"
 
 /* ---- the outcome of pushes ---- */
 
 static const hpc_told *answer_at(const hpc_engine *en, int s) {
-    return (const void *)(hpc_own_part(en) + hpc_told_at(en, hpc_me(en), s));
+    return hpc_told_here(en, hpc_told_at(en, hpc_me(en), s));
 }
 
 static uint64_t answers_of(const hpc_engine *en, int s) {
     return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), memory_order_acquire);
 }
 
-/* The last answer of the owner of a share; NULL if it is not new. */
-static const hpc_told *news_of(const hpc_engine *en, int s, uint64_t *answered) {
-    *answered = answers_of(en, s);
-    return *answered == hpc_outlet_of(&en->layout.shares[s])->answered ? NULL : answer_at(en, s);
+/* What an outlet counts with the last answer of the share's owner, be it that nobody has taken note of it. A later push
+ * than the one that was left out may have been given up already. */
+static hpc_outlet with_news(const hpc_engine *en, int s) {
+    hpc_outlet out = *hpc_outlet_of(&en->layout.shares[s]);
+    const uint64_t answered = answers_of(en, s);
+    if (answered == out.answered) return out;
+    const hpc_told *told = answer_at(en, s);
+    out.answered = answered;
+    out.told = told->folded;
+    out.used += told->used;
+    if (told->used) return out;
+    out.dropped++;
+    out.dropped_at = told->folded;
+    if (out.under_way > out.lost) out.lost = out.under_way;
+    return out;
 }
 
 /* The version that the owner of a share has told last, in an answer or in a publish. While an update is on its way the
@@ -33,22 +46,16 @@ static uint64_t told_by(const hpc_engine *en, int s) {
     return answers_of(en, s) == out->sent ? answer_at(en, s)->folded : out->told;
 }
 
-/* The newest push to a share that was left out, given that its owner left out the one on its way. */
-static uint64_t lost_with(const hpc_outlet *out) {
-    return out->under_way > out->lost ? out->under_way : out->lost; /* a later push may have been given up already */
-}
-
 /* Fails the exchange by an impossible answer: as at most one update is on its way, at most one is answered, and at most
  * one used. */
-static int refuse_answer(hpc_engine *en, int s, uint64_t answered, uint64_t used) {
-    const hpc_share *share = &en->layout.shares[s];
+static int refuse_answer(hpc_engine *en, const hpc_share *share, const hpc_outlet *news) {
+    const hpc_outlet *out = hpc_outlet_of(share);
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why,
              "rank %d: rank %d says that it has answered %llu updates of key %.64s and used %llu; %llu were sent, and "
              "%llu used before",
-             hpc_me(en), share->owner, (unsigned long long)answered, en->plan->keys[share->key].name,
-             (unsigned long long)used, (unsigned long long)hpc_outlet_of(share)->sent,
-             (unsigned long long)hpc_outlet_of(share)->used);
+             hpc_me(en), share->owner, (unsigned long long)news->answered, en->plan->keys[share->key].name,
+             (unsigned long long)news->used, (unsigned long long)out->sent, (unsigned long long)out->used);
     hpc_engine_fail(en, HPC_ERR_TRANSPORT, why);
     return hpc_engine_check(en, "push");
 }
@@ -58,8 +65,7 @@ static int refuse_answer(hpc_engine *en, int s, uint64_t answered, uint64_t used
 static int was_left_out(const hpc_engine *en, int index) {
     const hpc_row *row = &en->plan->rows[index];
     if (row->action != HPC_RELAY) return 1;
-    return row->owner == hpc_me(en) &&
-           !((const hpc_told *)(const void *)(hpc_own_part(en) + hpc_passed_at(en, index)))->used;
+    return row->owner == hpc_me(en) && !hpc_told_here(en, hpc_passed_at(en, index))->used;
 }
 
 /* Puts the piece of push number n back into the residual, for the elements of row index, which answers this rank. The
@@ -88,53 +94,37 @@ static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
 }
 
 static int hear(hpc_engine *en, int s) {
-    hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
-    uint64_t answered;
-    const hpc_told *news = news_of(en, s, &answered);
-    if (news == NULL) return HPC_OK;
-    if (answered != out->sent || news->used - out->used > 1) return refuse_answer(en, s, answered, news->used);
-    if (news->used == out->used) {
-        out->dropped++;
-        out->lost = lost_with(out);
-        out->dropped_at = news->folded;
-        take_back(en, &en->layout.shares[s], out->under_way);
-    }
-    out->used = news->used;
-    out->told = news->folded;
-    out->answered = answered;
-    hpc_quorum_of(en)->given_up[en->layout.shares[s].owner] = 0;
+    const hpc_share *share = &en->layout.shares[s];
+    hpc_outlet *out = hpc_outlet_of(share);
+    if (out == NULL || answers_of(en, s) == out->answered) return HPC_OK;
+    const hpc_outlet news = with_news(en, s);
+    if (news.answered != out->sent || news.used - out->used > 1) return refuse_answer(en, share, &news);
+    if (news.dropped > out->dropped) take_back(en, share, out->under_way);
+    *out = news;
+    hpc_quorum_of(en)->given_up[share->owner] = 0;
     return HPC_OK;
 }
 
 int hpc_outlet_hear(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
-    for (int i = 0; i < k->n_shares && status == HPC_OK; i++)
-        if (hpc_outlet_of(&en->layout.shares[k->shares[i]]) != NULL) status = hear(en, k->shares[i]);
+    for (int i = 0; i < k->n_shares && status == HPC_OK; i++) status = hear(en, k->shares[i]);
     return status;
 }
 
 /* How many shares of this rank's updates rank has left out (-1: all ranks), and the newest version that had been folded
  * when one was left out. */
 static uint64_t dropped_by(const hpc_engine *en, int rank, uint64_t *at) {
-    uint64_t dropped = 0, answered;
+    uint64_t dropped = 0;
     *at = 0;
     for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
-        if (out == NULL || (rank >= 0 && en->layout.shares[s].owner != rank)) continue;
-        const hpc_told *news = news_of(en, s, &answered);
-        int is_new = news != NULL && news->used == out->used;
-        uint64_t last = is_new ? news->folded : out->dropped_at;
-        dropped += out->dropped + (uint64_t)is_new;
-        if (last > *at) *at = last;
+        const hpc_share *share = &en->layout.shares[s];
+        if (hpc_outlet_of(share) == NULL || (rank >= 0 && share->owner != rank)) continue;
+        const hpc_outlet out = with_news(en, s);
+        dropped += out.dropped;
+        if (out.dropped_at > *at) *at = out.dropped_at;
     }
     return dropped;
-}
-
-int hpc_outlet_is_unanswered(const hpc_engine *en, int s) {
-    uint64_t answered;
-    const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
-    return out != NULL && out->sent != out->answered && news_of(en, s, &answered) == NULL;
 }
 
 void hpc_outlet_count(const hpc_engine *en, hpc_exchange_stats *stats) {
@@ -148,30 +138,13 @@ void hpc_outlet_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *pe
 
 int hpc_outlet_late(const hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
-    uint64_t answered;
     int n = 0;
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[k->shares[i]]);
-        if (out == NULL) continue;
-        const hpc_told *news = news_of(en, k->shares[i], &answered);
-        uint64_t lost = news != NULL && news->used == out->used ? lost_with(out) : out->lost;
-        n += k->pushes > 0 && lost == k->pushes;
-    }
+    for (int i = 0; i < k->n_shares && k->pushes > 0; i++)
+        n += hpc_outlet_of(&en->layout.shares[k->shares[i]]) != NULL && with_news(en, k->shares[i]).lost == k->pushes;
     return n;
 }
 
 /* ---- sends ---- */
-
-/* A malformed answer fails the exchange; the next check reports it. */
-void hpc_outlet_begin(hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_shares; i++) {
-        hpc_outlet *out = hpc_outlet_of(&en->layout.shares[k->shares[i]]);
-        if (out == NULL || hear(en, k->shares[i]) != HPC_OK) continue;
-        out->sent++;
-        out->decided = out->under_way = k->pushes + 1;
-    }
-}
 
 /* Ignores HPC_ERR_PEER where owners may leave: every wait reports a dead neighbour, and a neighbour that has left folds
  * nothing more. */
@@ -227,28 +200,33 @@ static void note_pending(hpc_engine *en, const hpc_share *share) {
     out->pending = pending;
 }
 
+/* Leaves the next push to a share out, so that its slot is free: nothing travels for it. */
+static void skip(hpc_engine *en, const hpc_share *share) {
+    hpc_outlet *out = hpc_outlet_of(share);
+    out->dropped++;
+    out->dropped_at = out->told;
+    out->lost = ++out->decided;
+    take_back(en, share, out->lost);
+}
+
 /* Sends the pushes that may still be in time, oldest first, and drops the others. */
 static int send_pending(hpc_engine *en, int s) {
-    hpc_share *share = &en->layout.shares[s];
+    const hpc_share *share = &en->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
     const hpc_pushed *k = &en->keys[share->key];
+    if (out == NULL) return HPC_OK;
     int status = hear(en, s);
     if (en->owners_leave && hpc_closed_signal(en, share->owner) != 0) {
         out->dropped += k->pushes - out->decided;
         out->decided = k->pushes;
     }
     while (out->decided < k->pushes && out->sent == out->answered && status == HPC_OK) {
-        uint64_t n = out->decided + 1;
-        if (hpc_versions_of(en, share->key)->numbers[(n - 1) % (uint64_t)en->layout.depth] <= out->told) {
-            out->dropped++;
-            out->lost = n;
-            out->dropped_at = out->told;
-            take_back(en, share, n);
-        } else {
-            status = send_update(en, s, n);
-            if (status == HPC_IN_PROGRESS) break;
+        if (hpc_versions_of(en, share->key)->numbers[out->decided % (uint64_t)en->layout.depth] <= out->told) {
+            skip(en, share);
+            continue;
         }
-        out->decided = n;
+        status = send_update(en, s, out->decided + 1);
+        out->decided += status != HPC_IN_PROGRESS;
     }
     note_pending(en, share);
     return status == HPC_IN_PROGRESS ? HPC_OK : status;
@@ -257,8 +235,7 @@ static int send_pending(hpc_engine *en, int s) {
 int hpc_outlet_send_key(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
-    for (int i = 0; i < k->n_shares && status == HPC_OK; i++)
-        if (hpc_outlet_of(&en->layout.shares[k->shares[i]]) != NULL) status = send_pending(en, k->shares[i]);
+    for (int i = 0; i < k->n_shares && status == HPC_OK; i++) status = send_pending(en, k->shares[i]);
     return status;
 }
 
@@ -269,13 +246,9 @@ int hpc_outlet_send_all(hpc_engine *en) {
     return status;
 }
 
-void hpc_outlet_drop(hpc_engine *en, const hpc_share *share, uint64_t n) {
-    hpc_outlet *out = hpc_outlet_of(share);
-    if (out->decided >= n) return;
-    for (uint64_t i = out->decided + 1; i <= n; i++) take_back(en, share, i);
-    out->dropped += n - out->decided;
-    out->dropped_at = out->told;
-    out->decided = out->lost = n;
+/* Drops the pushes to a share up to n that are not sent. */
+static void drop(hpc_engine *en, const hpc_share *share, uint64_t n) {
+    while (hpc_outlet_of(share)->decided < n) skip(en, share);
     note_pending(en, share);
 }
 
@@ -285,8 +258,7 @@ uint64_t hpc_outlet_told(const hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     uint64_t most = hpc_quorum_of(en)->told;
     for (int i = 0; i < k->n_shares; i++) {
-        if (hpc_outlet_of(&en->layout.shares[k->shares[i]]) == NULL) continue;
-        uint64_t told = told_by(en, k->shares[i]);
+        const uint64_t told = hpc_outlet_heard(en, k->shares[i]);
         if (told > most) most = told;
     }
     return most;
@@ -296,17 +268,292 @@ uint64_t hpc_outlet_heard(const hpc_engine *en, int s) {
     return hpc_outlet_of(&en->layout.shares[s]) == NULL ? 0 : told_by(en, s);
 }
 
-uint64_t hpc_outlet_next_version(const hpc_engine *en) {
-    uint64_t version = 1;
-    for (int key = 0; key < en->plan->n_keys; key++) {
-        uint64_t next = hpc_outlet_told(en, key) + 1;
-        if (next > version) version = next;
+uint64_t hpc_outlet_folded(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    uint64_t most = 0;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (hpc_intake_of(share) != NULL && hpc_folded_of(share) > most) most = hpc_folded_of(share);
     }
-    return version;
+    return most;
 }
 
-int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t own, uint64_t *newest) {
-    int size = en->context->group.size;
+/* How far this rank's own shares of a key let it go, on a graph. */
+static uint64_t reached_in(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    uint64_t most = 0;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_intake *in = hpc_intake_of(&en->layout.shares[k->shares[i]]);
+        if (in == NULL) continue;
+        const uint64_t reached =
+            in->n_from == 0 ? hpc_outlet_told(en, key) + 1 : atomic_load_explicit(&in->reached, memory_order_relaxed);
+        if (reached > most) most = reached;
+    }
+    return most;
+}
+
+static uint64_t next_version(const hpc_engine *en) {
+    uint64_t next = en->graph != NULL ? hpc_quorum_of(en)->number + 1 : 1;
+    for (int key = 0; key < en->plan->n_keys; key++) {
+        const uint64_t its = en->graph != NULL ? reached_in(en, key) : hpc_outlet_told(en, key) + 1;
+        if (its > next) next = its;
+    }
+    return next;
+}
+
+/* ---- the next push ---- */
+
+/* The first key, if any, that is not pushed for the present version, or not answered; else -1. */
+static int unfinished(const hpc_engine *en) {
+    const hpc_quorum *q = hpc_quorum_of(en);
+    for (int i = 0; i < en->plan->n_keys; i++) {
+        const hpc_pushed *k = &en->keys[i];
+        if (k->n_shares == 0) continue;
+        if (k->sending != 0 || q->keys[i].number != q->number || !hpc_ticket_is_done(en, i, 2 * k->pushes)) return i;
+    }
+    return -1;
+}
+
+/* Refuses a second push of a key before all keys have been pushed and answered. */
+int hpc_outlet_may_push(hpc_engine *en, int key, const char *op) {
+    const hpc_quorum *q = hpc_quorum_of(en);
+    const int status = hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+    if (status != HPC_OK) return status;
+    const int other = q->keys[key].number < q->number ? -1 : unfinished(en);
+    if (other < 0) return HPC_OK;
+    if (op == NULL) return HPC_IN_PROGRESS;
+    return hpc_fail(HPC_ERR_INVALID, op,
+                    "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: with a "
+                    "quorum each key is pushed once for a version, and pulled before the next",
+                    op, hpc_me(en), en->plan->keys[key].name, (unsigned long long)q->number,
+                    en->plan->keys[other].name);
+}
+
+/* Hears of the last update, which may go back into the residual, before the next one is encoded over it. With several
+ * stages a core hears of it too, where this push has come there. */
+int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    int status = hpc_outlet_send_all(en);
+    if (status == HPC_OK) status = hpc_push_wait_slot(en, key, l, op);
+    return status == HPC_OK ? hpc_outlet_hear(en, key) : status;
+}
+
+/* Counts a push of key that is about to be sent, where each share has one answer for each. A malformed answer fails the
+ * exchange; the next check reports it. */
+static void count_push(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_shares; i++) {
+        hpc_outlet *out = hpc_outlet_of(&en->layout.shares[k->shares[i]]);
+        if (out == NULL || hear(en, k->shares[i]) != HPC_OK) continue;
+        out->sent++;
+        out->decided = out->under_way = k->pushes + 1;
+    }
+}
+
+/* A key that is pushed again begins a step, whose version is chosen then: on a graph after a look for updates that have
+ * come meanwhile. */
+void hpc_outlet_begin_push(hpc_engine *en, int key) {
+    hpc_quorum *q = hpc_quorum_of(en);
+    hpc_key_versions *of = &q->keys[key];
+    if (en->graph != NULL) {
+        hpc_graph_begin_push(en, key);
+        hpc_group_progress(&en->context->group);
+    }
+    if (of->number == q->number) q->number = next_version(en);
+    of->number = of->numbers[en->keys[key].pushes % (uint64_t)en->layout.depth] = q->number;
+    if (en->layout.stages.many) count_push(en, key);
+}
+
+/* With several stages the version goes first: once a row was sent the owner may read it. With one stage an update is
+ * sent when its slot is free (hpc_outlet_send_key); on a graph what leads this rank's own fold goes now. */
+int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
+    const int core = share->core, owner = share->owner, applies = en->plan->rows[share->rows[0]].action == HPC_APPLY;
+    const size_t at = hpc_number_at(en, share, hpc_me(en), slot);
+    int status = HPC_OK;
+    if (en->graph != NULL && owner == hpc_me(en))
+        return hpc_send_event(en, core, owner, number, sizeof *number, at, hpc_imm(HPC_OP_SHARE, slot, s), l);
+    if (!en->layout.stages.many) return HPC_OK;
+    if (applies && share->pushed > 0 && en->keys[share->key].at_row == 0)
+        status = hpc_put(en->in_lanes[core], en->window, owner, number, sizeof *number, at);
+    return status == HPC_OK ? hpc_push_share(en, s, slot, l) : status;
+}
+
+/* ---- waits on a graph ---- */
+
+/* How many seconds neighbours are given to take an update: twice the longest grace of this rank's own folds. */
+static double patience(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    double most = 0;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_intake *in = hpc_intake_of(&en->layout.shares[k->shares[i]]);
+        const double grace = in == NULL ? 0 : atomic_load_explicit(&in->grace, memory_order_relaxed);
+        if (grace > most) most = grace;
+    }
+    return 2 * most;
+}
+
+/* Drops pushes up to n that are not sent, so that their slots are free: only for the neighbours that let a push wait in
+ * vain before; with all, for every neighbour. */
+static void give_up(hpc_engine *en, int key, uint64_t n, int all) {
+    const hpc_pushed *k = &en->keys[key];
+    char *given_up = hpc_quorum_of(en)->given_up;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        const hpc_outlet *out = hpc_outlet_of(share);
+        if (out == NULL || out->decided >= n || !(all || given_up[share->owner])) continue;
+        drop(en, share, n);
+        given_up[share->owner] = 1;
+    }
+}
+
+/* Waits until a push has been folded here, and then for neighbours that have not taken it, until their time is over,
+ * which may come later than this call's deadline. */
+static int wait_taken(hpc_engine *en, int key, uint64_t ticket, hpc_limit *l, const char *op) {
+    hpc_key_versions *of = hpc_versions_of(en, key);
+    int status = hpc_outlet_send_all(en);
+    give_up(en, key, ticket / 2, 0);
+    if (status == HPC_OK && !hpc_ticket_is_done(en, key, ticket))
+        status = hpc_ticket_wait(en, key, ticket, hpc_limit_left(en, l), op);
+    if (status == HPC_OK && !hpc_ticket_is_free(en, key, ticket)) {
+        const double now = hpc_now(), left = hpc_limit_left(en, l);
+        if (of->waits_since == 0) of->waits_since = now;
+        const double given = of->waits_since + patience(en, key) - now;
+        const int before = hpc_slice_waits(given < left);
+        status = hpc_ticket_wait_slot(en, key, ticket, given < left ? given > 0 ? given : 0 : left, op);
+        hpc_slice_waits(before);
+        if (status == HPC_ERR_TIMEOUT && given <= left) {
+            give_up(en, key, ticket / 2, 1);
+            status = HPC_OK;
+        }
+    }
+    if (status == HPC_OK) of->waits_since = 0;
+    return status;
+}
+
+int hpc_outlet_wait_taken(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    return wait_taken(en, key, hpc_slot_ticket(en, key), l, op);
+}
+
+/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
+int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const hpc_pushed *k = &en->keys[key];
+    int status = wait_taken(en, key, 2 * k->pushes, l, op);
+    for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        const hpc_outlet *out = hpc_outlet_of(share);
+        if (out == NULL || hpc_share_has_answered(en, k->shares[i], 2 * out->sent)) continue;
+        const double left = hpc_limit_left(en, l), given = patience(en, key);
+        const int before = hpc_slice_waits(given < left);
+        status = hpc_flush(en->in_lanes[share->core], en->window, share->owner, given < left ? given : left);
+        hpc_slice_waits(before);
+        if (status == HPC_ERR_TIMEOUT && given < left) status = HPC_OK;
+        status = hpc_unless_left(en, share->owner, status);
+    }
+    return status;
+}
+
+/* The push's memory is free once it was sent, which copies it, or dropped. */
+static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
+    const hpc_share *share = &en->layout.shares[s];
+    const hpc_outlet *out = hpc_outlet_of(share);
+    if (share->owner == hpc_me(en)) return hpc_share_has_answered(en, s, ticket);
+    return out == NULL || out->decided >= ticket / 2 || hpc_closed_signal(en, share->owner) != 0;
+}
+
+int hpc_outlet_is_free(const hpc_engine *en, int key, uint64_t ticket) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_shares; i++)
+        if (!has_read(en, k->shares[i], ticket)) return 0;
+    return 1;
+}
+
+/* ---- the ranks that a wait waits for ---- */
+
+/* Adds the ranks whose updates do not wait in this rank's own share. */
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    (void)n;
+    for (int r = 0; r < en->context->group.size; r++)
+        if ((en->graph == NULL || r != share->owner) && hpc_feeds_share(en, share, r) &&
+            hpc_closed_signal(en, r) == 0 && hpc_version_from(share, r) == 0)
+            found = hpc_add_rank(ranks, found, r);
+    return found;
+}
+
+int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, en->graph != NULL ? has_read : hpc_share_has_answered,
+                             missing);
+}
+
+/* Adds the ranks by which updates of groups come that do not wait in a share in which one of this rank's group does. */
+static int others(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
+    const hpc_work *w = hpc_first_work(en, share);
+    if (hpc_version_from(share, hpc_sender_of(en, 0, hpc_me(en))) == 0) return n;
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_version_from(share, w->inputs[e].lowest) == 0 && hpc_closed_signal(en, w->inputs[e].rank) == 0)
+            n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+    return n;
+}
+
+static int has_brought(const hpc_share *share, int group, uint64_t push) {
+    (void)push;
+    return hpc_version_from(share, group) != 0;
+}
+
+int hpc_outlet_awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    (void)for_slot;
+    return hpc_groups_awaited(en, key, ticket, &(const hpc_groups_lack){others, has_brought}, ranks);
+}
+
+/* ---- pushes that end ---- */
+
+/* Whether the last push of a key is for a version that is not folded. */
+static int is_short(const hpc_engine *en, int key) {
+    return hpc_versions_of(en, key)->number > en->discipline->facts->version(en, key);
+}
+
+/* Returns HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
+int hpc_outlet_ended(hpc_engine *en, int key, const char *op) {
+    if (!is_short(en, key)) return HPC_OK;
+    int *closed = malloc((size_t)en->context->group.size * sizeof *closed), n = 0;
+    for (int r = 0; r < en->context->group.size && closed != NULL; r++)
+        if (en->layout.places[r].worker && hpc_closed_signal(en, r) != 0) closed[n++] = r;
+    char who[96] = "too many workers have closed the exchange, as its owner says"; /* if none has told this rank yet */
+    if (n > 0) snprintf(who, sizeof who, "%d workers have closed the exchange, rank %d among them", n, closed[0]);
+    const int status = hpc_group_fail_closed(
+        &en->context->group, op, closed, n, "version %llu of key %s finds no quorum of %d any more: %s",
+        (unsigned long long)hpc_versions_of(en, key)->number, en->plan->keys[key].name, en->asked.quorum, who);
+    free(closed);
+    return status;
+}
+
+/* Makes a note of how many last pushes have found no quorum. Pushes that a pull has waited for do not count: the pull
+ * has reported them. */
+void hpc_outlet_closing(hpc_engine *en) {
+    int n = 0, first = -1;
+    for (int i = en->plan->n_keys - 1; i >= 0; i--) {
+        if (en->keys[i].since == 0 || !is_short(en, i)) continue;
+        first = i;
+        n++;
+    }
+    if (n > 0)
+        hpc_group_note(&en->context->group, HPC_NOTE_LOST,
+                       "lost the last push of %d key%s of rank %d, %.64s first: version %llu found no quorum of %d", n,
+                       n == 1 ? "" : "s", hpc_me(en), en->plan->keys[first].name,
+                       (unsigned long long)hpc_versions_of(en, first)->number, en->asked.quorum);
+}
+
+/* ---- a state is loaded: all go on from one version ---- */
+
+void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
+    hpc_phases *g = en->graph;
+    g->keys[w->row->key].ahead = (int64_t)(step - hpc_quorum_of(en)->number);
+}
+
+/* Collective: the largest number of any rank. */
+static int learn_newest(hpc_engine *en, const char *op, double deadline, uint64_t own, uint64_t *newest) {
+    const int size = en->context->group.size;
     uint64_t *numbers = malloc((size_t)size * sizeof *numbers);
     int status = numbers == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size) : HPC_OK;
     status = hpc_context_agree(en->context, op, status, deadline);
@@ -316,4 +563,64 @@ int hpc_outlet_newest(hpc_engine *en, const char *op, double deadline, uint64_t 
         if (numbers[r] > *newest) *newest = numbers[r];
     free(numbers);
     return status;
+}
+
+/* Nothing is under way anywhere, so all shares have folded the newest version. */
+int hpc_outlet_level_groups(hpc_engine *en, const char *op, double deadline) {
+    uint64_t folded = 0;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        const hpc_share *share = &en->layout.shares[s];
+        if (hpc_intake_of(share) != NULL && hpc_folded_of(share) > folded) folded = hpc_folded_of(share);
+    }
+    return learn_newest(en, op, deadline, folded, &hpc_quorum_of(en)->told);
+}
+
+static void go_on_from(hpc_engine *en, uint64_t newest) {
+    hpc_phases *g = en->graph;
+    for (int key = 0; key < en->plan->n_keys; key++) {
+        const hpc_pushed *k = &en->keys[key];
+        g->keys[key].ahead -= (int64_t)(newest - hpc_quorum_of(en)->number);
+        hpc_versions_of(en, key)->number = newest;
+        for (int i = 0; i < k->n_shares; i++) {
+            const hpc_share *share = &en->layout.shares[k->shares[i]];
+            hpc_intake *in = hpc_intake_of(share);
+            if (in != NULL) atomic_store_explicit(&in->folded, newest, memory_order_release);
+            if (hpc_outlet_of(share) != NULL) drop(en, share, k->pushes);
+        }
+    }
+    hpc_quorum_of(en)->number = newest;
+    hpc_bell_ring(en->context->group.bell); /* its cores answer the updates that are late now */
+}
+
+/* Whether an update to share s has no answer yet. */
+static int is_unanswered(const hpc_engine *en, int s) {
+    const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
+    return out != NULL && out->sent != out->answered && answers_of(en, s) == out->answered;
+}
+
+static int all_answered(void *arg) {
+    const hpc_engine *en = arg;
+    if (en->inline_progress) hpc_context_work(en->context);
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (is_unanswered(en, s)) return hpc_engine_has_failed(en);
+    return 1;
+}
+
+static int who_answers(void *arg, int *ranks) {
+    const hpc_engine *en = arg;
+    int n = 0;
+    for (int r = 0; r < en->context->group.size; r++)
+        for (int s = 0; s < en->layout.n_shares; s++)
+            if (en->layout.shares[s].owner == r && is_unanswered(en, s)) n = hpc_add_rank(ranks, n, r);
+    return n;
+}
+
+/* Collective, while no rank has a push under way. Earlier updates are left out. */
+int hpc_outlet_level_graph(hpc_engine *en, const char *op, double deadline) {
+    uint64_t newest;
+    const int status = learn_newest(en, op, deadline, hpc_quorum_of(en)->number, &newest);
+    if (status != HPC_OK) return status;
+    go_on_from(en, newest);
+    const hpc_wait wait = {op, all_answered, who_answers, en, 0};
+    return hpc_wait_for(&en->context->group, &wait, hpc_left(deadline));
 }
