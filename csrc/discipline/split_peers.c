@@ -46,7 +46,7 @@ typedef struct kept {
 } kept;
 
 static int suits(const hpc_exchange_config *f) {
-    return hpc_config_is_bsp(f) && f->split && hpc_peers_are_planned(f) && !hpc_peers_pass_on(f);
+    return hpc_config_is_bsp(f) && f->split && hpc_peers_are_planned(f) && !hpc_plan_has_ways(f->plan);
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
