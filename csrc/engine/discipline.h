@@ -95,7 +95,7 @@ typedef struct hpc_facts {
 typedef enum hpc_putting {
     HPC_READS_IN_PLACE, /* owners read updates in place, where they map the worker's memory */
     HPC_PUTS,           /* updates are put, even if the owner could read them in place */
-    HPC_PASSES_ON       /* and cores put them on to cores of other ranks */
+    HPC_PASSES_ON /* where pushes come by way of other ranks (hpc_edge.row): they are put, and cores put them on */
 } hpc_putting;
 
 struct hpc_discipline {
@@ -147,7 +147,7 @@ struct hpc_discipline {
     int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot);
     /* rank asks for the parameters of a share. NULL: no pulls come. */
     int (*pull_came)(hpc_core *core, hpc_share *share, int rank);
-    /* An event of another operation has come: HPC_OP_EMPTY, HPC_OP_USE, HPC_OP_PASSED. NULL: none comes. */
+    /* An event of another operation has come: HPC_OP_EMPTY, HPC_OP_USE. NULL: none comes. */
     int (*other_came)(hpc_core *core, const hpc_event *event);
     /* Whether an event has to wait, with all later ones of its rank; it is asked again later. NULL: no. */
     int (*holds_up)(hpc_core *core, const hpc_event *event);
