@@ -6,10 +6,13 @@
 #include "engine/clocks.h"
 #include "engine/row.h"
 
+/* What the rows that get a version are told of it: by bytes behind the update, in its slot. */
 typedef struct hpc_version_note {
     uint64_t version, n_updates;
     double args[HPC_RULE_ARGS];
 } hpc_version_note;
+
+enum { HPC_VERSION_NOTE_BYTES = (sizeof(hpc_version_note) + 63) / 64 * 64 }; /* slots begin on cache lines */
 
 /* The versions of a row of this rank, which sums, passes on or applies. */
 typedef struct hpc_versions {
@@ -36,13 +39,11 @@ typedef struct hpc_receiver {
 /* The exchange's own. */
 typedef struct hpc_updates {
     hpc_versions *rows;    /* by row of this rank */
-    size_t *notes_of;      /* by rank: bytes of the notes that come to its rows */
-    size_t *note_at;       /* by row of the plan to which versions come: bytes from hpc_place.own of its owner */
-    uint64_t *base, *last; /* [key * size + rank]: a clock is the pushes less base, by wrapping arithmetic; the number
-                              of the last push, in a publish */
-    uint64_t *goal;        /* by key, in a publish: the version that all go on from */
+    uint64_t *base, *last; /* [key * size + rank]: a clock is the pushes less base, by wrapping arithmetic; in a
+                              publish, the number of the last push */
+    uint64_t *goal;        /* by key: the version that settle waits for, or that all go on from after a publish */
     uint64_t *counted;     /* by key: the push whose staleness was counted last */
-    int *n_waiting;        /* by core: rows whose open version waits for slots */
+    int settles;           /* the key that settle waits for */
     int levels;            /* a publish is under way */
 } hpc_updates;
 
@@ -104,19 +105,20 @@ static inline uint64_t hpc_version_told(const hpc_engine *en, int row) {
     return hpc_version_at(own != NULL ? &own->version : hpc_own_signal(en->window, hpc_signal_applied(en, s)));
 }
 
-/* updates_core.c: the number of the last push of rank, UINT64_MAX while it may push more; whether a row below a sum
- * tells, as its rank has closed or only keeps a master, and has not told a version yet. */
+/* ---- updates_core.c ---- */
+
+/* The number of the last push of rank; UINT64_MAX while it may push more. */
 uint64_t hpc_last_push(const hpc_engine *en, int key, int rank);
+/* Whether a row below a sum tells, as its rank has closed or only keeps a master, and has not told a version yet. */
 int hpc_has_not_told(const hpc_engine *en, int row, uint64_t version);
 
-/* updates_core.c: slots of the discipline. */
+/* Slots of the discipline. */
 int hpc_updates_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_updates_pull_came(hpc_core *core, hpc_share *share, int rank);
 int hpc_updates_work(hpc_core *core);
 
-/* With the core paused: from here on a share that applies takes versions as they come (on), or only those that its
- * worker asks for. */
+/* With the core paused: from here on a share applies versions as they come (on), or those that its worker asks for. */
 void hpc_updates_run(hpc_core *core, hpc_share *share, int on);
 
 #endif

@@ -16,25 +16,20 @@ static int has_failed(const hpc_core *core) {
     return hpc_engine_has_failed(core->engine);
 }
 
-/* ---- notes ---- */
-
-static size_t note_place(const hpc_engine *en, int row, uint64_t slot) {
-    return en->layout.places[en->plan->rows[row].owner].own + hpc_updates_of(en)->note_at[row] +
-           (size_t)slot * sizeof(hpc_version_note);
-}
-
 /* The note of version number n that comes to a row, counted from 0. */
 static const hpc_version_note *note_of(const hpc_engine *en, const hpc_work *w, uint64_t n) {
-    return (const hpc_version_note *)(const void *)(hpc_own_part(en) + note_place(en, w->index, n % depth_of(en)));
+    const char *slot = w->inputs[0].slots + (size_t)(n % depth_of(en)) * w->inputs[0].stride;
+    return (const hpc_version_note *)(const void *)(slot + hpc_row_bytes(en, w->row));
 }
 
-/* Puts a version's note where the rows look for it that get the version next, by the lane of the forward that follows.
- */
+/* Puts a version's note to the rows that get the version next, by the lane of the forward that follows. */
 static void send_note(hpc_core *core, const hpc_work *w, const hpc_version_note *note, uint64_t slot) {
     const hpc_engine *en = core->engine;
-    for (int o = 0; o < w->n_outputs; o++)
-        hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, note, sizeof *note,
-                                         note_place(en, w->outputs[o].row, slot)));
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_row *to = &en->plan->rows[w->outputs[o].row];
+        const size_t at = w->outputs[o].offset + (size_t)slot * hpc_slot_stride(en, to) + hpc_row_bytes(en, to);
+        hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, note, sizeof *note, at));
+    }
 }
 
 /* ---- sums ---- */
@@ -73,28 +68,24 @@ static uint64_t waits_for(const hpc_engine *en, const hpc_versions *its) {
 static int has_to_wait(hpc_core *core, hpc_versions *its) {
     const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->engine, its);
     atomic_store_explicit(&its->waits, now, memory_order_relaxed);
-    hpc_updates_of(core->engine)->n_waiting[core->index] += (now > 0) - (before > 0);
+    core->n_parked += (now > 0) - (before > 0);
     return now > 0;
-}
-
-static const double *args_of_push(const hpc_engine *en, const hpc_work *w, int rank, uint64_t clock) {
-    const uint64_t n = clock + hpc_updates_of(en)->base[hpc_by_rank(en, w->row->key, rank)];
-    return hpc_args_of(en, w->share, rank, (int)((n - 1) % depth_of(en)));
 }
 
 /* The rule's arguments for a version, from the workers that have made the push of that number. NULL: two of these
  * workers give different arguments, and the exchange fails. */
 static const double *version_args(hpc_core *core, const hpc_work *w, uint64_t version) {
+    hpc_engine *en = core->engine;
     const double *args = NULL;
-    int first = -1;
-    for (int e = 0; e < w->row->n_in; e++) {
+    for (int e = 0, first = -1; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank;
-        if (hpc_input_clock(core->engine, w, e) < version) continue;
-        const double *theirs = args_of_push(core->engine, w, rank, version);
+        const uint64_t before =
+            version - 1 + hpc_updates_of(en)->base[hpc_by_rank(en, w->row->key, rank)]; /* its pushes */
+        if (hpc_input_clock(en, w, e) < version) continue;
+        const double *theirs = hpc_args_of(en, w->share, rank, (int)(before % depth_of(en)));
         for (int a = 1; a < HPC_RULE_ARGS && args != NULL; a++) {
             if (theirs[a] == args[a]) continue;
-            hpc_args_differ(core->engine, w, a, version, (const int[]){rank, first},
-                            (const double[]){theirs[a], args[a]});
+            hpc_args_differ(en, w, a, version, (const int[]){rank, first}, (const double[]){theirs[a], args[a]});
             return NULL;
         }
         if (args == NULL) args = theirs, first = rank;
@@ -308,9 +299,8 @@ int hpc_updates_pull_came(hpc_core *core, hpc_share *share, int rank) {
 /* Versions may close when a worker has closed or a receiver has told, and in a publish. */
 int hpc_updates_work(hpc_core *core) {
     hpc_engine *en = core->engine;
-    const hpc_updates *its = en->own;
     int n = 0;
-    if (!hpc_core_sees_closed(core) && its->n_waiting[core->index] == 0 && !its->levels) return 0;
+    if (!hpc_core_sees_closed(core) && core->n_parked == 0 && !hpc_updates_of(en)->levels) return 0;
     for (int i = 0; i < en->n_work; i++)
         if (en->work[i].row->core == core->index && hpc_row_sums(en->work[i].row))
             n += close_version(core, &en->work[i]);

@@ -2,20 +2,20 @@
  * come back. Every receiver applies the same ones in the same order, so all workers have the same parameters for each
  * version, bit for bit.
  *
- * A worker's *clock* of a key is the number of its pushes since the last publish. A *version* is a sum of updates, and
+ * A worker's *clock* of a key is the number of its pushes since the last publish. A *version* is a sum of updates:
  * version t holds all updates of clocks up to t that earlier versions do not hold. A row that forwards adds each update
  * to the sum of the open version as it comes, whatever its clock. It closes version t when every open worker has pushed
- * t times: it sends the sum to all receivers, once, and begins the next sum. So the updates of fast workers may be in
+ * t times: it sends the sum to all receivers, once, and begins the next sum. So updates of fast workers may be in
  * earlier versions than t, never in later ones.
  *
  * A step at clock c begins when the worker's receiver has applied version c - s. After each push the worker tells its
- * receiver, which is a row of its own rank. The receiver then applies the versions that are there, and answers when it
- * has c - s. It applies nothing while the worker computes. All rows of a share have the same version when it answers,
- * except after a closing that has let several versions close at once.
+ * receiver, a row of its own rank, which then applies the versions that are there, and answers when it has c - s. It
+ * applies nothing while the worker computes. All rows of a share have the same version when it answers, except after a
+ * closing that has let several versions close at once.
  *
- * A *note* travels with each version, by a put before it: the version's number, the count of its updates (which the
- * rule gets), and the rule's arguments. Those are the arguments of push t of the workers, which must be equal. So they
- * go to the rows that forward, by the same lane as the push, and no receiver needs a place for them.
+ * A *note* travels with each version, by a put before it, to the end of its slot: the version's number, the count of
+ * its updates (which the rule gets), and the rule's arguments: those of push t of the workers, which must be equal. So
+ * arguments go to the rows that forward, by the lane of the push, and no receiver needs a place for them.
  *
  * A row that forwards may pass on what another one has forwarded, note and all: the versions of a sum then go down a
  * tree (section 3.4.2). Passing on waits for nothing.
@@ -23,8 +23,8 @@
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
  * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
  * for its number, and the receivers apply nothing. When all workers have closed, a last version has the number of the
- * largest clock. All ranks know that number from the closing counts, and ranks that own rows serve until all receivers
- * below these have applied it.
+ * largest clock. All ranks know it from the closing counts, and ranks that own rows serve until all receivers below
+ * these have applied it.
  *
  * Slots. d is the plan's depth, s + 2 at least. A worker that has pushed t times has had the answer to push t - 1, so
  * its receiver has applied version t - 1 - s. Versions are sent in order, one number or more apart. So when version t
@@ -35,7 +35,6 @@
  *   a slot of a row that passes on, and its note   written as the receive slots below it are, which have their copies
  *   a gradient's slot, its arguments   written for push p + d after the answer to push p + d - 1, so after the close of
  *                                   version p + 1, which read them
- *
  * Receivers of workers that have closed, and those that only keep a master, push nothing. They signal the version that
  * they have applied to the ranks of all rows by which it came. A version stays open until the slots that it needs are
  * free, at whatever receiver of its sum.
@@ -73,43 +72,39 @@ static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     return 0;
 }
 
-/* The functions below return why a row does not go with this, or NULL. */
-
-static const char *refuses_outputs(const hpc_plan *plan, const hpc_row *row) {
-    for (int e = 0; e < row->n_out; e++) {
-        const hpc_row *to = row->out[e].row < 0 ? NULL : &plan->rows[row->out[e].row];
-        if (to == NULL || (to->action != HPC_APPLY && !hpc_row_passes_on(to)))
-            return "forwards to a row that neither applies nor passes on";
-    }
-    return NULL;
-}
-
-static const char *refuses_passing(const hpc_plan *plan, const hpc_row *row) {
-    const hpc_row *from = &plan->rows[row->in[0].row];
-    if (row->n_in != 1 || row->in[0].weight != 1 || from->action != HPC_FORWARD) return "sums what other rows forward";
-    if (from->codec_out != row->codec_out) return "passes updates on in another form than they come in";
-    return refuses_outputs(plan, row);
-}
-
-/* first: the key's first row that sums. */
-static const char *refuses_sum(const hpc_plan *plan, const hpc_row *row, const hpc_row *first) {
+/* Why a row does not go with this, or NULL. first: the key's first row that sums. */
+static const char *refusal(const hpc_plan *plan, const hpc_row *row, const hpc_row *first) {
     static const char others[] = "takes updates of other ranks than another row of its key";
-    if (row->quorum != row->n_in) return "has a quorum";
-    if (row->n_in != first->n_in) return others;
-    for (int e = 0; e < row->n_in; e++) {
+    const hpc_row *from = row->in[0].row < 0 ? NULL : &plan->rows[row->in[0].row];
+    const int sums = hpc_row_sums(row), passes = hpc_row_passes_on(row), ends = !sums && !passes;
+    const struct {
+        int holds;
+        const char *why;
+    } tests[] = {
+        {ends && row->action != HPC_APPLY, "neither forwards nor applies"},
+        {ends && (row->n_in != 1 || from == NULL), "applies what workers push to it"},
+        {ends && row->n_out > 0 && (row->n_out > 1 || row->out[0].rank != row->owner),
+         "sends parameters to other ranks"},
+        {passes && (row->n_in != 1 || row->in[0].weight != 1 || from->action != HPC_FORWARD),
+         "sums what other rows forward"},
+        {passes && from->codec_out != row->codec_out, "passes updates on in another form than they come in"},
+        {sums && row->quorum != row->n_in, "has a quorum"},
+        {sums && row->n_in != first->n_in, others},
+    };
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+        if (tests[i].holds) return tests[i].why;
+    for (int e = 0; e < row->n_in && sums; e++) {
         const hpc_edge *in = &row->in[e];
         if (in->row >= 0) return "sums what other rows forward";
         if (in->weight == 0) return "has an input of weight 0";
         if (!hpc_row_has_input(first, in->rank)) return others;
         if (!serves(plan, row, in->rank)) return "forwards nothing to a rank that pushes to it";
     }
-    return refuses_outputs(plan, row);
-}
-
-static const char *refuses_receiver(const hpc_row *row) {
-    if (row->action != HPC_APPLY) return "neither forwards nor applies";
-    if (row->n_in != 1 || row->in[0].row < 0) return "applies what workers push to it";
-    if (row->n_out > 1 || (row->n_out == 1 && row->out[0].rank != row->owner)) return "sends parameters to other ranks";
+    for (int e = 0; e < row->n_out && !ends; e++) {
+        const hpc_row *to = row->out[e].row < 0 ? NULL : &plan->rows[row->out[e].row];
+        if (to == NULL || (to->action != HPC_APPLY && !hpc_row_passes_on(to)))
+            return "forwards to a row that neither applies nor passes on";
+    }
     return NULL;
 }
 
@@ -118,9 +113,7 @@ static int check_rows(const hpc_plan *plan) {
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         if (hpc_row_sums(row) && (first == NULL || first->key != row->key)) first = row;
-        const char *why = hpc_row_sums(row)        ? refuses_sum(plan, row, first)
-                          : hpc_row_passes_on(row) ? refuses_passing(plan, row)
-                                                   : refuses_receiver(row);
+        const char *why = refusal(plan, row, first);
         if (why != NULL)
             return hpc_fail(
                 HPC_ERR_CONFIG, "exchange",
@@ -154,31 +147,6 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 }
 
 /* ---- open ---- */
-
-static size_t part(const hpc_engine *en, int rank) {
-    return hpc_updates_of(en)->notes_of[rank];
-}
-
-static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
-    hpc_updates *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
-    (void)f;
-    if (its == NULL) return HPC_ERR_MEMORY;
-    its->notes_of = hpc_engine_take(en, size, sizeof *its->notes_of, op);
-    its->note_at = hpc_engine_take(en, (size_t)en->plan->n_rows, sizeof *its->note_at, op);
-    its->base = hpc_engine_take(en, 2 * keys * size, sizeof *its->base, op);
-    its->goal = hpc_engine_take(en, 2 * keys, sizeof *its->goal, op);
-    if (its->notes_of == NULL || its->note_at == NULL || its->base == NULL || its->goal == NULL) return HPC_ERR_MEMORY;
-    its->last = its->base + keys * size;
-    its->counted = its->goal + keys;
-    for (int i = 0; i < en->plan->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[i];
-        if (hpc_row_sums(row)) continue;
-        its->note_at[i] = its->notes_of[row->owner];
-        its->notes_of[row->owner] += (size_t)row->depth * sizeof(hpc_version_note);
-    }
-    return HPC_OK;
-}
 
 static int open_sum(hpc_engine *en, hpc_work *w, const char *op) {
     hpc_versions *its = hpc_versions_of(en, w);
@@ -240,11 +208,17 @@ static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
 }
 
 static int open_all(hpc_engine *en, const char *op) {
-    hpc_updates *its = hpc_updates_of(en);
+    const size_t keys = (size_t)en->plan->n_keys;
+    hpc_updates *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its == NULL) return HPC_ERR_MEMORY;
     its->rows = hpc_engine_take(en, (size_t)en->n_work, sizeof *its->rows, op);
-    its->n_waiting = hpc_engine_take(en, (size_t)en->n_own_cores, sizeof *its->n_waiting, op);
+    its->base = hpc_engine_take(en, 2 * keys * (size_t)en->context->group.size, sizeof *its->base, op);
+    its->goal = hpc_engine_take(en, keys, sizeof *its->goal, op);
+    its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
     en->begun = hpc_engine_take(en, (size_t)en->asked.staleness + 1, sizeof *en->begun, op);
-    int status = its->rows != NULL && its->n_waiting != NULL && en->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    const int found = its->rows != NULL && its->base != NULL && its->goal != NULL && its->counted != NULL;
+    int status = found && en->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    its->last = its->base + keys * (size_t)en->context->group.size;
     for (int i = 0; i < en->n_work && status == HPC_OK; i++) status = open_row(en, &en->work[i], op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
         status = open_share(en, &en->layout.shares[s], op);
@@ -407,52 +381,47 @@ static void let_run(hpc_engine *en, int key, int on) {
     }
 }
 
-/* A wait for versions: of a key, or (key -1) of all rows of this rank in a publish. */
-typedef struct versions {
-    hpc_engine *en;
-    int key;
-    uint64_t need;
-} versions;
-
-static int are_level(const hpc_engine *en) {
+/* Whether the rows of this rank have the goals of their keys: in settle of one key, in a publish of all. */
+static int have_goals(const hpc_engine *en) {
+    const hpc_updates *its = hpc_updates_of(en);
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
-        const hpc_receiver *its = w->share->own;
-        const uint64_t version = hpc_version_at(its != NULL ? &its->version : &hpc_versions_of(en, w)->version);
+        const hpc_receiver *receiver = w->share->own;
+        const _Atomic uint64_t *version = receiver != NULL ? &receiver->version : &its->rows[i].version;
         if (hpc_row_passes_on(w->row)) continue; /* all ranks wait for the rows below it */
-        if (version < hpc_updates_of(en)->goal[w->row->key]) return 0;
+        if ((its->levels || w->row->key == its->settles) && hpc_version_at(version) < its->goal[w->row->key]) return 0;
     }
     return 1;
 }
 
-static int versions_came(void *arg) {
-    const versions *v = arg;
-    hpc_worker_progress(v->en);
-    if (v->en->inline_progress) hpc_context_work(v->en->context);
-    if (hpc_engine_has_failed(v->en)) return 1;
-    return v->key < 0 ? are_level(v->en) : version_of_key(v->en, v->key) >= v->need;
+static int is_over(void *arg) {
+    hpc_engine *en = arg;
+    hpc_worker_progress(en);
+    if (en->inline_progress) hpc_context_work(en->context);
+    return hpc_engine_has_failed(en) || have_goals(en);
 }
 
-static int version_makers(void *arg, int *ranks) {
-    const versions *v = arg;
+static int whom(void *arg, int *ranks) {
+    const hpc_engine *en = arg;
+    const hpc_updates *its = hpc_updates_of(en);
     int n = 0;
-    if (v->key >= 0) return missing_for(v->en, v->key, v->need, ranks);
-    for (int k = 0; k < v->en->plan->n_keys; k++)
-        n = lacking(v->en, k, not_level, hpc_updates_of(v->en)->goal[k], ranks, n);
-    return or_own_core(v->en, ranks, n);
+    if (!its->levels) return missing_for(en, its->settles, its->goal[its->settles], ranks);
+    for (int k = 0; k < en->plan->n_keys; k++) n = lacking(en, k, not_level, its->goal[k], ranks, n);
+    return or_own_core(en, ranks, n);
 }
 
-static int await_versions(versions v, double timeout, const char *op) {
-    const hpc_wait wait = {op, versions_came, version_makers, &v, 0};
-    const int status = versions_came(&v) ? HPC_OK : hpc_wait_for(&v.en->context->group, &wait, timeout);
-    return status == HPC_OK ? hpc_engine_check(v.en, op) : status;
+static int await_goals(hpc_engine *en, double timeout, const char *op) {
+    const hpc_wait wait = {op, is_over, whom, en, 0};
+    const int status = is_over(en) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, timeout);
+    return status == HPC_OK ? hpc_engine_check(en, op) : status;
 }
 
 /* Waits until this rank has applied a version with its last push. No later version can come meanwhile. */
 static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    const versions v = {en, key, own_clock(en, key, en->keys[key].pushes)};
+    hpc_updates_of(en)->settles = key;
+    hpc_updates_of(en)->goal[key] = own_clock(en, key, en->keys[key].pushes);
     let_run(en, key, 1);
-    const int status = await_versions(v, hpc_limit_left(en, l), op);
+    const int status = await_goals(en, hpc_limit_left(en, l), op);
     let_run(en, key, 0);
     return status;
 }
@@ -468,18 +437,19 @@ static uint64_t last_version(const hpc_engine *en, int key) {
     return most;
 }
 
-/* Begins or ends a publish, with all cores of this rank paused; inline, one pause holds all. Begun, it has the goal of
- * each key. Ended well, all workers go on from that clock. */
+/* Begins or ends a publish, with all cores of this rank paused; inline, one pause holds all. Begun, each key has a
+ * goal; ended well, all workers go on from that clock. */
 static void set_levels(hpc_engine *en, int levels, int goes_on) {
     hpc_updates *its = hpc_updates_of(en);
     const int n = en->inline_progress && en->n_own_cores > 0 ? 1 : en->n_own_cores;
     for (int c = 0; c < n; c++) hpc_core_pause(&en->cores[c]);
     its->levels = levels;
-    for (int k = 0; k < en->plan->n_keys && levels; k++) its->goal[k] = last_version(en, k);
     for (int i = 0; i < en->n_work && !levels; i++) its->rows[i].was_set = 0;
-    for (int k = 0; k < en->plan->n_keys && goes_on; k++)
-        for (int r = 0; r < en->context->group.size; r++)
+    for (int k = 0; k < en->plan->n_keys; k++) {
+        if (levels) its->goal[k] = last_version(en, k);
+        for (int r = 0; r < en->context->group.size && goes_on; r++)
             its->base[hpc_by_rank(en, k, r)] = its->last[hpc_by_rank(en, k, r)] - its->goal[k];
+    }
     for (int c = 0; c < n; c++) hpc_core_resume(&en->cores[c]);
 }
 
@@ -490,8 +460,7 @@ static int level(hpc_engine *en, const char *op, double deadline) {
     if (status != HPC_OK) return status;
     set_levels(en, 1, 0);
     let_run(en, -1, 1);
-    status = await_versions((versions){.en = en, .key = -1}, hpc_left(deadline), op);
-    status = hpc_context_agree(en->context, op, status, deadline);
+    status = hpc_context_agree(en->context, op, await_goals(en, hpc_left(deadline), op), deadline);
     let_run(en, -1, 0);
     set_levels(en, 0, status == HPC_OK);
     return status;
@@ -535,7 +504,8 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .check = check,
     .whole = 1,
     .sums = 1,
-    .opening = &(const hpc_opening){.prepare = prepare, .part = part, .open = open_all},
+    .tail = HPC_VERSION_NOTE_BYTES,
+    .opening = &(const hpc_opening){.open = open_all},
     .makes_params = makes_params,
     .share_came = hpc_updates_share_came,
     .row_came = hpc_updates_row_came,

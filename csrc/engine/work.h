@@ -185,7 +185,7 @@ typedef struct hpc_core {
     void *own;    /* the discipline's */
     hpc_share **clocked; /* its shares that have clocks */
     int n_clocked;
-    int n_parked; /* answers that wait, of all its shares */
+    int n_parked; /* answers, or versions, that wait, of all its shares */
     int n_closed; /* ranks that had closed when it looked last (hpc_core_sees_closed) */
     double due; /* when the core has to work even if no event comes; INFINITY: never */
     pthread_t thread;
