@@ -80,9 +80,10 @@ typedef struct hpc_facts {
     void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step); /* a row was set */
     int (*before_publish)(hpc_engine *en, const char *op, double deadline);
     int (*after_publish)(hpc_engine *en);
-    uint64_t (*folded_of)(const hpc_share *share, int rank); /* pushes of rank that a share has begun to fold */
-    int (*late)(const hpc_engine *en, int key);              /* shares of its last push that were left out */
-    uint64_t (*version)(const hpc_engine *en, int key);      /* NULL: the pushes */
+    /* Pushes of rank that a share has begun to fold. NULL: hpc_clocks_begun. */
+    uint64_t (*folded_of)(const hpc_engine *en, const hpc_share *share, int rank);
+    int (*late)(const hpc_engine *en, int key);         /* shares of its last push that were left out */
+    uint64_t (*version)(const hpc_engine *en, int key); /* NULL: the pushes */
     /* How new this rank's copy of the parameters of a share is. NULL: as many folds as its owner has answered. */
     uint64_t (*heard)(const hpc_engine *en, int s);
     /* Writes counts[0..cap) of hpc_exchange_get_staleness, and returns what that does. */

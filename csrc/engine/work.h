@@ -133,7 +133,7 @@ typedef struct hpc_work {
     hpc_encoder *encoder;     /* of a forward that sends pieces */
     _Atomic uint64_t decoded; /* bytes of pieces */
     _Atomic double decode_seconds;
-    const char *leaving; /* hpc_discipline.sums: what it sends, by slot */
+    char *leaving; /* hpc_discipline.sums: what it sends, by slot */
     size_t leaving_stride;
     uint64_t step;
     _Atomic uint64_t folded; /* by this exchange: how often; written by the core alone */
@@ -195,7 +195,7 @@ typedef struct hpc_core {
     void *own;           /* the discipline's */
     hpc_share **clocked; /* its shares that have clocks */
     int n_clocked;
-    int n_parked; /* answers that wait, of all its shares */
+    int n_parked; /* answers, or versions, that wait, of all its shares */
     int n_closed; /* ranks that had closed when it looked last (hpc_core_sees_closed) */
     double due;   /* when the core has to work even if no event comes; INFINITY: never */
     pthread_t thread;
