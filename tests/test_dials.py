@@ -92,7 +92,7 @@ def members_of(struct: str) -> list[str]:
 
 def test_a_discipline_has_few_slots() -> None:
     members = members_of("hpc_discipline")
-    assert {"int (*share_came)(hpc_core *core, hpc_share *share, int rank, int slot)", "size_t mark"} <= set(members)
+    assert {"int (*share_came)(hpc_core *core, hpc_share *share, int rank, int slot)", "size_t head"} <= set(members)
     assert len(members) <= MOST_SLOTS, len(members)
 
 

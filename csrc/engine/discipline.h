@@ -118,8 +118,8 @@ struct hpc_discipline {
     int goes_on;
     int quorum; /* folds are made by the configuration's quorum, where that is not all inputs */
     int whole;  /* folds take all inputs with the plan's weights: a row can go in one pass, unless weights take turns */
-    int one_slot; /* a sender has one slot for an input, whatever the plan's depth */
-    size_t mark;  /* bytes before an update in its slot, and as many behind it */
+    int one_slot;      /* a sender has one slot for an input, whatever the plan's depth */
+    size_t head, tail; /* bytes before and behind an update in its slot */
     /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
      * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
     int sums;

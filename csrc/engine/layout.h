@@ -114,7 +114,7 @@ static inline size_t hpc_row_from(const hpc_engine *en, const hpc_row *row) {
 }
 
 static inline size_t hpc_slot_stride(const hpc_engine *en, const hpc_row *row) {
-    return hpc_row_bytes(en, row) + 2 * en->discipline->mark;
+    return hpc_row_bytes(en, row) + en->discipline->head + en->discipline->tail;
 }
 
 static inline int hpc_slot_depth(const hpc_engine *en) {
