@@ -1,7 +1,6 @@
 /* The owner's side of a quorum: updates that wait, answers, when a fold is due, and the fold (quorum.c says how a
  * quorum works). On servers a fold takes the updates for just its version, of ranks or of groups. On a graph this
- * rank's own push leads a fold, which takes the neighbours' updates for its version or a newer one (see
- * graph_quorum.c). */
+ * rank's own push leads a fold, which takes the neighbours' updates for its version or a newer one. */
 #include <math.h>
 #include <stdio.h>
 
@@ -17,16 +16,16 @@ static const double LEAST = 0.01; /* seconds of grace, when it is learned: a sch
 enum { NEAR = 2 };                /* versions behind: a rank that comes back has an old update in its slot */
 
 /* What a core has seen of a sender. */
-typedef struct seen {
+typedef struct watched {
     char absent;       /* it let a fold wait in vain, and has sent nothing since */
     char closes, gone; /* it has closed; and everything that it sent before has been taken */
-} seen;
+} watched;
 
 /* A core's own. */
 typedef struct watch {
     hpc_share **shares; /* those with an update, or an own push, that is not folded */
     int n;
-    seen *seen; /* by sender */
+    watched *seen; /* by sender */
 } watch;
 
 static int is_led(const hpc_engine *en) {
@@ -217,7 +216,7 @@ static survey look(const hpc_core *core, const hpc_share *share, uint64_t versio
     survey found = {0, 0, 0};
     for (int i = 0; i < in->n_from; i++) {
         const int sender = in->from[i], brought = has_brought(core->engine, share, sender, version);
-        const seen *its = &((const watch *)core->own)->seen[sender];
+        const watched *its = &((const watch *)core->own)->seen[sender];
         const int open = !brought && hpc_version_from(share, sender) == 0 && !its->gone;
         found.brought += brought;
         found.open += open;
@@ -394,7 +393,7 @@ static int work_for(hpc_core *core, hpc_share *share) {
  * more whole updates. A sender is the lowest of its ranks, so it is looked at before them. */
 static void note_closed(hpc_core *core) {
     const hpc_engine *en = core->engine;
-    seen *seen = ((watch *)core->own)->seen;
+    watched *seen = ((watch *)core->own)->seen;
     for (int r = 0; r < en->context->group.size; r++) {
         const int sender = hpc_sender_of(en, 0, r);
         seen[r].gone = seen[r].closes;

@@ -13,11 +13,4 @@ void hpc_forward_retry(hpc_core *core);
 /* An input of a row has come: sends it on to the ranks of its hops. */
 void hpc_forward_input(hpc_core *core, hpc_work *w, const hpc_input *in, int slot);
 
-/* ---- passing.c ---- */
-
-/* Finds to whom the inputs of this rank's rows are sent on; nobody, where the plan has no ways. */
-int hpc_passing_open(hpc_engine *en, const char *op);
-/* How many of what a core sends on can wait for room. */
-size_t hpc_passing_room(const hpc_engine *en, const hpc_core *core);
-
 #endif

@@ -2,8 +2,9 @@
  * and each rank applies it once. A core sends an input that has come on to the children that this rank has in the tree
  * of the input's rank (forward.c). The event names the row of that rank (HPC_OP_PASSED), so one parent may send updates
  * of several ranks. */
+#include "engine/passing.h"
+
 #include "engine/clocks.h"
-#include "engine/forward.h"
 #include "engine/row.h"
 
 /* Rows of the same elements lie together. */

@@ -12,6 +12,7 @@
 #include "engine/kind.h"
 #include "engine/layout.h"
 #include "engine/params.h"
+#include "engine/passing.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
 
