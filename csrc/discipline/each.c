@@ -1,6 +1,6 @@
 /* ASYNC and SSP(s) on servers: an owner applies each update by itself as it comes, with its weight in the plan and by
  * the arguments of the rule that its worker has set. Under SSP(s) (Ho et al., NIPS 2013; Parameter Flow, section 2.3.2)
- * no worker runs more than s steps ahead of the slowest one. With s = 0 that is BSP, and bsp.c's. On a graph ASYNC is
+ * no worker runs more than s steps ahead of the slowest one. With s = 0 that is BSP, and whole.c's. On a graph ASYNC is
  * in unflushed.c and SSP in ssp.c.
  *
  * A sender is a worker; or, with several stages, a group of ranks (a host, or a rack: grouping.h), who fold their

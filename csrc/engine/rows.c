@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "engine/args.h"
-#include "engine/forward.h"
 #include "engine/holders.h"
 #include "engine/kind.h"
 #include "engine/layout.h"
