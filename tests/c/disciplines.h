@@ -87,6 +87,7 @@ typedef struct trial {
 /* change alters the job before its plan is made, and may be NULL. */
 trial *trial_new(rank *r, void (*change)(trial *t));
 trial *trial_open(rank *r, void (*change)(trial *t));
+void trial_in_time(trial *t); /* a change: with a quorum too no update is late */
 /* change alters the configuration, and may be NULL. */
 int trial_create(trial *t, void (*change)(const rank *r, hpc_exchange_config *config), hpc_exchange **e);
 void trial_free(trial *t);
@@ -106,6 +107,7 @@ int trial_step(trial *t, double timeout); /* push and pull of all keys; the firs
 /* Reads from parameters what they have of each worker: counts, or with versions which one, 0 for none. Fails where
  * elements of one row do not agree. least and most are those of all rows. */
 void trial_look(trial *t, int key, uint64_t *least, uint64_t *most);
+void trial_look_row(trial *t, int i, uint64_t *seen);   /* of a row that this rank owns; UINT64_MAX: of none */
 void trial_check(trial *t, const uint64_t *steps);      /* the parameters have so many steps of each worker */
 void trial_check_rows(trial *t, const uint64_t *steps); /* and so have the rows that this rank owns, also after close */
 
