@@ -500,6 +500,7 @@ int disciplines_main(int argc, char **argv, const property *properties) {
             cases[n] = p->how;
             cases[n].name = name_of(p, c), cases[n].size = c->size, cases[n].run = p->run;
             cases[n].arg = i + VARIANT * p->variant, cases[n].where |= where_of(c), cases[n].sleepy = has(c, SLEEPY);
+            cases[n].many = true;
             if (p->how.victims != 0) cases[n].victims = 1u << (c->size - 1);
             n++;
         }

@@ -172,11 +172,6 @@ static bool is_bounded(const combination *c) {
     return most_ahead(c) >= 0;
 }
 
-/* Around a ring of hosts over tcp ranks that wait are named beside the one that does not push. */
-static bool names_one(const combination *c) {
-    return is_bounded(c) && !(c->with & AROUND);
-}
-
 static bool names_alone(int who) {
     const hpc_error *e = hpc_last_error();
     return e->n_culprits == 1 && e->culprits[0].rank == who;
@@ -184,7 +179,8 @@ static bool names_alone(int who) {
 
 enum { NAMED = 0 };
 
-/* What the waits of a rank that is not slow have told so far: each try may take twice as long as the one before. */
+/* What the waits of a rank that is not slow have told so far. Each try may take longer than the one before, on each
+ * rank by another factor: ranks whose waits ran out together would find each other between two waits. */
 typedef struct waiting {
     bool told;
     double patience;
@@ -193,9 +189,9 @@ typedef struct waiting {
 /* A call has run into its deadline. At first another rank may not have come so far, or a look may be too short. */
 static void look_whom(trial *t, waiting *w) {
     if (!w->told && !names_alone(t->slow)) {
-        w->patience *= 2;
-        if (w->patience > 4) fprintf(stderr, "rank %d: %s\n", t->r->rank, hpc_last_error()->message);
-        CHECK(w->patience < 8);
+        w->patience *= 1.5 + 0.25 * t->r->rank;
+        if (w->patience > 8) fprintf(stderr, "rank %d: %s\n", t->r->rank, hpc_last_error()->message);
+        CHECK(w->patience < 16);
         return;
     }
     if (!w->told) atomic_fetch_add(&t->r->board[NAMED], 1);
@@ -234,7 +230,7 @@ int main(int argc, char **argv) {
     static const property properties[] = {
         {.name = "totals", .run = totals, .applies = has_totals},
         {.name = "bounded", .run = bounded},
-        {.name = "names", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}},
+        {.name = "names", .run = names, .applies = is_bounded, .how = {.where = RANKS_UNSEEDED}},
         {.name = "names_still", .run = names, .applies = is_bounded, .how = {.where = RANKS_UNSEEDED}, .variant = 1},
         {0},
     };
