@@ -216,8 +216,10 @@ static void measure(look *l) {
 void hpc_worker_progress(hpc_engine *own) {
     hpc_engine *en = own;
     do {
-        int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
-        if (status != HPC_OK) {
+        const int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
+        if (status == HPC_ERR_PEER) { /* the wait itself tells of a rank that is lost, and names it */
+            hpc_blame_settle(&en->context->group.blame, NULL, 0);
+        } else if (status != HPC_OK) {
             hpc_engine_fail(en, status, hpc_last_error()->message);
             hpc_engine_check(en, "exchange");
         }
