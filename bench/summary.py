@@ -51,7 +51,7 @@ class Run:
 CROWD = ("-b", "4M", "-e", "4M", "-g", "1,2")
 BEST = ("--only", "hpcomm Python,blocks")  # the composites whose update is in blocks
 TCP = ("--transport", "tcp")
-FEW, FEWEST = ("-N", "3", "-n", "1"), ("-N", "1", "-n", "1")
+FEW, FEWEST = ("-N", "3", "-n", "1"), ("-N", "1", "-n", "1", "-m", "2")
 RUNS = (
     Run("latency", "put_lat", 2, ("-e", "32K"), ("-e", "8", "-N", "5", "-n", "5")),
     Run("bandwidth", "put_bw", 2, (), ("-e", "256K", "-N", "5", "-n", "1")),

@@ -198,8 +198,14 @@ def test_a_planted_wrong_value_over_tcp_is_found() -> None:
                 "graph_exchange": ["-g", "1,3"],
             },
         ),
-        (4, {"push_pull": []}),
-        (3, {"chunk_sweep": ["--servers", "1", "--affinity", "key,worker"], "placements": ["--placement", "CS,NCC"]}),
+        (4, {"push_pull": ["-s", "20000"]}),
+        (
+            3,
+            {
+                "chunk_sweep": ["--servers", "1", "--affinity", "key,worker", "--chunks", "32K"],
+                "placements": ["--placement", "CS,NCC"],
+            },
+        ),
     ],
 )
 def test_more_ranks_than_cores(ranks: int, runs: dict[str, list[str]]) -> None:
@@ -228,10 +234,10 @@ def own_mpirun(module: str, *arguments: str) -> Any:
 
 def test_a_model_goes_key_by_key_and_whole(tmp_path: Path) -> None:
     only = "hpcomm Python,hpcomm step,Reduce_scatter"
-    arguments = ["-M", "resnet50", "-N", "1", "-w", "0", "--only", only, "--plot", str(tmp_path / "plot.png")]
+    arguments = ["-M", "transformer38", "-N", "1", "-w", "0", "--only", only, "--plot", str(tmp_path / "plot.png")]
     document = own_mpirun("push_pull", *arguments)
     assert document["ranks"] == 2
-    assert {row["count"] for row in document["rows"]} == {25_557_032}
+    assert {row["count"] for row in document["rows"]} == {859_008}
     assert {row["wrong"] for row in document["rows"]} == {0}
     assert len(document["rows"]) == 6
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

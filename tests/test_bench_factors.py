@@ -81,11 +81,14 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
 
 def test_every_way_ends_with_the_same_matrix_and_a_spoilt_value_is_found() -> None:
     few = ["--shapes-of-hosts", "64x48", "--pairs-of-hosts", "3", "--shapes-of-host", "64x48", "--pairs-of-host", "1"]
-    command = [sys.executable, "-m", "bench.sfb", *few, "-N", "1", "--warmup", "1", "--plant", "--json"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    if ended.returncode == UNABLE:
-        pytest.skip(ended.stderr)
-    assert ended.returncode == 1, ended.stderr
-    rows = json.loads(ended.stdout)["rows"]
+    rows = []
+    for chosen in (["--groups", "hosts,host"], ["--groups", "ranks", "--hosts", "2"]):
+        command = [sys.executable, "-m", "bench.sfb", *few, *chosen, "-N", "1", "--warmup", "1", "--plant", "--json"]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        if ended.returncode == UNABLE:
+            pytest.skip(ended.stderr)
+        assert ended.returncode == 1, ended.stderr
+        rows += json.loads(ended.stdout)["rows"]
+    assert {own["part"] for own in rows} == {"hosts", "ranks", "host"}
     assert {ALL, SOME, RELAYED, HUB, REBUILD, PRODUCT, AUTO, DENSE} <= {own["name"] for own in rows}
     assert {own["wrong"] for own in rows if own["name"] != REBUILD} == {1}

@@ -10,8 +10,6 @@ static const hpc_discipline *const disciplines[] = {
     &hpc_discipline_ssp,
     &hpc_discipline_peers_ssp,
     &hpc_discipline_peers,
-    &hpc_discipline_passing_peers_ssp,
-    &hpc_discipline_passing_peers,
     &hpc_discipline_updates_ssp,
     &hpc_discipline_groups,
     &hpc_discipline_server_ssp,

@@ -1,6 +1,6 @@
 /* ASYNC and SSP(s) on servers: an owner applies each update by itself as it comes, with its weight in the plan and by
  * the arguments of the rule that its worker has set. Under SSP(s) (Ho et al., NIPS 2013; Parameter Flow, section 2.3.2)
- * no worker runs more than s steps ahead of the slowest one. With s = 0 that is BSP, and bsp.c's. On a graph ASYNC is
+ * no worker runs more than s steps ahead of the slowest one. With s = 0 that is BSP, and whole.c's. On a graph ASYNC is
  * in unflushed.c and SSP in ssp.c.
  *
  * A sender is a worker; or, with several stages, a group of ranks (a host, or a rack: grouping.h), who fold their
@@ -296,12 +296,6 @@ static int may_push_to_group(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    (void)for_slot;
-    const int n = hpc_silent_owners(en, key, ticket, ranks, 0);
-    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
-}
-
 /* Adds the ranks that bring the updates of the slowest groups, for a share of this rank in which its own reply is
  * parked. Under ASYNC no reply is parked. */
 static int slowest_groups(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
@@ -347,7 +341,6 @@ const hpc_discipline hpc_discipline_async = {
     .pull_came = pull_came,
     .holds_up = holds_up,
     .may_push = may_push,
-    .awaited = awaited,
 };
 
 const hpc_discipline hpc_discipline_server_ssp = {

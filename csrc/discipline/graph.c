@@ -52,6 +52,7 @@ int hpc_graph_prepare(hpc_engine *en, const hpc_exchange_config *f, const char *
     g->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *g->keys, op);
     if (g->weights == NULL || g->keys == NULL) return HPC_ERR_MEMORY;
     memcpy(g->weights, f->graph->weights, n * sizeof *g->weights);
+    en->turns = f->graph->n_phases > 1;
     en->own_args = 1;
     en->owners_leave = 1;
     return HPC_OK;

@@ -1,13 +1,14 @@
-#include "discipline/graph_whole.h"
+/* BSP and NOTIFY-ACK on a graph (ASAP, section 4): a row is folded when the updates of all in-neighbours are there.
+ * Under BSP all ranks meet: a pull waits for the folds of every rank. Under NOTIFY-ACK it waits for this rank's own
+ * alone, and a push for the out-neighbours' answers that they have folded the update that used its slot before. */
+#include "discipline/discipline.h"
+#include "discipline/graph.h"
+#include "discipline/whole.h"
 
 #include "engine/answer.h"
+#include "engine/stages.h"
 
-/* The weights of its rows in the plan are of all phases. */
-int hpc_graph_turns(const hpc_engine *en) {
-    return hpc_phases_of(en)->n > 1;
-}
-
-int hpc_graph_whole_open(hpc_engine *en, const char *op) {
+static int open_counts(hpc_engine *en, const char *op) {
     return hpc_share_open_counts(en, 1, op);
 }
 
@@ -18,7 +19,7 @@ int hpc_graph_whole_open(hpc_engine *en, const char *op) {
 static void answer_all(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     int signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
-    int all = !hpc_graph_turns(en) || en->discipline->involves_all;
+    int all = !en->turns || en->discipline->involves_all;
     hpc_whole_begin_next(share);
     hpc_graph_count_neighbours(core, share);
     for (int i = 0; i < share->n_members; i++)
@@ -82,7 +83,7 @@ static void work_in_turn(hpc_core *core, hpc_share *share) {
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     hpc_engine *en = core->engine;
     if (hpc_engine_has_failed(en)) return;
-    if (hpc_graph_turns(en)) { /* see has_inputs */
+    if (en->turns) { /* see has_inputs */
         _Atomic char *came = &w->came[input];
         if (!hpc_row_has_too_many(core, w, came, en->layout.depth, w->inputs[input].rank))
             atomic_store_explicit(came, (char)(*came + 1), memory_order_relaxed);
@@ -93,26 +94,26 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
     }
 }
 
-int hpc_graph_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     hpc_whole_each_row(core, share, rank, slot, input_came);
-    if (hpc_graph_turns(core->engine)) work_in_turn(core, share);
+    if (core->engine->turns) work_in_turn(core, share);
     return 1;
 }
 
-int hpc_graph_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     input_came(core, w, slot, input);
-    if (hpc_graph_turns(core->engine)) work_in_turn(core, w->share);
+    if (core->engine->turns) work_in_turn(core, w->share);
     return 1;
 }
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* Adds the ranks whose inputs to the next fold of share s are missing, as hpc_missing. */
+/* Adds the ranks whose inputs to the next fold of share s are missing. */
 static int missing(const hpc_engine *en, int s, uint64_t awaited, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     uint64_t n = hpc_share_next_fold(en, s); /* a fold that is awaited waits for those before it */
     (void)awaited;
-    int slot = hpc_graph_turns(en) ? 0 : (int)((n - 1) % (uint64_t)en->layout.depth);
+    int slot = en->turns ? 0 : (int)((n - 1) % (uint64_t)en->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
@@ -124,6 +125,66 @@ static int missing(const hpc_engine *en, int s, uint64_t awaited, int *ranks, in
     return found;
 }
 
-int hpc_graph_whole_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
+/* ---- the values ---- */
+
+static int is_bsp(const hpc_exchange_config *f) {
+    return hpc_config_is_bsp(f) && f->graph != NULL && !f->split;
 }
+
+static int is_notify_ack(const hpc_exchange_config *f) {
+    return f->consistency == HPC_NOTIFY_ACK;
+}
+
+static int check_notify_ack(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    return hpc_graph_is_given(f, "exchange");
+}
+
+/* The last of rank's pushes, up to push n, that is sent to this rank. */
+static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+    const hpc_pushed *k = &en->keys[key];
+    const int me = en->context->group.rank;
+    for (int i = 0; i < k->n_shares && rank != me; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (share->owner != me || !hpc_feeds_share(en, share, rank)) continue;
+        const uint64_t first = hpc_share_next_fold(en, k->shares[i]); /* n waits for those before */
+        for (uint64_t v = n; v >= first; v--)
+            if (hpc_sends(en, key, v, me, rank)) return v;
+    }
+    return 0;
+}
+
+const hpc_discipline hpc_discipline_graph_bsp = {
+    .name = "BSP",
+    .suits = is_bsp,
+    .whole = 1,
+    .involves_all = 1,
+    .opening = &(const hpc_opening){.prepare = hpc_graph_prepare, .open = open_counts},
+    .share_came = share_came,
+    .row_came = row_came,
+    .begin_push = hpc_graph_begin_push,
+    .send_share = hpc_graph_send_share,
+    .has_read = hpc_graph_has_read,
+    .needs = hpc_whole_needs,
+    .missing = missing,
+    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
+    .facts = &(const hpc_facts){.restored = hpc_graph_restored},
+};
+
+const hpc_discipline hpc_discipline_notify_ack = {
+    .name = "NOTIFY_ACK",
+    .suits = is_notify_ack,
+    .check = check_notify_ack,
+    .whole = 1,
+    .makes_params = hpc_graph_makes_params,
+    .opening = &(const hpc_opening){.prepare = hpc_graph_prepare, .open = open_counts},
+    .share_came = share_came,
+    .row_came = row_came,
+    .begin_push = hpc_graph_begin_push,
+    .send_share = hpc_graph_send_share,
+    .has_read = hpc_graph_has_read,
+    .needs = needs,
+    .missing = missing,
+    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
+    .facts = &(const hpc_facts){.restored = hpc_graph_restored},
+};

@@ -1,17 +1,161 @@
-/* BSP among peers: a worker applies its own update and those of its peers when all of them are there, in the order of
- * ranks. So where all send to all, all workers have the same parameters, bit for bit.
+/* BSP among peers (SFB, section 3): every worker owns a share of each key, which makes the parameters of this worker
+ * alone. It applies its own update and those of its peers when all of them are there, in the order of ranks. So where
+ * all send to all, all workers have the same parameters, bit for bit. Pushes may come by way of other ranks
+ * (engine/passing.c): a fact of the plan, of which a discipline need not know.
  *
  * A pull waits for this rank's own share alone. A push waits for peers to answer the update that had its slot before. A
  * worker that has ended step n has the updates of step n of those that send to it; it may be one step ahead of
  * a peer that it sends to. With two slots, and all sending to all, no push waits: when a worker begins push n + 2, all
  * peers have made push n + 1, and so have applied push n. */
-#include "discipline/discipline.h"
 #include "discipline/peers.h"
+
+#include "discipline/discipline.h"
+#include "discipline/graph.h"
+#include "discipline/grouping.h"
 #include "discipline/whole.h"
 #include "engine/send.h"
+#include "engine/stages.h"
 
 static int suits(const hpc_exchange_config *f) {
-    return hpc_config_is_bsp(f) && !f->split && hpc_peers_are_planned(f) && !hpc_peers_pass_on(f);
+    return hpc_config_is_bsp(f) && !f->split && hpc_peers_are_planned(f);
+}
+
+/* ---- the plan ---- */
+
+/* Whether some row has several outputs. Then servers' disciplines suit: those of each host apply alike. */
+static int serves_others(const hpc_plan *plan) {
+    for (int i = 0; i < plan->n_rows; i++)
+        if (plan->rows[i].n_out > 1) return 1;
+    return 0;
+}
+
+int hpc_peers_are_planned(const hpc_exchange_config *f) {
+    int other;
+    const int copy = f->plan == NULL || f->graph != NULL ? -1 : hpc_plan_find_copy(f->plan, &other);
+    return copy >= 0 && f->plan->rows[copy].in[0].row < 0 && !hpc_plan_has_stages(f->plan) && !serves_others(f->plan);
+}
+
+static int refuse_row(int i, const char *why) {
+    return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                    "exchange: row %d %s; among peers each row applies pushes, its owner's own among them, to the "
+                    "parameters of its owner: make the plan by hpc_plan_peer_to_peer",
+                    i, why);
+}
+
+static int check_row(const hpc_row *row, int i) {
+    if (row->action != HPC_APPLY) return refuse_row(i, "does not apply");
+    if (row->quorum != row->n_in) return refuse_row(i, "has a quorum");
+    if (row->n_out != 1 || row->out[0].row >= 0 || row->out[0].rank != row->owner)
+        return refuse_row(i, "sends parameters to other ranks than its owner");
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].row >= 0 || row->in[e].weight == 0) return refuse_row(i, "has an input that is no push");
+    return hpc_row_has_input(row, row->owner) ? HPC_OK : refuse_row(i, "takes no pushes of its owner");
+}
+
+/* The in-edge by which the row of owner, of the same elements as row, takes the pushes of rank; NULL: no such edge. */
+static const hpc_edge *find_push(const hpc_plan *plan, int row, int owner, int rank) {
+    const hpc_row *own = &plan->rows[row];
+    while (row > 0 && plan->rows[row - 1].key == own->key && plan->rows[row - 1].offset == own->offset) row--;
+    for (; row < plan->n_rows && plan->rows[row].key == own->key && plan->rows[row].offset == own->offset; row++)
+        if (plan->rows[row].owner == owner) return hpc_row_input(&plan->rows[row], rank);
+    return NULL;
+}
+
+/* The rank of an input is where the way up ends, from rank to rank that passes it on. */
+static int check_way(const hpc_plan *plan, int i, const hpc_edge *in) {
+    const hpc_edge *at = in;
+    for (int steps = 0; at != NULL && hpc_edge_via(at) >= 0 && steps < plan->n_rows; steps++)
+        at = find_push(plan, i, hpc_edge_via(at), in->rank);
+    if (at != NULL && hpc_edge_via(at) < 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                    "exchange: row %d takes pushes of rank %d by way of rank %d, to which they do not come", i,
+                    in->rank, hpc_edge_via(in));
+}
+
+/* An event names the update that it brings by the row of its rank, and comes to the core of its sender's number. */
+static int check_passed(const hpc_plan *plan, int i, const hpc_edge *in) {
+    const hpc_row *row = &plan->rows[i], *before = i > 0 ? row - 1 : row;
+    if (find_push(plan, i, in->rank, in->rank) == NULL)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: row %d takes pushes of rank %d by way of rank %d, and rank %d has no row of these "
+                        "elements; among peers each rank has one",
+                        i, in->rank, hpc_edge_via(in), in->rank);
+    if (before->key != row->key || before->offset != row->offset || before->core == row->core) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                    "exchange: rows %d and %d of the same elements have cores %d and %d; a core passes pushes on to "
+                    "the core of its own number",
+                    i - 1, i, before->core, row->core);
+}
+
+static int check_ways(const hpc_plan *plan, int i) {
+    int status = HPC_OK;
+    for (int e = 0; e < plan->rows[i].n_in && status == HPC_OK; e++) {
+        if (hpc_edge_via(&plan->rows[i].in[e]) < 0) continue;
+        status = check_way(plan, i, &plan->rows[i].in[e]);
+        if (status == HPC_OK) status = check_passed(plan, i, &plan->rows[i].in[e]);
+    }
+    return status;
+}
+
+int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
+    (void)c;
+    int status = HPC_OK;
+    if (f->shared_params)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: shared_params needs servers: each peer has parameters of its own, so leave it out");
+    if (f->eager)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: eager needs servers: a peer may push for the next step before the others have, so "
+                        "its update waits for theirs; leave it out");
+    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) {
+        status = check_row(&f->plan->rows[i], i);
+        if (status == HPC_OK) status = check_ways(f->plan, i);
+    }
+    return status;
+}
+
+/* ---- the worker ---- */
+
+int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share) {
+    return share->owner == en->context->group.rank;
+}
+
+int hpc_peers_is_free(const hpc_engine *en, int key, uint64_t ticket) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_shares; i++)
+        if (!hpc_share_has_answered(en, k->shares[i], ticket)) return 0;
+    return 1;
+}
+
+int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    return hpc_ticket_wait_slot(en, key, 2 * en->keys[key].pushes, hpc_limit_left(en, l), op);
+}
+
+/* Whether rank sends its pushes of a key to this rank. */
+static int hears(const hpc_engine *en, int rank, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_awaited; i++)
+        if (hpc_feeds_share(en, &en->layout.shares[k->awaited[i]], rank)) return 1;
+    return 0;
+}
+
+uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n) {
+    return hears(en, rank, key) ? n : 0;
+}
+
+int hpc_peers_may_push(hpc_engine *en, int key, const char *op) {
+    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+}
+
+/* The ranks whose inputs to the next fold of share s are missing, as hpc_missing. */
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    const uint64_t fold = hpc_share_next_fold(en, s);
+    (void)n;
+    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * fold), fold, ranks, found);
+}
+
+int hpc_peers_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_share_has_answered, missing);
 }
 
 const hpc_discipline hpc_discipline_peers = {
@@ -19,6 +163,7 @@ const hpc_discipline hpc_discipline_peers = {
     .suits = suits,
     .check = hpc_peers_check,
     .whole = 1,
+    .puts = HPC_PASSES_ON,
     .makes_params = hpc_peers_make_params,
     .share_came = hpc_whole_share_came,
     .row_came = hpc_whole_row_came,

@@ -1,14 +1,11 @@
-/* Steps that the disciplines of peers share (SFB, section 3): every worker owns a share of each key, which applies the
- * pushes of all workers that send to it, and makes the parameters of this worker alone. */
+/* Steps that the disciplines of peers share (peers.c). */
 #ifndef HPC_DISCIPLINE_PEERS_H
 #define HPC_DISCIPLINE_PEERS_H
 
-#include "discipline/discipline.h"
+#include "engine/discipline.h"
 
 /* Whether several rows of the plan apply pushes to the same elements. */
 int hpc_peers_are_planned(const hpc_exchange_config *config);
-/* Whether some pushes come by way of other ranks. */
-int hpc_peers_pass_on(const hpc_exchange_config *config);
 /* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
 int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);
 
@@ -17,9 +14,9 @@ int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *confi
 int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share);
 int hpc_peers_is_free(const hpc_engine *en, int key, uint64_t ticket);
 int hpc_peers_may_push(hpc_engine *en, int key, const char *op);
-/* Under BSP: each push needs as many of every rank that sends to this one. */
+/* Under BSP: each push needs as many of every rank that sends to this one; a wait names the ranks that have not sent
+ * their updates, or have not answered. */
 uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n);
-/* Under BSP: the ranks that have not sent their updates, or have not answered. */
 int hpc_peers_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
 int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 

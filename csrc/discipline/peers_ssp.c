@@ -1,10 +1,400 @@
-/* SSP(s) among peers: stale_peers.c says how it works. */
+/* SSP(s) among peers (SFB, section 4.2, equation 4). A worker's *clock* of a key is the number of its pushes since the
+ * last publish. Step c of a worker begins when its parameters have all its own updates, and of each peer that sends to
+ * it the updates up to some clock from c - s to c: at least those, so that no copy is far behind, and none of a later
+ * clock, so that a fast peer's updates wait.
+ *
+ * A push of this rank is an event of its own share, like a peer's. The share applies nothing while the worker computes:
+ * it waits for the next push of its worker, until every open peer has pushed c - s times, and then applies all that it
+ * may: in the order of clocks, and of ranks for each clock, so that updates with the same arguments of the rule are one
+ * fold. Each update has the arguments that its worker had set, as it has everywhere else: the copies of all workers
+ * come to have the same updates. Then it answers each peer with the number of that peer's updates that it has applied,
+ * which frees their slots, and its worker.
+ *
+ * Slots. d is the plan's depth, s + 2 at least. A push waits until its slot is free. A peer that has pushed t times has
+ * applied all that came of clocks up to t before its last push. So where this rank is the faster one it may push up to
+ * t + s + 1, and has the slots t + 1 to t + s + 1 under way: it never waits. A rank that was slower than a peer and
+ * overtakes it within one of that peer's steps may wait for the end of that step.
+ *
+ * Settle applies what comes up to the worker's own clock, publish and close all that comes; the worker does not compute
+ * meanwhile. A peer that has closed counts no more. It closes once all that it sends to have applied its last push,
+ * and then serves until all have closed, so nothing of others is missing in its copy.
+ *
+ * Writers, readers and order:
+ *   parameters        this rank's core, between the event of the worker's push and the answer, or while share.runs is
+ *                     not 0; the worker reads them before that event and after that answer
+ *   came, applied     the core; a wait reads them (relaxed) to name ranks, settle and publish behind an acquire
+ *   base, runs        the worker, with the core paused
+ *
+ * Nobody waits in a circle: the slowest worker waits for no one, and it frees the slots of all others. */
+#include <string.h>
+
 #include "discipline/discipline.h"
-#include "discipline/stale_peers.h"
+#include "discipline/each.h"
+#include "discipline/graph.h"
+#include "discipline/peers.h"
+#include "engine/answer.h"
 #include "engine/clocks.h"
+#include "engine/core.h"
+#include "engine/kind.h"
+#include "engine/row.h"
+#include "engine/send.h"
+#include "engine/stages.h"
+
+enum { RUNS_TO_OWN = 1, RUNS_TO_ALL = 2 };
+
+/* A share's own, at its owner. */
+typedef struct peer_share {
+    _Atomic uint64_t late; /* clocks by which the slowest peer was behind the last step */
+    int runs;              /* 0: applies when the worker has pushed; else at once: up to its clock, or all */
+} peer_share;
+
+/* The exchange's own. */
+typedef struct peering {
+    uint64_t *counted; /* by key: the push whose step was counted last */
+    uint64_t *last;    /* [key * size + rank], in a publish: pushes of each rank */
+} peering;
+
+/* ---- what is asked for ---- */
 
 static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_SSP && !hpc_config_is_bsp(f) && hpc_peers_are_planned(f) && !hpc_peers_pass_on(f);
+    return f->consistency == HPC_SSP && !hpc_config_is_bsp(f) && hpc_peers_are_planned(f);
+}
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    enum { MOST = HPC_PLAN_DEPTH - 2 };
+    const hpc_rule *own = hpc_config_own_fold(f);
+    (void)c;
+    int status = hpc_each_check(f);
+    if (status == HPC_OK) status = hpc_peers_check(c, f);
+    if (status != HPC_OK) return status;
+    if (f->staleness > MOST)
+        return hpc_fail(HPC_ERR_INVALID, "exchange", "exchange: staleness is %d; 0 to %d are possible among peers",
+                        f->staleness, MOST);
+    if (own != NULL)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: rule %s has a fold of its own; SSP among peers needs the weighted sum", own->name);
+    if (f->plan->rows[0].depth >= f->staleness + 2) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, "exchange", "exchange: the plan has depth %d; SSP(%d) among peers needs %d or more",
+                    f->plan->rows[0].depth, f->staleness, f->staleness + 2);
+}
+
+/* ---- open ---- */
+
+static int open_all(hpc_engine *en, const char *op) {
+    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
+    peering *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its == NULL || hpc_clocks_open(en, op) != HPC_OK) return HPC_ERR_MEMORY;
+    its->last = hpc_engine_take(en, keys * size, sizeof *its->last, op);
+    its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
+    int enough = its->last != NULL && its->counted != NULL;
+    for (int s = 0; s < en->layout.n_shares && enough; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        if (share->clocks == NULL) continue;
+        share->own = hpc_engine_take(en, 1, sizeof(peer_share), op);
+        enough = share->own != NULL;
+    }
+    return enough ? HPC_OK : HPC_ERR_MEMORY;
+}
+
+/* ---- clocks ---- */
+
+/* The rank of an input of a share, and its clock. */
+static int rank_of(const hpc_engine *en, const hpc_share *share, int input) {
+    return hpc_first_work(en, share)->inputs[input].rank;
+}
+
+static hpc_clock *input_clock(const hpc_engine *en, const hpc_share *share, int input) {
+    return &share->clocks[rank_of(en, share, input)];
+}
+
+static hpc_clock *own_clock(const hpc_share *share) {
+    return &share->clocks[share->owner];
+}
+
+static int n_inputs(const hpc_engine *en, const hpc_share *share) {
+    return hpc_first_work(en, share)->row->n_in;
+}
+
+/* How far the open peer that is most behind is: the updates of it that have come, or n if that is less. */
+static uint64_t least_of_open(const hpc_engine *en, const hpc_share *share, uint64_t n) {
+    for (int e = 0; e < n_inputs(en, share); e++) {
+        const uint64_t came = hpc_clock_came(input_clock(en, share, e));
+        if (came < n && hpc_sender_is_open(en, share->key, rank_of(en, share, e))) n = came;
+    }
+    return n;
+}
+
+/* Whether the worker has pushed for the step at clock n, and no open peer is too far behind it. */
+static int is_time(const hpc_engine *en, const hpc_share *share, uint64_t n) {
+    const uint64_t enough = hpc_clock_behind(en, n);
+    return hpc_clock_came(own_clock(share)) >= n && least_of_open(en, share, enough) >= enough;
+}
+
+/* ---- the core ---- */
+
+static int has_equal_args(const double *a, const double *b) {
+    return memcmp(a + 1, b + 1, HPC_ARGS_BYTES - sizeof *a) == 0;
+}
+
+/* Applies n inputs, which are in the core's arrays and have the same arguments. */
+static int apply(hpc_core *core, hpc_work *w, int n, const double *args) {
+    const hpc_inputs inputs = {.bases = core->bases,
+                               .weights = core->base_weights,
+                               .from = core->base_inputs,
+                               .n = n,
+                               .codec = w->in_codec,
+                               .args = args,
+                               .n_updates = n,
+                               .slot = w->share->version};
+    return n > 0 ? hpc_row_work(core, w, &inputs) : 0;
+}
+
+/* Applies to a row all updates that are there, and not applied yet, up to a clock of each sender (its `at`): in the
+ * order of clocks, then of inputs. */
+static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last) {
+    const hpc_engine *en = core->engine;
+    const double *args = NULL;
+    int n = 0;
+    for (uint64_t t = first + 1; t <= last; t++)
+        for (int e = 0; e < w->row->n_in; e++) {
+            const hpc_input *in = &w->inputs[e];
+            const hpc_clock *from = &w->share->clocks[in->rank];
+            if (t <= hpc_clock_applied(from) || t > from->at) continue;
+            const uint64_t slot = (from->base + t - 1) % (uint64_t)en->layout.depth;
+            if (n > 0 && !has_equal_args(args, in->args[slot])) {
+                if (apply(core, w, n, args) != 0) return -1;
+                n = 0;
+            }
+            args = in->args[slot];
+            core->bases[n] = in->slots + (size_t)slot * in->stride;
+            core->base_inputs[n] = in;
+            core->base_weights[n++] = w->weights[e];
+            if (in->nbytes > 0) hpc_count_received(en, in->rank, in->nbytes);
+        }
+    return apply(core, w, n, args);
+}
+
+/* Applies what is there up to a clock of the peers, and up to own of this rank, and answers those whose updates are
+ * applied; this rank last. Nonzero when the exchange has failed. */
+static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t own) {
+    const hpc_engine *en = core->engine;
+    const peer_share *p = share->own;
+    const hpc_work *first = hpc_first_work(en, share);
+    const int signal = hpc_signal_applied(en, (int)(share - en->layout.shares)), n = first->row->n_in;
+    uint64_t least = UINT64_MAX, last = 0; /* clocks between which there is something to apply */
+    for (int e = 0; e < n; e++) {
+        hpc_clock *from = &share->clocks[first->inputs[e].rank];
+        const uint64_t most = from == own_clock(share) ? own : cap, there = hpc_clock_came(from);
+        from->at = there < most ? there : most;
+        if (from->at <= hpc_clock_applied(from)) continue;
+        if (hpc_clock_applied(from) < least) least = hpc_clock_applied(from);
+        if (from->at > last) last = from->at;
+    }
+    if (last == 0) return 0;
+    for (int i = 0; i < share->n_rows; i++)
+        if (apply_row(core, &en->work[en->work_of[share->rows[i]]], least, last) != 0) return -1;
+    for (int i = 1; i <= n; i++) {
+        const int e = (hpc_row_input_of(first, share->owner, 0) + i) % n, rank = first->inputs[e].rank;
+        hpc_clock *from = &share->clocks[rank];
+        if (from->at <= hpc_clock_applied(from)) continue;
+        const uint64_t pushes = from->base + from->at;
+        atomic_store_explicit(&from->applied, pushes, memory_order_release);
+        if (rank == share->owner) share->version = pushes;
+        hpc_share_answer(core, rank, signal, pushes);
+    }
+    if (p->runs != 0) hpc_bell_ring(en->context->group.bell); /* the worker waits for what was applied */
+    return 0;
+}
+
+/* Applies what may be applied now; returns the number of times that it did so. */
+static int go_on(hpc_core *core, hpc_share *share) {
+    const hpc_engine *en = core->engine;
+    peer_share *p = share->own;
+    int n = 0;
+    for (uint64_t next = hpc_clock_applied(own_clock(share)) + 1; is_time(en, share, next); next++, n++) {
+        if (hpc_engine_has_failed(en)) return n;
+        atomic_store_explicit(&p->late, next - least_of_open(en, share, next), memory_order_relaxed);
+        if (apply_all(core, share, next, next) != 0) return n;
+    }
+    const uint64_t own = hpc_clock_applied(own_clock(share));
+    if (p->runs != 0 && !hpc_engine_has_failed(en))
+        apply_all(core, share, p->runs == RUNS_TO_OWN ? own : UINT64_MAX, own);
+    return n;
+}
+
+static int came(hpc_core *core, hpc_share *share, hpc_clock *from) {
+    if (hpc_clock_came(from) - hpc_clock_applied(from) >= (uint64_t)core->engine->layout.depth)
+        return 0; /* more than there are slots */
+    hpc_tally_add(&from->came, 1);
+    go_on(core, share);
+    return 1;
+}
+
+static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    (void)slot;
+    return hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0) >= 0 &&
+           came(core, share, &share->clocks[rank]);
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    hpc_clock *from = &w->share->clocks[w->inputs[input].rank];
+    (void)slot;
+    return !hpc_clock_row(from, w->share) || came(core, w->share, from);
+}
+
+/* A peer that has closed may have been the one that a step waited for. */
+static int work(hpc_core *core) {
+    int n = 0;
+    for (int i = 0, news = hpc_core_sees_closed(core); news && i < core->n_clocked; i++)
+        n += go_on(core, core->clocked[i]);
+    return n;
+}
+
+/* ---- the worker ---- */
+
+/* The answer is a release behind which the core's note is. */
+static int ended(hpc_engine *en, int key, const char *op) {
+    const hpc_pushed *k = &en->keys[key];
+    const peering *its = en->own;
+    uint64_t most = 0;
+    (void)op;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const peer_share *p = en->layout.shares[k->awaited[i]].own;
+        const uint64_t late = atomic_load_explicit(&p->late, memory_order_relaxed);
+        if (late > most) most = late;
+    }
+    if (its->counted[key] != k->pushes) hpc_count_begun(en, most);
+    its->counted[key] = k->pushes;
+    return HPC_OK;
+}
+
+/* Adds the rank that holds up push n of an input: the one whose push it is, or if that has made it the one that passes
+ * it on. Of a rank whose memory is not mapped nobody knows what it has made, and both are added. */
+static int add_holder(const hpc_engine *en, const hpc_share *share, int input, uint64_t n, int *ranks, int found) {
+    const int rank = rank_of(en, share, input);
+    const int sender = hpc_edge_sender(&hpc_first_work(en, share)->row->in[input]);
+    const uint64_t pushes = hpc_pushes_of(en, rank, share->key);
+    if (sender == rank || pushes == UINT64_MAX || pushes < n) found = hpc_add_rank(ranks, found, rank);
+    if (pushes == UINT64_MAX || pushes >= n) found = hpc_add_rank(ranks, found, sender);
+    return found;
+}
+
+/* Adds the open peers that a share of this rank waits for, for the step behind push n. */
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    const uint64_t least = hpc_clock_behind(en, n - own_clock(share)->base);
+    for (int e = 0; e < n_inputs(en, share); e++) {
+        const hpc_clock *from = input_clock(en, share, e);
+        if (from != own_clock(share) && hpc_clock_came(from) < least &&
+            hpc_sender_is_open(en, share->key, rank_of(en, share, e)))
+            found = add_holder(en, share, e, from->base + least, ranks, found);
+    }
+    return found;
+}
+
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_share_has_answered, missing);
+}
+
+/* ---- settle and publish ---- */
+
+/* The core of a share applies what comes from here on, as far as runs says; with 0 only when the worker has pushed. */
+static void let_run(hpc_engine *en, hpc_share *share, int runs) {
+    hpc_core *core = &en->cores[share->core];
+    hpc_core_pause(core);
+    ((peer_share *)share->own)->runs = runs;
+    go_on(core, share);
+    hpc_core_resume(core);
+}
+
+static void let_key_run(hpc_engine *en, int key, int runs) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_awaited; i++) let_run(en, &en->layout.shares[k->awaited[i]], runs);
+}
+
+static void let_all_run(hpc_engine *en, int runs) {
+    for (int c = 0; c < en->n_own_cores; c++)
+        for (int i = 0; i < en->cores[c].n_clocked; i++) let_run(en, en->cores[c].clocked[i], runs);
+}
+
+/* A wait for the updates of peers: those of a key up to this rank's clock, or (key -1) all that were pushed. */
+typedef struct catching {
+    hpc_engine *en;
+    int key;
+} catching;
+
+/* The number of an input's pushes that a share waits for. */
+static uint64_t goal_of(const catching *c, const hpc_share *share, int input) {
+    const hpc_engine *en = c->en;
+    const int rank = rank_of(en, share, input);
+    if (c->key < 0) return ((const peering *)en->own)->last[share->key * en->context->group.size + rank];
+    if (!hpc_sender_is_open(en, share->key, rank)) return 0;
+    return share->clocks[rank].base + en->keys[share->key].pushes - own_clock(share)->base;
+}
+
+/* Adds the ranks whose updates are lacking to ranks (NULL: only counts one). */
+static int lacking(const catching *c, int *ranks) {
+    const hpc_engine *en = c->en;
+    int n = 0;
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        const hpc_share *share = &en->layout.shares[s];
+        if (share->clocks == NULL || (c->key >= 0 && share->key != c->key)) continue;
+        for (int e = 0; e < n_inputs(en, share); e++) {
+            const uint64_t goal = goal_of(c, share, e);
+            if (atomic_load_explicit(&input_clock(en, share, e)->applied, memory_order_acquire) >= goal) continue;
+            if (ranks == NULL) return 1;
+            n = add_holder(en, share, e, goal, ranks, n);
+        }
+    }
+    return n;
+}
+
+static int has_caught_up(void *arg) {
+    const catching *c = arg;
+    hpc_worker_progress(c->en);
+    if (c->en->inline_progress) hpc_context_work(c->en->context);
+    return hpc_engine_has_failed(c->en) || lacking(c, NULL) == 0;
+}
+
+static int late_peers(void *arg, int *ranks) {
+    const catching *c = arg;
+    const int n = lacking(c, ranks);
+    return n > 0 ? n : hpc_add_rank(ranks, n, c->en->context->group.rank);
+}
+
+static int catch_up(catching c, double timeout, const char *op) {
+    const hpc_wait wait = {op, has_caught_up, late_peers, &c, 0};
+    const int status = has_caught_up(&c) ? HPC_OK : hpc_wait_for(&c.en->context->group, &wait, timeout);
+    return status == HPC_OK ? hpc_engine_check(c.en, op) : status;
+}
+
+/* Waits until this rank has applied the updates of its peers up to its own clock. */
+static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    let_key_run(en, key, RUNS_TO_OWN);
+    const int status = catch_up((catching){en, key}, hpc_limit_left(en, l), op);
+    let_key_run(en, key, 0);
+    return status;
+}
+
+/* All peers go on from one clock, with all updates. Nothing is under way on any rank, and no rank pushes before the
+ * publish has ended. */
+static int level(hpc_engine *en, const char *op, double deadline) {
+    int status = hpc_clocks_learn_pushes(en, ((peering *)en->own)->last, op, deadline);
+    if (status != HPC_OK) return status;
+    let_all_run(en, RUNS_TO_ALL);
+    status = catch_up((catching){en, -1}, hpc_left(deadline), op);
+    status = hpc_context_agree(en->context, op, status, deadline);
+    let_all_run(en, 0);
+    if (status == HPC_OK) hpc_clocks_level(en);
+    return status;
+}
+
+/* ---- close ---- */
+
+/* Nothing that comes from here on changes a step of this rank. */
+static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    let_key_run(en, key, RUNS_TO_ALL);
+    return hpc_peers_finish(en, key, l, op);
 }
 
 /* A rank serves until all have closed; each has closed once all have read its last push. */
@@ -16,18 +406,18 @@ static int outstanding(const hpc_engine *en, int *ranks) {
 const hpc_discipline hpc_discipline_peers_ssp = {
     .name = "SSP among peers",
     .suits = suits,
-    .check = hpc_stale_peers_check,
-    .opening = &(const hpc_opening){.open = hpc_stale_peers_open},
+    .check = check,
+    .puts = HPC_PASSES_ON,
+    .opening = &(const hpc_opening){.open = open_all},
     .makes_params = hpc_peers_make_params,
-    .share_came = hpc_stale_peers_share_came,
-    .row_came = hpc_stale_peers_row_came,
-    .work = hpc_stale_peers_work,
+    .share_came = share_came,
+    .row_came = row_came,
+    .work = work,
     .may_push = hpc_peers_may_push,
+    .send_share = hpc_push_in_turn,
     .is_free = hpc_peers_is_free,
-    .awaited = hpc_stale_peers_awaited,
-    .ended = hpc_stale_peers_ended,
-    .leaving = &(const hpc_leaving){.finish = hpc_stale_peers_finish, .outstanding = outstanding},
-    .facts = &(const hpc_facts){.settle = hpc_stale_peers_settle,
-                                .before_publish = hpc_stale_peers_level,
-                                .staleness = hpc_get_begun},
+    .awaited = awaited,
+    .ended = ended,
+    .leaving = &(const hpc_leaving){.finish = finish, .outstanding = outstanding},
+    .facts = &(const hpc_facts){.settle = settle, .before_publish = level, .staleness = hpc_get_begun},
 };

@@ -14,15 +14,15 @@ static const double LEAST = 0.01; /* seconds of grace, when it is learned: a sch
 enum { NEAR = 2 };                /* versions behind: a rank that comes back has an old update in its slot */
 
 /* What a core has seen of a sender. */
-typedef struct seen {
+typedef struct watched {
     char absent;       /* it let a fold wait in vain, and has sent nothing since */
     char closes, gone; /* it has closed; and everything that it sent before has been taken */
-} seen;
+} watched;
 
 /* A core's own. */
 typedef struct watch {
-    int n;      /* shares with an update, or an own push, that is not folded; they are the first in core->clocked */
-    seen *seen; /* by sender */
+    int n;         /* shares with an update, or an own push, that is not folded; they are the first in core->clocked */
+    watched *seen; /* by sender */
 } watch;
 
 /* On servers a fold takes the updates for just its version, of ranks or of groups. On a graph this rank's own push
@@ -47,9 +47,9 @@ static uint64_t number_of(const hpc_engine *en, const hpc_share *share, int rank
 static void look_after(hpc_core *core, hpc_share *share) {
     watch *its = core->own;
     hpc_intake *in = hpc_intake_of(share);
-    const int watched = in->held > 0 || has_lead(share);
-    if (watched == (in->place < its->n)) return;
-    const int to = watched ? its->n++ : --its->n;
+    const int waits = in->held > 0 || has_lead(share);
+    if (waits == (in->place < its->n)) return;
+    const int to = waits ? its->n++ : --its->n;
     hpc_share *other = core->clocked[to];
     core->clocked[in->place] = other;
     hpc_intake_of(other)->place = in->place;
@@ -196,7 +196,7 @@ static survey look(const hpc_core *core, const hpc_share *share, uint64_t versio
         const int sender = in->from[i];
         const uint64_t newest = in->senders[sender].newest, waits = hpc_version_from(share, sender);
         const int brought = is_led(core->engine) ? newest >= version : waits == version;
-        const seen *its = &((const watch *)core->own)->seen[sender];
+        const watched *its = &((const watch *)core->own)->seen[sender];
         const int open = !brought && waits == 0 && !its->gone;
         found.brought += brought;
         found.open += open;
@@ -359,7 +359,7 @@ static int work_for(hpc_core *core, hpc_share *share) {
  * more whole updates. A sender is the lowest of its ranks, so it is looked at before them. */
 static void note_closed(hpc_core *core) {
     const hpc_engine *en = core->engine;
-    seen *seen = ((watch *)core->own)->seen;
+    watched *seen = ((watch *)core->own)->seen;
     for (int r = 0; r < en->context->group.size; r++) {
         const int sender = hpc_sender_of(en, 0, r);
         seen[r].gone = seen[r].closes;

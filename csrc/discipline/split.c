@@ -1,4 +1,4 @@
-/* BSP in two calls: fold and apply (hpc_exchange_config.split).
+/* BSP in two calls, with servers and among peers: fold and apply (hpc_exchange_config.split).
  *
  * fold is a push, which is answered when every worker's update is there. apply is a pull that brings the arguments of
  * the rule and a factor of the mean; when every worker has called it, the rule runs and the parameters go out. skip
@@ -24,16 +24,49 @@
  * answer to the apply or skip that follows; every worker waits for that before it folds again. So until then a gradient
  * is the exchange's. gather writes its places, which may be the slots of the gradients, between the last event of its
  * calls and its answer; after it the updates are not read any more, unless the mean is one of them: a single float32
- * input. */
+ * input.
+ *
+ * Among peers updates stay in their slots, and nothing is summed: each call folds them anew. A fold is answered when
+ * the updates of all that send to this rank are there. A pull goes to this rank's own core alone, so each rank decides
+ * for its own parameters. Copies stay equal only while all ranks make the same calls, with the same scale and the same
+ * arguments of the rule; nothing compares them. What the core writes for its worker, squares and gathered means, is
+ * released by the answer.
+ *
+ * An apply or a skip ends a fold, and so does the next fold, which replaces it. Then the core answers the peers: their
+ * slots are free. With two slots, and all sending to all, no push waits for that: when a worker begins push n + 2, all
+ * peers have made push n + 1, and so have ended fold n. A plan of depth 1 is refused: the push that replaces a fold
+ * would wait for peers that wait for it. */
 #include "discipline/split.h"
 
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "discipline/discipline.h"
+#include "discipline/graph.h"
+#include "discipline/peers.h"
 #include "discipline/whole.h"
+#include "engine/clocks.h"
+#include "engine/pieces.h"
+#include "engine/send.h"
+#include "engine/stages.h"
 
 static const char op_create[] = "exchange";
 
 static int suits(const hpc_exchange_config *f) {
     return f->split && hpc_config_is_bsp(f);
+}
+
+static int suits_peers(const hpc_exchange_config *f) {
+    return suits(f) && hpc_peers_are_planned(f) && !hpc_plan_has_ways(f->plan);
+}
+
+static int check_peers(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_peers_check(c, f);
+    if (status != HPC_OK || f->plan->rows[0].depth > 1) return status;
+    return hpc_fail(HPC_ERR_CONFIG, op_create,
+                    "exchange: the plan has depth 1; split among peers needs 2 or more, as peers may push again before "
+                    "this rank has applied their last updates");
 }
 
 static int pushes(const hpc_plan *plan, int key, int rank) {
@@ -81,24 +114,242 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-static void free_all(hpc_engine *en) {
-    hpc_split_free_owner(en);
-    hpc_split_free_worker(en);
+/* ---- open ---- */
+
+static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
+    (void)f;
+    hpc_split *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its != NULL) its->asks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->asks, op);
+    if (its == NULL || its->asks == NULL) return HPC_ERR_MEMORY;
+    for (int k = 0; k < en->plan->n_keys; k++)
+        its->asks[k] = (hpc_split_ask){.use = HPC_USE_APPLY, .scale = 1, .unit = 1, .kept_unit = 1, .last = -1};
+    en->own_args = hpc_split_among_peers(en);
+    return HPC_OK;
 }
 
-static const hpc_splitting splitting = {
-    .set_use = hpc_split_set_use,
-    .squares = hpc_split_squares,
-    .set_unit = hpc_split_set_unit,
-    .unit = hpc_split_unit,
-};
+static size_t part(const hpc_engine *en, int rank) {
+    return en->layout.places[rank].worker ? (size_t)en->plan->n_rows * sizeof(double) : 0;
+}
 
-static const hpc_pulling pulling = {
-    .ends = hpc_split_ends_pull,
-    .ask = hpc_split_ask_share,
-    .asked = hpc_split_asked,
-    .brings_args = 1,
-};
+static int open_shares(hpc_engine *en, const char *op) {
+    hpc_split *its = en->own;
+    size_t at = 0;
+    its->squares_at = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *its->squares_at, op);
+    its->counts = hpc_engine_take(en, (size_t)en->plan->n_rows, 1, op);
+    if (its->squares_at == NULL || its->counts == NULL) return HPC_ERR_MEMORY;
+    for (int i = 0; i < en->plan->n_rows; i++)
+        its->counts[i] = hpc_split_among_peers(en) ? en->plan->rows[i].owner == en->context->group.rank
+                                                   : !hpc_row_is_copy(en, i, -1);
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_split_ask *a = &its->asks[en->layout.shares[s].key];
+        if (a->last < 0) a->first = s;
+        a->last = s;
+        its->squares_at[s] = at;
+        at += (size_t)en->layout.shares[s].n_rows * sizeof(double);
+    }
+    return HPC_OK;
+}
+
+static hpc_split_ask *ask_of(const hpc_engine *en, int key) {
+    return &((const hpc_split *)en->own)->asks[key];
+}
+
+/* ---- folds ---- */
+
+static uint64_t last_pull(const hpc_engine *en, int key) {
+    return 2 * en->keys[key].pulls + HPC_PULL_TICKET;
+}
+
+static int may_push(hpc_engine *en, int key, const char *op) {
+    int status = hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+    return status == HPC_OK ? hpc_push_after(en, key, last_pull(en, key), op) : status;
+}
+
+/* A gather writes the slot; and a mean may lie there until it is used. */
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    int status = hpc_push_wait_done(en, key, l, op);
+    if (status == HPC_OK && !hpc_ticket_is_done(en, key, last_pull(en, key)))
+        status = hpc_ticket_wait(en, key, last_pull(en, key), hpc_limit_left(en, l), op);
+    return status == HPC_OK && hpc_split_among_peers(en) ? hpc_push_wait_slot(en, key, l, op) : status;
+}
+
+/* Among peers a slot of this rank's own share is free when its fold is over. */
+static int is_free(const hpc_engine *en, int key, uint64_t ticket) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_awaited && ticket != 0; i++) {
+        const hpc_split_means *m = en->layout.shares[k->awaited[i]].own;
+        if (atomic_load_explicit(&m->n_over, memory_order_acquire) < ticket / 2) return 0;
+    }
+    return hpc_peers_is_free(en, key, ticket);
+}
+
+/* A fold replaces one that was neither applied nor skipped. */
+static void begin_fold(hpc_engine *en, int key) {
+    if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
+}
+
+static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    if (!(en->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_in_turn(en, s, slot, l);
+    if (share->pushed == 0) return HPC_OK;
+    hpc_lane_take_turn(en->in_lanes[share->core], hpc_turn_of(share->key));
+    const int status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, slot, s), l);
+    hpc_lane_take_turn(en->in_lanes[share->core], 0);
+    return status;
+}
+
+static int pushed(hpc_engine *en, int key) {
+    ask_of(en, key)->keeps = 1;
+    return HPC_OK;
+}
+
+/* ---- pulls ---- */
+
+/* Without a fold there is nothing to ask for: such a pull ends what is under way. */
+static int ends_pull(hpc_engine *en, int key) {
+    return !ask_of(en, key)->keeps;
+}
+
+/* Among peers the mean is gathered here. */
+static int take_gathered(hpc_engine *en, int key, const char *op) {
+    hpc_split_ask *a = ask_of(en, key);
+    const uint64_t count = en->plan->keys[key].count;
+    if (a->gathered == NULL) a->gathered = hpc_arena_take(&en->taken, (size_t)count, sizeof *a->gathered);
+    return a->gathered != NULL ? HPC_OK
+                               : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the mean of key %s, %llu values", op,
+                                          en->plan->keys[key].name, (unsigned long long)count);
+}
+
+static int set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op) {
+    hpc_split_ask *a = ask_of(en, key);
+    const char *name = en->plan->keys[key].name;
+    if (use == HPC_USE_GATHER && hpc_split_among_peers(en) && take_gathered(en, key, op) != HPC_OK)
+        return HPC_ERR_MEMORY;
+    if (en->keys[key].sending != 0) {
+        if (a->use == use && (a->scale == scale || use != HPC_USE_APPLY)) return HPC_OK;
+        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
+                               "%s: the last call on key %s of rank %d was cut short; make it again first", op, name,
+                               en->context->group.rank);
+    }
+    if (isinf(scale))
+        return hpc_fail(
+            HPC_ERR_INVALID, op,
+            "%s: scale of key %s is %g; it must be finite, or NaN for a mean of NaNs: skip leaves a step out", op, name,
+            scale);
+    if (!a->keeps)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d: fold it first", op, name,
+                        en->context->group.rank);
+    int status = hpc_push_after(en, key, last_pull(en, key), op);
+    if (status != HPC_OK) return status;
+    a->use = use;
+    a->scale = scale;
+    return HPC_OK;
+}
+
+/* The factor goes with the arguments: it lies in the place of the step's number, which is the core's. */
+static int ask_share(hpc_engine *en, int s, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    const hpc_split_ask *a = ask_of(en, share->key);
+    hpc_key_rule *rule = &en->rules[share->key];
+    if (en->keys[share->key].at_share == 0) { /* then puts read it, until the pull is answered */
+        memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES);
+        rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
+    }
+    if (hpc_split_action(en, share) != HPC_APPLY) return HPC_OK;
+    if (hpc_split_among_peers(en) && share->owner != en->context->group.rank) return HPC_OK;
+    return hpc_send_ahead(
+        en, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES, hpc_args_at(en, share, en->context->group.rank, 0),
+        hpc_imm(HPC_OP_USE, (int)a->use | (int)(en->keys[share->key].pushes % HPC_SPLIT_FOLDS) << HPC_SPLIT_USE_BITS,
+                s),
+        l);
+}
+
+static void asked(hpc_engine *en, int key) {
+    hpc_split_ask *a = ask_of(en, key);
+    if (a->use == HPC_USE_APPLY || a->use == HPC_USE_SKIP) a->keeps = 0;
+    if (a->use == HPC_USE_SKIP) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
+    if (a->use == HPC_USE_APPLY) {
+        hpc_pieces_end_fold(en, key, a->unit / a->kept_unit);
+        a->kept_unit = a->unit;
+    }
+    a->use = HPC_USE_APPLY;
+    a->scale = 1;
+}
+
+static void set_unit(hpc_engine *en, int key, double unit) {
+    ask_of(en, key)->unit = unit;
+}
+
+static double unit_of(const hpc_engine *en, int key) {
+    return ask_of(en, key)->kept_unit;
+}
+
+static float *gathered_of(const hpc_engine *en, int key) {
+    return ask_of(en, key)->gathered;
+}
+
+/* In the plan's order, so that all ranks get the same bits. */
+static double squares_of(const hpc_engine *en, int key) {
+    const hpc_split *its = en->own;
+    const char *own = hpc_own_part(en) + en->layout.places[en->context->group.rank].own;
+    double sum = 0;
+    for (int s = its->asks[key].first; s <= its->asks[key].last; s++) {
+        const hpc_share *share = &en->layout.shares[s];
+        const double *at = (const double *)(const void *)(own + its->squares_at[s]);
+        for (int i = 0; i < share->n_rows && share->key == key; i++)
+            if (its->counts[share->rows[i]]) sum += at[i];
+    }
+    return sum;
+}
+
+/* A fold that was neither applied nor skipped is dropped, so that its slots do not keep peers from closing. */
+static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_awaited; i++) hpc_split_drop(en, &en->layout.shares[k->awaited[i]]);
+    if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
+    ask_of(en, key)->keeps = 0;
+    return hpc_peers_finish(en, key, l, op);
+}
+
+/* ---- the ranks that a wait waits for ---- */
+
+/* For a pull: the workers whose pulls are missing here, and other owners that have not answered. */
+static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    (void)for_slot;
+    if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_awaited(en, key, ticket, ranks);
+    const hpc_pushed *k = &en->keys[key];
+    int n = 0, me = en->context->group.rank;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const hpc_share *share = &en->layout.shares[k->awaited[i]];
+        if (hpc_share_has_answered(en, k->awaited[i], ticket)) continue;
+        const hpc_split_means *m = share->own;
+        const int relays = hpc_split_action(en, share) == HPC_RELAY;
+        if (share->owner == me && (relays || !hpc_share_has_answered(en, k->awaited[i], 2 * k->pushes)))
+            n = hpc_whole_missing(en, share, 0, UINT64_MAX, ranks, n); /* of the parameters, or of the fold */
+        for (int p = 0; share->owner == me && !relays && p < m->n_askers; p++)
+            if (!atomic_load_explicit(&m->used[m->askers[p]], memory_order_relaxed))
+                n = hpc_add_rank(ranks, n, m->askers[p]);
+        if (share->owner != me) n = hpc_add_rank(ranks, n, share->owner);
+    }
+    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
+}
+
+static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * n), UINT64_MAX, ranks, found);
+}
+
+/* A pull waits for what its fold waits for. */
+static int awaited_among_peers(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    const uint64_t push = ticket & HPC_PULL_TICKET ? 2 * en->keys[key].pushes : ticket;
+    return hpc_graph_awaited(en, key, push, for_slot, ranks, hpc_share_has_answered, missing);
+}
+
+/* ---- the values ---- */
+
+static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .asked = asked, .brings_args = 1};
+
+static const hpc_opening opening = {
+    .prepare = prepare, .part = part, .open_shares = open_shares, .open = hpc_split_open_owner};
 
 const hpc_discipline hpc_discipline_split = {
     .name = "BSP in two calls",
@@ -106,22 +357,48 @@ const hpc_discipline hpc_discipline_split = {
     .check = check,
     .whole = 1,
     .pulling = &pulling,
-    .split = &splitting,
+    .split = &(const hpc_splitting){.set_use = set_use, .squares = squares_of, .set_unit = set_unit, .unit = unit_of},
     .answers_all = 1,
-    .opening = &(const hpc_opening){.prepare = hpc_split_prepare,
-                                    .part = hpc_split_part,
-                                    .open_shares = hpc_split_open_shares,
-                                    .open = hpc_split_open_owner,
-                                    .free = free_all},
+    .opening = &opening,
     .share_came = hpc_split_share_came,
     .row_came = hpc_split_row_came,
     .other_came = hpc_split_other_came,
     .work = hpc_split_work,
-    .may_push = hpc_split_may_push,
-    .wait_slot = hpc_split_wait_slot,
-    .before_encode = hpc_split_begin_fold,
-    .send_share = hpc_split_send_share,
-    .pushed = hpc_split_pushed,
+    .may_push = may_push,
+    .wait_slot = wait_slot,
+    .before_encode = begin_fold,
+    .send_share = send_share,
+    .pushed = pushed,
     .needs = hpc_whole_needs,
-    .awaited = hpc_split_awaited,
+    .awaited = awaited,
+};
+
+const hpc_discipline hpc_discipline_split_peers = {
+    .name = "BSP among peers in two calls",
+    .suits = suits_peers,
+    .check = check_peers,
+    .whole = 1,
+    .puts = HPC_PASSES_ON,
+    .pulling = &pulling,
+    .split = &(const hpc_splitting){.set_use = set_use,
+                                    .squares = squares_of,
+                                    .set_unit = set_unit,
+                                    .unit = unit_of,
+                                    .keeps_inputs = 1,
+                                    .gathered = gathered_of},
+    .opening = &opening,
+    .makes_params = hpc_peers_make_params,
+    .share_came = hpc_split_share_came,
+    .row_came = hpc_split_row_came,
+    .other_came = hpc_split_other_came,
+    .work = hpc_split_work,
+    .may_push = may_push,
+    .wait_slot = wait_slot,
+    .before_encode = begin_fold,
+    .send_share = send_share,
+    .pushed = pushed,
+    .is_free = is_free,
+    .needs = hpc_peers_need,
+    .awaited = awaited_among_peers,
+    .leaving = &(const hpc_leaving){.finish = finish},
 };

@@ -1,4 +1,4 @@
-/* BSP in two calls: the state of its worker and of its owner, and their slots (split.c says how it works). */
+/* BSP in two calls: what its worker and its owners share (split.c says how it works). */
 #ifndef HPC_SPLIT_H
 #define HPC_SPLIT_H
 
@@ -21,17 +21,20 @@ typedef struct hpc_split_ask {
 typedef struct hpc_split {
     hpc_split_ask *asks; /* by key */
     size_t *squares_at;  /* by share: bytes in hpc_place.own of a worker */
-    char *counts;        /* by row: its squares count; where several apply the same elements, the first one's do */
+    char *counts; /* by row: its squares count; where several apply the same elements: the first, or this rank's */
 } hpc_split;
 
-/* A share's own. */
+/* A share's own, at its owner. */
 typedef struct hpc_split_means {
-    double *squares;                /* by row, of the present mean; what puts of the answer read */
+    const int *askers; /* the ranks that pull: all its members, or among peers its owner alone */
+    int n_askers;
+    double *squares;                /* by place, of the present mean; what puts of the answer read */
     int squared;                    /* means are asked for their squares, so these are made with each fold */
-    char *how;                      /* by row and input: how it came to the present fold */
-    int most_inputs;                /* of a row */
-    hpc_work **ready;               /* the rows whose inputs are all there, of the present fold */
+    int *ready;                     /* places of the rows whose inputs are all there, of the present fold */
     int n_ready, n_folded, n_ahead; /* the last: rows of these that were looked at for an apply ahead */
+    int kept;                       /* the last fold is complete, and not over: its inputs are in their slots */
+    int slot;                       /* of the fold at hand */
+    _Atomic uint64_t n_over;        /* folds that are over: applied, skipped, or replaced by the next one */
     _Atomic char *used;             /* by rank: its pull has come */
     int n_used, n_finished;         /* pulls that have come; rows that are done with them, */
     char *finished;                 /* which by place, */
@@ -42,56 +45,21 @@ typedef struct hpc_split_means {
     int owes;                       /* workers hear of the fold with the answer to the pulls */
 } hpc_split_means;
 
+/* Each rank's own core uses what its own worker says. */
+static inline int hpc_split_among_peers(const hpc_engine *en) {
+    return en->discipline->split->keeps_inputs;
+}
+
 /* The action of all rows of a share, which is the same. */
 static inline int hpc_split_action(const hpc_engine *en, const hpc_share *share) {
     return en->plan->rows[share->rows[0]].action;
 }
 
-/* How an input came: hpc_work.came has one of these. Empty: its worker has no gradient. */
-enum { HPC_CAME = 1, HPC_CAME_EMPTY = 2 };
-
-/* The number of a row in its share, whose rows are in rising order. */
-static inline int hpc_split_place(const hpc_share *share, int row) {
-    int low = 0, high = share->n_rows - 1;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (share->rows[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* ---- the worker (split_worker.c) ---- */
-
-/* hpc_opening's slots; free_worker frees what prepare and open_shares have opened. */
-int hpc_split_prepare(hpc_engine *en, const hpc_exchange_config *config, const char *op);
-size_t hpc_split_part(const hpc_engine *en, int rank);
-int hpc_split_open_shares(hpc_engine *en, const char *op);
-void hpc_split_free_worker(hpc_engine *en);
-/* hpc_discipline's slots. */
-int hpc_split_may_push(hpc_engine *en, int key, const char *op);
-int hpc_split_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
-int hpc_split_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
-int hpc_split_pushed(hpc_engine *en, int key);
-int hpc_split_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
-void hpc_split_begin_fold(hpc_engine *en, int key);
-/* hpc_pulling's slots. */
-int hpc_split_ends_pull(hpc_engine *en, int key);
-int hpc_split_ask_share(hpc_engine *en, int s, hpc_limit *l);
-void hpc_split_asked(hpc_engine *en, int key);
-/* hpc_splitting's slots. */
-int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
-double hpc_split_squares(const hpc_engine *en, int key);
-void hpc_split_set_unit(hpc_engine *en, int key, double unit);
-double hpc_split_unit(const hpc_engine *en, int key);
-
 /* ---- the owner (split_owner.c) ---- */
 
-/* hpc_opening.open, and what frees that. */
 int hpc_split_open_owner(hpc_engine *en, const char *op);
-void hpc_split_free_owner(hpc_engine *en);
+/* Ends the last fold of a share of this rank, if it is complete and not over. By the worker. */
+void hpc_split_drop(hpc_engine *en, hpc_share *share);
 /* hpc_discipline's slots. */
 int hpc_split_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot);

@@ -1,13 +1,15 @@
-/* The owner's half of BSP in two calls (see split.c): means are made, and pulls say what becomes of them. */
+/* The owner's half of BSP in two calls (see split.c): means are made, and pulls say what becomes of them. With servers
+ * a fold has slot 0. Among peers updates of the next fold may come while one is kept, to the next slot; but not this
+ * rank's own, so the rows that are ready are of one fold. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "discipline/split.h"
 #include "engine/answer.h"
-#include "engine/core.h"
 #include "engine/args.h"
+#include "engine/clocks.h"
+#include "engine/core.h"
 #include "engine/forward.h"
 #include "engine/kept.h"
 #include "engine/layout.h"
@@ -18,66 +20,49 @@
 
 enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
 
+/* How an input came: hpc_work.came has one of these. Empty: its worker has no gradient. */
+enum { CAME = 1, CAME_EMPTY = 2 };
+
 static const double UNKNOWN = -1; /* a sum of squares */
 
 /* A core's own: shares that have work, by their number among all shares. */
 typedef struct worklist {
     uint64_t *words;
-    size_t n_words;
     int n;
 } worklist;
 
-/* ---- open and free ---- */
+/* ---- open ---- */
 
-static int open_share(hpc_engine *en, hpc_share *share) {
-    hpc_split_means *m = share->own = calloc(1, sizeof *m);
-    if (m == NULL) return 0;
-    m->squares = calloc((size_t)share->n_rows, sizeof *m->squares);
-    for (int i = 0; i < share->n_rows; i++)
-        if (en->plan->rows[share->rows[i]].n_in > m->most_inputs) m->most_inputs = en->plan->rows[share->rows[i]].n_in;
-    m->how = calloc((size_t)share->n_rows * (size_t)m->most_inputs, 1);
-    m->ready = malloc((size_t)share->n_rows * sizeof *m->ready);
-    m->used = calloc((size_t)en->context->group.size, sizeof *m->used);
-    m->finished = calloc((size_t)share->n_rows, 1);
-    return m->squares != NULL && m->how != NULL && m->ready != NULL && m->used != NULL && m->finished != NULL;
+static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
+    const size_t n = (size_t)share->n_rows;
+    hpc_split_means *m = share->own = hpc_engine_take(en, 1, sizeof *m, op);
+    if (m == NULL) return HPC_ERR_MEMORY;
+    m->askers = hpc_split_among_peers(en) ? &share->owner : share->members;
+    m->n_askers = hpc_split_among_peers(en) ? 1 : share->n_members;
+    m->squares = hpc_engine_take(en, n, sizeof *m->squares, op);
+    m->ready = hpc_engine_take(en, n, sizeof *m->ready, op);
+    m->finished = hpc_engine_take(en, n, 1, op);
+    m->used = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *m->used, op);
+    return m->squares != NULL && m->ready != NULL && m->finished != NULL && m->used != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-static int open_core(hpc_engine *en, hpc_core *core) {
-    worklist *list = core->own = calloc(1, sizeof *list);
-    if (list == NULL) return 0;
-    list->n_words = (size_t)en->layout.n_shares / 64 + 1;
-    list->words = calloc(list->n_words, sizeof *list->words);
-    return list->words != NULL;
+static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
+    worklist *list = core->own = hpc_engine_take(en, 1, sizeof *list, op);
+    const size_t n_words = (size_t)en->layout.n_shares / 64 + 1;
+    if (list != NULL) list->words = hpc_engine_take(en, n_words, sizeof *list->words, op);
+    return list != NULL && list->words != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 int hpc_split_open_owner(hpc_engine *en, const char *op) {
-    int enough = 1;
-    for (int c = 0; c < en->n_own_cores; c++) enough &= open_core(en, &en->cores[c]);
-    for (int s = 0; s < en->layout.n_shares && enough; s++)
-        if (en->layout.shares[s].owner == en->context->group.rank) enough = open_share(en, &en->layout.shares[s]);
-    for (int s = 0; s < en->layout.n_shares; s++) /* a fold waits for no relay */
-        if (hpc_split_action(en, &en->layout.shares[s]) == HPC_RELAY)
+    int status = HPC_OK;
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
+    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
+        if (en->layout.shares[s].owner == en->context->group.rank) status = open_share(en, &en->layout.shares[s], op);
+        if (hpc_split_action(en, &en->layout.shares[s]) == HPC_RELAY) /* a fold waits for no relay */
             atomic_store_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), UINT64_MAX,
                                   memory_order_relaxed);
-    return enough ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for shares", op);
-}
-
-void hpc_split_free_owner(hpc_engine *en) {
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_split_means *m = en->layout.shares[s].own;
-        if (m == NULL) continue;
-        free(m->squares);
-        free(m->how);
-        free(m->ready);
-        free((void *)m->used);
-        free(m->finished);
-        free(m);
     }
-    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
-        worklist *list = en->cores[c].own;
-        if (list != NULL) free(list->words);
-        free(list);
-    }
+    return status;
 }
 
 /* ---- the core: work ---- */
@@ -104,70 +89,106 @@ static hpc_share *lowest_work(const hpc_core *core) {
     return &core->engine->layout.shares[w * 64 + (size_t)__builtin_ctzll(list->words[w])];
 }
 
-static char *how_of(const hpc_work *w) {
-    const hpc_split_means *m = w->share->own;
-    return m->how + (size_t)hpc_split_place(w->share, w->index) * (size_t)m->most_inputs;
+static hpc_work *work_at(const hpc_engine *en, const hpc_share *share, int place) {
+    return &en->work[en->work_of[share->rows[place]]];
 }
 
-/* No worker has a gradient. */
-static int is_empty(const hpc_work *w) {
-    return memchr(how_of(w), HPC_CAME, (size_t)w->row->n_in) == NULL;
+/* How the inputs of a row came to the fold at hand. */
+static const _Atomic char *how_of(const hpc_work *w) {
+    return &w->came[(size_t)((const hpc_split_means *)w->share->own)->slot * (size_t)w->row->n_in];
+}
+
+static int brings(const _Atomic char *how, int input) {
+    return atomic_load_explicit(&how[input], memory_order_relaxed) == CAME;
 }
 
 /* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
 static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
-    const char *how = how_of(w);
-    hpc_inputs inputs = hpc_row_inputs(core, w, 0, -1);
+    const _Atomic char *how = how_of(w);
+    hpc_inputs inputs = hpc_row_inputs(core, w, ((const hpc_split_means *)w->share->own)->slot, -1);
     int n = 0;
     inputs.n_updates = 0;
     for (int e = 0; e < w->row->n_in; e++) {
-        if (how[e] != HPC_CAME) continue;
+        if (!brings(how, e)) continue;
         core->bases[n] = core->bases[e];
         core->base_inputs[n] = core->base_inputs[e];
         core->base_weights[n++] = core->base_weights[e];
         inputs.n_updates += w->inputs[e].updates;
     }
     inputs.n = n;
+    inputs.args = w->args[0];
     return inputs;
 }
 
+/* No worker has a gradient. */
+static int is_empty(const hpc_work *w) {
+    const _Atomic char *how = how_of(w);
+    int e = 0;
+    while (e < w->row->n_in && !brings(how, e)) e++;
+    return e == w->row->n_in;
+}
+
+/* Whether no mean of a row is made before a pull asks for it, and then of the inputs in their slots. */
+static int keeps_inputs(const hpc_core *core, const hpc_work *w) {
+    return hpc_split_among_peers(core->engine) || hpc_row_keeps_inputs(w);
+}
+
 /* Makes the mean of a row. Nonzero when a user's kernel has failed. */
-static int fold(hpc_core *core, hpc_work *w) {
+static int fold(hpc_core *core, hpc_work *w, double *squares) {
     const hpc_split_means *m = w->share->own;
     const hpc_inputs inputs = present_inputs(core, w);
-    double *squares = &m->squares[hpc_split_place(w->share, w->index)];
     *squares = m->squared || inputs.n == 0 ? 0 : UNKNOWN;
-    if (inputs.n == 0 || (hpc_row_keeps_inputs(w) && !m->squared)) return 0;
-    if (hpc_row_keeps_inputs(w)) return hpc_row_read_kept(core, w, &inputs, NULL, squares);
+    if (inputs.n == 0 || (keeps_inputs(core, w) && !m->squared)) return 0;
+    if (keeps_inputs(core, w)) return hpc_row_read_kept(core, w, &inputs, NULL, squares);
     return hpc_row_fold(core, w, &inputs, m->squared ? squares : NULL);
 }
 
-static void look_at_inputs(const hpc_core *core, hpc_work *w) {
-    char *how = how_of(w);
-    for (int e = 0; e < w->row->n_in; e++) {
-        how[e] = atomic_load_explicit(&w->came[e], memory_order_relaxed);
-        if (how[e] == HPC_CAME) hpc_row_count_received(core, w, e);
-    }
-    hpc_row_took(w, 0);
+static void look_at_inputs(const hpc_core *core, hpc_work *w, double *squares) {
+    const _Atomic char *how = how_of(w);
+    for (int e = 0; e < w->row->n_in; e++)
+        if (brings(how, e)) hpc_row_count_received(core, w, e);
     w->mean = NULL;
-    ((hpc_split_means *)w->share->own)->squares[hpc_split_place(w->share, w->index)] = UNKNOWN;
+    *squares = UNKNOWN;
+}
+
+/* The last fold is over: its inputs are read no more. Among peers their slots are free. */
+static void end_fold(hpc_core *core, hpc_share *share) {
+    const hpc_engine *en = core->engine;
+    hpc_split_means *m = share->own;
+    const uint64_t n = share->version;
+    for (int i = 0; i < share->n_rows; i++) hpc_row_took(work_at(en, share, i), m->slot);
+    m->kept = 0;
+    m->slot = m->slot + 1 == en->layout.depth ? 0 : m->slot + 1;
+    if (!hpc_split_among_peers(en)) return;
+    atomic_store_explicit(&m->n_over, n, memory_order_release);
+    for (int i = 0; i < share->n_members; i++)
+        if (share->members[i] != share->owner)
+            hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
+    hpc_bell_ring(en->context->group.bell); /* this rank's own wait for a slot */
+}
+
+void hpc_split_drop(hpc_engine *en, hpc_share *share) {
+    hpc_core *core = &en->cores[share->core];
+    hpc_core_pause(core);
+    if (((const hpc_split_means *)share->own)->kept) end_fold(core, share);
+    hpc_core_resume(core);
 }
 
 static void tell_folded(hpc_core *core, const hpc_share *share) {
     const hpc_engine *en = core->engine;
-    for (int i = 0; i < share->n_members; i++)
-        hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
-                         share->version);
+    const hpc_split_means *m = share->own;
+    for (int i = 0; i < m->n_askers; i++)
+        hpc_share_answer(core, m->askers[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
 }
 
 static int is_folding(const hpc_split_means *m) {
     return m->n_folded < m->n_ready;
 }
 
-/* All workers have pulled. Shares that forward hear of no pulls. */
+/* All that ask have pulled. Shares that forward hear of no pulls. */
 static int is_pulled(const hpc_share *share) {
     const hpc_split_means *m = share->own;
-    return m->n_used > 0 && m->n_used == share->n_members;
+    return m->n_used > 0 && m->n_used == m->n_askers;
 }
 
 /* The fold that the pulls mean is there. A pull may overtake updates that pass other rows. */
@@ -181,6 +202,7 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     share->version++;
     m->n_ready = m->n_folded = m->n_ahead = 0;
+    m->kept = hpc_split_action(core->engine, share) == HPC_APPLY;
     m->owes = is_finishing(share);
     if (!m->owes) tell_folded(core, share);
 }
@@ -198,15 +220,16 @@ static int forward(hpc_core *core, hpc_work *w) {
 static int pulls_agree(hpc_core *core, const hpc_share *share) {
     hpc_engine *en = core->engine;
     const hpc_split_means *m = share->own;
-    int first = share->members[0];
-    double scale = *hpc_args_of(en, share, first, 0);
-    for (int i = 1; i < share->n_members; i++) {
-        double theirs = *hpc_args_of(en, share, share->members[i], 0);
+    const int first = m->askers[0];
+    const double scale = *hpc_args_of(en, share, first, 0);
+    if (hpc_split_among_peers(en)) return 1;
+    for (int i = 1; i < m->n_askers; i++) {
+        const double theirs = *hpc_args_of(en, share, m->askers[i], 0);
         if (theirs == scale || (isnan(theirs) && isnan(scale))) continue;
         char why[2 * HPC_FAILURE_BYTES];
         snprintf(why, sizeof why,
                  "apply: rank %d gives scale %.9g for key %.64s and rank %d %.9g: give the same on all workers", first,
-                 scale, en->plan->keys[share->key].name, share->members[i], theirs);
+                 scale, en->plan->keys[share->key].name, m->askers[i], theirs);
         hpc_engine_fail(en, HPC_ERR_CONFIG, why);
         return 0;
     }
@@ -222,62 +245,78 @@ static void answer_pulls(hpc_core *core, hpc_share *share) {
     size_t nbytes = m->use == HPC_USE_SQUARES ? (size_t)share->n_rows * sizeof *m->squares : 0;
     m->n_used = m->n_finished = m->next = 0;
     memset(m->finished, 0, (size_t)share->n_rows);
+    if (m->use == HPC_USE_APPLY || m->use == HPC_USE_SKIP) end_fold(core, share);
     if (m->owes) tell_folded(core, share);
     m->owes = 0;
     for (int r = 0; r < en->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
     m->answered++;
-    for (int i = 0; i < share->n_members; i++) {
-        int r = share->members[i];
+    for (int i = 0; i < m->n_askers; i++) {
+        int r = m->askers[i];
         size_t at = nbytes > 0 ? en->layout.places[r].own + its->squares_at[s] : 0;
         hpc_share_answer_with(core, r, nbytes > 0 ? m->squares : NULL, nbytes, at, signal, m->answered);
     }
 }
 
-static int apply(hpc_core *core, hpc_work *w, const double *args) {
-    if (hpc_row_keeps_inputs(w) || (w->mean == NULL && args[0] == 1)) {
+static int apply(hpc_core *core, hpc_work *w, double *squares) {
+    const hpc_split_means *m = w->share->own;
+    const double *args = hpc_args_of(core->engine, w->share, m->askers[0], 0);
+    if (keeps_inputs(core, w) || (w->mean == NULL && args[0] == 1)) {
         hpc_inputs inputs = present_inputs(core, w);
         inputs.args = args;
         return hpc_row_apply_kept(core, w, &inputs, args[0]);
     }
-    int failed = w->mean == NULL ? fold(core, w) : 0;
+    int failed = w->mean == NULL ? fold(core, w, squares) : 0;
     return failed ? failed : hpc_row_apply(core, w, args);
 }
 
-static int keep_mean(hpc_core *core, hpc_work *w) {
-    if (!hpc_row_keeps_inputs(w)) return fold(core, w);
-    const hpc_inputs inputs = present_inputs(core, w);
-    return hpc_row_keep_mean(core, w, &inputs);
+static int find_squares(hpc_core *core, hpc_work *w, double *squares) {
+    ((hpc_split_means *)w->share->own)->squared = 1;
+    if (keeps_inputs(core, w) ? *squares == UNKNOWN : w->mean == NULL) return fold(core, w, squares);
+    if (*squares == UNKNOWN) *squares = hpc_row_squares(core, w);
+    return 0;
 }
 
-/* Does for a row what all workers have pulled for. */
+/* Among peers the mean is of this rank's worker alone. */
+static int gather(hpc_core *core, hpc_work *w, double *squares, int empty) {
+    float *here = ((const hpc_split *)core->engine->own)->asks[w->row->key].gathered;
+    const int keeps = keeps_inputs(core, w);
+    int failed = 0;
+    if (w->mean == NULL && keeps) {
+        const hpc_inputs inputs = present_inputs(core, w);
+        if (here == NULL) {
+            failed = hpc_row_keep_mean(core, w, &inputs);
+        } else if (empty) {
+            memset(here + w->row->offset, 0, (size_t)w->row->count * sizeof *here);
+        } else {
+            failed = hpc_row_read_kept(core, w, &inputs, here + w->row->offset, NULL);
+        }
+    } else if (w->mean == NULL) {
+        failed = fold(core, w, squares);
+    }
+    if (!failed && here == NULL) hpc_row_gather(core, w, empty && !keeps);
+    return failed;
+}
+
+/* Does for a row what was pulled for. */
 static int use_row(hpc_core *core, hpc_share *share, int place) {
     hpc_split_means *m = share->own;
-    const hpc_engine *en = core->engine;
-    int failed = 0;
-    hpc_work *w = &en->work[en->work_of[share->rows[place]]];
-    int empty = is_empty(w), applies = m->use == HPC_USE_APPLY && !empty;
+    hpc_work *w = work_at(core->engine, share, place);
+    double *squares = &m->squares[place];
+    const int empty = is_empty(w), applies = m->use == HPC_USE_APPLY && !empty;
     m->finished[place] = 1;
     m->n_finished++;
     if (w->sends_to_rows && !applies) hpc_forward_empty(core, w); /* relays answer this pull as well */
     switch (m->use) {
     case HPC_USE_APPLY:
-        if (applies) failed = apply(core, w, hpc_args_of(en, share, share->members[0], 0));
-        break;
+        return applies ? apply(core, w, squares) : 0;
     case HPC_USE_SKIP:
-        break;
+        return 0;
     case HPC_USE_SQUARES:
-        m->squared = 1;
-        if (hpc_row_keeps_inputs(w) ? m->squares[place] == UNKNOWN : w->mean == NULL)
-            failed = fold(core, w);
-        else if (m->squares[place] == UNKNOWN)
-            m->squares[place] = hpc_row_squares(core, w);
-        break;
+        return find_squares(core, w, squares);
     case HPC_USE_GATHER:
-        if (w->mean == NULL) failed = keep_mean(core, w);
-        if (!failed) hpc_row_gather(core, w, empty && !hpc_row_keeps_inputs(w));
-        break;
+        return gather(core, w, squares, empty);
     }
-    return failed;
+    return 0;
 }
 
 static int use_next(hpc_core *core, hpc_share *share) {
@@ -303,22 +342,25 @@ static int is_ahead(const hpc_share *share) {
 static int use_ahead(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     int place;
-    do place = hpc_split_place(share, m->ready[m->n_ahead++]->index);
+    do place = m->ready[m->n_ahead++];
     while (m->finished[place]);
     return use_row(core, share, place);
 }
 
 static int fold_next(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
-    hpc_work *w = m->ready[m->n_folded++];
+    const int place = m->ready[m->n_folded++];
+    hpc_work *w = work_at(core->engine, share, place);
     int failed = 0;
-    look_at_inputs(core, w);
-    if (w->row->action == HPC_FORWARD)
+    look_at_inputs(core, w, &m->squares[place]);
+    if (w->row->action == HPC_FORWARD) {
         failed = forward(core, w);
-    else if (applies_ahead(share))
-        failed = use_row(core, share, hpc_split_place(share, w->index));
-    else if (!core->engine->inline_progress)
-        failed = fold(core, w);
+        hpc_row_took(w, 0);
+    } else if (applies_ahead(share)) {
+        failed = use_row(core, share, place);
+    } else if (!core->engine->inline_progress) {
+        failed = fold(core, w, &m->squares[place]);
+    }
     if (failed) return failed;
     if (m->n_folded == share->n_rows) {
         answer_folds(core, share);
@@ -351,33 +393,47 @@ int hpc_split_work(hpc_core *core) {
 
 /* ---- the core: events ---- */
 
-static void input_came(hpc_core *core, hpc_work *w, int input, int how) {
+/* The number of a row in its share, whose rows are in rising order. */
+static int place_of(const hpc_share *share, int row) {
+    int low = 0, high = share->n_rows - 1;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (share->rows[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* A push ends the fold before it, which it replaces: with servers any worker's, among peers this rank's own. */
+static void input_came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     hpc_split_means *m = w->share->own;
-    _Atomic char *came = &w->came[input];
+    _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input];
+    const int rank = w->inputs[input].rank;
     if (hpc_engine_has_failed(core->engine)) return;
-    if (hpc_row_has_too_many(core, w, came, 1, w->inputs[input].rank)) return;
+    if (m->kept && (rank == w->share->owner || !hpc_split_among_peers(core->engine))) end_fold(core, w->share);
+    if (hpc_row_has_too_many(core, w, came, 1, rank)) return;
     atomic_store_explicit(came, (char)how, memory_order_relaxed);
-    if (++w->arrived[0] < w->row->n_in) return;
-    w->arrived[0] = 0;
-    m->ready[m->n_ready++] = w;
+    if (++w->arrived[slot] < w->row->n_in) return;
+    w->arrived[slot] = 0;
+    m->ready[m->n_ready++] = place_of(w->share, w->index);
     add_work(core, w->share);
 }
 
-static void inputs_came(hpc_core *core, hpc_share *share, int rank, int how) {
-    const hpc_engine *en = core->engine;
+static void inputs_came(hpc_core *core, hpc_share *share, int rank, int slot, int how) {
     const hpc_edge *edges = NULL;
     int input = -1;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        hpc_work *w = work_at(core->engine, share, i);
         if (w->row->in != edges) input = hpc_row_input_of(w, rank, 0); /* rows of a hub share their edges */
         edges = w->row->in;
-        if (input >= 0) input_came(core, w, input, how);
+        if (input >= 0) input_came(core, w, slot, input, how);
     }
 }
 
 int hpc_split_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    (void)slot;
-    inputs_came(core, share, rank, HPC_CAME);
+    inputs_came(core, share, rank, slot, CAME);
     return 1;
 }
 
@@ -389,7 +445,7 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     if (hpc_engine_has_failed(en)) return;
     if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
-    if (how == HPC_CAME) {
+    if (how == CAME) {
         hpc_row_count_received(core, w, 0);
         hpc_row_pass_on(core, w, 0);
     } else if (w->sends_to_rows) {
@@ -405,16 +461,15 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     }
 }
 
-static void came(hpc_core *core, hpc_work *w, int input, int how) {
+static void came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     if (w->row->action == HPC_RELAY)
         relayed_came(core, w, how);
     else
-        input_came(core, w, input, how);
+        input_came(core, w, slot, input, how);
 }
 
 int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    (void)slot;
-    came(core, w, input, HPC_CAME);
+    came(core, w, slot, input, CAME);
     return 1;
 }
 
@@ -422,15 +477,15 @@ int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
     const int input = w == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
     if (input < 0) return 0;
-    if (hpc_core_brings(core, event, "nothing for row", w->row->key, 0)) came(core, w, input, HPC_CAME_EMPTY);
+    if (hpc_core_brings(core, event, "nothing for row", w->row->key, 0)) came(core, w, 0, input, CAME_EMPTY);
     return 1;
 }
 
 /* A worker has no gradient. */
-static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
     if (share == NULL || !hpc_feeds_share(core->engine, share, event->peer)) return 0;
     if (hpc_core_brings(core, event, "no gradient of share", share->key, 0))
-        inputs_came(core, share, event->peer, HPC_CAME_EMPTY);
+        inputs_came(core, share, event->peer, slot, CAME_EMPTY);
     return 1;
 }
 
@@ -448,6 +503,7 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     const int use = asked & ((1 << HPC_SPLIT_USE_BITS) - 1), folds = asked >> HPC_SPLIT_USE_BITS;
     if (hpc_engine_has_failed(core->engine)) return 1;
     if (use < HPC_USE_APPLY || use > HPC_USE_SQUARES || !hpc_share_involves(core->engine, share, rank)) return 0;
+    if (hpc_split_among_peers(core->engine) && rank != share->owner) return 0;
     if (hpc_split_action(core->engine, share) != HPC_APPLY) return 0;
     if (atomic_load_explicit(&m->used[rank], memory_order_relaxed)) return 0;
     if (m->n_used == 0) m->use = (hpc_use)use, m->folds = folds;
@@ -459,8 +515,8 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
         return 1;
     }
     atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);
-    if (++m->n_used < share->n_members || !pulls_agree(core, share)) return 1;
-    share->args_from = share->members[0];
+    if (++m->n_used < m->n_askers || !pulls_agree(core, share)) return 1;
+    share->args_from = m->askers[0];
     share->args_slot = 0;
     add_work(core, share);
     return 1;
@@ -471,8 +527,9 @@ int hpc_split_other_came(hpc_core *core, const hpc_event *event) {
     hpc_share *share = hpc_core_share(core, index);
     switch (hpc_imm_operation(event->imm)) {
     case HPC_OP_EMPTY:
-        if (slot == HPC_EMPTY_ROW) return empty_row_came(core, hpc_core_row(core, index), event);
-        return slot == 0 && empty_came(core, share, event);
+        if (slot == HPC_EMPTY_ROW && core->engine->layout.stages.many)
+            return empty_row_came(core, hpc_core_row(core, index), event);
+        return slot < core->engine->layout.depth && empty_came(core, share, event, slot);
     case HPC_OP_USE:
         if (share == NULL) return 0;
         if (!hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;

@@ -112,10 +112,6 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
     return found;
 }
 
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_graph_has_read, missing);
-}
-
 const hpc_discipline hpc_discipline_ssp = {
     .name = "SSP",
     .suits = suits,
@@ -127,9 +123,9 @@ const hpc_discipline hpc_discipline_ssp = {
     .work = work,
     .begin_push = hpc_graph_begin_push,
     .send_share = hpc_graph_send_share,
-    .is_free = hpc_graph_is_free,
+    .has_read = hpc_graph_has_read,
     .needs = needs,
-    .awaited = awaited,
+    .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
     .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

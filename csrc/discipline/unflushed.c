@@ -301,10 +301,6 @@ static int pushed(hpc_engine *en, int key) {
     return status;
 }
 
-static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
-    return en->layout.shares[s].owner != en->context->group.rank || hpc_share_has_answered(en, s, ticket);
-}
-
 static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
     (void)rank, (void)key;
     return state_of(en)->barrier ? n : 0;
@@ -315,10 +311,6 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
     for (int r = 0; r < en->context->group.size && state_of(en)->barrier; r++)
         if (r != share->owner && said_by(en, share, r) < n) found = hpc_add_rank(ranks, found, r);
     return found;
-}
-
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, has_read, missing);
 }
 
 static const char *refuses_pieces(const hpc_exchange_config *f) {
@@ -345,7 +337,7 @@ const hpc_discipline hpc_discipline_unflushed = {
     .send_share = send_share,
     .pushed = pushed,
     .needs = needs,
-    .awaited = awaited,
+    .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
     .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

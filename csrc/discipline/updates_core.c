@@ -6,127 +6,115 @@
 #include "discipline/updates.h"
 #include "engine/answer.h"
 #include "engine/args.h"
-#include "engine/row.h"
+#include "engine/core.h"
 
-/* ---- places ---- */
-
-static size_t note_place(const hpc_engine *en, int row, size_t slot) {
-    return en->layout.places[en->plan->rows[row].owner].own + hpc_updates_of(en)->note_at[row] +
-           slot * sizeof(hpc_version_note);
+static uint64_t depth_of(const hpc_engine *en) {
+    return (uint64_t)en->layout.depth;
 }
 
-/* The note of a row's forward number n, counted from 0. */
+static int has_failed(const hpc_core *core) {
+    return hpc_engine_has_failed(core->engine);
+}
+
+/* The note of version number n that comes to a row, counted from 0. */
 static const hpc_version_note *note_of(const hpc_engine *en, const hpc_work *w, uint64_t n) {
-    const size_t at = note_place(en, w->index, (size_t)(n % (uint64_t)en->layout.depth));
-    return (const hpc_version_note *)(const void *)(hpc_own_part(en) + at);
+    const char *slot = w->inputs[0].slots + (size_t)(n % depth_of(en)) * w->inputs[0].stride;
+    return (const hpc_version_note *)(const void *)(slot + hpc_row_bytes(en, w->row));
 }
 
-/* ---- clocks ---- */
+/* Puts a version's note to the rows that get the version next, by the lane of the forward that follows. */
+static void send_note(hpc_core *core, const hpc_work *w, const hpc_version_note *note, uint64_t slot) {
+    const hpc_engine *en = core->engine;
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_row *to = &en->plan->rows[w->outputs[o].row];
+        const size_t at = w->outputs[o].offset + (size_t)slot * hpc_slot_stride(en, to) + hpc_row_bytes(en, to);
+        hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, note, sizeof *note, at));
+    }
+}
 
-/* The number of the last push of rank; UINT64_MAX while it may push more. */
-static uint64_t last_push(const hpc_engine *en, int key, int rank) {
+/* ---- sums ---- */
+
+uint64_t hpc_last_push(const hpc_engine *en, int key, int rank) {
     if (hpc_updates_of(en)->levels) return hpc_updates_of(en)->last[hpc_by_rank(en, key, rank)];
     return hpc_closed_signal(en, rank) != 0 ? hpc_closing_count(en, rank, key) : UINT64_MAX;
 }
 
 /* The version that may be closed: the smallest clock of those from which more may come; else the largest of all. */
 static uint64_t closes_at(const hpc_engine *en, const hpc_work *w) {
-    const hpc_summing *its = hpc_sum_of(en, w);
     uint64_t least = UINT64_MAX, most = 0;
     for (int e = 0; e < w->row->n_in; e++) {
-        const int rank = w->inputs[e].rank;
-        const uint64_t n = hpc_pushes_from(its, e), clock = hpc_clock_at(en, w->row->key, rank, n);
+        const uint64_t n = hpc_pushes_from(hpc_versions_of(en, w), e), clock = hpc_input_clock(en, w, e);
         if (clock > most) most = clock;
-        if (n < last_push(en, w->row->key, rank) && clock < least) least = clock;
+        if (clock < least && n < hpc_last_push(en, w->row->key, w->inputs[e].rank)) least = clock;
     }
     return least < UINT64_MAX ? least : most;
 }
 
-/* ---- the core: sums ---- */
+int hpc_has_not_told(const hpc_engine *en, int row, uint64_t version) {
+    const hpc_row *below = &en->plan->rows[row];
+    const int tells = below->n_out == 0 || hpc_closed_signal(en, below->owner) != 0;
+    return tells && hpc_version_told(en, row) < version;
+}
 
 /* The version that receivers must have told before the next one is sent and the sum after it begun; 0: any. */
-static uint64_t waits_for(const hpc_engine *en, const hpc_work *w) {
-    const hpc_summing *its = hpc_sum_of(en, w);
-    const uint64_t depth = (uint64_t)en->layout.depth;
-    if (its->sent + 2 <= depth) return 0;
-    const uint64_t freed = its->notes[(its->sent + 1) % depth].version;
+static uint64_t waits_for(const hpc_engine *en, const hpc_versions *its) {
+    if (its->came + 2 <= depth_of(en)) return 0;
+    const uint64_t freed = its->notes[(its->came + 1) % depth_of(en)].version;
     for (int i = 0; i < its->n_below; i++)
         if (hpc_has_not_told(en, its->below[i], freed)) return freed;
     return 0;
 }
 
-static const double *args_of_push(const hpc_engine *en, const hpc_work *w, int rank, uint64_t clock) {
-    const uint64_t n = clock + hpc_updates_of(en)->base[hpc_by_rank(en, w->row->key, rank)];
-    return hpc_args_of(en, w->share, rank, (int)((n - 1) % (uint64_t)en->layout.depth));
-}
-
-static void fail_args(hpc_core *core, const hpc_work *w, uint64_t version, int r, int first, int a) {
-    const double values[] = {args_of_push(core->engine, w, r, version)[a],
-                             args_of_push(core->engine, w, first, version)[a]};
-    hpc_args_differ(core->engine, w, a, version, (const int[]){r, first}, values);
-}
-
-/* args gets the rule's arguments for a version, from the workers that have made the push of that number. Returns 0 if
- * two of these workers give different arguments. */
-static int take_version_args(hpc_core *core, const hpc_work *w, uint64_t version, double *args) {
-    const hpc_engine *en = core->engine;
-    int first = -1;
-    for (int e = 0; e < w->row->n_in; e++) {
-        const int rank = w->inputs[e].rank;
-        if (hpc_clock_at(en, w->row->key, rank, hpc_pushes_from(hpc_sum_of(en, w), e)) < version) continue;
-        const double *theirs = args_of_push(en, w, rank, version);
-        if (first < 0) memcpy(args, theirs, HPC_ARGS_BYTES);
-        for (int a = 1; a < HPC_RULE_ARGS && first >= 0; a++) {
-            if (theirs[a] == args[a]) continue;
-            fail_args(core, w, version, rank, first, a);
-            return 0;
-        }
-        if (first < 0) first = rank;
-    }
-    return 1;
-}
-
-static int has_to_wait(hpc_core *core, const hpc_work *w) {
-    hpc_summing *its = hpc_sum_of(core->engine, w);
-    const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->engine, w);
+static int has_to_wait(hpc_core *core, hpc_versions *its) {
+    const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->engine, its);
     atomic_store_explicit(&its->waits, now, memory_order_relaxed);
-    ((hpc_closings *)core->own)->n_waiting += (now > 0) - (before > 0);
+    core->n_parked += (now > 0) - (before > 0);
     return now > 0;
+}
+
+/* The rule's arguments for a version, from the workers that have made the push of that number. NULL: two of these
+ * workers give different arguments, and the exchange fails. */
+static const double *version_args(hpc_core *core, const hpc_work *w, uint64_t version) {
+    hpc_engine *en = core->engine;
+    const double *args = NULL;
+    for (int e = 0, first = -1; e < w->row->n_in; e++) {
+        const int rank = w->inputs[e].rank;
+        const uint64_t before =
+            version - 1 + hpc_updates_of(en)->base[hpc_by_rank(en, w->row->key, rank)]; /* its pushes */
+        if (hpc_input_clock(en, w, e) < version) continue;
+        const double *theirs = hpc_args_of(en, w->share, rank, (int)(before % depth_of(en)));
+        for (int a = 1; a < HPC_RULE_ARGS && args != NULL; a++) {
+            if (theirs[a] == args[a]) continue;
+            hpc_args_differ(en, w, a, version, (const int[]){rank, first}, (const double[]){theirs[a], args[a]});
+            return NULL;
+        }
+        if (args == NULL) args = theirs, first = rank;
+    }
+    return args;
 }
 
 /* Whether a state was set in the present publish, which has none of the open version: all receivers leave it out. */
 static int is_left_out(const hpc_engine *en, const hpc_work *w) {
-    const hpc_summing *its = hpc_sum_of(en, w);
+    const hpc_versions *its = hpc_versions_of(en, w);
     for (int i = 0; i < its->n_below && hpc_updates_of(en)->levels; i++)
-        if (en->plan->rows[its->below[i]].owner == w->row->owner)
-            return hpc_received_by(en, &en->work[en->work_of[its->below[i]]])->was_set;
+        if (en->work_of[its->below[i]] >= 0) return hpc_versions_of(en, &en->work[en->work_of[its->below[i]]])->was_set;
     return 0;
-}
-
-/* Puts a version's note where the rows look for it that get the version next, by the lane of the forward that follows.
- */
-static void send_note(hpc_core *core, const hpc_work *w, const hpc_version_note *note, size_t slot) {
-    const hpc_engine *en = core->engine;
-    for (int o = 0; o < w->n_outputs; o++)
-        hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, note, sizeof *note,
-                                         note_place(en, w->outputs[o].row, slot)));
 }
 
 /* Sends the sum of the open version, if it can be closed. Returns how many were sent. */
 static int close_version(hpc_core *core, hpc_work *w) {
     const hpc_engine *en = core->engine;
-    hpc_summing *its = hpc_sum_of(en, w);
-    const uint64_t version = closes_at(en, w), depth = (uint64_t)en->layout.depth;
-    if (version <= atomic_load_explicit(&its->version, memory_order_relaxed)) return 0;
-    if (has_to_wait(core, w)) return 0;
+    hpc_versions *its = hpc_versions_of(en, w);
+    const uint64_t version = closes_at(en, w), slot = its->came % depth_of(en);
+    if (version <= atomic_load_explicit(&its->version, memory_order_relaxed) || has_to_wait(core, its)) return 0;
     if (is_left_out(en, w)) its->n_open = 0;
-    const size_t slot = (size_t)(its->sent % depth);
+    const double *args = version_args(core, w, version);
+    if (args == NULL) return 0;
     hpc_version_note *note = &its->notes[slot];
-    note->version = version;
-    note->n_updates = (uint64_t)its->n_open;
-    if (!take_version_args(core, w, version, note->args)) return 0;
+    *note = (hpc_version_note){.version = version, .n_updates = (uint64_t)its->n_open};
+    memcpy(note->args, args, HPC_ARGS_BYTES);
     if (its->n_open == 0) memset(w->acc, 0, (size_t)w->row->count * sizeof *w->acc);
-    if (w->encoded != NULL) w->encoded = its->leaving + slot * w->leaving_stride;
+    if (w->encoded != NULL) w->encoded = w->leaving + slot * w->leaving_stride;
     send_note(core, w, note, slot);
     const hpc_inputs inputs = {.bases = core->bases,
                                .weights = core->base_weights,
@@ -136,23 +124,19 @@ static int close_version(hpc_core *core, hpc_work *w) {
                                .n_updates = its->n_open,
                                .slot = slot};
     if (hpc_row_work(core, w, &inputs) != 0) return 0;
-    its->sent++;
+    its->came++;
     its->n_open = 0;
-    if (w->encoded == NULL) w->acc = (float *)(void *)(its->leaving + its->sent % depth * w->leaving_stride);
+    if (w->encoded == NULL) w->acc = (float *)(void *)(w->leaving + its->came % depth_of(en) * w->leaving_stride);
     atomic_store_explicit(&its->version, version, memory_order_release);
     if (hpc_updates_of(en)->levels) hpc_bell_ring(en->context->group.bell);
     return 1;
 }
 
-static int has_failed(const hpc_core *core) {
-    return hpc_engine_has_failed(core->engine);
-}
-
 /* Returns 0 if it is not the next one of its rank. */
 static int update_came(hpc_core *core, hpc_work *w, int slot, int input) {
-    hpc_summing *its = hpc_sum_of(core->engine, w);
+    hpc_versions *its = hpc_versions_of(core->engine, w);
     if (has_failed(core)) return 1;
-    if ((uint64_t)slot != hpc_pushes_from(its, input) % (uint64_t)core->engine->layout.depth) return 0;
+    if ((uint64_t)slot != hpc_pushes_from(its, input) % depth_of(core->engine)) return 0;
     if (hpc_row_add(core, w, slot, input, its->n_open == 0) != 0) return 1;
     its->n_open++;
     hpc_tally_add(&its->pushes[input], 1);
@@ -161,39 +145,31 @@ static int update_came(hpc_core *core, hpc_work *w, int slot, int input) {
     return 1;
 }
 
-/* A version that came to a row which passes it on. Its slot is free again when that of every row below is. */
-static int version_came(hpc_core *core, hpc_work *w, int slot) {
-    const hpc_engine *en = core->engine;
-    hpc_receiving *row = hpc_received_by(en, w);
-    if (has_failed(core)) return 1;
-    if ((uint64_t)slot != row->came % (uint64_t)en->layout.depth) return 0;
-    const hpc_version_note *note = note_of(en, w, row->came++);
-    send_note(core, w, note, (size_t)slot);
-    hpc_row_count_received(core, w, -1);
-    hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
-    inputs.args = note->args;
-    hpc_row_work(core, w, &inputs);
-    return 1;
-}
-
-/* ---- the core: receivers ---- */
+/* ---- receivers ---- */
 
 static void tell_sources(hpc_core *core, const hpc_share *share) {
     const hpc_engine *en = core->engine;
     hpc_receiver *its = share->own;
     const uint64_t version = hpc_version_at(&its->version);
     for (int i = 0; i < its->n_sources; i++)
-        if (its->sources[i] != share->owner)
-            hpc_share_answer(core, its->sources[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), version);
+        hpc_share_answer(core, its->sources[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), version);
     atomic_store_explicit(&its->told, version, memory_order_release); /* the worker may leave now */
     hpc_bell_ring(en->context->group.bell); /* this rank's own rows, and its settle or publish */
 }
 
-static int apply_version(hpc_core *core, hpc_work *w, const hpc_version_note *note, int slot) {
-    hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
+static int work_version(hpc_core *core, hpc_work *w, const hpc_version_note *note, uint64_t n) {
+    hpc_inputs inputs = hpc_row_inputs(core, w, (int)(n % depth_of(core->engine)), -1);
     inputs.args = note->args;
     inputs.n_updates = (int)note->n_updates;
     return hpc_row_work(core, w, &inputs);
+}
+
+/* The slot of a version that is passed on is free again when that of every row below is. */
+static void pass_on(hpc_core *core, hpc_work *w) {
+    hpc_versions *row = hpc_versions_of(core->engine, w);
+    const hpc_version_note *note = note_of(core->engine, w, row->applied);
+    send_note(core, w, note, row->applied % depth_of(core->engine));
+    work_version(core, w, note, row->applied++);
 }
 
 /* Applies versions that have come to the row: all up to version most, and beyond that until the row has the version
@@ -201,32 +177,31 @@ static int apply_version(hpc_core *core, hpc_work *w, const hpc_version_note *no
  * most. A row that was set skips versions that are older than its parameters. */
 static void catch_up(hpc_core *core, hpc_work *w, uint64_t most) {
     const hpc_engine *en = core->engine;
-    hpc_receiving *row = hpc_received_by(en, w);
+    hpc_versions *row = hpc_versions_of(en, w);
     hpc_receiver *its = w->share->own;
     while (row->applied < row->came && !has_failed(core)) {
         const hpc_version_note *note = note_of(en, w, row->applied);
         const uint64_t before = atomic_load_explicit(&row->version, memory_order_relaxed);
         if (note->version > most && before >= its->need) return;
         if (note->n_updates > 0 && !(row->was_set && hpc_updates_of(en)->levels) &&
-            apply_version(core, w, note, (int)(row->applied % (uint64_t)en->layout.depth)) != 0)
+            work_version(core, w, note, row->applied) != 0)
             return;
         row->applied++;
         atomic_store_explicit(&row->version, note->version, memory_order_relaxed);
-        its->below -= before < its->need && note->version >= its->need;
+        its->behind -= before < its->need && note->version >= its->need;
     }
 }
 
 static void catch_up_all(hpc_core *core, const hpc_share *share, uint64_t most) {
-    const hpc_engine *en = core->engine;
-    for (int i = 0; i < share->n_rows; i++) catch_up(core, &en->work[en->work_of[share->rows[i]]], most);
+    for (int i = 0; i < share->n_rows; i++) catch_up(core, hpc_share_row(core->engine, share, i), most);
 }
 
 /* The version that the row which is behind most has applied, or (came) that has come to all rows. */
 static uint64_t least_version(const hpc_engine *en, const hpc_share *share, int came) {
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        const hpc_receiving *row = hpc_received_by(en, w);
+        const hpc_work *w = hpc_share_row(en, share, i);
+        const hpc_versions *row = hpc_versions_of(en, w);
         const uint64_t version = came && row->came > row->applied
                                      ? note_of(en, w, row->came - 1)->version
                                      : atomic_load_explicit(&row->version, memory_order_relaxed);
@@ -238,13 +213,13 @@ static uint64_t least_version(const hpc_engine *en, const hpc_share *share, int 
 static void set_need(const hpc_engine *en, const hpc_share *share, uint64_t need) {
     hpc_receiver *its = share->own;
     its->need = need;
-    its->below = 0;
+    its->behind = 0;
     for (int i = 0; i < share->n_rows; i++)
-        its->below += atomic_load_explicit(&hpc_received_by(en, &en->work[en->work_of[share->rows[i]]])->version,
-                                           memory_order_relaxed) < need;
+        its->behind += atomic_load_explicit(&hpc_versions_of(en, hpc_share_row(en, share, i))->version,
+                                            memory_order_relaxed) < need;
 }
 
-/* No row is below what is needed: answers, after it has applied all versions that have come to all rows. */
+/* No row is behind what is needed: answers, after it has applied all versions that have come to all rows. */
 static void reached(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     hpc_receiver *its = share->own;
@@ -260,45 +235,45 @@ static void reached(hpc_core *core, hpc_share *share) {
     hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), its->asked);
 }
 
-/* Applies what has come as far as it may. */
-static void go_on(hpc_core *core, hpc_share *share) {
-    hpc_receiver *its = share->own;
-    catch_up_all(core, share, its->runs ? UINT64_MAX : its->need);
-    if (its->below == 0) reached(core, share);
+static uint64_t applies_to(const hpc_receiver *its) {
+    return its->runs ? UINT64_MAX : its->need;
 }
 
-static int forward_came(hpc_core *core, hpc_work *w, int slot) {
-    const hpc_engine *en = core->engine;
-    const uint64_t depth = (uint64_t)en->layout.depth;
-    hpc_receiving *row = hpc_received_by(en, w);
-    hpc_receiver *its = w->share->own;
+static void go_on(hpc_core *core, hpc_share *share) {
+    const hpc_receiver *its = share->own;
+    catch_up_all(core, share, applies_to(its));
+    if (its->behind == 0) reached(core, share);
+}
+
+static void take(hpc_core *core, hpc_work *w) {
+    const hpc_receiver *its = w->share->own;
+    if (!its->runs && its->asked == its->answered) return; /* the worker computes */
+    catch_up(core, w, applies_to(its));
+    if (its->behind == 0) reached(core, w->share);
+}
+
+/* Returns 0 if it is not the next one, or if its slot is not free. */
+static int version_came(hpc_core *core, hpc_work *w, int slot) {
+    hpc_versions *row = hpc_versions_of(core->engine, w);
+    const uint64_t depth = depth_of(core->engine);
+    if (has_failed(core)) return 1;
     if ((uint64_t)slot != row->came % depth || row->came - row->applied >= depth) return 0;
     row->came++;
     hpc_row_count_received(core, w, -1);
-    if (!its->runs && its->asked == its->answered) return 1; /* the worker computes */
-    catch_up(core, w, its->runs ? UINT64_MAX : its->need);
-    if (its->below == 0) reached(core, w->share);
+    if (hpc_row_passes_on(w->row))
+        pass_on(core, w);
+    else
+        take(core, w);
     return 1;
 }
 
-/* This rank has pushed once more. */
-int hpc_updates_pull_came(hpc_core *core, hpc_share *share, int rank) {
-    const hpc_engine *en = core->engine;
-    hpc_receiver *its = share->own;
-    if (rank != share->owner || hpc_share_forwards(en, share) || its->runs) return 0;
-    its->asked++;
-    set_need(en, share, hpc_clock_behind(en, hpc_clock_at(en, share->key, rank, its->asked)));
-    go_on(core, share);
-    return 1;
-}
-
-/* ---- the core: events ---- */
+/* ---- slots of the discipline ---- */
 
 int hpc_updates_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     const hpc_engine *en = core->engine;
     if (!hpc_share_forwards(en, share)) return 0;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        hpc_work *w = hpc_share_row(en, share, i);
         const int input = hpc_row_input_of(w, rank, 0);
         if (hpc_row_passes_on(w->row)) continue;
         if (input < 0 || !update_came(core, w, slot, input)) return 0;
@@ -307,19 +282,25 @@ int hpc_updates_share_came(hpc_core *core, hpc_share *share, int rank, int slot)
 }
 
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    if (hpc_row_passes_on(w->row)) return version_came(core, w, slot);
-    if (w->row->action == HPC_FORWARD) return update_came(core, w, slot, input);
-    return has_failed(core) || forward_came(core, w, slot);
+    return hpc_row_sums(w->row) ? update_came(core, w, slot, input) : version_came(core, w, slot);
+}
+
+/* This rank has pushed once more. */
+int hpc_updates_pull_came(hpc_core *core, hpc_share *share, int rank) {
+    const hpc_engine *en = core->engine;
+    hpc_receiver *its = share->own;
+    if (rank != share->owner || its == NULL || its->runs) return 0;
+    its->asked++;
+    set_need(en, share, hpc_clock_behind(en, hpc_clock_at(en, share->key, rank, its->asked)));
+    go_on(core, share);
+    return 1;
 }
 
 /* Versions may close when a worker has closed or a receiver has told, and in a publish. */
 int hpc_updates_work(hpc_core *core) {
     hpc_engine *en = core->engine;
-    hpc_closings *its = core->own;
-    int n = 0, n_closed = 0;
-    for (int r = 0; r < en->context->group.size; r++) n_closed += hpc_closed_signal(en, r) != 0;
-    if (n_closed == its->n_closed && its->n_waiting == 0 && !hpc_updates_of(en)->levels) return 0;
-    its->n_closed = n_closed;
+    int n = 0;
+    if (!hpc_core_sees_closed(core) && core->n_parked == 0 && !hpc_updates_of(en)->levels) return 0;
     for (int i = 0; i < en->n_work; i++)
         if (en->work[i].row->core == core->index && hpc_row_sums(en->work[i].row))
             n += close_version(core, &en->work[i]);

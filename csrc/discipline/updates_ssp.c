@@ -2,20 +2,20 @@
  * come back. Every receiver applies the same ones in the same order, so all workers have the same parameters for each
  * version, bit for bit.
  *
- * A worker's *clock* of a key is the number of its pushes since the last publish. A *version* is a sum of updates, and
+ * A worker's *clock* of a key is the number of its pushes since the last publish. A *version* is a sum of updates:
  * version t holds all updates of clocks up to t that earlier versions do not hold. A row that forwards adds each update
  * to the sum of the open version as it comes, whatever its clock. It closes version t when every open worker has pushed
- * t times: it sends the sum to all receivers, once, and begins the next sum. So the updates of fast workers may be in
+ * t times: it sends the sum to all receivers, once, and begins the next sum. So updates of fast workers may be in
  * earlier versions than t, never in later ones.
  *
  * A step at clock c begins when the worker's receiver has applied version c - s. After each push the worker tells its
- * receiver, which is a row of its own rank. The receiver then applies the versions that are there, and answers when it
- * has c - s. It applies nothing while the worker computes. All rows of a share have the same version when it answers,
- * except after a closing that has let several versions close at once.
+ * receiver, a row of its own rank, which then applies the versions that are there, and answers when it has c - s. It
+ * applies nothing while the worker computes. All rows of a share have the same version when it answers, except after a
+ * closing that has let several versions close at once.
  *
- * A *note* travels with each version, by a put before it: the version's number, the count of its updates (which the
- * rule gets), and the rule's arguments. Those are the arguments of push t of the workers, which must be equal. So they
- * go to the rows that forward, by the same lane as the push, and no receiver needs a place for them.
+ * A *note* travels with each version, by a put before it, to the end of its slot: the version's number, the count of
+ * its updates (which the rule gets), and the rule's arguments: those of push t of the workers, which must be equal. So
+ * arguments go to the rows that forward, by the lane of the push, and no receiver needs a place for them.
  *
  * A row that forwards may pass on what another one has forwarded, note and all: the versions of a sum then go down a
  * tree (section 3.4.2). Passing on waits for nothing.
@@ -23,8 +23,8 @@
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
  * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
  * for its number, and the receivers apply nothing. When all workers have closed, a last version has the number of the
- * largest clock. All ranks know that number from the closing counts, and ranks that own rows serve until all receivers
- * below these have applied it.
+ * largest clock. All ranks know it from the closing counts, and ranks that own rows serve until all receivers below
+ * these have applied it.
  *
  * Slots. d is the plan's depth, s + 2 at least. A worker that has pushed t times has had the answer to push t - 1, so
  * its receiver has applied version t - 1 - s. Versions are sent in order, one number or more apart. So when version t
@@ -35,7 +35,6 @@
  *   a slot of a row that passes on, and its note   written as the receive slots below it are, which have their copies
  *   a gradient's slot, its arguments   written for push p + d after the answer to push p + d - 1, so after the close of
  *                                   version p + 1, which read them
- *
  * Receivers of workers that have closed, and those that only keep a master, push nothing. They signal the version that
  * they have applied to the ranks of all rows by which it came. A version stays open until the slots that it needs are
  * free, at whatever receiver of its sum.
@@ -48,13 +47,10 @@
  *   counts of pushes, versions   written by the core; a wait reads them, to name ranks and in settle and publish
  *
  * Nobody waits in a circle: the slowest worker waits for no one, as all others have pushed as often. */
-#include <string.h>
-
 #include "discipline/each.h"
 #include "discipline/grouping.h"
 #include "discipline/updates.h"
 #include "engine/core.h"
-#include "engine/row.h"
 #include "engine/send.h"
 #include "engine/stages.h"
 
@@ -64,14 +60,6 @@ static int suits(const hpc_exchange_config *f) {
     int other;
     return f->consistency == HPC_SSP && f->graph == NULL && !hpc_config_is_bsp(f) && f->plan != NULL &&
            hpc_plan_find_copy(f->plan, &other) >= 0;
-}
-
-static int refuse_row(int i, const char *why) {
-    return hpc_fail(
-        HPC_ERR_CONFIG, "exchange",
-        "exchange: row %d %s; SSP where receivers apply needs a plan of parameter servers, whose rows forward "
-        "the sum of all workers' updates to one row at each worker, be it over a tree (a hierarchy needs BSP)",
-        i, why);
 }
 
 /* Whether row forwards to one that applies for rank, be it by way of others. */
@@ -84,231 +72,157 @@ static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     return 0;
 }
 
-/* Whether all rows that a row forwards to apply what comes, or pass it on. */
-static int check_outputs(const hpc_plan *plan, int i) {
-    const hpc_row *row = &plan->rows[i];
-    for (int e = 0; e < row->n_out; e++)
-        if (row->out[e].row < 0 ||
-            (plan->rows[row->out[e].row].action != HPC_APPLY && !hpc_row_passes_on(&plan->rows[row->out[e].row])))
-            return refuse_row(i, "forwards to a row that neither applies nor passes on");
-    return HPC_OK;
-}
-
-/* Checks a row that passes on what another one forwards. */
-static int check_passing(const hpc_plan *plan, int i) {
-    const hpc_row *row = &plan->rows[i];
-    if (row->n_in != 1 || row->in[0].weight != 1 || plan->rows[row->in[0].row].action != HPC_FORWARD)
-        return refuse_row(i, "sums what other rows forward");
-    if (plan->rows[row->in[0].row].codec_out != row->codec_out)
-        return refuse_row(i, "passes updates on in another form than they come in");
-    return check_outputs(plan, i);
-}
-
-/* Checks a row that forwards. first: the key's first row that does. */
-static int check_sum(const hpc_plan *plan, int i, const hpc_row *first) {
-    const hpc_row *row = &plan->rows[i];
-    if (row->quorum != row->n_in) return refuse_row(i, "has a quorum");
-    if (row->n_in != first->n_in) return refuse_row(i, "takes updates of other ranks than another row of its key");
-    for (int e = 0; e < row->n_in; e++) {
+/* Why a row does not go with this, or NULL. first: the key's first row that sums. */
+static const char *refusal(const hpc_plan *plan, const hpc_row *row, const hpc_row *first) {
+    static const char others[] = "takes updates of other ranks than another row of its key";
+    const hpc_row *from = row->in[0].row < 0 ? NULL : &plan->rows[row->in[0].row];
+    const int sums = hpc_row_sums(row), passes = hpc_row_passes_on(row), ends = !sums && !passes;
+    const struct {
+        int holds;
+        const char *why;
+    } tests[] = {
+        {ends && row->action != HPC_APPLY, "neither forwards nor applies"},
+        {ends && (row->n_in != 1 || from == NULL), "applies what workers push to it"},
+        {ends && row->n_out > 0 && (row->n_out > 1 || row->out[0].rank != row->owner),
+         "sends parameters to other ranks"},
+        {passes && (row->n_in != 1 || row->in[0].weight != 1 || from->action != HPC_FORWARD),
+         "sums what other rows forward"},
+        {passes && from->codec_out != row->codec_out, "passes updates on in another form than they come in"},
+        {sums && row->quorum != row->n_in, "has a quorum"},
+        {sums && row->n_in != first->n_in, others},
+    };
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+        if (tests[i].holds) return tests[i].why;
+    for (int e = 0; e < row->n_in && sums; e++) {
         const hpc_edge *in = &row->in[e];
-        if (in->row >= 0) return refuse_row(i, "sums what other rows forward");
-        if (in->weight == 0) return refuse_row(i, "has an input of weight 0");
-        if (!hpc_row_has_input(first, in->rank))
-            return refuse_row(i, "takes updates of other ranks than another row of its key");
-        if (!serves(plan, row, in->rank)) return refuse_row(i, "forwards nothing to a rank that pushes to it");
+        if (in->row >= 0) return "sums what other rows forward";
+        if (in->weight == 0) return "has an input of weight 0";
+        if (!hpc_row_has_input(first, in->rank)) return others;
+        if (!serves(plan, row, in->rank)) return "forwards nothing to a rank that pushes to it";
     }
-    return check_outputs(plan, i);
+    for (int e = 0; e < row->n_out && !ends; e++) {
+        const hpc_row *to = row->out[e].row < 0 ? NULL : &plan->rows[row->out[e].row];
+        if (to == NULL || (to->action != HPC_APPLY && !hpc_row_passes_on(to)))
+            return "forwards to a row that neither applies nor passes on";
+    }
+    return NULL;
 }
 
-static int check_receiver(const hpc_plan *plan, int i) {
-    const hpc_row *row = &plan->rows[i];
-    if (row->action != HPC_APPLY) return refuse_row(i, "neither forwards nor applies");
-    if (row->n_in != 1 || row->in[0].row < 0) return refuse_row(i, "applies what workers push to it");
-    if (row->n_out > 1 || (row->n_out == 1 && row->out[0].rank != row->owner))
-        return refuse_row(i, "sends parameters to other ranks");
+static int check_rows(const hpc_plan *plan) {
+    const hpc_row *first = NULL;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        if (hpc_row_sums(row) && (first == NULL || first->key != row->key)) first = row;
+        const char *why = refusal(plan, row, first);
+        if (why != NULL)
+            return hpc_fail(
+                HPC_ERR_CONFIG, "exchange",
+                "exchange: row %d %s; SSP where receivers apply needs a plan of parameter servers, whose rows forward "
+                "the sum of all workers' updates to one row at each worker, be it over a tree (a hierarchy needs BSP)",
+                i, why);
+    }
     return HPC_OK;
 }
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     enum { MOST = HPC_PLAN_DEPTH - 2 };
     const hpc_rule *own = hpc_config_own_fold(f);
-    const hpc_row *first = NULL;
     (void)c;
     if (f->staleness > MOST)
         return hpc_fail(HPC_ERR_INVALID, "exchange",
                         "exchange: staleness is %d; 0 to %d are possible where receivers apply the rule", f->staleness,
                         MOST);
-    int status = hpc_each_check(f);
-    if (status == HPC_OK && own != NULL)
-        status =
-            hpc_fail(HPC_ERR_CONFIG, "exchange",
-                     "exchange: rule %s has a fold of its own, by which receivers would fold a sum again; SSP where "
-                     "receivers apply needs the weighted sum",
-                     own->name);
-    if (status == HPC_OK && f->plan->rows[0].depth < f->staleness + 2)
-        status = hpc_fail(HPC_ERR_CONFIG, "exchange",
-                          "exchange: the plan has depth %d; SSP(%d) where receivers apply the rule needs %d or more",
-                          f->plan->rows[0].depth, f->staleness, f->staleness + 2);
-    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) {
-        const hpc_row *row = &f->plan->rows[i];
-        if (first != NULL && first->key != row->key) first = NULL;
-        if (!hpc_row_sums(row)) {
-            status = hpc_row_passes_on(row) ? check_passing(f->plan, i) : check_receiver(f->plan, i);
-            continue;
-        }
-        if (first == NULL) first = row;
-        status = check_sum(f->plan, i, first);
-    }
-    return status;
+    const int status = hpc_each_check(f);
+    if (status != HPC_OK) return status;
+    if (own != NULL)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: rule %s has a fold of its own, by which receivers would fold a sum again; SSP where "
+                        "receivers apply needs the weighted sum",
+                        own->name);
+    if (f->plan->rows[0].depth < f->staleness + 2)
+        return hpc_fail(HPC_ERR_CONFIG, "exchange",
+                        "exchange: the plan has depth %d; SSP(%d) where receivers apply the rule needs %d or more",
+                        f->plan->rows[0].depth, f->staleness, f->staleness + 2);
+    return check_rows(f->plan);
 }
 
 /* ---- open ---- */
 
-static size_t part(const hpc_engine *en, int rank) {
-    size_t n = 0;
-    for (int i = 0; i < en->plan->n_rows; i++)
-        n += en->plan->rows[i].owner == rank && !hpc_row_sums(&en->plan->rows[i]);
-    return n * (size_t)en->layout.depth * sizeof(hpc_version_note);
-}
-
-static int no_memory(const char *op) {
-    return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for sums and clocks", op);
-}
-
-static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
-    size_t *used = calloc(size, sizeof *used);
-    hpc_updates *its = en->own = calloc(1, sizeof *its);
-    (void)f;
-    if (its != NULL) {
-        its->note_at = calloc((size_t)en->plan->n_rows, sizeof *its->note_at);
-        its->base = calloc(keys * size, sizeof *its->base);
-        its->last = calloc(keys * size, sizeof *its->last);
-        its->goal = calloc(keys, sizeof *its->goal);
-        its->counted = calloc(keys, sizeof *its->counted);
-    }
-    const int found = its != NULL && used != NULL && its->note_at != NULL && its->base != NULL && its->last != NULL &&
-                      its->goal != NULL && its->counted != NULL;
-    for (int i = 0; i < en->plan->n_rows && found; i++) {
-        const hpc_row *row = &en->plan->rows[i];
-        if (hpc_row_sums(row)) continue;
-        its->note_at[i] = used[row->owner];
-        used[row->owner] += (size_t)row->depth * sizeof(hpc_version_note);
-    }
-    free(used);
-    return found ? HPC_OK : no_memory(op);
-}
-
-static int open_sum(hpc_engine *en, hpc_work *w) {
-    hpc_summing *its = hpc_sum_of(en, w);
+static int open_sum(hpc_engine *en, hpc_work *w, const char *op) {
+    hpc_versions *its = hpc_versions_of(en, w);
     const size_t depth = (size_t)en->layout.depth;
     w->leaving_stride = (hpc_output_bytes(en, w->row) + 63) / 64 * 64;
-    its->pushes = calloc((size_t)w->row->n_in, sizeof *its->pushes);
-    its->notes = calloc(depth, sizeof *its->notes);
-    its->leaving = malloc(depth * w->leaving_stride);
-    if (its->pushes == NULL || its->notes == NULL || its->leaving == NULL) return -1;
-    w->leaving = its->leaving;
-    if (w->out_codec->plain) {
-        w->acc = (float *)(void *)its->leaving;
-        return 0;
+    w->leaving = hpc_engine_take(en, depth, w->leaving_stride, op);
+    w->acc = (float *)(void *)w->leaving;
+    if (!w->out_codec->plain) {
+        w->encoded = w->leaving;
+        w->acc = hpc_engine_take(en, (size_t)w->row->count, sizeof *w->acc, op);
     }
-    w->acc = its->sum = malloc((size_t)w->row->count * sizeof *its->sum);
-    w->encoded = its->leaving;
-    return its->sum != NULL ? 0 : -1;
+    its->pushes = hpc_engine_take(en, (size_t)w->row->n_in, sizeof *its->pushes, op);
+    its->notes = hpc_engine_take(en, depth, sizeof *its->notes, op);
+    return w->leaving != NULL && w->acc != NULL && its->pushes != NULL && its->notes != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-/* The rows that apply what a row sends. rows: gets their numbers; NULL: they are counted. */
+/* Finds the rows that apply what a row sends. rows: gets their numbers; NULL: they are counted. */
 static int find_below(const hpc_plan *plan, int row, int *rows, int n) {
     for (int e = 0; e < plan->rows[row].n_out; e++) {
         const int to = plan->rows[row].out[e].row;
-        if (plan->rows[to].action == HPC_FORWARD) {
+        if (plan->rows[to].action == HPC_FORWARD)
             n = find_below(plan, to, rows, n);
-        } else {
-            if (rows != NULL) rows[n] = to;
+        else if (rows != NULL)
+            rows[n++] = to;
+        else
             n++;
-        }
     }
     return n;
 }
 
-static int open_below(hpc_engine *en, const hpc_work *w) {
-    hpc_summing *its = hpc_sum_of(en, w);
+static int open_row(hpc_engine *en, hpc_work *w, const char *op) {
+    hpc_versions *its = hpc_versions_of(en, w);
+    if (w->row->action != HPC_FORWARD) return HPC_OK;
     its->n_below = find_below(en->plan, w->index, NULL, 0);
-    its->below = malloc((size_t)its->n_below * sizeof *its->below + 1);
-    if (its->below == NULL) return -1;
+    its->below = hpc_engine_take(en, (size_t)its->n_below, sizeof *its->below, op);
+    if (its->below == NULL) return HPC_ERR_MEMORY;
     find_below(en->plan, w->index, its->below, 0);
-    return hpc_row_sums(w->row) ? open_sum(en, &en->work[w - en->work]) : 0;
+    return hpc_row_sums(w->row) ? open_sum(en, w, op) : HPC_OK;
 }
 
-/* Adds the ranks by whose rows a version comes to a row, up to the one that sums. */
+/* Adds the other ranks by whose rows a version comes to a row, up to the one that sums. */
 static void add_sources(const hpc_plan *plan, int row, hpc_receiver *its) {
     for (int at = plan->rows[row].in[0].row; at >= 0; at = plan->rows[at].in[0].row)
-        its->n_sources = hpc_add_rank(its->sources, its->n_sources, plan->rows[at].owner);
+        if (plan->rows[at].owner != plan->rows[row].owner)
+            its->n_sources = hpc_add_rank(its->sources, its->n_sources, plan->rows[at].owner);
 }
 
-static int open_share(hpc_engine *en, hpc_share *share) {
-    hpc_receiver *its = share->own = calloc(1, sizeof *its);
-    if (its == NULL) return -1;
-    its->sources = malloc((size_t)en->context->group.size * sizeof *its->sources);
-    if (its->sources == NULL) return -1;
-    its->engine = en;
-    if (hpc_share_forwards(en, share)) return 0;
+static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
+    if (share->owner != en->context->group.rank || hpc_share_forwards(en, share)) return HPC_OK;
+    hpc_receiver *its = share->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its == NULL) return HPC_ERR_MEMORY;
+    its->sources = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *its->sources, op);
+    if (its->sources == NULL) return HPC_ERR_MEMORY;
     for (int i = 0; i < share->n_rows; i++) add_sources(en->plan, share->rows[i], its);
     its->runs = hpc_share_keeps(en, share);
     its->need = 1;
-    its->below = share->n_rows;
-    return 0;
-}
-
-static int open_all(hpc_engine *en, const char *op) {
-    hpc_updates *its = hpc_updates_of(en);
-    its->sums = calloc((size_t)en->n_work + 1, sizeof *its->sums);
-    its->receives = calloc((size_t)en->n_work + 1, sizeof *its->receives);
-    if (its->sums == NULL || its->receives == NULL) return no_memory(op);
-    for (int c = 0; c < en->n_own_cores; c++)
-        if ((en->cores[c].own = calloc(1, sizeof(hpc_closings))) == NULL) return no_memory(op);
-    for (int i = 0; i < en->n_work; i++)
-        if (en->work[i].row->action == HPC_FORWARD && open_below(en, &en->work[i]) != 0) return no_memory(op);
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_share *share = &en->layout.shares[s];
-        if (share->owner == en->context->group.rank && open_share(en, share) != 0) return no_memory(op);
-    }
+    its->behind = share->n_rows;
     return HPC_OK;
 }
 
-static void free_sums(hpc_engine *en, hpc_summing *sums) {
-    for (int i = 0; sums != NULL && i < en->n_work; i++) {
-        free(sums[i].below);
-        free(sums[i].pushes);
-        free(sums[i].notes);
-        free(sums[i].leaving);
-        free(sums[i].sum);
-    }
-    free(sums);
-}
-
-static void free_all(hpc_engine *en) {
-    hpc_updates *its = hpc_updates_of(en);
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_receiver *r = en->layout.shares[s].own;
-        if (r != NULL) free(r->sources);
-        free(r);
-        en->layout.shares[s].own = NULL;
-    }
-    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
-        free(en->cores[c].own);
-        en->cores[c].own = NULL;
-    }
-    if (its == NULL) return;
-    free_sums(en, its->sums);
-    free(its->receives);
-    free(its->note_at);
-    free(its->base);
-    free(its->last);
-    free(its->goal);
-    free(its->counted);
-    free(its);
-    en->own = NULL;
+static int open_all(hpc_engine *en, const char *op) {
+    const size_t keys = (size_t)en->plan->n_keys;
+    hpc_updates *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its == NULL) return HPC_ERR_MEMORY;
+    its->rows = hpc_engine_take(en, (size_t)en->n_work, sizeof *its->rows, op);
+    its->base = hpc_engine_take(en, 2 * keys * (size_t)en->context->group.size, sizeof *its->base, op);
+    its->goal = hpc_engine_take(en, keys, sizeof *its->goal, op);
+    its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
+    en->begun = hpc_engine_take(en, (size_t)en->asked.staleness + 1, sizeof *en->begun, op);
+    const int found = its->rows != NULL && its->base != NULL && its->goal != NULL && its->counted != NULL;
+    int status = found && en->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    its->last = its->base + keys * (size_t)en->context->group.size;
+    for (int i = 0; i < en->n_work && status == HPC_OK; i++) status = open_row(en, &en->work[i], op);
+    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
+        status = open_share(en, &en->layout.shares[s], op);
+    return status;
 }
 
 /* ---- the worker ---- */
@@ -332,45 +246,101 @@ static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
 /* The version of this rank's parameters of a key. */
 static uint64_t version_of_key(const hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
-    uint64_t least = UINT64_MAX;
+    uint64_t least = k->n_awaited > 0 ? UINT64_MAX : 0;
     for (int i = 0; i < k->n_awaited; i++) {
-        const uint64_t version = hpc_version_at(&((const hpc_receiver *)en->layout.shares[k->awaited[i]].own)->version);
+        const hpc_receiver *its = en->layout.shares[k->awaited[i]].own;
+        const uint64_t version = hpc_version_at(&its->version);
         if (version < least) least = version;
     }
-    return least == UINT64_MAX ? 0 : least;
+    return least;
 }
 
-static uint64_t own_clock(const hpc_engine *en, int key) {
-    return hpc_clock_at(en, key, en->context->group.rank, en->keys[key].pushes);
+static uint64_t own_clock(const hpc_engine *en, int key, uint64_t pushes) {
+    return hpc_clock_at(en, key, en->context->group.rank, pushes);
 }
 
 static int ended(hpc_engine *en, int key, const char *op) {
-    hpc_updates *its = hpc_updates_of(en);
-    const uint64_t clock = own_clock(en, key), version = version_of_key(en, key);
+    const uint64_t pushes = en->keys[key].pushes, clock = own_clock(en, key, pushes), version = version_of_key(en, key);
+    uint64_t *counted = &hpc_updates_of(en)->counted[key];
     (void)op;
-    if (its->counted[key] == en->keys[key].pushes) return HPC_OK;
-    its->counted[key] = en->keys[key].pushes;
-    const uint64_t n = clock > version ? clock - version : 0;
-    if (n <= (uint64_t)en->asked.staleness) its->begun[n]++;
+    if (*counted != pushes) hpc_count_begun(en, clock > version ? clock - version : 0);
+    *counted = pushes;
     return HPC_OK;
 }
 
 /* ---- the ranks that a wait waits for ---- */
 
+/* Adds the ranks for which a row of this rank lacks something. goal: a version. ranks NULL: counts only. */
+typedef int lack(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n);
+
+static int lacking(const hpc_engine *en, int key, lack *of, uint64_t goal, int *ranks, int n) {
+    for (int i = 0; i < en->n_work; i++)
+        if (en->work[i].row->key == key) n = of(en, &en->work[i], goal, ranks, n);
+    return n;
+}
+
+static int note_rank(int *ranks, int n, int rank) {
+    return ranks == NULL ? n + 1 : hpc_add_rank(ranks, n, rank);
+}
+
+/* The rank from which versions come to a row that applies: this one, where it has the sum. */
+static int source_of(const hpc_engine *en, const hpc_work *w) {
+    const hpc_row *from = &en->plan->rows[w->row->in[0].row];
+    const int own = from->owner == w->row->owner && hpc_row_passes_on(from);
+    return own ? en->plan->rows[from->in[0].row].owner : from->owner;
+}
+
+/* The rank that has not forwarded a version to a row that applies. */
+static int silent_source(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    if (w->row->action == HPC_FORWARD || source_of(en, w) == w->row->owner) return n;
+    const uint64_t version = atomic_load_explicit(&hpc_versions_of(en, w)->version, memory_order_relaxed);
+    return version < goal ? note_rank(ranks, n, source_of(en, w)) : n;
+}
+
+/* The ranks whose receivers have closed or keep masters, and hold up a version of a row that sums. */
+static int full_receivers(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    const hpc_versions *its = hpc_versions_of(en, w);
+    const uint64_t version = atomic_load_explicit(&its->waits, memory_order_relaxed);
+    (void)goal;
+    for (int b = 0; b < its->n_below && version > 0; b++) {
+        const int rank = en->plan->rows[its->below[b]].owner;
+        if (rank != w->row->owner && hpc_has_not_told(en, its->below[b], version)) n = note_rank(ranks, n, rank);
+    }
+    return n;
+}
+
+/* In a publish: the workers whose last pushes have not come, and sources. */
+static int not_level(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    for (int e = 0; e < w->row->n_in && hpc_row_sums(w->row); e++)
+        if (hpc_pushes_from(hpc_versions_of(en, w), e) < hpc_last_push(en, w->row->key, w->inputs[e].rank))
+            n = note_rank(ranks, n, w->inputs[e].rank);
+    return silent_source(en, w, goal, ranks, n);
+}
+
+/* In close: the ranks whose receivers have not told a version, and the source of one here that has not. */
+static int untold(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    const hpc_versions *its = hpc_versions_of(en, w);
+    const hpc_receiver *receiver = w->share->own;
+    for (int b = 0; b < its->n_below; b++)
+        if (hpc_version_told(en, its->below[b]) < goal) n = note_rank(ranks, n, en->plan->rows[its->below[b]].owner);
+    if (receiver != NULL && hpc_version_at(&receiver->told) < goal) n = note_rank(ranks, n, source_of(en, w));
+    return n;
+}
+
 /* Whether updates of rank are missing here: in a row of this rank, for a version up to need. */
 static int is_missing_here(const hpc_engine *en, int key, int rank, uint64_t need) {
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
-        if (w->row->key != key || !hpc_row_sums(w->row)) continue;
-        const int e = hpc_row_input_of(w, rank, 0);
-        if (e >= 0 && hpc_clock_at(en, key, rank, hpc_pushes_from(hpc_sum_of(en, w), e)) < need) return 1;
+        const int e = w->row->key == key && hpc_row_sums(w->row) ? hpc_row_input_of(w, rank, 0) : -1;
+        if (e >= 0 && hpc_input_clock(en, w, e) < need) return 1;
     }
     return 0;
 }
 
-/* Adds the open workers that have pushed fewer than need times. A worker whose count cannot be read is added if its
- * updates are missing here, or if it left without a word. */
-static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks, int n) {
+/* The open workers that have pushed fewer than need times. A worker whose count cannot be read is added if its updates
+ * are missing here, or if it left without a word. */
+static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks) {
+    int n = 0;
     for (int r = 0; r < en->context->group.size; r++) {
         if (r == en->context->group.rank || !hpc_pushes_key(en, r, key) || hpc_closed_signal(en, r) != 0) continue;
         const uint64_t pushes = hpc_pushes_of(en, r, key);
@@ -381,232 +351,151 @@ static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks
     return n;
 }
 
-/* The rank from which versions come to a row that applies: this one, where it has the sum. */
-static int source_of(const hpc_engine *en, const hpc_work *w) {
-    const hpc_row *from = &en->plan->rows[w->row->in[0].row];
-    return from->owner == w->row->owner && hpc_row_passes_on(from) ? en->plan->rows[from->in[0].row].owner
-                                                                   : from->owner;
-}
-
-/* The ranks that have not forwarded version need to rows of this rank. */
-static int silent_sources(const hpc_engine *en, int key, uint64_t need, int *ranks, int n) {
-    for (int i = 0; i < en->n_work; i++) {
-        const hpc_work *w = &en->work[i];
-        if (w->row->key != key || w->row->action == HPC_FORWARD || source_of(en, w) == w->row->owner) continue;
-        if (atomic_load_explicit(&hpc_received_by(en, w)->version, memory_order_relaxed) < need)
-            n = hpc_add_rank(ranks, n, source_of(en, w));
-    }
-    return n;
-}
-
-/* The ranks whose receivers have closed or keep masters, and hold up a version of this rank's. */
-static int full_receivers(const hpc_engine *en, int key, int *ranks, int n) {
-    for (int i = 0; i < en->n_work; i++) {
-        const hpc_work *w = &en->work[i];
-        const hpc_summing *its = hpc_sum_of(en, w);
-        if (w->row->key != key || !hpc_row_sums(w->row)) continue;
-        const uint64_t version = atomic_load_explicit(&its->waits, memory_order_relaxed);
-        for (int b = 0; b < its->n_below && version > 0; b++) {
-            const int rank = en->plan->rows[its->below[b]].owner;
-            if (rank != w->row->owner && hpc_has_not_told(en, its->below[b], version)) n = hpc_add_rank(ranks, n, rank);
-        }
-    }
-    return n;
+static int or_own_core(const hpc_engine *en, int *ranks, int n) {
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank);
 }
 
 static int missing_for(const hpc_engine *en, int key, uint64_t need, int *ranks) {
-    int n = slow_workers(en, key, need, ranks, 0);
-    if (n == 0) n = full_receivers(en, key, ranks, n);
-    if (n == 0) n = silent_sources(en, key, need, ranks, n);
-    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
+    int n = slow_workers(en, key, need, ranks);
+    if (n == 0) n = lacking(en, key, full_receivers, need, ranks, n);
+    if (n == 0) n = lacking(en, key, silent_source, need, ranks, n);
+    return or_own_core(en, ranks, n);
 }
 
 static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     (void)for_slot;
-    return missing_for(en, key, hpc_clock_behind(en, hpc_clock_at(en, key, en->context->group.rank, ticket / 2)),
-                       ranks);
+    return missing_for(en, key, hpc_clock_behind(en, own_clock(en, key, ticket / 2)), ranks);
 }
 
 /* ---- settle, publish, close ---- */
 
-/* The core of a share applies what comes from here on; or, with on 0, only what the worker asks for. */
-static void let_run(hpc_engine *en, hpc_share *share, int on) {
-    hpc_core *core = &en->cores[share->core];
-    hpc_core_pause(core);
-    hpc_updates_run(core, share, on);
-    hpc_core_resume(core);
+/* The receivers of this rank of a key (-1: of all) apply what comes from here on (on), or only what the worker asks
+ * for. */
+static void let_run(hpc_engine *en, int key, int on) {
+    for (int s = 0; s < en->layout.n_shares; s++) {
+        hpc_share *share = &en->layout.shares[s];
+        if (share->own == NULL || (key >= 0 && share->key != key)) continue;
+        hpc_core_pause(&en->cores[share->core]);
+        hpc_updates_run(&en->cores[share->core], share, on);
+        hpc_core_resume(&en->cores[share->core]);
+    }
 }
 
-static void let_key_run(hpc_engine *en, int key, int on) {
-    for (int i = 0; i < en->keys[key].n_awaited; i++) let_run(en, &en->layout.shares[en->keys[key].awaited[i]], on);
-}
-
-/* A wait for versions: of a key, or (key -1) of all rows of this rank in a publish. */
-typedef struct versions {
-    hpc_engine *en;
-    int key;
-    uint64_t need;
-} versions;
-
-static int are_level(const hpc_engine *en) {
+/* Whether the rows of this rank have the goals of their keys: in settle of one key, in a publish of all. */
+static int have_goals(const hpc_engine *en) {
+    const hpc_updates *its = hpc_updates_of(en);
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
+        const hpc_receiver *receiver = w->share->own;
+        const _Atomic uint64_t *version = receiver != NULL ? &receiver->version : &its->rows[i].version;
         if (hpc_row_passes_on(w->row)) continue; /* all ranks wait for the rows below it */
-        const uint64_t version = w->row->action == HPC_FORWARD
-                                     ? hpc_version_at(&hpc_sum_of(en, w)->version)
-                                     : hpc_version_at(&((hpc_receiver *)w->share->own)->version);
-        if (version < hpc_updates_of(en)->goal[w->row->key]) return 0;
+        if ((its->levels || w->row->key == its->settles) && hpc_version_at(version) < its->goal[w->row->key]) return 0;
     }
     return 1;
 }
 
-static int versions_came(void *arg) {
-    const versions *v = arg;
-    hpc_worker_progress(v->en);
-    if (v->en->inline_progress) hpc_context_work(v->en->context);
-    if (hpc_engine_has_failed(v->en)) return 1;
-    return v->key < 0 ? are_level(v->en) : version_of_key(v->en, v->key) >= v->need;
+static int is_over(void *arg) {
+    hpc_engine *en = arg;
+    hpc_worker_progress(en);
+    if (en->inline_progress) hpc_context_work(en->context);
+    return hpc_engine_has_failed(en) || have_goals(en);
 }
 
-static int version_makers(void *arg, int *ranks) {
-    const versions *v = arg;
-    const hpc_engine *en = v->en;
+static int whom(void *arg, int *ranks) {
+    const hpc_engine *en = arg;
+    const hpc_updates *its = hpc_updates_of(en);
     int n = 0;
-    if (v->key >= 0) return missing_for(en, v->key, v->need, ranks);
-    for (int i = 0; i < en->n_work; i++) {
-        const hpc_work *w = &en->work[i];
-        for (int e = 0; e < w->row->n_in && hpc_row_sums(w->row); e++)
-            if (hpc_pushes_from(hpc_sum_of(en, w), e) <
-                hpc_updates_of(en)->last[hpc_by_rank(en, w->row->key, w->inputs[e].rank)])
-                n = hpc_add_rank(ranks, n, w->inputs[e].rank);
-        n = silent_sources(en, w->row->key, hpc_updates_of(en)->goal[w->row->key], ranks, n);
-    }
-    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank);
+    if (!its->levels) return missing_for(en, its->settles, its->goal[its->settles], ranks);
+    for (int k = 0; k < en->plan->n_keys; k++) n = lacking(en, k, not_level, its->goal[k], ranks, n);
+    return or_own_core(en, ranks, n);
 }
 
-static int await_versions(versions v, double timeout, const char *op) {
-    const hpc_wait wait = {op, versions_came, version_makers, &v, 0};
-    const int status = versions_came(&v) ? HPC_OK : hpc_wait_for(&v.en->context->group, &wait, timeout);
-    return status == HPC_OK ? hpc_engine_check(v.en, op) : status;
+static int await_goals(hpc_engine *en, double timeout, const char *op) {
+    const hpc_wait wait = {op, is_over, whom, en, 0};
+    const int status = is_over(en) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, timeout);
+    return status == HPC_OK ? hpc_engine_check(en, op) : status;
 }
 
 /* Waits until this rank has applied a version with its last push. No later version can come meanwhile. */
 static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    let_key_run(en, key, 1);
-    const int status =
-        await_versions((versions){.en = en, .key = key, .need = own_clock(en, key)}, hpc_limit_left(en, l), op);
-    let_key_run(en, key, 0);
+    hpc_updates_of(en)->settles = key;
+    hpc_updates_of(en)->goal[key] = own_clock(en, key, en->keys[key].pushes);
+    let_run(en, key, 1);
+    const int status = await_goals(en, hpc_limit_left(en, l), op);
+    let_run(en, key, 0);
     return status;
 }
 
-/* Pauses all cores of this rank, or resumes them; inline, one pause holds all. */
-static void pause_all(hpc_engine *en, int on) {
-    for (int c = 0; c < (en->inline_progress && en->n_own_cores > 0 ? 1 : en->n_own_cores); c++) {
-        if (on)
-            hpc_core_pause(&en->cores[c]);
-        else
-            hpc_core_resume(&en->cores[c]);
+/* The largest clock that a worker of a key reaches, where all have said that they push no more for now. */
+static uint64_t last_version(const hpc_engine *en, int key) {
+    uint64_t most = 0;
+    for (int r = 0; r < en->context->group.size; r++) {
+        if (!hpc_pushes_key(en, r, key)) continue;
+        const uint64_t clock = hpc_clock_at(en, key, r, hpc_last_push(en, key, r));
+        if (clock > most) most = clock;
     }
+    return most;
 }
 
-/* Tells all ranks the pushes of each, from which the version follows that has them all. */
-static int agree_on_goal(hpc_engine *en, const char *op, double deadline) {
+/* Begins or ends a publish, with all cores of this rank paused; inline, one pause holds all. Begun, each key has a
+ * goal; ended well, all workers go on from that clock. */
+static void set_levels(hpc_engine *en, int levels, int goes_on) {
     hpc_updates *its = hpc_updates_of(en);
-    const int status = hpc_clocks_learn_pushes(en, its->last, op, deadline);
-    for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++) {
-        its->goal[k] = 0;
-        for (int r = 0; r < en->context->group.size; r++) {
-            const uint64_t clock = hpc_clock_at(en, k, r, its->last[hpc_by_rank(en, k, r)]);
-            if (hpc_pushes_key(en, r, k) && clock > its->goal[k]) its->goal[k] = clock;
-        }
+    const int n = en->inline_progress && en->n_own_cores > 0 ? 1 : en->n_own_cores;
+    for (int c = 0; c < n; c++) hpc_core_pause(&en->cores[c]);
+    its->levels = levels;
+    for (int i = 0; i < en->n_work && !levels; i++) its->rows[i].was_set = 0;
+    for (int k = 0; k < en->plan->n_keys; k++) {
+        if (levels) its->goal[k] = last_version(en, k);
+        for (int r = 0; r < en->context->group.size && goes_on; r++)
+            its->base[hpc_by_rank(en, k, r)] = its->last[hpc_by_rank(en, k, r)] - its->goal[k];
     }
-    return status;
+    for (int c = 0; c < n; c++) hpc_core_resume(&en->cores[c]);
 }
 
 /* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
  * Nothing is under way on any rank, and no rank pushes before the publish has ended. */
 static int level(hpc_engine *en, const char *op, double deadline) {
-    const int me = en->context->group.rank, size = en->context->group.size;
-    hpc_updates *its = hpc_updates_of(en);
-    int status = agree_on_goal(en, op, deadline); /* cores look at it only while levels is set */
+    int status = hpc_clocks_learn_pushes(en, hpc_updates_of(en)->last, op, deadline);
     if (status != HPC_OK) return status;
-    pause_all(en, 1);
-    its->levels = 1;
-    pause_all(en, 0);
-    for (int s = 0; s < en->layout.n_shares; s++)
-        if (en->layout.shares[s].owner == me && !hpc_share_forwards(en, &en->layout.shares[s]))
-            let_run(en, &en->layout.shares[s], 1);
-    status = await_versions((versions){.en = en, .key = -1}, hpc_left(deadline), op);
-    status = hpc_context_agree(en->context, op, status, deadline);
-    for (int s = 0; s < en->layout.n_shares; s++)
-        if (en->layout.shares[s].owner == me && !hpc_share_forwards(en, &en->layout.shares[s]))
-            let_run(en, &en->layout.shares[s], 0);
-    pause_all(en, 1);
-    its->levels = 0;
-    for (int i = 0; i < en->n_work; i++) its->receives[i].was_set = 0;
-    for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++)
-        for (int r = 0; r < size; r++)
-            its->base[hpc_by_rank(en, k, r)] = its->last[hpc_by_rank(en, k, r)] - its->goal[k];
-    pause_all(en, 0);
+    set_levels(en, 1, 0);
+    let_run(en, -1, 1);
+    status = hpc_context_agree(en->context, op, await_goals(en, hpc_left(deadline), op), deadline);
+    let_run(en, -1, 0);
+    set_levels(en, 0, status == HPC_OK);
     return status;
 }
 
 static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
     (void)step;
-    hpc_received_by(en, w)->was_set = 1;
+    hpc_versions_of(en, w)->was_set = 1;
 }
 
 static void closing(hpc_engine *en) {
-    for (int k = 0; k < en->plan->n_keys; k++) let_key_run(en, k, 1);
-}
-
-/* The version that has all pushes of workers that have all closed. */
-static uint64_t last_version(const hpc_engine *en, int key) {
-    uint64_t most = 0;
-    for (int r = 0; r < en->context->group.size; r++) {
-        if (!hpc_pushes_key(en, r, key)) continue;
-        const uint64_t clock = hpc_clock_at(en, key, r, hpc_closing_count(en, r, key));
-        if (clock > most) most = clock;
-    }
-    return most;
+    let_run(en, -1, 1);
 }
 
 /* A receiver counts until it has told the last version: its sources wait for the news, and after close this rank may be
  * gone before its core has told them. */
 static int outstanding(const hpc_engine *en, int *ranks) {
     int n = 0;
-    for (int i = 0; i < en->n_work; i++) {
-        const hpc_work *w = &en->work[i];
-        const uint64_t last = last_version(en, w->row->key);
-        const hpc_summing *its = hpc_sum_of(en, w);
-        for (int b = 0; b < its->n_below; b++) /* of rows that forward */
-            if (hpc_version_told(en, its->below[b]) < last)
-                n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, en->plan->rows[its->below[b]].owner);
-        if (w->row->action != HPC_FORWARD && hpc_version_at(&((hpc_receiver *)w->share->own)->told) < last)
-            n = ranks == NULL ? 1 : hpc_add_rank(ranks, n, source_of(en, w));
-        if (ranks == NULL && n > 0) return n;
-    }
+    for (int k = 0; k < en->plan->n_keys && (ranks != NULL || n == 0); k++)
+        n = lacking(en, k, untold, last_version(en, k), ranks, n);
     return n;
 }
 
 /* ---- facts ---- */
 
 /* The most pushes of rank that any row of a share has taken: others of its rows may have taken fewer. */
-static uint64_t folded_of(const hpc_share *share, int rank) {
-    const hpc_engine *en = ((const hpc_receiver *)share->own)->engine;
+static uint64_t folded_of(const hpc_engine *en, const hpc_share *share, int rank) {
     uint64_t most = 0;
     for (int i = 0; i < share->n_rows && hpc_share_forwards(en, share); i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const hpc_work *w = hpc_share_row(en, share, i);
         const int input = hpc_row_input_of(w, rank, 0);
-        if (input >= 0 && hpc_pushes_from(hpc_sum_of(en, w), input) > most)
-            most = hpc_pushes_from(hpc_sum_of(en, w), input);
+        const uint64_t n = input < 0 ? 0 : hpc_pushes_from(hpc_versions_of(en, w), input);
+        if (n > most) most = n;
     }
     return most;
-}
-
-static int staleness(const hpc_engine *en, uint64_t *counts, int cap) {
-    for (int i = 0; i < cap && i <= en->asked.staleness; i++) counts[i] = hpc_updates_of(en)->begun[i];
-    return en->asked.staleness;
 }
 
 const hpc_discipline hpc_discipline_updates_ssp = {
@@ -615,7 +504,8 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .check = check,
     .whole = 1,
     .sums = 1,
-    .opening = &(const hpc_opening){.prepare = prepare, .part = part, .open = open_all, .free = free_all},
+    .tail = HPC_VERSION_NOTE_BYTES,
+    .opening = &(const hpc_opening){.open = open_all},
     .makes_params = makes_params,
     .share_came = hpc_updates_share_came,
     .row_came = hpc_updates_row_came,
@@ -630,5 +520,5 @@ const hpc_discipline hpc_discipline_updates_ssp = {
                                 .restored = restored,
                                 .before_publish = level,
                                 .folded_of = folded_of,
-                                .staleness = staleness},
+                                .staleness = hpc_get_begun},
 };

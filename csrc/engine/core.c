@@ -78,16 +78,35 @@ static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, 
     return d->share_came(core, share, event->peer, slot);
 }
 
-static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int forwarded, int slot) {
+/* An input is sent on before it is applied. */
+static int input_came(hpc_core *core, hpc_work *w, int input, const hpc_event *event, int slot) {
     const hpc_discipline *d = core->engine->discipline;
-    int rank = event->peer, input = w == NULL ? -1 : hpc_row_input_of(w, rank, forwarded);
-    if (input < 0 || d->row_came == NULL || (!forwarded && comes_by_share(core->engine, rank))) return 0;
     const hpc_input *in = &w->inputs[input];
-    if (in->empty) return 0;
+    if (in->empty || d->row_came == NULL) return 0;
     const size_t due = in->codec->length(w->config, in->slots + (size_t)slot * in->stride, w->row->count);
     if (!hpc_core_brings(core, event, "row", w->row->key, due > 0 ? due : SIZE_MAX))
         return 1; /* it says so of itself */
+    if (in->hops != NULL) hpc_forward_input(core, w, in, slot);
     return d->row_came(core, w, input, slot);
+}
+
+static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int forwarded, int slot) {
+    const hpc_engine *en = core->engine;
+    const int rank = event->peer, input = w == NULL ? -1 : hpc_row_input_of(w, rank, forwarded);
+    if (input < 0 || (!forwarded && comes_by_share(en, rank))) return 0;
+    if (en->own_rows != NULL && hpc_edge_via(&w->row->in[input]) >= 0) return 0;
+    return input_came(core, w, input, event, slot);
+}
+
+/* The sender passes on what is from another rank, which has the row that the event names. */
+static int passed_came(hpc_core *core, const hpc_event *event, int slot) {
+    const hpc_engine *en = core->engine;
+    const int row = hpc_imm_index(event->imm);
+    if (en->own_rows == NULL || row >= en->plan->n_rows) return 0;
+    hpc_work *w = hpc_core_row(core, en->own_rows[row]);
+    const int input = w == NULL ? -1 : hpc_row_input_of(w, en->plan->rows[row].owner, 0);
+    if (input < 0 || hpc_edge_via(&w->row->in[input]) != event->peer) return 0;
+    return input_came(core, w, input, event, slot);
 }
 
 static int pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
@@ -127,6 +146,9 @@ static void handle(hpc_core *core, const hpc_event *event) {
         break;
     case HPC_OP_ARGS:
         known = valid && args_came(core, hpc_core_share(core, index), event, slot);
+        break;
+    case HPC_OP_PASSED:
+        known = valid && passed_came(core, event, slot);
         break;
     default:
         known = other_came(core, event);
@@ -410,11 +432,12 @@ static int receivers_of_rows(void *arg, int *ranks) {
     const hpc_engine *en = arg;
     int n = 0;
     for (int i = 0; i < en->n_work; i++)
-        for (int o = 0; o < en->work[i].n_outputs; o++) {
-            int known = en->work[i].outputs[o].row < 0;
-            for (int k = 0; k < n && !known; k++) known = ranks[k] == en->work[i].outputs[o].rank;
-            if (!known) ranks[n++] = en->work[i].outputs[o].rank;
-        }
+        for (int o = 0; o < en->work[i].n_outputs; o++)
+            if (en->work[i].outputs[o].row >= 0) n = hpc_add_rank(ranks, n, en->work[i].outputs[o].rank);
+    for (int i = 0; i < en->n_work; i++)
+        for (int e = 0; e < en->work[i].row->n_in; e++)
+            for (const hpc_hop *to = en->work[i].inputs[e].hops; to != NULL; to = to->next)
+                n = hpc_add_rank(ranks, n, to->rank);
     return n;
 }
 

@@ -80,9 +80,10 @@ typedef struct hpc_facts {
     void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step); /* a row was set */
     int (*before_publish)(hpc_engine *en, const char *op, double deadline);
     int (*after_publish)(hpc_engine *en);
-    uint64_t (*folded_of)(const hpc_share *share, int rank); /* pushes of rank that a share has begun to fold */
-    int (*late)(const hpc_engine *en, int key);              /* shares of its last push that were left out */
-    uint64_t (*version)(const hpc_engine *en, int key);      /* NULL: the pushes */
+    /* Pushes of rank that a share has begun to fold. NULL: hpc_clocks_begun. */
+    uint64_t (*folded_of)(const hpc_engine *en, const hpc_share *share, int rank);
+    int (*late)(const hpc_engine *en, int key);         /* shares of its last push that were left out */
+    uint64_t (*version)(const hpc_engine *en, int key); /* NULL: the pushes */
     /* How new this rank's copy of the parameters of a share is. NULL: as many folds as its owner has answered. */
     uint64_t (*heard)(const hpc_engine *en, int s);
     /* Writes counts[0..cap) of hpc_exchange_get_staleness, and returns what that does. */
@@ -95,7 +96,7 @@ typedef struct hpc_facts {
 typedef enum hpc_putting {
     HPC_READS_IN_PLACE, /* owners read updates in place, where they map the worker's memory */
     HPC_PUTS,           /* updates are put, even if the owner could read them in place */
-    HPC_PASSES_ON       /* and cores put them on to cores of other ranks */
+    HPC_PASSES_ON /* where pushes come by way of other ranks (hpc_edge.row): they are put, and cores put them on */
 } hpc_putting;
 
 struct hpc_discipline {
@@ -115,11 +116,10 @@ struct hpc_discipline {
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
      */
     int goes_on;
-    int quorum;                         /* folds are made by the configuration's quorum, where that is not all inputs */
-    int whole;                          /* folds take all inputs with the plan's weights: a row can go in one pass */
-    int (*turns)(const hpc_engine *en); /* but not here, where inputs and weights change with the steps. NULL: no */
-    int one_slot;                       /* a sender has one slot for an input, whatever the plan's depth */
-    size_t head, tail;                  /* bytes before and behind an update in its slot */
+    int quorum; /* folds are made by the configuration's quorum, where that is not all inputs */
+    int whole;  /* folds take all inputs with the plan's weights: a row can go in one pass, unless weights take turns */
+    int one_slot;      /* a sender has one slot for an input, whatever the plan's depth */
+    size_t head, tail; /* bytes before and behind an update in its slot */
     /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
      * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
     int sums;
@@ -148,7 +148,7 @@ struct hpc_discipline {
     int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot);
     /* rank asks for the parameters of a share. NULL: no pulls come. */
     int (*pull_came)(hpc_core *core, hpc_share *share, int rank);
-    /* An event of another operation has come: HPC_OP_EMPTY, HPC_OP_USE, HPC_OP_PASSED. NULL: none comes. */
+    /* An event of another operation has come: HPC_OP_EMPTY, HPC_OP_USE. NULL: none comes. */
     int (*other_came)(hpc_core *core, const hpc_event *event);
     /* Whether an event has to wait, with all later ones of its rank; it is asked again later. NULL: no. */
     int (*holds_up)(hpc_core *core, const hpc_event *event);
@@ -172,12 +172,17 @@ struct hpc_discipline {
     int (*send_share)(hpc_engine *en, int s, int slot, hpc_limit *l);
     /* All shares were sent, and the push is counted. NULL: nothing. */
     int (*pushed)(hpc_engine *en, int key);
-    /* Whether nobody reads push number ticket / 2 of key any more. NULL: once it is done. */
+    /* Whether a share no longer reads push number ticket / 2 of this rank. NULL: nobody reads a push that is done. */
+    int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
     int (*is_free)(const hpc_engine *en, int key, uint64_t ticket);
     /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */
     uint64_t (*needs)(const hpc_engine *en, int rank, int key, uint64_t n);
+    /* Adds the ranks that a share of this rank waits for, which has not answered push n; returns their number. NULL:
+     * this rank alone. */
+    int (*missing)(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
     /* Writes the ranks that a ticket waits for (for_slot: that the slot of its push waits for) into ranks; returns
-     * their number, 1 or more. */
+     * their number, 1 or more. NULL: those that have not pushed as often as needs says; else the owners of shares that
+     * have not answered, and what is missing in this rank's own. */
     int (*awaited)(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
     /* At every look of a wait, and in hpc_exchange_progress. NULL: nothing. */
     int (*progress)(hpc_engine *en);

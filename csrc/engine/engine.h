@@ -15,7 +15,8 @@
  *   mean.c      fold and apply in two calls: the mean that a row keeps
  *   kept.c      fold and apply in two calls: rows that keep their inputs, and no mean
  *   write.c     parameters go to workers
- *   forward.c   a row of several stages sends its fold on
+ *   forward.c   a row of several stages sends its fold on, or an input
+ *   passing.c   among peers: to whom a row sends its inputs on
  *   answer.c    a share is answered, or the exchange fails
  *   clocks.c    what a share knows of the senders of its updates
  *   args.c      the arguments of rules, which travel with pushes
@@ -214,8 +215,11 @@ struct hpc_engine {
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;
+    int puts;         /* hpc_putting: the way of updates into receive slots, by the discipline and the plan */
+    int *own_rows;    /* where updates pass on: by row, this rank's row of the same elements, or -1; else NULL */
     int stream;       /* parameters are written past the caches */
     int rotates;      /* a model is trained in the slot that the next push sends, and its fold writes the slot after */
+    int turns;        /* a graph of several phases: inputs and weights change with the steps */
     int own_args;     /* a rank's arguments of the rules are for its own parameters, and stay there */
     int owners_leave; /* an owner that has closed folds nothing more, and takes no event */
     hpc_peers peers;

@@ -1,6 +1,6 @@
-/* Forwards: a row sends its fold, or its parameters, on to rows of other ranks. A receiver gets its forwards in order.
- * A forward that finds the ring full is kept in a list of the receiver's own and sent later, so a receiver that takes
- * none delays only its own. */
+/* Forwards: a row sends its fold, its parameters, or an input unopened, on to rows of other ranks. A receiver gets its
+ * forwards in order. A forward that finds the ring full is kept in a list of the receiver's own and sent later, so a
+ * receiver that takes none delays only its own. */
 #include "engine/forward.h"
 
 #include <string.h>
@@ -29,15 +29,33 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     return status;
 }
 
-static void keep_forward(hpc_core *core, hpc_work *w, int edge, int slot) {
-    int to = w->outputs[edge].rank;
+/* Sends an input on, out of the slot into which it came, before it is applied. The slot is written again by the push
+ * that comes depth pushes later: its worker makes that when all shares have answered the earlier one, which all ranks
+ * have got then. */
+static int try_pass(hpc_core *core, const hpc_work *w, const hpc_hop *to, int slot) {
+    const hpc_engine *en = core->engine;
+    const char *piece = to->in->slots + (size_t)slot * to->in->stride;
+    const size_t nbytes = to->in->codec->length(w->config, piece, w->row->count);
+    const int status = hpc_lane_try_notify(core->out, en->window, to->rank, piece, nbytes,
+                                           to->at + (size_t)slot * hpc_slot_stride(en, w->row),
+                                           hpc_imm(HPC_OP_PASSED, slot, to->named));
+    if (status == HPC_OK) hpc_core_count_sent(core, w->row->key, to->rank, HPC_TRAFFIC_RELAY, nbytes);
+    if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
+    return status;
+}
+
+static int try_kept(hpc_core *core, const hpc_kept *k) {
+    return k->hop != NULL ? try_pass(core, k->work, k->hop, k->slot) : try_forward(core, k->work, k->edge, k->slot);
+}
+
+static void keep_forward(hpc_core *core, int to, hpc_kept what) {
     hpc_kept *kept = core->free_kept;
     if (kept == NULL) { /* there is room for all that can be on its way: more has come than may */
         hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, "a rank sent more of a row than its receivers have taken");
         return;
     }
     core->free_kept = kept->next;
-    *kept = (hpc_kept){w, edge, slot, NULL};
+    *kept = what;
     if (core->kept_first[to] == NULL)
         core->kept_first[to] = kept;
     else
@@ -53,8 +71,14 @@ void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group) {
         if (out->copy != NULL && slot != HPC_KEPT_EMPTY)
             memcpy(out->copy, w->kind->leaving(w, slot), w->out_codec->max_bytes(w->config, w->row->count));
         if (core->kept_first[out->rank] != NULL || try_forward(core, w, e, slot) == HPC_IN_PROGRESS)
-            keep_forward(core, w, e, slot);
+            keep_forward(core, out->rank, (hpc_kept){.work = w, .edge = e, .slot = slot});
     }
+}
+
+void hpc_forward_input(hpc_core *core, hpc_work *w, const hpc_input *in, int slot) {
+    for (const hpc_hop *to = in->hops; to != NULL; to = to->next)
+        if (core->kept_first[to->rank] != NULL || try_pass(core, w, to, slot) == HPC_IN_PROGRESS)
+            keep_forward(core, to->rank, (hpc_kept){.work = w, .hop = to, .slot = slot});
 }
 
 void hpc_forward_empty(hpc_core *core, hpc_work *w) {
@@ -64,8 +88,7 @@ void hpc_forward_empty(hpc_core *core, hpc_work *w) {
 void hpc_forward_retry(hpc_core *core) {
     for (int r = 0; r < core->engine->context->group.size; r++) {
         hpc_kept *kept;
-        while ((kept = core->kept_first[r]) != NULL &&
-               try_forward(core, kept->work, kept->edge, kept->slot) != HPC_IN_PROGRESS) {
+        while ((kept = core->kept_first[r]) != NULL && try_kept(core, kept) != HPC_IN_PROGRESS) {
             core->kept_first[r] = kept->next;
             kept->next = core->free_kept;
             core->free_kept = kept;

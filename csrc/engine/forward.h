@@ -10,4 +10,7 @@ void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group);
 void hpc_forward_empty(hpc_core *core, hpc_work *w); /* tells them that nothing comes this time */
 void hpc_forward_retry(hpc_core *core);
 
+/* An input of a row has come: sends it on to the ranks of its hops. */
+void hpc_forward_input(hpc_core *core, hpc_work *w, const hpc_input *in, int slot);
+
 #endif

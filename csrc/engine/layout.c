@@ -90,7 +90,7 @@ static int find_shares(hpc_engine *en, const char *op) {
         share->some_empty |= empty;
         share->rows[share->n_rows++] = i;
         share->nbytes += counts ? nbytes : 0;
-        if (push == NULL) continue;
+        if (push == NULL || hpc_edge_via(push) >= 0) continue;
         if (hpc_input_is_empty(en, push))
             share->tells++;
         else

@@ -138,13 +138,13 @@ static inline int hpc_is_mapped(const hpc_engine *en, int rank) {
 
 /* Whether owner reads rank's pushes in rank's memory; else they come by put. This rank is one of the two. */
 static inline int hpc_reads_in_place(const hpc_engine *en, int owner, int rank) {
-    if (en->discipline->puts) return owner == rank;
+    if (en->puts) return owner == rank;
     return hpc_is_mapped(en, owner == en->context->group.rank ? rank : owner);
 }
 
 /* Whether folds take all inputs of a row, with the plan's weights. */
 static inline int hpc_folds_whole(const hpc_engine *en) {
-    return en->discipline->whole && (en->discipline->turns == NULL || !en->discipline->turns(en));
+    return en->discipline->whole && !en->turns;
 }
 
 #endif

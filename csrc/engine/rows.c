@@ -11,6 +11,7 @@
 #include "engine/kind.h"
 #include "engine/layout.h"
 #include "engine/params.h"
+#include "engine/passing.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
 
@@ -23,7 +24,7 @@ static size_t private_bytes(const hpc_row_room *room) {
 }
 
 static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
-    size_t size = (size_t)en->context->group.size, most_inputs = 1, forwards = 0;
+    size_t size = (size_t)en->context->group.size, most_inputs = 1, forwards = hpc_passing_room(en, core);
     size_t sums = HPC_BLOCK * sizeof(float); /* of a block, or of a row */
     for (int i = 0; i < en->plan->n_rows; i++) {
         const hpc_row *row = &en->plan->rows[i];
@@ -65,7 +66,7 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     core->due = INFINITY;
     core->in = en->in_lanes[core->index];
     core->out = en->out_lanes[core->index];
-    core->two_ways = en->layout.stages.many || en->discipline->puts == HPC_PASSES_ON;
+    core->two_ways = en->layout.stages.many || en->puts == HPC_PASSES_ON;
     return HPC_OK;
 }
 
@@ -324,6 +325,7 @@ int hpc_rows_open(hpc_engine *en, const char *op) {
     if (status == HPC_OK) status = open_shares(en, op);
     if (status == HPC_OK) status = hpc_args_open(en, op);
     if (status == HPC_OK) status = open_rows(en, op);
+    if (status == HPC_OK) status = hpc_passing_open(en, op);
     if (status == HPC_OK) status = open_copies(en, op);
     if (status == HPC_OK) status = hpc_pieces_open_worker(en, op);
     if (status == HPC_OK) status = hpc_layout_walk(en, me, -1, found_slots, en);

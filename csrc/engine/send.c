@@ -83,13 +83,13 @@ int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     hpc_pushed *k = &en->keys[share->key];
     int me = en->context->group.rank, status = HPC_OK;
-    if (share->pushed == 0 && share->tells == 0) return HPC_OK; /* it comes by other stages */
+    if (share->pushed == 0 && share->tells == 0) return HPC_OK; /* it comes by other stages, or ranks */
     const int in_place = hpc_reads_in_place(en, share->owner, me);
     for (; !in_place && k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
         const hpc_row *row = &en->plan->rows[index];
         const hpc_edge *push = hpc_row_input(row, me);
-        if (push == NULL || hpc_input_is_empty(en, push)) continue;
+        if (push == NULL || hpc_input_is_empty(en, push) || hpc_edge_via(push) >= 0) continue;
         const char *src = hpc_push_slot(en, share->key) + hpc_row_from(en, row);
         status = hpc_send_event(en, share->core, share->owner, src, hpc_push_bytes(en, row, src),
                                 en->push_slot[index] + (size_t)slot * hpc_slot_stride(en, row),

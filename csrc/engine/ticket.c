@@ -83,7 +83,12 @@ int hpc_ticket_is_done(const hpc_engine *en, int key, uint64_t ticket) {
 
 int hpc_ticket_is_free(const hpc_engine *en, int key, uint64_t ticket) {
     const hpc_discipline *d = en->discipline;
-    return d->is_free == NULL ? hpc_ticket_is_done(en, key, ticket) : d->is_free(en, key, ticket);
+    const hpc_pushed *k = &en->keys[key];
+    if (d->is_free != NULL) return d->is_free(en, key, ticket);
+    if (d->has_read == NULL) return hpc_ticket_is_done(en, key, ticket);
+    for (int i = 0; i < k->n_shares; i++)
+        if (!d->has_read(en, k->shares[i], ticket)) return 0;
+    return 1;
 }
 
 uint64_t hpc_closing_count(const hpc_engine *en, int rank, int key) {
@@ -125,9 +130,70 @@ static int holds(const look *l) {
     return l->for_slot ? hpc_ticket_is_free(l->en, l->key, l->ticket) : hpc_ticket_is_done(l->en, l->key, l->ticket);
 }
 
+/* ---- the ranks that a ticket waits for ---- */
+
+/* The ranks that have not pushed as often as a push of this rank needs, where that can be seen. */
+static int late_pushers(const hpc_engine *en, int key, uint64_t push, int *ranks) {
+    const hpc_discipline *d = en->discipline;
+    int n = 0;
+    for (int r = 0; r < en->context->group.size && d->needs != NULL; r++)
+        if (r != en->context->group.rank && hpc_pushes_key(en, r, key) &&
+            hpc_pushes_of(en, r, key) < d->needs(en, r, key, push))
+            n = hpc_add_rank(ranks, n, r);
+    return n;
+}
+
+/* Adds what is missing in a share that has not answered: of another rank that rank. */
+static int missing_in(const hpc_engine *en, int s, uint64_t push, int *ranks, int n) {
+    const hpc_discipline *d = en->discipline;
+    const int owner = en->layout.shares[s].owner;
+    if (owner != en->context->group.rank || d->missing == NULL) return hpc_add_rank(ranks, n, owner);
+    return d->missing(en, s, push, ranks, n);
+}
+
+/* With several stages: what this rank waits for itself may wait for folds that it forwards. */
+static int missing_in_forwards(const hpc_engine *en, int key, uint64_t ticket, int *ranks) {
+    int n = 0;
+    for (int s = 0; s < en->layout.n_shares && en->layout.stages.many; s++) {
+        const hpc_share *share = &en->layout.shares[s];
+        if (share->key == key && share->owner == en->context->group.rank && !hpc_share_has_answered(en, s, ticket) &&
+            en->plan->rows[share->rows[0]].action == HPC_FORWARD)
+            n = missing_in(en, s, ticket / 2, ranks, n);
+    }
+    return n;
+}
+
+/* Adds the workers that left without a word, and whose pushes other owners may wait for. */
+static int add_left(const hpc_engine *en, int key, uint64_t push, int *ranks, int n) {
+    const hpc_discipline *d = en->discipline;
+    for (int r = 0; r < en->context->group.size && d->needs != NULL; r++)
+        if (hpc_pushes_key(en, r, key) && hpc_pushes_of(en, r, key) == UINT64_MAX && hpc_closed_signal(en, r) == 0 &&
+            hpc_has_left(en, r) && d->needs(en, r, key, push) > 0)
+            n = hpc_add_rank(ranks, n, r);
+    return n;
+}
+
+static int find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+    const hpc_discipline *d = en->discipline;
+    const hpc_pushed *k = &en->keys[key];
+    const uint64_t push = push_of(en, key, ticket);
+    int n = for_slot ? 0 : late_pushers(en, key, push, ranks), others = 0;
+    if (n == 0) n = missing_in_forwards(en, key, ticket, ranks);
+    if (n > 0) return n;
+    for (int i = 0; i < (for_slot ? k->n_shares : k->n_awaited); i++) {
+        const int s = for_slot ? k->shares[i] : k->awaited[i];
+        if (for_slot ? d->has_read(en, s, ticket) : hpc_share_has_answered(en, s, ticket)) continue;
+        others |= en->layout.shares[s].owner != en->context->group.rank;
+        n = missing_in(en, s, ticket / 2, ranks, n);
+    }
+    if (others && !for_slot) n = add_left(en, key, push, ranks, n);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
+}
+
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
-    return l->en->discipline->awaited(l->en, l->key, l->ticket, l->for_slot, ranks);
+    const hpc_discipline *d = l->en->discipline;
+    return (d->awaited != NULL ? d->awaited : find_awaited)(l->en, l->key, l->ticket, l->for_slot, ranks);
 }
 
 /* Charges the time since the last look to the ranks that the wait was for then. */
@@ -150,8 +216,10 @@ static void measure(look *l) {
 void hpc_worker_progress(hpc_engine *own) {
     hpc_engine *en = own;
     do {
-        int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
-        if (status != HPC_OK) {
+        const int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
+        if (status == HPC_ERR_PEER) { /* the wait itself tells of a rank that is lost, and names it */
+            hpc_blame_settle(&en->context->group.blame, NULL, 0);
+        } else if (status != HPC_OK) {
             hpc_engine_fail(en, status, hpc_last_error()->message);
             hpc_engine_check(en, "exchange");
         }
@@ -249,7 +317,7 @@ int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, co
 }
 
 int hpc_ticket_wait_slot(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
-    const int for_slot = en->discipline->is_free != NULL;
+    const int for_slot = en->discipline->is_free != NULL || en->discipline->has_read != NULL;
     return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1, .for_slot = for_slot}, timeout, op);
 }
 

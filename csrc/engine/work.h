@@ -70,6 +70,14 @@ typedef struct hpc_share {
     void *own;                /* the discipline's */
 } hpc_share;
 
+/* A rank to which an input of a row is sent on, unopened (hpc_edge.row). */
+typedef struct hpc_hop {
+    const struct hpc_input *in;
+    int rank, named; /* named: the row that the event names, of the rank whose update it is */
+    size_t at;       /* bytes from the start of the receiver's part to slot 0 */
+    struct hpc_hop *next;
+} hpc_hop;
+
 /* The places of a row's inputs and outputs. */
 typedef struct hpc_input {
     int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
@@ -81,6 +89,7 @@ typedef struct hpc_input {
     const char *slots;                   /* of slot 0 */
     size_t stride;                       /* between slots */
     const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of the lowest rank that it comes from */
+    hpc_hop *hops;                       /* NULL: it is sent on to nobody */
 } hpc_input;
 
 typedef struct hpc_output {
@@ -124,7 +133,7 @@ typedef struct hpc_work {
     hpc_encoder *encoder;     /* of a forward that sends pieces */
     _Atomic uint64_t decoded; /* bytes of pieces */
     _Atomic double decode_seconds;
-    const char *leaving; /* hpc_discipline.sums: what it sends, by slot */
+    char *leaving; /* hpc_discipline.sums: what it sends, by slot */
     size_t leaving_stride;
     uint64_t step;
     _Atomic uint64_t folded; /* by this exchange: how often; written by the core alone */
@@ -138,9 +147,10 @@ typedef struct hpc_work {
 
 enum { HPC_KEPT_EMPTY = -1 };
 
-/* A forward that found the ring of its receiver full. */
+/* A forward that found the ring of its receiver full: an output of a row, or (hop) an input that is sent on. */
 typedef struct hpc_kept {
     hpc_work *work;
+    const hpc_hop *hop;
     int edge, slot;        /* slot: or HPC_KEPT_EMPTY */
     struct hpc_kept *next; /* to the same receiver; or the next free one */
 } hpc_kept;
@@ -182,12 +192,12 @@ typedef struct hpc_core {
     hpc_event *held;                    /* by rank: an event that has to wait (see hpc_discipline.holds_up) */
     char *holds;                        /* by rank: whether held has one; later events of the rank wait in the ring */
     int n_held;
-    void *own;    /* the discipline's */
+    void *own;           /* the discipline's */
     hpc_share **clocked; /* its shares that have clocks */
     int n_clocked;
-    int n_parked; /* answers that wait, of all its shares */
+    int n_parked; /* answers, or versions, that wait, of all its shares */
     int n_closed; /* ranks that had closed when it looked last (hpc_core_sees_closed) */
-    double due; /* when the core has to work even if no event comes; INFINITY: never */
+    double due;   /* when the core has to work even if no event comes; INFINITY: never */
     pthread_t thread;
     int running, owns_thread; /* a thread works for it; it is this core's own, and works for those beside it too */
     struct hpc_core

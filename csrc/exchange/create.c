@@ -251,7 +251,9 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status == HPC_OK && en->layout.encodes) status = round_values(en, deadline);
     if (status != HPC_OK) return status;
     en->life.open = 1;
-    en->life.serves = (en->discipline->goes_on || (leaving != NULL && leaving->outstanding != NULL)) && en->n_work > 0;
+    en->life.serves = en->discipline->goes_on || en->puts == HPC_PASSES_ON ||
+                      (leaving != NULL && leaving->outstanding != NULL); /* puts of others' updates read this memory */
+    en->life.serves &= en->n_work > 0;
     for (int s = 0; s < en->layout.n_shares; s++) /* others may wait for rows that this rank does not push */
         if (en->layout.shares[s].owner == c->group.rank &&
             !hpc_share_involves(en, &en->layout.shares[s], c->group.rank))
@@ -310,6 +312,8 @@ hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *f, const c
                             .staleness = f->staleness,
                             .grace = f->grace < 0 ? -1 : f->grace};
     en->rotates = hpc_models_rotate(f);
+    en->puts = en->discipline->puts;
+    if (en->puts == HPC_PASSES_ON && !hpc_plan_has_ways(f->plan)) en->puts = HPC_READS_IN_PLACE;
     return en;
 }
 

@@ -86,7 +86,7 @@ int hpc_engine_folded(hpc_engine *en, int rank, uint64_t *pushes) {
         const hpc_share *share = &en->layout.shares[s];
         if (share->owner != en->context->group.rank) continue;
         hpc_core_pause(&en->cores[share->core]);
-        const uint64_t n = facts != NULL && facts->folded_of != NULL ? facts->folded_of(share, rank)
+        const uint64_t n = facts != NULL && facts->folded_of != NULL ? facts->folded_of(en, share, rank)
                                                                      : hpc_clocks_begun(en, share, rank);
         hpc_core_resume(&en->cores[share->core]);
         if (n > *pushes) *pushes = n;

@@ -118,6 +118,13 @@ uint64_t hpc_plan_digest(const hpc_plan *plan) {
     return digest;
 }
 
+int hpc_plan_has_ways(const hpc_plan *plan) {
+    for (int i = 0; i < plan->n_rows; i++)
+        for (int e = 0; e < plan->rows[i].n_in; e++)
+            if (hpc_edge_via(&plan->rows[i].in[e]) >= 0) return 1;
+    return 0;
+}
+
 int hpc_plan_takes_float32(const hpc_plan *plan) {
     for (int r = 0; r < plan->n_rows; r++)
         if (plan->rows[r].codec_in != HPC_F32) return 0;

@@ -107,6 +107,9 @@ static inline int hpc_edge_via(const hpc_edge *edge) {
     return edge->row < -1 ? -2 - edge->row : -1;
 }
 
+/* Whether some pushes come by way of other ranks. */
+int hpc_plan_has_ways(const hpc_plan *plan);
+
 /* The rank that sends an input to the owner of its row. */
 static inline int hpc_edge_sender(const hpc_edge *edge) {
     const int via = hpc_edge_via(edge);

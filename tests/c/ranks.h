@@ -5,7 +5,8 @@
  * ends or its time is over. When a case ends, its processes must have as many files, threads and shared mappings as
  * before it. Ranks are processes; under TSan, and for cases of RANKS_THREADS, they are threads. Transport loop runs
  * plain and with the seed HPC_TEST_SEED (1). HPC_TEST_MODES=all is for every mode and three seeds, half for every other
- * mode of a case, third for every third one, sixth for half of these under each of ASan and TSan.
+ * mode of a case, third for every third one, sixth for half of these under each of ASan and TSan. A case that is one of
+ * many alike runs in half as many modes then, perhaps in none: another seed chooses others.
  *
  *     test_program [mode [case[,case...]]]     both may be "all"
  *
@@ -92,6 +93,7 @@ typedef struct ranks_case {
     bool sleepy;      /* waits neither spin nor yield, so that every wait is a sleep and a wake */
     bool apart;       /* no barrier at the end: the ranks leave as they come */
     bool bare;        /* run gets no context */
+    bool many;        /* one of many alike */
     int per_host;     /* so many ranks take each other for one host, and the others for other hosts: shm inside, tcp
                          between. Runs by shm's modes. 0: all are on one host */
 } ranks_case;

@@ -58,12 +58,6 @@ static int may_push(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
 
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    (void)for_slot;
-    int n = hpc_silent_owners(en, key, ticket, ranks, 0);
-    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank);
-}
-
 static const hpc_discipline every_other = {
     .name = "every other step",
     .suits = suits,
@@ -71,7 +65,6 @@ static const hpc_discipline every_other = {
     .share_came = share_came,
     .row_came = row_came,
     .may_push = may_push,
-    .awaited = awaited,
 };
 
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {

@@ -1,0 +1,66 @@
+/* Where updates pass from peer to peer: each goes unopened down a tree of its own (hpc_edge.row), from rank to rank,
+ * and each rank applies it once. A core sends an input that has come on to the children that this rank has in the tree
+ * of the input's rank (forward.c). The event names the row of that rank (HPC_OP_PASSED), so one parent may send updates
+ * of several ranks. */
+#include "engine/passing.h"
+
+#include "engine/clocks.h"
+#include "engine/row.h"
+
+/* Rows of the same elements lie together. */
+static int row_of(const hpc_plan *plan, int row, int owner) {
+    const hpc_row *own = &plan->rows[row];
+    for (int way = -1; way <= 1; way += 2)
+        for (int i = row; i >= 0 && i < plan->n_rows; i += way) {
+            if (plan->rows[i].key != own->key || plan->rows[i].offset != own->offset) break;
+            if (plan->rows[i].owner == owner) return i;
+        }
+    return -1;
+}
+
+/* A walk over the receive slots of a child. */
+typedef struct finding {
+    hpc_engine *en;
+    const char *op;
+    int child, failed;
+} finding;
+
+static void find_hop(void *arg, int row, int edge, size_t offset) {
+    finding *f = arg;
+    hpc_engine *en = f->en;
+    const hpc_edge *in = &en->plan->rows[row].in[edge];
+    if (hpc_edge_via(in) != en->context->group.rank || f->failed) return;
+    const hpc_work *w = &en->work[en->work_of[en->own_rows[row]]];
+    hpc_input *passed = &w->inputs[hpc_row_input_of(w, in->rank, 0)];
+    hpc_hop **last = &passed->hops, *hop = hpc_engine_take(en, 1, sizeof *hop, f->op);
+    f->failed = hop == NULL;
+    if (f->failed) return;
+    while (*last != NULL) last = &(*last)->next;
+    *hop = (hpc_hop){.in = passed,
+                     .rank = f->child,
+                     .named = row_of(en->plan, row, in->rank),
+                     .at = en->layout.slot_base[f->child * en->context->group.size + in->rank] + offset};
+    *last = hop;
+}
+
+int hpc_passing_open(hpc_engine *en, const char *op) {
+    const int me = en->context->group.rank;
+    int status = HPC_OK;
+    if (en->puts != HPC_PASSES_ON) return HPC_OK;
+    en->own_rows = hpc_engine_take(en, (size_t)en->plan->n_rows, sizeof *en->own_rows, op);
+    for (int i = 0; i < en->plan->n_rows && en->own_rows != NULL; i++) en->own_rows[i] = row_of(en->plan, i, me);
+    for (int r = 0; r < en->context->group.size && en->own_rows != NULL && status == HPC_OK; r++) {
+        finding f = {en, op, r, 0};
+        if (r != me) status = hpc_layout_walk(en, r, -1, find_hop, &f);
+        if (f.failed) status = HPC_ERR_MEMORY;
+    }
+    return en->own_rows != NULL ? status : HPC_ERR_MEMORY;
+}
+
+size_t hpc_passing_room(const hpc_engine *en, const hpc_core *core) {
+    size_t n = 0;
+    for (int i = 0; i < en->plan->n_rows && en->puts == HPC_PASSES_ON; i++)
+        for (int e = 0; e < en->plan->rows[i].n_in && en->plan->rows[i].core == core->index; e++)
+            n += hpc_edge_via(&en->plan->rows[i].in[e]) == en->context->group.rank;
+    return n * (size_t)en->layout.depth;
+}

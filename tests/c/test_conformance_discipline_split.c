@@ -1,0 +1,286 @@
+/* What fold and apply in two calls promise, wherever they go: whatever happens in between, the parameters are those of
+ * the folds that were applied; and ranks that do not agree, or stop in between, are named. disciplines.c has the
+ * combinations. */
+#include "disciplines.h"
+
+enum { BOTH = HPC_PUSH | HPC_PULL };
+
+static bool is_split(const combination *c) {
+    return (c->with & SPLIT) != 0;
+}
+
+/* Owners apply for all; a peer decides for its own parameters. */
+static bool decides_together(const combination *c) {
+    return is_split(c) && c->edges != PEERS;
+}
+
+static bool decides_alone(const combination *c) {
+    return is_split(c) && c->edges == PEERS;
+}
+
+static void with_momentum(trial *t) {
+    t->j->rule = "momentum", t->j->args[1] = 0.5, t->j->args[3] = 0.5;
+}
+
+static void do_wait(trial *t, int key, uint64_t ticket) {
+    CHECK_OK(hpc_exchange_wait(t->e, key, ticket, -1));
+}
+
+static bool is_empty(int who, int step, int key) {
+    return step % 5 == 4 && (step % 10 == 9 || (who + key) % 2 == 0);
+}
+
+/* The fold of a step at this rank, and whether any of its workers has an update. */
+static bool sum_of(const trial *t, int step, int key, double *sum) {
+    bool any = false;
+    memset(sum, 0, t->j->keys[key].count * sizeof *sum);
+    for (int who = 0; who < t->r->size; who++) {
+        if (!trial_hears(t, t->r->rank, who, step) || is_empty(who, step, key)) continue;
+        any = true;
+        for (uint64_t i = 0; i < t->j->keys[key].count; i++) sum[i] += (double)job_gradient(t->j, who, step, key, i);
+    }
+    return any;
+}
+
+static void fold(trial *t, int key, int step) {
+    uint64_t ticket;
+    if (is_empty(t->r->rank, step, key))
+        CHECK_OK(hpc_exchange_fold_nothing(t->e, key, -1, &ticket));
+    else
+        ticket = job_start(t->r, t->j, t->e, key, step, HPC_PUSH, false);
+    do_wait(t, key, ticket);
+}
+
+static void apply(trial *t, int key, double scale) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_apply(t->e, key, scale, -1, &ticket));
+    do_wait(t, key, ticket);
+}
+
+static void skip(trial *t, int key) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_skip(t->e, key, -1, &ticket));
+    do_wait(t, key, ticket);
+}
+
+static void check_squares(trial *t, int key, double expected) {
+    double found = -1;
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
+    do_wait(t, key, ticket);
+    CHECK_OK(hpc_exchange_get_squares(t->e, key, &found));
+    CHECK_EQ(found, expected);
+}
+
+static void check_gathered(trial *t, int key, const double *sum) {
+    const uint64_t count = t->j->keys[key].count;
+    float *mean = malloc(count * sizeof *mean);
+    uint64_t ticket;
+    for (uint64_t i = 0; i < count; i++) mean[i] = (float)sum[i];
+    CHECK_OK(hpc_exchange_gather(t->e, key, -1, &ticket));
+    do_wait(t, key, ticket);
+    CHECK(same_floats(hpc_exchange_gathered(t->e, key), mean, count, "gathered", t->r->rank, key));
+    free(mean);
+}
+
+/* Folds that are looked at, gathered, replaced, skipped, or applied with a scale; and workers without an update, where
+ * an apply changes nothing if none has any. */
+static void between(rank *r) {
+    trial *t = trial_open(r, with_momentum);
+    reference ref;
+    reference_init(&ref, t->j);
+    for (int step = 0; step < 12; step++)
+        for (int key = 0; key < t->j->n_keys; key++) {
+            const uint64_t count = t->j->keys[key].count;
+            const double scale = step % 2 ? 0.5 : 1;
+            double *sum = malloc(count * sizeof *sum), squares = 0;
+            const bool any = sum_of(t, step, key, sum);
+            for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
+            if (step % 6 == 5) fold(t, key, step + 1); /* which is replaced */
+            fold(t, key, step);
+            for (int twice = 0; twice < step % 3; twice++) check_squares(t, key, squares);
+            if (step % 4 == 1) check_gathered(t, key, sum);
+            if (step % 4 == 3) {
+                skip(t, key);
+            } else {
+                for (uint64_t i = 0; i < count; i++) sum[i] *= scale;
+                apply(t, key, scale);
+                if (any) reference_apply(&ref, key, sum);
+            }
+            reference_check(&ref, r, t->e, key);
+            free(sum);
+        }
+    reference_free(&ref);
+    trial_close(t);
+}
+
+/* Folds and applies of all keys are under way at once, in an order of each rank's own. The rule's arguments are those
+ * of the apply. */
+static void at_once(rank *r) {
+    trial *t = trial_open(r, with_momentum);
+    const int n = t->j->n_keys;
+    uint64_t tickets[JOB_KEYS];
+    reference ref;
+    reference_init(&ref, t->j);
+    for (int step = 0; step < 4; step++) {
+        for (int i = 0; i < n; i++) {
+            const int key = (i + r->rank) % n;
+            tickets[key] = job_start(r, t->j, t->e, key, step, HPC_PUSH, true);
+        }
+        t->j->args[1] = step % 2 ? 0.25 : 1;
+        CHECK_OK(hpc_exchange_set_args(t->e, -1, t->j->args));
+        for (int key = 0; key < n; key++) CHECK_OK(hpc_exchange_apply(t->e, key, 1, -1, &tickets[key]));
+        for (int key = n; key-- > 0;) {
+            double *sum = malloc(t->j->keys[key].count * sizeof *sum);
+            do_wait(t, key, tickets[key]);
+            sum_of(t, step, key, sum);
+            reference_apply(&ref, key, sum);
+            reference_check(&ref, r, t->e, key);
+            free(sum);
+        }
+    }
+    CHECK_STATUS(hpc_exchange_apply(t->e, 0, 1, -1, &tickets[0]), HPC_ERR_INVALID);
+    CHECK_MESSAGE("has no fold on rank");
+    reference_free(&ref);
+    trial_close(t);
+}
+
+/* A peer skips a fold that the others apply: its copy alone lacks that update. */
+static void one_skips(rank *r) {
+    enum { KEY = 1 };
+    trial *t = trial_open(r, with_momentum);
+    reference ref;
+    reference_init(&ref, t->j);
+    for (int step = 0; step < 3; step++) {
+        double *sum = malloc(t->j->keys[KEY].count * sizeof *sum);
+        sum_of(t, step, KEY, sum);
+        fold(t, KEY, step);
+        if (step == 1 && r->rank == t->slow) {
+            skip(t, KEY);
+        } else {
+            apply(t, KEY, 1);
+            reference_apply(&ref, KEY, sum);
+        }
+        reference_check(&ref, r, t->e, KEY);
+        free(sum);
+    }
+    reference_free(&ref);
+    trial_close(t);
+}
+
+enum { SCALE, ARGUMENTS, CALL };
+
+/* The last rank gives another scale or other arguments than the rest, or makes another call. All are told. */
+static void differ(rank *r) {
+    static const char *const what[] = {"gives scale ", "lr is 4 on rank", " calls "};
+    enum { KEY = 1 };
+    trial *t = trial_open(r, NULL);
+    const int which = trial_variant(r);
+    const bool differs = r->rank == t->slow;
+    const double args[HPC_RULE_ARGS] = {0, 4};
+    uint64_t ticket;
+    CHECK_OK(trial_step(t, -1));
+    fold(t, KEY, 0);
+    rank_meet(r); /* else a rank may be told in its fold */
+    if (differs && which == ARGUMENTS) CHECK_OK(hpc_exchange_set_args(t->e, KEY, args));
+    int status = differs && which == CALL
+                     ? hpc_exchange_skip(t->e, KEY, -1, &ticket)
+                     : hpc_exchange_apply(t->e, KEY, differs && which == SCALE ? 2 : 1, -1, &ticket);
+    if (status == HPC_OK) status = hpc_exchange_wait(t->e, KEY, ticket, -1);
+    CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
+    CHECK_MESSAGE(what[which]);
+    CHECK_MESSAGE("key k1");
+    CHECK_MESSAGE("the same"); /* what to do */
+    rank_meet(r);              /* all are told before one leaves */
+    trial_free(t);
+}
+
+static bool names_alone(int who) {
+    const hpc_error *e = hpc_last_error();
+    return e->n_culprits == 1 && e->culprits[0].rank == who;
+}
+
+/* The last rank stands still between fold and apply. The others wait for it, by name: among peers with their next
+ * fold. */
+static void stands_between(rank *r) {
+    enum { KEY = 1 };
+    trial *t = trial_open(r, NULL);
+    const bool stands = r->rank == t->slow;
+    uint64_t ticket;
+    fold(t, KEY, 0);
+    if (stands) rank_await(r, 0, (uint64_t)t->slow);
+    if (t->c->edges == PEERS) {
+        apply(t, KEY, 1);
+        job_start(r, t->j, t->e, KEY, 1, HPC_PUSH, false);
+    }
+    CHECK_OK(hpc_exchange_apply(t->e, KEY, 1, -1, &ticket));
+    bool named = stands;
+    for (double patience = 0.1; !named && patience < 10; patience *= 2) {
+        const int status = hpc_exchange_wait(t->e, KEY, ticket, patience);
+        if (status == HPC_OK) break;
+        CHECK_STATUS(status, HPC_ERR_TIMEOUT);
+        named = names_alone(t->slow);
+    }
+    CHECK(named || t->c->with & PARTIAL); /* a peer that hears others alone is done */
+    if (!stands) atomic_fetch_add(&r->board[0], 1);
+    do_wait(t, KEY, ticket);
+    trial_close(t);
+}
+
+/* The last rank dies between fold and apply. */
+static void dies_between(rank *r) {
+    trial *t = trial_open(r, NULL);
+    int status = HPC_OK;
+    uint64_t ticket;
+    for (int key = 0; key < t->j->n_keys; key++) fold(t, key, 0);
+    rank_meet(r);
+    if (r->rank == t->slow) {
+        rank_die(r);
+        trial_free(t);
+        return;
+    }
+    for (int key = 0; key < t->j->n_keys && status == HPC_OK; key++) {
+        status = hpc_exchange_apply(t->e, key, 1, -1, &ticket);
+        if (status == HPC_OK) status = hpc_exchange_wait(t->e, key, ticket, -1);
+    }
+    while (status == HPC_OK) status = trial_step(t, -1);
+    CHECK_STATUS(status, HPC_ERR_PEER);
+    CHECK(ranks_error_names(t->slow));
+    rank_set(r, r->rank, 1);
+    for (int who = 0; who < t->slow; who++) rank_await(r, who, 1);
+    trial_free(t);
+}
+
+/* A rank closes with a fold that no rank has applied or skipped; a peer's others may apply theirs. */
+static void closes_between(rank *r) {
+    trial *t = trial_open(r, NULL);
+    for (int key = 0; key < t->j->n_keys; key++) {
+        fold(t, key, 0);
+        if (t->c->edges == PEERS && r->rank != t->slow) apply(t, key, 0.5);
+    }
+    trial_close(t);
+}
+
+int main(int argc, char **argv) {
+    static const property properties[] = {
+        {.name = "between", .run = between, .applies = is_split},
+        {.name = "at_once", .run = at_once, .applies = is_split},
+        {.name = "one_skips", .run = one_skips, .applies = decides_alone},
+        {.name = "differ_in_scale",
+         .run = differ,
+         .applies = decides_together,
+         .how = {.apart = true},
+         .variant = SCALE},
+        {.name = "differ_in_arguments",
+         .run = differ,
+         .applies = decides_together,
+         .how = {.apart = true},
+         .variant = ARGUMENTS},
+        {.name = "differ_in_call", .run = differ, .applies = decides_together, .how = {.apart = true}, .variant = CALL},
+        {.name = "stands_between", .run = stands_between, .applies = is_split, .how = {.where = RANKS_UNSEEDED}},
+        {.name = "dies_between", .run = dies_between, .applies = is_split, .how = {.victims = 1, .timeout = 30}},
+        {.name = "closes_between", .run = closes_between, .applies = is_split},
+        {0},
+    };
+    return disciplines_main(argc, argv, properties);
+}
