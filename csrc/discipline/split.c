@@ -58,7 +58,7 @@ static int suits(const hpc_exchange_config *f) {
 }
 
 static int suits_peers(const hpc_exchange_config *f) {
-    return suits(f) && hpc_peers_are_planned(f) && !hpc_plan_has_ways(f->plan);
+    return suits(f) && hpc_peers_are_planned(f);
 }
 
 static int check_peers(const hpc_context *c, const hpc_exchange_config *f) {
@@ -191,7 +191,7 @@ static void begin_fold(hpc_engine *en, int key) {
 static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     if (!(en->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_in_turn(en, s, slot, l);
-    if (share->pushed == 0) return HPC_OK;
+    if (share->pushed == 0 && !hpc_split_among_peers(en)) return HPC_OK; /* a peer hears of it straight */
     hpc_lane_take_turn(en->in_lanes[share->core], hpc_turn_of(share->key));
     const int status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, slot, s), l);
     hpc_lane_take_turn(en->in_lanes[share->core], 0);

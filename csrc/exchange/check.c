@@ -99,7 +99,7 @@ static int check_via(const hpc_exchange_config *f) {
                 return hpc_fail(
                     HPC_ERR_UNSUPPORTED, op_create,
                     "exchange: row %d takes pushes of rank %d by way of rank %d; that needs peers under BSP "
-                    "or SSP, without split",
+                    "or SSP",
                     i, f->plan->rows[i].in[e].rank, hpc_edge_via(&f->plan->rows[i].in[e]));
     return HPC_OK;
 }

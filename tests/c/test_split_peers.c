@@ -8,15 +8,17 @@
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-/* In an arg. PARTIAL: each sends to the two behind it. FACTORS: the first key goes as pairs of vectors. */
-enum { THREADS = 1, PARTIAL = 2, FACTORS = 4, HALF = 8, MOMENTUM = 16, DEEP = 32, ROWS = 24, COLUMNS = 5, PAIRS = 3 };
+/* In an arg. PARTIAL: each sends to the two behind it. FACTORS: the first key goes as pairs of vectors. RELAY: each
+ * update goes on from rank to rank, by a binary tree. HOSTS: one rank of each two passes the updates of others on. */
+enum { THREADS = 1, PARTIAL = 2, FACTORS = 4, HALF = 8, MOMENTUM = 16, DEEP = 32, RELAY = 64, HOSTS = 128 };
+enum { ROWS = 24, COLUMNS = 5, PAIRS = 3 };
 
 typedef struct game {
     job j;
     hpc_plan *plan;
     hpc_codec_config factors;
     const hpc_codec_config *codecs[JOB_KEYS];
-    int wires[JOB_KEYS], arg;
+    int wires[JOB_KEYS], arg, parents[RANKS_MAX * RANKS_MAX], hosts[RANKS_MAX];
     unsigned char sends[RANKS_MAX * RANKS_MAX];
 } game;
 
@@ -28,7 +30,17 @@ static void plan_of(game *g, const rank *r, int depth) {
     hpc_peer_to_peer all;
     hpc_peer_to_peer_init(&all);
     all.keys = g->j.keys, all.n_keys = g->j.n_keys, all.workers = g->j.workers, all.n_workers = g->j.n_workers;
-    all.sends = g->sends, all.cores = 2, all.chunk = 2048, all.sum = 1, all.depth = depth;
+    for (int from = 0; from < r->size; from++)
+        for (int i = 0; i < r->size; i++)
+            g->parents[from * r->size + (from + i) % r->size] = (from + (i > 0 ? (i - 1) / 2 : 0)) % r->size;
+    for (int who = 0; who < r->size; who++) g->hosts[who] = who / 2;
+    if (g->arg & RELAY)
+        all.parents = g->parents;
+    else if (g->arg & HOSTS)
+        all.hosts = g->hosts;
+    else
+        all.sends = g->sends;
+    all.cores = 2, all.chunk = 2048, all.sum = 1, all.depth = depth;
     all.wires = g->wires, all.n_wires = g->j.n_keys;
     CHECK_OK(hpc_plan_peer_to_peer(&all, &g->plan));
     CHECK_OK(hpc_plan_check(g->plan, r->size));
@@ -443,15 +455,22 @@ int main(int argc, char **argv) {
         {.name = "between_momentum", .size = 3, .run = between, .arg = FACTORS | MOMENTUM | DEEP},
         {.name = "between_alone", .size = 1, .run = between, .arg = FACTORS},
         {.name = "between_hosts", .size = 4, .run = between, .arg = FACTORS, .per_host = 2},
+        {.name = "between_relay", .size = 5, .run = between, .arg = FACTORS | RELAY},
+        {.name = "between_relay_threads", .size = 4, .run = between, .arg = FACTORS | RELAY | THREADS | MOMENTUM},
+        {.name = "between_ways_of_hosts", .size = 6, .run = between, .arg = FACTORS | HOSTS, .per_host = 2},
         {.name = "at_once", .size = 3, .run = at_once, .arg = FACTORS},
         {.name = "at_once_threads", .size = 4, .run = at_once, .arg = FACTORS | THREADS},
         {.name = "at_once_partial", .size = 5, .run = at_once, .arg = PARTIAL | MOMENTUM},
+        {.name = "at_once_relay", .size = 5, .run = at_once, .arg = FACTORS | RELAY | DEEP},
+        {.name = "at_once_relay_threads", .size = 4, .run = at_once, .arg = RELAY | THREADS},
         {.name = "at_once_sleepy", .size = 3, .run = at_once, .arg = FACTORS | THREADS, .sleepy = true},
         {.name = "scaled_rate", .size = 3, .run = scaled_rate},
         {.name = "mixed", .size = 3, .run = mixed, .arg = FACTORS},
         {.name = "one_skips", .size = 3, .run = one_skips, .arg = FACTORS},
         {.name = "stands_between", .size = 3, .run = stands_between, .arg = FACTORS, .where = RANKS_UNSEEDED},
         {.name = "dies_between", .size = 3, .run = dies_between, .arg = FACTORS, .victims = 4, .timeout = 30},
+        {.name = "dies_between_relay", .size = 4, .run = dies_between, .arg = RELAY, .victims = 8, .timeout = 30},
+        {.name = "closes_between_relay", .size = 4, .run = closes_between, .arg = FACTORS | RELAY},
         {.name = "closes_between", .size = 3, .run = closes_between, .arg = FACTORS},
         {.name = "closes_between_threads", .size = 4, .run = closes_between, .arg = FACTORS | THREADS},
         {.name = "refused", .size = 2, .run = refused},
