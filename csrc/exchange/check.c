@@ -254,8 +254,8 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
                         hpc_consistency_name(f->consistency), f->graph != NULL ? "on a graph" : "with servers");
     if (f->split && d->split == NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: split needs BSP with servers or peers, without a quorum; here is %s %s", d->name,
-                        f->graph != NULL ? "on a graph" : "with servers");
+                        "exchange: split needs BSP with servers, peers or a graph, without a quorum; here is %s %s",
+                        d->name, f->graph != NULL ? "on a graph" : "with servers");
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 
