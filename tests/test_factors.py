@@ -775,10 +775,20 @@ def test_a_prox_goes_over_parameters_that_travel_rounded() -> None:
     assert all(found == every[0][0] for rank in every for found in rank)
 
 
-def test_split_is_refused_where_updates_pass_from_peer_to_peer() -> None:
-    def body(ctx: hpcomm.Context) -> str:
-        with pytest.raises(HpcommError) as told:
-            exchange(ctx, {"w": (4, 5)}, PeerToPeer(spread(3, 1), relay=True), Factors(2), split=True)
-        return str(told.value)
+def test_fold_and_apply_give_the_bits_of_push_pull_where_updates_pass_from_peer_to_peer() -> None:
+    def body(ctx: hpcomm.Context) -> list[bytes]:
+        found = []
+        for split in (False, True):
+            with exchange(ctx, {"w": (4, 5)}, PeerToPeer(spread(5, 2), relay=True), Factors(2), split=split) as ex:
+                for step in range(STEPS):
+                    pair = pairs_of(ctx.rank, step, 2, (4, 5))
+                    if split:
+                        ex.fold("w", pair)
+                        ex.apply("w")
+                    else:
+                        ex.push_pull("w", pair)
+                found.append(ex.params["w"].tobytes())
+        return found
 
-    assert all("by way of rank" in told and "without split" in told for told in run_threads(3, body))
+    every = run_threads(5, body)
+    assert all(found == every[0][0] for rank in every for found in rank)

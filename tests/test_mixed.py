@@ -207,7 +207,12 @@ def test_any_consistencies_stand_side_by_side(consistencies: list[Any], graph: b
     [
         ("flat", {"x": BSP}, {}, "consistency has an entry for 'x', which is not a key"),
         ("flat", {"a": "BSP"}, {}, "consistency of 'a' is 'BSP': must be a Consistency"),
-        ({"a": ring}, {"a": NOTIFY_ACK}, {"split": True}, "split needs BSP with servers or peers, without a quorum"),
+        (
+            {"a": ring},
+            {"a": SSP(1)},
+            {"split": True, "depth": 3},
+            "split needs BSP with servers, peers or a graph, without a quorum",
+        ),
         ("flat", {"a": ASYNC}, {"shared_params": True}, "shared_params"),
         ({"a": Hierarchy(top="ring")}, {"a": SSP(2)}, {}, "key 'a': consistency is SSP"),
         (

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import AdamW, ConfigError, Exchange, InvalidArgument, Momentum, NotSupported, ParameterServer, Timeout
+from hpcomm.topology import ring, spread
 
 F32 = np.float32
 SHAPES = {"conv": (3, 5, 2), "fc": (400, 70), "bias": (7,), "scale": ()}
@@ -18,6 +19,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "CS": {"rule": AdamW(lr=0.1)},
     "threads": {"rule": Momentum(lr=0.1), "cores": 2, "progress": "thread", "chunk_bytes": 1024},
     "NCC, 16 bits": {"topology": ParameterServer("NCC"), "codec": {"fc": "float16"}, "codec_out": "bfloat16"},
+    "peers that pass on": {"topology": hpcomm.PeerToPeer(spread(3, 1), relay=True), "rule": Momentum(lr=0.1)},
+    "a graph": {"topology": ring, "depth": 2, "rule": Momentum(lr=0.1)},
+    "a graph, NOTIFY_ACK": {"topology": ring, "depth": 3, "rule": AdamW(lr=0.1), "consistency": hpcomm.NOTIFY_ACK},
     "rules by key": {"rule": {name: AdamW(lr=0.1) if name == "fc" else Momentum(lr=0.2) for name in SHAPES}},
 }
 
@@ -54,6 +58,26 @@ def trained(transport: dict[str, Any], *, split: bool, **options: Any) -> list[d
 @pytest.mark.parametrize("job", JOBS)
 def test_fold_and_apply_give_the_bits_of_push_pull(job: str, transport: dict[str, Any]) -> None:
     assert trained(transport, split=True, **JOBS[job]) == trained(transport, split=False, **JOBS[job])
+
+
+def test_models_on_a_graph_are_averaged_in_two_calls(transport: dict[str, Any]) -> None:
+    """A skipped average leaves the parameters as they were, and a scale of 0.5 halves them."""
+
+    def body(context: hpcomm.Context) -> bool:
+        with Exchange(context, {"w": np.zeros(40, F32)}, ring, rule=hpcomm.Average(), depth=2, split=True) as ex:
+            for n, scale in enumerate([1.0, None, 0.5, 1.0]):
+                before = ex.params["w"].copy()
+                ex.fold("w", np.full(40, 3 * (context.rank + n), F32))
+                if scale is None:
+                    ex.skip("w")
+                    assert np.array_equal(ex.params["w"], before)
+                else:
+                    ex.apply("w", scale)
+                    mean = 3 * (n + (context.rank + (context.rank - 1) % 3) / 2)
+                    assert np.array_equal(ex.params["w"], np.full(40, scale * mean, F32))
+            return True
+
+    assert all(run_threads(3, body, **transport))
 
 
 def test_pulls_that_go_before_their_gradients_find_each_row_once() -> None:
@@ -157,7 +181,7 @@ def test_refusals(alone: hpcomm.Context) -> None:
         ex.apply("w")
     for wrong, error, text in [
         ({"consistency": hpcomm.ASYNC}, NotSupported, "split needs BSP"),
-        ({"topology": hpcomm.topology.ring}, ConfigError, "here is a graph"),
+        ({"topology": hpcomm.topology.ring, "depth": 1}, ConfigError, "split on a graph needs 2 or more"),
         ({"deterministic": False}, ConfigError, "eager"),
     ]:
         with pytest.raises(error, match=text):

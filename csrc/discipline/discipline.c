@@ -13,6 +13,7 @@ static const hpc_discipline *const disciplines[] = {
     &hpc_discipline_updates_ssp,
     &hpc_discipline_groups,
     &hpc_discipline_server_ssp,
+    &hpc_discipline_split_graph,
     &hpc_discipline_notify_ack,
     &hpc_discipline_async,
     &hpc_discipline_split_peers,

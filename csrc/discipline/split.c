@@ -35,7 +35,10 @@
  * An apply or a skip ends a fold, and so does the next fold, which replaces it. Then the core answers the peers: their
  * slots are free. With two slots, and all sending to all, no push waits for that: when a worker begins push n + 2, all
  * peers have made push n + 1, and so have ended fold n. A plan of depth 1 is refused: the push that replaces a fold
- * would wait for peers that wait for it. */
+ * would wait for peers that wait for it.
+ *
+ * On a graph of one phase it is the same with the edges and the weights of the graph. A fold waits for the updates of
+ * the in-neighbours alone, under BSP as under NOTIFY_ACK: the bits are the same. */
 #include "discipline/split.h"
 
 #include <math.h>
@@ -54,19 +57,40 @@
 static const char op_create[] = "exchange";
 
 static int suits(const hpc_exchange_config *f) {
-    return f->split && hpc_config_is_bsp(f);
+    return f->split && hpc_config_is_bsp(f) && f->graph == NULL;
+}
+
+static int suits_graph(const hpc_exchange_config *f) {
+    return f->split && f->graph != NULL && (f->consistency == HPC_BSP || f->consistency == HPC_NOTIFY_ACK);
 }
 
 static int suits_peers(const hpc_exchange_config *f) {
-    return suits(f) && hpc_peers_are_planned(f) && !hpc_plan_has_ways(f->plan);
+    return suits(f) && hpc_peers_are_planned(f);
+}
+
+static int check_depth(const hpc_exchange_config *f, const char *where) {
+    if (f->plan->rows[0].depth > 1) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, op_create,
+                    "exchange: the plan has depth 1; split %s needs 2 or more, as %s may push again before "
+                    "this rank has applied their last updates",
+                    where, f->graph != NULL ? "neighbours" : "peers");
 }
 
 static int check_peers(const hpc_context *c, const hpc_exchange_config *f) {
     const int status = hpc_peers_check(c, f);
-    if (status != HPC_OK || f->plan->rows[0].depth > 1) return status;
-    return hpc_fail(HPC_ERR_CONFIG, op_create,
-                    "exchange: the plan has depth 1; split among peers needs 2 or more, as peers may push again before "
-                    "this rank has applied their last updates");
+    return status == HPC_OK ? check_depth(f, "among peers") : status;
+}
+
+/* A graph that changes would have folds of several phases in the slots, and an update would not be for all of them. */
+static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_graph_check_constant(f, "split", op_create);
+    (void)c;
+    if (status != HPC_OK) return status;
+    if (f->in_place)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: split keeps the models of all steps until they are applied, and in_place trains the "
+                        "last one where it lies: leave one of the two out");
+    return check_depth(f, "on a graph");
 }
 
 static int pushes(const hpc_plan *plan, int key, int rank) {
@@ -96,7 +120,6 @@ static int check_encoders(const hpc_plan *plan) {
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
-    if (f->graph != NULL) return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: split is for servers; here is a graph");
     if (f->eager)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: split keeps the fold of all updates; eager adds each to the one before: leave one "
@@ -117,14 +140,13 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 /* ---- open ---- */
 
 static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    (void)f;
     hpc_split *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
     if (its != NULL) its->asks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->asks, op);
     if (its == NULL || its->asks == NULL) return HPC_ERR_MEMORY;
     for (int k = 0; k < en->plan->n_keys; k++)
         its->asks[k] = (hpc_split_ask){.use = HPC_USE_APPLY, .scale = 1, .unit = 1, .kept_unit = 1, .last = -1};
     en->own_args = hpc_split_among_peers(en);
-    return HPC_OK;
+    return hpc_graph_prepare(en, f, op);
 }
 
 static size_t part(const hpc_engine *en, int rank) {
@@ -180,7 +202,7 @@ static int is_free(const hpc_engine *en, int key, uint64_t ticket) {
         const hpc_split_means *m = en->layout.shares[k->awaited[i]].own;
         if (atomic_load_explicit(&m->n_over, memory_order_acquire) < ticket / 2) return 0;
     }
-    return hpc_peers_is_free(en, key, ticket);
+    return en->graph != NULL ? hpc_graph_is_free(en, key, ticket) : hpc_peers_is_free(en, key, ticket);
 }
 
 /* A fold replaces one that was neither applied nor skipped. */
@@ -190,12 +212,13 @@ static void begin_fold(hpc_engine *en, int key) {
 
 static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
+    if (en->graph != NULL && !hpc_graph_goes_to(en, share)) return HPC_OK;
     if (!(en->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_in_turn(en, s, slot, l);
-    if (share->pushed == 0) return HPC_OK;
+    if (share->pushed == 0 && !hpc_split_among_peers(en)) return HPC_OK; /* a peer hears of it straight */
     hpc_lane_take_turn(en->in_lanes[share->core], hpc_turn_of(share->key));
     const int status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, slot, s), l);
     hpc_lane_take_turn(en->in_lanes[share->core], 0);
-    return status;
+    return en->owners_leave ? hpc_unless_left(en, share->owner, status) : status;
 }
 
 static int pushed(hpc_engine *en, int key) {
@@ -308,7 +331,7 @@ static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     for (int i = 0; i < k->n_awaited; i++) hpc_split_drop(en, &en->layout.shares[k->awaited[i]]);
     if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
     ask_of(en, key)->keeps = 0;
-    return hpc_peers_finish(en, key, l, op);
+    return en->graph != NULL ? hpc_graph_finish(en, key, l, op) : hpc_peers_finish(en, key, l, op);
 }
 
 /* ---- the ranks that a wait waits for ---- */
@@ -341,12 +364,21 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
 /* A pull waits for what its fold waits for. */
 static int awaited_among_peers(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     const uint64_t push = ticket & HPC_PULL_TICKET ? 2 * en->keys[key].pushes : ticket;
-    return hpc_graph_awaited(en, key, push, for_slot, ranks, hpc_share_has_answered, missing);
+    hpc_has_read *has_read = en->graph != NULL ? hpc_graph_has_read : hpc_share_has_answered;
+    return hpc_graph_awaited(en, key, push, for_slot, ranks, has_read, missing);
 }
 
 /* ---- the values ---- */
 
 static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .asked = asked, .brings_args = 1};
+
+/* Of peers and neighbours. */
+static const hpc_splitting keeping = {.set_use = set_use,
+                                      .squares = squares_of,
+                                      .set_unit = set_unit,
+                                      .unit = unit_of,
+                                      .keeps_inputs = 1,
+                                      .gathered = gathered_of};
 
 static const hpc_opening opening = {
     .prepare = prepare, .part = part, .open_shares = open_shares, .open = hpc_split_open_owner};
@@ -380,12 +412,7 @@ const hpc_discipline hpc_discipline_split_peers = {
     .whole = 1,
     .puts = HPC_PASSES_ON,
     .pulling = &pulling,
-    .split = &(const hpc_splitting){.set_use = set_use,
-                                    .squares = squares_of,
-                                    .set_unit = set_unit,
-                                    .unit = unit_of,
-                                    .keeps_inputs = 1,
-                                    .gathered = gathered_of},
+    .split = &keeping,
     .opening = &opening,
     .makes_params = hpc_peers_make_params,
     .share_came = hpc_split_share_came,
@@ -401,4 +428,30 @@ const hpc_discipline hpc_discipline_split_peers = {
     .needs = hpc_peers_need,
     .awaited = awaited_among_peers,
     .leaving = &(const hpc_leaving){.finish = finish},
+};
+
+const hpc_discipline hpc_discipline_split_graph = {
+    .name = "BSP in two calls",
+    .suits = suits_graph,
+    .check = check_graph,
+    .whole = 1,
+    .pulling = &pulling,
+    .split = &keeping,
+    .opening = &opening,
+    .makes_params = hpc_graph_makes_params,
+    .share_came = hpc_split_share_came,
+    .row_came = hpc_split_row_came,
+    .other_came = hpc_split_other_came,
+    .work = hpc_split_work,
+    .may_push = may_push,
+    .wait_slot = wait_slot,
+    .before_encode = begin_fold,
+    .begin_push = hpc_graph_begin_push,
+    .send_share = send_share,
+    .pushed = pushed,
+    .is_free = is_free,
+    .needs = hpc_peers_need,
+    .awaited = awaited_among_peers,
+    .leaving = &(const hpc_leaving){.finish = finish},
+    .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

@@ -276,25 +276,25 @@ static int find_squares(hpc_core *core, hpc_work *w, double *squares) {
     return 0;
 }
 
-/* Among peers the mean is of this rank's worker alone. */
 static int gather(hpc_core *core, hpc_work *w, double *squares, int empty) {
-    float *here = ((const hpc_split *)core->engine->own)->asks[w->row->key].gathered;
-    const int keeps = keeps_inputs(core, w);
     int failed = 0;
-    if (w->mean == NULL && keeps) {
+    if (w->mean == NULL && keeps_inputs(core, w)) {
         const hpc_inputs inputs = present_inputs(core, w);
-        if (here == NULL) {
-            failed = hpc_row_keep_mean(core, w, &inputs);
-        } else if (empty) {
-            memset(here + w->row->offset, 0, (size_t)w->row->count * sizeof *here);
-        } else {
-            failed = hpc_row_read_kept(core, w, &inputs, here + w->row->offset, NULL);
-        }
+        failed = hpc_row_keep_mean(core, w, &inputs);
     } else if (w->mean == NULL) {
         failed = fold(core, w, squares);
     }
-    if (!failed && here == NULL) hpc_row_gather(core, w, empty && !keeps);
+    if (!failed) hpc_row_gather(core, w, empty && !keeps_inputs(core, w));
     return failed;
+}
+
+/* Among peers the mean is for this rank's worker alone. */
+static int gather_here(hpc_core *core, hpc_work *w) {
+    float *to = ((const hpc_split *)core->engine->own)->asks[w->row->key].gathered + w->row->offset;
+    const hpc_inputs inputs = present_inputs(core, w);
+    if (inputs.n > 0) return hpc_row_read_kept(core, w, &inputs, to, NULL);
+    memset(to, 0, (size_t)w->row->count * sizeof *to);
+    return 0;
 }
 
 /* Does for a row what was pulled for. */
@@ -314,7 +314,7 @@ static int use_row(hpc_core *core, hpc_share *share, int place) {
     case HPC_USE_SQUARES:
         return find_squares(core, w, squares);
     case HPC_USE_GATHER:
-        return gather(core, w, squares, empty);
+        return hpc_split_among_peers(core->engine) ? gather_here(core, w) : gather(core, w, squares, empty);
     }
     return 0;
 }

@@ -99,7 +99,7 @@ static int check_via(const hpc_exchange_config *f) {
                 return hpc_fail(
                     HPC_ERR_UNSUPPORTED, op_create,
                     "exchange: row %d takes pushes of rank %d by way of rank %d; that needs peers under BSP "
-                    "or SSP, without split",
+                    "or SSP",
                     i, f->plan->rows[i].in[e].rank, hpc_edge_via(&f->plan->rows[i].in[e]));
     return HPC_OK;
 }
@@ -254,8 +254,8 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
                         hpc_consistency_name(f->consistency), f->graph != NULL ? "on a graph" : "with servers");
     if (f->split && d->split == NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: split needs BSP with servers or peers, without a quorum; here is %s %s", d->name,
-                        f->graph != NULL ? "on a graph" : "with servers");
+                        "exchange: split needs BSP with servers, peers or a graph, without a quorum; here is %s %s",
+                        d->name, f->graph != NULL ? "on a graph" : "with servers");
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 

@@ -341,9 +341,9 @@ def reads_on(ex: Exchange) -> bool:
 
 
 def has_one_slot(ex: Exchange, name: str) -> bool:
-    """Whether all gradients of a key lie in one place, one behind the other: with split, but not among peers."""
+    """Whether all gradients of a key lie in one place, one behind the other: with split, if there are servers."""
     own = next(one for one in ex._schemes if name in one.scheme.names)
-    return bool(ex._made.engine.split and not own.peers) or own.plan.rows.column("depth").max() == 1
+    return bool(ex._made.engine.split and not own.peers and not own.phases) or own.plan.rows.column("depth").max() == 1
 
 
 def check_idle(ex: Exchange, op: str) -> None:

@@ -475,7 +475,7 @@ static void refusals(rank *r) {
     CHECK_MESSAGE("eager adds each to the one before");
     j.eager = 0, j.each = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP with servers or peers, without a quorum; here is ASYNC");
+    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is ASYNC");
     j.each = 0, j.quorum = 2;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
     j.quorum = 0;

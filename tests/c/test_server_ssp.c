@@ -482,7 +482,8 @@ static void refusals(rank *r) {
     good(r, &j, &c), c.in_place = 1;
     refused(r, &j, &c, HPC_ERR_CONFIG, "in_place needs a graph");
     good(r, &j, &c), c.split = 1;
-    refused(r, &j, &c, HPC_ERR_UNSUPPORTED, "split needs BSP with servers or peers, without a quorum; here is SSP");
+    refused(r, &j, &c, HPC_ERR_UNSUPPORTED,
+            "split needs BSP with servers, peers or a graph, without a quorum; here is SSP");
     good(r, &j, &c), c.quorum = 1;
     refused(r, &j, &c, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with consistency SSP");
     good(r, &j, &c), j.each = 1;

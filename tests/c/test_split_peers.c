@@ -1,5 +1,5 @@
-/* Fold and apply in two calls among peers: each rank says what becomes of its own fold. All numbers are whole, so that
- * a sum has the same bits in every order. */
+/* Fold and apply in two calls among peers and on a graph: each rank says what becomes of its own fold. All numbers are
+ * whole, so that a sum has the same bits in every order. */
 #include <math.h>
 
 #include "engine/kind.h"
@@ -8,27 +8,68 @@
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-/* In an arg. PARTIAL: each sends to the two behind it. FACTORS: the first key goes as pairs of vectors. */
-enum { THREADS = 1, PARTIAL = 2, FACTORS = 4, HALF = 8, MOMENTUM = 16, DEEP = 32, ROWS = 24, COLUMNS = 5, PAIRS = 3 };
+/* In an arg. PARTIAL: each sends to the two behind it. FACTORS: the first key goes as pairs of vectors. RELAY: each
+ * update goes on from rank to rank, by a binary tree. HOSTS: one rank of each two passes the updates of others on.
+ * GRAPH: the edges are of a graph, under NOTIFY_ACK if with THREADS. */
+enum {
+    THREADS = 1,
+    PARTIAL = 2,
+    FACTORS = 4,
+    HALF = 8,
+    MOMENTUM = 16,
+    DEEP = 32,
+    RELAY = 64,
+    HOSTS = 128,
+    GRAPH = 256
+};
+enum { ROWS = 24, COLUMNS = 5, PAIRS = 3 };
 
 typedef struct game {
     job j;
     hpc_plan *plan;
     hpc_codec_config factors;
     const hpc_codec_config *codecs[JOB_KEYS];
-    int wires[JOB_KEYS], arg;
+    int wires[JOB_KEYS], arg, parents[RANKS_MAX * RANKS_MAX], hosts[RANKS_MAX];
     unsigned char sends[RANKS_MAX * RANKS_MAX];
+    hpc_graph graph;
+    double weights[RANKS_MAX * RANKS_MAX];
 } game;
 
 static bool hears(const rank *r, int arg, int to, int from) {
     return !(arg & PARTIAL) || (to - from + r->size) % r->size <= 2;
 }
 
+static void graph_of(game *g, const rank *r, int depth) {
+    hpc_graph *graph = &g->graph;
+    hpc_graph_init(graph);
+    for (int to = 0; to < r->size; to++)
+        for (int from = 0; from < r->size; from++) g->weights[to * r->size + from] = hears(r, g->arg, to, from);
+    graph->keys = g->j.keys, graph->n_keys = g->j.n_keys, graph->ranks = r->size, graph->n_phases = 1;
+    graph->weights = g->weights, graph->cores = 2, graph->chunk = 2048, graph->depth = depth;
+    graph->wires = g->wires, graph->n_wires = g->j.n_keys;
+    CHECK_OK(hpc_plan_graph(graph, &g->plan));
+    g->j.plan = g->plan;
+}
+
 static void plan_of(game *g, const rank *r, int depth) {
     hpc_peer_to_peer all;
+    if (g->arg & GRAPH) {
+        graph_of(g, r, depth);
+        return;
+    }
     hpc_peer_to_peer_init(&all);
     all.keys = g->j.keys, all.n_keys = g->j.n_keys, all.workers = g->j.workers, all.n_workers = g->j.n_workers;
-    all.sends = g->sends, all.cores = 2, all.chunk = 2048, all.sum = 1, all.depth = depth;
+    for (int from = 0; from < r->size; from++)
+        for (int i = 0; i < r->size; i++)
+            g->parents[from * r->size + (from + i) % r->size] = (from + (i > 0 ? (i - 1) / 2 : 0)) % r->size;
+    for (int who = 0; who < r->size; who++) g->hosts[who] = who / 2;
+    if (g->arg & RELAY)
+        all.parents = g->parents;
+    else if (g->arg & HOSTS)
+        all.hosts = g->hosts;
+    else
+        all.sends = g->sends;
+    all.cores = 2, all.chunk = 2048, all.sum = 1, all.depth = depth;
     all.wires = g->wires, all.n_wires = g->j.n_keys;
     CHECK_OK(hpc_plan_peer_to_peer(&all, &g->plan));
     CHECK_OK(hpc_plan_check(g->plan, r->size));
@@ -62,15 +103,16 @@ static game *game_new(const rank *r, int arg) {
 static int create(const rank *r, const game *g, int consistency, hpc_exchange **e) {
     hpc_exchange_config c;
     hpc_exchange_config_init(&c);
-    c.consistency = consistency, c.progress = g->j.progress, c.split = g->j.split;
+    c.consistency = consistency, c.progress = g->j.progress, c.split = g->j.split, c.in_place = g->j.in_place;
     if (consistency == HPC_SSP) c.staleness = 1;
+    if (g->arg & GRAPH) c.graph = &g->graph;
     if (g->arg & FACTORS) c.codecs = g->codecs;
     return job_create_with(r, &g->j, &c, -1, e);
 }
 
 static hpc_exchange *game_open(const rank *r, const game *g) {
     hpc_exchange *e = NULL;
-    CHECK_OK(create(r, g, HPC_BSP, &e));
+    CHECK_OK(create(r, g, (g->arg & GRAPH) && (g->arg & THREADS) ? HPC_NOTIFY_ACK : HPC_BSP, &e));
     return e;
 }
 
@@ -426,11 +468,23 @@ static void refused(rank *r) {
     game *g = game_new(r, 0);
     hpc_exchange *e = NULL;
     CHECK_STATUS(create(r, g, HPC_SSP, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP with servers or peers, without a quorum; here is SSP among peers");
+    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is SSP among peers");
     hpc_plan_free(g->plan);
     plan_of(g, r, 1);
     CHECK_STATUS(create(r, g, HPC_BSP, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("the plan has depth 1; split among peers needs 2 or more");
+    game_free(g);
+    g = game_new(r, GRAPH);
+    CHECK_STATUS(create(r, g, HPC_SSP, &e), HPC_ERR_UNSUPPORTED);
+    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is SSP on a graph");
+    g->j.rule = "average", g->j.in_place = 1;
+    CHECK_STATUS(create(r, g, HPC_BSP, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("in_place trains the last one where it lies");
+    hpc_plan_free(g->plan);
+    plan_of(g, r, 1);
+    g->j.in_place = 0;
+    CHECK_STATUS(create(r, g, HPC_BSP, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("the plan has depth 1; split on a graph needs 2 or more");
     game_free(g);
 }
 
@@ -443,15 +497,32 @@ int main(int argc, char **argv) {
         {.name = "between_momentum", .size = 3, .run = between, .arg = FACTORS | MOMENTUM | DEEP},
         {.name = "between_alone", .size = 1, .run = between, .arg = FACTORS},
         {.name = "between_hosts", .size = 4, .run = between, .arg = FACTORS, .per_host = 2},
+        {.name = "between_relay", .size = 5, .run = between, .arg = FACTORS | RELAY},
+        {.name = "between_relay_threads", .size = 4, .run = between, .arg = FACTORS | RELAY | THREADS | MOMENTUM},
+        {.name = "between_ways_of_hosts", .size = 6, .run = between, .arg = FACTORS | HOSTS, .per_host = 2},
+        {.name = "between_graph", .size = 5, .run = between, .arg = GRAPH | PARTIAL},
+        {.name = "between_graph_threads",
+         .size = 4,
+         .run = between,
+         .arg = GRAPH | PARTIAL | THREADS | MOMENTUM | HALF},
+        {.name = "at_once_graph", .size = 5, .run = at_once, .arg = GRAPH | PARTIAL | DEEP},
+        {.name = "one_skips_graph", .size = 3, .run = one_skips, .arg = GRAPH},
+        {.name = "stands_between_graph", .size = 3, .run = stands_between, .arg = GRAPH, .where = RANKS_UNSEEDED},
+        {.name = "dies_between_graph", .size = 3, .run = dies_between, .arg = GRAPH, .victims = 4, .timeout = 30},
+        {.name = "closes_between_graph", .size = 4, .run = closes_between, .arg = GRAPH | PARTIAL},
         {.name = "at_once", .size = 3, .run = at_once, .arg = FACTORS},
         {.name = "at_once_threads", .size = 4, .run = at_once, .arg = FACTORS | THREADS},
         {.name = "at_once_partial", .size = 5, .run = at_once, .arg = PARTIAL | MOMENTUM},
+        {.name = "at_once_relay", .size = 5, .run = at_once, .arg = FACTORS | RELAY | DEEP},
+        {.name = "at_once_relay_threads", .size = 4, .run = at_once, .arg = RELAY | THREADS},
         {.name = "at_once_sleepy", .size = 3, .run = at_once, .arg = FACTORS | THREADS, .sleepy = true},
         {.name = "scaled_rate", .size = 3, .run = scaled_rate},
         {.name = "mixed", .size = 3, .run = mixed, .arg = FACTORS},
         {.name = "one_skips", .size = 3, .run = one_skips, .arg = FACTORS},
         {.name = "stands_between", .size = 3, .run = stands_between, .arg = FACTORS, .where = RANKS_UNSEEDED},
         {.name = "dies_between", .size = 3, .run = dies_between, .arg = FACTORS, .victims = 4, .timeout = 30},
+        {.name = "dies_between_relay", .size = 4, .run = dies_between, .arg = RELAY, .victims = 8, .timeout = 30},
+        {.name = "closes_between_relay", .size = 4, .run = closes_between, .arg = FACTORS | RELAY},
         {.name = "closes_between", .size = 3, .run = closes_between, .arg = FACTORS},
         {.name = "closes_between_threads", .size = 4, .run = closes_between, .arg = FACTORS | THREADS},
         {.name = "refused", .size = 2, .run = refused},

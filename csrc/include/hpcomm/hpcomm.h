@@ -576,8 +576,8 @@ typedef struct hpc_exchange_config {
                                      wire one of the plan's slots is the model, so its depth is 2 or more */
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
-    int split;                    /* 1: fold and apply are two calls. BSP with servers or peers, no eager;
-                                     one update of a key is under way, whatever the depth of the plan */
+    int split; /* 1: fold and apply are two calls. BSP, or NOTIFY_ACK on a graph of one phase, no eager;
+                  one update of a key is under way, whatever the depth of the plan */
     const struct hpc_codec_config *const *codecs; /* by key: how its pieces are written (codec.h); NULL where the plan
                                                      has no codec of variable length */
     const struct hpc_exchange_config *next; /* further keys, with a plan and settings of their own; NULL: none. Keys and
@@ -643,7 +643,7 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
  *
  * Among peers each rank keeps the updates that come to it, and its calls are for its own parameters: they wait for no
  * call of another rank, and nothing compares them. Copies stay equal while all ranks make the same calls with the same
- * scale and args. The plan's depth is 2 or more. */
+ * scale and args. The plan's depth is 2 or more. On a graph of one phase it is the same. */
 /* The rule runs on scale * mean, with the args that set_args gave before this call. All workers give the same. A NaN
  * makes all parameters NaN. */
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
@@ -655,7 +655,8 @@ HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, u
 HPC_API int hpc_exchange_set_unit(hpc_exchange *exchange, int key, double unit);
 /* Writes the mean, in float32 whatever the codec, to gathered of every worker. Where updates are float32 that is the
  * gradient, and elsewhere it is memory of its own, or the place where gradients that become pieces are written: it is
- * the worker's until its next fold. Among peers it is memory that the first gather of a key takes: NULL before. */
+ * the worker's until its next fold. Among peers and on a graph it is memory that the first gather of a key takes: NULL
+ * before. */
 HPC_API int hpc_exchange_gather(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 HPC_API const float *hpc_exchange_gathered(const hpc_exchange *exchange, int key); /* NULL: this rank folds nothing */
 /* Asks for the mean's sum of squares, in float64; get_squares has it when the ticket has ended, alike on all workers.
