@@ -40,7 +40,7 @@ static void plant(hpc_hub *hub, const job *j, const rank *r, int *parents) {
 static hpc_plan *planned(const job *j, const rank *r, int n_keys, int cores, uint64_t chunk, int depth) {
     hpc_plan *plan = NULL;
     int parents[RANKS_MAX * RANKS_MAX], groups[2 * RANKS_MAX];
-    static const unsigned char first_leads[RANKS_MAX] = {1, 0, 1, 0, 1, 0};
+    static const int first_leads[RANKS_MAX] = {1, 0, 1, 0, 1, 0};
     if (r->arg & HOSTS) {
         hpc_hosts hosts;
         hpc_hosts_init(&hosts);
