@@ -74,9 +74,7 @@ def test_no_step_begins_without_what_it_must_have(topology: Any, progress: str) 
 
 @pytest.mark.parametrize("progress", ["inline", "thread"])
 @pytest.mark.parametrize("codec", ["float32", "float16", Threshold(0.5)])
-@pytest.mark.parametrize(
-    "hosts", [Hierarchy([[0, 1], [2, 3, 4]]), Hierarchy([[0, 3], [1], [2, 4]], leaders=[0, 1, 4])]
-)
+@pytest.mark.parametrize("hosts", [Hierarchy([[0, 1], [2, 3, 4]]), Hierarchy([[0, 3], [1], [2, 4]], leaders=[0, 1, 4])])
 def test_ranks_of_a_host_fold_first(hosts: Hierarchy, codec: Any, progress: str) -> None:
     """Ranks of a host make as many steps; each rank has what it must have, and in the end everything."""
     n, s, steps = 5, 2, 15

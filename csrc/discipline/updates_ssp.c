@@ -263,8 +263,9 @@ static int open_all(hpc_engine *en, const char *op) {
     its->goal = hpc_engine_take(en, keys, sizeof *its->goal, op);
     its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
     en->begun = hpc_engine_take(en, (size_t)en->asked.staleness + 1, sizeof *en->begun, op);
-    const int found = its->rows != NULL && its->base != NULL && its->goal != NULL && its->counted != NULL;
-    int status = found && en->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    if (its->rows == NULL || its->base == NULL || its->goal == NULL || its->counted == NULL || en->begun == NULL)
+        return HPC_ERR_MEMORY;
+    int status = HPC_OK;
     its->last = its->base + keys * (size_t)en->context->group.size;
     for (int i = 0; i < en->n_work && status == HPC_OK; i++) status = open_row(en, &en->work[i], op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
@@ -337,19 +338,15 @@ static int source_of(const hpc_engine *en, const hpc_work *w) {
     return own ? en->plan->rows[from->in[0].row].owner : from->owner;
 }
 
-/* The ranks that have not forwarded a host's updates, for a version, to a row that sums. */
-static int silent_hosts(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
-    for (int e = 0; e < w->row->n_in && hpc_versions_of(en, w)->part <= HPC_ROW_SUMS; e++)
+/* The ranks that have not forwarded what a row needs for a version: to one that sums the updates of a host, to one that
+ * applies the version. */
+static int silent_sources(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    const hpc_versions *its = hpc_versions_of(en, w);
+    for (int e = 0; e < w->row->n_in && its->part == HPC_ROW_SUMS; e++)
         if (w->inputs[e].forwarded >= 0 && w->inputs[e].rank != w->row->owner && hpc_input_clock(en, w, e) < goal)
             n = note_rank(ranks, n, w->inputs[e].rank);
-    return n;
-}
-
-/* The rank that has not forwarded a version to a row that applies. */
-static int silent_source(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
-    if (w->row->action == HPC_FORWARD || source_of(en, w) == w->row->owner) return n;
-    const uint64_t version = atomic_load_explicit(&hpc_versions_of(en, w)->version, memory_order_relaxed);
-    return version < goal ? note_rank(ranks, n, source_of(en, w)) : n;
+    if (its->part != HPC_ROW_APPLIES || source_of(en, w) == w->row->owner) return n;
+    return atomic_load_explicit(&its->version, memory_order_relaxed) < goal ? note_rank(ranks, n, source_of(en, w)) : n;
 }
 
 /* The ranks whose receivers have closed or keep masters, and hold up a version of a row that sums. */
@@ -369,7 +366,7 @@ static int not_level(const hpc_engine *en, const hpc_work *w, uint64_t goal, int
     for (int e = 0; e < w->row->n_in && hpc_versions_of(en, w)->part <= HPC_ROW_SUMS; e++)
         if (hpc_pushes_from(hpc_versions_of(en, w), e) < hpc_last_push(en, w->row->key, w->inputs[e].lowest))
             n = note_rank(ranks, n, w->inputs[e].rank);
-    return silent_source(en, w, goal, ranks, n);
+    return silent_sources(en, w, goal, ranks, n);
 }
 
 /* In close: the ranks whose receivers have not told a version, and the source of one here that has not. */
@@ -413,8 +410,7 @@ static int or_own_core(const hpc_engine *en, int *ranks, int n) {
 static int missing_for(const hpc_engine *en, int key, uint64_t need, int *ranks) {
     int n = slow_workers(en, key, need, ranks);
     if (n == 0) n = lacking(en, key, full_receivers, need, ranks, n);
-    if (n == 0) n = lacking(en, key, silent_hosts, need, ranks, n);
-    if (n == 0) n = lacking(en, key, silent_source, need, ranks, n);
+    if (n == 0) n = lacking(en, key, silent_sources, need, ranks, n);
     return or_own_core(en, ranks, n);
 }
 

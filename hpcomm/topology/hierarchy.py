@@ -188,7 +188,7 @@ class Hierarchy(Topology):
         **cut: "Unpack[Cut]",
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hosts of these levels, and for keys with codec.Factors
-        Plan.peer_to_peer of these hosts. interfaces and in_place have no meaning. Where the rule is applied at receivers
+        Plan.peer_to_peer of these hosts. interfaces and in_place have no meaning. Where receivers apply the rule
         and consistency is SSP(s), depth is s + 2 at least.
 
         Args and errors are those of Plan.hosts, of levels, of roles and of Topology.compile.
