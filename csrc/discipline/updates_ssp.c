@@ -20,6 +20,12 @@
  * A row that forwards may pass on what another one has forwarded, note and all: the versions of a sum then go down a
  * tree (section 3.4.2). Passing on waits for nothing.
  *
+ * With several ranks a host (hpc_hosts.apart) a row of the host *gathers*: it folds push t of all ranks of the host, in
+ * the order of its inputs, and forwards that to the row that sums; a rack's row gathers again. A sender is a host, whose
+ * clock is the number of its folds that have come. A rank may be s steps ahead of its host's slowest, as of any other.
+ * Each rank has a receiver of its own, to which a row of the host passes versions on. The ranks of a host push equally
+ * often: when one has closed, no later push of the others is folded.
+ *
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
  * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
  * for its number, and the receivers apply nothing. When all workers have closed, a last version has the number of the
@@ -35,6 +41,8 @@
  *   a slot of a row that passes on, and its note   written as the receive slots below it are, which have their copies
  *   a gradient's slot, its arguments   written for push p + d after the answer to push p + d - 1, so after the close of
  *                                   version p + 1, which read them
+ *   the slots of a row that gathers, and of what it forwards   written for push p + d, likewise: version p + 1 has the
+ *                                   host's push p, so that was folded and added
  * Receivers of workers that have closed, and those that only keep a master, push nothing. They signal the version that
  * they have applied to the ranks of all rows by which it came. A version stays open until the slots that it needs are
  * free, at whatever receiver of its sum.
