@@ -21,10 +21,10 @@
  * tree (section 3.4.2). Passing on waits for nothing.
  *
  * With several ranks a host (hpc_hosts.apart) a row of the host *gathers*: it folds push t of all ranks of the host, in
- * the order of its inputs, and forwards that to the row that sums; a rack's row gathers again. A sender is a host, whose
- * clock is the number of its folds that have come. A rank may be s steps ahead of its host's slowest, as of any other.
- * Each rank has a receiver of its own, to which a row of the host passes versions on. The ranks of a host push equally
- * often: when one has closed, no later push of the others is folded.
+ * the order of its inputs, and forwards that to the row that sums; a rack's row gathers again. A sender is a host,
+ * whose clock is the number of its folds that have come. A rank may be s steps ahead of its host's slowest, as of any
+ * other. Each rank has a receiver of its own, to which a row of the host passes versions on. The ranks of a host push
+ * equally often: when one has closed, no later push of the others is folded.
  *
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
  * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
