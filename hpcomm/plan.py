@@ -247,7 +247,8 @@ class Plan:
             each: apart, and such an update is the mean (or the sum) of its group's own ranks, as for ASYNC.
             apply_at: who applies the rule: "owners", whose parameters go to the hosts; "receivers": the folded update
                 goes there, as codec says, and one rank of each host applies it and writes the parameters to the ranks
-                of the host. "both" is the same, as owners are receivers here. What it costs: docs/topology.md.
+                of the host; with apart each rank applies it, as SSP(s) needs. "both" is the same, as owners are
+                receivers here. What it costs: docs/topology.md.
 
         Pairs of vectors (codec.Factors) go as pairs to the rank that folds them first; their sum goes on as an array.
 
@@ -287,7 +288,8 @@ class Plan:
             apply_at=_core.APPLY_AT[apply_at],
         )
         plan = cls.__new__(cls)
-        plan._fill(handle, own_keys, size, [(rank, core) for rank in sorted(own_leaders) for core in range(cores)])
+        owners = workers if apart and apply_at != "owners" else sorted(own_leaders)
+        plan._fill(handle, own_keys, size, [(rank, core) for rank in owners for core in range(cores)])
         return plan
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import mpi
@@ -11,6 +12,7 @@ from conftest import on_both, run_threads
 
 import hpcomm
 from hpcomm import SGD, SSP, Adam, Exchange, Hierarchy, ParameterServer
+from hpcomm.codec import Threshold
 
 F32 = np.float32
 SHAPES = {"w": (40, 70), "b": (7,)}
@@ -68,6 +70,34 @@ def test_no_step_begins_without_what_it_must_have(topology: Any, progress: str) 
         for value in found.values():
             for rank in range(n):
                 assert set(value.reshape(-1)[rank::n]) == {steps + rank}  # of all ranks, in the end
+
+
+@pytest.mark.parametrize("progress", ["inline", "thread"])
+@pytest.mark.parametrize("codec", ["float32", "float16", Threshold(0.5)])
+@pytest.mark.parametrize("hosts", [Hierarchy([[0, 1], [2, 3, 4]]), Hierarchy([[0, 3], [1], [2, 4]], leaders=[0, 1, 4])])
+def test_ranks_of_a_host_fold_first(hosts: Hierarchy, codec: Any, progress: str) -> None:
+    """Ranks of a host make as many steps; each rank has what it must have, and in the end everything."""
+    n, s, steps = 5, 2, 15
+    topology, done = replace(hosts, apply_at="receivers"), [0] * n
+    assert hosts.hosts is not None
+    more = {rank: number for number, host in enumerate(hosts.hosts) for rank in host}
+
+    def body(context: hpcomm.Context) -> dict[str, Any]:
+        lot, grads = random.Random(7 * context.rank), mine(context)
+        with exchange(context, s, topology, progress=progress, codec=codec) as ex:
+            assert sorted(set(ex.plan.rows.column("owner")[ex.plan.rows.column("n_out") == 1])) == list(range(n))
+            for step in range(1, steps + 1 + more[context.rank]):
+                time.sleep(lot.uniform(0, 0.002))
+                done[context.rank] = step
+                ex.step(grads)
+                assert all(counts(ex, rank).min() >= step - s for rank in range(n) if step - s <= steps + more[rank])
+                assert all(counts(ex, rank).max() <= done[rank] for rank in range(n))
+        return {name: value.copy() for name, value in ex.params.items()}
+
+    for found in run_threads(n, body):
+        for value in found.values():
+            for rank in range(n):
+                assert set(value.reshape(-1)[rank::n]) == {steps + more[rank]}
 
 
 def test_servers_that_keep_masters() -> None:
@@ -142,7 +172,7 @@ def test_with_no_staleness_it_is_bsp() -> None:
     ("topology", "s", "sentence"),
     [
         (RECEIVERS, 31, "staleness is 31; 0 to 30 are possible where receivers apply the rule"),
-        (Hierarchy([[0], [1]], apply_at="receivers"), 2, "a Hierarchy needs BSP; SSP.s. needs a ParameterServer"),
+        (Hierarchy([[0], [1]], apply_at="receivers"), 31, "staleness is 31; 0 to 30 are possible where receivers"),
         ({"w": RECEIVERS, "b": "flat"}, 2, "only some keys have apply_at='receivers' or 'both'"),
     ],
 )

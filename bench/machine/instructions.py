@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--against", type=Path, help="the folder of another built package (.../hpcomm, with include and lib), beside it"
     )
+    parser.add_argument("--only", default="", help="operations whose names contain this; default: all")
     add_output(parser, plot="")
     options = parser.parse_args(arguments)
     if shutil.which("valgrind") is None:
@@ -79,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here = compiled(package(), "instructions")
     other = None if options.against is None else compiled(options.against.resolve(), "instructions-against")
     rows: list[Row] = []
-    names = operations(here)
+    names = [name for name in operations(here) if options.only in name]
+    if not names:
+        parser.error(f"--only is {options.only!r}: no operation's name contains it")
     for i, name in enumerate(names):
         row: Row = {"name": name, "wrong": 0, "instructions": count(here, name)}
         if other is not None:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from bench.common.layers import QUARTER, too_large
 from bench.common.options import add_output, add_pictures, add_quick
@@ -98,12 +99,17 @@ def shapes_of(group: str, options: argparse.Namespace) -> list[Shape]:
 
 
 def runs(options: argparse.Namespace, given: Sequence[str]) -> Iterator[tuple[Shape, Sequence[str], str]]:
-    """Each job: its hosts, what its ranks are given, and the rate of its links."""
-    for group in options.groups:
-        links = FIGURES[group].links if group in FIGURES and not options.quick else ()
+    """Each job: its hosts, what its ranks are given, and the rate of its links. In a quick run neighbouring groups that
+    have the same hosts are one job: most of the time of a short one is the start of its ranks."""
+
+    def job_of(group: str) -> str:
+        return str(shapes_of(group, options)) if options.quick else group
+
+    for groups in (list(some) for _, some in groupby(options.groups, job_of)):
+        links = FIGURES[groups[0]].links if groups[0] in FIGURES and not options.quick else ()
         for rate in options.links or links or [RATE]:
-            for shape in shapes_of(group, options):
-                yield shape, [*given, "--groups", group, "--rate", rate], rate  # the last of each counts
+            for shape in shapes_of(groups[0], options):
+                yield shape, [*given, "--groups", ",".join(groups), "--rate", rate], rate  # the last of each counts
 
 
 def shape_in(text: str) -> Shape:

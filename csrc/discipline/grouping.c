@@ -87,14 +87,23 @@ static int check_share(const hpc_engine *en, const hpc_share *share, const char 
     return HPC_OK;
 }
 
-int hpc_groups_find(hpc_engine *en, const char *op) {
+int hpc_groups_find_in(hpc_engine *en, int (*folds)(const hpc_engine *en, int row), const char *op) {
     const size_t n = (size_t)en->plan->n_keys * (size_t)en->context->group.size;
     int status = HPC_OK;
     en->group_of = hpc_engine_take(en, n, sizeof *en->group_of, op);
     if (en->group_of == NULL) return HPC_ERR_MEMORY;
     for (size_t i = 0; i < n; i++) en->group_of[i] = -1;
     for (int i = 0; i < en->plan->n_rows && status == HPC_OK; i++)
-        if (en->plan->rows[i].action == HPC_APPLY) status = find_in_row(en, i, op);
+        if (folds(en, i)) status = find_in_row(en, i, op);
+    return status;
+}
+
+static int row_applies(const hpc_engine *en, int row) {
+    return en->plan->rows[row].action == HPC_APPLY;
+}
+
+int hpc_groups_find(hpc_engine *en, const char *op) {
+    int status = hpc_groups_find_in(en, row_applies, op);
     for (int i = 0; i < en->plan->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &en->plan->rows[i];
         for (int e = 0; e < row->n_out && row->action == HPC_APPLY && status == HPC_OK; e++)

@@ -5,6 +5,7 @@
 #include "discipline/discipline.h"
 #include "engine/clocks.h"
 #include "engine/row.h"
+#include "engine/stages.h"
 
 /* What the rows that get a version are told of it: by bytes behind the update, in its slot. */
 typedef struct hpc_version_note {
@@ -14,13 +15,18 @@ typedef struct hpc_version_note {
 
 enum { HPC_VERSION_NOTE_BYTES = (sizeof(hpc_version_note) + 63) / 64 * 64 }; /* slots begin on cache lines */
 
-/* The versions of a row of this rank, which sums, passes on or applies. */
+/* A row's part: it folds one update of each rank of a host (or of a rack) for another row, sums what comes into
+ * versions, passes these on, or applies them. */
+typedef enum hpc_row_part { HPC_ROW_GATHERS, HPC_ROW_SUMS, HPC_ROW_PASSES_ON, HPC_ROW_APPLIES } hpc_row_part;
+
+/* The versions of a row of this rank; the folds of one that gathers. */
 typedef struct hpc_versions {
-    uint64_t came, applied;   /* how many have come (of a sum: were sent), and are applied or passed on */
+    hpc_row_part part;
+    uint64_t came, applied;   /* how many have come (or were made and sent), and are applied or passed on */
     _Atomic uint64_t version; /* the last one that was closed or applied */
     int was_set;              /* applies: since the last publish */
-    int *below, n_below;      /* forwards: the rows that apply what it sends, be it by way of others */
-    _Atomic uint64_t *pushes; /* sums: by input, how many have come */
+    int *below, n_below;      /* sums, passes on: the rows that apply what it sends, be it by way of others */
+    _Atomic uint64_t *pushes; /* gathers, sums: by input, how many have come */
     _Atomic uint64_t waits;   /* the open version waits until receivers tell that they have this one; 0: it does not */
     int n_open;               /* updates in the open version */
     hpc_version_note *notes;  /* by slot, of the sums that are sent */
@@ -59,12 +65,11 @@ static inline hpc_work *hpc_share_row(const hpc_engine *en, const hpc_share *sha
     return &en->work[en->work_of[share->rows[i]]];
 }
 
-static inline int hpc_row_sums(const hpc_row *row) {
-    return row->action == HPC_FORWARD && row->in[0].row < 0;
-}
-
-static inline int hpc_row_passes_on(const hpc_row *row) {
-    return row->action == HPC_FORWARD && row->in[0].row >= 0;
+static inline hpc_row_part hpc_row_part_of(const hpc_plan *plan, const hpc_row *row) {
+    if (row->action != HPC_FORWARD) return HPC_ROW_APPLIES;
+    if (row->n_in == 1 && row->in[0].row >= 0) return HPC_ROW_PASSES_ON;
+    const hpc_row *to = row->n_out == 1 && row->out[0].row >= 0 ? &plan->rows[row->out[0].row] : NULL;
+    return to != NULL && to->action == HPC_FORWARD && to->n_in > 1 ? HPC_ROW_GATHERS : HPC_ROW_SUMS;
 }
 
 static inline int hpc_share_forwards(const hpc_engine *en, const hpc_share *share) {
@@ -93,9 +98,9 @@ static inline uint64_t hpc_pushes_from(const hpc_versions *its, int input) {
     return atomic_load_explicit(&its->pushes[input], memory_order_relaxed);
 }
 
-/* The clock that an input of a row that sums has reached. */
+/* The clock that an input of a row that sums or gathers has reached: all ranks of a host have pushed equally often. */
 static inline uint64_t hpc_input_clock(const hpc_engine *en, const hpc_work *w, int input) {
-    return hpc_clock_at(en, w->row->key, w->inputs[input].rank, hpc_pushes_from(hpc_versions_of(en, w), input));
+    return hpc_clock_at(en, w->row->key, w->inputs[input].lowest, hpc_pushes_from(hpc_versions_of(en, w), input));
 }
 
 /* The version that a row below a sum has applied, as far as it tells. */
@@ -107,8 +112,8 @@ static inline uint64_t hpc_version_told(const hpc_engine *en, int row) {
 
 /* ---- updates_core.c ---- */
 
-/* The number of the last push of rank; UINT64_MAX while it may push more. */
-uint64_t hpc_last_push(const hpc_engine *en, int key, int rank);
+/* The number of the last push of a sender (hpc_sender_of); UINT64_MAX while it may push more. */
+uint64_t hpc_last_push(const hpc_engine *en, int key, int sender);
 /* Whether a row below a sum tells, as its rank has closed or only keeps a master, and has not told a version yet. */
 int hpc_has_not_told(const hpc_engine *en, int row, uint64_t version);
 

@@ -34,9 +34,19 @@ static void send_note(hpc_core *core, const hpc_work *w, const hpc_version_note 
 
 /* ---- sums ---- */
 
-uint64_t hpc_last_push(const hpc_engine *en, int key, int rank) {
+static uint64_t last_of_rank(const hpc_engine *en, int key, int rank) {
     if (hpc_updates_of(en)->levels) return hpc_updates_of(en)->last[hpc_by_rank(en, key, rank)];
     return hpc_closed_signal(en, rank) != 0 ? hpc_closing_count(en, rank, key) : UINT64_MAX;
+}
+
+/* The ranks of a host push equally often: they bring as much as one that has closed. */
+uint64_t hpc_last_push(const hpc_engine *en, int key, int sender) {
+    uint64_t least = last_of_rank(en, key, sender);
+    for (int r = sender + 1; r < en->context->group.size && en->group_of != NULL; r++) {
+        const uint64_t last = hpc_sender_of(en, key, r) == sender ? last_of_rank(en, key, r) : UINT64_MAX;
+        if (last < least) least = last;
+    }
+    return least;
 }
 
 /* The version that may be closed: the smallest clock of those from which more may come; else the largest of all. */
@@ -45,7 +55,7 @@ static uint64_t closes_at(const hpc_engine *en, const hpc_work *w) {
     for (int e = 0; e < w->row->n_in; e++) {
         const uint64_t n = hpc_pushes_from(hpc_versions_of(en, w), e), clock = hpc_input_clock(en, w, e);
         if (clock > most) most = clock;
-        if (clock < least && n < hpc_last_push(en, w->row->key, w->inputs[e].rank)) least = clock;
+        if (clock < least && n < hpc_last_push(en, w->row->key, w->inputs[e].lowest)) least = clock;
     }
     return least < UINT64_MAX ? least : most;
 }
@@ -72,25 +82,34 @@ static int has_to_wait(hpc_core *core, hpc_versions *its) {
     return now > 0;
 }
 
-/* The rule's arguments for a version, from the workers that have made the push of that number. NULL: two of these
- * workers give different arguments, and the exchange fails. */
-static const double *version_args(hpc_core *core, const hpc_work *w, uint64_t version) {
+/* Whether the arguments of rank's push for a version differ from those before. The first ones begin args. */
+static int args_differ(hpc_core *core, const hpc_work *w, uint64_t version, int rank, double *args, int *first) {
     hpc_engine *en = core->engine;
-    const double *args = NULL;
-    for (int e = 0, first = -1; e < w->row->n_in; e++) {
-        const int rank = w->inputs[e].rank;
-        const uint64_t before =
-            version - 1 + hpc_updates_of(en)->base[hpc_by_rank(en, w->row->key, rank)]; /* its pushes */
-        if (hpc_input_clock(en, w, e) < version) continue;
-        const double *theirs = hpc_args_of(en, w->share, rank, (int)(before % depth_of(en)));
-        for (int a = 1; a < HPC_RULE_ARGS && args != NULL; a++) {
-            if (theirs[a] == args[a]) continue;
-            hpc_args_differ(en, w, a, version, (const int[]){rank, first}, (const double[]){theirs[a], args[a]});
-            return NULL;
-        }
-        if (args == NULL) args = theirs, first = rank;
+    const uint64_t before = version - 1 + hpc_updates_of(en)->base[hpc_by_rank(en, w->row->key, rank)];
+    const double *theirs = hpc_args_of(en, w->share, rank, (int)(before % depth_of(en)));
+    for (int a = 1; a < HPC_RULE_ARGS && *first >= 0; a++) {
+        if (theirs[a] == args[a]) continue;
+        hpc_args_differ(en, w, a, version, (const int[]){rank, *first}, (const double[]){theirs[a], args[a]});
+        return 1;
     }
-    return args;
+    if (*first < 0) memcpy(args, theirs, HPC_ARGS_BYTES);
+    if (*first < 0) *first = rank;
+    return 0;
+}
+
+/* args gets the rule's arguments for a version, from the workers that have made the push of that number. Returns 0 if
+ * two of these workers give different arguments: the exchange fails. */
+static int take_args(hpc_core *core, const hpc_work *w, uint64_t version, double *args) {
+    const hpc_engine *en = core->engine;
+    for (int e = 0, first = -1; e < w->row->n_in; e++) {
+        const hpc_input *in = &w->inputs[e];
+        const int end = in->forwarded < 0 ? in->lowest + 1 : en->context->group.size;
+        if (hpc_input_clock(en, w, e) < version) continue;
+        for (int r = in->lowest; r < end; r++)
+            if (hpc_sender_of(en, w->row->key, r) == in->lowest && args_differ(core, w, version, r, args, &first))
+                return 0;
+    }
+    return 1;
 }
 
 /* Whether a state was set in the present publish, which has none of the open version: all receivers leave it out. */
@@ -101,47 +120,70 @@ static int is_left_out(const hpc_engine *en, const hpc_work *w) {
     return 0;
 }
 
+/* Sends what has been added, of so many updates, and begins the next sum. Nonzero when the exchange has failed. */
+static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *args) {
+    hpc_versions *its = hpc_versions_of(core->engine, w);
+    const uint64_t slot = its->came % depth_of(core->engine);
+    const hpc_inputs inputs = {.bases = core->bases,
+                               .weights = core->base_weights,
+                               .n = n_updates,
+                               .codec = w->in_codec,
+                               .args = args,
+                               .n_updates = n_updates,
+                               .slot = slot};
+    if (w->encoded != NULL) w->encoded = w->leaving + slot * w->leaving_stride;
+    if (hpc_row_work(core, w, &inputs) != 0) return -1;
+    its->came++;
+    if (w->encoded == NULL)
+        w->acc = (float *)(void *)(w->leaving + its->came % depth_of(core->engine) * w->leaving_stride);
+    return 0;
+}
+
 /* Sends the sum of the open version, if it can be closed. Returns how many were sent. */
 static int close_version(hpc_core *core, hpc_work *w) {
     const hpc_engine *en = core->engine;
     hpc_versions *its = hpc_versions_of(en, w);
     const uint64_t version = closes_at(en, w), slot = its->came % depth_of(en);
+    hpc_version_note *note = &its->notes[slot];
     if (version <= atomic_load_explicit(&its->version, memory_order_relaxed) || has_to_wait(core, its)) return 0;
     if (is_left_out(en, w)) its->n_open = 0;
-    const double *args = version_args(core, w, version);
-    if (args == NULL) return 0;
-    hpc_version_note *note = &its->notes[slot];
-    *note = (hpc_version_note){.version = version, .n_updates = (uint64_t)its->n_open};
-    memcpy(note->args, args, HPC_ARGS_BYTES);
+    note->version = version;
+    note->n_updates = (uint64_t)its->n_open;
+    if (!take_args(core, w, version, note->args)) return 0;
     if (its->n_open == 0) memset(w->acc, 0, (size_t)w->row->count * sizeof *w->acc);
-    if (w->encoded != NULL) w->encoded = w->leaving + slot * w->leaving_stride;
     send_note(core, w, note, slot);
-    const hpc_inputs inputs = {.bases = core->bases,
-                               .weights = core->base_weights,
-                               .n = its->n_open,
-                               .codec = w->in_codec,
-                               .args = note->args,
-                               .n_updates = its->n_open,
-                               .slot = slot};
-    if (hpc_row_work(core, w, &inputs) != 0) return 0;
-    its->came++;
+    if (send_sum(core, w, its->n_open, note->args) != 0) return 0;
     its->n_open = 0;
-    if (w->encoded == NULL) w->acc = (float *)(void *)(w->leaving + its->came % depth_of(en) * w->leaving_stride);
     atomic_store_explicit(&its->version, version, memory_order_release);
     if (hpc_updates_of(en)->levels) hpc_bell_ring(en->context->group.bell);
     return 1;
 }
 
-/* Returns 0 if it is not the next one of its rank. */
+/* Folds the updates of a host's ranks in the order of its inputs, when one of each is there. */
+static void gather(hpc_core *core, hpc_work *w, int slot, int input) {
+    int status = 0, n_updates = 0;
+    if (!hpc_row_count(core, w, slot, input)) return;
+    for (int e = 0; e < w->row->n_in && status == 0; e++) {
+        status = hpc_row_add(core, w, slot, e, e == 0);
+        n_updates += w->inputs[e].updates;
+    }
+    hpc_row_took(w, slot);
+    if (status == 0) send_sum(core, w, n_updates, w->args[slot]);
+}
+
+/* Returns 0 if it is not the next one of its sender. */
 static int update_came(hpc_core *core, hpc_work *w, int slot, int input) {
     hpc_versions *its = hpc_versions_of(core->engine, w);
     if (has_failed(core)) return 1;
     if ((uint64_t)slot != hpc_pushes_from(its, input) % depth_of(core->engine)) return 0;
-    if (hpc_row_add(core, w, slot, input, its->n_open == 0) != 0) return 1;
-    its->n_open++;
+    if (its->part == HPC_ROW_SUMS && hpc_row_add(core, w, slot, input, its->n_open == 0) != 0) return 1;
+    its->n_open += its->part == HPC_ROW_SUMS ? w->inputs[input].updates : 0;
     hpc_tally_add(&its->pushes[input], 1);
     hpc_row_count_received(core, w, input);
-    close_version(core, w);
+    if (its->part == HPC_ROW_SUMS)
+        close_version(core, w);
+    else
+        gather(core, w, slot, input);
     return 1;
 }
 
@@ -260,7 +302,7 @@ static int version_came(hpc_core *core, hpc_work *w, int slot) {
     if ((uint64_t)slot != row->came % depth || row->came - row->applied >= depth) return 0;
     row->came++;
     hpc_row_count_received(core, w, -1);
-    if (hpc_row_passes_on(w->row))
+    if (row->part == HPC_ROW_PASSES_ON)
         pass_on(core, w);
     else
         take(core, w);
@@ -271,18 +313,21 @@ static int version_came(hpc_core *core, hpc_work *w, int slot) {
 
 int hpc_updates_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     const hpc_engine *en = core->engine;
-    if (!hpc_share_forwards(en, share)) return 0;
-    for (int i = 0; i < share->n_rows; i++) {
+    int n = 0; /* of its other rows rank pushes nothing to */
+    for (int i = 0; i < share->n_rows && hpc_share_forwards(en, share); i++) {
         hpc_work *w = hpc_share_row(en, share, i);
         const int input = hpc_row_input_of(w, rank, 0);
-        if (hpc_row_passes_on(w->row)) continue;
-        if (input < 0 || !update_came(core, w, slot, input)) return 0;
+        if (input < 0) continue;
+        if (!update_came(core, w, slot, input)) return 0;
+        n++;
     }
-    return 1;
+    return n > 0;
 }
 
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    return hpc_row_sums(w->row) ? update_came(core, w, slot, input) : version_came(core, w, slot);
+    const hpc_row_part part = hpc_versions_of(core->engine, w)->part;
+    return part == HPC_ROW_SUMS || part == HPC_ROW_GATHERS ? update_came(core, w, slot, input)
+                                                           : version_came(core, w, slot);
 }
 
 /* This rank has pushed once more. */
@@ -302,7 +347,7 @@ int hpc_updates_work(hpc_core *core) {
     int n = 0;
     if (!hpc_core_sees_closed(core) && core->n_parked == 0 && !hpc_updates_of(en)->levels) return 0;
     for (int i = 0; i < en->n_work; i++)
-        if (en->work[i].row->core == core->index && hpc_row_sums(en->work[i].row))
+        if (en->work[i].row->core == core->index && hpc_updates_of(en)->rows[i].part == HPC_ROW_SUMS)
             n += close_version(core, &en->work[i]);
     return n;
 }

@@ -20,6 +20,12 @@
  * A row that forwards may pass on what another one has forwarded, note and all: the versions of a sum then go down a
  * tree (section 3.4.2). Passing on waits for nothing.
  *
+ * With several ranks a host (hpc_hosts.apart) a row of the host *gathers*: it folds push t of all ranks of the host, in
+ * the order of its inputs, and forwards that to the row that sums; a rack's row gathers again. A sender is a host,
+ * whose clock is the number of its folds that have come. A rank may be s steps ahead of its host's slowest, as of any
+ * other. Each rank has a receiver of its own, to which a row of the host passes versions on. The ranks of a host push
+ * equally often: when one has closed, no later push of the others is folded.
+ *
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
  * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
  * for its number, and the receivers apply nothing. When all workers have closed, a last version has the number of the
@@ -35,6 +41,8 @@
  *   a slot of a row that passes on, and its note   written as the receive slots below it are, which have their copies
  *   a gradient's slot, its arguments   written for push p + d after the answer to push p + d - 1, so after the close of
  *                                   version p + 1, which read them
+ *   the slots of a row that gathers, and of what it forwards   written for push p + d, likewise: version p + 1 has the
+ *                                   host's push p, so that was folded and added
  * Receivers of workers that have closed, and those that only keep a master, push nothing. They signal the version that
  * they have applied to the ranks of all rows by which it came. A version stays open until the slots that it needs are
  * free, at whatever receiver of its sum.
@@ -62,7 +70,7 @@ static int suits(const hpc_exchange_config *f) {
            hpc_plan_find_copy(f->plan, &other) >= 0;
 }
 
-/* Whether row forwards to one that applies for rank, be it by way of others. */
+/* Whether a row forwards to one that applies for rank, be it by way of others. */
 static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     for (int e = 0; e < row->n_out; e++) {
         if (row->out[e].row < 0) continue;
@@ -72,53 +80,86 @@ static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     return 0;
 }
 
-/* Why a row does not go with this, or NULL. first: the key's first row that sums. */
-static const char *refusal(const hpc_plan *plan, const hpc_row *row, const hpc_row *first) {
-    static const char others[] = "takes updates of other ranks than another row of its key";
-    const hpc_row *from = row->in[0].row < 0 ? NULL : &plan->rows[row->in[0].row];
-    const int sums = hpc_row_sums(row), passes = hpc_row_passes_on(row), ends = !sums && !passes;
-    const struct {
-        int holds;
-        const char *why;
-    } tests[] = {
-        {ends && row->action != HPC_APPLY, "neither forwards nor applies"},
-        {ends && (row->n_in != 1 || from == NULL), "applies what workers push to it"},
-        {ends && row->n_out > 0 && (row->n_out > 1 || row->out[0].rank != row->owner),
-         "sends parameters to other ranks"},
-        {passes && (row->n_in != 1 || row->in[0].weight != 1 || from->action != HPC_FORWARD),
-         "sums what other rows forward"},
-        {passes && from->codec_out != row->codec_out, "passes updates on in another form than they come in"},
-        {sums && row->quorum != row->n_in, "has a quorum"},
-        {sums && row->n_in != first->n_in, others},
-    };
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        if (tests[i].holds) return tests[i].why;
-    for (int e = 0; e < row->n_in && sums; e++) {
+/* Whether rank pushes to a row, be it by way of rows that gather. */
+static int has_pusher(const hpc_plan *plan, const hpc_row *row, int rank) {
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].row < 0 ? row->in[e].rank == rank : has_pusher(plan, &plan->rows[row->in[e].row], rank))
+            return 1;
+    return 0;
+}
+
+static int count_pushers(const hpc_plan *plan, const hpc_row *row) {
+    int n = 0;
+    for (int e = 0; e < row->n_in; e++) n += row->in[e].row < 0 ? 1 : count_pushers(plan, &plan->rows[row->in[e].row]);
+    return n;
+}
+
+static const char other_ranks[] = "takes updates of other ranks than another row of its key";
+
+/* Why what comes to a row, sum or one that gathers for it, does not go with this, or NULL. first: the key's first row
+ * that sums. */
+static const char *refuses_inputs(const hpc_plan *plan, const hpc_row *row, const hpc_row *sum, const hpc_row *first) {
+    const char *why = row->quorum != row->n_in ? "has a quorum" : NULL;
+    for (int e = 0; e < row->n_in && why == NULL; e++) {
         const hpc_edge *in = &row->in[e];
-        if (in->row >= 0) return "sums what other rows forward";
+        const hpc_row *from = in->row >= 0 ? &plan->rows[in->row] : NULL;
         if (in->weight == 0) return "has an input of weight 0";
-        if (!hpc_row_has_input(first, in->rank)) return others;
-        if (!serves(plan, row, in->rank)) return "forwards nothing to a rank that pushes to it";
+        if (from != NULL && hpc_row_part_of(plan, from) != HPC_ROW_GATHERS) return "sums what other rows forward";
+        if (from != NULL)
+            why = refuses_inputs(plan, from, sum, first);
+        else if (!has_pusher(plan, first, in->rank))
+            why = other_ranks;
+        else if (!serves(plan, sum, in->rank))
+            why = "forwards nothing to a rank that pushes to it";
     }
-    for (int e = 0; e < row->n_out && !ends; e++) {
-        const hpc_row *to = row->out[e].row < 0 ? NULL : &plan->rows[row->out[e].row];
-        if (to == NULL || (to->action != HPC_APPLY && !hpc_row_passes_on(to)))
+    return why;
+}
+
+static const char *refuses_outputs(const hpc_plan *plan, const hpc_row *row) {
+    for (int e = 0; e < row->n_out; e++) {
+        const hpc_row_part to =
+            row->out[e].row < 0 ? HPC_ROW_SUMS : hpc_row_part_of(plan, &plan->rows[row->out[e].row]);
+        if (to != HPC_ROW_APPLIES && to != HPC_ROW_PASSES_ON)
             return "forwards to a row that neither applies nor passes on";
     }
     return NULL;
+}
+
+static const char *refuses_row(const hpc_plan *plan, const hpc_row *row, const hpc_row *first) {
+    const hpc_row *from = row->in[0].row < 0 ? NULL : &plan->rows[row->in[0].row];
+    const char *why = NULL;
+    switch (hpc_row_part_of(plan, row)) {
+    case HPC_ROW_GATHERS: /* looked at with the row that sums */
+        return NULL;
+    case HPC_ROW_SUMS:
+        why = refuses_inputs(plan, row, row, first);
+        if (why == NULL && count_pushers(plan, row) != count_pushers(plan, first)) why = other_ranks;
+        return why != NULL ? why : refuses_outputs(plan, row);
+    case HPC_ROW_PASSES_ON:
+        if (row->in[0].weight != 1 || from->action != HPC_FORWARD) return "sums what other rows forward";
+        if (from->codec_out != row->codec_out) return "passes updates on in another form than they come in";
+        return refuses_outputs(plan, row);
+    case HPC_ROW_APPLIES:
+        if (row->action != HPC_APPLY) return "neither forwards nor applies";
+        if (row->n_in != 1 || from == NULL) return "applies what workers push to it";
+        if (row->n_out > 1 || (row->n_out == 1 && row->out[0].rank != row->owner))
+            why = "sends parameters to other ranks";
+    }
+    return why;
 }
 
 static int check_rows(const hpc_plan *plan) {
     const hpc_row *first = NULL;
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
-        if (hpc_row_sums(row) && (first == NULL || first->key != row->key)) first = row;
-        const char *why = refusal(plan, row, first);
+        if (hpc_row_part_of(plan, row) == HPC_ROW_SUMS && (first == NULL || first->key != row->key)) first = row;
+        const char *why = refuses_row(plan, row, first);
         if (why != NULL)
             return hpc_fail(
                 HPC_ERR_CONFIG, "exchange",
-                "exchange: row %d %s; SSP where receivers apply needs a plan of parameter servers, whose rows forward "
-                "the sum of all workers' updates to one row at each worker, be it over a tree (a hierarchy needs BSP)",
+                "exchange: row %d %s; SSP where receivers apply needs a plan of parameter servers or of hosts, whose "
+                "rows forward the sum of all workers' updates to one row at each worker, be it over a tree (hpc_hosts: "
+                "with apart)",
                 i, why);
     }
     return HPC_OK;
@@ -147,6 +188,16 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 }
 
 /* ---- open ---- */
+
+static int row_sums(const hpc_engine *en, int row) {
+    return hpc_row_part_of(en->plan, &en->plan->rows[row]) == HPC_ROW_SUMS;
+}
+
+static int find_hosts(hpc_engine *en, const char *op) {
+    int some = 0;
+    for (int i = 0; i < en->plan->n_rows; i++) some |= hpc_row_part_of(en->plan, &en->plan->rows[i]) == HPC_ROW_GATHERS;
+    return some ? hpc_groups_find_in(en, row_sums, op) : HPC_OK;
+}
 
 static int open_sum(hpc_engine *en, hpc_work *w, const char *op) {
     hpc_versions *its = hpc_versions_of(en, w);
@@ -179,19 +230,23 @@ static int find_below(const hpc_plan *plan, int row, int *rows, int n) {
 
 static int open_row(hpc_engine *en, hpc_work *w, const char *op) {
     hpc_versions *its = hpc_versions_of(en, w);
-    if (w->row->action != HPC_FORWARD) return HPC_OK;
+    its->part = hpc_row_part_of(en->plan, w->row);
+    if (its->part == HPC_ROW_APPLIES) return HPC_OK;
+    if (its->part == HPC_ROW_GATHERS) return open_sum(en, w, op);
     its->n_below = find_below(en->plan, w->index, NULL, 0);
     its->below = hpc_engine_take(en, (size_t)its->n_below, sizeof *its->below, op);
     if (its->below == NULL) return HPC_ERR_MEMORY;
     find_below(en->plan, w->index, its->below, 0);
-    return hpc_row_sums(w->row) ? open_sum(en, w, op) : HPC_OK;
+    return its->part == HPC_ROW_SUMS ? open_sum(en, w, op) : HPC_OK;
 }
 
 /* Adds the other ranks by whose rows a version comes to a row, up to the one that sums. */
 static void add_sources(const hpc_plan *plan, int row, hpc_receiver *its) {
-    for (int at = plan->rows[row].in[0].row; at >= 0; at = plan->rows[at].in[0].row)
+    for (int at = row; hpc_row_part_of(plan, &plan->rows[at]) >= HPC_ROW_PASSES_ON;) {
+        at = plan->rows[at].in[0].row;
         if (plan->rows[at].owner != plan->rows[row].owner)
             its->n_sources = hpc_add_rank(its->sources, its->n_sources, plan->rows[at].owner);
+    }
 }
 
 static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
@@ -216,8 +271,9 @@ static int open_all(hpc_engine *en, const char *op) {
     its->goal = hpc_engine_take(en, keys, sizeof *its->goal, op);
     its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
     en->begun = hpc_engine_take(en, (size_t)en->asked.staleness + 1, sizeof *en->begun, op);
-    const int found = its->rows != NULL && its->base != NULL && its->goal != NULL && its->counted != NULL;
-    int status = found && en->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    if (its->rows == NULL || its->base == NULL || its->goal == NULL || its->counted == NULL || en->begun == NULL)
+        return HPC_ERR_MEMORY;
+    int status = HPC_OK;
     its->last = its->base + keys * (size_t)en->context->group.size;
     for (int i = 0; i < en->n_work && status == HPC_OK; i++) status = open_row(en, &en->work[i], op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
@@ -286,15 +342,19 @@ static int note_rank(int *ranks, int n, int rank) {
 /* The rank from which versions come to a row that applies: this one, where it has the sum. */
 static int source_of(const hpc_engine *en, const hpc_work *w) {
     const hpc_row *from = &en->plan->rows[w->row->in[0].row];
-    const int own = from->owner == w->row->owner && hpc_row_passes_on(from);
+    const int own = from->owner == w->row->owner && hpc_row_part_of(en->plan, from) == HPC_ROW_PASSES_ON;
     return own ? en->plan->rows[from->in[0].row].owner : from->owner;
 }
 
-/* The rank that has not forwarded a version to a row that applies. */
-static int silent_source(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
-    if (w->row->action == HPC_FORWARD || source_of(en, w) == w->row->owner) return n;
-    const uint64_t version = atomic_load_explicit(&hpc_versions_of(en, w)->version, memory_order_relaxed);
-    return version < goal ? note_rank(ranks, n, source_of(en, w)) : n;
+/* The ranks that have not forwarded what a row needs for a version: to one that sums the updates of a host, to one that
+ * applies the version. */
+static int silent_sources(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    const hpc_versions *its = hpc_versions_of(en, w);
+    for (int e = 0; e < w->row->n_in && its->part == HPC_ROW_SUMS; e++)
+        if (w->inputs[e].forwarded >= 0 && w->inputs[e].rank != w->row->owner && hpc_input_clock(en, w, e) < goal)
+            n = note_rank(ranks, n, w->inputs[e].rank);
+    if (its->part != HPC_ROW_APPLIES || source_of(en, w) == w->row->owner) return n;
+    return atomic_load_explicit(&its->version, memory_order_relaxed) < goal ? note_rank(ranks, n, source_of(en, w)) : n;
 }
 
 /* The ranks whose receivers have closed or keep masters, and hold up a version of a row that sums. */
@@ -311,10 +371,10 @@ static int full_receivers(const hpc_engine *en, const hpc_work *w, uint64_t goal
 
 /* In a publish: the workers whose last pushes have not come, and sources. */
 static int not_level(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
-    for (int e = 0; e < w->row->n_in && hpc_row_sums(w->row); e++)
-        if (hpc_pushes_from(hpc_versions_of(en, w), e) < hpc_last_push(en, w->row->key, w->inputs[e].rank))
+    for (int e = 0; e < w->row->n_in && hpc_versions_of(en, w)->part <= HPC_ROW_SUMS; e++)
+        if (hpc_pushes_from(hpc_versions_of(en, w), e) < hpc_last_push(en, w->row->key, w->inputs[e].lowest))
             n = note_rank(ranks, n, w->inputs[e].rank);
-    return silent_source(en, w, goal, ranks, n);
+    return silent_sources(en, w, goal, ranks, n);
 }
 
 /* In close: the ranks whose receivers have not told a version, and the source of one here that has not. */
@@ -331,7 +391,7 @@ static int untold(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *r
 static int is_missing_here(const hpc_engine *en, int key, int rank, uint64_t need) {
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
-        const int e = w->row->key == key && hpc_row_sums(w->row) ? hpc_row_input_of(w, rank, 0) : -1;
+        const int e = w->row->key == key ? hpc_row_input_of(w, rank, 0) : -1;
         if (e >= 0 && hpc_input_clock(en, w, e) < need) return 1;
     }
     return 0;
@@ -358,7 +418,7 @@ static int or_own_core(const hpc_engine *en, int *ranks, int n) {
 static int missing_for(const hpc_engine *en, int key, uint64_t need, int *ranks) {
     int n = slow_workers(en, key, need, ranks);
     if (n == 0) n = lacking(en, key, full_receivers, need, ranks, n);
-    if (n == 0) n = lacking(en, key, silent_source, need, ranks, n);
+    if (n == 0) n = lacking(en, key, silent_sources, need, ranks, n);
     return or_own_core(en, ranks, n);
 }
 
@@ -388,7 +448,8 @@ static int have_goals(const hpc_engine *en) {
         const hpc_work *w = &en->work[i];
         const hpc_receiver *receiver = w->share->own;
         const _Atomic uint64_t *version = receiver != NULL ? &receiver->version : &its->rows[i].version;
-        if (hpc_row_passes_on(w->row)) continue; /* all ranks wait for the rows below it */
+        if (its->rows[i].part == HPC_ROW_PASSES_ON) continue; /* all ranks wait for the rows below it */
+        if (its->rows[i].part == HPC_ROW_GATHERS) continue;   /* and for the one that it is for */
         if ((its->levels || w->row->key == its->settles) && hpc_version_at(version) < its->goal[w->row->key]) return 0;
     }
     return 1;
@@ -430,7 +491,7 @@ static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 static uint64_t last_version(const hpc_engine *en, int key) {
     uint64_t most = 0;
     for (int r = 0; r < en->context->group.size; r++) {
-        if (!hpc_pushes_key(en, r, key)) continue;
+        if (!hpc_pushes_key(en, r, key) || hpc_sender_of(en, key, r) != r) continue;
         const uint64_t clock = hpc_clock_at(en, key, r, hpc_last_push(en, key, r));
         if (clock > most) most = clock;
     }
@@ -453,10 +514,27 @@ static void set_levels(hpc_engine *en, int levels, int goes_on) {
     for (int c = 0; c < n; c++) hpc_core_resume(&en->cores[c]);
 }
 
+/* Ranks whose updates are gathered have to go on from one push. All ranks see the same. */
+static int check_hosts(const hpc_engine *en, const char *op) {
+    const uint64_t *last = hpc_updates_of(en)->last;
+    for (int k = 0; k < en->plan->n_keys; k++)
+        for (int r = 0; r < en->context->group.size && en->group_of != NULL; r++) {
+            const int lowest = hpc_sender_of(en, k, r);
+            if (lowest < 0 || last[hpc_by_rank(en, k, r)] == last[hpc_by_rank(en, k, lowest)]) continue;
+            return hpc_fail(HPC_ERR_INVALID, op,
+                            "%s: rank %d has pushed key %s %llu times and rank %d %llu times: ranks of a host push "
+                            "equally often under %s",
+                            op, lowest, en->plan->keys[k].name, (unsigned long long)last[hpc_by_rank(en, k, lowest)], r,
+                            (unsigned long long)last[hpc_by_rank(en, k, r)], en->discipline->name);
+        }
+    return HPC_OK;
+}
+
 /* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
  * Nothing is under way on any rank, and no rank pushes before the publish has ended. */
 static int level(hpc_engine *en, const char *op, double deadline) {
     int status = hpc_clocks_learn_pushes(en, hpc_updates_of(en)->last, op, deadline);
+    if (status == HPC_OK) status = check_hosts(en, op);
     if (status != HPC_OK) return status;
     set_levels(en, 1, 0);
     let_run(en, -1, 1);
@@ -505,7 +583,7 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .whole = 1,
     .sums = 1,
     .tail = HPC_VERSION_NOTE_BYTES,
-    .opening = &(const hpc_opening){.open = open_all},
+    .opening = &(const hpc_opening){.open_shares = find_hosts, .open = open_all},
     .makes_params = makes_params,
     .share_came = hpc_updates_share_came,
     .row_came = hpc_updates_row_came,
@@ -513,6 +591,7 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .work = hpc_updates_work,
     .may_push = may_push,
     .send_share = send_share,
+    .needs = hpc_groups_need,
     .awaited = awaited,
     .ended = ended,
     .leaving = &(const hpc_leaving){.closing = closing, .outstanding = outstanding},

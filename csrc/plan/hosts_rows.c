@@ -294,7 +294,7 @@ int hpc_plan_hosts_rows(const struct hpc_leaders *d, hpc_plan **plan) {
     m.rows = b.rows;
     m.edges = b.edges;
     make_rows(&m);
-    status = hpc_plan_apply_at(&b.plan, b.edges, m.n_edges, d->h->apply_at, hosts);
+    status = hpc_plan_apply_at(&b.plan, b.edges, m.n_edges, d->h->apply_at, d->h->apart ? NULL : hosts);
     if (status == HPC_OK)
         *plan = b.plan;
     else

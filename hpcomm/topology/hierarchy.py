@@ -13,7 +13,7 @@ from ..model import Bandwidths, racks_pay
 from ..plan import Cut, Plan, group_numbers
 from ..stage import Key, as_keys, choice, whole
 from .by_key import compiled
-from .parameter_server import refused_at_receivers
+from .parameter_server import depth_at_receivers, refused_at_receivers
 from .protocol import Job, Topology
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class Hierarchy(Topology):
         bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
             "measured": an Exchange measures them when it is made, and two runs may decide differently.
         apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
-            goes there, and one rank of each host applies it for the host's ranks, with state of its own. "both" is the
-            same here, where owners are receivers. Others than "owners" are for BSP.
+            goes there, and one rank of each host applies it for the host's ranks, with state of its own; under SSP(s)
+            each rank applies it, as ranks may have parameters of several steps. "both" is the same here, where owners
+            are receivers.
 
     Raises:
         InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. What depends on the
@@ -164,15 +165,7 @@ class Hierarchy(Topology):
             return (
                 f"consistency is {job.consistency}: {what}, and a ring folds all into one: give BSP, or top='sharded'"
             )
-        if self.apply_at == "owners":
-            return None
-        refused = refused_at_receivers(self.apply_at, job)
-        if refused is None and job.consistency.staleness:
-            return (
-                f"consistency is {job.consistency}: with apply_at={self.apply_at!r} a Hierarchy needs BSP; SSP(s) "
-                "needs a ParameterServer"
-            )
-        return refused
+        return None if self.apply_at == "owners" else refused_at_receivers(self.apply_at, job)
 
     def resolved(self, job: Job) -> "Hierarchy":
         known = self.settled(job.hosts, job.racks)
@@ -196,11 +189,14 @@ class Hierarchy(Topology):
         **cut: "Unpack[Cut]",
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hosts of these levels, and for keys with codec.Factors
-        Plan.peer_to_peer of these hosts. interfaces and in_place have no meaning.
+        Plan.peer_to_peer of these hosts. interfaces and in_place have no meaning. Where receivers apply the rule
+        and consistency is SSP(s), depth is s + 2 at least.
 
         Args and errors are those of Plan.hosts, of levels, of roles and of Topology.compile.
         """
         leaders, levels = self.roles(size)[1], self.levels(size)
+        if self.apply_at != "owners":
+            cut["depth"] = depth_at_receivers(consistency, cut.get("depth", 1))
         hosts = partial(
             Plan.hosts,
             levels=levels,

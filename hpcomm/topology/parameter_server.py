@@ -161,9 +161,8 @@ class ParameterServer(Topology):
         """
         workers, servers = self.roles(size)
         cores, interfaces = whole("cores", cut.get("cores", 1), 1), whole("interfaces", interfaces, 1)
-        if consistency.staleness and self.apply_at != "owners":  # a slot for each version on its way
-            least = min(consistency.staleness + 2, _core.PLAN_DEPTH)
-            cut["depth"] = max(whole("depth", cut.get("depth", 1), 0), least)
+        if self.apply_at != "owners":
+            cut["depth"] = depth_at_receivers(consistency, cut.get("depth", 1))
         return Plan.hub(
             keys,
             workers,
@@ -177,6 +176,12 @@ class ParameterServer(Topology):
             parents=trees_of(self.tree, workers, servers, size),
             **cut,
         )
+
+
+def depth_at_receivers(consistency: Consistency, depth: int) -> int:
+    """The depth of a plan by which receivers apply: under SSP(s) it has a slot for each version on its way."""
+    least = min(consistency.staleness + 2, _core.PLAN_DEPTH) if consistency.staleness else 0
+    return max(whole("depth", depth, 0), least)
 
 
 def refused_at_receivers(apply_at: str, job: Job) -> str | None:

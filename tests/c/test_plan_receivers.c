@@ -165,6 +165,36 @@ static void trees(void) {
     CHECK_MESSAGE("parents is given and apply_at is 0 (owners): only folds of updates go down trees");
 }
 
+/* With apart each worker applies for itself, for each chunk once; else one of its host does so for all. */
+static void hosts_apart(void) {
+    enum { WORKERS = 5 };
+    static const int workers[] = {0, 1, 2, 3, 4}, groups[] = {0, 0, 1, 1, 1};
+    for (int apart = 0; apart < 2; apart++) {
+        hpc_hosts h;
+        hpc_plan *plan = NULL;
+        int applies[WORKERS] = {0}, sends[WORKERS] = {0}, others = 0;
+        hpc_hosts_init(&h);
+        h.keys = keys, h.n_keys = 3, h.workers = workers, h.n_workers = WORKERS, h.groups = groups;
+        h.apart = apart, h.apply_at = HPC_AT_RECEIVERS;
+        CHECK_OK(hpc_plan_hosts(&h, &plan));
+        CHECK_OK(hpc_plan_check(plan, WORKERS));
+        int chunks = 0;
+        for (int i = 0; i < plan->n_rows; i++) {
+            const hpc_row *row = &plan->rows[i];
+            chunks += i == 0 || row->key != row[-1].key || row->offset != row[-1].offset;
+            applies[row->owner] += row->action == HPC_APPLY;
+            for (int e = 0; e < row->n_out && row->action == HPC_APPLY; e++) {
+                sends[row->out[e].rank]++;
+                others += row->out[e].rank != row->owner;
+            }
+        }
+        for (int who = 0; who < WORKERS; who++) CHECK_EQ(sends[who], chunks);
+        for (int who = 0; who < WORKERS && apart; who++) CHECK_EQ(applies[who], chunks);
+        CHECK_EQ(others > 0, !apart);
+        hpc_plan_free(plan);
+    }
+}
+
 static void refusals(void) {
     static const int workers[] = {0, 1}, groups[] = {0, 1};
     hpc_plan *plan = NULL;
@@ -182,6 +212,9 @@ static void refusals(void) {
     h.keys = keys, h.n_keys = 3, h.workers = workers, h.n_workers = 2, h.groups = groups, h.apply_at = -1;
     CHECK_STATUS(hpc_plan_hosts(&h, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("apply_at is -1");
+    h.apply_at = HPC_AT_RECEIVERS, h.apart = h.each = 1;
+    CHECK_STATUS(hpc_plan_hosts(&h, &plan), HPC_ERR_INVALID);
+    CHECK_MESSAGE("apply_at is 1 and each 1; receivers apply the fold of all updates");
 
     const hpc_key huge = {"huge", (uint64_t)HPC_PLAN_NUMBERS * 16, 0};
     hub.keys = &huge, hub.n_keys = 1, hub.each = 0, hub.chunk = 128;
@@ -199,6 +232,7 @@ int main(void) {
     hub();
     hosts();
     trees();
+    hosts_apart();
     refusals();
     return 0;
 }

@@ -19,7 +19,9 @@ enum {
     DEEP = 4096,
     CHAIN = 8192,
     TREE = 16384,
-    AROUND = 32768 /* a chain the other way around: the last worker first */
+    AROUND = 32768, /* a chain the other way around: the last worker first */
+    HOSTS = 65536,  /* of two ranks each, whose updates are folded first */
+    RACKS = 131072  /* of two hosts each */
 };
 
 static int most_behind(const rank *r) {
@@ -34,11 +36,37 @@ static void plant(hpc_hub *hub, const job *j, const rank *r, int *parents) {
     hub->parents = parents, hub->n_parents = hub->n_servers * hub->n_workers;
 }
 
-/* SERVERS: the last rank only serves. FEW: the first rank alone serves, and works too. */
-static hpc_plan *receiving(job *j, const rank *r) {
+/* The plan of some of the keys. Ranks of a host have rows of their own that apply. */
+static hpc_plan *planned(const job *j, const rank *r, int n_keys, int cores, uint64_t chunk, int depth) {
     hpc_plan *plan = NULL;
+    int parents[RANKS_MAX * RANKS_MAX], groups[2 * RANKS_MAX];
+    static const int first_leads[RANKS_MAX] = {1, 0, 1, 0, 1, 0};
+    if (r->arg & HOSTS) {
+        hpc_hosts hosts;
+        hpc_hosts_init(&hosts);
+        for (int who = 0; who < r->size; who++) groups[who] = who / 2, groups[r->size + who] = who / 4;
+        hosts.keys = j->keys, hosts.n_keys = n_keys, hosts.workers = j->workers, hosts.n_workers = j->n_workers;
+        hosts.groups = groups, hosts.n_levels = r->arg & RACKS ? 2 : 1, hosts.cores = cores, hosts.chunk = chunk;
+        hosts.sum = 1, hosts.wire = j->wire, hosts.codec_out = j->codec_out, hosts.depth = depth;
+        if (r->arg & FEW) hosts.leads = first_leads;
+        hosts.apart = 1, hosts.apply_at = HPC_AT_RECEIVERS;
+        CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+        return plan;
+    }
     hpc_hub hub;
-    int parents[RANKS_MAX * RANKS_MAX];
+    hpc_hub_init(&hub);
+    hub.keys = j->keys, hub.n_keys = n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
+    hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = cores, hub.chunk = chunk, hub.sum = 1;
+    hub.wire = j->wire, hub.codec_out = j->codec_out, hub.depth = depth;
+    hub.apply_at = r->arg & KEEPS ? HPC_AT_BOTH : HPC_AT_RECEIVERS;
+    plant(&hub, j, r, parents);
+    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    return plan;
+}
+
+/* SERVERS: the last rank only serves. FEW: the first rank, or the first one of each host, alone serves, and works too.
+ */
+static hpc_plan *receiving(job *j, const rank *r) {
     job_init(j, r);
     j->rule = r->arg & MOMENTUM ? "momentum" : "sgd", j->args[3] = 0.5;
     j->progress = r->arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
@@ -46,13 +74,7 @@ static hpc_plan *receiving(job *j, const rank *r) {
     if (r->arg & HALF_OUT) j->codec_out = HPC_F16;
     if (r->arg & SERVERS) j->n_workers--, j->servers[0] = r->size - 1, j->n_servers = 1;
     if (r->arg & FEW) j->n_servers = 1;
-    hpc_hub_init(&hub);
-    hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
-    hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = 2048, hub.sum = 1;
-    hub.wire = j->wire, hub.codec_out = j->codec_out, hub.depth = most_behind(r) + 2 + (r->arg & DEEP ? 1 : 0);
-    hub.apply_at = r->arg & KEEPS ? HPC_AT_BOTH : HPC_AT_RECEIVERS;
-    plant(&hub, j, r, parents);
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    hpc_plan *plan = planned(j, r, j->n_keys, 2, 2048, most_behind(r) + 2 + (r->arg & DEEP ? 1 : 0));
     CHECK_OK(hpc_plan_check(plan, r->size));
     j->plan = plan;
     return plan;
@@ -116,9 +138,11 @@ static void train(rank *r, const job *j, hpc_exchange *e, int from, int to) {
     }
 }
 
-/* A rank's own number of steps: not all are equal, and none is more than s ahead for ever. */
+/* A rank's own number of steps: not all are equal, and none is more than s ahead for ever. Those of a host are equal.
+ */
 static int steps_of(const rank *r, int who, int steps) {
-    return steps + who % (most_behind(r) + 1);
+    const int sender = r->arg & RACKS ? who / 4 : r->arg & HOSTS ? who / 2 : who;
+    return steps + sender % (most_behind(r) + 1);
 }
 
 static float expected(const rank *r, const job *j, int key, uint64_t i, int rounds, int steps) {
@@ -225,15 +249,7 @@ static void bounded(rank *r) {
     const int steps = ranks_rounds(40);
     uint64_t random = 11 * (uint64_t)r->rank + r->mode->seed, counts[16] = {0};
     hpc_plan *plan = receiving(&j, r);
-    hpc_plan *one = NULL;
-    hpc_hub hub;
-    int parents[RANKS_MAX * RANKS_MAX];
-    hpc_hub_init(&hub); /* one core and one key: one version */
-    hub.keys = j.keys, hub.n_keys = 1, hub.workers = j.workers, hub.n_workers = j.n_workers;
-    hub.servers = j.servers, hub.n_servers = j.n_servers, hub.chunk = 1024, hub.sum = 1, hub.depth = (int)s + 2;
-    hub.apply_at = HPC_AT_RECEIVERS;
-    plant(&hub, &j, r, parents);
-    CHECK_OK(hpc_plan_hub(&hub, &one));
+    hpc_plan *one = planned(&j, r, 1, 1, 1024, (int)s + 2); /* one core and one key: one version */
     j.plan = one, j.n_keys = 1, j.args[1] = 1;
     hpc_exchange *e = open_all(r, &j);
     const uint64_t count = j.keys[0].count, workers = (uint64_t)j.n_workers;
@@ -471,7 +487,7 @@ static void restored(rank *r) {
     job j;
     hpc_plan *plan = receiving(&j, r);
     hpc_exchange *e = open_all(r, &j);
-    train(r, &j, e, 0, 2 + r->rank % (most_behind(r) + 1));
+    train(r, &j, e, 0, steps_of(r, r->rank, 2));
     meet(r, e, 0);
     CHECK_OK(hpc_barrier(r->context, -1));
     for (int i = 0; i < plan->n_rows; i++) {
@@ -527,6 +543,20 @@ static void dies(rank *r) {
     hpc_plan_free(plan);
 }
 
+/* Ranks of a host that have not pushed equally often are told so in a publish, all of them. */
+static void uneven(rank *r) {
+    job j;
+    hpc_plan *plan = receiving(&j, r);
+    hpc_exchange *e = open_all(r, &j);
+    train(r, &j, e, 0, r->rank == 1 ? 3 : 2);
+    meet(r, e, 0);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_STATUS(hpc_exchange_publish(e, -1), HPC_ERR_INVALID);
+    CHECK_MESSAGE("rank 0 has pushed key k0 2 times and rank 1 3 times: ranks of a host push equally often");
+    hpc_exchange_free(e);
+    hpc_plan_free(plan);
+}
+
 static void refused(rank *r) {
     job j;
     hpc_exchange *e = NULL;
@@ -555,8 +585,8 @@ static void refused(rank *r) {
     CHECK_OK(hpc_plan_hosts(&hosts, &plan));
     j.plan = plan;
     CHECK_STATUS(create(r, &j, 2, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("SSP where receivers apply needs a plan of parameter servers");
-    CHECK_MESSAGE("a hierarchy needs BSP");
+    CHECK_MESSAGE("SSP where receivers apply needs a plan of parameter servers or of hosts");
+    CHECK_MESSAGE("(hpc_hosts: with apart)");
     hpc_plan_free(plan);
 }
 
@@ -593,6 +623,22 @@ int main(int argc, char **argv) {
         {.name = "tree_closes_early", .size = 5, .run = closes_early, .arg = TREE | THREADS | 2},
         {.name = "chain_stands", .size = 3, .run = closes_and_stands, .arg = AROUND | FEW | 2, .where = RANKS_UNSEEDED},
         {.name = "chain_dies", .size = 4, .run = dies, .arg = CHAIN | 2, .victims = 8, .timeout = 30},
+        {.name = "hosts", .size = 4, .run = totals, .arg = HOSTS | 2},
+        {.name = "hosts_threads", .size = 6, .run = totals, .arg = HOSTS | THREADS | 3},
+        {.name = "hosts_of_one", .size = 5, .run = totals, .arg = HOSTS | HALF_IN | THREADS | 1},
+        {.name = "hosts_settled", .size = 4, .run = settled, .arg = HOSTS | THREADS | 2},
+        {.name = "hosts_bounded", .size = 5, .run = bounded, .arg = HOSTS | 2},
+        {.name = "hosts_bounded_threads", .size = 6, .run = bounded, .arg = HOSTS | THREADS | 3},
+        {.name = "hosts_most_stale", .size = 4, .run = totals, .arg = HOSTS | 30},
+        {.name = "hosts_alone", .size = 2, .run = totals, .arg = HOSTS | 2},
+        {.name = "racks", .size = 6, .run = totals, .arg = HOSTS | RACKS | 2},
+        {.name = "racks_bounded", .size = 6, .run = bounded, .arg = HOSTS | RACKS | THREADS | 2},
+        {.name = "hosts_rates", .size = 4, .run = rates, .arg = HOSTS | 2},
+        {.name = "hosts_rates_differ", .size = 4, .run = rates_differ, .arg = HOSTS | 2, .apart = true},
+        {.name = "hosts_restored", .size = 4, .run = restored, .arg = HOSTS | THREADS | 2},
+        {.name = "hosts_die", .size = 4, .run = dies, .arg = HOSTS | 2, .victims = 8, .timeout = 30},
+        {.name = "hosts_uneven", .size = 4, .run = uneven, .arg = HOSTS | 2, .apart = true},
+        {.name = "hosts_still", .size = 4, .run = stands_still, .arg = HOSTS | FEW | 2, .where = RANKS_UNSEEDED},
         {.name = "refused", .size = 4, .run = refused, .arg = 2},
         {0},
     };

@@ -178,7 +178,8 @@ typedef struct hpc_hosts {
     int apart;                 /* 1: an owner gets each outermost group's updates by one input, its own group's too, as
                                   SSP and quorums need; not with a ring. 0: it folds its own group's itself */
     int each;                  /* 1: and each of these is the mean or the sum of its group's workers alone, for ASYNC */
-    int apply_at;   /* hpc_apply_at; owners are receivers here, so BOTH is RECEIVERS. Then depth is 2 at least */
+    int apply_at; /* hpc_apply_at; owners are receivers here, so BOTH is RECEIVERS. Then depth is 2 at least. Each host
+                     has one receiver, for its workers; with apart each worker is one, as SSP needs */
     uint64_t least; /* as hpc_hub has it, for the cores of all leading ranks */
 } hpc_hosts;
 
