@@ -166,11 +166,12 @@ static void bounded(rank *r) {
     trial_close(t);
 }
 
-/* ---- who is named ------------------------------------------------------------------------------------------------ */
-
-static bool is_bounded(const combination *c) {
-    return most_ahead(c) >= 0;
+/* Around a ring of hosts a rank that waits may name itself and others beside the one that does not push. */
+static bool names_one(const combination *c) {
+    return most_ahead(c) >= 0 && !(c->with & AROUND);
 }
+
+/* ---- who is named ------------------------------------------------------------------------------------------------ */
 
 static bool names_alone(int who) {
     const hpc_error *e = hpc_last_error();
@@ -230,8 +231,8 @@ int main(int argc, char **argv) {
     static const property properties[] = {
         {.name = "totals", .run = totals, .applies = has_totals},
         {.name = "bounded", .run = bounded},
-        {.name = "names", .run = names, .applies = is_bounded, .how = {.where = RANKS_UNSEEDED}},
-        {.name = "names_still", .run = names, .applies = is_bounded, .how = {.where = RANKS_UNSEEDED}, .variant = 1},
+        {.name = "names", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}},
+        {.name = "names_still", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}, .variant = 1},
         {0},
     };
     return disciplines_main(argc, argv, properties);
