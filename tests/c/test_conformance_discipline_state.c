@@ -119,7 +119,13 @@ static bool is_exact(const combination *c) {
     return is_whole(c) && !(c->with & ROUNDED);
 }
 
+/* With a quorum on servers folds are whole where no update is late. */
+static bool is_exact_in_time(const combination *c) {
+    return is_exact(c) || (c->quorum > 0 && c->edges != GRAPH && !(c->with & ROUNDED));
+}
+
 static void with_momentum(trial *t) {
+    trial_in_time(t);
     if (strcmp(t->j->rule, "average") == 0) return;
     t->j->rule = "momentum", t->j->args[1] = 0.1, t->j->args[2] = 1e-4, t->j->args[3] = 0.9;
 }
@@ -221,10 +227,16 @@ static void check_late(trial *t, const uint64_t *pushed, uint64_t *missed) {
     }
 }
 
+/* None, a short one, or one that is learned. */
+static void some_grace(trial *t) {
+    static const double graces[] = {0, 1e-4, -1};
+    t->j->grace = graces[t->r->arg % 3];
+}
+
 /* With a quorum on servers every update is in the parameters, or was counted as late: here, and there. */
 static void counted(rank *r) {
     enum { STEPS = 20, PUSHED = 0, MISSED = 64 };
-    trial *t = trial_open(r, NULL);
+    trial *t = trial_open(r, some_grace);
     hpc_exchange_stats stats;
     uint64_t random = 77 * (uint64_t)r->rank + r->mode->seed, pushed[RANKS_MAX], missed[RANKS_MAX] = {0};
     while (hpc_exchange_version(t->e) < STEPS) {
@@ -440,7 +452,7 @@ static void rates_differ(rank *r) {
 
 int main(int argc, char **argv) {
     static const property properties[] = {
-        {.name = "bits", .run = bits, .applies = is_exact},
+        {.name = "bits", .run = bits, .applies = is_exact_in_time},
         {.name = "versions", .run = versions, .applies = has_versions},
         {.name = "counted", .run = counted, .applies = counts_late},
         {.name = "counted_folds", .run = counted_folds, .applies = counts_folds},
