@@ -249,24 +249,6 @@ static void lowest_first(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Rank 2 folds and then calls nothing more. */
-static void one_does_not_apply(rank *r) {
-    job j;
-    uint64_t ticket;
-    split_job(&j, r);
-    hpc_exchange *e = job_open(r, &j);
-    do_wait(e, 1, job_start(r, &j, e, 1, 0, HPC_PUSH, true));
-    if (r->rank != 2) {
-        CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
-        CHECK_STATUS(hpc_exchange_wait(e, 1, ticket, 0.3), HPC_ERR_TIMEOUT);
-        CHECK(r->rank == 0 ? ranks_error_waits_for(2) || ranks_error_waits_for(1) : true);
-    }
-    rank_meet(r);
-    if (r->rank == 2) CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
-    do_wait(e, 1, ticket);
-    end(r, &j, NULL, e);
-}
-
 /* All have called, and rank 2, which folds for rank 3 as well, computes: the owner waits for its fold. */
 static void leader_computes(rank *r) {
     job j;
@@ -382,14 +364,11 @@ int main(int argc, char **argv) {
         {.name = "random_2_inline", .size = 2, .run = random_jobs, .arg = INLINE},
         {.name = "random_3_thread", .size = 3, .run = random_jobs, .arg = THREAD},
         {.name = "random_4_sleepy", .size = 4, .run = random_jobs, .arg = INLINE, .sleepy = true},
-        {.name = "one_does_not_receivers", .size = 3, .run = one_does_not_apply, .arg = RECEIVERS},
-        {.name = "one_does_not_hosts", .size = 4, .run = one_does_not_apply, .arg = HOSTS},
         {.name = "leader_computes", .size = 4, .run = leader_computes, .where = RANKS_UNSEEDED},
         {.name = "between_alone", .size = 1, .run = between, .arg = INLINE},
         {.name = "between_hosts_chain", .size = 6, .run = between, .arg = THREAD + CHAIN, .sleepy = true},
         {.name = "cut_short", .size = 2, .run = cut_short},
         {.name = "lowest_first", .size = 2, .run = lowest_first, .where = RANKS_SHM},
-        {.name = "one_does_not_apply", .size = 3, .run = one_does_not_apply},
         {.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED},
         {0},
     };

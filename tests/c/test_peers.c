@@ -16,7 +16,6 @@ enum {
     SHALLOW = 128,
     FACTORS = 256,
     HALF = 512,
-    MOMENTUM = 1024,
     RELAY = 2048,
     HOSTS = 4096,
     COLUMNS = 5,
@@ -42,8 +41,6 @@ static peers *peers_new(const rank *r) {
     job *j = &p->j;
     job_init(j, r);
     p->s = r->arg % 32;
-    j->rule = r->arg & MOMENTUM ? "momentum" : "sgd";
-    j->args[3] = 0.5;
     j->progress = r->arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
     j->wire = r->arg & HALF ? HPC_F16 : HPC_F32;
     for (int from = 0; from < r->size; from++)
@@ -349,19 +346,15 @@ static void factors_refused(rank *r) {
 
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
-        {.name = "whole", .size = 4, .run = whole},
         {.name = "whole_threads", .size = 3, .run = whole, .arg = THREADS | HALF},
         {.name = "whole_shallow", .size = 3, .run = whole, .arg = SHALLOW, .sleepy = true},
-        {.name = "whole_partial", .size = 5, .run = whole, .arg = PARTIAL},
         {.name = "whole_factors", .size = 4, .run = whole, .arg = FACTORS},
         {.name = "whole_factors_partial", .size = 5, .run = whole, .arg = FACTORS | PARTIAL | THREADS},
         {.name = "whole_alone", .size = 1, .run = whole, .arg = FACTORS},
-        {.name = "whole_relay_threads", .size = 7, .run = whole, .arg = RELAY | THREADS},
         {.name = "whole_relay_hosts", .size = 6, .run = whole, .arg = FACTORS | RELAY, .per_host = 2},
         {.name = "whole_hosts", .size = 5, .run = whole, .arg = FACTORS | HOSTS, .per_host = 2},
         {.name = "whole_hosts_shallow", .size = 6, .run = whole, .arg = HOSTS | SHALLOW | THREADS},
         {.name = "totals_relay", .size = 5, .run = totals, .arg = FACTORS | RELAY | 2},
-        {.name = "totals_relay_threads", .size = 4, .run = totals, .arg = RELAY | THREADS | 3},
         {.name = "totals_factors", .size = 4, .run = totals, .arg = FACTORS | THREADS | 3},
         {.name = "totals_partial", .size = 5, .run = totals, .arg = PARTIAL | FACTORS | 2},
         {.name = "totals_most_stale", .size = 3, .run = totals, .arg = 30},

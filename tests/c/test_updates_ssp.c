@@ -304,17 +304,13 @@ static void refused(rank *r) {
 
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
-        {.name = "totals", .size = 3, .run = totals, .arg = 1},
-        {.name = "totals_threads", .size = 4, .run = totals, .arg = THREADS | 3},
         {.name = "totals_half", .size = 3, .run = totals, .arg = HALF_IN | DEEP | 2, .sleepy = true},
         {.name = "totals_rounded", .size = 3, .run = totals, .arg = HALF_OUT | THREADS | 1},
-        {.name = "totals_server", .size = 4, .run = totals, .arg = SERVERS | 2},
         {.name = "totals_master", .size = 4, .run = totals, .arg = SERVERS | KEEPS | THREADS | 1},
         {.name = "settled_alone", .size = 1, .run = settled, .arg = FEW | 2}, /* of one stage: server_ssp.c */
         {.name = "totals_most_stale", .size = 3, .run = totals, .arg = FEW | 30},
         {.name = "closes_and_stands", .size = 4, .run = closes_and_stands, .arg = FEW | 2, .where = RANKS_UNSEEDED},
         {.name = "many_rates", .size = 3, .run = many_rates, .arg = MOMENTUM | THREADS | 2},
-        {.name = "chain", .size = 4, .run = totals, .arg = CHAIN | THREADS | 2},
         {.name = "chain_keeps", .size = 4, .run = totals, .arg = CHAIN | KEEPS | SERVERS | HALF_OUT | 1},
         {.name = "tree", .size = 5, .run = totals, .arg = TREE | HALF_IN | 3},
         {.name = "chain_stands", .size = 3, .run = closes_and_stands, .arg = AROUND | FEW | 2, .where = RANKS_UNSEEDED},
