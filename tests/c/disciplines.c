@@ -364,6 +364,16 @@ static double scale_of(const trial *t, const hpc_row *row, const float *values) 
     return (double)(values[own] - base_of(t, row->key, row->offset + own)) / t->pushed[row->key];
 }
 
+/* The weights of the updates that are there add up to those of all. */
+static void check_scale(const trial *t, int key, double scale, const uint64_t *seen) {
+    int all = 0, present = 0;
+    for (int who = 0; who < t->r->size; who++) {
+        all += trial_hears(t, t->r->rank, who, t->pushed[key] - 1);
+        present += seen[who] != 0 && seen[who] != UINT64_MAX;
+    }
+    CHECK(fabs(fabs(scale) * present - all) < 0.01);
+}
+
 /* values are those of the row's elements. */
 static void look_at(trial *t, const hpc_row *row, const float *values, uint64_t *seen) {
     const double scale = scale_of(t, row, values);
@@ -378,6 +388,7 @@ static void look_at(trial *t, const hpc_row *row, const float *values, uint64_t 
         CHECK(*of == UINT64_MAX || *of == told);
         *of = told;
     }
+    if (tells_versions(t->c)) check_scale(t, row->key, scale, seen);
 }
 
 void trial_look_row(trial *t, int i, uint64_t *seen) {

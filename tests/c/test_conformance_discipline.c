@@ -166,11 +166,39 @@ static void bounded(rank *r) {
     trial_close(t);
 }
 
-/* ---- who is named ------------------------------------------------------------------------------------------------ */
-
-static bool is_bounded(const combination *c) {
-    return most_ahead(c) >= 0;
+/* Around a ring of hosts a rank that waits may name itself and others beside the one that does not push. */
+static bool names_one(const combination *c) {
+    return most_ahead(c) >= 0 && !(c->with & AROUND);
 }
+
+/* ---- one clock --------------------------------------------------------------------------------------------------- */
+
+static bool has_clocks(const combination *c) {
+    return c->consistency == HPC_SSP && c->staleness > 0 && c->edges != GRAPH;
+}
+
+/* After a publish all workers go on from one clock: those that had been ahead may be ahead once more. */
+static void levels(rank *r) {
+    enum { AHEAD = 0 };
+    trial *t = trial_open(r, NULL);
+    const int s = t->c->staleness, group = group_of(t->c, t->slow);
+    const bool ahead = trial_works(t, r->rank) && group_of(t->c, r->rank) != group;
+    uint64_t steps[RANKS_MAX] = {0}, others = 0;
+    for (int who = 0; who < r->size; who++)
+        if (trial_works(t, who) && group_of(t->c, who) != group) steps[who] = 2 * (uint64_t)s, others++;
+    for (int step = 0; step < s && ahead; step++) CHECK_OK(trial_step(t, -1));
+    if (!settles_for_all(t->c)) trial_settle(t);
+    trial_publish(t);
+    for (int step = 0; step < s && ahead; step++) CHECK_OK(trial_step(t, -1));
+    if (ahead) atomic_fetch_add(&r->board[AHEAD], 1);
+    trial_serve(t, AHEAD, others);
+    if (!settles_for_all(t->c)) trial_settle(t);
+    trial_publish(t);
+    trial_check(t, steps);
+    trial_close(t);
+}
+
+/* ---- who is named ------------------------------------------------------------------------------------------------ */
 
 static bool names_alone(int who) {
     const hpc_error *e = hpc_last_error();
@@ -230,8 +258,9 @@ int main(int argc, char **argv) {
     static const property properties[] = {
         {.name = "totals", .run = totals, .applies = has_totals},
         {.name = "bounded", .run = bounded},
-        {.name = "names", .run = names, .applies = is_bounded, .how = {.where = RANKS_UNSEEDED}},
-        {.name = "names_still", .run = names, .applies = is_bounded, .how = {.where = RANKS_UNSEEDED}, .variant = 1},
+        {.name = "levels", .run = levels, .applies = has_clocks},
+        {.name = "names", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}},
+        {.name = "names_still", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}, .variant = 1},
         {0},
     };
     return disciplines_main(argc, argv, properties);

@@ -330,12 +330,12 @@ static void misused(rank *r) {
     if (works) CHECK_STATUS(hpc_exchange_apply(t->e, KEY, 1, -1, &other), HPC_ERR_INVALID);
     for (int key = 0; key < t->j->n_keys && pushes; key++) CHECK_OK(trial_start(t, key, BOTH, -1, &tickets[key]));
     trial_meet(t);
-    if (pushes && t->c->edges != GRAPH && t->c->edges != PEERS) {
+    if (pushes && has_equal_parameters(t->c)) {
         CHECK_STATUS(hpc_exchange_start(t->e, KEY, BOTH, hpc_exchange_params(t->e, KEY), -1, &other), HPC_ERR_INVALID);
         CHECK_MESSAGE("k1");
         CHECK_EQ(hpc_exchange_ready(t->e, KEY), HPC_IN_PROGRESS);
+        CHECK(hpc_exchange_under_way(t->e) >= 0);
     }
-    if (pushes && has_equal_parameters(t->c)) CHECK(hpc_exchange_under_way(t->e) >= 0);
     CHECK_STATUS(hpc_exchange_publish(t->e, -1), HPC_ERR_INVALID);
     for (int key = 0; key < t->j->n_keys && works && !pushes; key++)
         CHECK_OK(trial_start(t, key, BOTH, -1, &tickets[key]));

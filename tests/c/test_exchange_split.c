@@ -1,7 +1,6 @@
 /* Fold and apply in two calls: what comes of them is what comes of a push, whatever happens in between; what is folded
  * can be scaled, skipped, gathered and folded again, and ranks that do not agree are told. */
 #include <math.h>
-#include <sched.h>
 
 #include "exchange_plans.h"
 
@@ -157,83 +156,6 @@ static void between(rank *r) {
     end(r, &j, &ref, e);
 }
 
-static bool is_empty(int who, int step, int key) {
-    uint64_t state = (uint64_t)(who + 3 * step + 17 * key) * 0x9e3779b97f4a7c15u;
-    return step % 4 == 3 || ranks_random(&state) % 2;
-}
-
-/* Workers without a gradient: their part is zero, and where no one has any nothing changes. arg: progress. */
-static void nothing(rank *r) {
-    job j;
-    reference ref;
-    uint64_t ticket;
-    float *zeros;
-    split_job(&j, r);
-    j.rule = "momentum", j.args[2] = 0.5, j.args[3] = 0.5, j.progress = r->arg % HOSTS, j.chunk = 512;
-    hpc_exchange *e = job_open(r, &j);
-    reference_init(&ref, &j);
-    for (int step = 0; step < 8; step++) {
-        for (int key = 0; key < j.n_keys; key++) {
-            double *sum = new_sum(&j, key), squares = -1;
-            bool any = sum_of(&j, step, key, is_empty, sum);
-            if (is_empty(r->rank, step, key))
-                CHECK_OK(hpc_exchange_fold_nothing(e, key, -1, &ticket));
-            else
-                ticket = job_start(r, &j, e, key, step, HPC_PUSH, step % 2);
-            do_wait(e, key, ticket);
-            if (!any) {
-                zeros = calloc(j.keys[key].count, sizeof *zeros);
-                CHECK_OK(hpc_exchange_squares(e, key, -1, &ticket));
-                do_wait(e, key, ticket);
-                CHECK_OK(hpc_exchange_get_squares(e, key, &squares));
-                CHECK_EQ(squares, 0);
-                CHECK_OK(hpc_exchange_gather(e, key, -1, &ticket));
-                do_wait(e, key, ticket);
-                void *gradient;
-                CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
-                CHECK(same_floats(gradient, zeros, j.keys[key].count, "gathered", r->rank, key));
-                free(zeros);
-            }
-            apply(e, key, 1);
-            if (any) reference_apply(&ref, key, sum);
-            reference_check(&ref, r, e, key);
-            free(sum);
-        }
-    }
-    uint64_t step = 0;
-    for (int row = 0; hpc_exchange_get_row(e, row, &step, NULL, NULL) == HPC_OK; row++) CHECK(step > 0 && step < 8);
-    end(r, &j, &ref, e);
-}
-
-/* The rule's arguments are those of the apply, not of the fold. arg: progress. */
-static void arguments(rank *r) {
-    job j;
-    reference ref;
-    uint64_t tickets[3], ticket;
-    split_job(&j, r);
-    j.progress = r->arg % HOSTS;
-    hpc_exchange *e = job_open(r, &j);
-    reference_init(&ref, &j);
-    for (int step = 0; step < 6; step++) {
-        for (int key = 0; key < 3; key++) tickets[key] = job_start(r, &j, e, key, step, HPC_PUSH, false);
-        j.args[1] = step % 3 ? 0.25 : 2;
-        CHECK_OK(hpc_exchange_set_args(e, -1, j.args));
-        for (int key = 0; key < 3; key++) {
-            CHECK_OK(hpc_exchange_apply(e, key, 1, -1, &ticket));
-            tickets[key] = ticket;
-        }
-        j.args[1] = 16;
-        CHECK_OK(hpc_exchange_set_args(e, -1, j.args)); /* of the next */
-        j.args[1] = step % 3 ? 0.25 : 2;
-        for (int key = 0; key < 3; key++) {
-            do_wait(e, key, tickets[key]);
-            reference_step(&ref, key);
-            reference_check(&ref, r, e, key);
-        }
-    }
-    end(r, &j, &ref, e);
-}
-
 /* Calls that a full ring has cut short go on when they are made again, and no other call may come between. */
 static void cut_short(rank *r) {
     enum { KEYS = 200, ELEMENTS = 5 };
@@ -327,52 +249,6 @@ static void lowest_first(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Rank 1 gives another scale, other arguments, or makes another call. arg: which. */
-static void differ(rank *r) {
-    static const char *const what[] = {"gives scale ", "lr is 4 on rank 1 and 0.5 on rank 0, for push 2 of key k1",
-                                       " calls "};
-    job j;
-    uint64_t ticket;
-    split_job(&j, r);
-    hpc_exchange *e = job_open(r, &j);
-    job_push_pull(r, &j, e, 0, 0);
-    job_push_pull(r, &j, e, 1, 0);
-    do_wait(e, 1, job_start(r, &j, e, 1, 1, HPC_PUSH, true));
-    rank_meet(r); /* else a rank may be told in its fold */
-    if (r->rank == 1 && r->arg % HOSTS == 1) {
-        j.args[1] = 4;
-        CHECK_OK(hpc_exchange_set_args(e, 1, j.args));
-    }
-    int status = r->rank == 1 && r->arg % HOSTS == 2
-                     ? hpc_exchange_skip(e, 1, -1, &ticket)
-                     : hpc_exchange_apply(e, 1, r->rank == 1 && r->arg % HOSTS == 0 ? 2 : 1, -1, &ticket);
-    if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
-    CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
-    CHECK_MESSAGE(what[r->arg % HOSTS]);
-    CHECK_MESSAGE("key k1");
-    CHECK_MESSAGE("the same"); /* what to do */
-    rank_meet(r);              /* all are told before one leaves */
-    hpc_exchange_free(e);
-}
-
-/* Rank 2 folds and then calls nothing more. */
-static void one_does_not_apply(rank *r) {
-    job j;
-    uint64_t ticket;
-    split_job(&j, r);
-    hpc_exchange *e = job_open(r, &j);
-    do_wait(e, 1, job_start(r, &j, e, 1, 0, HPC_PUSH, true));
-    if (r->rank != 2) {
-        CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
-        CHECK_STATUS(hpc_exchange_wait(e, 1, ticket, 0.3), HPC_ERR_TIMEOUT);
-        CHECK(r->rank == 0 ? ranks_error_waits_for(2) || ranks_error_waits_for(1) : true);
-    }
-    rank_meet(r);
-    if (r->rank == 2) CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
-    do_wait(e, 1, ticket);
-    end(r, &j, NULL, e);
-}
-
 /* All have called, and rank 2, which folds for rank 3 as well, computes: the owner waits for its fold. */
 static void leader_computes(rank *r) {
     job j;
@@ -397,49 +273,6 @@ static void leader_computes(rank *r) {
     do_wait(e, 0, ticket);
     end(r, &j, NULL, e);
     free(h);
-}
-
-/* Rank 2 closes, and the others' next folds can never be made. */
-static void one_closes(rank *r) {
-    job j;
-    uint64_t ticket;
-    split_job(&j, r);
-    hpc_exchange *e = job_open(r, &j);
-    job_push_pull(r, &j, e, 1, 0);
-    if (r->rank == 2) {
-        CHECK_OK(hpc_exchange_close(e, -1));
-    } else {
-        job_start(r, &j, e, 1, 1, HPC_PUSH, true);
-        CHECK_OK(hpc_exchange_apply(e, 1, 1, -1, &ticket));
-        CHECK_STATUS(hpc_exchange_wait(e, 1, ticket, -1), HPC_ERR_PEER);
-        CHECK_MESSAGE("rank 2 has closed the exchange after 1 pushes of key k1; push 2 is waited for");
-    }
-    rank_set(r, r->rank, 1);
-    for (int who = 0; who < r->size; who++) rank_await(r, who, 1); /* a rank that has left is another error */
-    hpc_exchange_free(e);
-}
-
-/* Rank 1 dies between the two calls. The others leave together: a rank that frees the exchange is another cause. */
-static void dies_between(rank *r) {
-    enum { DIES = 1 };
-    job j;
-    uint64_t ticket = 0;
-    split_job(&j, r);
-    hpc_exchange *e = job_open(r, &j);
-    do_wait(e, 2, job_start(r, &j, e, 2, 0, HPC_PUSH, true));
-    rank_meet(r);
-    if (r->rank == DIES) {
-        rank_die(r);
-    } else {
-        int status = hpc_exchange_apply(e, 2, 1, -1, &ticket);
-        if (status == HPC_OK) status = hpc_exchange_wait(e, 2, ticket, -1);
-        CHECK_STATUS(status, HPC_ERR_PEER);
-        CHECK(ranks_error_names(DIES));
-        rank_set(r, r->rank, 1);
-        for (int who = 0; who < r->size; who++)
-            if (who != DIES) rank_await(r, who, 1);
-    }
-    hpc_exchange_free(e);
 }
 
 /* The mean of updates of 16 bits comes in float32, beside the slot of the next one. */
@@ -531,46 +364,11 @@ int main(int argc, char **argv) {
         {.name = "random_2_inline", .size = 2, .run = random_jobs, .arg = INLINE},
         {.name = "random_3_thread", .size = 3, .run = random_jobs, .arg = THREAD},
         {.name = "random_4_sleepy", .size = 4, .run = random_jobs, .arg = INLINE, .sleepy = true},
-        {.name = "between", .size = 3, .run = between, .arg = INLINE},
-        {.name = "between_thread", .size = 3, .run = between, .arg = THREAD},
-        {.name = "between_receivers", .size = 3, .run = between, .arg = INLINE + RECEIVERS},
-        {.name = "between_receivers_thread", .size = 4, .run = between, .arg = THREAD + RECEIVERS},
-        {.name = "nothing_receivers", .size = 3, .run = nothing, .arg = THREAD + RECEIVERS},
-        {.name = "arguments_receivers", .size = 3, .run = arguments, .arg = INLINE + RECEIVERS},
-        {.name = "differ_receivers_scale", .size = 3, .run = differ, .arg = 0 + RECEIVERS, .apart = true},
-        {.name = "differ_receivers_call", .size = 3, .run = differ, .arg = 2 + RECEIVERS, .apart = true},
-        {.name = "one_does_not_receivers", .size = 3, .run = one_does_not_apply, .arg = RECEIVERS},
-        {.name = "one_closes_receivers", .size = 3, .run = one_closes, .arg = RECEIVERS, .apart = true},
-        {.name = "dies_between_receivers",
-         .size = 3,
-         .run = dies_between,
-         .arg = RECEIVERS,
-         .victims = 1 << 1,
-         .apart = true},
-        {.name = "between_alone", .size = 1, .run = between, .arg = INLINE},
-        {.name = "nothing", .size = 3, .run = nothing, .arg = INLINE},
-        {.name = "nothing_thread", .size = 2, .run = nothing, .arg = THREAD},
-        {.name = "between_hosts", .size = 5, .run = between, .arg = INLINE + HOSTS},
-        {.name = "between_hosts_chain", .size = 6, .run = between, .arg = THREAD + CHAIN, .sleepy = true},
-        {.name = "nothing_hosts", .size = 4, .run = nothing, .arg = INLINE + CHAIN},
-        {.name = "nothing_hosts_thread", .size = 5, .run = nothing, .arg = THREAD + HOSTS},
-        {.name = "arguments_hosts", .size = 4, .run = arguments, .arg = THREAD + HOSTS},
-        {.name = "differ_hosts_scale", .size = 4, .run = differ, .arg = 0 + HOSTS, .apart = true},
-        {.name = "differ_hosts_call", .size = 4, .run = differ, .arg = 2 + HOSTS, .apart = true},
-        {.name = "one_does_not_hosts", .size = 4, .run = one_does_not_apply, .arg = HOSTS},
         {.name = "leader_computes", .size = 4, .run = leader_computes, .where = RANKS_UNSEEDED},
-        {.name = "one_closes_hosts", .size = 4, .run = one_closes, .arg = HOSTS, .apart = true},
-        {.name = "dies_between_hosts", .size = 4, .run = dies_between, .arg = HOSTS, .victims = 1 << 1, .apart = true},
-        {.name = "arguments", .size = 3, .run = arguments, .arg = INLINE},
-        {.name = "arguments_thread", .size = 3, .run = arguments, .arg = THREAD},
+        {.name = "between_alone", .size = 1, .run = between, .arg = INLINE},
+        {.name = "between_hosts_chain", .size = 6, .run = between, .arg = THREAD + CHAIN, .sleepy = true},
         {.name = "cut_short", .size = 2, .run = cut_short},
         {.name = "lowest_first", .size = 2, .run = lowest_first, .where = RANKS_SHM},
-        {.name = "differ_in_scale", .size = 3, .run = differ, .arg = 0, .apart = true},
-        {.name = "differ_in_arguments", .size = 3, .run = differ, .arg = 1, .apart = true},
-        {.name = "differ_in_call", .size = 3, .run = differ, .arg = 2, .apart = true},
-        {.name = "one_does_not_apply", .size = 3, .run = one_does_not_apply},
-        {.name = "one_closes", .size = 3, .run = one_closes, .apart = true},
-        {.name = "dies_between", .size = 3, .run = dies_between, .victims = 1 << 1, .apart = true},
         {.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED},
         {0},
     };

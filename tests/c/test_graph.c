@@ -1,5 +1,5 @@
-/* Exchanges on graphs whose folds wait for their inputs: whoever is slow or fast, what comes out is the weighted sum of
- * the very step. And where graphs change from step to step, checkpoints go on in the right one. */
+/* Exchanges on graphs whose folds wait for their inputs: any shape, wire and rule gives the weighted sum of the very
+ * step. */
 #include "graph_jobs.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, STEPS = 12 };
@@ -113,23 +113,6 @@ static void exact(rank *r) {
 
 enum { IN_PLACE = 256 };
 
-/* arg: shape + 16 * depth, + IN_PLACE. Some ranks are far ahead of others, as far as depth and graph let them. */
-static void one_is_slow(rank *r) {
-    graph_job g;
-    run a;
-    graph_job_init(&g, r);
-    graph_job_shape(&g, (shape)(r->arg % 16));
-    g.j.depth = r->arg % IN_PLACE / 16;
-    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
-    run_open(&a, r, &g);
-    for (int step = 0; step < STEPS; step++) {
-        for (int i = 0; i < 200 && r->rank == step % r->size; i++) graph_dawdle(&a.random);
-        push_block(&a, 1);
-    }
-    check_counts(&a, STEPS);
-    run_close(&a);
-}
-
 /* arg: shape + 16 * depth, + IN_PLACE. A rank that has pushed all it wants may close and free at once: its neighbours
  * still read, or have, what it sent. */
 static void leaves_at_once(rank *r) {
@@ -201,97 +184,12 @@ static void averages_again(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* ---- checkpoints ------------------------------------------------------------------------------------------------ */
-
-typedef struct saved {
-    uint64_t step;
-    float *params, *state;
-} saved;
-
-typedef enum what { SAVE, RESTORE, FORGET } what;
-
-static void each_row(run *a, saved *rows, what what) {
-    hpc_plan *plan = NULL;
-    CHECK_OK(hpc_plan_graph(&a->g->graph, &plan));
-    for (int i = 0; i < plan->n_rows; i++) {
-        if (plan->rows[i].owner != a->r->rank) continue;
-        if (what == SAVE) {
-            rows[i].params = calloc(plan->rows[i].count, sizeof(float));
-            rows[i].state = calloc(plan->rows[i].count, sizeof(float));
-            CHECK_OK(hpc_exchange_get_row(a->e, i, &rows[i].step, rows[i].params, rows[i].state));
-        } else if (what == RESTORE) {
-            CHECK_OK(hpc_exchange_set_row(a->e, i, rows[i].step, rows[i].params, rows[i].state));
-        } else {
-            free(rows[i].params);
-            free(rows[i].state);
-        }
-    }
-    hpc_plan_free(plan);
-    if (what == RESTORE) CHECK_OK(hpc_exchange_publish(a->e, -1));
-}
-
-/* arg: the shape. Steps, momentum and phases go on in another exchange, and after a step back in the same one. */
-static void goes_on(rank *r) {
-    enum { BEFORE = 5, AFTER = 6, AGAIN = 2 };
-    static _Thread_local saved rows[4 * HAND_ROWS];
-    graph_job g;
-    run a, b;
-    graph_job_init(&g, r);
-    graph_job_shape(&g, (shape)r->arg);
-    g.j.rule = "momentum", g.j.args[1] = 0.5, g.j.args[3] = 0.5;
-    g.j.depth = 2;
-    run_open(&a, r, &g);
-    run_steps(&a, BEFORE);
-    each_row(&a, rows, SAVE);
-    CHECK_OK(hpc_exchange_close(a.e, -1));
-    hpc_exchange_free(a.e);
-    run_open(&b, r, &g);
-    run_steps(&b, AGAIN); /* of which nothing is left */
-    each_row(&b, rows, RESTORE);
-    each_row(&b, rows, FORGET);
-    reference_free(&b.ref);
-    b.ref = a.ref;
-    for (int key = 0; key < g.j.n_keys; key++) reference_check(&b.ref, r, b.e, key);
-    run_steps(&b, AFTER);
-    run_close(&b);
-}
-
-/* arg: shape, + IN_PLACE. The same exchange begins again: pushes of before were of other phases than their numbers say
- * now. */
-static void begins_again(rank *r) {
-    static _Thread_local saved rows[4 * HAND_ROWS];
-    graph_job g;
-    run a;
-    graph_job_init(&g, r);
-    graph_job_shape(&g, (shape)(r->arg % 16));
-    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
-    run_open(&a, r, &g);
-    each_row(&a, rows, SAVE);
-    for (int steps = 1; steps < 6; steps++) {
-        run_steps(&a, steps);
-        each_row(&a, rows, RESTORE);
-        reference_free(&a.ref);
-        reference_init(&a.ref, &g.j);
-    }
-    run_steps(&a, 4);
-    each_row(&a, rows, FORGET);
-    run_close(&a);
-}
-
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "exact_2", .size = 2, .run = exact, .arg = 1},
         {.name = "exact_3", .size = 3, .run = exact, .arg = 100},
         {.name = "exact_4_sleepy", .size = 4, .run = exact, .arg = 200, .sleepy = true},
         {.name = "exact_5", .size = 5, .run = exact, .arg = 300},
-        {.name = "slow_complete", .size = 4, .run = one_is_slow, .arg = COMPLETE + 16 * 2},
-        {.name = "slow_root_8", .size = 8, .run = one_is_slow, .arg = ROOT + 16 * 1},
-        {.name = "slow_one_peer_8", .size = 8, .run = one_is_slow, .arg = ONE_PEER + 16 * 3},
-        {.name = "slow_degrees_6", .size = 6, .run = one_is_slow, .arg = DEGREES + 16 * 4},
-        {.name = "slow_matching_7", .size = 7, .run = one_is_slow, .arg = MATCHING + 16 * 2},
-        {.name = "slow_unequal_16", .size = 16, .run = one_is_slow, .arg = UNEQUAL + 16 * 2, .where = RANKS_NOT_TSAN},
-        {.name = "slow_root_in_place", .size = 8, .run = one_is_slow, .arg = IN_PLACE + ROOT + 16 * 1},
-        {.name = "slow_one_peer_in_place", .size = 5, .run = one_is_slow, .arg = IN_PLACE + ONE_PEER + 16 * 1},
         {.name = "leaves_ring", .size = 4, .run = leaves_at_once, .arg = RING + 16 * 1},
         {.name = "leaves_one_peer", .size = 5, .run = leaves_at_once, .arg = ONE_PEER + 16 * 3},
         {.name = "leaves_degrees", .size = 4, .run = leaves_at_once, .arg = DEGREES + 16 * 4, .apart = true},
@@ -299,12 +197,6 @@ int main(int argc, char **argv) {
         {.name = "only_neighbours", .size = 4, .run = only_neighbours},
         {.name = "averages_again", .size = 4, .run = averages_again, .arg = HPC_F32},
         {.name = "averages_again_f16", .size = 4, .run = averages_again, .arg = HPC_F16},
-        {.name = "goes_on_ring", .size = 3, .run = goes_on, .arg = RING},
-        {.name = "goes_on_one_peer", .size = 5, .run = goes_on, .arg = ONE_PEER},
-        {.name = "goes_on_degrees", .size = 4, .run = goes_on, .arg = DEGREES},
-        {.name = "begins_again_one_peer", .size = 5, .run = begins_again, .arg = ONE_PEER},
-        {.name = "begins_again_matching", .size = 5, .run = begins_again, .arg = MATCHING},
-        {.name = "begins_again_in_place", .size = 4, .run = begins_again, .arg = IN_PLACE + ONE_PEER},
         {0},
     };
     return ranks_main(argc, argv, cases);

@@ -8,7 +8,7 @@
 #include "inside.h"
 #include "graph_jobs.h"
 
-enum { BOTH = HPC_PUSH | HPC_PULL, VICTIM = 1, LONG = 700 };
+enum { VICTIM = 1, LONG = 700 };
 
 static int push_pull(const graph_job *g, hpc_exchange *e, int key, double timeout) {
     float *src = calloc(g->j.keys[key].count, sizeof *src);
@@ -219,87 +219,6 @@ static void closes_between_phases(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* ---- who stands still or dies ----------------------------------------------------------------------------------- */
-
-static uint64_t whom_waits(void) {
-    uint64_t set = 0;
-    for (int who = 0; who < RANKS_MAX; who++) set |= ranks_error_waits_for(who) ? 1u << who : 0;
-    return set;
-}
-
-/* arg: consistency. On a ring of four the victim pushes nothing after the first step. */
-static void stands_still(rank *r) {
-    enum { BEFORE = 0, AFTER = 2, FAR = 3 };
-    graph_job g;
-    void *slot;
-    uint64_t ticket;
-    bool mapped = strcmp(r->mode->transports, "shm") == 0;
-    graph_job_init(&g, r);
-    graph_job_shape(&g, RING);
-    g.consistency = r->arg;
-    hpc_exchange *e = graph_open(r, &g);
-    CHECK_OK(push_pull(&g, e, 0, -1));
-    CHECK_OK(hpc_barrier(r->context, -1));
-    if (r->rank != VICTIM) {
-        CHECK_OK(hpc_exchange_start(e, 0, BOTH, hpc_exchange_params(e, 0), -1, &ticket));
-        rank_set(r, r->rank, 1);
-        for (int who = 0; who < r->size; who++)
-            if (who != VICTIM) progress_until(r, e, who, 1);
-        bool all = r->arg == HPC_BSP || r->arg == HPC_BARRIER, waits = all || r->rank == AFTER;
-        int status = hpc_exchange_wait(e, 0, ticket, waits ? 0.1 : -1);
-        CHECK_STATUS(status, waits ? HPC_ERR_TIMEOUT : HPC_OK);
-        if (status != HPC_OK && (mapped || r->rank == AFTER)) {
-            if (!ranks_error_waits_for(VICTIM)) fprintf(stderr, "%s\n", hpc_last_error()->message);
-            CHECK(ranks_error_waits_for(VICTIM));
-            if (mapped || !all) CHECK_EQ(whom_waits(), 1u << VICTIM);
-        }
-        if (r->arg == HPC_NOTIFY_ACK && r->rank == BEFORE) { /* its slot is not read */
-            CHECK_STATUS(hpc_exchange_gradient(e, 0, 0.1, &slot), HPC_ERR_TIMEOUT);
-            CHECK_EQ(whom_waits(), 1u << VICTIM);
-        }
-        if (r->arg == HPC_NOTIFY_ACK && r->rank == FAR) CHECK_OK(hpc_exchange_gradient(e, 0, -1, &slot));
-        rank_set(r, r->rank, 2);
-        for (int who = 0; who < r->size; who++)
-            if (who != VICTIM) progress_until(r, e, who, 2);
-        rank_set(r, r->rank, 3);
-    } else {
-        for (int who = 0; who < r->size; who++)
-            if (who != VICTIM) rank_await(r, who, 3);
-        CHECK_OK(hpc_exchange_start(e, 0, BOTH, hpc_exchange_params(e, 0), -1, &ticket));
-    }
-    CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1)); /* nothing is lost */
-    CHECK_OK(hpc_barrier(r->context, -1));
-    CHECK_OK(hpc_exchange_close(e, -1));
-    hpc_exchange_free(e);
-}
-
-/* arg: consistency + 16 with a quorum. */
-static void dies(rank *r) {
-    graph_job g;
-    graph_job_init(&g, r);
-    graph_job_shape(&g, COMPLETE);
-    g.consistency = r->arg % 16;
-    g.quorum = r->arg / 16;
-    g.staleness = r->arg == HPC_SSP ? 1 : 0;
-    g.j.depth = 3;
-    hpc_exchange *e = graph_open(r, &g);
-    CHECK_OK(push_pull(&g, e, 0, -1));
-    CHECK_OK(hpc_barrier(r->context, -1));
-    rank_meet(r);
-    if (r->rank == VICTIM) {
-        rank_die(r);
-        hpc_exchange_free(e);
-        return;
-    }
-    int status = HPC_OK;
-    while (status == HPC_OK) status = push_pull(&g, e, 0, -1);
-    check_peer(status, VICTIM);
-    rank_set(r, r->rank, 1); /* who frees is named too */
-    for (int who = 0; who < r->size; who++)
-        if (who != VICTIM) rank_await(r, who, 1);
-    hpc_exchange_free(e);
-}
-
 /* ---- what is refused --------------------------------------------------------------------------------------------- */
 
 static void refused(rank *r, graph_job *g, int status, const char *text) {
@@ -485,24 +404,6 @@ int main(int argc, char **argv) {
         {.name = "closes_before_slot_3", .size = 3, .run = closes_before_slot, .arg = 3},
         {.name = "closes_between_phases", .size = 2, .run = closes_between_phases},
         {.name = "closes_at_second_try", .size = 2, .run = closes_between_phases, .arg = 1},
-        {.name = "stands_still", .size = 4, .run = stands_still, .arg = HPC_NOTIFY_ACK},
-        {.name = "stands_still_bsp", .size = 4, .run = stands_still, .arg = HPC_BSP},
-        {.name = "stands_still_barrier", .size = 4, .run = stands_still, .arg = HPC_BARRIER, .where = RANKS_UNSEEDED},
-        {.name = "dies", .size = 4, .run = dies, .arg = HPC_NOTIFY_ACK, .victims = 1 << VICTIM, .timeout = 30},
-        {.name = "dies_quorum",
-         .size = 4,
-         .run = dies,
-         .arg = HPC_NOTIFY_ACK + 16,
-         .victims = 1 << VICTIM,
-         .timeout = 30},
-        {.name = "dies_ssp", .size = 3, .run = dies, .arg = HPC_SSP, .victims = 1 << VICTIM, .timeout = 30},
-        {.name = "dies_barrier",
-         .size = 3,
-         .run = dies,
-         .arg = HPC_BARRIER,
-         .where = RANKS_UNSEEDED,
-         .victims = 1 << VICTIM,
-         .timeout = 30},
         {.name = "refusals", .size = 3, .run = refusals},
         {.name = "two_streams", .size = 2, .run = two_streams, .where = RANKS_PROCESSES, .bare = true},
         {0},

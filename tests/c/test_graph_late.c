@@ -84,73 +84,6 @@ static void check_counts(const rank *r, const graph_job *g, hpc_exchange *e, int
 
 /* ---- SSP -------------------------------------------------------------------------------------------------------- */
 
-/* arg: staleness + 16 * progress, + IN_PLACE. Models: of every neighbour one version, none older than allowed, none of
- * the past; and clocks that are never further apart. */
-static void ssp_models(rank *r) {
-    graph_job g;
-    int versions[MOST], last[MOST] = {0}, s = r->arg % 16;
-    uint64_t random = (uint64_t)r->rank;
-    init(&g, r, HPC_SSP);
-    g.staleness = s, g.j.depth = s + 2;
-    g.j.progress = r->arg % IN_PLACE / 16;
-    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
-    g.j.n_keys = 1;
-    hpc_exchange *e = graph_open(r, &g);
-    for (int step = 1; step <= STEPS; step++) {
-        for (int i = 0; i < 40 && r->rank == 1; i++) graph_dawdle(&random);
-        rank_set(r, r->rank, (uint64_t)step);
-        push(r, &g, e, 0, step);
-        for (int who = 0; who < r->size; who++)
-            CHECK(who == r->rank || rank_await(r, who, 0) + (uint64_t)s >= (uint64_t)step);
-        int present = decode(r, &g, e, 0, step, versions);
-        CHECK(step <= s || present == r->size);
-        for (int who = 0; who < r->size && step > s; who++) {
-            CHECK(versions[who] >= step - s && versions[who] >= last[who]);
-            last[who] = versions[who];
-        }
-    }
-    check_counts(r, &g, e, STEPS);
-    CHECK_OK(hpc_barrier(r->context, -1));
-    CHECK_OK(hpc_exchange_close(e, -1));
-    hpc_exchange_free(e);
-}
-
-/* arg: staleness + 16 * progress. Gradients: each of them counts once, at every neighbour, sooner or later. */
-static void ssp_gradients(rank *r) {
-    enum { ROUNDS = 20 };
-    graph_job g;
-    int s = r->arg % 16;
-    uint64_t random = (uint64_t)r->rank + 5;
-    init(&g, r, HPC_SSP);
-    g.staleness = s, g.j.depth = s + 2 + s % 2;
-    g.j.progress = r->arg / 16;
-    g.j.rule = "sgd", g.j.args[1] = -1;
-    g.j.cores = 2;
-    hpc_exchange *e = graph_open(r, &g);
-    for (int step = 1; step <= ROUNDS + s; step++) { /* after s more there is nothing on its way */
-        for (int key = 0; key < g.j.n_keys; key++) {
-            float *src = malloc(g.j.keys[key].count * sizeof *src);
-            for (uint64_t i = 0; i < g.j.keys[key].count; i++) src[i] = step > ROUNDS ? 0 : digit_of(r->rank, 1);
-            CHECK_OK(hpc_exchange_push_pull(e, key, src, -1));
-            free(src);
-            graph_dawdle(&random);
-            const float *params = hpc_exchange_params(e, key);
-            for (uint64_t i = 0; i < g.j.keys[key].count; i++) {
-                long long digits = llround((double)(params[i] - job_initial(&g.j, key, i)));
-                for (int who = 0; who < r->size; who++, digits /= DIGIT) {
-                    int n = (int)(digits % DIGIT), least = step - s < ROUNDS ? step - s : ROUNDS;
-                    CHECK(n >= least && n <= ROUNDS);
-                    CHECK(who != r->rank || n == (step < ROUNDS ? step : ROUNDS));
-                }
-                CHECK_EQ(digits, 0);
-            }
-        }
-    }
-    CHECK_OK(hpc_barrier(r->context, -1));
-    CHECK_OK(hpc_exchange_close(e, -1));
-    hpc_exchange_free(e);
-}
-
 /* arg: IN_PLACE or 0. Models: the newest version of a neighbour may be folded again, so its slot is not free yet, while
  * all before it are. */
 static void ssp_keeps_newest(rank *r) {
@@ -260,44 +193,11 @@ static void asks_all(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* arg: consistency. Phases: a rank folds whom the phase of its own step names, and counts those alone. */
-static void phases(rank *r) {
-    graph_job g;
-    hpc_exchange_stats stats;
-    uint64_t expected = 0;
-    init(&g, r, r->arg);
-    graph_job_shape(&g, DEGREES);
-    g.j.n_keys = 1;
-    hpc_exchange *e = graph_open(r, &g);
-    for (int step = 1; step <= STEPS; step++) {
-        push(r, &g, e, 0, step);
-        const float *params = hpc_exchange_params(e, 0);
-        for (int who = 0; who < r->size; who++) {
-            bool edge = graph_job_weight(&g, step - 1, r->rank, who) != 0;
-            CHECK(edge || params[who] == 0);
-            CHECK(who != r->rank || params[who] != 0);
-            expected += edge && who != r->rank;
-        }
-    }
-    CHECK_OK(hpc_exchange_get_stats(e, &stats));
-    CHECK_EQ(stats.reduces, STEPS);
-    CHECK_EQ(stats.whole + stats.torn + stats.stale + stats.missing, expected);
-    CHECK_OK(hpc_barrier(r->context, -1));
-    CHECK_OK(hpc_exchange_close(e, -1));
-    hpc_exchange_free(e);
-}
-
 int main(int argc, char **argv) {
     enum { INLINE = 16 * HPC_PROGRESS_INLINE, THREAD = 16 * HPC_PROGRESS_THREAD };
     static const ranks_case cases[] = {
-        {.name = "ssp_models_1", .size = 4, .run = ssp_models, .arg = 1 + INLINE},
-        {.name = "ssp_models_3_thread", .size = 4, .run = ssp_models, .arg = 3 + THREAD},
-        {.name = "ssp_models_0", .size = 3, .run = ssp_models, .arg = 0 + INLINE},
-        {.name = "ssp_models_in_place", .size = 4, .run = ssp_models, .arg = 2 + INLINE + IN_PLACE},
         {.name = "ssp_keeps_newest", .size = 2, .run = ssp_keeps_newest},
         {.name = "ssp_keeps_newest_in_place", .size = 2, .run = ssp_keeps_newest, .arg = IN_PLACE},
-        {.name = "ssp_gradients_1", .size = 4, .run = ssp_gradients, .arg = 1 + INLINE},
-        {.name = "ssp_gradients_4_thread", .size = 3, .run = ssp_gradients, .arg = 4 + THREAD},
         {.name = "barrier", .size = 4, .run = what_is_there, .arg = HPC_BARRIER + INLINE, .where = RANKS_UNSEEDED},
         {.name = "barrier_thread",
          .size = 3,
@@ -319,8 +219,6 @@ int main(int argc, char **argv) {
         {.name = "async_alone", .size = 3, .run = async_alone, .where = RANKS_UNSEEDED},
         {.name = "asks_all_barrier", .size = 3, .run = asks_all, .arg = HPC_BARRIER, .where = RANKS_TCP},
         {.name = "asks_all_async", .size = 3, .run = asks_all, .arg = HPC_ASYNC, .where = RANKS_TCP},
-        {.name = "phases_barrier", .size = 4, .run = phases, .arg = HPC_BARRIER, .where = RANKS_UNSEEDED},
-        {.name = "phases_async", .size = 4, .run = phases, .arg = HPC_ASYNC, .where = RANKS_UNSEEDED},
         {0},
     };
     return ranks_main(argc, argv, cases);

@@ -198,61 +198,6 @@ static void full_ring(rank *r) {
 
 /* ---- what becomes of every push --------------------------------------------------------------------------------- */
 
-/* arg: shape + 16 * progress + 64 with two keys, on two cores each, and depth 2. All go on until each has folded the
- * last version. Every update that was folded is whole, and of a push after the last one of its rank; and each push of a
- * rank was folded at an out-neighbour, or dropped and told so, or is the one that lies there unread. */
-static void soak(rank *r) {
-    enum { SHARES = 4 };
-    graph_job g;
-    uint64_t random = (uint64_t)r->rank + 17, last = (uint64_t)ranks_rounds(150);
-    int numbers[RANKS_MAX], newest[SHARES][RANKS_MAX] = {{0}}, used[RANKS_MAX] = {0}, step = 0, shares = 1;
-    graph_job_init(&g, r);
-    graph_job_shape(&g, (shape)(r->arg % 16));
-    for (int i = 0; i < r->size * r->size; i++) g.weights[i] = g.weights[i] != 0 ? 1 : 0;
-    g.quorum = r->size > 4 ? 1 : 2;
-    g.j.n_keys = 1;
-    g.j.keys[0].count = 9001;
-    g.j.progress = r->arg / 16 % 4;
-    if (r->arg / 64) {
-        g.j.n_keys = g.j.cores = g.j.depth = 2, shares = SHARES;
-        g.j.chunk = 16384;
-        g.j.keys[0].count = g.j.keys[1].count = 2 * unit(&g);
-    }
-    hpc_exchange *e = graph_open(r, &g);
-    while (clock_of(r, e) < last) {
-        step++;
-        for (int s = 0; s < shares; s++) {
-            int key = s * g.j.n_keys / shares;
-            uint64_t from = (uint64_t)s % (uint64_t)g.j.cores * unit(&g);
-            if (from == 0) CHECK_OK(push(r, &g, e, key, step, -1));
-            decode(r, &g, e, key, from, numbers);
-            CHECK_EQ(numbers[r->rank], step);
-            for (int who = 0; who < r->size; who++) {
-                CHECK(numbers[who] == 0 || numbers[who] > newest[s][who]);
-                if (numbers[who] == 0) continue;
-                newest[s][who] = numbers[who];
-                used[who]++;
-            }
-        }
-        graph_dawdle(&random);
-        for (int i = 0; i < 20 && ranks_random(&random) % 30 == 0; i++) graph_dawdle(&random);
-    }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    for (int who = 0; who < r->size; who++) rank_set(r, 16 * (1 + who) + r->rank, (uint64_t)used[who]);
-    CHECK_OK(hpc_barrier(r->context, -1));
-    for (int who = 0; who < r->size; who++) {
-        if (who == r->rank || graph_job_weight(&g, 0, who, r->rank) == 0) continue;
-        uint64_t pushed = (uint64_t)(step * shares), folded = rank_await(r, 16 * (1 + r->rank) + who, 0);
-        uint64_t dropped = peer_of(e, who).dropped;
-        if (folded + dropped > pushed || folded + dropped + (uint64_t)shares < pushed)
-            fprintf(stderr, "rank %d: of %llu shares for rank %d %llu were folded and %llu dropped\n", r->rank,
-                    (unsigned long long)pushed, who, (unsigned long long)folded, (unsigned long long)dropped);
-        CHECK(folded + dropped <= pushed && folded + dropped + (uint64_t)shares >= pushed);
-    }
-    CHECK_OK(hpc_barrier(r->context, -1));
-    hpc_exchange_free(e);
-}
-
 /* arg: progress + 4 when the straggler has folded the others' first updates, which lie in its slots otherwise. A state
  * is loaded in an exchange that goes on: all start from one step, and nobody folds anything of before. */
 static void loaded(rank *r) {
@@ -336,24 +281,6 @@ static void frozen(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Nobody waits for a rank that has closed, and the last one goes on alone. Each rank closes two steps after the one
- * before. */
-static void closes(rank *r) {
-    graph_job g;
-    int numbers[RANKS_MAX];
-    init(&g, r);
-    g.quorum = 2;
-    hpc_exchange *e = graph_open(r, &g);
-    for (int n = 1; n <= 2 * (1 + r->rank); n++) {
-        CHECK_OK(push(r, &g, e, 0, n, -1));
-        decode(r, &g, e, 0, 0, numbers);
-        CHECK_EQ(numbers[r->rank], n);
-    }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    CHECK_OK(hpc_barrier(r->context, -1));
-    hpc_exchange_free(e);
-}
-
 /* Below the quorum a fold waits, and says for whom. arg: quorum; 2 are all. */
 static void below(rank *r) {
     graph_job g;
@@ -408,11 +335,8 @@ int main(int argc, char **argv) {
         {.name = "loaded_after_one", .size = 3, .run = loaded, .arg = HPC_PROGRESS_INLINE + 4, .where = RANKS_UNSEEDED},
         {.name = "full ring", .size = 3, .run = full_ring},
         {.name = "frozen", .size = 3, .run = frozen, .where = RANKS_PROCESSES},
-        {.name = "closes", .size = 4, .run = closes},
         {.name = "below", .size = 3, .run = below, .arg = 1},
         {.name = "below_all", .size = 3, .run = below, .arg = 2},
-        {.name = "soak", .size = 8, .run = soak, .arg = ROOT + INLINE},
-        {.name = "soak_thread", .size = 4, .run = soak, .arg = COMPLETE + THREAD + MANY_SHARES},
         {0},
     };
     return ranks_main(argc, argv, cases);

@@ -1,7 +1,6 @@
 /* A quorum between hosts: the ranks of a host are in step, and a host that comes late is left out, as a whole. */
 #define _GNU_SOURCE
 #include <math.h>
-#include <sched.h>
 #include <time.h>
 
 #include "exchange_plans.h"
@@ -174,28 +173,6 @@ static void stands_still(rank *r) {
     end(e, plan);
 }
 
-/* Nobody is late: the values of BSP. */
-static void as_bsp(rank *r) {
-    job j;
-    reference ref;
-    hpc_plan *plan = by_hosts(&j, r, 1);
-    uint64_t random = 11 * (uint64_t)r->rank + r->mode->seed;
-    j.grace = INFINITY, j.args[3] = 0.5;
-    if (!(r->arg & ROUNDED)) j.rule = "momentum";
-    hpc_exchange *e = open_all(r, &j);
-    reference_init(&ref, &j);
-    for (int step = 0; step < 6; step++) {
-        for (uint64_t i = ranks_random(&random) % 3; i > 0; i--) sched_yield();
-        step_of_all(r, &j, e, step);
-        for (int key = 0; key < j.n_keys; key++) reference_step(&ref, key);
-        check_params(r, &j, e, &ref);
-        CHECK_EQ(hpc_exchange_late(e, -1), 0);
-        CHECK_EQ(hpc_exchange_version(e), step + 1);
-    }
-    reference_free(&ref);
-    end(e, plan);
-}
-
 static void delay(uint64_t *random) {
     if (ranks_random(random) % 4) return;
     struct timespec t = {0, (long)(ranks_random(random) % 2000) * 1000};
@@ -327,25 +304,6 @@ static void rates(rank *r) {
         free(one);
     }
     end(e, plan);
-}
-
-static void rates_differ(rank *r) {
-    job j;
-    hpc_plan *plan = by_hosts(&j, r, 1);
-    hpc_exchange *e = open_all(r, &j);
-    double args[HPC_RULE_ARGS] = {0, r->rank == 1 ? 7 : 3};
-    float *one = calloc(j.keys[0].count, sizeof *one);
-    CHECK_OK(hpc_exchange_set_args(e, 0, args));
-    int status = hpc_exchange_push_pull(e, 0, one, -1);
-    if (status == HPC_OK) status = hpc_exchange_push_pull(e, 1, NULL, -1);
-    if (status == HPC_OK) status = hpc_exchange_close(e, -1); /* another group: it waits for ranks that have failed */
-    CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
-    if (status == HPC_ERR_CONFIG)
-        CHECK_MESSAGE(
-            "lr is 7 on rank 1 and 3 on rank 0, for push 1 of key k0 by rule sgd: give the same lr on every rank");
-    free(one);
-    hpc_exchange_free(e);
-    hpc_plan_free(plan);
 }
 
 /* A group that stands still costs one grace and is named by those who wait for it, also where it owns nothing of the
@@ -484,36 +442,6 @@ static void published(rank *r) {
     end(e, plan);
 }
 
-/* A rank of the last host dies between two steps: all others say so. */
-static void dies(rank *r) {
-    const int victim = r->size - 1;
-    job j;
-    hpc_plan *plan = by_hosts(&j, r, 1);
-    hpc_exchange *e = open_all(r, &j);
-    step_of_all(r, &j, e, 0);
-    meet(r, e, 1);
-    CHECK_OK(hpc_barrier(r->context, -1));
-    rank_meet(r); /* nobody is in that barrier any more */
-    if (r->rank == victim) {
-        rank_die(r);
-        hpc_exchange_free(e);
-        hpc_plan_free(plan);
-        return;
-    }
-    int status = HPC_OK;
-    float *one = calloc(j.keys[0].count, sizeof *one);
-    while (status == HPC_OK)
-        for (int key = 0; key < j.n_keys && status == HPC_OK; key++)
-            status = hpc_exchange_push_pull(e, key, key == 0 ? one : NULL, -1);
-    CHECK_STATUS(status, HPC_ERR_PEER);
-    CHECK(ranks_error_names(victim));
-    free(one);
-    rank_set(r, WORD + r->rank, 1);
-    for (int who = 0; who < victim; who++) rank_await(r, WORD + who, 1);
-    hpc_exchange_free(e);
-    hpc_plan_free(plan);
-}
-
 static void refuses(const rank *r, const job *j, int status, const char *why) {
     hpc_exchange *e = NULL;
     CHECK_STATUS(create(r, j, &e), status);
@@ -571,9 +499,6 @@ int main(int argc, char **argv) {
         {.name = "stands still, racks", .size = 6, .run = stands_still, .arg = HOSTS(1, SUM | RACKS | DEEP | 2)},
         {.name = "stands still, uneven", .size = 4, .run = stands_still, .arg = HOSTS(0, SUM | 2)},
         {.name = "stands still, by hand", .size = 6, .run = stands_still, .arg = HOSTS(2, SUM | HAND | THREADS | 2)},
-        {.name = "as bsp", .size = 4, .run = as_bsp, .arg = HOSTS(2, THREADS | 1)},
-        {.name = "as bsp, uneven, f16", .size = 4, .run = as_bsp, .arg = HOSTS(0, ROUNDED | SUM | 2)},
-        {.name = "as bsp, racks", .size = 8, .run = as_bsp, .arg = HOSTS(2, RACKS | DEEP | 1)},
         {.name = "nothing is lost", .size = 6, .run = nothing_is_lost, .arg = HOSTS(2, SUM | 2)},
         {.name = "nothing is lost, threads", .size = 4, .run = nothing_is_lost, .arg = HOSTS(2, SUM | THREADS | 1)},
         {.name = "nothing is lost, uneven", .size = 4, .run = nothing_is_lost, .arg = HOSTS(0, SUM | DEEP | 2)},
@@ -584,7 +509,6 @@ int main(int argc, char **argv) {
          .arg = HOSTS(2, SUM | THREADS | 2),
          .per_host = 2},
         {.name = "rates", .size = 6, .run = rates, .arg = HOSTS(2, SUM | 2)},
-        {.name = "rates differ", .size = 4, .run = rates_differ, .arg = HOSTS(2, 1), .apart = true},
         {.name = "names slow", .size = 6, .run = names_slow, .arg = HOSTS(2, THREADS | 2), .where = RANKS_UNSEEDED},
         {.name = "closed", .size = 6, .run = closed, .arg = HOSTS(2, SUM | 2)},
         {.name = "closed, threads, sleepy",
@@ -595,7 +519,6 @@ int main(int argc, char **argv) {
         {.name = "mate closes", .size = 6, .run = mate_closes, .arg = HOSTS(2, SUM | 2), .apart = true},
         {.name = "lost", .size = 6, .run = lost, .arg = HOSTS(2, 2)},
         {.name = "published", .size = 6, .run = published, .arg = HOSTS(2, SUM | 2)},
-        {.name = "dies", .size = 6, .run = dies, .arg = HOSTS(2, 2), .victims = 32, .timeout = 30},
         {.name = "refused", .size = 6, .run = refused, .arg = HOSTS(2, 1)},
         {0},
     };

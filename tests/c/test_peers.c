@@ -1,7 +1,6 @@
 /* Peers: every worker applies the pushes of those that send to it, under BSP and SSP(s). All numbers are whole, so that
  * a sum has the same bits in every order. */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <time.h>
 
 #include "exchange_plans.h"
@@ -17,7 +16,6 @@ enum {
     SHALLOW = 128,
     FACTORS = 256,
     HALF = 512,
-    MOMENTUM = 1024,
     RELAY = 2048,
     HOSTS = 4096,
     COLUMNS = 5,
@@ -43,8 +41,6 @@ static peers *peers_new(const rank *r) {
     job *j = &p->j;
     job_init(j, r);
     p->s = r->arg % 32;
-    j->rule = r->arg & MOMENTUM ? "momentum" : "sgd";
-    j->args[3] = 0.5;
     j->progress = r->arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
     j->wire = r->arg & HALF ? HPC_F16 : HPC_F32;
     for (int from = 0; from < r->size; from++)
@@ -240,107 +236,7 @@ static void totals(rank *r) {
     end(e, p);
 }
 
-/* Equation 4: step c has all of a rank's own updates, and of each rank that sends to it those up to some step from c -
- * s to c. Each rank counts its updates in an element of its own. */
-static void bounded(rank *r) {
-    peers *p = peers_new(r);
-    hpc_exchange *e = peers_open(r, p);
-    const int steps = ranks_rounds(40), n = p->j.n_keys - 1;
-    uint64_t random = 11 * (uint64_t)r->rank + r->mode->seed;
-    float *own = calloc(p->j.keys[n].count, sizeof *own);
-    own[r->rank] = 2;
-    for (int step = 1; step <= steps; step++) {
-        delay(&random);
-        CHECK_OK(hpc_exchange_push_pull(e, n, own, -1));
-        for (int who = 0; who < r->size; who++) {
-            const float seen = job_initial(&p->j, n, (uint64_t)who) - hpc_exchange_params(e, n)[who];
-            if (who == r->rank)
-                CHECK(seen == (float)step);
-            else if (hears(r, r->rank, who))
-                CHECK(seen >= (float)(step - p->s) && seen <= (float)step);
-            else
-                CHECK(seen == 0);
-        }
-        if (ranks_random(&random) % 4 == 0) CHECK_OK(hpc_exchange_progress(e));
-    }
-    uint64_t counts[32] = {0}, all = 0;
-    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 32), p->s);
-    for (int d = 0; d <= p->s; d++) all += counts[d];
-    CHECK_EQ(all, (uint64_t)steps);
-    free(own);
-    end(e, p);
-}
-
-/* Arguments change from step to step: each update has its own rank's, of its own step, everywhere. */
-static void rates(rank *r) {
-    peers *p = peers_new(r);
-    hpc_exchange *e = peers_open(r, p);
-    const int steps = ranks_rounds(9), n = p->j.n_keys - 1;
-    double expected[RANKS_MAX] = {0}, args[HPC_RULE_ARGS];
-    float *own = calloc(p->j.keys[n].count, sizeof *own);
-    own[r->rank] = 4;
-    memcpy(args, p->j.args, sizeof args);
-    for (int step = 0; step < steps; step++) {
-        args[1] = step % 3 == 0 ? 0.25 : step % 3 == 1 ? 0.5 : 1;
-        CHECK_OK(hpc_exchange_set_args(e, n, args));
-        CHECK_OK(hpc_exchange_push_pull(e, n, own, -1));
-        for (int who = 0; who < r->size; who++) expected[who] += 4 * args[1];
-    }
-    CHECK_OK(hpc_exchange_settle(e, -1));
-    for (int who = 0; who < r->size; who++)
-        if (hears(r, r->rank, who))
-            CHECK(hpc_exchange_params(e, n)[who] == job_initial(&p->j, n, (uint64_t)who) - (float)expected[who]);
-    free(own);
-    CHECK_OK(hpc_barrier(r->context, -1));
-    end(e, p);
-}
-
-/* Under BSP all ranks give the same arguments, or all hear who did not. */
-static void rates_differ(rank *r) {
-    peers *p = peers_new(r);
-    hpc_exchange *e = peers_open(r, p);
-    double args[HPC_RULE_ARGS];
-    memcpy(args, p->j.args, sizeof args);
-    args[1] = r->rank == 1 ? 0.25 : 0.5;
-    CHECK_OK(hpc_exchange_set_args(e, -1, args));
-    int status = HPC_OK;
-    uint64_t ticket;
-    float *values = calloc(p->j.keys[0].count, sizeof *values);
-    status = hpc_exchange_start(e, 0, BOTH, values, -1, &ticket);
-    if (status == HPC_OK) status = hpc_exchange_wait(e, 0, ticket, -1);
-    CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
-    CHECK(status != HPC_ERR_CONFIG || strstr(hpc_last_error()->message, "lr is 0.25 on rank 1 and 0.5 on rank") ||
-          strstr(hpc_last_error()->message, "and 0.25 on rank 1,"));
-    free(values);
-    hpc_exchange_free(e);
-    hpc_plan_free(p->plan);
-    free(p);
-}
-
 /* ---- ranks that stand, close and die ---- */
-
-/* A rank stands still: the others go on until they are s steps ahead of it; one more step names it alone. */
-static void stands_still(rank *r) {
-    const int still = r->size - 1;
-    peers *p = peers_new(r);
-    hpc_exchange *e = peers_open(r, p);
-    if (r->rank == still) {
-        rank_await(r, 0, (uint64_t)still); /* makes no progress */
-        train(r, p, e, 0, p->s + 1);
-    } else {
-        train(r, p, e, 0, p->s);
-        uint64_t ticket = start(r, p, e, 0, p->s);
-        CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, 0.3), HPC_ERR_TIMEOUT);
-        CHECK_EQ(hpc_last_error()->n_culprits, 1);
-        CHECK_EQ(hpc_last_error()->culprits[0].rank, still);
-        atomic_fetch_add(&r->board[0], 1);
-        CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
-        for (int key = 1; key < p->j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, start(r, p, e, key, p->s), -1));
-    }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    check_equal(r, p, e, p->s + 1);
-    end(e, p);
-}
 
 /* Rank 1 makes its first push and then stands still, so that it does not pass those of rank 0 on. Ranks 3 and 4, which
  * get them by way of it, name it. A wait may be too short to hear from others. */
@@ -380,60 +276,6 @@ static void waits_behind(rank *r) {
 
 static void settles_behind(rank *r) {
     stands_on_the_way(r, 1);
-}
-
-/* The last rank closes after two steps. Under SSP the others go on without it, and it has their updates in the end.
- * Under BSP they hear that it has closed. */
-static void closes_early(rank *r) {
-    const int last = r->size - 1, steps = ranks_rounds(12) + 3;
-    peers *p = peers_new(r);
-    hpc_exchange *e = peers_open(r, p);
-    int done[RANKS_MAX];
-    for (int who = 0; who < r->size; who++) done[who] = who == last ? 2 : steps;
-    train(r, p, e, 0, 2);
-    if (r->rank != last && p->s > 0) train(r, p, e, 2, steps);
-    if (r->rank != last && p->s == 0) {
-        uint64_t ticket = start(r, p, e, 0, 2);
-        CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, -1), HPC_ERR_PEER);
-        CHECK(ranks_error_names(last));
-        CHECK_MESSAGE("has closed the exchange after 2 pushes of key k0");
-        rank_meet(r);
-        hpc_exchange_free(e);
-        hpc_plan_free(p->plan);
-        free(p);
-        return;
-    }
-    CHECK_OK(hpc_exchange_close(e, -1));
-    if (p->s > 0) check_after(r, p, e, done);
-    if (p->s == 0) rank_meet(r);
-    end(e, p);
-}
-
-/* A rank dies between a push and its pull, where updates go on by way of it: all others are told its name. */
-static void dies(rank *r) {
-    const int victim = r->arg & RELAY ? 1 : r->size - 1;
-    peers *p = peers_new(r);
-    hpc_exchange *e = peers_open(r, p);
-    train(r, p, e, 0, 3);
-    rank_meet(r);
-    if (r->rank == victim) {
-        start(r, p, e, 1, 3);
-        rank_die(r);
-    } else {
-        int status = HPC_OK;
-        for (int step = 3; status == HPC_OK && step < 1000; step++) {
-            uint64_t ticket;
-            float *values = calloc(p->j.keys[1].count, sizeof *values);
-            status = hpc_exchange_start(e, 1, BOTH, values, -1, &ticket);
-            if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
-            free(values);
-        }
-        CHECK_EQ(status, HPC_ERR_PEER);
-        CHECK(ranks_error_names(victim));
-    }
-    hpc_exchange_free(e);
-    hpc_plan_free(p->plan);
-    free(p);
 }
 
 /* ---- what is refused ---- */
@@ -504,49 +346,20 @@ static void factors_refused(rank *r) {
 
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
-        {.name = "whole", .size = 4, .run = whole},
         {.name = "whole_threads", .size = 3, .run = whole, .arg = THREADS | HALF},
         {.name = "whole_shallow", .size = 3, .run = whole, .arg = SHALLOW, .sleepy = true},
-        {.name = "whole_partial", .size = 5, .run = whole, .arg = PARTIAL},
         {.name = "whole_factors", .size = 4, .run = whole, .arg = FACTORS},
         {.name = "whole_factors_partial", .size = 5, .run = whole, .arg = FACTORS | PARTIAL | THREADS},
         {.name = "whole_alone", .size = 1, .run = whole, .arg = FACTORS},
-        {.name = "whole_relay_threads", .size = 7, .run = whole, .arg = RELAY | THREADS},
         {.name = "whole_relay_hosts", .size = 6, .run = whole, .arg = FACTORS | RELAY, .per_host = 2},
         {.name = "whole_hosts", .size = 5, .run = whole, .arg = FACTORS | HOSTS, .per_host = 2},
         {.name = "whole_hosts_shallow", .size = 6, .run = whole, .arg = HOSTS | SHALLOW | THREADS},
-        {.name = "rates_hosts", .size = 4, .run = rates, .arg = HOSTS | THREADS},
-        {.name = "rates_differ_hosts", .size = 4, .run = rates_differ, .arg = HOSTS, .apart = true},
-        {.name = "stands_still_hosts", .size = 5, .run = stands_still, .arg = HOSTS, .where = RANKS_UNSEEDED},
-        {.name = "closes_early_hosts", .size = 5, .run = closes_early, .arg = HOSTS | FACTORS},
-        {.name = "dies_hosts", .size = 5, .run = dies, .arg = HOSTS | FACTORS, .victims = 16, .timeout = 30},
         {.name = "totals_relay", .size = 5, .run = totals, .arg = FACTORS | RELAY | 2},
-        {.name = "totals_relay_threads", .size = 4, .run = totals, .arg = RELAY | THREADS | 3},
-        {.name = "bounded_relay", .size = 5, .run = bounded, .arg = RELAY | 2},
-        {.name = "rates_relay", .size = 5, .run = rates, .arg = RELAY | 2},
-        {.name = "rates_relay_whole", .size = 4, .run = rates, .arg = RELAY | THREADS},
-        {.name = "rates_differ_relay", .size = 4, .run = rates_differ, .arg = RELAY, .apart = true},
-        {.name = "closes_early_relay", .size = 4, .run = closes_early, .arg = RELAY | 1},
-        {.name = "dies_relay", .size = 5, .run = dies, .arg = RELAY, .victims = 2, .timeout = 30},
-        {.name = "dies_relay_stale", .size = 5, .run = dies, .arg = RELAY | 2, .victims = 2, .timeout = 30},
         {.name = "totals_factors", .size = 4, .run = totals, .arg = FACTORS | THREADS | 3},
         {.name = "totals_partial", .size = 5, .run = totals, .arg = PARTIAL | FACTORS | 2},
         {.name = "totals_most_stale", .size = 3, .run = totals, .arg = 30},
-        {.name = "bounded", .size = 3, .run = bounded, .arg = 1},
-        {.name = "bounded_threads", .size = 4, .run = bounded, .arg = THREADS | 3},
-        {.name = "bounded_partial", .size = 5, .run = bounded, .arg = PARTIAL | 2},
-        {.name = "rates_threads", .size = 4, .run = rates, .arg = PARTIAL | THREADS | 1},
-        {.name = "rates_whole", .size = 3, .run = rates},
-        {.name = "rates_differ", .size = 3, .run = rates_differ, .apart = true},
-        {.name = "stands_still", .size = 4, .run = stands_still, .arg = 2, .where = RANKS_UNSEEDED},
-        {.name = "stands_still_whole", .size = 3, .run = stands_still, .where = RANKS_UNSEEDED},
         {.name = "stands_on_the_way", .size = 5, .run = waits_behind, .arg = RELAY, .where = RANKS_TCP},
         {.name = "settles_behind", .size = 5, .run = settles_behind, .arg = RELAY | 1, .where = RANKS_SHM},
-        {.name = "closes_early", .size = 3, .run = closes_early, .arg = FACTORS | 1},
-        {.name = "closes_early_threads", .size = 4, .run = closes_early, .arg = THREADS | 2},
-        {.name = "closes_early_whole", .size = 3, .run = closes_early},
-        {.name = "dies", .size = 3, .run = dies, .arg = 2, .victims = 4, .timeout = 30},
-        {.name = "dies_whole", .size = 4, .run = dies, .arg = FACTORS, .victims = 8, .timeout = 30},
         {.name = "refused", .size = 3, .run = refused, .arg = 1},
         {.name = "ways_refused", .size = 5, .run = ways_refused, .arg = RELAY},
         {.name = "factors_refused", .size = 3, .run = factors_refused, .arg = FACTORS},

@@ -133,35 +133,6 @@ static void means(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* arg: progress. With all the time of the world every fold has all updates, in the bits of BSP, late or not; a quorum
- * of all is BSP. */
-static void as_bsp(rank *r) {
-    job j;
-    reference ref;
-    for (int quorum = 3; quorum <= 4; quorum++) {
-        job_random(&j, r, (uint64_t)quorum);
-        job_random_sizes(&j, &(uint64_t){7}, 5000);
-        for (int i = 0; i < r->size; i++) j.workers[i] = i;
-        j.n_workers = r->size;
-        j.progress = r->arg, j.eager = j.shared_params = 0;
-        j.quorum = quorum, j.grace = INFINITY, j.sum = 1;
-        hpc_exchange *e = job_open(r, &j);
-        reference_init(&ref, &j);
-        for (int step = 0; step < 6; step++)
-            for (int key = 0; key < j.n_keys; key++) {
-                for (int i = 0; i < (step + r->rank) % 3; i++) sched_yield();
-                job_push_pull(r, &j, e, key, step);
-                reference_step(&ref, key);
-                reference_check(&ref, r, e, key);
-                CHECK_EQ(hpc_exchange_late(e, -1), 0);
-                CHECK_EQ(hpc_exchange_version(e), step + 1);
-            }
-        reference_free(&ref);
-        CHECK_OK(hpc_exchange_close(e, -1));
-        hpc_exchange_free(e);
-    }
-}
-
 /* arg: progress. A fold that has its quorum waits a grace for the rest; a rank that is behind is not waited for. */
 static void grace(rank *r) {
     enum { KEY = 0, STEPS = 20 };
@@ -341,94 +312,6 @@ static void in_steps(rank *r) {
     hpc_exchange_free(e);
 }
 
-static void idle(uint64_t *state) {
-    uint64_t n = ranks_random(state);
-    for (uint64_t i = 0; i < (n % 7 == 0 ? n / 7 % 40 : n % 3); i++) sched_yield();
-}
-
-/* arg: progress + 4 * quorum. On the board: pushes by rank, shares that were not folded by rank, and a sum that must be
- * 0. Every worker's update is one unit in its own digits of the sum, so that the parameters
- * say how many of each were folded; the others have been counted as dropped, here and there. */
-static void nothing_is_lost(rank *r) {
-    enum { DIGIT = 6, STEPS = 24 };
-    job j;
-    hpc_exchange_stats stats;
-    hpc_exchange_peer peer;
-    hpc_plan *plan = NULL;
-    hpc_hub hub;
-    for (uint64_t seed = 1; seed <= (uint64_t)ranks_rounds(6); seed++) {
-        uint64_t state = seed * 977 + (uint64_t)r->rank, pushes = 0;
-        job_init(&j, r);
-        j.progress = r->arg % 4, j.quorum = r->arg / 4,
-        j.grace = seed % 3 == 0   ? (j.quorum == 3 ? -1 : 1e-3)
-                  : seed % 3 == 1 ? 0
-                                  : 1e-4;
-        j.cores = 1 + (int)seed % 2, j.depth = 1 + (int)seed % 3, j.wire = seed % 2 ? HPC_F32 : HPC_BF16;
-        j.n_servers = seed % 2 ? r->size : 1 + (int)seed % 3;
-        j.args[1] = 1;
-        hpc_exchange *e = job_open(r, &j);
-        while (hpc_exchange_version(e) < STEPS) {
-            uint64_t tickets[3];
-            for (int key = 0; key < j.n_keys; key++) {
-                float *src = malloc(j.keys[key].count * sizeof *src);
-                for (uint64_t i = 0; i < j.keys[key].count; i++) src[i] = (float)(1 << DIGIT * r->rank);
-                idle(&state);
-                CHECK_OK(hpc_exchange_start(e, key, BOTH, src, -1, &tickets[key]));
-                free(src);
-            }
-            for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
-            pushes++;
-            CHECK(pushes < 1 << DIGIT);
-            idle(&state);
-        }
-        CHECK_OK(hpc_exchange_get_stats(e, &stats));
-        uint64_t dropped = stats.dropped, late = 0;
-        CHECK_OK(hpc_exchange_close(e, -1));
-        atomic_store(&r->board[WORD + r->rank], pushes);
-        atomic_store(&r->board[2 * WORD + r->rank], 0);
-        CHECK_OK(hpc_barrier(r->context, -1));
-        /* of every share by itself: what is not folded is dropped */
-        hpc_hub_init(&hub);
-        hub.keys = j.keys, hub.n_keys = j.n_keys, hub.workers = j.workers, hub.n_workers = j.n_workers;
-        hub.servers = j.servers, hub.n_servers = j.n_servers, hub.cores = j.cores, hub.chunk = j.chunk;
-        hub.depth = j.depth, hub.wire = j.wire, hub.sum = 1;
-        CHECK_OK(hpc_plan_hub(&hub, &plan));
-        CHECK_OK(hpc_exchange_get_stats(e, &stats));
-        for (int i = 0; i < plan->n_rows; i++) {
-            const hpc_row *row = &plan->rows[i];
-            if (row->owner != r->rank) continue;
-            float *params = malloc(row->count * sizeof *params);
-            CHECK_OK(hpc_exchange_get_row(e, i, NULL, params, NULL));
-            for (uint64_t k = 0; k < row->count; k++)
-                CHECK_EQ(job_initial(&j, row->key, row->offset + k) - params[k],
-                         job_initial(&j, row->key, row->offset) - params[0]);
-            bool first = true; /* of its share */
-            for (int before = 0; before < i; before++)
-                first &= plan->rows[before].owner != r->rank || plan->rows[before].key != row->key ||
-                         plan->rows[before].core != row->core;
-            uint64_t folded = (uint64_t)(job_initial(&j, row->key, row->offset) - params[0]);
-            for (int who = 0; who < r->size && first; who++) {
-                uint64_t own = folded >> DIGIT * who & ((1 << DIGIT) - 1);
-                CHECK(own <= atomic_load(&r->board[WORD + who]));
-                atomic_fetch_add(&r->board[2 * WORD + who], atomic_load(&r->board[WORD + who]) - own);
-            }
-            free(params);
-        }
-        for (int who = 0; who < r->size; who++) {
-            CHECK_OK(hpc_exchange_get_peer(e, who, &peer));
-            late += peer.late;
-        }
-        CHECK_EQ(stats.whole + stats.missing, (uint64_t)r->size * stats.reduces);
-        CHECK_OK(hpc_barrier(r->context, -1));
-        CHECK_EQ(atomic_load(&r->board[2 * WORD + r->rank]), dropped);
-        atomic_fetch_add(&r->board[3 * WORD], dropped - late);
-        CHECK_OK(hpc_barrier(r->context, -1));
-        CHECK_EQ(atomic_load(&r->board[3 * WORD]), 0);
-        hpc_plan_free(plan);
-        hpc_exchange_free(e);
-    }
-}
-
 /* A quorum of all workers waits for all, like none; yet it goes with nothing that a quorum does not go with. */
 static void all_is_refused_alike(rank *r) {
     job j;
@@ -452,8 +335,6 @@ int main(int argc, char **argv) {
         {.name = "three of four, f16", .size = 4, .run = three_of_four, .arg = HPC_PROGRESS_INLINE + 4 * HPC_F16},
         {.name = "means", .size = 4, .run = means},
         {.name = "all is refused alike", .size = 3, .run = all_is_refused_alike, .where = RANKS_UNSEEDED},
-        {.name = "as bsp", .size = 4, .run = as_bsp, .arg = HPC_PROGRESS_INLINE},
-        {.name = "as bsp, threads", .size = 4, .run = as_bsp, .arg = HPC_PROGRESS_THREAD},
         {.name = "grace", .size = 3, .run = grace, .arg = HPC_PROGRESS_INLINE},
         {.name = "grace, threads, sleepy", .size = 3, .run = grace, .arg = HPC_PROGRESS_THREAD, .sleepy = true},
         {.name = "one grace", .size = 3, .run = one_grace},
@@ -465,9 +346,6 @@ int main(int argc, char **argv) {
         {.name = "lost", .size = 3, .run = lost},
         {.name = "lost but one told", .size = 3, .run = lost, .arg = 1},
         {.name = "in steps", .size = 2, .run = in_steps},
-        {.name = "nothing is lost, 1", .size = 3, .run = nothing_is_lost, .arg = HPC_PROGRESS_INLINE + 4},
-        {.name = "nothing is lost, 2", .size = 4, .run = nothing_is_lost, .arg = HPC_PROGRESS_THREAD + 8},
-        {.name = "nothing is lost, 3", .size = 4, .run = nothing_is_lost, .arg = HPC_PROGRESS_INLINE + 12},
         {0},
     };
     return ranks_main(argc, argv, cases);

@@ -1,18 +1,7 @@
 /* SSP(s) on servers: how far workers may be apart, what they see, and what they wait for. */
-#define _GNU_SOURCE
-#include <time.h>
-
 #include "exchange_plans.h"
 
-enum {
-    BOTH = HPC_PUSH | HPC_PULL,
-    INLINE = HPC_PROGRESS_INLINE,
-    THREAD = HPC_PROGRESS_THREAD,
-    DEDICATED = 64,
-    THREADS = 128,
-    ROUNDED = 256,
-    STATE = 512
-};
+enum { BOTH = HPC_PUSH | HPC_PULL, ROUNDED = 256, STATE = 512 };
 
 /* Rank 0 is the only server, and no worker if it is dedicated. */
 static void central(job *j, bool dedicated) {
@@ -51,125 +40,7 @@ static void meet(rank *r, hpc_exchange *e, int word) {
     for (int who = 0; who < r->size; who++) progress_until(r, e, word + who, 1);
 }
 
-/* ---- totals ------------------------------------------------------------------------------------------------------ */
-
-/* arg: s, with flags. With sgd the order does not matter: in the end each update is in once, with its weight. */
-static void totals(rank *r) {
-    enum { PUSHES = 7 };
-    job j;
-    job_init(&j, r);
-    j.cores = 2, j.sum = r->size != 4, j.depth = 1 + r->arg % 2;
-    j.progress = r->arg & THREADS ? THREAD : INLINE;
-    if (r->arg & ROUNDED) j.wire = HPC_BF16, j.codec_out = HPC_BF16;
-    if (r->arg & DEDICATED) central(&j, true);
-    hpc_exchange *e = ssp_open(r, &j, r->arg % 64);
-    if (!job_works(&j, r->rank)) {
-        CHECK_OK(hpc_exchange_serve(e, -1));
-        hpc_exchange_free(e);
-        return;
-    }
-    uint64_t tickets[JOB_KEYS];
-    for (int step = 0; step < PUSHES; step++) {
-        for (int key = 0; key < j.n_keys; key++)
-            tickets[key] = job_start(r, &j, e, key, step, step == 2 ? HPC_PUSH : BOTH, (step + key) % 2);
-        for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
-    }
-    CHECK_OK(hpc_exchange_settle(e, -1));
-    CHECK_EQ(hpc_exchange_under_way(e), -1);
-    rank_set(r, r->rank, 1);
-    for (int i = 0; i < j.n_workers; i++) progress_until(r, e, j.workers[i], 1);
-    reference ref;
-    reference_init(&ref, &j);
-    for (int key = 0; key < j.n_keys; key++) {
-        for (int i = 0; i < PUSHES; i++) reference_step(&ref, key);
-        pull(e, key);
-        reference_check(&ref, r, e, key);
-    }
-    reference_free(&ref);
-    end(e);
-}
-
 /* ---- the bound --------------------------------------------------------------------------------------------------- */
-
-/* Elements of a key take turns: this one counts the updates of one worker. */
-static int counted_by(const job *j, uint64_t i) {
-    return j->workers[i % (uint64_t)j->n_workers];
-}
-
-static void delay(uint64_t *random) {
-    if (ranks_random(random) % 4) return;
-    struct timespec t = {0, (long)(ranks_random(random) % 3000) * 1000};
-    nanosleep(&t, NULL);
-}
-
-enum { DONE = 0, BEGUN = 1024 }; /* words of the board, by key and rank */
-
-static int word(const rank *r, int of, int key, int who) {
-    return of + key * r->size + who;
-}
-
-/* A step of key has begun at clock: nobody is more than s apart, and the parameters have what they must have. */
-static void check_begun(const rank *r, const job *j, hpc_exchange *e, int key, uint64_t clock, uint64_t s) {
-    uint64_t least = clock > s ? clock - s : 0, done[RANKS_MAX];
-    for (int i = 0; i < j->n_workers; i++) {
-        int who = j->workers[i];
-        done[who] = atomic_load(&r->board[word(r, DONE, key, who)]);
-        CHECK(done[who] >= least);
-        CHECK(atomic_load(&r->board[word(r, BEGUN, key, who)]) <= clock + s);
-    }
-    const float *params = hpc_exchange_params(e, key);
-    for (uint64_t i = 0; i < j->keys[key].count; i++) {
-        int who = counted_by(j, i);
-        uint64_t seen = (uint64_t)(job_initial(j, key, i) - params[i]);
-        CHECK(who == r->rank ? seen == clock : seen >= least && seen <= done[who]);
-    }
-}
-
-/* arg: s, with flags. Steps of random length, by a seed. */
-static void bounded(rank *r) {
-    job j;
-    int rounds = ranks_rounds(60), staleness = r->arg % 64;
-    uint64_t random = 77 * (uint64_t)r->rank + (uint64_t)r->size + r->mode->seed, tickets[JOB_KEYS], counts[65];
-    job_init(&j, r);
-    j.args[1] = 1, j.depth = 1 + staleness % 3, j.progress = r->arg & THREADS ? THREAD : INLINE;
-    if (r->arg & DEDICATED) central(&j, true);
-    j.sum = j.n_workers != 4; /* else the weights are a quarter */
-    hpc_exchange *e = ssp_open(r, &j, staleness);
-    if (!job_works(&j, r->rank)) {
-        CHECK_OK(hpc_exchange_serve(e, -1));
-        hpc_exchange_free(e);
-        return;
-    }
-    float *grads[JOB_KEYS], *before[JOB_KEYS];
-    for (int key = 0; key < j.n_keys; key++) {
-        size_t nbytes = j.keys[key].count * sizeof(float);
-        grads[key] = malloc(nbytes), before[key] = malloc(nbytes);
-        for (uint64_t i = 0; i < j.keys[key].count; i++)
-            grads[key][i] = counted_by(&j, i) == r->rank ? (j.sum ? 1 : 4) : 0;
-        memcpy(before[key], hpc_exchange_params(e, key), nbytes);
-    }
-    for (uint64_t step = 1; step <= (uint64_t)rounds; step++) {
-        delay(&random);
-        for (int key = 0; key < j.n_keys; key++) {
-            CHECK(!memcmp(before[key], hpc_exchange_params(e, key), j.keys[key].count * sizeof(float)));
-            rank_set(r, word(r, DONE, key, r->rank), step);
-            CHECK_OK(hpc_exchange_start(e, key, BOTH, grads[key], -1, &tickets[key]));
-        }
-        for (int key = 0; key < j.n_keys; key++) {
-            CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
-            rank_set(r, word(r, BEGUN, key, r->rank), step);
-            check_begun(r, &j, e, key, step, (uint64_t)staleness);
-            memcpy(before[key], hpc_exchange_params(e, key), j.keys[key].count * sizeof(float));
-        }
-    }
-    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 65), staleness);
-    uint64_t all = 0;
-    for (int d = 0; d < 65; d++) all += counts[d];
-    CHECK_EQ(all, (uint64_t)(rounds * j.n_keys));
-    for (int d = staleness + 1; d < 65; d++) CHECK_EQ(counts[d], 0);
-    for (int key = 0; key < j.n_keys; key++) free(grads[key]), free(before[key]);
-    end(e);
-}
 
 /* ---- a fresh copy ------------------------------------------------------------------------------------------------ */
 
@@ -268,111 +139,6 @@ static void asks(rank *r) {
     end(e);
 }
 
-/* ---- waiting ----------------------------------------------------------------------------------------------------- */
-
-/* arg: progress. A pull waits for the slowest workers, which the error names, and ends when the last has pushed. */
-static void wakes(rank *r) {
-    job j;
-    job_init(&j, r);
-    j.progress = r->arg;
-    hpc_exchange *e = ssp_open(r, &j, 1);
-    float *one = ones(j.keys[2].count, 1);
-    if (r->rank == 0) {
-        uint64_t ticket;
-        CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-        CHECK_OK(hpc_exchange_start(e, 2, BOTH, one, -1, &ticket));
-        CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
-        CHECK(ranks_error_waits_for(1) && ranks_error_waits_for(2) && !ranks_error_waits_for(0));
-        rank_set(r, 0, 1);
-        progress_until(r, e, 1, 1);
-        CHECK_OK(hpc_exchange_settle(e, -1));
-        CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
-        CHECK(!ranks_error_waits_for(1) && ranks_error_waits_for(2));
-        rank_set(r, 0, 2);
-        CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
-        rank_set(r, 0, 3);
-    } else {
-        progress_until(r, e, 0, (uint64_t)r->rank);
-        CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-        CHECK_OK(hpc_exchange_settle(e, -1));
-        rank_set(r, r->rank, 1);
-        progress_until(r, e, 0, 3);
-    }
-    free(one);
-    end(e);
-}
-
-/* A worker that has closed is not waited for: neither by a pull that is parked, nor by later ones. */
-static void closes(rank *r) {
-    job j;
-    job_init(&j, r);
-    j.progress = r->arg;
-    hpc_exchange *e = ssp_open(r, &j, 1);
-    float *one = ones(j.keys[2].count, 1);
-    if (r->rank == 2) {
-        progress_until(r, e, 0, 1); /* another one's pull is parked */
-        CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-    } else {
-        for (int step = 0; step < 9; step++) {
-            uint64_t ticket;
-            CHECK_OK(hpc_exchange_start(e, 2, BOTH, one, -1, &ticket));
-            if (step == 1 && r->rank == 0) {
-                CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
-                rank_set(r, 0, 1);
-            }
-            CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
-        }
-    }
-    free(one);
-    end(e);
-}
-
-static void dies(rank *r) {
-    enum { VICTIM = 2 };
-    job j;
-    job_init(&j, r);
-    hpc_exchange *e = ssp_open(r, &j, 2);
-    float *one = ones(j.keys[2].count, 1);
-    CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-    meet(r, e, 0);
-    CHECK_OK(hpc_barrier(r->context, -1));
-    rank_meet(r); /* nobody is in that barrier any more */
-    if (r->rank == VICTIM) {
-        free(one);
-        rank_die(r);
-        hpc_exchange_free(e);
-        return;
-    }
-    int status = HPC_OK;
-    double begin = ranks_now();
-    while (status == HPC_OK && ranks_now() < begin + 10) status = hpc_exchange_push_pull(e, 2, one, -1);
-    CHECK_STATUS(status, HPC_ERR_PEER);
-    CHECK(ranks_error_names(VICTIM));
-    free(one);
-    rank_set(r, 100 + r->rank, 1);
-    for (int who = 0; who < r->size; who++)
-        if (who != VICTIM) rank_await(r, 100 + who, 1);
-    hpc_exchange_free(e);
-}
-
-/* ---- SSP(0) ------------------------------------------------------------------------------------------------------ */
-
-/* With servers it takes BSP's path, bit for bit. */
-static void zero(rank *r) {
-    job j;
-    job_init(&j, r);
-    j.rule = "nesterov", j.args[1] = 0.1, j.args[2] = 0.01, j.args[3] = 0.9, j.sum = 0;
-    hpc_exchange *both[] = {ssp_open(r, &j, 0), job_open(r, &j)};
-    for (int step = 0; step < 5; step++)
-        for (int key = 0; key < j.n_keys; key++) {
-            for (int i = 0; i < 2; i++) job_push_pull(r, &j, both[i], key, step);
-            CHECK(!memcmp(hpc_exchange_params(both[0], key), hpc_exchange_params(both[1], key),
-                          j.keys[key].count * sizeof(float)));
-        }
-    CHECK_EQ(hpc_exchange_get_staleness(both[0], NULL, 0), 0);
-    for (int i = 0; i < 2; i++) end(both[i]);
-}
-
 /* ---- publish, and the rows --------------------------------------------------------------------------------------- */
 
 /* After publish all workers have one clock, whatever they had pushed before. Rank 2 owns all. */
@@ -467,29 +233,8 @@ static void refusals(rank *r) {
     job j;
     hpc_exchange_config c;
     hand_plan *ring = malloc(sizeof *ring);
-    good(r, &j, &c), c.staleness = -1;
-    refused(r, &j, &c, HPC_ERR_INVALID, "staleness is -1; 0 to 64 are possible with servers");
-    good(r, &j, &c), c.staleness = 65;
-    refused(r, &j, &c, HPC_ERR_INVALID, "staleness is 65; 0 to 64 are possible with servers");
-    good(r, &j, &c), c.staleness = r->rank == 1 ? 3 : 2;
-    refused(r, &j, &c, HPC_ERR_CONFIG, "rank 1 has 0 graph phases (0: servers) and staleness 3; rank 0 has 0 and 2");
-    good(r, &j, &c), c.staleness = r->rank == 1 ? 0 : 2;
-    refused(r, &j, &c, HPC_ERR_CONFIG, "staleness 0");
-    good(r, &j, &c), c.shared_params = 1;
-    refused(r, &j, &c, HPC_ERR_CONFIG, "shared_params needs BSP");
-    good(r, &j, &c), c.eager = 1;
-    refused(r, &j, &c, HPC_ERR_CONFIG, "eager needs BSP");
-    good(r, &j, &c), c.in_place = 1;
-    refused(r, &j, &c, HPC_ERR_CONFIG, "in_place needs a graph");
-    good(r, &j, &c), c.split = 1;
-    refused(r, &j, &c, HPC_ERR_UNSUPPORTED,
-            "split needs BSP with servers, peers or a graph, without a quorum; here is SSP");
-    good(r, &j, &c), c.quorum = 1;
-    refused(r, &j, &c, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with consistency SSP");
     good(r, &j, &c), j.each = 1;
     refused(r, &j, &c, HPC_ERR_CONFIG, "SSP with servers needs rows of one stage");
-    good(r, &j, &c), j.rule = "average";
-    refused(r, &j, &c, HPC_ERR_CONFIG, "key k0 has rule average");
     good(r, &j, &c);
     hand_ring(ring, &j, r->size, HPC_F32, 512), j.plan = &ring->plan;
     refused(r, &j, &c, HPC_ERR_CONFIG, "SSP with servers needs rows of one stage");
@@ -506,27 +251,11 @@ static void refusals(rank *r) {
 
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
-        {.name = "totals_1", .size = 2, .run = totals, .arg = 1},
-        {.name = "totals_2_mean_thread", .size = 4, .run = totals, .arg = 2 + THREADS},
-        {.name = "totals_3_mean_sleepy", .size = 4, .run = totals, .arg = 3, .sleepy = true},
-        {.name = "totals_3_dedicated", .size = 3, .run = totals, .arg = 3 + DEDICATED},
-        {.name = "totals_2_rounded", .size = 3, .run = totals, .arg = 2 + ROUNDED},
-        {.name = "totals_64", .size = 3, .run = totals, .arg = 63 + THREADS},
-        {.name = "bounded_1", .size = 3, .run = bounded, .arg = 1},
-        {.name = "bounded_2_thread", .size = 4, .run = bounded, .arg = 2 + THREADS},
-        {.name = "bounded_3_dedicated", .size = 4, .run = bounded, .arg = 3 + DEDICATED},
-        {.name = "bounded_5", .size = 4, .run = bounded, .arg = 5, .sleepy = true},
         {.name = "fresh_1", .size = 2, .run = fresh, .arg = 1},
         {.name = "fresh_4", .size = 2, .run = fresh, .arg = 4},
         {.name = "fresh_15_rounded", .size = 2, .run = fresh, .arg = 15 + ROUNDED},
         {.name = "fresh_3_state", .size = 2, .run = fresh, .arg = 3 + STATE},
         {.name = "asks", .size = 2, .run = asks},
-        {.name = "wakes", .size = 3, .run = wakes, .arg = INLINE},
-        {.name = "wakes_thread", .size = 3, .run = wakes, .arg = THREAD},
-        {.name = "closes", .size = 3, .run = closes, .arg = INLINE},
-        {.name = "closes_thread", .size = 3, .run = closes, .arg = THREAD, .sleepy = true},
-        {.name = "dies", .size = 3, .run = dies, .victims = 1 << 2, .timeout = 30},
-        {.name = "zero", .size = 3, .run = zero},
         {.name = "levels", .size = 3, .run = levels},
         {.name = "rows", .size = 3, .run = rows},
         {.name = "refusals", .size = 3, .run = refusals},

@@ -260,37 +260,6 @@ static void between(rank *r) {
     end(e, g);
 }
 
-/* Folds and pulls of all keys are under way at once, and ranks apply them in different orders. */
-static void at_once(rank *r) {
-    game *g = game_new(r, r->arg);
-    reference ref;
-    uint64_t tickets[JOB_KEYS];
-    hpc_exchange *e = game_open(r, g);
-    const int steps = ranks_rounds(9), n = g->j.n_keys;
-    reference_init(&ref, &g->j);
-    for (int step = 0; step < steps; step++) {
-        if (step % 5 == 4) continue; /* where some have no gradient */
-        for (int key = 0; key < n && step % 3 == 0; key++) tickets[key] = start(r, g, e, key, step + 1, HPC_PUSH);
-        for (int key = 0; key < n && step % 3 == 0; key++) do_wait(e, key, tickets[key]); /* which are replaced */
-        for (int i = 0; i < n; i++) {
-            const int key = (i + r->rank) % n;
-            tickets[key] = start(r, g, e, key, step, step % 2 ? BOTH : HPC_PUSH);
-            if (step % 2 == 0) CHECK_OK(hpc_exchange_apply(e, key, 1, -1, &tickets[key]));
-        }
-        for (int key = 0; key < n; key++) {
-            double *sum = sum_of(r, g, step, key);
-            do_wait(e, key, tickets[key]);
-            reference_apply(&ref, key, sum);
-            reference_check(&ref, r, e, key);
-            free(sum);
-        }
-    }
-    CHECK_EQ(hpc_exchange_apply(e, 0, 1, -1, &tickets[0]), HPC_ERR_INVALID);
-    CHECK_MESSAGE("has no fold on rank");
-    reference_free(&ref);
-    end(e, g);
-}
-
 /* A scale of factors under sgd has the bits of a rate that is scaled, whatever the numbers; and no sum is made. */
 static void scaled_rate(rank *r) {
     const double rate = 0.3, scale = 0.7;
@@ -378,92 +347,6 @@ static void mixed(rank *r) {
 
 /* ---- ranks that differ, stand, close and die ---- */
 
-/* A rank skips a fold that the others apply: its copy lacks that update, and the next step is right everywhere. */
-static void one_skips(rank *r) {
-    game *g = game_new(r, r->arg);
-    hpc_exchange *e = game_open(r, g);
-    reference ref;
-    reference_init(&ref, &g->j);
-    for (int step = 0; step < 3; step++) {
-        double *sum = sum_of(r, g, step, 0);
-        fold(r, g, e, 0, step);
-        if (step == 1 && r->rank == 1) {
-            skip(e, 0);
-        } else {
-            apply(e, 0, 1);
-            reference_apply(&ref, 0, sum);
-        }
-        reference_check(&ref, r, e, 0);
-        free(sum);
-    }
-    reference_free(&ref);
-    end(e, g);
-}
-
-/* The last rank stands between fold and apply. The others apply, fold again, and wait for its next fold, by name; their
- * pulls wait for the same. */
-static void stands_between(rank *r) {
-    const int still = r->size - 1;
-    uint64_t ticket;
-    game *g = game_new(r, r->arg);
-    hpc_exchange *e = game_open(r, g);
-    fold(r, g, e, 0, 0);
-    if (r->rank == still) {
-        rank_await(r, 0, (uint64_t)still);
-        apply(e, 0, 1);
-        fold(r, g, e, 0, 1);
-        apply(e, 0, 1);
-    } else {
-        apply(e, 0, 1);
-        const uint64_t push = start(r, g, e, 0, 1, HPC_PUSH);
-        CHECK_OK(hpc_exchange_apply(e, 0, 1, -1, &ticket));
-        CHECK_STATUS(hpc_exchange_wait(e, 0, r->rank % 2 ? push : ticket, 0.3), HPC_ERR_TIMEOUT);
-        CHECK_EQ(hpc_last_error()->n_culprits, 1);
-        CHECK_EQ(hpc_last_error()->culprits[0].rank, still);
-        atomic_fetch_add(&r->board[0], 1);
-        do_wait(e, 0, ticket);
-    }
-    end(e, g);
-}
-
-/* The last rank dies between fold and apply. */
-static void dies_between(rank *r) {
-    const int victim = r->size - 1;
-    game *g = game_new(r, r->arg);
-    hpc_exchange *e = game_open(r, g);
-    fold(r, g, e, 1, 0);
-    rank_meet(r);
-    if (r->rank == victim) {
-        rank_die(r);
-    } else {
-        int status = HPC_OK;
-        for (int step = 1; status == HPC_OK && step < 1000; step++) {
-            uint64_t ticket;
-            float *values = calloc(g->j.keys[1].count, sizeof *values);
-            status = hpc_exchange_apply(e, 1, 1, -1, &ticket);
-            if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
-            if (status == HPC_OK) status = hpc_exchange_start(e, 1, HPC_PUSH, values, -1, &ticket);
-            if (status == HPC_OK) status = hpc_exchange_wait(e, 1, ticket, -1);
-            free(values);
-        }
-        CHECK_EQ(status, HPC_ERR_PEER);
-        CHECK(ranks_error_names(victim));
-    }
-    hpc_exchange_free(e);
-    game_free(g);
-}
-
-/* A rank closes with a fold that it has neither applied nor skipped; the others may apply theirs. */
-static void closes_between(rank *r) {
-    game *g = game_new(r, r->arg);
-    hpc_exchange *e = game_open(r, g);
-    for (int key = 0; key < g->j.n_keys; key++) {
-        fold(r, g, e, key, 0);
-        if (r->rank != 1) apply(e, key, 0.5);
-    }
-    end(e, g);
-}
-
 static void refused(rank *r) {
     game *g = game_new(r, 0);
     hpc_exchange *e = NULL;
@@ -505,26 +388,8 @@ int main(int argc, char **argv) {
          .size = 4,
          .run = between,
          .arg = GRAPH | PARTIAL | THREADS | MOMENTUM | HALF},
-        {.name = "at_once_graph", .size = 5, .run = at_once, .arg = GRAPH | PARTIAL | DEEP},
-        {.name = "one_skips_graph", .size = 3, .run = one_skips, .arg = GRAPH},
-        {.name = "stands_between_graph", .size = 3, .run = stands_between, .arg = GRAPH, .where = RANKS_UNSEEDED},
-        {.name = "dies_between_graph", .size = 3, .run = dies_between, .arg = GRAPH, .victims = 4, .timeout = 30},
-        {.name = "closes_between_graph", .size = 4, .run = closes_between, .arg = GRAPH | PARTIAL},
-        {.name = "at_once", .size = 3, .run = at_once, .arg = FACTORS},
-        {.name = "at_once_threads", .size = 4, .run = at_once, .arg = FACTORS | THREADS},
-        {.name = "at_once_partial", .size = 5, .run = at_once, .arg = PARTIAL | MOMENTUM},
-        {.name = "at_once_relay", .size = 5, .run = at_once, .arg = FACTORS | RELAY | DEEP},
-        {.name = "at_once_relay_threads", .size = 4, .run = at_once, .arg = RELAY | THREADS},
-        {.name = "at_once_sleepy", .size = 3, .run = at_once, .arg = FACTORS | THREADS, .sleepy = true},
         {.name = "scaled_rate", .size = 3, .run = scaled_rate},
         {.name = "mixed", .size = 3, .run = mixed, .arg = FACTORS},
-        {.name = "one_skips", .size = 3, .run = one_skips, .arg = FACTORS},
-        {.name = "stands_between", .size = 3, .run = stands_between, .arg = FACTORS, .where = RANKS_UNSEEDED},
-        {.name = "dies_between", .size = 3, .run = dies_between, .arg = FACTORS, .victims = 4, .timeout = 30},
-        {.name = "dies_between_relay", .size = 4, .run = dies_between, .arg = RELAY, .victims = 8, .timeout = 30},
-        {.name = "closes_between_relay", .size = 4, .run = closes_between, .arg = FACTORS | RELAY},
-        {.name = "closes_between", .size = 3, .run = closes_between, .arg = FACTORS},
-        {.name = "closes_between_threads", .size = 4, .run = closes_between, .arg = FACTORS | THREADS},
         {.name = "refused", .size = 2, .run = refused},
         {0},
     };

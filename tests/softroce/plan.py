@@ -45,9 +45,9 @@ FEW = {
     "test_conformance_teardown": "several_contexts",
     "test_blame": "because,stopped",
     "test_graph": "exact_2",
-    "test_graph_late": "ssp_models_3_thread",
+    "test_graph_late": "ssp_keeps_newest",
     "test_exchange_relays": "2_hosts_of_2_threads",
-    "test_groups": "bounded_ssp",
+    "test_conformance_discipline": "bounded/ssp1_hosts,bounded/ssp3_graph_models",
 }
 FEW_THREADS = {"test_conformance_order": "lanes_are_independent", "test_verbs": "two_lanes"}
 FEW_PYTEST = "test_queue.py::test_updates_arrive_whole_and_in_order"
@@ -65,11 +65,16 @@ SHORT = {
     "test_conformance_teardown": "several_contexts,leave_after_barrier,freed_under_a_writer,windows_come_and_go,"
     "forked_children,child_outlives_parent",
     "test_conformance_large": "window_over_4_gib",
-    "test_graph": "exact_2,slow_one_peer_8,leaves_degrees,begins_again_matching",
-    "test_graph_ends": "closes_early_2,frees_early_async,stands_still_barrier,dies,dies_barrier",
-    "test_graph_late": "ssp_models_3_thread,barrier,async_thread,phases_async",
+    "test_conformance_discipline": "bounded/ssp3_graph_models,bounded/barrier_graph_phases,names/barrier_graph,"
+    "totals/ack_graph_phases,totals/ssp2_racks,bounded/ssp3_hosts,bounded/ssp2_racks",
+    "test_conformance_discipline_failure": "dies_between/ack_graph,dies_between/barrier_graph,dies_between/ssp1_hosts",
+    "test_conformance_discipline_split": "between/split_servers,between/split_peers,at_once/split_hosts",
+    "test_conformance_discipline_state": "restored/ack_graph_phases,bits/bsp_racks",
+    "test_graph": "exact_2,leaves_degrees",
+    "test_graph_ends": "closes_early_2,frees_early_async",
+    "test_graph_late": "ssp_keeps_newest,barrier,async_thread",
     "test_exchange_relays": "3_hosts_of_2_uneven,4_hosts_chain,published_chain,broadcast_binary",
-    "test_groups": "totals_racks,bounded_ssp_threads,bounded_racks,dies",
+    "test_groups": "names_slowest,boxed,folds_for_others",
 }
 # Programs, or one case of them: under a sanitizer and emulation more takes too long.
 SANITIZED_TESTS = (
