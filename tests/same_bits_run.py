@@ -1,0 +1,887 @@
+"""The worker of same_bits.py: runs jobs by the build of hpcomm that PYTHONPATH names, and tells their facts.
+
+It reads a job a line from stdin, forks a process for it, and writes a line: the facts of that process, or how it ended.
+A rank is a generator that yields what may wait: ("do", call), where call(timeout) may be made again after a Timeout,
+("wait", handle), ("all", call), which every rank makes together, and ("die",). So one program serves two drivers:
+threads that block, and one thread that gives the ranks turns by a seed. In turns, inline, by shm or loop, no event
+depends on the clock, so the bits of every discipline repeat, also of those that take updates as they come.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import numpy as np
+
+import hpcomm
+from hpcomm import codec as codecs
+from hpcomm import topology as topologies
+
+F32 = np.float32
+LIMIT = 20.0  # seconds of a call that waits
+STUCK = 400  # looks in a row, of all ranks, after which nothing moves any more
+Job = dict[str, Any]
+Asked = tuple[Any, ...]
+Program = Generator[Asked, Any, None]
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def graph_of(told: list[Any], n: int) -> Any:
+    name, more = told
+    if name == "weighted":
+        lot = np.random.default_rng(more["seed"])
+        dense = lot.integers(0, 3, (n, n)) + np.eye(n, dtype=int)
+        return topologies.from_adjacency(dense / dense.sum(axis=1, keepdims=True), weighted=True)
+    return getattr(topologies, name)(n, **more)
+
+
+def topology_of(told: Any, n: int) -> Any:
+    if isinstance(told, dict):
+        return {name: topology_of(one, n) for name, one in told["by key"].items()}
+    kind, *rest = told
+    if kind == "servers":
+        placement, which, more = rest
+        tree = {"tree": topologies.Tree(arity=more["tree"])} if "tree" in more else {}
+        return hpcomm.ParameterServer(placement, which, **{**more, **tree})
+    if kind == "hosts":
+        return hpcomm.Hierarchy(rest[0], **{"racks": (), **rest[1]})
+    if kind == "tree":
+        return topologies.Tree(arity=rest[0], root=rest[1])
+    if kind == "peers":
+        return hpcomm.PeerToPeer(None if rest[0] is None else graph_of(rest[0], n), relay=rest[1])
+    if kind == "hostgraph":
+        return topologies.HostGraph(graph_of(rest[0], len(rest[1])), tuple(map(tuple, rest[1])))
+    made = [graph_of(one, n) for one in rest[0]]
+    if len(made) > 1:
+        return made
+    return list(made[0]) if isinstance(made[0], tuple) else made[0]
+
+
+def consistency_of(told: Any) -> Any:
+    if isinstance(told, dict):
+        return {name: consistency_of(one) for name, one in told["by key"].items()}
+    name, *rest = told
+    if name == "SSP":
+        return hpcomm.SSP(rest[0])
+    if name == "quorum":
+        grace = float("inf") if rest[1] == "inf" else rest[1]
+        return hpcomm.Consistency(quorum=rest[0], grace=grace, **rest[2])
+    return getattr(hpcomm, name)
+
+
+def codec_of(told: Any) -> Any:
+    if not isinstance(told, list):
+        return told
+    name, args, more = told
+    return getattr(codecs, name)(*map(codec_of, args), **more)
+
+
+def rule_of(told: Any) -> Any:
+    if isinstance(told, dict):
+        return {name: rule_of(one) for name, one in told["by key"].items()}
+    return getattr(hpcomm, told[0])(**told[1])
+
+
+def make(job: Job, ctx: hpcomm.Context) -> hpcomm.Exchange:
+    lot = np.random.default_rng([job["seed"], 77])
+    values = {name: _drawn(lot, shape, job["whole"]) for name, shape in job["keys"].items()}
+    options = {name: job[name] for name in ("split", "in_place", "shared_params", "check_finite") if name in job}
+    options |= {"deterministic": False} if job.get("deterministic") is False else {}
+    for name in ("codec", "codec_out"):
+        if name in job:
+            options[name] = {key: codec_of(one) for key, one in job[name].items()}
+    return hpcomm.Exchange(
+        ctx,
+        values,
+        topology_of(job["topology"], job["n"]),
+        consistency_of(job["consistency"]),
+        rule_of(job["rule"]),
+        reduce=job["reduce"],
+        chunk_bytes=job["chunk_bytes"],
+        depth=job["depth"],
+        cores=job["cores"],
+        progress=job["progress"],
+        groups=job.get("groups"),
+        **options,
+    )
+
+
+def _drawn(lot: np.random.Generator, shape: list[int], whole: bool) -> Any:
+    found = lot.integers(-16, 17, shape) if whole else lot.standard_normal(shape)
+    return np.asarray(found, F32).reshape(shape)
+
+
+def update(job: Job, name: str, rank: int, step: int) -> Any:
+    """An array; for Factors the pairs of a rank, fewer than K now and then."""
+    lot = np.random.default_rng([job["seed"], int(name[1:]), rank, step])
+    shape, codec = job["keys"][name], job.get("codec", {}).get(name)
+    if isinstance(codec, list) and codec[0] == "Factors" and len(shape) == 2:
+        count = int(lot.integers(0 if step % 4 == 3 else 1, codec[1][0] + 1))
+        return tuple(_drawn(lot, [count, size], job["whole"]) for size in shape)
+    found = _drawn(lot, shape, job["whole"])
+    if job["whole"] and job["reduce"] == "mean":
+        found *= F32(60)
+    return found
+
+
+# ---- facts -----------------------------------------------------------------------------------------------------------
+
+
+class Facts:
+    """What is compared, by name; and where a job was in which kind."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def array(self, name: str, value: Any) -> None:
+        """A digest of the bits, and the sum for a reader."""
+        raw = np.ascontiguousarray(value)
+        with np.errstate(all="ignore"):
+            total = float(raw.astype(np.float64).sum()) if raw.dtype.kind in "fiu" else 0.0
+        self.found[name] = f"{hashlib.sha1(raw.tobytes()).hexdigest()[:12]} sum {total:.9g}"
+
+    def note(self, name: str, value: Any) -> None:
+        self.found[name] = value
+
+    def error(self, name: str, error: BaseException) -> None:
+        """The first sentence of an error, without numbers of seconds."""
+        self.found[name] = f"{type(error).__name__}: {first_sentence(str(error))}"
+
+
+def first_sentence(text: str) -> str:
+    """What a reader reads first: the line, without the seconds that it took."""
+    words = text.split("\n")[0].split(" ")
+    for i, word in enumerate(words[1:], 1):
+        if word.rstrip(".,;:)") in ("s", "seconds", "ms") and words[i - 1].lstrip("(").replace(".", "").isdigit():
+            words[i - 1] = "T"
+    return " ".join(words)
+
+
+def counted(ex: hpcomm.Exchange) -> dict[str, Any]:
+    """The counts that do not depend on the clock, where the order of events does not."""
+    stats = ex.stats()
+    names = "pushes pulls applied bytes_folded bytes_written bytes_sent reduces whole torn stale missing dropped"
+    found = {name: getattr(stats, name) for name in f"{names} dropped_at".split()}
+    found["by_inputs"], found["by_staleness"] = list(stats.by_inputs), list(stats.by_staleness)
+    found["peers"] = [[p.bytes_sent, p.bytes_received, p.late, p.dropped] for p in stats.peers]
+    found["traffic"] = sorted([t.rank, t.stage, t.bytes] for t in stats.traffic)
+    found["codecs"] = {
+        name: [one.pieces, one.elements, one.kept, one.bytes, one.returned, one.decoded]
+        for name, one in stats.codecs.items()
+    }
+    return found
+
+
+def members(ex: hpcomm.Exchange) -> list[str]:
+    """The disciplines of an exchange's schemes, as suits in csrc/discipline finds them."""
+    found = []
+    for one in ex._schemes:
+        rows, consistency, split = list(one.plan.rows), one.scheme.consistency, bool(ex._made.engine.split)
+        stages = any(edge.row >= 0 for row in rows for edge in row.out_edges)
+        applied = [(row.key, row.offset) for row in rows if row.action == "apply"]
+        copies = any(a == b for a, b in zip(applied, applied[1:], strict=False))
+        pushes = all(edge.row < 0 for row in rows for edge in row.in_edges)
+        peers = not one.phases and copies and pushes and not stages and all(len(row.out_edges) == 1 for row in rows)
+        passing = any(getattr(edge, "via", -1) >= 0 for row in rows for edge in row.in_edges)
+        quorum = 0 if one.mode == "ASYNC" else consistency.quorum or 0
+        bsp = one.mode == "BSP" or (one.mode == "SSP" and not consistency.staleness and not one.phases)
+        few = any(quorum < len(row.in_edges) for row in rows)
+        outer = any(quorum < len(row.in_edges) for row in rows if row.action != "forward")
+        alone = any(quorum < len(row.in_edges) - 1 for row in rows)
+        each = one.mode == "ASYNC" or (one.mode == "SSP" and not bsp)
+        array = [
+            ("quorum", quorum and not one.phases and not stages and few),
+            ("graph_quorum", quorum and one.phases and not stages and alone),
+            ("groups_quorum", quorum and not one.phases and stages and (copies or outer)),
+            ("unflushed", one.mode == "BARRIER" or (one.mode == "ASYNC" and one.phases)),
+            ("ssp", one.mode == "SSP" and one.phases),
+            ("peers_ssp", one.mode == "SSP" and not bsp and peers and not passing),
+            ("peers", bsp and not split and peers and not passing),
+            ("passing_peers_ssp", one.mode == "SSP" and not bsp and peers and passing),
+            ("passing_peers", bsp and not split and peers and passing),
+            ("updates_ssp", one.mode == "SSP" and not one.phases and not bsp and copies),
+            ("groups", each and not one.phases and stages),
+            ("server_ssp", one.mode == "SSP" and not one.phases and not bsp),
+            ("notify_ack", one.mode == "NOTIFY_ACK"),
+            ("async", one.mode == "ASYNC" and not one.phases),
+            ("split_peers", bsp and split and peers and not passing),
+            ("split", split and bsp),
+            ("graph_bsp", bsp and one.phases and not split),
+            ("bsp", bsp and not one.phases and not split),
+        ]
+        found.append(next((name for name, suits in array if suits), "none"))
+    return found
+
+
+# ---- the program of a rank -------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """One rank of a job: its program, and what it has found."""
+
+    def __init__(self, job: Job, ctx: hpcomm.Context) -> None:
+        self.job, self.ctx, self.facts = job, ctx, Facts()
+        self.ex: Any = None
+        self.saved: Any = None
+        self.steps, self.names = 0, list(job["keys"])
+        self.dead, self.used = False, ["refused"]
+
+    @property
+    def at(self) -> str:
+        return f"r{self.ctx.rank}"
+
+    def program(self) -> Program:
+        try:
+            self.ex = yield ("all", lambda: make(self.job, self.ctx))
+        except hpcomm.HpcommError as wrong:
+            self.facts.error(f"{self.at} made", wrong)
+            return
+        with contextlib.suppress(AttributeError):
+            self.used = members(self.ex)
+        for number, op in enumerate(self.job["ops"]):
+            try:
+                ended = yield from getattr(self, f"op_{op[0]}")(f"{self.at} {number:02} {op[0]}", *op[1:])
+            except hpcomm.InvalidArgument as wrong:
+                self.facts.error(f"{self.at} {number:02} error", wrong)
+                ended = "under way" in str(wrong) and (yield from self._ends(number))
+            except hpcomm.HpcommError as wrong:
+                self.facts.error(f"{self.at} {number:02} error", wrong)
+                yield ("failed", wrong)
+                ended = True
+            if ended:
+                break
+        if not self.dead:
+            yield from self.end()
+
+    def _ends(self, number: int) -> Program:
+        """A call that is under way after a refused one is waited for."""
+        for name in self.names:
+            with contextlib.suppress(hpcomm.InvalidArgument):
+                yield ("wait", (yield ("do", lambda t, name=name: self.ex.pull_nb(name, timeout=t))))
+        self.facts.note(f"{self.at} {number:02} went on", True)
+        return False
+
+    def end(self) -> Program:
+        """Meets the others where all are there, and closes."""
+        if self._all_here():
+            try:
+                yield from self._finale()
+            except hpcomm.HpcommError as wrong:
+                self.facts.error(f"{self.at} finale", wrong)
+                yield ("failed", wrong)
+        if not self.ex._closed:
+            self.facts.note(f"{self.at} counts", counted(self.ex))
+        try:
+            yield ("do", lambda t: self.ex.close(timeout=t))
+        except hpcomm.HpcommError as wrong:
+            self.facts.error(f"{self.at} close", wrong)
+        yield ("closed",)
+        self._note_params(f"{self.at} closed")
+
+    def _all_here(self) -> bool:
+        return not any(op[0] in ("die", "close", "recover") for op in self.job["ops"])
+
+    def _finale(self) -> Program:
+        for _ in range(2):
+            if self.ex.params:
+                yield from self._pull()
+            yield ("all", self.ctx.barrier)
+        if self.job["family"] in ("groups", "updates_ssp", "peers_ssp", "passing_peers_ssp"):
+            state = yield ("state", self.ex)
+            yield ("all", lambda: self.ex.load_state_dict(state))
+        self._note_params(f"{self.at} final")
+
+    def _note_params(self, when: str) -> None:
+        for name, value in self.ex.params.items():
+            self.facts.array(f"{when} {name}", value)
+
+    def _works(self, who: list[int] | None) -> bool:
+        return bool(self.ex.params) and (who is None or self.ctx.rank in who)
+
+    # ---- ops ----
+
+    def op_step(self, at: str, how: str, step: int, who: list[int] | None) -> Program:
+        if not self._works(who):
+            return
+        ex, grads = self.ex, {name: update(self.job, name, self.ctx.rank, step) for name in self.names}
+        if self.job.get("check_finite") and step == 1:
+            yield from self._refused(at, {name: np.full(shape, np.nan, F32) for name, shape in self.job["keys"].items()})
+        if how == "step":
+            yield ("do", lambda t: ex.step(grads, timeout=t))
+        elif how == "apart":
+            for name in self.names:
+                yield ("do", lambda t, name=name: ex.push(name, grads[name], timeout=t))
+            yield from self._pull()
+        else:
+            handles = []
+            for name in self.names if how != "nb" else reversed(self.names):
+                given = grads[name]
+                if how == "written" and not isinstance(given, tuple):
+                    slot = yield ("do", lambda t, name=name: ex.gradient(name, timeout=t))
+                    slot[...] = bits_as(given, slot)
+                    given = None
+                start = ("do", lambda t, name=name, given=given: ex.push_pull_nb(name, given, timeout=t))
+                handles.append((yield start))
+                if how == "push_pull":
+                    yield ("wait", handles.pop())
+            for handle in handles:
+                yield ("wait", handle)
+        self.steps += 1
+        self._note_params(at)
+        self.facts.note(f"{at} version", [ex.version, list(ex.late)])
+
+    def _refused(self, at: str, grads: dict[str, Any]) -> Program:
+        """A push of NaN sends nothing."""
+        for name, grad in grads.items():
+            try:
+                yield ("do", lambda t, name=name, grad=grad: self.ex.push_nb(name, grad, timeout=t))
+            except hpcomm.InvalidArgument as wrong:
+                self.facts.error(f"{at} NaN in {name}", wrong)
+
+    def _pull(self) -> Program:
+        for name in self.names:
+            yield ("wait", (yield ("do", lambda t, name=name: self.ex.pull_nb(name, timeout=t))))
+
+    def op_split(self, at: str, step: int, between: list[str], end: str, scale: float, nothing: list[int]) -> Program:
+        if not self._works(None):
+            return
+        ex, rank = self.ex, self.ctx.rank
+        grads = {name: update(self.job, name, rank, step) for name in self.names}
+        if end == "step":
+            yield ("do", lambda t: ex.step(grads, timeout=t))
+            self._note_params(at)
+            return
+        folds = []
+        for name in reversed(self.names):
+            given = {"nothing": True} if rank in nothing else {"grad": grads[name]}
+            folds.append((yield ("do", lambda t, name=name, given=given: ex.fold_nb(name, timeout=t, **given))))
+        for fold in folds:
+            yield ("wait", fold)
+        for call in between:
+            for name in self.names:
+                asked = ("do", lambda t, name=name, call=call: getattr(ex, f"{call}_nb")(name, timeout=t))
+                found = yield ("wait", (yield asked))
+                self.facts.array(f"{at} {call} {name}", np.float64(found) if call == "squares" else found)
+        ends = []
+        for name in self.names:
+            args = (name,) if end == "skip" else (name, scale)
+            ends.append((yield ("do", lambda t, args=args: getattr(ex, f"{end}_nb")(*args, timeout=t))))
+        for handle in ends:
+            yield ("wait", handle)
+        self._note_params(at)
+
+    def op_set(self, at: str, changes: dict[str, float]) -> Program:
+        if self.ex.params:
+            self.ex.set(**changes)
+        return
+        yield
+
+    def op_pull(self, at: str) -> Program:
+        if self.ex.params:
+            yield from self._pull()
+            self._note_params(at)
+
+    def op_barrier(self, at: str) -> Program:
+        yield ("all", self.ctx.barrier)
+
+    def op_save(self, at: str) -> Program:
+        yield ("all", self.ctx.barrier)
+        self.saved = yield ("state", self.ex)
+        self.saved = {name: np.copy(value) if hasattr(value, "dtype") else value for name, value in self.saved.items()}
+        for name, value in sorted(self.saved.items()):
+            if isinstance(value, np.ndarray):
+                self.facts.array(f"{at} {name}", value if value.dtype.kind in "fiub" else np.array(str(value.tolist())))
+            else:
+                self.facts.note(f"{at} {name}", str(value))
+        yield ("all", self.ctx.barrier)
+
+    def op_load(self, at: str) -> Program:
+        yield ("all", lambda: self.ex.load_state_dict(self.saved))
+        self._note_params(at)
+
+    def op_die(self, at: str, rank: int) -> Program:
+        if self.ctx.rank == rank:
+            self.dead = True
+        yield ("die", rank)
+        return self.dead
+
+    def op_close(self, at: str, rank: int) -> Program:
+        """One rank has no more steps; the others go on."""
+        return self.ctx.rank == rank
+        yield
+
+    def op_recover(self, at: str) -> Program:
+        return
+        yield
+
+
+def bits_as(value: Any, slot: Any) -> Any:
+    """value in the dtype of a slot; NumPy has no bfloat16, and hpcomm gives its bits then."""
+    if slot.dtype == np.uint16:
+        return (np.ascontiguousarray(value).view(np.uint32) >> 16).astype(np.uint16).reshape(slot.shape)
+    return value
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Drives all ranks by one thread: each look is a rank's, whom the seed chooses. Calls that all ranks make together
+    have a thread each, after what is under way has been worked off."""
+
+    def __init__(self, job: Job, ranks: list[Rank]) -> None:
+        self.job, self.ranks = job, ranks
+        self.lot = random.Random(job["turns"]["seed"])
+        self.programs = [rank.program() for rank in ranks]
+        self.asked: list[Asked | None] = [None] * len(ranks)
+        self.looks = 0
+
+    def run(self) -> None:
+        for i in range(len(self.ranks)):
+            self._resume(i, None)
+        end = time.monotonic() + LIMIT
+        while any(self.asked):
+            if self._together():
+                continue
+            i = self.lot.choices(range(len(self.ranks)), self.job["turns"]["pace"])[0]
+            self.looks += 1
+            if self._look(i):
+                self.looks = 0
+                for _ in range(self.job["turns"]["drains"]):
+                    self._work()
+            if self.looks > STUCK * len(self.ranks) or time.monotonic() > end:
+                self._stuck()
+
+    def _resume(self, i: int, value: Any, error: BaseException | None = None) -> None:
+        try:
+            self.asked[i] = self.programs[i].throw(error) if error else self.programs[i].send(value)
+        except StopIteration:
+            self.asked[i] = None
+
+    def _look(self, i: int) -> bool:
+        """Makes what a rank has asked for, or looks whether it has ended; whether that is so."""
+        asked, rank = self.asked[i], self.ranks[i]
+        if asked is None or asked[0] in ("all", "die", "state", "failed", "closed"):
+            self._progress(rank)
+            return False
+        try:
+            if asked[0] == "do":
+                value = asked[1](0)
+            elif asked[1].test():
+                value = asked[1].wait()
+            else:
+                return False
+        except hpcomm.Timeout:
+            return False
+        except hpcomm.HpcommError as wrong:
+            self._resume(i, None, wrong)
+            return True
+        self._resume(i, value)
+        return True
+
+    def _progress(self, rank: Rank) -> None:
+        if rank.ex is not None and not rank.ex._closed and not rank.dead:
+            with contextlib.suppress(hpcomm.HpcommError):
+                rank.ex.progress()
+
+    def _work(self) -> None:
+        for rank in self.ranks:
+            self._progress(rank)
+
+    def _together(self) -> bool:
+        """Where all that are left ask for something that all make together."""
+        left = [i for i, asked in enumerate(self.asked) if asked is not None]
+        kinds = {self.asked[i][0] for i in left}  # type: ignore[index]
+        if kinds <= {"all", "state"}:
+            for _ in range(30):
+                self._work()
+            self._call(left)
+        elif "die" in kinds and kinds <= {"die", "failed", "closed"}:
+            self._die(left)
+        elif kinds == {"closed"} or kinds == {"failed"} or kinds == {"failed", "closed"}:
+            for i in left:
+                self._resume(i, None)
+        elif "failed" in kinds and not self._someone_died():
+            self._revoke(left)
+        else:
+            return False
+        self.looks = 0
+        return True
+
+    def _someone_died(self) -> bool:
+        return any(rank.dead for rank in self.ranks)
+
+    def _revoke(self, left: list[int]) -> None:
+        """A rank has failed by itself: it tells the others, who would wait for it."""
+        for i in left:
+            if self.asked[i][0] == "failed":  # type: ignore[index]
+                self.ranks[i].ctx.abort("failed")
+                self.ranks[i].dead = True
+                self.programs[i].close()
+                self.asked[i] = None
+        self._until_known()
+
+    def _call(self, left: list[int]) -> None:
+        """The calls of all, each in a thread that works for the others until they have ended too."""
+        ended = threading.Barrier(len(left) + 1, timeout=LIMIT + 10)
+        count, lock = [0], threading.Lock()
+        results: dict[int, tuple[Any, BaseException | None]] = {}
+
+        def call(i: int) -> None:
+            asked = self.asked[i]
+            assert asked is not None
+            try:
+                results[i] = (state_of(asked[1]) if asked[0] == "state" else asked[1](), None)
+            except Exception as wrong:
+                results[i] = (None, wrong)
+            with lock:
+                count[0] += 1
+            while count[0] < len(left):
+                self._progress(self.ranks[i])
+                time.sleep(0)
+            ended.wait()
+
+        for i in left:
+            threading.Thread(target=call, args=(i,), daemon=True).start()
+        ended.wait()
+        for i in left:
+            self._resume(i, *results[i])
+
+    def _die(self, left: list[int]) -> None:
+        """All have come to the death of a rank, or have failed: it goes, and the others wait until they know."""
+        for i in left:
+            if self.asked[i] is not None and self.asked[i][0] == "die" and self.ranks[i].dead:  # type: ignore[index]
+                self.ranks[i].ctx.abort("dies")
+        self._until_known()
+        for i in left:
+            self._resume(i, None)
+
+    def _until_known(self) -> None:
+        gone = {rank.ctx.rank for rank in self.ranks if rank.dead}
+        until_known([rank.ctx for rank in self.ranks if not rank.dead], gone)
+
+    def _stuck(self) -> None:
+        """Nothing moves any more: who waits for what is a fact; then a death becomes known to those it does not
+        touch."""
+        for i, asked in enumerate(self.asked):
+            if asked is not None:
+                self.ranks[i].facts.note(f"{self.ranks[i].at} stuck", [asked[0], self.ranks[i].steps])
+        if getattr(self, "revoked", False) or not self._someone_died():
+            for i, asked in enumerate(self.asked):
+                if asked is not None:
+                    self.programs[i].close()
+                    self.asked[i] = None
+            for rank in self.ranks:
+                if not rank.dead:
+                    rank.dead = True
+                    rank.ctx.abort("stuck")
+            return
+        self.revoked, self.looks = True, 0
+        next(rank for rank in self.ranks if not rank.dead).ctx.revoke()
+
+
+def state_of(ex: hpcomm.Exchange) -> dict[str, Any]:
+    return ex.state_dict()
+
+
+def until_known(contexts: list[hpcomm.Context], gone: set[int]) -> None:
+    """Waits until these know that others are gone."""
+    end = time.monotonic() + LIMIT
+    for ctx in contexts:
+        while any(ctx.peers[rank].state not in ("left", "failed") for rank in gone):
+            if time.monotonic() > end:
+                raise RuntimeError("a death did not become known")
+            time.sleep(0.0005)
+
+
+# ---- threads and processes -------------------------------------------------------------------------------------------
+
+
+def drive_blocking(rank: Rank, meet: Callable[[], None], kill: Callable[[Rank], None]) -> None:
+    """Drives one rank by calls that wait. meet: of all ranks, before a death."""
+    program, value, error = rank.program(), None, None
+    while True:
+        try:
+            asked = program.throw(error) if error else program.send(value)
+        except StopIteration:
+            return
+        value, error = None, None
+        try:
+            if asked[0] == "do":
+                value = asked[1](LIMIT)
+            elif asked[0] == "wait":
+                value = asked[1].wait(LIMIT)
+            elif asked[0] == "all":
+                value = asked[1]()
+            elif asked[0] == "state":
+                value = state_of(asked[1])
+            elif asked[0] == "failed":
+                with contextlib.suppress(hpcomm.HpcommError):
+                    rank.ctx.revoke()
+                    if not isinstance(asked[1], hpcomm.PeerFailed):
+                        rank.ctx.abort("failed")
+                        return
+            elif asked[0] == "die":
+                meet()
+                if rank.dead:
+                    kill(rank)
+                    return
+                until_known([rank.ctx], {asked[1]})
+        except hpcomm.HpcommError as wrong:
+            error = wrong
+
+
+class World:
+    """A communicator of threads."""
+
+    def __init__(self, rank: int, size: int, parts: list[bytes], meeting: threading.Barrier) -> None:
+        self.rank, self.size, self._parts, self._meeting = rank, size, parts, meeting
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        self._parts[self.rank] = data
+        self._meeting.wait()
+        parts = list(self._parts)
+        self._meeting.wait()
+        return parts
+
+
+def settings(job: Job) -> dict[str, Any]:
+    return {"transport": job["transport"], "loop_seed": job["loop_seed"], "timeout": LIMIT, "init_timeout": 60}
+
+
+def in_threads(n: int, call: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def opened(job: Job) -> list[Rank]:
+    """The ranks, connected."""
+    n = job["n"]
+    parts, meeting = [b""] * n, threading.Barrier(n, timeout=60)
+    found: list[Any] = [None] * n
+
+    def connect(i: int) -> None:
+        found[i] = Rank(job, hpcomm.init(World(i, n, parts, meeting), **settings(job)))
+
+    in_threads(n, connect)
+    return found
+
+
+def gathered(ranks: list[Rank]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for rank in ranks:
+        facts |= rank.facts.found
+    return {"facts": facts, "used": ranks[0].used}
+
+
+def by_turns(job: Job) -> dict[str, Any]:
+    ranks = opened(job)
+    Turns(job, ranks).run()
+    return gathered(ranks)
+
+
+def by_threads(job: Job) -> dict[str, Any]:
+    ranks = opened(job)
+    meeting = threading.Barrier(len(ranks))
+    left = threading.Event()
+    failed: list[str] = []
+
+    def meet() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(LIMIT)
+
+    def kill(rank: Rank) -> None:
+        rank.ctx.abort("dies")
+
+    def run(i: int) -> None:
+        try:
+            drive_blocking(ranks[i], meet, kill)
+        except BaseException:
+            failed.append(traceback.format_exc())
+            ranks[i].ctx.abort("wrong")
+        finally:
+            left.set()
+
+    in_threads(len(ranks), run)
+    if failed:
+        raise RuntimeError("\n".join(failed))
+    return gathered(ranks)
+
+
+class PipeWorld:
+    """A communicator of processes, whose parent hands the parts around."""
+
+    def __init__(self, rank: int, size: int, pipe: Connection) -> None:
+        self.rank, self.size, self._pipe = rank, size, pipe
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        self._pipe.send(data)
+        found: list[bytes] = self._pipe.recv()
+        return found
+
+
+def by_processes(job: Job) -> dict[str, Any]:
+    n = job["n"]
+    pairs = [Pipe() for _ in range(n)]
+    pids = []
+    for i in range(n):
+        pid = os.fork()
+        if pid == 0:
+            _rank_process(job, i, pairs)
+        pids.append(pid)
+    for _, theirs in pairs:
+        theirs.close()
+    found = _hub([ours for ours, _ in pairs])
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    facts: dict[str, Any] = {}
+    for one in found:
+        facts |= one["facts"] if one else {}
+    return {"facts": facts, "used": next((one["used"] for one in found if one), ["none"])}
+
+
+def _rank_process(job: Job, rank: int, pairs: list[tuple[Connection, Connection]]) -> None:
+    try:
+        own = pairs[rank][1]
+        for i, (ours, theirs) in enumerate(pairs):
+            ours.close()
+            if i != rank:
+                theirs.close()
+        world = PipeWorld(rank, job["n"], own)
+        one = Rank(job, hpcomm.init(world, **settings(job)))
+
+        def tell() -> None:
+            own.send({"facts": one.facts.found, "used": one.used})
+
+        def kill(_: Rank) -> None:
+            tell()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def meet() -> None:
+            world.allgather(b"")
+
+        drive_blocking(one, meet, kill)
+        tell()
+        own.poll(LIMIT)
+        with contextlib.suppress(hpcomm.HpcommError):
+            one.ctx.close()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            pairs[rank][1].send({"facts": {f"r{rank} crashed": traceback.format_exc()}, "used": ["none"]})
+    finally:
+        os._exit(0)
+
+
+def _hub(pipes: list[Connection]) -> list[Any]:
+    """Hands parts around until every rank has told its facts or is gone."""
+    ended: list[Any] = [None] * len(pipes)
+    over = [False] * len(pipes)
+    parts: dict[int, bytes] = {}
+    while not all(over):
+        ready = select.select([pipe for pipe, is_over in zip(pipes, over, strict=True) if not is_over], [], [], 60)[0]
+        if not ready:
+            break
+        for pipe in ready:
+            i = pipes.index(pipe)
+            try:
+                told = pipe.recv()
+            except (EOFError, OSError):
+                over[i] = True
+                continue
+            if isinstance(told, bytes):
+                parts[i] = told
+            else:
+                ended[i], over[i] = told, True
+        waiting = [i for i in range(len(pipes)) if not over[i]]
+        if parts and set(waiting) <= set(parts):
+            every = [parts.get(i, b"") for i in range(len(pipes))]
+            for i in list(parts):
+                with contextlib.suppress(OSError):
+                    pipes[i].send(every)
+            parts = {}
+    for pipe in pipes:
+        pipe.close()
+    return ended
+
+
+DRIVES = {"turns": by_turns, "threads": by_threads, "processes": by_processes}
+
+
+# ---- the worker ------------------------------------------------------------------------------------------------------
+
+
+def run(job: Job, pipe: int) -> None:
+    """In a process of the job's own."""
+    os.setpgid(0, 0)
+    sys.stdout = sys.stderr
+    try:
+        with np.errstate(all="ignore"):
+            found = DRIVES[job["drive"]](job)
+    except BaseException:
+        found = {"facts": {"crashed": traceback.format_exc()}, "used": ["none"]}
+    data = json.dumps(found).encode()
+    with open(pipe, "wb") as out:
+        out.write(struct.pack("<Q", len(data)) + data)
+    os._exit(0)
+
+
+def limited(job: Job, seconds: float) -> dict[str, Any]:
+    """The facts of a job; or how its process ended."""
+    back, out = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(back)
+        run(job, out)
+    os.close(out)
+    data, end = b"", time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([back], [], [], left)[0]:
+            break
+        part = os.read(back, 1 << 20)
+        if not part:
+            break
+        data += part
+    is_whole = len(data) >= 8 and len(data) == 8 + struct.unpack("<Q", data[:8])[0]
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(OSError):
+            kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    os.close(back)
+    if is_whole:
+        found: dict[str, Any] = json.loads(data[8:])
+        return found
+    how = "hangs: it was killed" if time.monotonic() >= end else f"ended by {status & 0x7F or status >> 8}"
+    return {"facts": {"crashed": how}, "used": ["none"]}
+
+
+def main() -> None:
+    print(json.dumps({"hpcomm": hpcomm.__file__}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        start = time.monotonic()
+        found = limited(order["job"], order["seconds"])
+        print(json.dumps({**found, "took": time.monotonic() - start}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
