@@ -24,6 +24,7 @@ from same_bits_jobs import FAMILIES, Job, draw
 
 HERE = Path(__file__).parent
 SECONDS = 60.0  # for a job
+AGAIN = 3  # runs of the build before, to tell whether a job that differs repeats there
 MEMBERS = [name for name in FAMILIES]
 
 
@@ -163,7 +164,7 @@ class Judge:
         self.families: collections.Counter[str] = collections.Counter()
         self.different: list[dict[str, Any]] = []
         self.more: list[dict[str, Any]] = []
-        self.refused = 0
+        self.unstable: list[dict[str, Any]] = []
         self.slowest: list[tuple[float, int]] = []
 
     def run(self) -> None:
@@ -193,12 +194,16 @@ class Judge:
             other.start()
             ask(0)
             other.join()
+            again = []
+            if differences(job, *found):
+                again = [workers[0].run(job) for _ in range(AGAIN)]
             with self.lock:
-                self._judge(job, *found)
+                self._judge(job, *found, again)
         for worker in workers:
             worker.close()
 
-    def _judge(self, job: Job, before: dict[str, Any], after: dict[str, Any]) -> None:
+    def _judge(self, job: Job, before: dict[str, Any], after: dict[str, Any], again: list[dict[str, Any]]) -> None:
+        """again: further runs of the build before, of a job that differs."""
         made = [name for name in before["facts"] if name.endswith(" made")]
         self.kinds["refused" if made else kind_of(job)] += 1
         self.families[job["family"]] += 1
@@ -208,6 +213,9 @@ class Judge:
         if not wrong:
             return
         told = {"seed": job["seed"], "job": job, "kind": kind_of(job), "differs": wrong}
+        if any(differences(job, before, one) for one in again):
+            self.unstable.append(told)
+            return
         if self.options.more_runs and made and not any(name.endswith(" made") for name in after["facts"]):
             self.more.append({**told, "refused": before["facts"][made[0]]})
             return
@@ -223,6 +231,7 @@ class Judge:
             "members": {name: self.members[name] for name in [*MEMBERS, "refused", "none"]},
             "different": self.different,
             "more": self.more,
+            "unstable": self.unstable,
             "slowest": self.slowest,
         }
 
@@ -246,6 +255,9 @@ def table(document: dict[str, Any]) -> str:
     lines.append("members of the array: " + ", ".join(f"{name} {n}" for name, n in document["members"].items()))
     for sentence, count in collections.Counter(one["refused"] for one in document["more"]).most_common():
         lines.append(f"runs now, {count} times refused before: {sentence}")
+    if document["unstable"]:
+        seeds = ", ".join(str(one["seed"]) for one in document["unstable"])
+        lines.append(f"{len(document['unstable'])} jobs do not repeat with the build before: {seeds}")
     seeds = ", ".join(str(one["seed"]) for one in document["different"])
     lines.append(f"{len(document['different'])} jobs differ" + (f": {seeds}" if seeds else ""))
     return "\n".join(lines)

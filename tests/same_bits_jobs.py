@@ -30,7 +30,7 @@ def servers(lot: Lot, n: int, **more: Any) -> list[Any]:
     if placement in ("CC", "NCC") and lot.random() < 0.3:
         which = [lot.randrange(n)]
     if lot.random() < 0.2:
-        more["affinity"] = "core"
+        more["affinity"] = "worker"
     return ["servers", placement, which, more]
 
 
@@ -259,7 +259,7 @@ def _models(lot: Lot, job: Job) -> None:
     """On a graph: averages of models, trained in place or not, or a rule for averages of updates."""
     job["reduce"] = "mean"
     if lot.random() < 0.6:
-        job["rule"], job["in_place"] = ["Average", {}], lot.random() < 0.4
+        job["rule"], job["in_place"] = ["Average", {}], job["consistency"][0] != "quorum" and lot.random() < 0.4
 
 
 FAMILIES: dict[str, Callable[[Lot, Job], None]] = {
@@ -283,6 +283,7 @@ FAMILIES: dict[str, Callable[[Lot, Job], None]] = {
     "passing_peers_ssp": _passing_peers_ssp,
 }
 LEAST_RANKS = {"groups": 3, "groups_quorum": 3, "graph_quorum": 3, "passing_peers": 3, "passing_peers_ssp": 3}
+EAGER = ("bsp", "graph_bsp", "notify_ack", "split")
 TWO_RANKS = ("async", "server_ssp", "updates_ssp", "quorum", "peers", "peers_ssp", "split_peers", "ssp")
 
 
@@ -340,10 +341,12 @@ def draw(seed: int) -> Job:
     _coded(lot, job)
     if lot.random() < 0.1:
         job["check_finite"] = True
-    if job.get("deterministic") is None and lot.random() < 0.1:
+    if job["family"] in EAGER and lot.random() < 0.15:
         job["deterministic"] = False
     _driven(lot, job)
     job["ops"] = _ops(lot, job)
+    if job["drive"] == "turns" and any(op[0] in ("save", "load", "barrier") for op in job["ops"]):
+        job["turns"]["drains"] = 8  # how often ranks look while all call together is no fact; no events wait here
     return job
 
 
@@ -352,22 +355,25 @@ def _exact(lot: Lot, job: Job) -> None:
     job["whole"] = lot.random() < 0.5
     if job["whole"] and "Dual" in job["rule"]:
         job["rule"] = ["SGD", {"lr": 1.0}]
-    if job["whole"] and "in_place" not in job and lot.random() < 0.7:
+    if job["whole"] and "graph" not in str(job["topology"]) and lot.random() < 0.7:
         job["reduce"] = "sum"
         if "by key" not in job["rule"]:
             job["rule"] = ["SGD", {"lr": lot.choice([1.0, 0.5])}]
 
 
 def _coded(lot: Lot, job: Job) -> None:
-    on_graph = "graphs" in str(job["topology"]) or "hostgraph" in str(job["topology"])
+    text = str(job["topology"])
+    on_graph, summed = "graph" in text, "apply_at" in text or "'hosts'" in text or "tree" in text
+    keeps = on_graph or "peers" in text  # parameters stay at their rank
+    pieces = "BARRIER" not in str(job["consistency"]) and not (on_graph and "ASYNC" in str(job["consistency"]))
     if lot.random() < 0.45:
         job["codec"] = {}
         for name, shape in job["keys"].items():
             if lot.random() < 0.7:
-                pairs = not on_graph and len(shape) == 2
-                arrays = on_graph and "Average" in str(job["rule"]) and lot.random() < 0.8
+                pairs = not on_graph and len(shape) == 2 and (not summed or lot.random() < 0.1)
+                arrays = (on_graph and "Average" in str(job["rule"])) or (not pieces and lot.random() < 0.9)
                 job["codec"][name] = codec(lot, pairs=pairs, arrays=arrays)
-    if lot.random() < (0.02 if on_graph else 0.15):
+    if lot.random() < (0.01 if keeps else 0.15):
         job["codec_out"] = {name: lot.choice(["float16", "bfloat16"]) for name in job["keys"] if lot.random() < 0.7}
     if job["family"] in ("peers", "split_peers", "bsp", "passing_peers", "split") and lot.random() < 0.15:
         name = next(iter(job["keys"]))
@@ -409,12 +415,10 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
         if job.get("split"):
             ops.append(_split_op(lot, job, step))
         else:
-            who = None
-            if free and lot.random() < 0.4:
-                who = sorted(lot.sample(range(n), max(1, n - lot.choice([0, 1, 1, 2]))))
+            who = _some(lot, job) if free and lot.random() < 0.4 else None
             ops.append(["step", lot.choice(HOWS), step, who])
         dice = lot.random()
-        if dice < 0.08:
+        if dice < 0.08 and "Average" not in str(job["rule"]):
             ops.append(["set", {"lr": lot.choice([0.5, 0.25, 2.0])}])
         elif dice < 0.16:
             ops.append(["save"])
@@ -435,6 +439,21 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
         ops.insert(at, ["close", lot.randrange(n)])
         ops = ops[: at + 1] + [op for op in ops[at + 1 :] if op[0] in ("step", "split", "pull", "set")]
     return ops
+
+
+def _some(lot: Lot, job: Job) -> list[int] | None:
+    """The ranks that make a step which others leave out: whole groups, and as many as a quorum needs."""
+    n, topology, consistency = job["n"], job["topology"], job["consistency"]
+    if isinstance(topology, dict):
+        return None
+    groups = [[rank] for rank in working(topology, n)]
+    if topology[0] == "hosts":
+        groups = topology[2].get("racks") or topology[1]
+    least = 0
+    if consistency[0] == "quorum":
+        least = len(groups) if consistency[2] == "inf" else consistency[1]
+    count = max(least, len(groups) - lot.choice([0, 1, 1, 2]))
+    return sorted(sum(lot.sample(groups, max(0, min(count, len(groups)))), []))
 
 
 def _split_op(lot: Lot, job: Job, step: int) -> list[Any]:
