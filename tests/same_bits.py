@@ -24,7 +24,7 @@ from same_bits_jobs import FAMILIES, Job, draw
 
 HERE = Path(__file__).parent
 SECONDS = 60.0  # for a job
-AGAIN = 3  # runs of the build before, to tell whether a job that differs repeats there
+AGAIN = 5  # runs of the build before, to tell whether a job that differs repeats there
 MEMBERS = [name for name in FAMILIES]
 
 
@@ -70,7 +70,7 @@ def kind_of(job: Job) -> str:
     if job["drive"] == "turns" and job["loop_seed"] == 0 and "None" not in _graces(job):
         return "bits, in turns"
     if in_order(job):
-        return "bits, in any order"
+        return "bits until a rank goes" if _is_cut(job) else "bits, in any order"
     return "sums" if is_exact(job) else "errors"
 
 
@@ -91,7 +91,7 @@ def in_order(job: Job) -> bool:
             return False
         if told[0] == "quorum" and told[2] != "inf":
             return False
-    return job.get("deterministic") is not False and not _is_cut(job)
+    return job.get("deterministic") is not False
 
 
 def _is_cut(job: Job) -> bool:
@@ -127,9 +127,18 @@ def compared(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
     if kind == "bits, in any order":
         return {name: value for name, value in facts.items() if not name.endswith(CLOCKED)}
     kept = {name: value for name, value in facts.items() if name.endswith((" made", "crashed"))}
+    if kind == "bits until a rank goes":
+        cut = next(i for i, op in enumerate(job["ops"]) if op[0] in ("die", "close"))
+        return kept | {name: value for name, value in facts.items() if is_before(name, cut)}
     if kind == "sums":
         kept |= {name: value for name, value in facts.items() if " final " in name or " error" in name}
     return kept
+
+
+def is_before(name: str, op: int) -> bool:
+    """Whether a fact is of an op before that one: "r1 03 step k0" is of op 3."""
+    number = name.split(" ")[1]
+    return number.isdigit() and int(number) < op
 
 
 def differences(job: Job, before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -337,13 +337,14 @@ def draw(seed: int) -> Job:
         "cores": lot.choice([None, 1, 1, 2]),
     }
     {**FAMILIES, "mixed": _mixed, "any": _any}[family](lot, job)
+    _driven(lot, job)
     _exact(lot, job)
-    _coded(lot, job)
+    if not job.get("is_exact"):
+        _coded(lot, job)
     if lot.random() < 0.1:
         job["check_finite"] = True
     if job["family"] in EAGER and lot.random() < 0.15:
         job["deterministic"] = False
-    _driven(lot, job)
     job["ops"] = _ops(lot, job)
     if job["drive"] == "turns" and any(op[0] in ("save", "load", "barrier") for op in job["ops"]):
         job["turns"]["drains"] = 8  # how often ranks look while all call together is no fact; no events wait here
@@ -352,10 +353,11 @@ def draw(seed: int) -> Job:
 
 def _exact(lot: Lot, job: Job) -> None:
     """Whole numbers, of which sums are exact in any order, for half of the jobs whose folds have no order."""
-    job["whole"] = lot.random() < 0.5
+    job["is_exact"] = job["drive"] != "turns" and "BSP" not in job["consistency"] and lot.random() < 0.7
+    job["whole"] = job["is_exact"] or lot.random() < 0.5
     if job["whole"] and "Dual" in job["rule"]:
         job["rule"] = ["SGD", {"lr": 1.0}]
-    if job["whole"] and "graph" not in str(job["topology"]) and lot.random() < 0.7:
+    if job["whole"] and "graph" not in str(job["topology"]) and (job["is_exact"] or lot.random() < 0.7):
         job["reduce"] = "sum"
         if "by key" not in job["rule"]:
             job["rule"] = ["SGD", {"lr": lot.choice([1.0, 0.5])}]
@@ -382,8 +384,10 @@ def _coded(lot: Lot, job: Job) -> None:
 
 
 def _driven(lot: Lot, job: Job) -> None:
-    """Who calls: one thread that gives the ranks turns, drawn by the seed; a thread for each rank; or processes."""
-    drive = lot.choice(["turns"] * 6 + ["threads"] * 3 + ["processes"])
+    """Who calls: one thread that gives the ranks turns, drawn by the seed; a thread for each rank; or processes. Bits
+    of disciplines that take updates as they come repeat in turns alone."""
+    is_free = any(word in str(job["consistency"]) for word in ("ASYNC", "BARRIER", "SSP", "quorum"))
+    drive = lot.choice(["turns"] * (14 if is_free else 4) + ["threads"] * 3 + ["processes"])
     job["drive"] = drive
     if drive == "turns":
         job["transport"] = lot.choice(["shm", "shm", "shm", "loop"])
@@ -418,6 +422,8 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
             who = _some(lot, job) if free and lot.random() < 0.4 else None
             ops.append(["step", lot.choice(HOWS), step, who])
         dice = lot.random()
+        if job["is_exact"] and dice < 0.22:
+            continue
         if dice < 0.08 and "Average" not in str(job["rule"]):
             ops.append(["set", {"lr": lot.choice([0.5, 0.25, 2.0])}])
         elif dice < 0.16:
@@ -428,6 +434,8 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
             ops.append(["barrier"])
         elif dice < 0.29:
             ops.append(["pull"])
+    if job["is_exact"]:
+        return ops
     if lot.random() < 0.2 and n > 1:
         at = lot.randint(1, len(ops))
         ops.insert(at, ["die", lot.randrange(n)])

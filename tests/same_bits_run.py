@@ -196,7 +196,7 @@ def members(ex: hpcomm.Exchange) -> list[str]:
         copies = any(a == b for a, b in zip(applied, applied[1:], strict=False))
         pushes = all(edge.row < 0 for row in rows for edge in row.in_edges)
         peers = not one.phases and copies and pushes and not stages and all(len(row.out_edges) == 1 for row in rows)
-        passing = any(getattr(edge, "via", -1) >= 0 for row in rows for edge in row.in_edges)
+        passing = any(edge.row < -1 for row in rows for edge in row.in_edges)
         quorum = 0 if one.mode == "ASYNC" else consistency.quorum or 0
         bsp = one.mode == "BSP" or (one.mode == "SSP" and not consistency.staleness and not one.phases)
         few = any(quorum < len(row.in_edges) for row in rows)
@@ -414,8 +414,6 @@ class Rank:
         self._note_params(at)
 
     def op_die(self, at: str, rank: int) -> Program:
-        if self.ctx.rank == rank:
-            self.dead = True
         yield ("die", rank)
         return self.dead
 
@@ -476,7 +474,7 @@ class Turns:
         """Makes what a rank has asked for, or looks whether it has ended; whether that is so."""
         asked, rank = self.asked[i], self.ranks[i]
         if asked is None or asked[0] in ("all", "die", "state", "failed", "closed"):
-            self._progress(rank)
+            work(rank)
             return False
         try:
             if asked[0] == "do":
@@ -493,14 +491,9 @@ class Turns:
         self._resume(i, value)
         return True
 
-    def _progress(self, rank: Rank) -> None:
-        if rank.ex is not None and not rank.ex._closed and not rank.dead:
-            with contextlib.suppress(hpcomm.HpcommError):
-                rank.ex.progress()
-
     def _work(self) -> None:
         for rank in self.ranks:
-            self._progress(rank)
+            work(rank)
 
     def _together(self) -> bool:
         """Where all that are left ask for something that all make together."""
@@ -551,7 +544,7 @@ class Turns:
             with lock:
                 count[0] += 1
             while count[0] < len(left):
-                self._progress(self.ranks[i])
+                work(self.ranks[i])
                 time.sleep(0)
             ended.wait()
 
@@ -564,7 +557,8 @@ class Turns:
     def _die(self, left: list[int]) -> None:
         """All have come to the death of a rank, or have failed: it goes, and the others wait until they know."""
         for i in left:
-            if self.asked[i] is not None and self.asked[i][0] == "die" and self.ranks[i].dead:  # type: ignore[index]
+            if self.asked[i] == ("die", self.ranks[i].ctx.rank):
+                self.ranks[i].dead = True
                 self.ranks[i].ctx.abort("dies")
         self._until_known()
         for i in left:
@@ -608,11 +602,25 @@ def until_known(contexts: list[hpcomm.Context], gone: set[int]) -> None:
             time.sleep(0.0005)
 
 
+def work(rank: Rank) -> None:
+    """Works for the rows that a rank owns."""
+    if rank.ex is not None and not rank.ex._closed and not rank.dead:
+        with contextlib.suppress(hpcomm.HpcommError):
+            rank.ex.progress()
+
+
+def work_until(rank: Rank, is_over: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not is_over() and time.monotonic() < end:
+        work(rank)
+        time.sleep(0.0001)
+
+
 # ---- threads and processes -------------------------------------------------------------------------------------------
 
 
-def drive_blocking(rank: Rank, meet: Callable[[], None], kill: Callable[[Rank], None]) -> None:
-    """Drives one rank by calls that wait. meet: of all ranks, before a death."""
+def drive_blocking(rank: Rank, meet: Callable[[Rank], None], kill: Callable[[Rank], None]) -> None:
+    """Drives one rank by calls that wait. meet: of all ranks, before a death; each works for the others meanwhile."""
     program, value, error = rank.program(), None, None
     while True:
         try:
@@ -636,8 +644,9 @@ def drive_blocking(rank: Rank, meet: Callable[[], None], kill: Callable[[Rank], 
                         rank.ctx.abort("failed")
                         return
             elif asked[0] == "die":
-                meet()
-                if rank.dead:
+                meet(rank)
+                if rank.ctx.rank == asked[1]:
+                    rank.dead = True
                     kill(rank)
                     return
                 until_known([rank.ctx], {asked[1]})
@@ -699,13 +708,13 @@ def by_turns(job: Job) -> dict[str, Any]:
 
 def by_threads(job: Job) -> dict[str, Any]:
     ranks = opened(job)
-    meeting = threading.Barrier(len(ranks))
-    left = threading.Event()
+    came: set[int] = set()
+    gone: set[int] = set()
     failed: list[str] = []
 
-    def meet() -> None:
-        with contextlib.suppress(threading.BrokenBarrierError):
-            meeting.wait(LIMIT)
+    def meet(rank: Rank) -> None:
+        came.add(rank.ctx.rank)
+        work_until(rank, lambda: len(came | gone) == len(ranks))
 
     def kill(rank: Rank) -> None:
         rank.ctx.abort("dies")
@@ -717,7 +726,7 @@ def by_threads(job: Job) -> dict[str, Any]:
             failed.append(traceback.format_exc())
             ranks[i].ctx.abort("wrong")
         finally:
-            left.set()
+            gone.add(i)
 
     in_threads(len(ranks), run)
     if failed:
@@ -776,8 +785,10 @@ def _rank_process(job: Job, rank: int, pairs: list[tuple[Connection, Connection]
             tell()
             os.kill(os.getpid(), signal.SIGKILL)
 
-        def meet() -> None:
-            world.allgather(b"")
+        def meet(rank: Rank) -> None:
+            own.send(b"")
+            work_until(rank, own.poll)
+            own.recv()
 
         drive_blocking(one, meet, kill)
         tell()
