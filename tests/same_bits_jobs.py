@@ -282,7 +282,7 @@ FAMILIES: dict[str, Callable[[Lot, Job], None]] = {
     "passing_peers": _passing_peers,
     "passing_peers_ssp": _passing_peers_ssp,
 }
-LEAST_RANKS = {"groups": 3, "groups_quorum": 3, "graph_quorum": 3, "passing_peers": 3, "passing_peers_ssp": 3}
+LEAST_RANKS = {"groups": 3, "groups_quorum": 3, "graph_quorum": 3, "passing_peers": 4, "passing_peers_ssp": 4}
 EAGER = ("bsp", "graph_bsp", "notify_ack", "split")
 TWO_RANKS = ("async", "server_ssp", "updates_ssp", "quorum", "peers", "peers_ssp", "split_peers", "ssp")
 
@@ -347,7 +347,7 @@ def draw(seed: int) -> Job:
         job["deterministic"] = False
     job["ops"] = _ops(lot, job)
     if job["drive"] == "turns" and any(op[0] in ("save", "load", "barrier") for op in job["ops"]):
-        job["turns"]["drains"] = 8  # how often ranks look while all call together is no fact; no events wait here
+        job["turns"]["drains"] = -1  # how often ranks look while all call together is no fact: no event waits then
     return job
 
 
@@ -394,7 +394,7 @@ def _driven(lot: Lot, job: Job) -> None:
         job["progress"] = "inline"
         job["turns"] = {
             "seed": lot.randrange(1 << 30),
-            "drains": lot.choice([0, 0, 1, 3]),  # rounds in which all ranks work after each call
+            "drains": lot.choice([0, 0, 1, -1]),  # rounds in which all ranks work after each call; -1: until all is done
             "pace": [lot.choice([1, 1, 2, 5]) for _ in range(job["n"])],
         }
     else:

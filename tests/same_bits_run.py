@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import hpcomm
+from hpcomm import _core
 from hpcomm import codec as codecs
 from hpcomm import topology as topologies
 
@@ -331,9 +332,7 @@ class Rank:
             for name in self.names if how != "nb" else reversed(self.names):
                 given = grads[name]
                 if how == "written" and not isinstance(given, tuple):
-                    slot = yield ("do", lambda t, name=name: ex.gradient(name, timeout=t))
-                    slot[...] = bits_as(given, slot)
-                    given = None
+                    given = yield from self._written(at, name, given)
                 start = ("do", lambda t, name=name, given=given: ex.push_pull_nb(name, given, timeout=t))
                 handles.append((yield start))
                 if how == "push_pull":
@@ -343,6 +342,16 @@ class Rank:
         self.steps += 1
         self._note_params(at)
         self.facts.note(f"{at} version", [ex.version, list(ex.late)])
+
+    def _written(self, at: str, name: str, grad: Any) -> Program:
+        """None, when the update is in its slot; the update itself where this rank has none, as below a tree's root."""
+        try:
+            slot = yield ("do", lambda t: self.ex.gradient(name, timeout=t))
+        except hpcomm.NotSupported as wrong:
+            self.facts.error(f"{at} slot of {name}", wrong)
+            return grad
+        slot[...] = bits_as(grad, slot)
+        return None
 
     def _refused(self, at: str, grads: dict[str, Any]) -> Program:
         """A push of NaN sends nothing."""
@@ -459,8 +468,7 @@ class Turns:
             self.looks += 1
             if self._look(i):
                 self.looks = 0
-                for _ in range(self.job["turns"]["drains"]):
-                    self._work()
+                self._work(self.job["turns"]["drains"])
             if self.looks > STUCK * len(self.ranks) or time.monotonic() > end:
                 self._stuck()
 
@@ -491,17 +499,23 @@ class Turns:
         self._resume(i, value)
         return True
 
-    def _work(self) -> None:
-        for rank in self.ranks:
-            work(rank)
+    def _work(self, rounds: int) -> None:
+        """Ranks work by turns; -1: until no core has taken an event for some rounds."""
+        quiet, last, n = 0, -1, 0
+        while n < rounds or (rounds < 0 and quiet < 3 and n < 200):
+            for rank in self.ranks:
+                work(rank)
+            if rounds < 0:
+                now = sum(events(rank) for rank in self.ranks)
+                quiet, last = (quiet + 1 if now == last else 0), now
+            n += 1
 
     def _together(self) -> bool:
         """Where all that are left ask for something that all make together."""
         left = [i for i, asked in enumerate(self.asked) if asked is not None]
         kinds = {self.asked[i][0] for i in left}  # type: ignore[index]
         if kinds <= {"all", "state"}:
-            for _ in range(30):
-                self._work()
+            self._work(-1)
             self._call(left)
         elif "die" in kinds and kinds <= {"die", "failed", "closed"}:
             self._die(left)
@@ -607,6 +621,13 @@ def work(rank: Rank) -> None:
     if rank.ex is not None and not rank.ex._closed and not rank.dead:
         with contextlib.suppress(hpcomm.HpcommError):
             rank.ex.progress()
+
+
+def events(rank: Rank) -> int:
+    """How many events its cores have taken."""
+    if rank.ex is None or rank.ex._closed or rank.dead:
+        return 0
+    return int(_core.exchange_stats(rank.ex._handle)["events"])
 
 
 def work_until(rank: Rank, is_over: Callable[[], bool]) -> None:
