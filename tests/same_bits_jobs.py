@@ -169,6 +169,8 @@ def _bsp(lot: Lot, job: Job) -> None:
     else:
         hosts = hosts_of(lot, n)
         job["topology"], job["rule"] = ["hostgraph", graph(lot, len(hosts)), hosts], ["Average", {}]
+    if kind in ("hosts", "servers") and lot.random() < 0.1:
+        job["shared_params"] = True
     if kind != "tree" and lot.random() < 0.15:
         job["consistency"] = ["SSP", 0]
 
@@ -420,7 +422,8 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
             ops.append(_split_op(lot, job, step))
         else:
             who = _some(lot, job) if free and lot.random() < 0.4 else None
-            ops.append(["step", lot.choice(HOWS), step, who])
+            how = "in place" if job.get("in_place") and lot.random() < 0.6 else lot.choice(HOWS)
+            ops.append(["step", how, step, who])
         dice = lot.random()
         if job["is_exact"] and dice < 0.22:
             continue
@@ -440,8 +443,10 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
         at = lot.randint(1, len(ops))
         ops.insert(at, ["die", lot.randrange(n)])
         ops = ops[: at + 1] + [op for op in ops[at + 1 :] if op[0] in ("step", "split", "pull")]
-        if lot.random() < 0.3:
+        if lot.random() < 0.5 and job["drive"] != "processes":
             ops.append(["recover"])
+            for step in range(steps, steps + 2):
+                ops.append(_split_op(lot, job, step) if job.get("split") else ["step", lot.choice(HOWS), step, None])
     elif apart and lot.random() < 0.3:
         at = lot.randint(1, len(ops))
         ops.insert(at, ["close", lot.randrange(n)])

@@ -236,6 +236,7 @@ class Rank:
 
     def __init__(self, job: Job, ctx: hpcomm.Context) -> None:
         self.job, self.ctx, self.facts = job, ctx, Facts()
+        self.number = ctx.rank  # which it keeps when others are lost
         self.ex: Any = None
         self.saved: Any = None
         self.steps, self.names = 0, list(job["keys"])
@@ -243,7 +244,7 @@ class Rank:
 
     @property
     def at(self) -> str:
-        return f"r{self.ctx.rank}"
+        return f"r{self.number}"
 
     def program(self) -> Program:
         try:
@@ -253,7 +254,10 @@ class Rank:
             return
         with contextlib.suppress(AttributeError):
             self.used = members(self.ex)
-        for number, op in enumerate(self.job["ops"]):
+        first, ops = 0, self.job["ops"]
+        for number, op in enumerate(ops):
+            if number < first:
+                continue
             try:
                 ended = yield from getattr(self, f"op_{op[0]}")(f"{self.at} {number:02} {op[0]}", *op[1:])
             except hpcomm.InvalidArgument as wrong:
@@ -261,8 +265,10 @@ class Rank:
                 ended = "under way" in str(wrong) and (yield from self._ends(number))
             except hpcomm.HpcommError as wrong:
                 self.facts.error(f"{self.at} {number:02} error", wrong)
-                yield ("failed", wrong)
-                ended = True
+                first = next((i for i in range(number + 1, len(ops)) if ops[i][0] == "recover"), 0)
+                ended = first == 0
+                if ended:
+                    yield ("failed", wrong)
             if ended:
                 break
         if not self.dead:
@@ -311,18 +317,22 @@ class Rank:
             self.facts.array(f"{when} {name}", value)
 
     def _works(self, who: list[int] | None) -> bool:
-        return bool(self.ex.params) and (who is None or self.ctx.rank in who)
+        return bool(self.ex.params) and (who is None or self.number in who)
 
     # ---- ops ----
 
     def op_step(self, at: str, how: str, step: int, who: list[int] | None) -> Program:
         if not self._works(who):
             return
-        ex, grads = self.ex, {name: update(self.job, name, self.ctx.rank, step) for name in self.names}
+        ex, grads = self.ex, {name: update(self.job, name, self.number, step) for name in self.names}
         if self.job.get("check_finite") and step == 1:
             yield from self._refused(at, {name: np.full(shape, np.nan, F32) for name, shape in self.job["keys"].items()})
         if how == "step":
             yield ("do", lambda t: ex.step(grads, timeout=t))
+        elif how == "in place":
+            for name in self.names:
+                ex.params[name][...] -= grads[name]
+            yield ("do", lambda t: ex.step(timeout=t))
         elif how == "apart":
             for name in self.names:
                 yield ("do", lambda t, name=name: ex.push(name, grads[name], timeout=t))
@@ -368,7 +378,7 @@ class Rank:
     def op_split(self, at: str, step: int, between: list[str], end: str, scale: float, nothing: list[int]) -> Program:
         if not self._works(None):
             return
-        ex, rank = self.ex, self.ctx.rank
+        ex, rank = self.ex, self.number
         grads = {name: update(self.job, name, rank, step) for name in self.names}
         if end == "step":
             yield ("do", lambda t: ex.step(grads, timeout=t))
@@ -428,12 +438,16 @@ class Rank:
 
     def op_close(self, at: str, rank: int) -> Program:
         """One rank has no more steps; the others go on."""
-        return self.ctx.rank == rank
+        return self.number == rank
         yield
 
     def op_recover(self, at: str) -> Program:
-        return
-        yield
+        """Those that are left go on by a new exchange, whose owners keep what they have."""
+        found = yield ("all", lambda: hpcomm.recover(self.ex, survivors=True))
+        self.old, self.ex = self.ctx, found.exchange
+        self.ctx = self.ex.context
+        self.facts.note(f"{at} clock", [found.clock, list(found.lost)])
+        self._note_params(at)
 
 
 def bits_as(value: Any, slot: Any) -> Any:
@@ -571,7 +585,7 @@ class Turns:
     def _die(self, left: list[int]) -> None:
         """All have come to the death of a rank, or have failed: it goes, and the others wait until they know."""
         for i in left:
-            if self.asked[i] == ("die", self.ranks[i].ctx.rank):
+            if self.asked[i] == ("die", self.ranks[i].number):
                 self.ranks[i].dead = True
                 self.ranks[i].ctx.abort("dies")
         self._until_known()
@@ -579,7 +593,7 @@ class Turns:
             self._resume(i, None)
 
     def _until_known(self) -> None:
-        gone = {rank.ctx.rank for rank in self.ranks if rank.dead}
+        gone = {rank.number for rank in self.ranks if rank.dead}
         until_known([rank.ctx for rank in self.ranks if not rank.dead], gone)
 
     def _stuck(self) -> None:
@@ -666,7 +680,7 @@ def drive_blocking(rank: Rank, meet: Callable[[Rank], None], kill: Callable[[Ran
                         return
             elif asked[0] == "die":
                 meet(rank)
-                if rank.ctx.rank == asked[1]:
+                if rank.number == asked[1]:
                     rank.dead = True
                     kill(rank)
                     return
@@ -734,7 +748,7 @@ def by_threads(job: Job) -> dict[str, Any]:
     failed: list[str] = []
 
     def meet(rank: Rank) -> None:
-        came.add(rank.ctx.rank)
+        came.add(rank.number)
         work_until(rank, lambda: len(came | gone) == len(ranks))
 
     def kill(rank: Rank) -> None:
