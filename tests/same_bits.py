@@ -13,7 +13,6 @@ import collections
 import json
 import os
 import queue
-import re
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ from same_bits_jobs import FAMILIES, Job, draw
 HERE = Path(__file__).parent
 SECONDS = 60.0  # for a job
 AGAIN = 5  # runs of the build before, to tell whether a job that differs repeats there
-MEMBERS = [name for name in FAMILIES]
+MEMBERS = list(FAMILIES)
 
 
 class Worker:
@@ -207,7 +206,7 @@ class Judge:
             if differences(job, *found):
                 again = [workers[0].run(job) for _ in range(AGAIN)]
             with self.lock:
-                self._judge(job, *found, again)
+                self._judge(job, found[0], found[1], again)
         for worker in workers:
             worker.close()
 

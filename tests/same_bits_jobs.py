@@ -5,6 +5,7 @@ more mix them: "mixed" gives keys schemes of their own, and "any" puts topology,
 random, most of which is refused by a sentence.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -58,12 +59,16 @@ def hosts_of(lot: Lot, n: int) -> list[list[int]]:
     return [sorted(ranks[start:end]) for start, end in zip([0, *cuts], [*cuts, n], strict=True)]
 
 
+def joined(groups: list[list[int]]) -> list[int]:
+    return list(itertools.chain(*groups))
+
+
 def hierarchy(lot: Lot, n: int, *, ring: bool = True, away: bool = False) -> list[Any]:
     hosts = hosts_of(lot, n)
     more: dict[str, Any] = {}
     if len(hosts) > 2 and lot.random() < 0.4:
         cut = lot.randint(1, len(hosts) - 1)
-        more["racks"] = [sum(hosts[:cut], []), sum(hosts[cut:], [])]
+        more["racks"] = [joined(hosts[:cut]), joined(hosts[cut:])]
     if lot.random() < 0.3:
         more["leaders"] = [lot.choice(host) for host in hosts]
     if ring and lot.random() < 0.3:
@@ -146,7 +151,7 @@ def keys(lot: Lot) -> dict[str, list[int]]:
 
 
 def _ssp(lot: Lot) -> list[Any]:
-    return ["SSP", lot.choice([1, 1, 2, 3, 5])]
+    return ["SSP", lot.choice([1, 1, 1, 2, 2, 3, 5])]
 
 
 def _quorum(lot: Lot, inputs: int, **more: Any) -> list[Any]:
@@ -396,8 +401,8 @@ def _driven(lot: Lot, job: Job) -> None:
         job["progress"] = "inline"
         job["turns"] = {
             "seed": lot.randrange(1 << 30),
-            "drains": lot.choice([0, 0, 1, -1]),  # rounds in which all ranks work after each call; -1: until all is done
-            "pace": [lot.choice([1, 1, 2, 5]) for _ in range(job["n"])],
+            "drains": lot.choice([0, 0, 0, 1, -1]),  # rounds in which all work after each call; -1: until all is done
+            "pace": [lot.choice([1, 1, 3, 10]) for _ in range(job["n"])],
         }
     else:
         job["transport"] = lot.choice(["shm", "tcp", "loop"] if drive == "threads" else ["shm", "tcp"])
@@ -413,7 +418,7 @@ HOWS = ["step", "push_pull", "nb", "nb", "apart", "written"]
 def _ops(lot: Lot, job: Job) -> list[Any]:
     """What each rank does: [name, arguments]. Ranks may leave out steps where the consistency lets others go on."""
     n, text = job["n"], str(job["consistency"])
-    steps = lot.choice([2, 3, 4, 6, 8, 12])
+    steps = lot.choice([2, 3, 4, 6, 8, 8, 12])
     apart = "BSP" not in text and "NOTIFY" not in text and "'SSP', 0" not in text and "BARRIER" not in text
     free = ("ASYNC" in text or "quorum" in text) and "graphs" not in str(job["topology"]) and apart
     ops: list[Any] = []
@@ -466,7 +471,7 @@ def _some(lot: Lot, job: Job) -> list[int] | None:
     if consistency[0] == "quorum":
         least = len(groups) if consistency[2] == "inf" else consistency[1]
     count = max(least, len(groups) - lot.choice([0, 1, 1, 2]))
-    return sorted(sum(lot.sample(groups, max(0, min(count, len(groups)))), []))
+    return sorted(joined(lot.sample(groups, max(0, min(count, len(groups))))))
 
 
 def _split_op(lot: Lot, job: Job, step: int) -> list[Any]:
