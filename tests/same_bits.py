@@ -5,7 +5,7 @@
 Facts are digests of parameters after each step, of optimizer states, means and counts, and the first sentence of each
 error with the rank that raised it. A job is drawn from a seed (same_bits_jobs.py) and run by a worker of each build
 (same_bits_run.py), in a process of its own. Facts that depend on the clock are left out: kind_of says which stay.
-Before an answer is believed, the build before is compared with itself: --before and --after may be the same folder.
+A job that differs is run again by the build before, and if it does not repeat there it is listed apart.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from same_bits_jobs import FAMILIES, Job, draw
 
 HERE = Path(__file__).parent
 SECONDS = 60.0  # for a job
+MORE = 20  # of these, where the build after does not repeat
 AGAIN = 5  # runs of the build before, to tell whether a job that differs repeats there
 MEMBERS = list(FAMILIES)
 
@@ -65,7 +66,7 @@ class Worker:
 
 
 def kind_of(job: Job) -> str:
-    """bits: every fact repeats. ends: only what holds for any order of events does."""
+    """What repeats: all bits, or only sums at the end, or only whether and how the job is refused."""
     if job["drive"] == "turns" and job["loop_seed"] == 0 and "None" not in _graces(job):
         return "bits, in turns"
     if in_order(job):
@@ -88,7 +89,7 @@ def in_order(job: Job) -> bool:
     for told in _consistencies(job):
         if told[0] in ("ASYNC", "BARRIER") or (told[0] == "SSP" and told[1] > 0):
             return False
-        if told[0] == "quorum" and told[2] != "inf":
+        if told[0] == "quorum" and (told[2] != "inf" or told[3]):  # on a graph ranks skip versions
             return False
     return job.get("deterministic") is not False
 
@@ -122,7 +123,8 @@ def compared(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
     """The facts that repeat."""
     kind = kind_of(job)
     if kind == "bits, in turns":
-        return facts
+        cut = meeting_of(job)
+        return facts if cut is None else {name: value for name, value in facts.items() if is_before(name, cut)}
     if kind == "bits, in any order":
         return {name: value for name, value in facts.items() if not name.endswith(CLOCKED)}
     kept = {name: value for name, value in facts.items() if name.endswith((" made", "crashed"))}
@@ -134,8 +136,18 @@ def compared(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def meeting_of(job: Job) -> int | None:
+    """The op after which facts depend on how often ranks look while all call together; None: they never do."""
+    ops = [op[0] for op in job["ops"]]
+    text = str(job["consistency"]) + str(job["topology"])
+    told = ("recover", "save", "load", "barrier") if "SSP" in text and "apply_at" in text else ("recover",)
+    return None if in_order(job) else next((i for i, name in enumerate(ops) if name in told), None)
+
+
 def is_before(name: str, op: int) -> bool:
-    """Whether a fact is of an op before that one: "r1 03 step k0" is of op 3."""
+    """Whether a fact is of an op before that one, or of no op: "r1 03 step k0" is of op 3."""
+    if name.endswith((" made", "crashed")):
+        return True
     number = name.split(" ")[1]
     return number.isdigit() and int(number) < op
 
@@ -202,13 +214,20 @@ class Judge:
             other.start()
             ask(0)
             other.join()
-            again = []
-            if differences(job, *found):
-                again = [workers[0].run(job) for _ in range(AGAIN)]
+            again = self._again(job, found[0], found[1], workers)
             with self.lock:
                 self._judge(job, found[0], found[1], again)
         for worker in workers:
             worker.close()
+
+    def _again(self, job: Job, before: dict[str, Any], after: dict[str, Any], workers: list[Worker]) -> list[Any]:
+        """Further runs of a job that differs, by the build before: more of them where the build after wavers."""
+        if not differences(job, before, after):
+            return []
+        again = [workers[0].run(job) for _ in range(AGAIN)]
+        if any(differences(job, after, workers[1].run(job)) for _ in range(AGAIN)):
+            again += [workers[0].run(job) for _ in range(MORE)]
+        return again
 
     def _judge(self, job: Job, before: dict[str, Any], after: dict[str, Any], again: list[dict[str, Any]]) -> None:
         """again: further runs of the build before, of a job that differs."""

@@ -430,7 +430,7 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
             how = "in place" if job.get("in_place") and lot.random() < 0.6 else lot.choice(HOWS)
             ops.append(["step", how, step, who])
         dice = lot.random()
-        if job["is_exact"] and dice < 0.22:
+        if dice < 0.26 and (job["is_exact"] or (job["drive"] != "turns" and "waits_for" in text)):
             continue
         if dice < 0.08 and "Average" not in str(job["rule"]):
             ops.append(["set", {"lr": lot.choice([0.5, 0.25, 2.0])}])
