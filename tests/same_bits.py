@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from same_bits_jobs import FAMILIES, Job, draw
+from same_bits_jobs import FAMILIES, Job, consistencies, draw
 
 HERE = Path(__file__).parent
 SECONDS = 60.0  # for a job
@@ -76,17 +76,12 @@ def kind_of(job: Job) -> str:
 
 def _graces(job: Job) -> str:
     """Graces, of which None is learned from the clock."""
-    return str([told[2] for told in _consistencies(job) if told[0] == "quorum"])
-
-
-def _consistencies(job: Job) -> list[Any]:
-    told = job["consistency"]
-    return list(told["by key"].values()) if isinstance(told, dict) else [told]
+    return str([told[2] for told in consistencies(job) if told[0] == "quorum"])
 
 
 def in_order(job: Job) -> bool:
     """Whether every fold takes the same updates in the same order, whenever they come."""
-    for told in _consistencies(job):
+    for told in consistencies(job):
         if told[0] in ("ASYNC", "BARRIER") or (told[0] == "SSP" and told[1] > 0):
             return False
         if told[0] == "quorum" and (told[2] != "inf" or told[3]):  # on a graph ranks skip versions

@@ -404,12 +404,54 @@ def _driven(lot: Lot, job: Job) -> None:
             "drains": lot.choice([0, 0, 0, 1, -1]),  # rounds in which all work after each call; -1: until all is done
             "pace": [lot.choice([1, 1, 3, 10]) for _ in range(job["n"])],
         }
+        for told in consistencies(job):
+            if told[0] == "quorum" and told[2] is None:
+                told[2] = 0  # no clock ends a grace here
     else:
         job["transport"] = lot.choice(["shm", "tcp", "loop"] if drive == "threads" else ["shm", "tcp"])
         job["progress"] = lot.choice(["inline", "inline", "thread"])
     job["loop_seed"] = 0
     if job["transport"] == "loop" and lot.random() < (0.3 if drive == "turns" else 0.8):
         job["loop_seed"] = lot.randrange(1, 1 << 30)
+
+
+class Lag:
+    """How far ranks, or groups of them, are apart under SSP(s): some leave out a step, as long as nobody waits."""
+
+    def __init__(self, job: Job) -> None:
+        topology = job["topology"]
+        self.groups = [[rank] for rank in working(topology, job["n"])]
+        if topology[0] == "hosts":
+            self.groups = topology[2].get("racks") or topology[1]
+        self.most = job["consistency"][1] if job["consistency"][0] == "SSP" else 0
+        self.clocks = [0] * len(self.groups)
+
+    def is_open(self) -> bool:
+        return len(set(self.clocks)) > 1
+
+    def level(self) -> None:
+        self.clocks = [0] * len(self.groups)
+
+    def some(self, lot: Lot) -> list[int] | None:
+        """The ranks that make the next step."""
+        absent = lot.randrange(len(self.groups)) if lot.random() < 0.4 else -1
+        after = [clock + (i != absent) for i, clock in enumerate(self.clocks)]
+        if max(after) - min(after) > self.most:
+            absent, after = -1, [clock + 1 for clock in self.clocks]
+        if max(after) - min(after) > self.most or absent < 0:
+            self.clocks = after
+            return None
+        self.clocks = after
+        return sorted(joined([group for i, group in enumerate(self.groups) if i != absent]))
+
+
+LAGS = ("server_ssp", "groups", "updates_ssp", "peers_ssp", "passing_peers_ssp", "ssp")
+
+
+def consistencies(job: Job) -> list[Any]:
+    """Of all keys, or of each."""
+    told = job["consistency"]
+    return list(told["by key"].values()) if isinstance(told, dict) else [told]
 
 
 HOWS = ["step", "push_pull", "nb", "nb", "apart", "written"]
@@ -422,15 +464,19 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
     apart = "BSP" not in text and "NOTIFY" not in text and "'SSP', 0" not in text and "BARRIER" not in text
     free = ("ASYNC" in text or "quorum" in text) and "graphs" not in str(job["topology"]) and apart
     ops: list[Any] = []
+    lag = Lag(job) if job["family"] in LAGS and not job["is_exact"] else None
     for step in range(steps):
         if job.get("split"):
             ops.append(_split_op(lot, job, step))
         else:
             who = _some(lot, job) if free and lot.random() < 0.4 else None
+            who = lag.some(lot) if lag is not None else who
             how = "in place" if job.get("in_place") and lot.random() < 0.6 else lot.choice(HOWS)
             ops.append(["step", how, step, who])
         dice = lot.random()
-        if dice < 0.26 and (job["is_exact"] or (job["drive"] != "turns" and "waits_for" in text)):
+        if lag is not None and lag.is_open() and job["family"] not in ("server_ssp", "groups"):
+            continue  # a state is of one version: whoever asks for it waits for those that are behind
+        if dice < 0.26 and (job["is_exact"] or "waits_for" in text):
             continue
         if dice < 0.08 and "Average" not in str(job["rule"]):
             ops.append(["set", {"lr": lot.choice([0.5, 0.25, 2.0])}])
@@ -438,10 +484,13 @@ def _ops(lot: Lot, job: Job) -> list[Any]:
             ops.append(["save"])
         elif dice < 0.22 and any(op[0] == "save" for op in ops):
             ops.append(["load"])
+            if lag is not None:
+                lag.level()
         elif dice < 0.26:
             ops.append(["barrier"])
         elif dice < 0.29:
             ops.append(["pull"])
+    job["lags"] = lag is not None and lag.is_open()
     if job["is_exact"]:
         return ops
     if lot.random() < 0.2 and n > 1:

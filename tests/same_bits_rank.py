@@ -287,9 +287,11 @@ class Rank:
         self._note_params(f"{self.at} closed")
 
     def _all_here(self) -> bool:
-        """On a graph with a quorum versions are skipped: a rank may wait for a version that others push never."""
+        """Not where a rank may wait for a version that others never push: with a quorum on a graph, which skips some,
+        and where ranks are behind under SSP."""
         skips = "waits_for" in str(self.job["consistency"])
-        return not skips and not any(op[0] in ("die", "close", "recover") for op in self.job["ops"])
+        waits = self.job.get("lags") and self.job["family"] not in ("server_ssp", "groups")
+        return not skips and not waits and not any(op[0] in ("die", "close", "recover") for op in self.job["ops"])
 
     def _finale(self) -> Program:
         for _ in range(2):
