@@ -181,8 +181,8 @@ def _bsp(lot: Lot, job: Job) -> None:
 
 
 def _split(lot: Lot, job: Job) -> None:
-    _bsp(lot, job)
-    job["split"] = True
+    make = lot.choice([servers, servers, hierarchy, receivers])
+    job["topology"], job["split"] = make(lot, job["n"]), True
 
 
 def _split_peers(lot: Lot, job: Job) -> None:
@@ -290,7 +290,7 @@ FAMILIES: dict[str, Callable[[Lot, Job], None]] = {
     "passing_peers_ssp": _passing_peers_ssp,
 }
 LEAST_RANKS = {"groups": 3, "groups_quorum": 3, "graph_quorum": 3, "passing_peers": 4, "passing_peers_ssp": 4}
-EAGER = ("bsp", "graph_bsp", "notify_ack", "split")
+EAGER = ("bsp", "graph_bsp", "notify_ack")
 TWO_RANKS = ("async", "server_ssp", "updates_ssp", "quorum", "peers", "peers_ssp", "split_peers", "ssp")
 
 
