@@ -80,6 +80,7 @@ class Turns:
             else:
                 return False
         except hpcomm.Timeout:
+            self._work(self.job["turns"]["drains"])  # a part of it may be on its way
             return False
         except hpcomm.HpcommError as wrong:
             self._resume(i, None, wrong)
