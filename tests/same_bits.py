@@ -134,7 +134,9 @@ def compared(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
 def meeting_of(job: Job) -> int | None:
     """The op after which facts depend on how often ranks look while all call together; None: they never do."""
     ops = [op[0] for op in job["ops"]]
-    return ops.index("recover") if "recover" in ops and not in_order(job) else None
+    text = str(job["consistency"]) + str(job["topology"])
+    told = ("recover", "save", "load", "barrier") if "SSP" in text and "apply_at" in text else ("recover",)
+    return None if in_order(job) else next((i for i, name in enumerate(ops) if name in told), None)
 
 
 def is_before(name: str, op: int) -> bool:
