@@ -1,6 +1,6 @@
 """When a worker may go on (PHub, section 2; ASAP, section 3): a value, not code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .errors import InvalidArgument
@@ -113,8 +113,10 @@ _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIE
 
 
 def with_servers(consistency: Consistency) -> Consistency:
-    """A consistency as servers have it: there SSP(0) is BSP, while on graphs it is NOTIFY_ACK."""
-    return BSP if consistency == SSP(0) else consistency
+    """A consistency as servers have it: there SSP(0) is BSP, while on graphs it is NOTIFY_ACK. So it is with a quorum:
+    every worker is a neighbour of every server."""
+    in_turn = consistency.staleness == 0 and consistency.whole
+    return replace(consistency, waits_for="all") if in_turn else consistency
 
 
 def applies_each(consistency: Consistency) -> bool:

@@ -104,6 +104,26 @@ def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, codec: Any, 
     assert np.sum([late for _, _, late in told], axis=0).tolist() == [0, 0, 0, shares]
 
 
+def test_with_servers_the_quorum_of_neighbours_is_that_of_all() -> None:
+    """A program that gives graphs waits_for="neighbours" may give it keys with servers too."""
+    folded = threading.Barrier(3, timeout=20)
+
+    def body(context: Context) -> None:
+        neighbours = Consistency(quorum=2, grace=0, waits_for="neighbours")
+        with exchange(context, {"w": neighbours, "b": quorum(2)}, progress="thread") as ex:
+            if context.rank < 2:
+                ex.step(whole(context.rank, 0))
+            folded.wait()
+            if context.rank == 2:
+                ex.step(whole(2, 0))
+                assert (ex.version, ex.late) == (1, tuple(SHAPES))
+            for name in SHAPES:
+                mean = (whole(0, 0)[name] + whole(1, 0)[name]) / F32(2)
+                np.testing.assert_array_equal(ex.params[name], -mean, err_msg=name)
+
+    run_threads(3, body)
+
+
 @on_both
 def test_all_are_waited_for_with_time_enough() -> None:
     def body(context: Context, consistency: Consistency, **options: Any) -> list[Any]:
