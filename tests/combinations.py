@@ -19,13 +19,14 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import ThreadWorld, thread_worlds
+from conftest import SEED, ThreadWorld, thread_worlds
 from numpy.typing import NDArray
 
 import hpcomm
@@ -384,91 +385,101 @@ def first_sentence(text: str) -> str:
 # ---- all ranks ---------------------------------------------------------------------------------------------------
 
 
-def try_all(edges: str, ones: Sequence[Combination], told: Callable[[int, Found], None] | None = None) -> list[Found]:
+def try_all(
+    edges: str, ones: Sequence[Combination], told: Callable[[Found], None] = lambda _: None, **config: Any
+) -> list[Found]:
     """What comes of combinations of one kind of edges, whose ranks are threads of this process. They have one context
-    until a combination fails on its way; then they make another one."""
+    until a combination fails on its way; then they make another one. told hears of each."""
     found: list[Found] = []
     while len(found) < len(ones):
-        n = EDGES[edges].ranks
-        by_rank: list[list[Found]] = [[] for _ in range(n)]
-        meeting, rest = threading.Barrier(n, timeout=60), ones[len(found) :]
-        threads = [
-            threading.Thread(target=_rank, args=(world, rest, by_rank, meeting), daemon=True)
-            for world in thread_worlds(n)
-        ]
+        job = _Job(ones[len(found) :], EDGES[edges].ranks, told, config)
+        before = len(found)
+        threads = [threading.Thread(target=job.rank, args=(world,), daemon=True) for world in thread_worlds(job.n)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120 + len(rest))
-        done = max(map(len, by_rank))
-        for i in range(done):
-            found.append(_of_all([its[i] if i < len(its) else Found("failed", "hangs") for its in by_rank]))
-            if told is not None:
-                told(len(found) - 1, found[-1])
-        if any(thread.is_alive() for thread in threads) or not done:
-            break
-    return [*found, *[Found("failed", "not tried, as ranks hang")] * (len(ones) - len(found))]
+            thread.join(120 + len(ones))
+        found += job.found
+        if any(thread.is_alive() for thread in threads) or len(found) == before:
+            raise AssertionError(f"ranks hang in {ones[len(found)]}")
+    return found
+
+
+class _Job:
+    """The ranks of one context."""
+
+    def __init__(
+        self, ones: Sequence[Combination], n: int, told: Callable[[Found], None], config: Mapping[str, Any]
+    ) -> None:
+        self.found: list[Found] = []
+        self.n, self._ones, self._told = n, ones, told
+        self._config = {"timeout": TIMEOUT, "transport": "shm", **config}
+        self._its = [Found("runs")] * n  # by rank, of the present combination
+        self._meeting = threading.Barrier(n, timeout=60)
+
+    def rank(self, world: ThreadWorld) -> None:
+        with suppress(hpcomm.HpcommError, threading.BrokenBarrierError), hpcomm.init(world, **self._config) as ctx:
+            for one in self._ones:
+                self._its[ctx.rank] = self._caught(ctx, one)
+                if self._meeting.wait() == 0:  # one rank of them
+                    self.found.append(_of_all(self._its))
+                    self._told(self.found[-1])
+                self._meeting.wait()
+                if self.found[-1].what == "failed":
+                    return
+
+    def _caught(self, ctx: hpcomm.Context, one: Combination) -> Found:
+        try:
+            return tried(ctx, one)
+        except Exception as error:
+            return Found("failed", f"{type(error).__name__} on rank {ctx.rank}: {error}")
 
 
 def _of_all(its: Sequence[Found]) -> Found:
     faults = [one for one in its if one.what not in ("runs", "refused")]
     if faults:
-        return min(faults, key=lambda one: "has closed" in one.sentence)
+        return min(faults, key=lambda one: "PeerFailed" in one.sentence)
     if len({one.what for one in its}) > 1:
         return Found("failed", f"some ranks refuse: {[one.what for one in its]}")
     return its[0]
 
 
-def _rank(
-    world: ThreadWorld, ones: Sequence[Combination], by_rank: list[list[Found]], meeting: threading.Barrier
-) -> None:
-    mine = by_rank[world.rank]
-    try:
-        with hpcomm.init(world, timeout=TIMEOUT, transport="shm") as ctx:
-            for one in ones:
-                mine.append(_caught(ctx, one))
-                meeting.wait()
-                last = [its[-1] for its in by_rank]
-                meeting.wait()
-                if any(found.what == "failed" for found in last):
-                    return
-    except (hpcomm.HpcommError, threading.BrokenBarrierError):  # of the context's end, where ranks have failed
-        pass
-
-
-def _caught(ctx: hpcomm.Context, one: Combination) -> Found:
-    try:
-        return tried(ctx, one)
-    except Exception as error:
-        return Found("failed", f"{type(error).__name__} on rank {ctx.rank}: {error}")
-
-
-def in_a_process(edges: str, ones: Sequence[Combination]) -> list[Found]:
+def in_a_process(edges: str, ones: Sequence[Combination], transport: str) -> list[Found]:
     """try_all in a process of its own, so that a crash is an outcome."""
     found: list[Found] = []
     while len(found) < len(ones):
         rest = ones[len(found) :]
-        command = [sys.executable, __file__, "--child", edges]
+        command = [sys.executable, __file__, "--child", edges, "--transport", transport]
         given = json.dumps([asdict(one) for one in rest])
         ended = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
         lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
         found += [Found(**line) for line in lines]
-        if len(lines) < len(rest):
-            found.append(Found("crash", f"the process ended with {ended.returncode}: {ended.stderr[-300:]}"))
+        if len(lines) == len(rest):
+            return found
+        if ended.returncode >= 0:
+            raise RuntimeError(ended.stderr)
+        found.append(Found("crash", f"signal {-ended.returncode} ended the process: {ended.stderr[-300:]}"))
     return found
 
 
-def child(edges: str) -> None:
+def child(edges: str, transport: str) -> None:
     ones = [Combination(**one) for one in json.load(sys.stdin)]
-    try_all(edges, ones, lambda _, found: print(json.dumps(asdict(found)), flush=True))
+    name, _, late = transport.partition(" ")
+    try_all(
+        edges,
+        ones,
+        lambda found: print(json.dumps(asdict(found)), flush=True),
+        transport=name,
+        loop_seed=SEED if late else 0,
+    )
 
 
-def everything(ones: Iterable[Combination]) -> dict[Combination, Found]:
+def everything(ones: Iterable[Combination], transport: str) -> dict[Combination, Found]:
     by_edges: dict[str, list[Combination]] = defaultdict(list)
     for one in ones:
         by_edges[one.edges].append(one)
     with ThreadPoolExecutor(2) as pool:
-        jobs = {edges: pool.submit(in_a_process, edges, its) for edges, its in by_edges.items()}
+        jobs = {edges: pool.submit(in_a_process, edges, its, transport) for edges, its in by_edges.items()}
         return {
             one: found for edges, its in by_edges.items() for one, found in zip(its, jobs[edges].result(), strict=True)
         }
@@ -568,12 +579,13 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="writes what was found")
     parser.add_argument("--write", action="store_true", help=f"writes docs/{PAGE.name}, of all combinations")
+    parser.add_argument("--transport", default="shm", help="shm, tcp, loop or 'loop late'")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(args.child)
+        child(args.child, args.transport)
         return 0
-    found = everything(chosen(args.only))
+    found = everything(chosen(args.only), args.transport)
     if args.json:
         args.json.write_text(
             json.dumps([{**asdict(one), **asdict(its)} for one, its in found.items()], indent=1) + "\n"

@@ -227,8 +227,13 @@ static const char *refuses_pieces(const hpc_exchange_config *f) {
 }
 
 static const char *refuses_pieces_on_graph(const hpc_exchange_config *f) {
-    (void)f;
-    return "an update that one neighbour leaves out and another takes cannot go back into the residual";
+    for (int i = 0; i < f->plan->n_rows; i++) {
+        const hpc_codec *codec = hpc_codec_of(f->plan->rows[i].codec_in);
+        const hpc_codec_config *config = codec->addressable ? NULL : f->codecs[f->plan->rows[i].key];
+        if (config != NULL && hpc_codec_keeps(codec, config) && !config->no_feedback)
+            return "an update that one neighbour leaves out and another takes cannot go back into the residual";
+    }
+    return NULL;
 }
 
 /* ---- open ---- */
