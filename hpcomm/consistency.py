@@ -89,7 +89,8 @@ slot; every input is whole and of this step, and nobody waits for ranks further 
 
 BARRIER = Consistency(whole=False)
 """Graphs, for comparison: all ranks meet, but the barrier may overtake the updates, and a fast rank may write over what
-a slow one still reads (ASAP, section 6.2)."""
+a slow one still reads (ASAP, section 6.2). With servers, and among peers, updates come before the word of them: there
+it is BSP."""
 
 
 def SSP(staleness: int) -> Consistency:
@@ -113,10 +114,10 @@ _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIE
 
 
 def with_servers(consistency: Consistency) -> Consistency:
-    """A consistency as servers have it: there SSP(0) is BSP, while on graphs it is NOTIFY_ACK. So it is with a quorum:
-    every worker is a neighbour of every server."""
-    in_turn = consistency.staleness == 0 and consistency.whole
-    return replace(consistency, waits_for="all") if in_turn else consistency
+    """A consistency as servers and peers have it: there SSP(0) and BARRIER are BSP, while on graphs they are NOTIFY_ACK
+    and a consistency of its own. So it is with a quorum. Every worker is a neighbour of every server, and an update
+    that a fold has waited for is there and whole."""
+    return replace(consistency, waits_for="all", whole=True) if consistency.staleness == 0 else consistency
 
 
 def applies_each(consistency: Consistency) -> bool:

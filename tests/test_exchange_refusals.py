@@ -12,7 +12,6 @@ from conftest import Left, on_both, run_threads
 import hpcomm
 from hpcomm import (
     ASYNC,
-    BARRIER,
     BSP,
     SGD,
     SSP,
@@ -105,8 +104,8 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"with servers it must be BSP, SSP\(s\) or ASYNC; give a graph",
     ),
     "consistency of graphs": (
-        {"consistency": BARRIER},
-        r"consistency is BARRIER: with servers it must be BSP, SSP\(s\) or ASYNC",
+        {"consistency": Consistency(staleness=None, whole=False)},
+        r"with servers it must be BSP, SSP\(s\) or ASYNC; give a graph",
     ),
     "topology": (
         {"topology": "CS"},

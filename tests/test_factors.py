@@ -15,7 +15,6 @@ from test_model import mapped_bytes
 import hpcomm
 from hpcomm import (
     ASYNC,
-    BARRIER,
     BSP,
     SGD,
     SSP,
@@ -564,7 +563,6 @@ def test_neighbours_that_are_left_keep_their_parameters() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "asynchronous": ({"consistency": ASYNC}, "consistency is ASYNC: peers apply each update of each rank once"),
     "quorum": ({"consistency": Consistency(quorum=2)}, "peers apply each update .* without a quorum"),
-    "unflushed": ({"consistency": BARRIER}, "consistency is BARRIER: peers apply each update"),
     "too stale": ({"consistency": SSP(31)}, r"room for s \+ 2 updates .* give SSP\(30\) or less"),
     "models": ({"rule": Average()}, "its rule is Average, and peers send updates, not models"),
     "other size": ({"topology": PeerToPeer(from_edges(3, [(0, 1)]))}, "graph is .* must have 2 ranks, as the job has"),

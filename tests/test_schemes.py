@@ -11,13 +11,25 @@ from conftest import Left, on_both, run_threads
 from hypothesis import given
 
 import hpcomm
-from hpcomm import ASYNC, BSP, NOTIFY_ACK, SSP, Consistency, Exchange, Hierarchy, InvalidArgument, ParameterServer, Tree
+from hpcomm import (
+    ASYNC,
+    BARRIER,
+    BSP,
+    NOTIFY_ACK,
+    SSP,
+    Consistency,
+    Exchange,
+    Hierarchy,
+    InvalidArgument,
+    ParameterServer,
+    Tree,
+)
 from hpcomm.consistency import goes_apart, with_servers
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.schemes import Scheme, settled
 from hpcomm.plan import Cut, Key, Plan
 from hpcomm.stage import as_keys
-from hpcomm.topology import HostGraph, Job, Phases, Topology, complete, ring, star
+from hpcomm.topology import HostGraph, Job, PeerToPeer, Phases, Topology, complete, ring, star
 from hpcomm.topology.given import as_topology
 
 if TYPE_CHECKING:
@@ -187,6 +199,33 @@ def test_keys_form_schemes_by_graph_and_consistency(data: st.DataObject) -> None
         assert of[a].consistency == kind(a)[1]
         for b in names:
             assert (of[a] is of[b]) == (kind(a) == kind(b))
+
+
+HOSTS = ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [ParameterServer(apply_at="receivers"), Hierarchy(HOSTS), PeerToPeer(), "flat"],
+    ids=["receivers", "hosts", "peers", "flat"],
+)
+def test_an_update_that_was_waited_for_is_whole_but_on_graphs(topology: Any) -> None:
+    """So BARRIER and NOTIFY_ACK have the bits of BSP."""
+
+    def body(ctx: hpcomm.Context) -> list[bytes]:
+        lot, found = np.random.default_rng(ctx.rank), []
+        grads = [
+            {name: lot.standard_normal(value.shape).astype(F32) for name, value in params().items()} for _ in range(3)
+        ]
+        for consistency in (BSP, NOTIFY_ACK, BARRIER):
+            with Exchange(ctx, params(), topology, consistency, hpcomm.Adam(), progress="inline") as ex:
+                for grad in grads:
+                    ex.step(grad)
+                found.append(b"".join(value.tobytes() for value in ex.params.values()))
+        return found
+
+    for its in run_threads(4, body):
+        assert its == its[:1] * 3
 
 
 def test_schemes_know_their_hosts_and_their_graphs() -> None:
