@@ -120,6 +120,12 @@ def with_servers(consistency: Consistency) -> Consistency:
     return replace(consistency, waits_for="all", whole=True) if consistency.staleness == 0 else consistency
 
 
+def on_graph(consistency: Consistency) -> Consistency:
+    """A consistency as graphs have it: a quorum counts neighbours, also where waits_for is "all"."""
+    counts = consistency.quorum is not None and consistency.staleness == 0 and consistency.whole
+    return replace(consistency, waits_for="neighbours") if counts else consistency
+
+
 def applies_each(consistency: Consistency) -> bool:
     """Whether servers apply each update by itself, as it comes: under ASYNC, and under SSP with a staleness."""
     return consistency == ASYNC or bool(consistency.staleness)

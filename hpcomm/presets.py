@@ -223,8 +223,8 @@ def stochastic_reduce(
         ctx, params: as Exchange takes them.
         topology: a Graph of hpcomm.topology, or several that the steps take in turn, or a function that gives them for
             a number of ranks, by which recover rebuilds them; None: root_expander, two out-neighbours each.
-        consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. Consistency(quorum=q, late="drop",
-            waits_for="neighbours") goes on without stragglers (docs/stochastic_reduce.md).
+        consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. Consistency(quorum=q) goes on without
+            stragglers (docs/stochastic_reduce.md).
         rule: Average: what is pushed are models. Any other rule takes gradients, which are folded by the graph's
             weights and applied to this rank's own parameters.
         hosts_first: the nodes of topology are the hosts: the ranks of a host average their models first, and one goes

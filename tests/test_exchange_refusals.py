@@ -221,8 +221,8 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: the job has 3"),
     "quorum on a graph": (
-        {"topology": complete(3), "consistency": quorum_of(1)},
-        r"quorum is 1 under BSP.*a quorum needs NOTIFY_ACK and one phase",
+        {"topology": complete(3), "consistency": Consistency(quorum=1, whole=False)},
+        r"quorum is 1 under BARRIER.*a quorum needs NOTIFY_ACK and one phase",
     ),
     "quorum and in_place": (
         {

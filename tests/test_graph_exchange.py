@@ -374,10 +374,12 @@ def meet(ex: Exchange, met: list[int], rank: int, ranks: int) -> None:
 
 
 @on_both
-def test_a_quorum_goes_on_without_a_straggler_and_tells_it() -> None:
+@pytest.mark.parametrize("waits_for", ["neighbours", "all"])
+def test_a_quorum_goes_on_without_a_straggler_and_tells_it(waits_for: Any) -> None:
+    """A quorum counts neighbours, also where waits_for is "all"."""
     steps, more = 4, 200
     met, gone, told = [0, 0], threading.Barrier(3), threading.Event()
-    consistency = Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.1)
+    consistency = Consistency(quorum=1, late="drop", waits_for=waits_for, grace=0.1)
 
     def mean(ranks: int, step: int) -> dict[str, Any]:
         updates = [update(rank, step) for rank in range(ranks)]

@@ -98,9 +98,9 @@ class Exchange(SplitCalls):
         consistency: BSP (a chunk is applied when every worker has pushed it), ASYNC (each update as it comes) or SSP(s)
             (each as it comes, and no worker is more than s steps ahead). On a graph also NOTIFY_ACK and BARRIER.
             Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
-            with a Hierarchy those of q hosts, see late. On a graph give waits_for="neighbours" as well: this is
-            NOTIFY_ACK without stragglers, and a fold needs the updates of q in-neighbours. Or a mapping from names of
-            keys to these; keys that it does not name are BSP. Keys of one consistency, with servers, on one graph or
+            with a Hierarchy those of q hosts, see late. On a graph it is NOTIFY_ACK without stragglers, and a fold
+            needs the updates of q in-neighbours. Or a mapping from names of keys to these; keys that it does not name
+            are BSP. Keys of one consistency, with servers, on one graph or
             with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of
             its own. All keys have the same workers.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or a Rule of one's own; or a mapping that

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..consistency import ASYNC, BSP, Consistency, with_servers
+from ..consistency import ASYNC, BSP, Consistency, on_graph, with_servers
 from ..context import Context
 from ..errors import InvalidArgument
 from ..optim import AnyRule, Average, Rule, RuleOrRules
@@ -117,7 +117,7 @@ def settled(
     for name, one in topologies.items():
         peers = applies_at_peers(one)
         averages = one.updates_of == "neighbours" and not peers
-        its = consistencies[name] if averages else with_servers(consistencies[name])
+        its = (on_graph if averages else with_servers)(consistencies[name])
         model = one if one.updates_of in OWN_MODELS or peers else None
         number = group_of[name] if _counts_versions(its) else 0
         for found, other, of_group, group in groups:
