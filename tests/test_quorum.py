@@ -42,7 +42,7 @@ def quorum(n: int, grace: float | None = 0) -> Consistency:
     return Consistency(quorum=n, late="drop", grace=grace)
 
 
-def exchange(context: Context, consistency: Consistency, **options: Any) -> Exchange:
+def exchange(context: Context, consistency: Consistency | dict[str, Consistency], **options: Any) -> Exchange:
     return Exchange(context, zeros(), **{"consistency": consistency, "rule": SGD(lr=1), "chunk_bytes": 1024, **options})
 
 
