@@ -82,7 +82,7 @@ void hpc_clocks_level(hpc_engine *en) {
 }
 
 int hpc_get_begun(const hpc_engine *en, uint64_t *counts, int cap) {
-    for (int i = 0; i < cap && i <= en->asked.staleness; i++) counts[i] = en->begun[i];
+    for (int i = 0; i < cap && i <= en->asked.staleness; i++) counts[i] += en->begun[i];
     return en->asked.staleness;
 }
 

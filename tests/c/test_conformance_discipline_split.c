@@ -9,13 +9,13 @@ static bool is_split(const combination *c) {
     return (c->with & SPLIT) != 0;
 }
 
-/* Owners apply for all; a peer decides for its own parameters. */
-static bool decides_together(const combination *c) {
-    return is_split(c) && c->edges != PEERS;
+/* Owners apply for all; a peer, and a rank of a graph, decide for their own parameters. */
+static bool decides_alone(const combination *c) {
+    return is_split(c) && (c->edges == PEERS || c->edges == GRAPH);
 }
 
-static bool decides_alone(const combination *c) {
-    return is_split(c) && c->edges == PEERS;
+static bool decides_together(const combination *c) {
+    return is_split(c) && !decides_alone(c);
 }
 
 static void with_momentum(trial *t) {
@@ -209,7 +209,7 @@ static void stands_between(rank *r) {
     uint64_t ticket;
     fold(t, KEY, 0);
     if (stands) rank_await(r, 0, (uint64_t)t->slow);
-    if (t->c->edges == PEERS) {
+    if (decides_alone(t->c)) {
         apply(t, KEY, 1);
         job_start(r, t->j, t->e, KEY, 1, HPC_PUSH, false);
     }
@@ -221,7 +221,7 @@ static void stands_between(rank *r) {
         CHECK_STATUS(status, HPC_ERR_TIMEOUT);
         named = names_alone(t->slow);
     }
-    CHECK(named || t->c->with & PARTIAL); /* a peer that hears others alone is done */
+    CHECK(named || t->c->with & PARTIAL || t->c->shape == RING); /* a peer that hears others alone is done */
     if (!stands) atomic_fetch_add(&r->board[0], 1);
     do_wait(t, KEY, ticket);
     trial_close(t);
@@ -256,7 +256,7 @@ static void closes_between(rank *r) {
     trial *t = trial_open(r, NULL);
     for (int key = 0; key < t->j->n_keys; key++) {
         fold(t, key, 0);
-        if (t->c->edges == PEERS && r->rank != t->slow) apply(t, key, 0.5);
+        if (decides_alone(t->c) && r->rank != t->slow) apply(t, key, 0.5);
     }
     trial_close(t);
 }
