@@ -292,10 +292,6 @@ static int may_push(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, hpc_slot_ticket(en, key), op);
 }
 
-static int may_push_to_group(hpc_engine *en, int key, const char *op) {
-    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
-}
-
 /* Adds the ranks that bring the updates of the slowest groups, for a share of this rank in which its own reply is
  * parked. Under ASYNC no reply is parked. */
 static int slowest_groups(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
@@ -371,7 +367,7 @@ const hpc_discipline hpc_discipline_groups = {
     .share_came = share_came,
     .row_came = row_came,
     .work = work,
-    .may_push = may_push_to_group,
+    .may_push = hpc_push_after_last,
     .needs = hpc_groups_need,
     .awaited = awaited_by_group,
     .facts = &(const hpc_facts){.before_publish = level},

@@ -164,13 +164,6 @@ int hpc_graph_has_read(const hpc_engine *en, int s, uint64_t ticket) {
            has_let_go(en, share);
 }
 
-int hpc_graph_is_free(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_shares; i++)
-        if (!hpc_graph_has_read(en, k->shares[i], ticket)) return 0;
-    return 1;
-}
-
 /* Waits for each push by itself: on a graph that changes, the last push and the one before may have other readers. */
 int hpc_graph_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     uint64_t pushes = en->keys[key].pushes, depth = (uint64_t)en->layout.depth;
@@ -189,26 +182,4 @@ int hpc_graph_finish_unread(hpc_engine *en, int key, hpc_limit *l, const char *o
 void hpc_graph_restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
     hpc_phases *g = en->graph;
     g->keys[w->row->key].ahead = (int64_t)(step - w->share->version);
-}
-
-int hpc_graph_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks, hpc_has_read *has_read,
-                      hpc_missing *missing) {
-    const hpc_discipline *d = en->discipline;
-    const hpc_pushed *k = &en->keys[key];
-    int n = 0, me = en->context->group.rank;
-    uint64_t number = ticket / 2;
-    for (int r = 0; r < en->context->group.size && !for_slot && d->needs != NULL; r++)
-        if (r != me && hpc_pushes_of(en, r, key) < d->needs(en, r, key, number)) n = hpc_add_rank(ranks, n, r);
-    if (n > 0) return n;
-    for (int i = 0; i < k->n_shares; i++) {
-        const int s = k->shares[i];
-        const hpc_share *share = &en->layout.shares[s];
-        int counts = d->makes_params == NULL || d->makes_params(en, share);
-        if (for_slot ? has_read(en, s, ticket) : !counts || hpc_share_has_answered(en, s, ticket)) continue;
-        if (share->owner != me)
-            n = hpc_add_rank(ranks, n, share->owner);
-        else
-            n = missing(en, s, number, ranks, n);
-    }
-    return n > 0 ? n : hpc_add_rank(ranks, n, me);
 }

@@ -88,20 +88,11 @@ void hpc_graph_begin_push(hpc_engine *en, int key);
 int hpc_graph_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
 int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share);
 /* Whether the owners of a push's shares have read it, or closed, or were not sent it. */
-int hpc_graph_is_free(const hpc_engine *en, int key, uint64_t ticket);
 int hpc_graph_has_read(const hpc_engine *en, int s, uint64_t ticket);
 /* Waits until the neighbours have read what is in the slots. */
 int hpc_graph_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 /* Waits until the last update has left this rank. Neighbours may read it later, or never. */
 int hpc_graph_finish_unread(hpc_engine *en, int key, hpc_limit *l, const char *op);
 void hpc_graph_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
-
-/* hpc_discipline.awaited on a graph: the ranks that have not pushed as often as the discipline needs. If there are
- * none, the owners that have not answered, or have not read the slot; for shares of this rank's own the ranks that
- * missing adds. */
-typedef int hpc_missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
-typedef int hpc_has_read(const hpc_engine *en, int s, uint64_t ticket);
-int hpc_graph_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks, hpc_has_read *has_read,
-                      hpc_missing *missing);
 
 #endif

@@ -120,13 +120,6 @@ int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share) {
     return share->owner == en->context->group.rank;
 }
 
-int hpc_peers_is_free(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_shares; i++)
-        if (!hpc_share_has_answered(en, k->shares[i], ticket)) return 0;
-    return 1;
-}
-
 int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     return hpc_ticket_wait_slot(en, key, 2 * en->keys[key].pushes, hpc_limit_left(en, l), op);
 }
@@ -143,19 +136,11 @@ uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n) {
     return hears(en, rank, key) ? n : 0;
 }
 
-int hpc_peers_may_push(hpc_engine *en, int key, const char *op) {
-    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
-}
-
-/* The ranks whose inputs to the next fold of share s are missing, as hpc_missing. */
+/* The ranks whose inputs to the next fold of share s are missing. */
 static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
     const uint64_t fold = hpc_share_next_fold(en, s);
     (void)n;
     return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * fold), fold, ranks, found);
-}
-
-int hpc_peers_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_share_has_answered, missing);
 }
 
 const hpc_discipline hpc_discipline_peers = {
@@ -167,10 +152,10 @@ const hpc_discipline hpc_discipline_peers = {
     .makes_params = hpc_peers_make_params,
     .share_came = hpc_whole_share_came,
     .row_came = hpc_whole_row_came,
-    .may_push = hpc_peers_may_push,
+    .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,
-    .is_free = hpc_peers_is_free,
+    .has_read = hpc_share_has_answered,
     .needs = hpc_peers_need,
-    .awaited = hpc_peers_awaited,
+    .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_peers_finish},
 };

@@ -12,12 +12,9 @@ int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *confi
 /* hpc_discipline's slots. A pull waits for this rank's own shares, and a slot is free when all shares that it feeds
  * have answered its push. */
 int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share);
-int hpc_peers_is_free(const hpc_engine *en, int key, uint64_t ticket);
-int hpc_peers_may_push(hpc_engine *en, int key, const char *op);
 /* Under BSP: each push needs as many of every rank that sends to this one; a wait names the ranks that have not sent
  * their updates, or have not answered. */
 uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n);
-int hpc_peers_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
 int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 
 #endif

@@ -292,10 +292,6 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
     return found;
 }
 
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, hpc_share_has_answered, missing);
-}
-
 /* ---- settle and publish ---- */
 
 /* The core of a share applies what comes from here on, as far as runs says; with 0 only when the worker has pushed. */
@@ -413,10 +409,10 @@ const hpc_discipline hpc_discipline_peers_ssp = {
     .share_came = share_came,
     .row_came = row_came,
     .work = work,
-    .may_push = hpc_peers_may_push,
+    .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,
-    .is_free = hpc_peers_is_free,
-    .awaited = awaited,
+    .has_read = hpc_share_has_answered,
+    .missing = missing,
     .ended = ended,
     .leaving = &(const hpc_leaving){.finish = finish, .outstanding = outstanding},
     .facts = &(const hpc_facts){.settle = settle, .before_publish = level, .staleness = hpc_get_begun},

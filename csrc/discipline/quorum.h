@@ -159,7 +159,8 @@ int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
 /* Sends the pushes, of key or of all keys, whose slots are free by now. */
 int hpc_outlet_send_key(hpc_engine *en, int key);
 int hpc_outlet_send_all(hpc_engine *en);
-int hpc_outlet_is_free(const hpc_engine *en, int key, uint64_t ticket);
+int hpc_outlet_has_read(const hpc_engine *en, int s, uint64_t ticket);
+int hpc_outlet_missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
 int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
 int hpc_outlet_ended(hpc_engine *en, int key, const char *op);
 int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);

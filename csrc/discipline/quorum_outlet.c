@@ -298,7 +298,7 @@ static uint64_t next_version(const hpc_engine *en) {
 /* Refuses a second push of a key before all keys have been pushed and answered. */
 int hpc_outlet_may_push(hpc_engine *en, int key, const char *op) {
     const hpc_quorum *q = hpc_quorum_of(en);
-    const int status = hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+    const int status = hpc_push_after_last(en, key, op);
     if (status != HPC_OK || q->keys[key].number < q->number) return status;
     for (int i = 0; i < en->plan->n_keys; i++) {
         const hpc_pushed *k = &en->keys[i];
@@ -436,24 +436,17 @@ int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 }
 
 /* The push's memory is free once it was sent, which copies it, or dropped. */
-static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
+int hpc_outlet_has_read(const hpc_engine *en, int s, uint64_t ticket) {
     const hpc_share *share = &en->layout.shares[s];
     const hpc_outlet *out = hpc_outlet_of(share);
     if (share->owner == hpc_me(en)) return hpc_share_has_answered(en, s, ticket);
     return out == NULL || out->decided >= ticket / 2 || hpc_closed_signal(en, share->owner) != 0;
 }
 
-int hpc_outlet_is_free(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_shares; i++)
-        if (!has_read(en, k->shares[i], ticket)) return 0;
-    return 1;
-}
-
 /* ---- the ranks that a wait waits for ---- */
 
 /* Adds the ranks whose updates do not wait in this rank's own share. */
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+int hpc_outlet_missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     (void)n;
     for (int r = 0; r < en->context->group.size; r++)
@@ -480,9 +473,8 @@ static int has_brought(const hpc_share *share, int group, uint64_t push) {
 
 int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     static const hpc_groups_lack lack = {others, has_brought};
-    if (en->layout.stages.many) return hpc_groups_awaited(en, key, ticket, &lack, ranks);
-    return hpc_graph_awaited(en, key, ticket, for_slot, ranks, en->graph != NULL ? has_read : hpc_share_has_answered,
-                             missing);
+    (void)for_slot;
+    return hpc_groups_awaited(en, key, ticket, &lack, ranks);
 }
 
 /* ---- pushes that end ---- */

@@ -183,7 +183,7 @@ static uint64_t last_pull(const hpc_engine *en, int key) {
 }
 
 static int may_push(hpc_engine *en, int key, const char *op) {
-    int status = hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+    const int status = hpc_push_after_last(en, key, op);
     return status == HPC_OK ? hpc_push_after(en, key, last_pull(en, key), op) : status;
 }
 
@@ -196,13 +196,13 @@ static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 }
 
 /* Among peers a slot of this rank's own share is free when its fold is over. */
-static int is_free(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_awaited && ticket != 0; i++) {
-        const hpc_split_means *m = en->layout.shares[k->awaited[i]].own;
-        if (atomic_load_explicit(&m->n_over, memory_order_acquire) < ticket / 2) return 0;
-    }
-    return en->graph != NULL ? hpc_graph_is_free(en, key, ticket) : hpc_peers_is_free(en, key, ticket);
+static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
+    const hpc_share *share = &en->layout.shares[s];
+    const hpc_split_means *m = share->own;
+    if (share->owner == en->context->group.rank && ticket != 0 &&
+        atomic_load_explicit(&m->n_over, memory_order_acquire) < ticket / 2)
+        return 0;
+    return (en->graph != NULL ? hpc_graph_has_read : hpc_share_has_answered)(en, s, ticket);
 }
 
 /* A fold replaces one that was neither applied nor skipped. */
@@ -338,8 +338,7 @@ static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 
 /* For a pull: the workers whose pulls are missing here, and other owners that have not answered. */
 static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    (void)for_slot;
-    if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_awaited(en, key, ticket, ranks);
+    if (!(ticket & HPC_PULL_TICKET)) return hpc_find_awaited(en, key, ticket, for_slot, ranks);
     const hpc_pushed *k = &en->keys[key];
     int n = 0, me = en->context->group.rank;
     for (int i = 0; i < k->n_awaited; i++) {
@@ -364,8 +363,7 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
 /* A pull waits for what its fold waits for. */
 static int awaited_among_peers(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     const uint64_t push = ticket & HPC_PULL_TICKET ? 2 * en->keys[key].pushes : ticket;
-    hpc_has_read *has_read = en->graph != NULL ? hpc_graph_has_read : hpc_share_has_answered;
-    return hpc_graph_awaited(en, key, push, for_slot, ranks, has_read, missing);
+    return hpc_find_awaited(en, key, push, for_slot, ranks);
 }
 
 /* ---- the values ---- */
@@ -402,6 +400,7 @@ const hpc_discipline hpc_discipline_split = {
     .send_share = send_share,
     .pushed = pushed,
     .needs = hpc_whole_needs,
+    .missing = hpc_whole_missing_in,
     .awaited = awaited,
 };
 
@@ -424,7 +423,8 @@ const hpc_discipline hpc_discipline_split_peers = {
     .before_encode = begin_fold,
     .send_share = send_share,
     .pushed = pushed,
-    .is_free = is_free,
+    .has_read = has_read,
+    .missing = missing,
     .needs = hpc_peers_need,
     .awaited = awaited_among_peers,
     .leaving = &(const hpc_leaving){.finish = finish},
@@ -449,7 +449,8 @@ const hpc_discipline hpc_discipline_split_graph = {
     .begin_push = hpc_graph_begin_push,
     .send_share = send_share,
     .pushed = pushed,
-    .is_free = is_free,
+    .has_read = has_read,
+    .missing = missing,
     .needs = hpc_peers_need,
     .awaited = awaited_among_peers,
     .leaving = &(const hpc_leaving){.finish = finish},

@@ -287,10 +287,6 @@ static int makes_params(const hpc_engine *en, const hpc_share *share) {
     return share->owner == en->context->group.rank && !hpc_share_forwards(en, share) && !hpc_share_keeps(en, share);
 }
 
-static int may_push(hpc_engine *en, int key, const char *op) {
-    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
-}
-
 /* Sends the update to rows that forward, and tells the receiver of this rank that there was one. */
 static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
@@ -589,7 +585,7 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .row_came = hpc_updates_row_came,
     .pull_came = hpc_updates_pull_came,
     .work = hpc_updates_work,
-    .may_push = may_push,
+    .may_push = hpc_push_after_last,
     .send_share = send_share,
     .needs = hpc_groups_need,
     .awaited = awaited,

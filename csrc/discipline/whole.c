@@ -70,30 +70,10 @@ int hpc_whole_missing_in_stages(const hpc_engine *en, int key, uint64_t ticket, 
     return n;
 }
 
-/* The workers that have not pushed. Where that cannot be seen: workers whose inputs are missing here, other owners that
- * have not answered, and workers that left without a word. */
-int hpc_whole_awaited(const hpc_engine *en, int key, uint64_t ticket, int *ranks) {
-    const hpc_pushed *k = &en->keys[key];
-    int n = 0, size = en->context->group.size, me = en->context->group.rank;
-    int slot = hpc_whole_slot(en, ticket);
-    for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(en, r, key) && hpc_pushes_of(en, r, key) < ticket / 2) n = hpc_add_rank(ranks, n, r);
-    if (n > 0) return n;
-    n = hpc_whole_missing_in_stages(en, key, ticket, NULL, ranks);
-    if (n > 0) return n;
-    for (int i = 0; i < k->n_awaited; i++) {
-        const hpc_share *share = &en->layout.shares[k->awaited[i]];
-        if (hpc_share_has_answered(en, k->awaited[i], ticket)) continue;
-        if (share->owner == me)
-            n = hpc_whole_missing(en, share, slot, hpc_share_next_fold(en, k->awaited[i]), ranks, n);
-        else
-            n = hpc_add_rank(ranks, n, share->owner);
-    }
-    for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(en, r, key) && hpc_pushes_of(en, r, key) == UINT64_MAX && hpc_closed_signal(en, r) == 0 &&
-            hpc_has_left(en, r))
-            n = hpc_add_rank(ranks, n, r);
-    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
+/* Forwards and relays count their own folds. */
+int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * n), hpc_share_next_fold(en, s), ranks,
+                             found);
 }
 
 /* ---- the value ---- */
@@ -114,16 +94,6 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-static int may_push(hpc_engine *en, int key, const char *op) {
-    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
-}
-
-/* Forwards and relays count their own folds. */
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
-    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * n), hpc_share_next_fold(en, s), ranks,
-                             found);
-}
-
 const hpc_discipline hpc_discipline_bsp = {
     .name = "BSP",
     .suits = suits,
@@ -131,8 +101,8 @@ const hpc_discipline hpc_discipline_bsp = {
     .whole = 1,
     .share_came = hpc_whole_share_came,
     .row_came = hpc_whole_row_came,
-    .may_push = may_push,
+    .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,
     .needs = hpc_whole_needs,
-    .missing = missing,
+    .missing = hpc_whole_missing_in,
 };

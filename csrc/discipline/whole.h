@@ -59,7 +59,7 @@ int hpc_whole_missing(const hpc_engine *en, const hpc_share *share, int slot, ui
  * yes to. */
 typedef int hpc_whole_matters(const hpc_engine *en, const hpc_share *share);
 int hpc_whole_missing_in_stages(const hpc_engine *en, int key, uint64_t ticket, hpc_whole_matters *matters, int *ranks);
-/* hpc_discipline.awaited of a push to servers. */
-int hpc_whole_awaited(const hpc_engine *en, int key, uint64_t ticket, int *ranks);
+/* hpc_discipline.missing of a push to servers. */
+int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
 
 #endif

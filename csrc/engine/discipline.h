@@ -57,7 +57,6 @@ typedef struct hpc_opening {
     size_t (*part)(const hpc_engine *en, int rank);
     int (*open_shares)(hpc_engine *en, const char *op); /* the layout is known, and still grows */
     int (*open)(hpc_engine *en, const char *op);        /* rows and cores are there */
-    void (*free)(hpc_engine *en);                       /* frees all that the others opened, be it only a part */
 } hpc_opening;
 
 /* Close. */
@@ -174,7 +173,6 @@ struct hpc_discipline {
     int (*pushed)(hpc_engine *en, int key);
     /* Whether a share no longer reads push number ticket / 2 of this rank. NULL: nobody reads a push that is done. */
     int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
-    int (*is_free)(const hpc_engine *en, int key, uint64_t ticket);
     /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */
     uint64_t (*needs)(const hpc_engine *en, int rank, int key, uint64_t n);
     /* Adds the ranks that a share of this rank waits for, which has not answered push n; returns their number. NULL:

@@ -46,6 +46,10 @@ int hpc_push_after(hpc_engine *en, int key, uint64_t last, const char *op) {
                     en->plan->keys[key].name, (unsigned long long)(last / 2), en->context->group.rank);
 }
 
+int hpc_push_after_last(hpc_engine *en, int key, const char *op) {
+    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+}
+
 /* ---- what goes over the lane ---- */
 
 void hpc_count_sent(hpc_engine *en, const hpc_share *share, const char *slot) {

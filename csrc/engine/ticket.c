@@ -84,7 +84,6 @@ int hpc_ticket_is_done(const hpc_engine *en, int key, uint64_t ticket) {
 int hpc_ticket_is_free(const hpc_engine *en, int key, uint64_t ticket) {
     const hpc_discipline *d = en->discipline;
     const hpc_pushed *k = &en->keys[key];
-    if (d->is_free != NULL) return d->is_free(en, key, ticket);
     if (d->has_read == NULL) return hpc_ticket_is_done(en, key, ticket);
     for (int i = 0; i < k->n_shares; i++)
         if (!d->has_read(en, k->shares[i], ticket)) return 0;
@@ -173,7 +172,7 @@ static int add_left(const hpc_engine *en, int key, uint64_t push, int *ranks, in
     return n;
 }
 
-static int find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
+int hpc_find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
     const hpc_discipline *d = en->discipline;
     const hpc_pushed *k = &en->keys[key];
     const uint64_t push = push_of(en, key, ticket);
@@ -193,7 +192,7 @@ static int find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
     const hpc_discipline *d = l->en->discipline;
-    return (d->awaited != NULL ? d->awaited : find_awaited)(l->en, l->key, l->ticket, l->for_slot, ranks);
+    return (d->awaited != NULL ? d->awaited : hpc_find_awaited)(l->en, l->key, l->ticket, l->for_slot, ranks);
 }
 
 /* Charges the time since the last look to the ranks that the wait was for then. */
@@ -317,7 +316,7 @@ int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, co
 }
 
 int hpc_ticket_wait_slot(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
-    const int for_slot = en->discipline->is_free != NULL || en->discipline->has_read != NULL;
+    const int for_slot = en->discipline->has_read != NULL;
     return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1, .for_slot = for_slot}, timeout, op);
 }
 

@@ -56,6 +56,8 @@ uint64_t hpc_closing_count(const hpc_engine *en, int rank, int key);
 static inline int hpc_has_left(const hpc_engine *en, int rank) {
     return atomic_load_explicit(&en->context->group.states[rank], memory_order_acquire) == HPC_PEER_LEFT;
 }
+/* The ranks that a ticket waits for, where a discipline says nothing of its own (hpc_discipline.awaited). */
+int hpc_find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
 /* Adds rank to the n ranks, unless it is there; returns their number. */
 int hpc_add_rank(int *ranks, int n, int rank);
 /* Adds the owners of the shares of key that have not answered a ticket; returns the number of ranks. */

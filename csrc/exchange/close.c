@@ -95,8 +95,6 @@ void hpc_engine_free(hpc_engine *en) {
         if (en->in_lanes != NULL) hpc_lane_free(en->in_lanes[i]);
         if (en->out_lanes != NULL) hpc_lane_free(en->out_lanes[i]);
     }
-    const hpc_opening *opening = en->discipline->opening;
-    if (opening != NULL && opening->free != NULL) opening->free(en);
     hpc_arena_free(&en->taken);
     hpc_pieces_free(en);
     hpc_rows_free(en);
