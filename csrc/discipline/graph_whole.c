@@ -19,7 +19,7 @@ static int open_counts(hpc_engine *en, const char *op) {
 static void answer_all(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     int signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
-    int all = !en->turns || en->discipline->involves_all;
+    int all = !en->turns || (en->discipline->traits & HPC_INVOLVES_ALL);
     hpc_whole_begin_next(share);
     hpc_graph_count_neighbours(core, share);
     for (int i = 0; i < share->n_members; i++)
@@ -157,8 +157,7 @@ static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
 const hpc_discipline hpc_discipline_graph_bsp = {
     .name = "BSP",
     .suits = is_bsp,
-    .whole = 1,
-    .involves_all = 1,
+    .traits = HPC_WHOLE | HPC_INVOLVES_ALL,
     .opening = &(const hpc_opening){.prepare = hpc_graph_prepare, .open = open_counts},
     .share_came = share_came,
     .row_came = row_came,
@@ -175,7 +174,7 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .name = "NOTIFY_ACK",
     .suits = is_notify_ack,
     .check = check_notify_ack,
-    .whole = 1,
+    .traits = HPC_WHOLE,
     .makes_params = hpc_graph_makes_params,
     .opening = &(const hpc_opening){.prepare = hpc_graph_prepare, .open = open_counts},
     .share_came = share_came,

@@ -252,7 +252,7 @@ static uint64_t next_version(const hpc_engine *en, const hpc_share *share) {
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_engine *en = core->engine;
     const hpc_share *share = w->share;
-    const int in_place = !en->discipline->one_slot || hpc_reads_in_place(en, share->owner, in->rank);
+    const int in_place = !(en->discipline->traits & HPC_ONE_SLOT) || hpc_reads_in_place(en, share->owner, in->rank);
     uint64_t slot = in_place ? (uint64_t)share->clocks[in->lowest].slot : 0;
     if (is_led(en) && in->rank == share->owner) slot = share->version;
     return (hpc_taken){hpc_intake_of(share)->takes[in->lowest], slot};

@@ -1,5 +1,5 @@
 /* Folds that wait for all their inputs: the steps of BSP on servers, which rows that forward share wherever they are
- * (graph_whole.h has those of graphs). */
+ * (graph_whole.c has those of graphs). */
 #ifndef HPC_WHOLE_H
 #define HPC_WHOLE_H
 

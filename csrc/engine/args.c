@@ -137,7 +137,8 @@ static int who_sees(void *arg, int *ranks) {
  * Where the discipline's forwards sum, they alone take arguments, and send them on with the sums. */
 static int takes_args(const hpc_engine *en, const hpc_share *share) {
     const int action = en->plan->rows[share->rows[0]].action;
-    if (en->discipline->sums) return action == HPC_FORWARD && hpc_feeds_share(en, share, en->context->group.rank);
+    if (en->discipline->traits & HPC_SUMS)
+        return action == HPC_FORWARD && hpc_feeds_share(en, share, en->context->group.rank);
     if (action == HPC_RELAY || (action == HPC_FORWARD && en->rules[share->key].rule.fold == NULL)) return 0;
     return hpc_feeds_share(en, share, en->context->group.rank);
 }
@@ -146,7 +147,7 @@ static int takes_args(const hpc_engine *en, const hpc_share *share) {
 int hpc_args_check_change(const hpc_engine *en, int key, const char *op) {
     const hpc_pushed *k = &en->keys[key];
     int me = en->context->group.rank;
-    if (!en->layout.stages.many || en->layout.depth > 1 || en->discipline->answers_all) return HPC_OK;
+    if (!en->layout.stages.many || en->layout.depth > 1 || en->discipline->traits & HPC_ANSWERS_ALL) return HPC_OK;
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];
         for (int r = 0; r < share->n_rows && takes_args(en, share); r++) {

@@ -35,14 +35,14 @@ static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_a
 }
 /* Whether inputs are added as they come. Where each is applied by itself there is nothing to add. */
 static inline int hpc_row_is_early(const hpc_engine *en) {
-    return en->asked.eager && en->discipline->whole;
+    return en->asked.eager && (en->discipline->traits & HPC_WHOLE);
 }
 /* Whether a fold outlasts the work on its row: inputs are added as they come, or a mean is kept. With split some rows
  * keep their inputs instead (kept.c): those of peers, and those of codecs that need no sum of a whole row. */
 int hpc_row_keeps_fold(const hpc_engine *en, const hpc_row *row);
 /* Whether the discipline has the sums of a forward: all but those that pass on what one other row has sent. */
 static inline int hpc_row_is_summed(const hpc_engine *en, const hpc_row *row) {
-    return en->discipline->sums && row->action == HPC_FORWARD && (row->n_in > 1 || row->in[0].row < 0);
+    return (en->discipline->traits & HPC_SUMS) && row->action == HPC_FORWARD && (row->n_in > 1 || row->in[0].row < 0);
 }
 static inline size_t hpc_row_floats(const hpc_row *row, size_t of_each) {
     return ((size_t)row->count * of_each * sizeof(float) + 63) / 64 * 64;

@@ -98,6 +98,25 @@ typedef enum hpc_putting {
     HPC_PASSES_ON /* where pushes come by way of other ranks (hpc_edge.row): they are put, and cores put them on */
 } hpc_putting;
 
+/* What the layout and the engine must know of a discipline; the same on all ranks. */
+typedef enum hpc_trait {
+    /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
+     * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
+     */
+    HPC_GOES_ON = 1,
+    HPC_BY_QUORUM = 2, /* folds are made by the configuration's quorum, where that is not all inputs */
+    /* Folds take all inputs with the plan's weights: a row can go in one pass, unless weights take turns. */
+    HPC_WHOLE = 4,
+    HPC_ONE_SLOT = 8, /* a sender has one slot for an input, whatever the plan's depth */
+    /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
+     * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
+    HPC_SUMS = 16,
+    /* With several stages: owners hear of each worker's calls from itself, and answer it. Else each share answers the
+     * ranks at its own ends. */
+    HPC_ANSWERS_ALL = 32,
+    HPC_INVOLVES_ALL = 64 /* every rank takes part in every share; else the ranks at either end of its rows do */
+} hpc_trait;
+
 struct hpc_discipline {
     const char *name; /* for errors */
 
@@ -111,26 +130,13 @@ struct hpc_discipline {
 
     /* ---- for the layout: the same on all ranks ---- */
 
-    /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
-     * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
-     */
-    int goes_on;
-    int quorum; /* folds are made by the configuration's quorum, where that is not all inputs */
-    int whole;  /* folds take all inputs with the plan's weights: a row can go in one pass, unless weights take turns */
-    int one_slot;      /* a sender has one slot for an input, whatever the plan's depth */
-    size_t head, tail; /* bytes before and behind an update in its slot */
-    /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
-     * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
-    int sums;
+    unsigned traits;            /* hpc_trait */
+    size_t head, tail;          /* bytes before and behind an update in its slot */
     const hpc_pulling *pulling; /* NULL: parameters come with the answer to a push */
     /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
      * NULL: a push applies. */
     const hpc_splitting *split;
-    /* With several stages: owners hear of each worker's calls from itself, and answer it. 0: each share answers the
-     * ranks at its own ends. */
-    int answers_all;
     hpc_putting puts;
-    int involves_all; /* every rank takes part in every share; 0: only the ranks at either end of its rows do */
     /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
     int (*makes_params)(const hpc_engine *en, const hpc_share *share);
 

@@ -30,7 +30,8 @@ static int is_master_params(const hpc_engine *en, int index) {
     const hpc_row *row = &en->plan->rows[index];
     if (hpc_row_encodes(row)) return 0;
     if (en->asked.shared_params) return hpc_row_home(en, row) >= 0;
-    return !en->discipline->goes_on && hpc_row_is_fed_by(en, index, row->owner) && hpc_row_has_output(row, row->owner);
+    return !(en->discipline->traits & HPC_GOES_ON) && hpc_row_is_fed_by(en, index, row->owner) &&
+           hpc_row_has_output(row, row->owner);
 }
 
 /* ---- shares ---- */

@@ -118,7 +118,7 @@ static inline size_t hpc_slot_stride(const hpc_engine *en, const hpc_row *row) {
 }
 
 static inline int hpc_slot_depth(const hpc_engine *en) {
-    return en->discipline->one_slot ? 1 : en->layout.depth;
+    return (en->discipline->traits & HPC_ONE_SLOT) ? 1 : en->layout.depth;
 }
 
 /* The offset in its owner's part of the arguments of rank for its push in a slot. */
@@ -144,7 +144,7 @@ static inline int hpc_reads_in_place(const hpc_engine *en, int owner, int rank) 
 
 /* Whether folds take all inputs of a row, with the plan's weights. */
 static inline int hpc_folds_whole(const hpc_engine *en) {
-    return en->discipline->whole && !en->turns;
+    return (en->discipline->traits & HPC_WHOLE) && !en->turns;
 }
 
 #endif

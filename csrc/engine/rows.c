@@ -279,7 +279,7 @@ static int open_rows(hpc_engine *en, const char *op) {
  * so what each receiver is sent is a copy of its own. Forwards and relays send what they got from just their receivers.
  */
 static int open_copies(hpc_engine *en, const char *op) {
-    if (!en->discipline->goes_on) return HPC_OK;
+    if (!(en->discipline->traits & HPC_GOES_ON)) return HPC_OK;
     for (int i = 0; i < en->n_work; i++)
         for (int o = 0; o < en->work[i].n_outputs && hpc_row_keeps_params(en->work[i].row); o++) {
             hpc_output *out = &en->work[i].outputs[o];

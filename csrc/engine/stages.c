@@ -226,7 +226,7 @@ static int is_of_row(const hpc_engine *en, int row, int rank) {
 }
 
 int hpc_share_involves(const hpc_engine *en, const hpc_share *share, int rank) {
-    return en->discipline->involves_all || some_row(en, share, rank, is_of_row);
+    return (en->discipline->traits & HPC_INVOLVES_ALL) || some_row(en, share, rank, is_of_row);
 }
 
 static int is_output(const hpc_engine *en, int row, int rank) {
@@ -248,7 +248,8 @@ static int is_awaited_from_all(const hpc_engine *en, const hpc_share *share, int
 }
 
 int hpc_share_is_awaited_by(const hpc_engine *en, const hpc_share *share, int rank) {
-    if (en->layout.stages.many && en->discipline->answers_all) return is_awaited_from_all(en, share, rank);
+    if (en->layout.stages.many && (en->discipline->traits & HPC_ANSWERS_ALL))
+        return is_awaited_from_all(en, share, rank);
     return en->layout.stages.many ? some_row(en, share, rank, is_answered) : hpc_share_involves(en, share, rank);
 }
 
@@ -259,7 +260,8 @@ int hpc_row_outlasts_pulls(const hpc_engine *en, int row) {
     const hpc_stages *st = &en->layout.stages;
     if (!st->many) return 0;
     if (r->action != HPC_FORWARD) return !is_answered(en, row, r->owner);
-    if (en->discipline->answers_all && hpc_row_is_fed_by(en, row, r->owner)) return 0; /* all have answered its pull */
+    if ((en->discipline->traits & HPC_ANSWERS_ALL) && hpc_row_is_fed_by(en, row, r->owner))
+        return 0; /* all have answered its pull */
     for (int e = 0; e < r->n_out; e++)
         if (!has_rank(st->receivers, st, r->out[e].row, r->owner)) return 1;
     return 0;

@@ -133,7 +133,7 @@ typedef struct hpc_work {
     hpc_encoder *encoder;     /* of a forward that sends pieces */
     _Atomic uint64_t decoded; /* bytes of pieces */
     _Atomic double decode_seconds;
-    char *leaving; /* hpc_discipline.sums: what it sends, by slot */
+    char *leaving; /* HPC_SUMS: what it sends, by slot */
     size_t leaving_stride;
     uint64_t step;
     _Atomic uint64_t folded; /* by this exchange: how often; written by the core alone */

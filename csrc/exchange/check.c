@@ -138,7 +138,7 @@ static int check_empty(const hpc_exchange_config *f) {
         for (int e = 0; e < row->n_in; e++) empty += row->in[e].row < 0 && row->in[e].weight == 0;
         if (empty == row->n_in)
             return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: all %d inputs of row %d have weight 0", row->n_in, i);
-        if (empty > 0 && (f->eager || d == NULL || !d->whole || d->split != NULL))
+        if (empty > 0 && (f->eager || d == NULL || !(d->traits & HPC_WHOLE) || d->split != NULL))
             return hpc_fail(HPC_ERR_CONFIG, op_create,
                             "exchange: row %d takes a push with weight 0, which only tells that its rank is ready; "
                             "that needs BSP without eager and split",
@@ -236,7 +236,7 @@ static int check_quorum_discipline(const hpc_context *c, const hpc_exchange_conf
             most = f->plan->rows[i].n_in - (f->graph != NULL);
     one.quorum = 1;
     const hpc_discipline *d = hpc_discipline_of(&one);
-    if (d != NULL && d->quorum) return d->check(c, f);
+    if (d != NULL && d->traits & HPC_BY_QUORUM) return d->check(c, f);
     if (most <= 1) return HPC_OK; /* one input is all */
     return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
                     "exchange: quorum is %d; this build has no discipline with a quorum %s", f->quorum,

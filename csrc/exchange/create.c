@@ -32,7 +32,8 @@ static int check_outputs(const hpc_engine *en) {
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, which sends it no update", i, r);
-            if (en->discipline->goes_on && row->action != HPC_RELAY && (reached != gives || gives != pushes))
+            if ((en->discipline->traits & HPC_GOES_ON) && row->action != HPC_RELAY &&
+                (reached != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: under %s all rows of a key must take updates from the same ranks, and send "
                                 "parameters to those ranks; row %d does not do so with rank %d",
@@ -251,7 +252,7 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status == HPC_OK && en->layout.encodes) status = round_values(en, deadline);
     if (status != HPC_OK) return status;
     en->life.open = 1;
-    en->life.serves = en->discipline->goes_on || en->puts == HPC_PASSES_ON ||
+    en->life.serves = (en->discipline->traits & HPC_GOES_ON) || en->puts == HPC_PASSES_ON ||
                       (leaving != NULL && leaving->outstanding != NULL); /* puts of others' updates read this memory */
     en->life.serves &= en->n_work > 0;
     for (int s = 0; s < en->layout.n_shares; s++) /* others may wait for rows that this rank does not push */
