@@ -127,8 +127,9 @@ class Exchange(SplitCalls):
         rule: the rule with its present hyper-parameters; where keys differ, a dict by key.
 
     Under SSP(s) with servers a pull may end before its push is applied: call gradient(name) before each gradient is
-    written, and it waits until the slot is free. A second pull without a push between always asks the owners; so all
-    updates are in params when all workers have pulled every key, met (Context.barrier) and pulled every key again.
+    written, and it waits until the slot is free. A second pull without a push between always asks the owners, which have
+    applied all pushes before it; so all updates are in params when all workers have made such a second pull of every
+    key, met (Context.barrier) and pulled every key again.
 
     Under SSP(s) and ASYNC with a Hierarchy (or a plan of several stages) this is otherwise, for all keys of that
     consistency, flat ones too: parameters come with the answer to a push, and a pull without a push brings nothing new.

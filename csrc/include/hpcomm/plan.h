@@ -49,7 +49,7 @@ HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group,
  * they apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the
  * rule to parameters and state of its own: all of them have the same bits, and with float32 those that owners would
  * have. Each receiver has an HPC_APPLY row of each chunk; hpc_exchange_set_row is for all of them. This needs BSP
- * without split, and a rule without a fold of its own, which would fold the sum again. */
+ * or SSP(s), and a rule without a fold of its own, which would fold the sum again. */
 typedef enum hpc_apply_at {
     HPC_AT_OWNERS = 0,    /* parameters go back to the workers */
     HPC_AT_RECEIVERS = 1, /* the update does */
