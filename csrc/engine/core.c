@@ -409,8 +409,10 @@ void hpc_cores_start(hpc_engine *en) {
 void hpc_cores_stop(hpc_engine *en) {
     hpc_engine *of = en;
     do {
-        if (of->inline_progress) hpc_context_remove_task(of->context, &of->task);
-        of->inline_progress = 0;
+        if (of->inline_progress) { /* else threads may be reading it */
+            hpc_context_remove_task(of->context, &of->task);
+            of->inline_progress = 0;
+        }
         stop_threads(of);
         of = of->next;
     } while (of != en);
