@@ -214,6 +214,12 @@ static void pass_on(hpc_core *core, hpc_work *w) {
     work_version(core, w, note, row->applied++);
 }
 
+/* Whether a state was set, which has none of the versions up to the publish. A row that only keeps a master takes
+ * versions as they come, also before that publish. */
+static int leaves_out(const hpc_engine *en, const hpc_work *w) {
+    return hpc_versions_of(en, w)->was_set && (hpc_updates_of(en)->levels || hpc_share_keeps(en, w->share));
+}
+
 /* Applies versions that have come to the row: all up to version most, and beyond that until the row has the version
  * that its worker needs. Of versions that close at once only the last one is sent, so a version may be larger than
  * most. A row that was set skips versions that are older than its parameters. */
@@ -225,9 +231,7 @@ static void catch_up(hpc_core *core, hpc_work *w, uint64_t most) {
         const hpc_version_note *note = note_of(en, w, row->applied);
         const uint64_t before = atomic_load_explicit(&row->version, memory_order_relaxed);
         if (note->version > most && before >= its->need) return;
-        if (note->n_updates > 0 && !(row->was_set && hpc_updates_of(en)->levels) &&
-            work_version(core, w, note, row->applied) != 0)
-            return;
+        if (note->n_updates > 0 && !leaves_out(en, w) && work_version(core, w, note, row->applied) != 0) return;
         row->applied++;
         atomic_store_explicit(&row->version, note->version, memory_order_relaxed);
         its->behind -= before < its->need && note->version >= its->need;
