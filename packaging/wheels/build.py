@@ -101,7 +101,9 @@ def compiler(folder: Path, architecture: str) -> dict[str, str]:
         headers.mkdir(parents=True)
         (headers / RDMA.name).symlink_to(RDMA)  # without the rest of /usr/include, which is this machine's
     cc = folder / f"cc-{architecture}"
-    zig = f"{sys.executable} -m ziglang cc -target {architecture}-linux-gnu.{GLIBC} -fno-sanitize=undefined -g0"
+    # zig keeps frame pointers, which cost 8 % of the instructions of a push_pull of 8 bytes.
+    options = "-fno-sanitize=undefined -fomit-frame-pointer -g0"
+    zig = f"{sys.executable} -m ziglang cc -target {architecture}-linux-gnu.{GLIBC} {options}"
     cc.write_text(f'#!/bin/sh\nexec {zig} "$@"\n', encoding="utf-8")
     cc.chmod(0o755)
     return {
