@@ -241,16 +241,11 @@ class Plan:
             leaders: ranks that may own chunks and fold for others, one at least of each host; None: all.
             top: "sharded", each outermost group sends to the owner of a chunk; or "ring", the fold of a chunk goes
                 around them, and so does the answer.
-            apart: an owner gets the updates of each outermost group by one input, its own group's too, as SSP(s)
-                needs, which applies each by itself, and a quorum of groups. Else it folds those of its own group
-                itself.
+            apart: an owner gets each outermost group's updates by one input, its own group's too, as SSP(s) and a
+                quorum of groups need. Else the owner folds those of its own group itself.
             each: apart, and such an update is the mean (or the sum) of its group's own ranks, as for ASYNC.
-            apply_at: who applies the rule: "owners", whose parameters go to the hosts; "receivers": the folded update
-                goes there, as codec says, and one rank of each host applies it and writes the parameters to the ranks
-                of the host; with apart each rank applies it, as SSP(s) needs. "both" is the same, as owners are
-                receivers here. What it costs: docs/topology.md.
-
-        Pairs of vectors (codec.Factors) go as pairs to the rank that folds them first; their sum goes on as an array.
+            apply_at: who applies the rule: "owners"; or "receivers", and "both": one rank of each host applies the
+                folded update for its ranks, and with apart each rank does, as SSP(s) needs (docs/topology.md).
 
         Raises:
             InvalidArgument: a value is out of range, a level is empty or lacks a rank, groups overlap or split a group

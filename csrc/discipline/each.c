@@ -81,7 +81,8 @@ int hpc_each_check(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* The first row of a plan that a discipline cannot have, with the rows that it needs; else HPC_OK. */
+/* HPC_OK if a discipline can have all rows of the plan; else an error that names the first other one, and says what
+ * rows the discipline needs. */
 static int check_rows(const hpc_exchange_config *f, int (*fits)(const hpc_row *row), const char *needs) {
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];

@@ -13,7 +13,7 @@ int hpc_each_check(const hpc_exchange_config *config);
 
 size_t hpc_fresh_part(const hpc_engine *en, int rank);
 int hpc_fresh_open(hpc_engine *en, const char *op);
-/* Where an owner tells rank the minimum of a share, behind its parameters: the offset in rank's part. */
+/* The offset in rank's part of the minimum of a share, which its owner tells behind the parameters. */
 size_t hpc_fresh_told_at(const hpc_engine *en, int rank, int share);
 int hpc_fresh_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
 void hpc_fresh_begin_push(hpc_engine *en, int key);

@@ -148,7 +148,7 @@ static void add_own(hpc_engine *en, int key) {
     }
 }
 
-/* Whether its copy has all that a pull needs: of its own updates all but the last, which is added here. */
+/* Whether the worker's copy has all that a pull needs. It may lack the worker's last update, which is added here. */
 int hpc_fresh_ends_pull(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     view *v = &worker_of(en)->keys[key];

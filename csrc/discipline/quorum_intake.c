@@ -13,7 +13,7 @@ static const double FIRST = 1;    /* seconds of grace until enough folds have be
 static const double LEAST = 0.01; /* seconds of grace, when it is learned: a scheduler's slice */
 enum { NEAR = 2 };                /* versions behind: a rank that comes back has an old update in its slot */
 
-/* What a core has seen of a sender. */
+/* A core's view of a sender. */
 typedef struct watched {
     char absent;       /* it let a fold wait in vain, and has sent nothing since */
     char closes, gone; /* it has closed; and everything that it sent before has been taken */

@@ -22,8 +22,8 @@ static uint64_t answers_of(const hpc_engine *en, int s) {
     return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), memory_order_acquire);
 }
 
-/* What an outlet counts with the last answer of the share's owner, be it that nobody has taken note of it. A later push
- * than the one that was left out may have been given up already. */
+/* The counts of an outlet with the last answer of the share's owner, which this rank may not have taken note of. A push
+ * after the one that was left out may have been given up already. */
 static hpc_outlet with_news(const hpc_engine *en, int s) {
     hpc_outlet out = *hpc_outlet_of(&en->layout.shares[s]);
     const uint64_t answered = answers_of(en, s);
@@ -254,8 +254,8 @@ static uint64_t most_of(const hpc_engine *en, int key, uint64_t (*of)(const hpc_
     return most;
 }
 
-/* What the owner has told last, in an answer or in a publish. While an update is on its way the owner may be writing
- * that word, so the last one that was heard counts. */
+/* The version that the owner has told last, in an answer or in a publish. While an update is on its way the owner may
+ * be writing that word, so the last version that was heard counts. */
 uint64_t hpc_outlet_heard(const hpc_engine *en, int s) {
     const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
     if (out == NULL) return 0;

@@ -370,7 +370,7 @@ static int awaited_among_peers(const hpc_engine *en, int key, uint64_t ticket, i
 
 static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .asked = asked, .brings_args = 1};
 
-/* Of peers and neighbours. */
+/* Peers and neighbours keep their inputs. */
 static const hpc_splitting keeping = {.set_use = set_use,
                                       .squares = squares_of,
                                       .set_unit = set_unit,

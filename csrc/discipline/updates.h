@@ -7,7 +7,7 @@
 #include "engine/row.h"
 #include "engine/stages.h"
 
-/* What the rows that get a version are told of it: by bytes behind the update, in its slot. */
+/* The note of a version, for the rows that get it: bytes behind the update, in its slot. */
 typedef struct hpc_version_note {
     uint64_t version, n_updates;
     double args[HPC_RULE_ARGS];

@@ -98,7 +98,7 @@ typedef enum hpc_putting {
     HPC_PASSES_ON /* where pushes come by way of other ranks (hpc_edge.row): they are put, and cores put them on */
 } hpc_putting;
 
-/* What the layout and the engine must know of a discipline; the same on all ranks. */
+/* Facts of a discipline for the layout and the engine; the same on all ranks. */
 typedef enum hpc_trait {
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
      * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.

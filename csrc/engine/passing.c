@@ -1,4 +1,4 @@
-/* Where updates pass from peer to peer: each goes unopened down a tree of its own (hpc_edge.row), from rank to rank,
+/* Updates that pass from peer to peer: each goes unopened down a tree of its own (hpc_edge.row), from rank to rank,
  * and each rank applies it once. A core sends an input that has come on to the children that this rank has in the tree
  * of the input's rank (forward.c). The event names the row of that rank (HPC_OP_PASSED), so one parent may send updates
  * of several ranks. */

@@ -127,7 +127,7 @@ class Exchange(SplitCalls):
         rule: the rule with its present hyper-parameters; where keys differ, a dict by key.
 
     Under SSP(s) with servers a pull may end before its push is applied: call gradient(name) before each gradient is
-    written, and it waits until the slot is free. A second pull without a push between always asks the owners, which have
+    written, and it waits until the slot is free. A second pull without a push between always asks the owners, who have
     applied all pushes before it; so all updates are in params when all workers have made such a second pull of every
     key, met (Context.barrier) and pulled every key again.
 
