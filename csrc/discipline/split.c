@@ -144,8 +144,10 @@ static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op)
     if (its != NULL) its->asks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->asks, op);
     if (its == NULL || its->asks == NULL) return HPC_ERR_MEMORY;
     for (int k = 0; k < en->plan->n_keys; k++)
-        its->asks[k] = (hpc_split_ask){.use = HPC_USE_APPLY, .scale = 1, .unit = 1, .kept_unit = 1, .last = -1};
+        its->asks[k] = (hpc_split_ask){.use = HPC_USE_APPLY, .scale = 1, .last = -1};
     en->own_args = hpc_split_among_peers(en);
+    if (en->own_args) en->gathered = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *en->gathered, op);
+    if (en->own_args && en->gathered == NULL) return HPC_ERR_MEMORY;
     return hpc_graph_prepare(en, f, op);
 }
 
@@ -207,7 +209,7 @@ static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
 
 /* A fold replaces one that was neither applied nor skipped. */
 static void begin_fold(hpc_engine *en, int key) {
-    if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
+    if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, 0);
 }
 
 static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
@@ -235,10 +237,10 @@ static int ends_pull(hpc_engine *en, int key) {
 
 /* Among peers the mean is gathered here. */
 static int take_gathered(hpc_engine *en, int key, const char *op) {
-    hpc_split_ask *a = ask_of(en, key);
+    float **to = &en->gathered[key];
     const uint64_t count = en->plan->keys[key].count;
-    if (a->gathered == NULL) a->gathered = hpc_arena_take(&en->taken, (size_t)count, sizeof *a->gathered);
-    return a->gathered != NULL ? HPC_OK
+    if (*to == NULL) *to = hpc_arena_take(&en->taken, (size_t)count, sizeof **to);
+    return *to != NULL ? HPC_OK
                                : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the mean of key %s, %llu values", op,
                                           en->plan->keys[key].name, (unsigned long long)count);
 }
@@ -289,26 +291,12 @@ static int ask_share(hpc_engine *en, int s, hpc_limit *l) {
 
 static void asked(hpc_engine *en, int key) {
     hpc_split_ask *a = ask_of(en, key);
-    if (a->use == HPC_USE_APPLY || a->use == HPC_USE_SKIP) a->keeps = 0;
-    if (a->use == HPC_USE_SKIP) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
-    if (a->use == HPC_USE_APPLY) {
-        hpc_pieces_end_fold(en, key, a->unit / a->kept_unit);
-        a->kept_unit = a->unit;
+    if (a->use == HPC_USE_APPLY || a->use == HPC_USE_SKIP) {
+        a->keeps = 0;
+        hpc_pieces_end_fold(en, key, a->use == HPC_USE_APPLY);
     }
     a->use = HPC_USE_APPLY;
     a->scale = 1;
-}
-
-static void set_unit(hpc_engine *en, int key, double unit) {
-    ask_of(en, key)->unit = unit;
-}
-
-static double unit_of(const hpc_engine *en, int key) {
-    return ask_of(en, key)->kept_unit;
-}
-
-static float *gathered_of(const hpc_engine *en, int key) {
-    return ask_of(en, key)->gathered;
 }
 
 /* In the plan's order, so that all ranks get the same bits. */
@@ -329,7 +317,7 @@ static double squares_of(const hpc_engine *en, int key) {
 static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_awaited; i++) hpc_split_drop(en, &en->layout.shares[k->awaited[i]]);
-    if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, HPC_SKIPPED);
+    if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, 0);
     ask_of(en, key)->keeps = 0;
     return en->graph != NULL ? hpc_graph_finish(en, key, l, op) : hpc_peers_finish(en, key, l, op);
 }
@@ -371,12 +359,7 @@ static int awaited_among_peers(const hpc_engine *en, int key, uint64_t ticket, i
 static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .asked = asked, .brings_args = 1};
 
 /* Peers and neighbours keep their inputs. */
-static const hpc_splitting keeping = {.set_use = set_use,
-                                      .squares = squares_of,
-                                      .set_unit = set_unit,
-                                      .unit = unit_of,
-                                      .keeps_inputs = 1,
-                                      .gathered = gathered_of};
+static const hpc_splitting keeping = {.set_use = set_use, .squares = squares_of, .keeps_inputs = 1};
 
 static const hpc_opening opening = {
     .prepare = prepare, .part = part, .open_shares = open_shares, .open = hpc_split_open_owner};
@@ -387,7 +370,7 @@ const hpc_discipline hpc_discipline_split = {
     .check = check,
     .traits = HPC_WHOLE | HPC_ANSWERS_ALL,
     .pulling = &pulling,
-    .split = &(const hpc_splitting){.set_use = set_use, .squares = squares_of, .set_unit = set_unit, .unit = unit_of},
+    .split = &(const hpc_splitting){.set_use = set_use, .squares = squares_of},
     .opening = &opening,
     .share_came = hpc_split_share_came,
     .row_came = hpc_split_row_came,

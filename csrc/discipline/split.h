@@ -11,10 +11,8 @@ enum { HPC_SPLIT_USE_BITS = 2, HPC_SPLIT_FOLDS = 8 };
 typedef struct hpc_split_ask {
     hpc_use use;
     double scale;
-    double unit, kept_unit; /* of the updates; of what encoders have kept of them */
-    int keeps;              /* the owners have a mean that was neither applied nor skipped */
-    float *gathered;        /* among peers: the mean that was gathered last; NULL: none was */
-    int first, last;        /* of the shares of the key */
+    int keeps;       /* the owners have a mean that was neither applied nor skipped */
+    int first, last; /* of the shares of the key */
 } hpc_split_ask;
 
 /* The engine's own. */

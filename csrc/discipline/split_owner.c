@@ -290,7 +290,7 @@ static int gather(hpc_core *core, hpc_work *w, double *squares, int empty) {
 
 /* Among peers the mean is for this rank's worker alone. */
 static int gather_here(hpc_core *core, hpc_work *w) {
-    float *to = ((const hpc_split *)core->engine->own)->asks[w->row->key].gathered + w->row->offset;
+    float *to = core->engine->gathered[w->row->key] + w->row->offset;
     const hpc_inputs inputs = present_inputs(core, w);
     if (inputs.n > 0) return hpc_row_read_kept(core, w, &inputs, to, NULL);
     memset(to, 0, (size_t)w->row->count * sizeof *to);

@@ -30,13 +30,9 @@ typedef struct hpc_splitting {
     /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
     int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
     double (*squares)(const hpc_engine *en, int key);
-    /* The units in which updates are from the present fold on; those in which encoders hold what they have kept. */
-    void (*set_unit)(hpc_engine *en, int key, double unit);
-    double (*unit)(const hpc_engine *en, int key);
     /* Rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is gathered by its worker's own
-     * core, into memory that gathered gives: NULL before the first gather of a key. */
+     * core, into hpc_engine.gathered. */
     int keeps_inputs;
-    float *(*gathered)(const hpc_engine *en, int key); /* NULL: hpc_gathered_at */
 } hpc_splitting;
 
 /* Pulls that ask owners, and have a signal of their own. */

@@ -112,6 +112,7 @@ typedef struct hpc_key_pieces {
     size_t slot_bytes;        /* of an update in a slot */
     hpc_memory *source;       /* where the worker writes updates, if it has ever asked for it; with split in dense */
     hpc_encoder encoder;      /* of this rank's pushes */
+    double unit, kept_unit;   /* split: of the updates; of what encoders have kept of them */
 } hpc_key_pieces;
 
 /* ---- both ---- */
@@ -235,7 +236,8 @@ struct hpc_engine {
     int corked;           /* starts may be kept back on the in_lanes */
     hpc_life life;
     hpc_exchange_stats stats;
-    uint64_t *begun; /* steps, by how far their parameters were behind (hpc_clocks_open); NULL: not counted */
+    uint64_t *begun; /* steps, by how far their parameters were behind (hpc_count_begun); NULL: not counted */
+    float **gathered; /* by key: the mean that this rank's own core gathered last; NULL: it lies at hpc_gathered_at */
     hpc_usual usual; /* how long pushes take */
 
     /* owner */

@@ -60,6 +60,7 @@ int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *f, const char *op
         its->config.name = its->name;
         en->configs[k] = &its->config;
         const size_t most = its->codec->max_bytes(&its->config, plan->keys[k].count);
+        its->unit = its->kept_unit = 1;
         its->packs = its->codec->pack != NULL && its->codec->scratch(&its->config, most) > 0;
     }
     find_rooms(en);
@@ -278,6 +279,8 @@ int hpc_pieces_encode(hpc_engine *en, int key, const void *update, char *slot) {
 
 /* ---- folds that are over ---- */
 
+#define SKIPPED (-1.0) /* in the place of a factor */
+
 static void forget_fold(hpc_encoder *encoder) {
     if (!encoder->fresh) return;
     float *state = encoder->state;
@@ -296,16 +299,18 @@ static void scale_range(const hpc_encoder *encoder, uint64_t offset, uint64_t n,
 }
 
 static void end_fold(hpc_encoder *encoder, const hpc_pushed_range *ranges, int n, double factor) {
-    if (factor == HPC_SKIPPED) forget_fold(encoder);
-    for (int p = 0; p < n && encoder->keeps && factor != HPC_SKIPPED && factor != 1; p++)
+    if (factor == SKIPPED) forget_fold(encoder);
+    for (int p = 0; p < n && encoder->keeps && factor != SKIPPED && factor != 1; p++)
         scale_range(encoder, ranges[p].offset, ranges[p].count, factor);
     encoder->fresh = 0;
 }
 
-void hpc_pieces_end_fold(hpc_engine *en, int key, double factor) {
+void hpc_pieces_end_fold(hpc_engine *en, int key, int applied) {
     if (!hpc_key_has_pieces(en, key)) return;
     hpc_key_pieces *its = &en->pieces[key];
     const hpc_pushed *k = &en->keys[key];
+    const double factor = applied ? its->unit / its->kept_unit : SKIPPED;
+    if (applied) its->kept_unit = its->unit;
     if (its->encoder.codec != NULL) end_fold(&its->encoder, its->ranges, its->n_ranges, factor);
     for (int i = 0; i < k->n_shares && factor != 1; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];

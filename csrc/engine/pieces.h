@@ -38,10 +38,9 @@ void hpc_pieces_return(hpc_engine *en, const hpc_row *row, const char *slot);
  * this rank's next push. */
 void hpc_pieces_leave_out(hpc_work *w);
 /* split: tells this rank's encoders the outcome of a key's last fold. They forget a fold that was skipped. Where a fold
- * was applied, residuals from before it are multiplied by factor, the present unit of updates over the earlier one.
- * Encoders of rows do both before they encode again or are looked at. */
-#define HPC_SKIPPED (-1.0)
-void hpc_pieces_end_fold(hpc_engine *en, int key, double factor);
+ * was applied, residuals from before it are multiplied by the present unit of updates over the earlier one. Encoders of
+ * rows do both before they encode again or are looked at. */
+void hpc_pieces_end_fold(hpc_engine *en, int key, int applied);
 /* Adds a piece of nbytes, which may be packed, to n elements; 0 bytes are none, and refused. */
 int hpc_pieces_decode(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
                       double weight, const hpc_packing *packing);

@@ -52,7 +52,7 @@ int hpc_exchange_set_unit(hpc_exchange *ex, int key, double unit) {
     if (!(unit > 0 && isfinite(unit)))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: the unit of key %s is %g; it must be positive and finite", op,
                         en->plan->keys[key].name, unit);
-    en->discipline->split->set_unit(en, key, unit);
+    if (hpc_key_has_pieces(en, key)) en->pieces[key].unit = unit;
     return HPC_OK;
 }
 
@@ -64,7 +64,7 @@ const float *hpc_exchange_gathered(const hpc_exchange *ex, int key) {
     const hpc_engine *en = hpc_engine_at(ex, &key);
     if (en == NULL || en->discipline->split == NULL) return NULL;
     const int me = en->context->group.rank;
-    if (en->discipline->split->gathered != NULL) return en->discipline->split->gathered(en, key);
+    if (en->gathered != NULL) return en->gathered[key];
     if (!en->layout.places[me].gives) return NULL;
     return (const float *)(const void *)(hpc_own_part(en) + hpc_gathered_at(en, me, key));
 }

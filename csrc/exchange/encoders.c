@@ -54,12 +54,10 @@ static void copy_part(const hpc_encoder *encoder, uint64_t offset, uint64_t coun
 
 static void copy_state(const hpc_engine *en, int key, int row, hpc_encoder *encoder, float *values, int out) {
     const hpc_key_pieces *its = &en->pieces[key];
-    const hpc_splitting *split = en->discipline->split;
-    const double unit = split == NULL ? 1 : split->unit(en, key);
     float *own = values + count_values(encoder) - HPC_ENCODER_VALUES;
     for (int p = 0; row < 0 && p < its->n_ranges; p++)
-        copy_part(encoder, its->ranges[p].offset, its->ranges[p].count, values, out, unit);
-    if (row >= 0) copy_part(encoder, 0, encoder->count, values, out, unit);
+        copy_part(encoder, its->ranges[p].offset, its->ranges[p].count, values, out, its->kept_unit);
+    if (row >= 0) copy_part(encoder, 0, encoder->count, values, out, its->kept_unit);
     memcpy(out ? own : encoder->encoding.own, out ? encoder->encoding.own : own, sizeof encoder->encoding.own);
 }
 
