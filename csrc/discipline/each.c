@@ -353,10 +353,10 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .holds_up = holds_up,
     .work = work,
     .wait_slot = hpc_fresh_wait_slot,
+    .hear = hpc_fresh_hear,
     .begin_push = hpc_fresh_begin_push,
     .awaited = hpc_fresh_awaited,
-    .facts = &(
-        const hpc_facts){.before_publish = hpc_fresh_level, .heard = hpc_fresh_heard, .staleness = hpc_fresh_staleness},
+    .facts = &(const hpc_facts){.before_publish = hpc_fresh_level},
 };
 
 const hpc_discipline hpc_discipline_groups = {

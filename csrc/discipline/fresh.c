@@ -58,12 +58,14 @@ int hpc_fresh_open(hpc_engine *en, const char *op) {
     its->keys = hpc_engine_take(en, keys, sizeof *its->keys, op);
     its->base = hpc_engine_take(en, keys * size, sizeof *its->base, op);
     its->block = hpc_engine_take(en, HPC_BLOCK, sizeof *its->block, op);
-    if (its->keys == NULL || its->base == NULL || its->block == NULL) return HPC_ERR_MEMORY;
-    return hpc_clocks_open(en, op);
+    en->heard = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *en->heard, op);
+    if (its->keys == NULL || its->base == NULL || its->block == NULL || en->heard == NULL) return HPC_ERR_MEMORY;
+    const int status = hpc_open_begun(en, op);
+    return status == HPC_OK ? hpc_clocks_open(en, op) : status;
 }
 
 /* The minimum that the owner has told with its last answer: all workers' updates up to it are in the copy. */
-uint64_t hpc_fresh_heard(const hpc_engine *en, int s) {
+static uint64_t told_by(const hpc_engine *en, int s) {
     uint64_t told;
     memcpy(&told, hpc_own_part(en) + hpc_fresh_told_at(en, en->context->group.rank, s), sizeof told);
     return told;
@@ -84,18 +86,26 @@ static void count_begun(const hpc_engine *en, uint64_t clock, uint64_t minimum) 
     hpc_count_begun(en, clock > minimum ? clock - minimum : 0);
 }
 
-/* Takes what the last pull has brought, once it has ended. */
-static void look(const hpc_engine *en, int key) {
+/* Takes what the last pull has brought so far. Its step is counted once it has ended. */
+int hpc_fresh_hear(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     view *v = &worker_of(en)->keys[key];
-    if (v->looked == k->pulls || !hpc_ticket_is_done(en, key, 2 * k->pulls + HPC_PULL_TICKET)) return;
-    v->looked = k->pulls;
-    v->minimum = UINT64_MAX;
+    uint64_t least = UINT64_MAX;
+    int ended = 1;
+    if (v->looked == k->pulls) return HPC_OK;
     for (int i = 0; i < k->n_awaited; i++) {
-        const uint64_t told = hpc_fresh_heard(en, k->awaited[i]);
-        if (told < v->minimum) v->minimum = told;
+        const int s = k->awaited[i];
+        if (hpc_share_has_answered(en, s, 2 * k->pulls + HPC_PULL_TICKET))
+            en->heard[s] = told_by(en, s);
+        else
+            ended = 0;
+        if (en->heard[s] < least) least = en->heard[s];
     }
+    if (!ended) return HPC_OK;
+    v->looked = k->pulls;
+    v->minimum = least;
     if (v->begins) count_begun(en, own_clock(en, key, v->at), v->minimum);
+    return HPC_OK;
 }
 
 /* ---- pushes ---- */
@@ -153,7 +163,7 @@ int hpc_fresh_ends_pull(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     view *v = &worker_of(en)->keys[key];
     const uint64_t clock = own_clock(en, key, k->pushes);
-    look(en, key);
+    hpc_fresh_hear(en, key);
     const int kept = en->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
     const int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(en, key);
     const int looked = v->looked == k->pulls;
@@ -206,7 +216,7 @@ int hpc_fresh_level(hpc_engine *en, const char *op, double deadline) {
     (void)op, (void)deadline;
     for (int k = 0; k < en->plan->n_keys; k++) {
         view *v = &worker_of(en)->keys[k];
-        look(en, k);
+        hpc_fresh_hear(en, k);
         for (int r = 0; r < en->context->group.size; r++)
             *base_of(en, k, r) = hpc_pushes_key(en, r, k) ? hpc_pushes_of(en, r, k) : 0;
         *base_of(en, k, en->context->group.rank) = v->at = en->keys[k].pushes;
@@ -214,12 +224,4 @@ int hpc_fresh_level(hpc_engine *en, const char *op, double deadline) {
     }
     hpc_clocks_level(en);
     return HPC_OK;
-}
-
-/* ---- facts ---- */
-
-int hpc_fresh_staleness(const hpc_engine *en, uint64_t *counts, int cap) {
-    for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++)
-        if (en->keys[k].n_shares > 0) look(en, k);
-    return hpc_get_begun(en, counts, cap);
 }

@@ -83,7 +83,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 static int open_all(hpc_engine *en, const char *op) {
     const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
     peering *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
-    if (its == NULL || hpc_clocks_open(en, op) != HPC_OK) return HPC_ERR_MEMORY;
+    if (its == NULL || hpc_clocks_open(en, op) != HPC_OK || hpc_open_begun(en, op) != HPC_OK) return HPC_ERR_MEMORY;
     its->last = hpc_engine_take(en, keys * size, sizeof *its->last, op);
     its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
     int enough = its->last != NULL && its->counted != NULL;
@@ -415,5 +415,5 @@ const hpc_discipline hpc_discipline_peers_ssp = {
     .missing = missing,
     .ended = ended,
     .leaving = &(const hpc_leaving){.finish = finish, .outstanding = outstanding},
-    .facts = &(const hpc_facts){.settle = settle, .before_publish = level, .staleness = hpc_get_begun},
+    .facts = &(const hpc_facts){.settle = settle, .before_publish = level},
 };

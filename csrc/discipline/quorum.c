@@ -302,6 +302,9 @@ static int open_shares(hpc_engine *en, const char *op) {
 }
 
 static int open_all(hpc_engine *en, const char *op) {
+    en->outcomes = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *en->outcomes, op);
+    if (en->graph == NULL) en->heard = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *en->heard, op);
+    if (en->outcomes == NULL || (en->graph == NULL && en->heard == NULL)) return HPC_ERR_MEMORY;
     if (en->layout.stages.many) hpc_groups_name_outputs(en);
     return hpc_intake_open(en, op);
 }
@@ -375,13 +378,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 static const hpc_leaving leaving = {.closing = hpc_outlet_closing};
 
-static const hpc_facts facts = {.before_publish = hpc_outlet_level,
-                                .after_publish = hpc_intake_tell,
-                                .late = hpc_outlet_late,
-                                .version = hpc_outlet_version,
-                                .heard = hpc_outlet_heard,
-                                .count = hpc_outlet_count,
-                                .count_peer = hpc_outlet_count_peer};
+static const hpc_facts facts = {.before_publish = hpc_outlet_level, .after_publish = hpc_intake_tell};
 
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
@@ -449,10 +446,5 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .progress = hpc_outlet_send_all,
     .ended = hpc_outlet_ended,
     .leaving = &(const hpc_leaving){.finish = hpc_outlet_finish, .closing = hpc_outlet_closing},
-    .facts = &(const hpc_facts){.restored = hpc_outlet_restored,
-                                .before_publish = hpc_outlet_level,
-                                .late = hpc_outlet_late,
-                                .version = hpc_outlet_version,
-                                .count = hpc_outlet_count,
-                                .count_peer = hpc_outlet_count_peer},
+    .facts = &(const hpc_facts){.restored = hpc_outlet_restored, .before_publish = hpc_outlet_level},
 };

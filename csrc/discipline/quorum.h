@@ -38,15 +38,14 @@ typedef struct hpc_intake {
 /* Counts of what this rank has sent to the owner of a share, or with several stages to the rows whose parameters the
  * share sends it. The worker's own. */
 typedef struct hpc_outlet {
-    uint64_t decided;             /* pushes up to this one were sent, or dropped */
-    uint64_t sent, answered;      /* how many of these pushes; at most one is on its way */
-    uint64_t used, dropped, told; /* folded there; left out; the version that was folded there last */
-    uint64_t under_way, lost;     /* the push that was sent last; the one that was left out last */
-    uint64_t dropped_at;          /* the version that had been folded when that one was left out */
-    uint64_t carried;             /* the push whose data was put last; its event may not be sent yet */
-    uint64_t version;             /* of the update that was sent last; a put may still read it */
-    size_t staged;                /* the offset of the copy that is sent, in this rank's part; HPC_NOWHERE: no copy */
-    int pending;                  /* decided is behind */
+    uint64_t decided;         /* pushes up to this one were sent, or dropped */
+    uint64_t sent, answered;  /* how many of these pushes; at most one is on its way */
+    uint64_t used, told;      /* folded there; the version that was folded there last */
+    uint64_t under_way, lost; /* the push that was sent last; the one that was left out last */
+    uint64_t carried;         /* the push whose data was put last; its event may not be sent yet */
+    uint64_t version;         /* of the update that was sent last; a put may still read it */
+    size_t staged;            /* the offset of the copy that is sent, in this rank's part; HPC_NOWHERE: no copy */
+    int pending;              /* decided is behind */
 } hpc_outlet;
 
 /* The state that hangs on a share. A worker that serves has both sides. A share that relays passes the outcome of an
@@ -153,7 +152,11 @@ int hpc_intake_tell(hpc_engine *en);
 
 int hpc_outlet_may_push(hpc_engine *en, int key, const char *op);
 int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
-int hpc_outlet_hear(hpc_engine *en, int key); /* what was left out as pieces is in the residual then */
+/* Pieces that were left out are in the residual then. The version of an outcome is the newest that the owners of the
+ * key have told this rank, or all ranks when a state was loaded: on servers the version of its parameters. On a graph
+ * that is the newest one that this rank's own shares of the key have folded. On servers hpc_engine.heard is the version
+ * of this rank's copy, as the owner has told; 0 where the share answers others. */
+int hpc_outlet_hear(hpc_engine *en, int key);
 void hpc_outlet_begin_push(hpc_engine *en, int key);
 int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
 /* Sends the pushes, of key or of all keys, whose slots are free by now. */
@@ -167,13 +170,5 @@ int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 void hpc_outlet_closing(hpc_engine *en);
 void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
 int hpc_outlet_level(hpc_engine *en, const char *op, double deadline);
-int hpc_outlet_late(const hpc_engine *en, int key);
-/* The newest version that the owners of a key have told this rank, or all ranks when a state was loaded: on servers the
- * version of its parameters. On a graph that is the newest one that this rank's own shares of the key have folded. */
-uint64_t hpc_outlet_version(const hpc_engine *en, int key);
-/* The version of this rank's copy of a share's parameters, as its owner has told; 0 where the share answers others. */
-uint64_t hpc_outlet_heard(const hpc_engine *en, int s);
-void hpc_outlet_count(const hpc_engine *en, hpc_exchange_stats *stats);
-void hpc_outlet_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
 
 #endif

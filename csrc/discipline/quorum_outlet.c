@@ -22,33 +22,16 @@ static uint64_t answers_of(const hpc_engine *en, int s) {
     return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), memory_order_acquire);
 }
 
-/* The counts of an outlet with the last answer of the share's owner, which this rank may not have taken note of. A push
- * after the one that was left out may have been given up already. */
-static hpc_outlet with_news(const hpc_engine *en, int s) {
-    hpc_outlet out = *hpc_outlet_of(&en->layout.shares[s]);
-    const uint64_t answered = answers_of(en, s);
-    if (answered == out.answered) return out;
-    const hpc_told *told = answer_at(en, s);
-    out.answered = answered;
-    out.told = told->folded;
-    out.used += told->used;
-    if (told->used) return out;
-    out.dropped++;
-    out.dropped_at = told->folded;
-    if (out.under_way > out.lost) out.lost = out.under_way;
-    return out;
-}
-
 /* Fails the exchange by an impossible answer: as at most one update is on its way, at most one is answered, and at most
  * one used. */
-static int refuse_answer(hpc_engine *en, const hpc_share *share, const hpc_outlet *news) {
+static int refuse_answer(hpc_engine *en, const hpc_share *share, uint64_t answered, uint64_t used) {
     const hpc_outlet *out = hpc_outlet_of(share);
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why,
              "rank %d: rank %d says that it has answered %llu updates of key %.64s and used %llu; %llu were sent, and "
              "%llu used before",
-             hpc_me(en), share->owner, (unsigned long long)news->answered, en->plan->keys[share->key].name,
-             (unsigned long long)news->used, (unsigned long long)out->sent, (unsigned long long)out->used);
+             hpc_me(en), share->owner, (unsigned long long)answered, en->plan->keys[share->key].name,
+             (unsigned long long)(out->used + used), (unsigned long long)out->sent, (unsigned long long)out->used);
     hpc_engine_fail(en, HPC_ERR_TRANSPORT, why);
     return hpc_engine_check(en, "push");
 }
@@ -72,8 +55,8 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
 }
 
 /* Puts all pieces of push number n back, which was left out or is not sent at all. Their bytes are still as they were
- * sent: the next push waits until this one was heard of (hpc_outlet_hear). Of rows that relay, each has a word of its
- * own that says so, which the next reply writes. */
+ * sent: the next push waits until this one was heard of (hear). Of rows that relay, each has a word of its own that says
+ * so, which the next reply writes. */
 static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++) {
         const int row = share->rows[i], relays = en->plan->rows[row].action == HPC_RELAY;
@@ -82,55 +65,35 @@ static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
     }
 }
 
+/* Notes that a share has left push number n out. A push after it may have been given up already. */
+static void leave_out(hpc_engine *en, const hpc_share *share, uint64_t n) {
+    hpc_outlet *out = hpc_outlet_of(share);
+    if (n > out->lost) out->lost = n;
+    en->peers.dropped[share->owner]++;
+    if (out->told > en->stats.dropped_at) en->stats.dropped_at = out->told;
+    take_back(en, share, n);
+}
+
 static int hear(hpc_engine *en, int s) {
     const hpc_share *share = &en->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
-    if (out == NULL || answers_of(en, s) == out->answered) return HPC_OK;
-    const hpc_outlet news = with_news(en, s);
-    if (news.answered != out->sent || news.used - out->used > 1) return refuse_answer(en, share, &news);
-    if (news.dropped > out->dropped) take_back(en, share, out->under_way);
-    *out = news;
+    const uint64_t answered = answers_of(en, s);
+    if (out == NULL || answered == out->answered) return HPC_OK;
+    const hpc_told *told = answer_at(en, s);
+    if (answered != out->sent || told->used > 1) return refuse_answer(en, share, answered, told->used);
+    out->answered = answered;
+    out->told = told->folded;
+    out->used += told->used;
+    if (!told->used) leave_out(en, share, out->under_way);
     hpc_quorum_of(en)->given_up[share->owner] = 0;
     return HPC_OK;
 }
 
-int hpc_outlet_hear(hpc_engine *en, int key) {
+static int hear_key(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++) status = hear(en, k->shares[i]);
     return status;
-}
-
-/* How many shares of this rank's updates rank has left out (-1: all ranks), and the newest version that had been folded
- * when one was left out. */
-static uint64_t dropped_by(const hpc_engine *en, int rank, uint64_t *at) {
-    uint64_t dropped = 0;
-    *at = 0;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        if (hpc_outlet_of(share) == NULL || (rank >= 0 && share->owner != rank)) continue;
-        const hpc_outlet out = with_news(en, s);
-        dropped += out.dropped;
-        if (out.dropped_at > *at) *at = out.dropped_at;
-    }
-    return dropped;
-}
-
-void hpc_outlet_count(const hpc_engine *en, hpc_exchange_stats *stats) {
-    stats->dropped = dropped_by(en, -1, &stats->dropped_at);
-}
-
-void hpc_outlet_count_peer(const hpc_engine *en, int rank, hpc_exchange_peer *peer) {
-    uint64_t at;
-    peer->dropped = dropped_by(en, rank, &at);
-}
-
-int hpc_outlet_late(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    int n = 0;
-    for (int i = 0; i < k->n_shares && k->pushes > 0; i++)
-        n += hpc_outlet_of(&en->layout.shares[k->shares[i]]) != NULL && with_news(en, k->shares[i]).lost == k->pushes;
-    return n;
 }
 
 /* ---- sends ---- */
@@ -191,11 +154,7 @@ static void note_pending(hpc_engine *en, const hpc_share *share) {
 
 /* Leaves the next push to a share out, so that its slot is free: nothing travels for it. */
 static void skip(hpc_engine *en, const hpc_share *share) {
-    hpc_outlet *out = hpc_outlet_of(share);
-    out->dropped++;
-    out->dropped_at = out->told;
-    out->lost = ++out->decided;
-    take_back(en, share, out->lost);
+    leave_out(en, share, ++hpc_outlet_of(share)->decided);
 }
 
 /* Sends the pushes that may still be in time, oldest first, and drops the others. */
@@ -206,7 +165,7 @@ static int send_pending(hpc_engine *en, int s) {
     if (out == NULL) return HPC_OK;
     int status = hear(en, s);
     if (en->owners_leave && hpc_closed_signal(en, share->owner) != 0) {
-        out->dropped += k->pushes - out->decided;
+        en->peers.dropped[share->owner] += k->pushes - out->decided;
         out->decided = k->pushes;
     }
     while (out->decided < k->pushes && out->sent == out->answered && status == HPC_OK) {
@@ -256,14 +215,14 @@ static uint64_t most_of(const hpc_engine *en, int key, uint64_t (*of)(const hpc_
 
 /* The version that the owner has told last, in an answer or in a publish. While an update is on its way the owner may
  * be writing that word, so the last version that was heard counts. */
-uint64_t hpc_outlet_heard(const hpc_engine *en, int s) {
+static uint64_t heard_by(const hpc_engine *en, int s) {
     const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
     if (out == NULL) return 0;
     return answers_of(en, s) == out->sent ? answer_at(en, s)->folded : out->told;
 }
 
 static uint64_t told(const hpc_engine *en, int key) {
-    const uint64_t most = most_of(en, key, hpc_outlet_heard);
+    const uint64_t most = most_of(en, key, heard_by);
     return most > hpc_quorum_of(en)->told ? most : hpc_quorum_of(en)->told;
 }
 
@@ -272,8 +231,22 @@ static uint64_t folded_by(const hpc_engine *en, int s) {
     return hpc_intake_of(share) == NULL ? 0 : hpc_folded_of(share);
 }
 
-uint64_t hpc_outlet_version(const hpc_engine *en, int key) {
+static uint64_t version_of(const hpc_engine *en, int key) {
     return en->graph != NULL ? most_of(en, key, folded_by) : told(en, key);
+}
+
+int hpc_outlet_hear(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    const int status = hear_key(en, key);
+    hpc_outcome *its = &en->outcomes[key];
+    *its = (hpc_outcome){.version = version_of(en, key)};
+    for (int i = 0; i < k->n_shares; i++) {
+        const int s = k->shares[i];
+        const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
+        its->late += out != NULL && k->pushes > 0 && out->lost == k->pushes;
+        if (en->heard != NULL) en->heard[s] = heard_by(en, s);
+    }
+    return status;
 }
 
 /* How far an own share of this rank lets it go, on a graph. */
@@ -414,7 +387,7 @@ int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) 
     if (en->graph != NULL) return wait_taken(en, key, hpc_slot_ticket(en, key), l, op);
     int status = hpc_outlet_send_all(en);
     if (status == HPC_OK) status = hpc_push_wait_slot(en, key, l, op);
-    return status == HPC_OK ? hpc_outlet_hear(en, key) : status;
+    return status == HPC_OK ? hear_key(en, key) : status;
 }
 
 /* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
@@ -481,7 +454,7 @@ int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_s
 
 /* Whether the last push of a key is for a version that is not folded. */
 static int is_short(const hpc_engine *en, int key) {
-    return hpc_versions_of(en, key)->number > hpc_outlet_version(en, key);
+    return hpc_versions_of(en, key)->number > version_of(en, key);
 }
 
 /* Returns HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */

@@ -241,8 +241,8 @@ static int take_gathered(hpc_engine *en, int key, const char *op) {
     const uint64_t count = en->plan->keys[key].count;
     if (*to == NULL) *to = hpc_arena_take(&en->taken, (size_t)count, sizeof **to);
     return *to != NULL ? HPC_OK
-                               : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the mean of key %s, %llu values", op,
-                                          en->plan->keys[key].name, (unsigned long long)count);
+                       : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the mean of key %s, %llu values", op,
+                                  en->plan->keys[key].name, (unsigned long long)count);
 }
 
 static int set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op) {

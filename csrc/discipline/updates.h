@@ -26,7 +26,6 @@ typedef struct hpc_versions {
     _Atomic uint64_t version; /* the last one that was closed or applied */
     int was_set;              /* applies: since the last publish */
     int *below, n_below;      /* sums, passes on: the rows that apply what it sends, be it by way of others */
-    _Atomic uint64_t *pushes; /* gathers, sums: by input, how many have come */
     _Atomic uint64_t waits;   /* the open version waits until receivers tell that they have this one; 0: it does not */
     int n_open;               /* updates in the open version */
     hpc_version_note *notes;  /* by slot, of the sums that are sent */
@@ -94,13 +93,14 @@ static inline uint64_t hpc_version_at(const _Atomic uint64_t *version) {
     return atomic_load_explicit(version, memory_order_acquire);
 }
 
-static inline uint64_t hpc_pushes_from(const hpc_versions *its, int input) {
-    return atomic_load_explicit(&its->pushes[input], memory_order_relaxed);
+/* Rows that gather or sum. */
+static inline uint64_t hpc_pushes_from(const hpc_work *w, int input) {
+    return atomic_load_explicit(&w->taken[input], memory_order_relaxed);
 }
 
 /* The clock that an input of a row that sums or gathers has reached: all ranks of a host have pushed equally often. */
 static inline uint64_t hpc_input_clock(const hpc_engine *en, const hpc_work *w, int input) {
-    return hpc_clock_at(en, w->row->key, w->inputs[input].lowest, hpc_pushes_from(hpc_versions_of(en, w), input));
+    return hpc_clock_at(en, w->row->key, w->inputs[input].lowest, hpc_pushes_from(w, input));
 }
 
 /* The version that a row below a sum has applied, as far as it tells. */

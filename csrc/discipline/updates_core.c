@@ -53,7 +53,7 @@ uint64_t hpc_last_push(const hpc_engine *en, int key, int sender) {
 static uint64_t closes_at(const hpc_engine *en, const hpc_work *w) {
     uint64_t least = UINT64_MAX, most = 0;
     for (int e = 0; e < w->row->n_in; e++) {
-        const uint64_t n = hpc_pushes_from(hpc_versions_of(en, w), e), clock = hpc_input_clock(en, w, e);
+        const uint64_t n = hpc_pushes_from(w, e), clock = hpc_input_clock(en, w, e);
         if (clock > most) most = clock;
         if (clock < least && n < hpc_last_push(en, w->row->key, w->inputs[e].lowest)) least = clock;
     }
@@ -175,10 +175,10 @@ static void gather(hpc_core *core, hpc_work *w, int slot, int input) {
 static int update_came(hpc_core *core, hpc_work *w, int slot, int input) {
     hpc_versions *its = hpc_versions_of(core->engine, w);
     if (has_failed(core)) return 1;
-    if ((uint64_t)slot != hpc_pushes_from(its, input) % depth_of(core->engine)) return 0;
+    if ((uint64_t)slot != hpc_pushes_from(w, input) % depth_of(core->engine)) return 0;
     if (its->part == HPC_ROW_SUMS && hpc_row_add(core, w, slot, input, its->n_open == 0) != 0) return 1;
     its->n_open += its->part == HPC_ROW_SUMS ? w->inputs[input].updates : 0;
-    hpc_tally_add(&its->pushes[input], 1);
+    hpc_tally_add(&w->taken[input], 1);
     hpc_row_count_received(core, w, input);
     if (its->part == HPC_ROW_SUMS)
         close_version(core, w);

@@ -209,9 +209,9 @@ static int open_sum(hpc_engine *en, hpc_work *w, const char *op) {
         w->encoded = w->leaving;
         w->acc = hpc_engine_take(en, (size_t)w->row->count, sizeof *w->acc, op);
     }
-    its->pushes = hpc_engine_take(en, (size_t)w->row->n_in, sizeof *its->pushes, op);
+    w->taken = hpc_engine_take(en, (size_t)w->row->n_in, sizeof *w->taken, op);
     its->notes = hpc_engine_take(en, depth, sizeof *its->notes, op);
-    return w->leaving != NULL && w->acc != NULL && its->pushes != NULL && its->notes != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    return w->leaving != NULL && w->acc != NULL && w->taken != NULL && its->notes != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 /* Finds the rows that apply what a row sends. rows: gets their numbers; NULL: they are counted. */
@@ -270,10 +270,8 @@ static int open_all(hpc_engine *en, const char *op) {
     its->base = hpc_engine_take(en, 2 * keys * (size_t)en->context->group.size, sizeof *its->base, op);
     its->goal = hpc_engine_take(en, keys, sizeof *its->goal, op);
     its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
-    en->begun = hpc_engine_take(en, (size_t)en->asked.staleness + 1, sizeof *en->begun, op);
-    if (its->rows == NULL || its->base == NULL || its->goal == NULL || its->counted == NULL || en->begun == NULL)
-        return HPC_ERR_MEMORY;
-    int status = HPC_OK;
+    if (its->rows == NULL || its->base == NULL || its->goal == NULL || its->counted == NULL) return HPC_ERR_MEMORY;
+    int status = hpc_open_begun(en, op);
     its->last = its->base + keys * (size_t)en->context->group.size;
     for (int i = 0; i < en->n_work && status == HPC_OK; i++) status = open_row(en, &en->work[i], op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
@@ -368,7 +366,7 @@ static int full_receivers(const hpc_engine *en, const hpc_work *w, uint64_t goal
 /* In a publish: the workers whose last pushes have not come, and sources. */
 static int not_level(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     for (int e = 0; e < w->row->n_in && hpc_versions_of(en, w)->part <= HPC_ROW_SUMS; e++)
-        if (hpc_pushes_from(hpc_versions_of(en, w), e) < hpc_last_push(en, w->row->key, w->inputs[e].lowest))
+        if (hpc_pushes_from(w, e) < hpc_last_push(en, w->row->key, w->inputs[e].lowest))
             n = note_rank(ranks, n, w->inputs[e].rank);
     return silent_sources(en, w, goal, ranks, n);
 }
@@ -558,20 +556,6 @@ static int outstanding(const hpc_engine *en, int *ranks) {
     return n;
 }
 
-/* ---- facts ---- */
-
-/* The most pushes of rank that any row of a share has taken: others of its rows may have taken fewer. */
-static uint64_t folded_of(const hpc_engine *en, const hpc_share *share, int rank) {
-    uint64_t most = 0;
-    for (int i = 0; i < share->n_rows && hpc_share_forwards(en, share); i++) {
-        const hpc_work *w = hpc_share_row(en, share, i);
-        const int input = hpc_row_input_of(w, rank, 0);
-        const uint64_t n = input < 0 ? 0 : hpc_pushes_from(hpc_versions_of(en, w), input);
-        if (n > most) most = n;
-    }
-    return most;
-}
-
 const hpc_discipline hpc_discipline_updates_ssp = {
     .name = "SSP where receivers apply",
     .suits = suits,
@@ -590,9 +574,5 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .awaited = awaited,
     .ended = ended,
     .leaving = &(const hpc_leaving){.closing = closing, .outstanding = outstanding},
-    .facts = &(const hpc_facts){.settle = settle,
-                                .restored = restored,
-                                .before_publish = level,
-                                .folded_of = folded_of,
-                                .staleness = hpc_get_begun},
+    .facts = &(const hpc_facts){.settle = settle, .restored = restored, .before_publish = level},
 };

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/core.h"
+#include "engine/row.h"
 #include "engine/stages.h"
 
 void *hpc_engine_take(hpc_engine *en, size_t n, size_t size, const char *op) {
@@ -27,8 +28,6 @@ static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
 
 int hpc_clocks_open(hpc_engine *en, const char *op) {
     int status = HPC_OK;
-    en->begun = hpc_engine_take(en, (size_t)en->asked.staleness + 1, sizeof *en->begun, op);
-    if (en->begun == NULL) return HPC_ERR_MEMORY;
     for (int s = 0; s < en->layout.n_shares; s++) {
         hpc_share *share = &en->layout.shares[s];
         if (status == HPC_OK && is_own(en, share)) status = open_share(en, share, op);
@@ -63,9 +62,22 @@ int hpc_core_sees_closed(hpc_core *core) {
     return news;
 }
 
+/* Some rows of a share may have taken fewer. */
+static uint64_t most_taken(const hpc_engine *en, const hpc_share *share, int rank) {
+    uint64_t most = 0;
+    for (int i = 0; i < share->n_rows; i++) {
+        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const int input = w->taken == NULL ? -1 : hpc_row_input_of(w, rank, 0);
+        const uint64_t n = input < 0 ? 0 : atomic_load_explicit(&w->taken[input], memory_order_relaxed);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
 uint64_t hpc_clocks_begun(const hpc_engine *en, const hpc_share *share, int rank) {
     const int sender = hpc_sender_of(en, share->key, rank);
-    if (share->clocks == NULL || sender < 0) return 0;
+    if (share->clocks == NULL) return most_taken(en, share, rank);
+    if (sender < 0) return 0;
     const hpc_clock *clock = &share->clocks[sender];
     return atomic_load_explicit(&clock->applied, memory_order_relaxed) + (uint64_t)(clock->rows > 0);
 }
@@ -81,9 +93,9 @@ void hpc_clocks_level(hpc_engine *en) {
     }
 }
 
-int hpc_get_begun(const hpc_engine *en, uint64_t *counts, int cap) {
-    for (int i = 0; i < cap && i <= en->asked.staleness; i++) counts[i] += en->begun[i];
-    return en->asked.staleness;
+int hpc_open_begun(hpc_engine *en, const char *op) {
+    en->begun = hpc_engine_take(en, (size_t)en->asked.staleness + 1, sizeof *en->begun, op);
+    return en->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 int hpc_clocks_learn_pushes(hpc_engine *en, uint64_t *last, const char *op, double deadline) {

@@ -27,7 +27,7 @@ typedef struct hpc_clock {
  * error is recorded. */
 void *hpc_engine_take(hpc_engine *en, size_t n, size_t size, const char *op);
 
-/* Opens the table of each share of this rank whose rows apply, and the counts of steps. */
+/* Opens the table of each share of this rank whose rows apply. */
 int hpc_clocks_open(hpc_engine *en, const char *op);
 
 /* The sender that a rank's updates of a key are in; -1: it pushes none. */
@@ -62,7 +62,7 @@ int hpc_sender_is_open(const hpc_engine *en, int key, int sender);
 uint64_t hpc_clocks_least(const hpc_engine *en, const hpc_share *share);
 /* Whether more ranks have closed than when the core asked last. */
 int hpc_core_sees_closed(hpc_core *core);
-/* Pushes of rank that a share of this rank has begun to apply. */
+/* Pushes of rank that a share of this rank has begun to apply, or to sum. */
 uint64_t hpc_clocks_begun(const hpc_engine *en, const hpc_share *share, int rank);
 /* Publish: all go on from one clock. Nothing is under way on any rank. */
 void hpc_clocks_level(hpc_engine *en);
@@ -72,12 +72,12 @@ int hpc_clocks_learn_pushes(hpc_engine *en, uint64_t *last, const char *op, doub
 
 /* ---- the worker ---- */
 
+/* Opens the counts of steps, for hpc_exchange_get_staleness. */
+int hpc_open_begun(hpc_engine *en, const char *op);
+
 /* Counts a step by how far its parameters are behind; more than the staleness that was asked for is not counted. */
 static inline void hpc_count_begun(const hpc_engine *en, uint64_t behind) {
     if (behind <= (uint64_t)en->asked.staleness) en->begun[behind]++;
 }
-
-/* hpc_facts.staleness of steps that are counted so. */
-int hpc_get_begun(const hpc_engine *en, uint64_t *counts, int cap);
 
 #endif

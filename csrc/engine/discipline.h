@@ -67,24 +67,13 @@ typedef struct hpc_leaving {
     int (*outstanding)(const hpc_engine *en, int *ranks);
 } hpc_leaving;
 
-/* States that are saved and loaded, and counts: calls that exchange/ makes outside of steps. A NULL slot does nothing,
- * or is 0. */
+/* States that are saved and loaded: calls that exchange/ makes outside of steps. A NULL slot does nothing. */
 typedef struct hpc_facts {
     /* Settle: waits until all pushes of key are applied. NULL: a push that is done is. */
     int (*settle)(hpc_engine *en, int key, hpc_limit *l, const char *op);
     void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step); /* a row was set */
     int (*before_publish)(hpc_engine *en, const char *op, double deadline);
     int (*after_publish)(hpc_engine *en);
-    /* Pushes of rank that a share has begun to fold. NULL: hpc_clocks_begun. */
-    uint64_t (*folded_of)(const hpc_engine *en, const hpc_share *share, int rank);
-    int (*late)(const hpc_engine *en, int key);         /* shares of its last push that were left out */
-    uint64_t (*version)(const hpc_engine *en, int key); /* NULL: the pushes */
-    /* How new this rank's copy of the parameters of a share is. NULL: as many folds as its owner has answered. */
-    uint64_t (*heard)(const hpc_engine *en, int s);
-    /* Writes counts[0..cap) of hpc_exchange_get_staleness, and returns what that does. */
-    int (*staleness)(const hpc_engine *en, uint64_t *counts, int cap);
-    void (*count)(const hpc_engine *en, hpc_exchange_stats *stats);
-    void (*count_peer)(const hpc_engine *en, int rank, hpc_exchange_peer *peer);
 } hpc_facts;
 
 /* The way of updates into receive slots. */
@@ -162,8 +151,9 @@ struct hpc_discipline {
     int (*may_push)(hpc_engine *en, int key, const char *op);
     /* Waits until the slot of the next push may be written. NULL: hpc_push_wait_slot. */
     int (*wait_slot)(hpc_engine *en, int key, hpc_limit *l, const char *op);
-    /* Takes note of the answers of owners that leave updates out, before the encoders of key are looked at. NULL: they
-     * leave out none. */
+    /* Takes note of all that owners have told by their answers: before encoders of key, counts (hpc_engine.begun,
+     * hpc_peers.dropped), hpc_engine.heard or .outcomes are looked at. NULL: an answer tells no more than its number.
+     */
     int (*hear)(hpc_engine *en, int key);
     /* An update will not be refused any more, and is about to be encoded. NULL: nothing. */
     void (*before_encode)(hpc_engine *en, int key);

@@ -94,6 +94,12 @@ typedef struct hpc_pushed {
 } hpc_pushed;
 _Static_assert(sizeof(void *) != 8 || sizeof(hpc_pushed) == 128, "a key is looked up by a shift");
 
+/* The end of this rank's pushes of a key, where owners leave some out. */
+typedef struct hpc_outcome {
+    uint64_t version; /* of the newest parameters that this rank knows of */
+    int late;         /* shares of its last push that were left out */
+} hpc_outcome;
+
 /* A range of a key's update that is encoded by itself: at bytes from the start of the update in a slot. */
 typedef struct hpc_pushed_range {
     uint64_t offset, count;
@@ -161,6 +167,7 @@ typedef struct hpc_peers {
     _Atomic uint64_t *pushed_of_key; /* the same to others, by key */
     _Atomic uint64_t *received;      /* bytes by rank */
     _Atomic uint64_t *late;          /* by rank: shares of its updates that were late here, and left out */
+    uint64_t *dropped;               /* by rank: shares of this rank's updates that it left out, or never got */
     double *wait;                    /* seconds by rank */
     int *awaited, n_awaited;         /* the ranks that the present wait waited for at its last look */
     _Atomic uint64_t *inputs_whole;  /* [n]: folds that had n whole inputs; NULL: not counted */
@@ -236,9 +243,12 @@ struct hpc_engine {
     int corked;           /* starts may be kept back on the in_lanes */
     hpc_life life;
     hpc_exchange_stats stats;
-    uint64_t *begun; /* steps, by how far their parameters were behind (hpc_count_begun); NULL: not counted */
+    uint64_t *begun;       /* steps, by how far their parameters were behind (hpc_count_begun); NULL: not counted */
+    hpc_outcome *outcomes; /* by key; NULL: owners leave out none, and a version is the number of pushes */
+    uint64_t *heard;       /* by share: how new this rank's copy of its parameters is; NULL: as many folds as its owner
+                              has answered */
     float **gathered; /* by key: the mean that this rank's own core gathered last; NULL: it lies at hpc_gathered_at */
-    hpc_usual usual; /* how long pushes take */
+    hpc_usual usual;  /* how long pushes take */
 
     /* owner */
     hpc_core *cores;

@@ -135,6 +135,7 @@ typedef struct hpc_work {
     _Atomic double decode_seconds;
     char *leaving; /* HPC_SUMS: what it sends, by slot */
     size_t leaving_stride;
+    _Atomic uint64_t *taken; /* likewise, by input: updates that were added, or folded; NULL: it sums none */
     uint64_t step;
     _Atomic uint64_t folded; /* by this exchange: how often; written by the core alone */
     int *arrived;            /* by slot: inputs that are there */

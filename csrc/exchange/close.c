@@ -107,6 +107,7 @@ void hpc_engine_free(hpc_engine *en) {
     free(en->peers.pushed_of_key);
     free(en->peers.received);
     free(en->peers.late);
+    free(en->peers.dropped);
     free(en->peers.inputs_whole);
     free(en->peers.wait);
     free(en->peers.awaited);

@@ -270,11 +270,13 @@ static int open_counts(hpc_engine *en) {
     en->peers.pushed_of_key = calloc((size_t)en->plan->n_keys, sizeof *en->peers.pushed_of_key);
     en->peers.received = calloc(size, sizeof *en->peers.received);
     en->peers.late = calloc(size, sizeof *en->peers.late);
+    en->peers.dropped = calloc(size, sizeof *en->peers.dropped);
     en->peers.wait = calloc(size, sizeof *en->peers.wait);
     en->peers.awaited = calloc(size, sizeof *en->peers.awaited);
     en->threads = calloc(size, sizeof *en->threads);
     if (en->peers.pushed == NULL || en->peers.pushed_of_key == NULL || en->peers.received == NULL ||
-        en->peers.late == NULL || en->peers.wait == NULL || en->peers.awaited == NULL || en->threads == NULL)
+        en->peers.late == NULL || en->peers.dropped == NULL || en->peers.wait == NULL || en->peers.awaited == NULL ||
+        en->threads == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %zu ranks", size);
     return HPC_OK;
 }

@@ -65,7 +65,7 @@ static void copy_state(const hpc_engine *en, int key, int row, hpc_encoder *enco
 static int begin(hpc_engine *en, int key, int row, hpc_encoder **encoder, const char *op) {
     int status = HPC_OK;
     if (hpc_engine_under_way(en) >= 0) status = hpc_worker_check_idle(en, op); /* which may have ended by now */
-    if (status == HPC_OK && en->discipline->hear != NULL) status = en->discipline->hear(en, key);
+    if (status == HPC_OK) status = hpc_engine_hear(en, key);
     if (status != HPC_OK) return status;
     *encoder = find(en, key, row);
     if (*encoder == NULL)

@@ -59,6 +59,19 @@ hpc_engine *hpc_engine_of_row(const hpc_exchange *ex, int *row, const char *op);
 
 /* ---- an engine ---- */
 
+static inline int hpc_engine_works(const hpc_engine *en) {
+    return en->layout.places[en->context->group.rank].worker;
+}
+
+/* Takes note of what owners have told of a key (hpc_discipline.hear). */
+static inline int hpc_engine_hear(hpc_engine *en, int key) {
+    return en->discipline->hear == NULL || !hpc_engine_works(en) ? HPC_OK : en->discipline->hear(en, key);
+}
+
+static inline void hpc_engine_hear_all(hpc_engine *en) {
+    for (int k = 0; k < en->plan->n_keys; k++) hpc_engine_hear(en, k);
+}
+
 /* create.c. The handle of an engine, which holds a copy of the plan and nothing else yet; then collectively all of it.
  * of: the exchange, whose number of engines all ranks have to share. */
 hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *config, const char *op);

@@ -20,8 +20,7 @@ static int tells(const hpc_engine *en, int s) {
 }
 
 static uint64_t heard_of(const hpc_engine *en, int s) {
-    const hpc_facts *facts = en->discipline->facts;
-    if (facts != NULL && facts->heard != NULL) return facts->heard(en, s);
+    if (en->heard != NULL) return en->heard[s];
     const int signal = en->discipline->pulling != NULL ? hpc_signal_second(en, s) : hpc_signal_applied(en, s);
     return atomic_load_explicit(hpc_own_signal(en->window, signal), memory_order_acquire);
 }
@@ -34,8 +33,9 @@ static int same_elements(const hpc_row *a, const hpc_row *b) {
 static void find(hpc_engine *en, uint64_t *heard) {
     const hpc_plan *plan = en->plan;
     hpc_params_were_sent(en);
+    hpc_engine_hear_all(en);
     for (int i = 0; i < plan->n_rows; i++) heard[i] = UINT64_MAX;
-    for (int i = 0; i < plan->n_rows && en->layout.places[en->context->group.rank].worker; i++)
+    for (int i = 0; i < plan->n_rows && hpc_engine_works(en); i++)
         if (tells(en, en->layout.share_of[i])) heard[i] = heard_of(en, en->layout.share_of[i]);
     for (int i = 1; i < plan->n_rows; i++)
         if (heard[i] == UINT64_MAX && same_elements(&plan->rows[i], &plan->rows[i - 1])) heard[i] = heard[i - 1];

@@ -80,14 +80,12 @@ int hpc_engine_folded(hpc_engine *en, int rank, uint64_t *pushes) {
     if (rank < 0 || rank >= en->context->group.size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         en->context->group.size);
-    const hpc_facts *facts = en->discipline->facts;
     is_over(en); /* no core counts on if a rank is lost */
     for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];
         if (share->owner != en->context->group.rank) continue;
         hpc_core_pause(&en->cores[share->core]);
-        const uint64_t n = facts != NULL && facts->folded_of != NULL ? facts->folded_of(en, share, rank)
-                                                                     : hpc_clocks_begun(en, share, rank);
+        const uint64_t n = hpc_clocks_begun(en, share, rank);
         hpc_core_resume(&en->cores[share->core]);
         if (n > *pushes) *pushes = n;
     }

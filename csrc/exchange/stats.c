@@ -7,12 +7,12 @@
 #include "engine/pieces.h"
 #include "engine/progress.h"
 
-static void add(const hpc_engine *en, hpc_exchange_stats *stats) {
+static void add(hpc_engine *en, hpc_exchange_stats *stats) {
+    hpc_engine_hear_all(en);
     stats->pushes += en->stats.pushes;
     stats->pulls += en->stats.pulls;
     stats->wait += en->stats.wait;
     stats->threads += en->stats.threads;
-    stats->dropped += en->stats.dropped;
     if (en->stats.dropped_at > stats->dropped_at) stats->dropped_at = en->stats.dropped_at;
     for (int c = 0; c < en->n_own_cores; c++) {
         const hpc_core *core = &en->cores[c];
@@ -29,9 +29,10 @@ static void add(const hpc_engine *en, hpc_exchange_stats *stats) {
     }
     const double usual = hpc_usual_limit(&en->usual);
     if (usual > stats->usual) stats->usual = usual;
-    for (int r = 0; r < en->context->group.size; r++) stats->bytes_sent += hpc_sent_to_rows(en, r);
-    const hpc_facts *facts = en->discipline->facts;
-    if (facts != NULL && facts->count != NULL) facts->count(en, stats);
+    for (int r = 0; r < en->context->group.size; r++) {
+        stats->bytes_sent += hpc_sent_to_rows(en, r);
+        stats->dropped += en->peers.dropped[r];
+    }
 }
 
 /* Calls of the whole process since the exchange was made. */
@@ -94,10 +95,11 @@ int hpc_exchange_get_staleness(const hpc_exchange *ex, uint64_t *counts, int cap
         return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL, or cap is negative");
     for (int k = 0; k < cap; k++) counts[k] = 0;
     for (int i = 0; i < ex->n_engines; i++) {
-        const hpc_engine *en = ex->engines[i];
-        const hpc_facts *facts = en->discipline->facts;
-        int its = facts == NULL || facts->staleness == NULL ? 0 : facts->staleness(en, counts, cap);
-        if (its > most) most = its;
+        hpc_engine *en = ex->engines[i];
+        if (en->begun == NULL) continue;
+        hpc_engine_hear_all(en);
+        for (int k = 0; k < cap && k <= en->asked.staleness; k++) counts[k] += en->begun[k];
+        if (en->asked.staleness > most) most = en->asked.staleness;
     }
     return most;
 }
@@ -110,13 +112,13 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank, size);
     *peer = (hpc_exchange_peer){0};
     for (int i = 0; i < ex->n_engines; i++) {
-        const hpc_engine *en = ex->engines[i];
+        hpc_engine *en = ex->engines[i];
+        hpc_engine_hear_all(en);
         peer->bytes_sent += hpc_sent_to_rows(en, rank);
         peer->bytes_received += atomic_load_explicit(&en->peers.received[rank], memory_order_relaxed);
         peer->wait += en->peers.wait[rank];
         peer->late += atomic_load_explicit(&en->peers.late[rank], memory_order_relaxed);
-        const hpc_facts *facts = en->discipline->facts;
-        if (facts != NULL && facts->count_peer != NULL) facts->count_peer(en, rank, peer);
+        peer->dropped += en->peers.dropped[rank];
     }
     return HPC_OK;
 }
@@ -147,44 +149,33 @@ int hpc_exchange_takes_writes(const hpc_exchange *ex, int key) {
 
 /* ---- versions ---- */
 
-static int works(const hpc_engine *en) {
-    return en->layout.places[en->context->group.rank].worker;
+static hpc_outcome outcome_of(hpc_engine *en, int key) {
+    if (!hpc_engine_works(en)) return (hpc_outcome){0};
+    hpc_engine_hear(en, key);
+    return en->outcomes != NULL ? en->outcomes[key] : (hpc_outcome){.version = en->keys[key].pushes};
 }
 
 int hpc_exchange_late(const hpc_exchange *ex, int key) {
     int n = 0;
-    for (int k = 0; ex != NULL && k < ex->n_keys; k++) {
-        const hpc_engine *en = ex->keys[k].engine;
-        const hpc_facts *facts = en->discipline->facts;
-        if ((key >= 0 && k != key) || !works(en) || facts == NULL || facts->late == NULL) continue;
-        n += facts->late(en, ex->keys[k].key);
-    }
+    for (int k = 0; ex != NULL && k < ex->n_keys; k++)
+        if (key < 0 || k == key) n += outcome_of(ex->keys[k].engine, ex->keys[k].key).late;
     return n;
-}
-
-static uint64_t version_at(const hpc_engine *en, int key) {
-    const hpc_facts *facts = en->discipline->facts;
-    return facts == NULL || facts->version == NULL ? en->keys[key].pushes : facts->version(en, key);
 }
 
 uint64_t hpc_exchange_version(const hpc_exchange *ex) {
     uint64_t newest = 0;
     for (int k = 0; ex != NULL && k < ex->n_keys; k++) {
-        const hpc_engine *en = ex->keys[k].engine;
-        const uint64_t version = works(en) ? version_at(en, ex->keys[k].key) : 0;
+        const uint64_t version = outcome_of(ex->keys[k].engine, ex->keys[k].key).version;
         if (version > newest) newest = version;
     }
     return newest;
 }
 
 uint64_t hpc_exchange_version_of(const hpc_exchange *ex, int key) {
-    const hpc_engine *en = hpc_engine_at(ex, &key);
-    if (en == NULL || !works(en)) return 0;
-    const hpc_facts *facts = en->discipline->facts;
-    if (facts == NULL || facts->version == NULL) return en->keys[key].pushes;
+    hpc_engine *en = hpc_engine_at(ex, &key);
     uint64_t newest = 0;
-    for (int k = 0; k < en->plan->n_keys; k++) {
-        const uint64_t version = facts->version(en, k);
+    for (int k = 0; en != NULL && k < en->plan->n_keys; k++) {
+        const uint64_t version = k == key || en->outcomes != NULL ? outcome_of(en, k).version : 0;
         if (version > newest) newest = version;
     }
     return newest;
