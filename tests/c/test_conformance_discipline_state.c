@@ -232,6 +232,16 @@ static void check_late(trial *t, const uint64_t *pushed, uint64_t *missed) {
     }
 }
 
+/* A copy is as new as its newest row. */
+static void check_heard(const trial *t) {
+    uint64_t *heard = calloc((size_t)t->plan->n_rows, sizeof *heard), newest = 0;
+    CHECK_OK(hpc_exchange_get_heard(t->e, heard, t->plan->n_rows));
+    for (int i = 0; i < t->plan->n_rows; i++)
+        if (heard[i] != UINT64_MAX && heard[i] > newest) newest = heard[i];
+    CHECK_EQ(newest, hpc_exchange_version(t->e));
+    free(heard);
+}
+
 /* None, a short one, or one that is learned. */
 static void some_grace(trial *t) {
     static const double graces[] = {0, 1e-4, -1};
@@ -248,6 +258,7 @@ static void counted(rank *r) {
         trial_dawdle(&random);
         CHECK_OK(trial_step(t, -1));
     }
+    check_heard(t);
     CHECK_OK(hpc_exchange_get_stats(t->e, &stats));
     rank_set(r, PUSHED + r->rank, (uint64_t)t->pushed[0]);
     CHECK_OK(hpc_exchange_close(t->e, -1));
@@ -260,6 +271,46 @@ static void counted(rank *r) {
     CHECK_OK(hpc_exchange_get_stats(t->e, &stats));
     CHECK_EQ(stats.whole + stats.missing, stats.reduces * (uint64_t)(group_of(t->c, t->slow) + 1));
     trial_free(t);
+}
+
+/* ---- what is known of copies and folds ----------------------------------------------------------------------------
+ */
+
+static bool tells_folds(const combination *c) {
+    return c->edges != GRAPH && c->edges != PEERS && c->quorum == 0 && !is_whole(c);
+}
+
+/* Nothing is under way: owners know of all pushes, and pulls that ask tell that the copies have them, be there more
+ * pulls than pushes. */
+static void told(rank *r) {
+    enum { STEPS = 3, PULLS = 4, FOLDED = 64 };
+    trial *t = trial_open(r, NULL);
+    uint64_t *heard = calloc((size_t)t->plan->n_rows, sizeof *heard), folded, ticket;
+    const int asks = t->c->edges == SERVERS && has_staleness(t->c), works = trial_works(t, r->rank);
+    for (int step = 0; step < STEPS && works; step++) CHECK_OK(trial_step(t, -1));
+    trial_settle(t);
+    trial_meet(t);
+    for (int who = 0; who < r->size; who++) {
+        CHECK_OK(hpc_exchange_get_folded(t->e, who, &folded));
+        rank_set(r, FOLDED + RANKS_MAX * who + r->rank, folded);
+    }
+    for (int i = 0; i < PULLS * t->j->n_keys && asks && works; i++) {
+        CHECK_OK(hpc_exchange_start(t->e, i % t->j->n_keys, HPC_PULL, NULL, -1, &ticket));
+        CHECK_OK(hpc_exchange_wait(t->e, i % t->j->n_keys, ticket, -1));
+    }
+    trial_meet(t);
+    CHECK_OK(hpc_exchange_get_heard(t->e, heard, t->plan->n_rows));
+    for (int i = 0; i < t->plan->n_rows && asks; i++) CHECK_EQ(heard[i], works ? STEPS : UINT64_MAX);
+    for (int who = 0; who < r->size; who++) {
+        uint64_t most = 0;
+        for (int at = 0; at < r->size; at++) {
+            folded = atomic_load(&r->board[FOLDED + RANKS_MAX * who + at]);
+            if (folded > most) most = folded;
+        }
+        CHECK_EQ(most, trial_works(t, who) ? STEPS : 0);
+    }
+    free(heard);
+    trial_close(t);
 }
 
 static bool counts_folds(const combination *c) {
@@ -470,6 +521,7 @@ int main(int argc, char **argv) {
     static const property properties[] = {
         {.name = "bits", .run = bits, .applies = is_exact_in_time},
         {.name = "versions", .run = versions, .applies = has_versions},
+        {.name = "told", .run = told, .applies = tells_folds},
         {.name = "counted", .run = counted, .applies = counts_late},
         {.name = "counted_folds", .run = counted_folds, .applies = counts_folds},
         {.name = "restored", .run = restored},
