@@ -55,8 +55,8 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
 }
 
 /* Puts all pieces of push number n back, which was left out or is not sent at all. Their bytes are still as they were
- * sent: the next push waits until this one was heard of (hear). Of rows that relay, each has a word of its own that says
- * so, which the next reply writes. */
+ * sent: the next push waits until this one was heard of (hear). Of rows that relay, each has a word of its own that
+ * says so, which the next reply writes. */
 static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++) {
         const int row = share->rows[i], relays = en->plan->rows[row].action == HPC_RELAY;
