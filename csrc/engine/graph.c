@@ -23,11 +23,6 @@ int hpc_graph_open(hpc_engine *en, const hpc_graph *graph, const char *op) {
 
 /* ---- the worker ---- */
 
-void hpc_graph_begin_push(hpc_engine *en, int key) {
-    const uint64_t pushes = en->keys[key].pushes;
-    en->graph->keys[key].phases[pushes % (uint64_t)en->layout.depth] = hpc_phase(en, key, pushes + 1);
-}
-
 int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share) {
     return hpc_sends(en, share->key, en->keys[share->key].pushes + 1, share->owner, en->context->group.rank) &&
            hpc_closed_signal(en, share->owner) == 0;
@@ -36,7 +31,8 @@ int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share) {
 /* Whether push n, one of the last depth ones, was sent to rank to. Its phase does not follow from its number if a
  * checkpoint has been restored since. */
 static int was_sent(const hpc_engine *en, int key, uint64_t n, int to) {
-    const int phase = en->graph->keys[key].phases[(n - 1) % (uint64_t)en->layout.depth];
+    const hpc_graph_key *k = &en->graph->keys[key];
+    const int phase = n <= k->noted ? k->phases[(n - 1) % (uint64_t)en->layout.depth] : hpc_phase(en, key, n);
     return hpc_phase_weight(en, phase, to, en->context->group.rank) != 0;
 }
 
@@ -57,5 +53,10 @@ int hpc_graph_has_read(const hpc_engine *en, int s, uint64_t ticket) {
 }
 
 void hpc_graph_restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
-    en->graph->keys[w->row->key].ahead = (int64_t)(step - w->share->version);
+    const uint64_t pushes = en->keys[w->row->key].pushes, depth = (uint64_t)en->layout.depth;
+    hpc_graph_key *k = &en->graph->keys[w->row->key];
+    for (uint64_t n = pushes; n > k->noted && n + depth > pushes; n--)
+        k->phases[(n - 1) % depth] = hpc_phase(en, w->row->key, n);
+    k->noted = pushes;
+    k->ahead = (int64_t)(step - w->share->version);
 }

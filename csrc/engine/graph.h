@@ -9,7 +9,8 @@
 /* A worker's view of a key on a graph. */
 typedef struct hpc_graph_key {
     int64_t ahead;              /* steps that a checkpoint was ahead of this exchange's pushes */
-    int phases[HPC_PLAN_DEPTH]; /* of the pushes in the slots */
+    uint64_t noted;             /* the last push before that */
+    int phases[HPC_PLAN_DEPTH]; /* by slot: of pushes up to that one */
 } hpc_graph_key;
 
 struct hpc_phases {
@@ -45,8 +46,6 @@ static inline int hpc_sends(const hpc_engine *en, int key, uint64_t n, int to, i
 
 /* ---- the worker ---- */
 
-/* The next push of a key is about to be sent. */
-void hpc_graph_begin_push(hpc_engine *en, int key);
 /* Whether the next push goes to a share: the graph of its step has the edge, and the neighbour has not closed, as it
  * folds nothing more then. */
 int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share);

@@ -138,7 +138,6 @@ static int send_push(hpc_engine *en, int key, hpc_limit *l) {
     int slot = (int)(k->pushes % (uint64_t)en->layout.depth);
     int brought = k->brings ? hpc_args_bring(en, key, slot, l) : HPC_OK;
     if (brought != HPC_OK) return brought;
-    if (en->graph != NULL) hpc_graph_begin_push(en, key);
     for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
         int s = k->shares[k->at_share];
         if (en->graph != NULL && !hpc_graph_goes_to(en, &en->layout.shares[s])) continue;
