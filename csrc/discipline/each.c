@@ -138,13 +138,6 @@ static int check_groups(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-/* Without a bound staleness says nothing. */
-static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    (void)op;
-    if (f->consistency == HPC_ASYNC) en->asked.staleness = 0;
-    return HPC_OK;
-}
-
 static int open_groups(hpc_engine *en, const char *op) {
     hpc_groups_name_outputs(en);
     return hpc_clocks_open(en, op);
@@ -332,7 +325,7 @@ const hpc_discipline hpc_discipline_async = {
     .check = check_async,
     .traits = HPC_GOES_ON,
     .pulling = &(const hpc_pulling){0},
-    .opening = &(const hpc_opening){.prepare = prepare, .open = hpc_clocks_open},
+    .open = hpc_clocks_open,
     .share_came = share_came,
     .row_came = row_came,
     .pull_came = pull_came,
@@ -346,7 +339,8 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .check = check_ssp,
     .traits = HPC_GOES_ON,
     .pulling = &(const hpc_pulling){.ends = hpc_fresh_ends_pull},
-    .opening = &(const hpc_opening){.part = hpc_fresh_part, .open = hpc_fresh_open},
+    .plan = hpc_fresh_plan,
+    .open = hpc_fresh_open,
     .share_came = share_came,
     .row_came = row_came,
     .pull_came = pull_came,
@@ -364,7 +358,8 @@ const hpc_discipline hpc_discipline_groups = {
     .suits = is_of_groups,
     .check = check_groups,
     .traits = HPC_GOES_ON,
-    .opening = &(const hpc_opening){.prepare = prepare, .open_shares = hpc_groups_find, .open = open_groups},
+    .plan = hpc_groups_find,
+    .open = open_groups,
     .share_came = share_came,
     .row_came = row_came,
     .work = work,

@@ -11,7 +11,7 @@ int hpc_each_check(const hpc_exchange_config *config);
 
 /* ---- fresh.c: slots of SSP where workers pull ---- */
 
-size_t hpc_fresh_part(const hpc_engine *en, int rank);
+int hpc_fresh_plan(hpc_engine *en, const char *op);
 int hpc_fresh_open(hpc_engine *en, const char *op);
 /* The offset in rank's part of the minimum of a share, which its owner tells behind the parameters. */
 size_t hpc_fresh_told_at(const hpc_engine *en, int rank, int share);

@@ -43,8 +43,14 @@ static worker *worker_of(const hpc_engine *en) {
     return en->own;
 }
 
-size_t hpc_fresh_part(const hpc_engine *en, int rank) {
+static size_t part(const hpc_engine *en, int rank) {
     return en->layout.places[rank].worker ? (size_t)en->layout.n_shares * sizeof(uint64_t) : 0;
+}
+
+int hpc_fresh_plan(hpc_engine *en, const char *op) {
+    (void)op;
+    hpc_layout_take_own(en, part);
+    return HPC_OK;
 }
 
 size_t hpc_fresh_told_at(const hpc_engine *en, int rank, int share) {

@@ -1,7 +1,5 @@
 #include "discipline/graph.h"
 
-#include <string.h>
-
 #include "engine/answer.h"
 #include "engine/stages.h"
 
@@ -40,22 +38,6 @@ int hpc_graph_check_constant(const hpc_exchange_config *f, const char *by, const
     if (f->graph->n_phases <= 1) return HPC_OK;
     return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: %s needs a graph of one phase; this one has %d", op, by,
                     f->graph->n_phases);
-}
-
-int hpc_graph_prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    if (f->graph == NULL) return HPC_OK;
-    size_t size = (size_t)en->context->group.size, n = (size_t)f->graph->n_phases * size * size;
-    hpc_phases *g = en->graph = hpc_engine_take(en, 1, sizeof *g, op);
-    if (g == NULL) return HPC_ERR_MEMORY;
-    g->n = f->graph->n_phases;
-    g->weights = hpc_engine_take(en, n, sizeof *g->weights, op);
-    g->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *g->keys, op);
-    if (g->weights == NULL || g->keys == NULL) return HPC_ERR_MEMORY;
-    memcpy(g->weights, f->graph->weights, n * sizeof *g->weights);
-    en->turns = f->graph->n_phases > 1;
-    en->own_args = 1;
-    en->owners_leave = 1;
-    return HPC_OK;
 }
 
 /* ---- the owner ---- */
@@ -122,48 +104,6 @@ int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its) {
 
 /* ---- the worker ---- */
 
-int hpc_graph_makes_params(const hpc_engine *en, const hpc_share *share) {
-    return share->owner == en->context->group.rank;
-}
-
-void hpc_graph_begin_push(hpc_engine *en, int key) {
-    uint64_t pushes = en->keys[key].pushes;
-    hpc_phases *g = en->graph;
-    g->keys[key].phases[pushes % (uint64_t)en->layout.depth] = hpc_phase(en, key, pushes + 1);
-}
-
-int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share) {
-    return hpc_sends(en, share->key, en->keys[share->key].pushes + 1, share->owner, en->context->group.rank) &&
-           hpc_closed_signal(en, share->owner) == 0;
-}
-
-int hpc_graph_send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
-    return hpc_graph_goes_to(en, &en->layout.shares[s]) ? hpc_push_share(en, s, slot, l) : HPC_OK;
-}
-
-/* Whether push n, one of the last depth ones, was sent to rank to. Its phase does not follow from its number if a
- * checkpoint has been restored since. */
-static int was_sent(const hpc_engine *en, int key, uint64_t n, int to) {
-    int phase = hpc_phases_of(en)->keys[key].phases[(n - 1) % (uint64_t)en->layout.depth];
-    return hpc_phase_weight(en, phase, to, en->context->group.rank) != 0;
-}
-
-/* Whether the owner has closed, and everything on its way there has left this rank's memory. */
-static int has_let_go(const hpc_engine *en, const hpc_share *share) {
-    if (hpc_closed_signal(en, share->owner) == 0) return 0;
-    return hpc_is_mapped(en, share->owner) ||
-           hpc_lane_try_flush(en->in_lanes[share->core], share->owner) != HPC_IN_PROGRESS;
-}
-
-int hpc_graph_has_read(const hpc_engine *en, int s, uint64_t ticket) {
-    const hpc_share *share = &en->layout.shares[s];
-    int me = en->context->group.rank;
-    if (share->owner == me) return hpc_share_has_answered(en, s, ticket);
-    if (ticket == 0 || !hpc_feeds_share(en, share, me)) return 1;
-    return !was_sent(en, share->key, ticket / 2, share->owner) || hpc_share_has_answered(en, s, ticket) ||
-           has_let_go(en, share);
-}
-
 /* Waits for each push by itself: on a graph that changes, the last push and the one before may have other readers. */
 int hpc_graph_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     uint64_t pushes = en->keys[key].pushes, depth = (uint64_t)en->layout.depth;
@@ -176,10 +116,4 @@ int hpc_graph_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 int hpc_graph_finish_unread(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     (void)op;
     return hpc_flush_key(en, key, l);
-}
-
-/* A graph that changes goes on with the phase at which the checkpoint was made. */
-void hpc_graph_restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
-    hpc_phases *g = en->graph;
-    g->keys[w->row->key].ahead = (int64_t)(step - w->share->version);
 }

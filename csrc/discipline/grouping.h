@@ -14,7 +14,7 @@ int hpc_plan_has_stages(const hpc_plan *plan);
 int hpc_plan_find_copy(const hpc_plan *plan, int *other);
 
 /* Finds the groups of an exchange, whose shares are known: from here on they are its senders (hpc_sender_of). As
- * hpc_opening.open_shares. */
+ * hpc_discipline.plan. */
 int hpc_groups_find(hpc_engine *en, const char *op);
 /* The same, of the rows that folds accepts in place of those that apply; their outputs and shares are not looked at. */
 int hpc_groups_find_in(hpc_engine *en, int (*folds)(const hpc_engine *en, int row), const char *op);

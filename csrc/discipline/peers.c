@@ -116,10 +116,6 @@ int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the worker ---- */
 
-int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share) {
-    return share->owner == en->context->group.rank;
-}
-
 int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     return hpc_ticket_wait_slot(en, key, 2 * en->keys[key].pushes, hpc_limit_left(en, l), op);
 }
@@ -147,9 +143,8 @@ const hpc_discipline hpc_discipline_peers = {
     .name = "BSP among peers",
     .suits = suits,
     .check = hpc_peers_check,
-    .traits = HPC_WHOLE,
+    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .puts = HPC_PASSES_ON,
-    .makes_params = hpc_peers_make_params,
     .share_came = hpc_whole_share_came,
     .row_came = hpc_whole_row_came,
     .may_push = hpc_push_after_last,

@@ -9,11 +9,8 @@ int hpc_peers_are_planned(const hpc_exchange_config *config);
 /* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
 int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);
 
-/* hpc_discipline's slots. A pull waits for this rank's own shares, and a slot is free when all shares that it feeds
- * have answered its push. */
-int hpc_peers_make_params(const hpc_engine *en, const hpc_share *share);
-/* Under BSP: each push needs as many of every rank that sends to this one; a wait names the ranks that have not sent
- * their updates, or have not answered. */
+/* hpc_discipline's slots. Under BSP: each push needs as many of every rank that sends to this one; a wait names the
+ * ranks that have not sent their updates, or have not answered. */
 uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n);
 int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 

@@ -242,13 +242,9 @@ static int action_of(const hpc_engine *en, const hpc_share *share) {
     return en->plan->rows[share->rows[0]].action;
 }
 
-/* Without a bound staleness says nothing. */
-static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    const int status = hpc_graph_prepare(en, f, op);
-    hpc_quorum *q = en->own = status == HPC_OK ? hpc_engine_take(en, 1, sizeof *q, op) : NULL;
+static int open_keys(hpc_engine *en, const char *op) {
+    hpc_quorum *q = en->own = hpc_engine_take(en, 1, sizeof *q, op);
     if (q == NULL) return HPC_ERR_MEMORY;
-    en->asked.quorum = f->quorum;
-    en->asked.staleness = 0;
     q->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *q->keys, op);
     q->given_up = hpc_engine_take(en, (size_t)en->context->group.size, 1, op);
     q->of_ranks = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *q->of_ranks, op);
@@ -285,8 +281,10 @@ static size_t take_copy(hpc_engine *en, const hpc_share *share) {
 
 /* A rank sends to the shares that it gets parameters from, each of which has one answer for each of its pushes; on a
  * graph to its out-neighbours. */
-static int open_shares(hpc_engine *en, const char *op) {
-    int status = en->layout.stages.many ? hpc_groups_find(en, op) : HPC_OK;
+static int plan(hpc_engine *en, const char *op) {
+    int status = open_keys(en, op);
+    hpc_layout_take_own(en, part);
+    if (status == HPC_OK && en->layout.stages.many) status = hpc_groups_find(en, op);
     if (status == HPC_OK && en->layout.stages.many) status = check_groups(en, op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
         hpc_share *share = &en->layout.shares[s];
@@ -308,8 +306,6 @@ static int open_all(hpc_engine *en, const char *op) {
     if (en->layout.stages.many) hpc_groups_name_outputs(en);
     return hpc_intake_open(en, op);
 }
-
-static const hpc_opening opening = {.prepare = prepare, .part = part, .open_shares = open_shares, .open = open_all};
 
 /* ---- the core: rows that forward ---- */
 
@@ -385,7 +381,8 @@ const hpc_discipline hpc_discipline_quorum = {
     .suits = is_of_ranks,
     .check = check,
     .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT,
-    .opening = &opening,
+    .plan = plan,
+    .open = open_all,
     .share_bytes = sizeof(uint64_t),
     .share_came = hpc_intake_share_came,
     .work = hpc_intake_work,
@@ -408,7 +405,8 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .check = check,
     .traits = HPC_GOES_ON | HPC_BY_QUORUM,
     .refuses_pieces = refuses_pieces,
-    .opening = &opening,
+    .plan = plan,
+    .open = open_all,
     .share_came = share_came,
     .row_came = row_came,
     .work = hpc_intake_work,
@@ -428,11 +426,11 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .name = "a quorum",
     .suits = is_of_graph,
     .check = check_graph,
-    .traits = HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT,
+    .traits = HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_OWN_PARAMS,
     .refuses_pieces = refuses_pieces_on_graph,
     .puts = HPC_PUTS,
-    .makes_params = hpc_graph_makes_params,
-    .opening = &opening,
+    .plan = plan,
+    .open = open_all,
     .share_bytes = sizeof(uint64_t),
     .share_came = hpc_intake_share_came,
     .work = hpc_intake_work,

@@ -298,7 +298,7 @@ static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_
     hpc_inputs inputs = hpc_row_take(core, w, taking, is_led(en) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
     inputs.to = (hpc_receivers){.whom = en->layout.stages.many ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = takes};
     if (is_led(en))
-        w->step = (uint64_t)((int64_t)version - 1 + hpc_phases_of(en)->keys[share->key].ahead);
+        w->step = (uint64_t)((int64_t)version - 1 + en->graph->keys[share->key].ahead);
     else
         inputs.args = find_args(en, share, w);
     const int failed = hpc_row_work(core, w, &inputs);

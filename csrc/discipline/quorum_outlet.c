@@ -101,7 +101,7 @@ static int hear_key(hpc_engine *en, int key) {
 /* Ignores HPC_ERR_PEER where owners may leave: every wait reports a dead neighbour, and a neighbour that has left folds
  * nothing more. */
 static int unless_gone(hpc_engine *en, int status) {
-    if (status != HPC_ERR_PEER || !en->owners_leave) return status;
+    if (status != HPC_ERR_PEER || !hpc_owners_leave(en)) return status;
     hpc_blame_settle(&en->context->group.blame, NULL, 0);
     return HPC_OK;
 }
@@ -164,7 +164,7 @@ static int send_pending(hpc_engine *en, int s) {
     const hpc_pushed *k = &en->keys[share->key];
     if (out == NULL) return HPC_OK;
     int status = hear(en, s);
-    if (en->owners_leave && hpc_closed_signal(en, share->owner) != 0) {
+    if (hpc_owners_leave(en) && hpc_closed_signal(en, share->owner) != 0) {
         en->peers.dropped[share->owner] += k->pushes - out->decided;
         out->decided = k->pushes;
     }
@@ -304,10 +304,7 @@ static void count_push(hpc_engine *en, int key) {
 void hpc_outlet_begin_push(hpc_engine *en, int key) {
     hpc_quorum *q = hpc_quorum_of(en);
     hpc_key_versions *of = &q->keys[key];
-    if (en->graph != NULL) {
-        hpc_graph_begin_push(en, key);
-        hpc_group_progress(&en->context->group);
-    }
+    if (en->graph != NULL) hpc_group_progress(&en->context->group);
     if (of->number == q->number) q->number = next_version(en);
     of->number = of->numbers[en->keys[key].pushes % (uint64_t)en->layout.depth] = q->number;
     if (en->layout.stages.many) count_push(en, key);
@@ -491,15 +488,13 @@ void hpc_outlet_closing(hpc_engine *en) {
 /* ---- a state is loaded: all go on from one version ---- */
 
 void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
-    hpc_phases *g = en->graph;
-    g->keys[w->row->key].ahead = (int64_t)(step - hpc_quorum_of(en)->number);
+    en->graph->keys[w->row->key].ahead = (int64_t)(step - hpc_quorum_of(en)->number);
 }
 
 static void go_on_from(hpc_engine *en, uint64_t newest) {
-    hpc_phases *g = en->graph;
     for (int key = 0; key < en->plan->n_keys; key++) {
         const hpc_pushed *k = &en->keys[key];
-        g->keys[key].ahead -= (int64_t)(newest - hpc_quorum_of(en)->number);
+        en->graph->keys[key].ahead -= (int64_t)(newest - hpc_quorum_of(en)->number);
         hpc_versions_of(en, key)->number = newest;
         for (int i = 0; i < k->n_shares; i++) {
             const hpc_share *share = &en->layout.shares[k->shares[i]];

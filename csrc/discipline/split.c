@@ -139,28 +139,25 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    hpc_split *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
-    if (its != NULL) its->asks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->asks, op);
-    if (its == NULL || its->asks == NULL) return HPC_ERR_MEMORY;
-    for (int k = 0; k < en->plan->n_keys; k++)
-        its->asks[k] = (hpc_split_ask){.use = HPC_USE_APPLY, .scale = 1, .last = -1};
-    en->own_args = hpc_split_among_peers(en);
-    if (en->own_args) en->gathered = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *en->gathered, op);
-    if (en->own_args && en->gathered == NULL) return HPC_ERR_MEMORY;
-    return hpc_graph_prepare(en, f, op);
-}
-
 static size_t part(const hpc_engine *en, int rank) {
     return en->layout.places[rank].worker ? (size_t)en->plan->n_rows * sizeof(double) : 0;
 }
 
-static int open_shares(hpc_engine *en, const char *op) {
-    hpc_split *its = en->own;
+static int plan(hpc_engine *en, const char *op) {
+    hpc_split *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
     size_t at = 0;
+    if (its == NULL) return HPC_ERR_MEMORY;
+    hpc_layout_take_own(en, part);
+    its->asks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->asks, op);
     its->squares_at = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *its->squares_at, op);
     its->counts = hpc_engine_take(en, (size_t)en->plan->n_rows, 1, op);
-    if (its->squares_at == NULL || its->counts == NULL) return HPC_ERR_MEMORY;
+    if (its->asks == NULL || its->squares_at == NULL || its->counts == NULL) return HPC_ERR_MEMORY;
+    for (int k = 0; k < en->plan->n_keys; k++)
+        its->asks[k] = (hpc_split_ask){.use = HPC_USE_APPLY, .scale = 1, .last = -1};
+    if (hpc_split_among_peers(en)) {
+        en->gathered = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *en->gathered, op);
+        if (en->gathered == NULL) return HPC_ERR_MEMORY;
+    }
     for (int i = 0; i < en->plan->n_rows; i++)
         its->counts[i] = hpc_split_among_peers(en) ? en->plan->rows[i].owner == en->context->group.rank
                                                    : !hpc_row_is_copy(en, i, -1);
@@ -214,13 +211,12 @@ static void begin_fold(hpc_engine *en, int key) {
 
 static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
-    if (en->graph != NULL && !hpc_graph_goes_to(en, share)) return HPC_OK;
     if (!(en->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_in_turn(en, s, slot, l);
     if (share->pushed == 0 && !hpc_split_among_peers(en)) return HPC_OK; /* a peer hears of it straight */
     hpc_lane_take_turn(en->in_lanes[share->core], hpc_turn_of(share->key));
     const int status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, slot, s), l);
     hpc_lane_take_turn(en->in_lanes[share->core], 0);
-    return en->owners_leave ? hpc_unless_left(en, share->owner, status) : status;
+    return hpc_owners_leave(en) ? hpc_unless_left(en, share->owner, status) : status;
 }
 
 static int pushed(hpc_engine *en, int key) {
@@ -361,9 +357,6 @@ static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .asked 
 /* Peers and neighbours keep their inputs. */
 static const hpc_splitting keeping = {.set_use = set_use, .squares = squares_of, .keeps_inputs = 1};
 
-static const hpc_opening opening = {
-    .prepare = prepare, .part = part, .open_shares = open_shares, .open = hpc_split_open_owner};
-
 const hpc_discipline hpc_discipline_split = {
     .name = "BSP in two calls",
     .suits = suits,
@@ -371,7 +364,8 @@ const hpc_discipline hpc_discipline_split = {
     .traits = HPC_WHOLE | HPC_ANSWERS_ALL,
     .pulling = &pulling,
     .split = &(const hpc_splitting){.set_use = set_use, .squares = squares_of},
-    .opening = &opening,
+    .plan = plan,
+    .open = hpc_split_open_owner,
     .share_came = hpc_split_share_came,
     .row_came = hpc_split_row_came,
     .other_came = hpc_split_other_came,
@@ -390,12 +384,12 @@ const hpc_discipline hpc_discipline_split_peers = {
     .name = "BSP among peers in two calls",
     .suits = suits_peers,
     .check = check_peers,
-    .traits = HPC_WHOLE,
+    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .puts = HPC_PASSES_ON,
     .pulling = &pulling,
     .split = &keeping,
-    .opening = &opening,
-    .makes_params = hpc_peers_make_params,
+    .plan = plan,
+    .open = hpc_split_open_owner,
     .share_came = hpc_split_share_came,
     .row_came = hpc_split_row_came,
     .other_came = hpc_split_other_came,
@@ -416,11 +410,11 @@ const hpc_discipline hpc_discipline_split_graph = {
     .name = "BSP in two calls",
     .suits = suits_graph,
     .check = check_graph,
-    .traits = HPC_WHOLE,
+    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .pulling = &pulling,
     .split = &keeping,
-    .opening = &opening,
-    .makes_params = hpc_graph_makes_params,
+    .plan = plan,
+    .open = hpc_split_open_owner,
     .share_came = hpc_split_share_came,
     .row_came = hpc_split_row_came,
     .other_came = hpc_split_other_came,
@@ -428,7 +422,6 @@ const hpc_discipline hpc_discipline_split_graph = {
     .may_push = may_push,
     .wait_slot = wait_slot,
     .before_encode = begin_fold,
-    .begin_push = hpc_graph_begin_push,
     .send_share = send_share,
     .pushed = pushed,
     .has_read = has_read,
@@ -436,5 +429,4 @@ const hpc_discipline hpc_discipline_split_graph = {
     .needs = hpc_peers_need,
     .awaited = awaited_among_peers,
     .leaving = &(const hpc_leaving){.finish = finish},
-    .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

@@ -19,12 +19,6 @@ typedef struct stamp {
     _Alignas(64) _Atomic uint64_t version;
 } stamp;
 
-/* The exchange's own. */
-typedef struct unflushed {
-    int barrier;
-    stamp *marks; /* by key: the mark of the update that is being sent */
-} unflushed;
-
 /* A core's own. */
 typedef struct scratch {
     char *input;            /* a copy of one input of a share */
@@ -32,8 +26,14 @@ typedef struct scratch {
     const char **rows_from; /* where each row of an input begins */
 } scratch;
 
-static const unflushed *state_of(const hpc_engine *en) {
-    return en->own;
+/* The exchange's own, by key: the mark of the update that is being sent. */
+static stamp *mark_of(const hpc_engine *en, int key) {
+    stamp *marks = en->own;
+    return &marks[key];
+}
+
+static int has_barrier(const hpc_engine *en) {
+    return en->asked.consistency == HPC_BARRIER;
 }
 
 static int suits(const hpc_exchange_config *f) {
@@ -62,16 +62,6 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int prepare(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    const int status = hpc_graph_prepare(en, f, op);
-    if (status != HPC_OK) return status;
-    unflushed *own = en->own = hpc_engine_take(en, 1, sizeof *own, op);
-    if (own == NULL) return HPC_ERR_MEMORY;
-    own->barrier = f->consistency == HPC_BARRIER;
-    own->marks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *own->marks, op);
-    return own->marks != NULL ? HPC_OK : HPC_ERR_MEMORY;
-}
-
 static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     size_t most_bytes = 0, most_values = 0, most_rows = 0;
     scratch *its = core->own = hpc_engine_take(en, 1, sizeof *its, op);
@@ -95,6 +85,8 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
 
 static int open_all(hpc_engine *en, const char *op) {
     int status = hpc_graph_open_clocks(en, op);
+    en->own = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof(stamp), op);
+    if (en->own == NULL) return HPC_ERR_MEMORY;
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
     return status;
 }
@@ -110,7 +102,7 @@ static uint64_t said_by(const hpc_engine *en, const hpc_share *share, int rank) 
 static int is_time(const hpc_engine *en, const hpc_share *share) {
     uint64_t n = share->version + 1;
     if (hpc_clock_came(&share->clocks[share->owner]) < n) return 0;
-    for (int r = 0; r < en->context->group.size && state_of(en)->barrier; r++)
+    for (int r = 0; r < en->context->group.size && has_barrier(en); r++)
         if (r != share->owner && said_by(en, share, r) < n) return 0;
     return 1;
 }
@@ -252,15 +244,14 @@ static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 }
 
 static void begin_push(hpc_engine *en, int key) {
-    hpc_graph_begin_push(en, key);
-    atomic_store_explicit(&state_of(en)->marks[key].version, en->keys[key].pushes + 1, memory_order_relaxed);
+    atomic_store_explicit(&mark_of(en, key)->version, en->keys[key].pushes + 1, memory_order_relaxed);
 }
 
 /* Puts mark, data, mark into the neighbour's slots, read or not; the transport keeps this order. */
 static int overwrite_share(hpc_engine *en, const hpc_share *share) {
     int me = en->context->group.rank, status = HPC_OK, owner = share->owner;
     hpc_lane *lane = en->in_lanes[share->core];
-    const stamp *its = &state_of(en)->marks[share->key];
+    const stamp *its = mark_of(en, share->key);
     const char *slot = hpc_push_slot(en, share->key);
     if (hpc_has_left(en, owner)) return HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
@@ -281,7 +272,6 @@ static int overwrite_share(hpc_engine *en, const hpc_share *share) {
 
 static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
-    if (!hpc_graph_goes_to(en, share)) return HPC_OK;
     return share->owner == en->context->group.rank ? hpc_push_share(en, s, slot, l) : overwrite_share(en, share);
 }
 
@@ -291,7 +281,7 @@ static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
 static int pushed(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     int me = en->context->group.rank, size = en->context->group.size, status = HPC_OK;
-    for (int i = 0; i < k->n_shares * size && status == HPC_OK && state_of(en)->barrier; i++) {
+    for (int i = 0; i < k->n_shares * size && status == HPC_OK && has_barrier(en); i++) {
         int s = k->shares[i / size], r = i % size;
         if (en->layout.shares[s].owner != me || r == me) continue;
         status = hpc_unless_left(
@@ -303,12 +293,12 @@ static int pushed(hpc_engine *en, int key) {
 
 static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
     (void)rank, (void)key;
-    return state_of(en)->barrier ? n : 0;
+    return has_barrier(en) ? n : 0;
 }
 
 static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
-    for (int r = 0; r < en->context->group.size && state_of(en)->barrier; r++)
+    for (int r = 0; r < en->context->group.size && has_barrier(en); r++)
         if (r != share->owner && said_by(en, share, r) < n) found = hpc_add_rank(ranks, found, r);
     return found;
 }
@@ -323,12 +313,11 @@ const hpc_discipline hpc_discipline_unflushed = {
     .suits = suits,
     .check = check,
     .refuses_pieces = refuses_pieces,
-    .traits = HPC_ONE_SLOT,
+    .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS,
     .puts = HPC_PUTS,
     .head = sizeof(stamp),
     .tail = sizeof(stamp),
-    .makes_params = hpc_graph_makes_params,
-    .opening = &(const hpc_opening){.prepare = prepare, .open = open_all},
+    .open = open_all,
     .share_came = hpc_graph_share_came,
     .row_came = hpc_graph_row_came,
     .work = work,
@@ -339,5 +328,4 @@ const hpc_discipline hpc_discipline_unflushed = {
     .needs = needs,
     .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
-    .facts = &(const hpc_facts){.restored = hpc_graph_restored},
 };

@@ -281,15 +281,11 @@ static int open_all(hpc_engine *en, const char *op) {
 
 /* ---- the worker ---- */
 
-static int makes_params(const hpc_engine *en, const hpc_share *share) {
-    return share->owner == en->context->group.rank && !hpc_share_forwards(en, share) && !hpc_share_keeps(en, share);
-}
-
 /* Sends the update to rows that forward, and tells the receiver of this rank that there was one. */
 static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     if (hpc_share_forwards(en, share)) return hpc_push_share(en, s, slot, l);
-    if (!makes_params(en, share)) return HPC_OK;
+    if (hpc_share_keeps(en, share) || share->owner != en->context->group.rank) return HPC_OK;
     return hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, s), l);
 }
 
@@ -560,10 +556,10 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .name = "SSP where receivers apply",
     .suits = suits,
     .check = check,
-    .traits = HPC_WHOLE | HPC_SUMS,
+    .traits = HPC_WHOLE | HPC_SUMS | HPC_OWN_PARAMS,
     .tail = HPC_VERSION_NOTE_BYTES,
-    .opening = &(const hpc_opening){.open_shares = find_hosts, .open = open_all},
-    .makes_params = makes_params,
+    .plan = find_hosts,
+    .open = open_all,
     .share_came = hpc_updates_share_came,
     .row_came = hpc_updates_row_came,
     .pull_came = hpc_updates_pull_came,

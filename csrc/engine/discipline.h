@@ -46,15 +46,6 @@ typedef struct hpc_pulling {
     int brings_args; /* the rule's arguments come with pulls, and not with pushes */
 } hpc_pulling;
 
-/* The life of a discipline's own state, and its room. A NULL slot does nothing. */
-typedef struct hpc_opening {
-    int (*prepare)(hpc_engine *en, const hpc_exchange_config *config, const char *op); /* before ranks compare */
-    /* How many bytes it needs in rank's part of the window, at hpc_place.own. NULL: 0. */
-    size_t (*part)(const hpc_engine *en, int rank);
-    int (*open_shares)(hpc_engine *en, const char *op); /* the layout is known, and still grows */
-    int (*open)(hpc_engine *en, const char *op);        /* rows and cores are there */
-} hpc_opening;
-
 /* Close. */
 typedef struct hpc_leaving {
     /* Waits until the last push of key has left this rank's memory. NULL: a push that is done has. */
@@ -99,7 +90,8 @@ typedef enum hpc_trait {
     /* With several stages: owners hear of each worker's calls from itself, and answer it. Else each share answers the
      * ranks at its own ends. */
     HPC_ANSWERS_ALL = 32,
-    HPC_INVOLVES_ALL = 64 /* every rank takes part in every share; else the ranks at either end of its rows do */
+    HPC_INVOLVES_ALL = 64, /* every rank takes part in every share; else the ranks at either end of its rows do */
+    HPC_OWN_PARAMS = 128   /* pulls wait for the shares alone that send this rank parameters; else for all answers */
 } hpc_trait;
 
 struct hpc_discipline {
@@ -122,10 +114,11 @@ struct hpc_discipline {
      * NULL: a push applies. */
     const hpc_splitting *split;
     hpc_putting puts;
-    /* Whether this rank's pulls wait for the answer of a share in which it takes part. NULL: yes. */
-    int (*makes_params)(const hpc_engine *en, const hpc_share *share);
 
-    const hpc_opening *opening; /* NULL: it has no state, and all slots are NULL */
+    /* ---- open: its own state. NULL: it has none ---- */
+
+    int (*plan)(hpc_engine *en, const char *op); /* the layout is known, and still grows: takes its room in parts */
+    int (*open)(hpc_engine *en, const char *op); /* rows and cores are there */
 
     /* ---- the core ---- */
 
@@ -159,11 +152,12 @@ struct hpc_discipline {
     void (*before_encode)(hpc_engine *en, int key);
     /* The update is in its slot and about to be sent. NULL: nothing. */
     void (*begin_push)(hpc_engine *en, int key);
-    /* Sends the part of the push that belongs to a share. NULL: hpc_push_share. */
+    /* Sends the part of the push that belongs to a share; on a graph to where it goes. NULL: hpc_push_share. */
     int (*send_share)(hpc_engine *en, int s, int slot, hpc_limit *l);
     /* All shares were sent, and the push is counted. NULL: nothing. */
     int (*pushed)(hpc_engine *en, int key);
-    /* Whether a share no longer reads push number ticket / 2 of this rank. NULL: nobody reads a push that is done. */
+    /* Whether a share no longer reads push number ticket / 2 of this rank. NULL: on a graph hpc_graph_has_read, unless
+     * senders have one slot; else nobody reads a push that is done. */
     int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
     /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */
     uint64_t (*needs)(const hpc_engine *en, int rank, int key, uint64_t n);

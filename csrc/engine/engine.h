@@ -2,6 +2,7 @@
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
  *   holders.c   whose part has the parameters that a worker reads, and who may write them
+ *   graph.c     the graph that rows were made of: its phases, and who sends to whom
  *   stages.c    which ranks feed a row, whom it reaches, and which answers a push waits for
  *   params.c    parameters that travel encoded: where they land at a worker, and how they get into its params
  *   rows.c      the rows that this rank owns, and the cores that work for them
@@ -125,7 +126,7 @@ typedef struct hpc_key_pieces {
 
 /* The settings that a user gave, as in hpc_exchange_config. */
 typedef struct hpc_asked {
-    int shared_params, eager, check_finite, in_place, staleness, quorum;
+    int consistency, shared_params, eager, check_finite, in_place, staleness, quorum;
     double grace; /* negative: learned */
 } hpc_asked;
 
@@ -211,10 +212,12 @@ struct hpc_engine {
     int first_key;    /* in the exchange */
     hpc_plan *plan;
     const hpc_discipline *discipline;
+    /* hpc_discipline.has_read, or its default. */
+    int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
     void *own;              /* the discipline's */
     hpc_arena taken;        /* memory of the discipline (hpc_engine_take) */
     int *group_of;          /* [key * size + rank]: the sender that a rank's updates are in; NULL: a rank is one */
-    void *graph;            /* discipline/graph.c: the graph that rows were made of; NULL: there are servers */
+    hpc_phases *graph;      /* the graph that rows were made of; NULL: there are servers, or peers */
     hpc_key_rule *rules;    /* by key */
     hpc_key_pieces *pieces; /* by key; NULL: no key has pieces */
     const hpc_codec_config **configs; /* by key: of its pieces; NULL: it has none */
@@ -223,13 +226,12 @@ struct hpc_engine {
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;
-    int puts;         /* hpc_putting: the way of updates into receive slots, by the discipline and the plan */
-    int *own_rows;    /* where updates pass on: by row, this rank's row of the same elements, or -1; else NULL */
-    int stream;       /* parameters are written past the caches */
-    int rotates;      /* a model is trained in the slot that the next push sends, and its fold writes the slot after */
-    int turns;        /* a graph of several phases: inputs and weights change with the steps */
-    int own_args;     /* a rank's arguments of the rules are for its own parameters, and stay there */
-    int owners_leave; /* an owner that has closed folds nothing more, and takes no event */
+    int puts;      /* hpc_putting: the way of updates into receive slots, by the discipline and the plan */
+    int *own_rows; /* where updates pass on: by row, this rank's row of the same elements, or -1; else NULL */
+    int stream;    /* parameters are written past the caches */
+    int rotates;   /* a model is trained in the slot that the next push sends, and its fold writes the slot after */
+    int turns;     /* a graph of several phases: inputs and weights change with the steps */
+    int own_args;  /* a rank's arguments of the rules are for its own parameters, and stay there */
     hpc_peers peers;
     hpc_layout layout;
     hpc_window *window;

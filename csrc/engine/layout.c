@@ -22,6 +22,13 @@ size_t hpc_layout_take(hpc_place *place, size_t nbytes) {
     return at;
 }
 
+void hpc_layout_take_own(hpc_engine *en, size_t (*part)(const hpc_engine *en, int rank)) {
+    for (int r = 0; r < en->context->group.size; r++) {
+        const size_t nbytes = part(en, r);
+        if (nbytes > 0) en->layout.places[r].own = hpc_layout_take(&en->layout.places[r], nbytes);
+    }
+}
+
 /* Whether the master of a row is the copy of the parameters that its owner reads, which change between the owner's push
  * and its pull only: the owner has pushed whenever the row is folded, unless owners go on without some. So it is with
  * the one copy of a host, whose workers have all pushed then. Where parameters are sent encoded the owner's own are as
@@ -114,7 +121,7 @@ static void add_share(hpc_engine *en, int s) {
     if (!hpc_share_involves(en, share, rank)) return;
     key->shares[key->n_shares++] = s;
     if (!hpc_share_is_awaited_by(en, share, rank)) return;
-    if (en->discipline->makes_params == NULL || en->discipline->makes_params(en, share))
+    if (!(en->discipline->traits & HPC_OWN_PARAMS) || hpc_row_has_output(&en->plan->rows[share->rows[0]], rank))
         key->awaited[key->n_awaited++] = s;
 }
 
@@ -233,7 +240,6 @@ int hpc_layout_make(hpc_engine *en, const char *op) {
     en->layout.slot_base = calloc((size_t)size * (size_t)size, sizeof *en->layout.slot_base);
     if (en->layout.places == NULL || en->layout.slot_base == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
-    const hpc_opening *opening = en->discipline->opening;
     find_cores(en);
     int status = hpc_stages_find(en, op);
     if (status == HPC_OK) status = find_shares(en, op);
@@ -259,8 +265,6 @@ int hpc_layout_make(hpc_engine *en, const char *op) {
         if (p->shares > 0)
             p->args = hpc_layout_take(p, (size_t)p->shares * (size_t)(en->own_args ? 1 : size) *
                                              (size_t)en->layout.depth * HPC_ARGS_BYTES);
-        size_t own = opening == NULL || opening->part == NULL ? 0 : opening->part(en, r);
-        if (own > 0) p->own = hpc_layout_take(p, own);
     }
     en->layout.holder = en->layout.places[rank].worker ? en->layout.holders[rank] : -1;
     return place_masters(en, op);

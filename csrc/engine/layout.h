@@ -11,6 +11,8 @@ int hpc_layout_slots(hpc_engine *en); /* places this rank's receive slots and fi
 void hpc_layout_free(hpc_engine *en);
 /* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
+/* Takes hpc_place.own in the part of each rank: so many bytes as part says. */
+void hpc_layout_take_own(hpc_engine *en, size_t (*part)(const hpc_engine *en, int rank));
 
 /* Bytes from the start of rank's part to the place where a mean of key is gathered (hpc_splitting): the slot of its
  * pushes where that is float32. */
@@ -140,6 +142,11 @@ static inline int hpc_is_mapped(const hpc_engine *en, int rank) {
 static inline int hpc_reads_in_place(const hpc_engine *en, int owner, int rank) {
     if (en->puts) return owner == rank;
     return hpc_is_mapped(en, owner == en->context->group.rank ? rank : owner);
+}
+
+/* On a graph an owner that has closed folds nothing more, and takes no event. */
+static inline int hpc_owners_leave(const hpc_engine *en) {
+    return en->graph != NULL;
 }
 
 /* Whether folds take all inputs of a row, with the plan's weights. */

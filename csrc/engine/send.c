@@ -65,8 +65,8 @@ int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t 
     int status = hpc_lane_try_notify(lane, en->window, owner, src, nbytes, offset, imm);
     if (status != HPC_IN_PROGRESS) return status;
     hpc_worker_uncork(en);
-    while (!en->owners_leave || hpc_closed_signal(en, owner) == 0) {
-        double left = hpc_limit_left(en, l), slice = en->owners_leave && left > often ? often : left;
+    while (!hpc_owners_leave(en) || hpc_closed_signal(en, owner) == 0) {
+        double left = hpc_limit_left(en, l), slice = hpc_owners_leave(en) && left > often ? often : left;
         int before = hpc_slice_waits(slice < left);
         status = hpc_put_notify(lane, en->window, owner, src, nbytes, offset, imm, slice);
         hpc_slice_waits(before);
@@ -102,7 +102,7 @@ int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     }
     if (status == HPC_OK && (in_place || share->tells > 0))
         status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_SHARE, slot, s), l);
-    if (en->owners_leave) status = hpc_unless_left(en, share->owner, status);
+    if (hpc_owners_leave(en)) status = hpc_unless_left(en, share->owner, status);
     if (status == HPC_OK) hpc_count_sent(en, share, hpc_push_slot(en, share->key));
     return status;
 }

@@ -82,11 +82,10 @@ int hpc_ticket_is_done(const hpc_engine *en, int key, uint64_t ticket) {
 }
 
 int hpc_ticket_is_free(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_discipline *d = en->discipline;
     const hpc_pushed *k = &en->keys[key];
-    if (d->has_read == NULL) return hpc_ticket_is_done(en, key, ticket);
+    if (en->has_read == NULL) return hpc_ticket_is_done(en, key, ticket);
     for (int i = 0; i < k->n_shares; i++)
-        if (!d->has_read(en, k->shares[i], ticket)) return 0;
+        if (!en->has_read(en, k->shares[i], ticket)) return 0;
     return 1;
 }
 
@@ -173,7 +172,6 @@ static int add_left(const hpc_engine *en, int key, uint64_t push, int *ranks, in
 }
 
 int hpc_find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    const hpc_discipline *d = en->discipline;
     const hpc_pushed *k = &en->keys[key];
     const uint64_t push = push_of(en, key, ticket);
     int n = for_slot ? 0 : late_pushers(en, key, push, ranks), others = 0;
@@ -181,7 +179,7 @@ int hpc_find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slo
     if (n > 0) return n;
     for (int i = 0; i < (for_slot ? k->n_shares : k->n_awaited); i++) {
         const int s = for_slot ? k->shares[i] : k->awaited[i];
-        if (for_slot ? d->has_read(en, s, ticket) : hpc_share_has_answered(en, s, ticket)) continue;
+        if (for_slot ? en->has_read(en, s, ticket) : hpc_share_has_answered(en, s, ticket)) continue;
         others |= en->layout.shares[s].owner != en->context->group.rank;
         n = missing_in(en, s, ticket / 2, ranks, n);
     }
@@ -316,7 +314,7 @@ int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, co
 }
 
 int hpc_ticket_wait_slot(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
-    const int for_slot = en->discipline->has_read != NULL;
+    const int for_slot = en->has_read != NULL;
     return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1, .for_slot = for_slot}, timeout, op);
 }
 

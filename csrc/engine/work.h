@@ -23,6 +23,7 @@ enum {
 
 typedef struct hpc_engine hpc_engine;
 typedef struct hpc_discipline hpc_discipline;
+typedef struct hpc_phases hpc_phases;
 typedef struct hpc_row_kind hpc_row_kind;
 
 /* Writes pieces (pieces.c). One thread at a time uses it; the counts are read meanwhile. */

@@ -419,7 +419,7 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
     if (status != HPC_OK) goto out;
     mine->digest = hpc_plan_digest(en->plan) ^ weights_digest(f->graph);
     mine->n_phases = f->graph == NULL ? 0 : f->graph->n_phases;
-    mine->staleness = f->consistency == HPC_SSP ? f->staleness : 0;
+    mine->staleness = en->asked.staleness;
     mine->quorum = en->asked.quorum;
     mine->grace = en->asked.grace;
     mine->consistency = f->consistency;

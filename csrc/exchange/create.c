@@ -8,6 +8,7 @@
 #include "base/host.h"
 #include "discipline/discipline.h"
 #include "engine/args.h"
+#include "engine/graph.h"
 #include "engine/holders.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
@@ -220,14 +221,13 @@ static int round_values(hpc_engine *en, double deadline) {
 }
 
 static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadline) {
-    const hpc_opening *opening = en->discipline->opening;
+    const hpc_discipline *d = en->discipline;
     const hpc_leaving *leaving = en->discipline->leaving;
     hpc_context *c = en->context;
     int status = hpc_layout_make(en, op_create);
     if (status == HPC_OK) status = hpc_holders_check(en, op_create);
     if (status == HPC_OK) status = check_outputs(en);
-    if (status == HPC_OK && opening != NULL && opening->open_shares != NULL)
-        status = opening->open_shares(en, op_create);
+    if (status == HPC_OK && d->plan != NULL) status = d->plan(en, op_create);
     if (status == HPC_OK) status = hpc_layout_slots(en);
     if (status == HPC_OK) status = hpc_params_take_place(en, op_create);
     if (status == HPC_OK) status = hpc_progress_choose(en, f->progress, op_create);
@@ -244,7 +244,7 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status != HPC_OK) return status;
     en->stream = writes_past_caches(en);
     status = hpc_rows_open(en, op_create);
-    if (status == HPC_OK && opening != NULL && opening->open != NULL) status = opening->open(en, op_create);
+    if (status == HPC_OK && d->open != NULL) status = d->open(en, op_create);
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status != HPC_OK) return status;
     if (c->group.rank == 0) status = send_values(en, f->values, deadline);
@@ -307,25 +307,28 @@ hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *f, const c
     en->context = hpc_context_retain(c);
     en->next = en;
     en->kernels = hpc_fold_kernels_of(f->isa);
-    en->discipline = hpc_discipline_of(f);
-    en->asked = (hpc_asked){.shared_params = f->shared_params != 0,
+    const hpc_discipline *d = en->discipline = hpc_discipline_of(f);
+    en->asked = (hpc_asked){.consistency = f->consistency,
+                            .shared_params = f->shared_params != 0,
                             .eager = f->eager != 0,
                             .check_finite = f->check_finite != 0,
                             .in_place = f->in_place != 0,
-                            .staleness = f->staleness,
+                            .staleness = f->consistency == HPC_SSP ? f->staleness : 0,
+                            .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
                             .grace = f->grace < 0 ? -1 : f->grace};
     en->rotates = hpc_models_rotate(f);
-    en->puts = en->discipline->puts;
+    en->own_args = f->graph != NULL || (d->split != NULL && d->split->keeps_inputs);
+    en->has_read = d->has_read;
+    en->puts = d->puts;
     if (en->puts == HPC_PASSES_ON && !hpc_plan_has_ways(f->plan)) en->puts = HPC_READS_IN_PLACE;
     return en;
 }
 
 int hpc_engine_open(hpc_engine *en, const hpc_exchange_config *f, const hpc_exchange *of, double deadline) {
-    const hpc_opening *opening = en->discipline->opening;
     int status = open_counts(en);
     if (status == HPC_OK) status = open_rules(en, f);
     if (status == HPC_OK) status = hpc_pieces_open(en, f, op_create);
-    if (status == HPC_OK && opening != NULL && opening->prepare != NULL) status = opening->prepare(en, f, op_create);
+    if (status == HPC_OK && f->graph != NULL) status = hpc_graph_open(en, f->graph, op_create);
     status = hpc_context_agree(en->context, op_create, status, deadline);
     if (status == HPC_OK) status = hpc_engine_agree(en, f, of, deadline);
     return status == HPC_OK ? open_all(en, f, deadline) : status;

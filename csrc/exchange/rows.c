@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/clocks.h"
+#include "engine/graph.h"
 #include "engine/params.h"
 
 /* Whether a rank is lost, so that pushes that are under way never end; then this rank's cores stop. Rows stay as they
@@ -68,6 +69,7 @@ int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *
     hpc_core_pause(&en->cores[w->row->core]);
     w->step = step;
     const hpc_facts *facts = en->discipline->facts;
+    if (en->graph != NULL) hpc_graph_restored(en, w, step);
     if (facts != NULL && facts->restored != NULL) facts->restored(en, w, step);
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(w, w->state, state, 0);

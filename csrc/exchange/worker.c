@@ -5,6 +5,7 @@
 
 #include "engine/answer.h"
 #include "engine/args.h"
+#include "engine/graph.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
@@ -139,6 +140,7 @@ static int send_push(hpc_engine *en, int key, hpc_limit *l) {
     if (brought != HPC_OK) return brought;
     for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
         int s = k->shares[k->at_share];
+        if (en->graph != NULL && !hpc_graph_goes_to(en, &en->layout.shares[s])) continue;
         int status = d->send_share == NULL ? hpc_push_share(en, s, slot, l) : d->send_share(en, s, slot, l);
         if (status != HPC_OK) return status;
     }

@@ -219,6 +219,35 @@ static void closes_between_phases(rank *r) {
     hpc_exchange_free(e);
 }
 
+/* Two phases: rank 0 feeds rank 1 in the first alone. Rank 0 loads a state of the other phase, and still does not close
+ * before rank 1 has read the update of the first. */
+static void closes_after_load(rank *r) {
+    graph_job g;
+    graph_job_init(&g, r);
+    g.graph.n_phases = 2;
+    for (int p = 0; p < 2; p++)
+        for (int i = 0; i < r->size; i++) graph_job_edge(&g, p, i, i, 0.5);
+    graph_job_edge(&g, 0, 1, 0, 0.5);
+    g.j.depth = 4;
+    hpc_exchange *e = graph_open(r, &g);
+    const hpc_plan *plan = inside(e)->plan;
+    if (r->rank == 0) {
+        CHECK_OK(push_pull(&g, e, 0, -1));
+        for (int i = 0; i < plan->n_rows; i++)
+            if (plan->rows[i].owner == 0 && plan->rows[i].key == 0) CHECK_OK(hpc_exchange_set_row(e, i, 2, NULL, NULL));
+        CHECK_STATUS(hpc_exchange_close(e, 0.1), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(1));
+        rank_set(r, 0, 1);
+    }
+    if (r->rank == 1) {
+        rank_await(r, 0, 1);
+        CHECK_OK(push_pull(&g, e, 0, -1));
+    }
+    CHECK_OK(hpc_exchange_close(e, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_exchange_free(e);
+}
+
 /* ---- what is refused --------------------------------------------------------------------------------------------- */
 
 static void refused(rank *r, graph_job *g, int status, const char *text) {
@@ -404,6 +433,7 @@ int main(int argc, char **argv) {
         {.name = "closes_before_slot_3", .size = 3, .run = closes_before_slot, .arg = 3},
         {.name = "closes_between_phases", .size = 2, .run = closes_between_phases},
         {.name = "closes_at_second_try", .size = 2, .run = closes_between_phases, .arg = 1},
+        {.name = "closes_after_load", .size = 2, .run = closes_after_load},
         {.name = "refusals", .size = 3, .run = refusals},
         {.name = "two_streams", .size = 2, .run = two_streams, .where = RANKS_PROCESSES, .bare = true},
         {0},

@@ -1,0 +1,57 @@
+/* The graph of an exchange (ASAP, sections 3 and 4): every rank owns its fold of its own updates and those of its
+ * in-neighbours, and the phases of the graph take turns, one a step. Who sends to whom, and who has read a push, follow
+ * from it under every discipline. */
+#ifndef HPC_ENGINE_GRAPH_H
+#define HPC_ENGINE_GRAPH_H
+
+#include "engine/layout.h"
+
+/* A worker's view of a key on a graph. */
+typedef struct hpc_graph_key {
+    int64_t ahead;              /* steps that a checkpoint was ahead of this exchange's pushes */
+    uint64_t noted;             /* the last push before that */
+    int phases[HPC_PLAN_DEPTH]; /* by slot: of pushes up to that one */
+} hpc_graph_key;
+
+struct hpc_phases {
+    int n;
+    double *weights; /* [phase][to][from], as hpc_graph has them */
+    hpc_graph_key *keys;
+};
+
+int hpc_graph_open(hpc_engine *en, const hpc_graph *graph, const char *op);
+
+/* ---- phases ---- */
+
+/* The phase of push number n (from 1 on) of a key. */
+static inline int hpc_phase(const hpc_engine *en, int key, uint64_t n) {
+    const hpc_phases *g = en->graph;
+    return (int)((n - 1 + (uint64_t)g->keys[key].ahead) % (uint64_t)g->n);
+}
+
+static inline double hpc_phase_weight(const hpc_engine *en, int phase, int to, int from) {
+    size_t size = (size_t)en->context->group.size;
+    return en->graph->weights[((size_t)phase * size + (size_t)to) * size + (size_t)from];
+}
+
+/* The weight of from's push number n of a key at rank to; 0 where the graph of that step has no such edge. */
+static inline double hpc_edge_weight(const hpc_engine *en, int key, uint64_t n, int to, int from) {
+    return hpc_phase_weight(en, hpc_phase(en, key, n), to, from);
+}
+
+/* Whether from sends its push number n of a key to rank to. */
+static inline int hpc_sends(const hpc_engine *en, int key, uint64_t n, int to, int from) {
+    return en->graph->n <= 1 || hpc_edge_weight(en, key, n, to, from) != 0;
+}
+
+/* ---- the worker ---- */
+
+/* Whether the next push goes to a share: the graph of its step has the edge, and the neighbour has not closed, as it
+ * folds nothing more then. */
+int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share);
+/* hpc_discipline.has_read: whether the owner of a share has read a push, or closed, or was not sent it. */
+int hpc_graph_has_read(const hpc_engine *en, int s, uint64_t ticket);
+/* A row was set: a graph that changes goes on with the phase at which the checkpoint was made. */
+void hpc_graph_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
+
+#endif
