@@ -99,7 +99,7 @@ def members_of(struct: str) -> list[str]:
 
 def test_a_discipline_has_few_slots() -> None:
     members = members_of("hpc_discipline")
-    assert {"int (*share_came)(hpc_core *core, hpc_share *share, int rank, int slot)", "size_t head"} <= set(members)
+    assert {"int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot)", "size_t head"} <= set(members)
     assert len(members) <= MOST_SLOTS, len(members)
 
 

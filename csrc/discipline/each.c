@@ -20,9 +20,9 @@
  *   the minimum in a worker's part   written by one owner before the signal (release); read by the worker after it
  *                            (acquire), and not again once it has asked anew. The owner answers a worker's next pull
  *                            only after that worker has asked.
- *   the row's copy and the minimum, as sources of puts   written by the core when it answers a pull; holds_up keeps the
- *                            worker's next pull back until those puts are over, or the worker has seen the answer. For
- *                            a group there is a copy for each receiver (rows.c), which the next reply to it writes.
+ *   the row's copy and the minimum, as sources of puts   written by the core when it answers a pull; the worker's
+ *                            next pull waits until those puts are over, or the worker has seen the answer. For a group
+ *                            there is a copy for each receiver (rows.c), which the next reply to it writes.
  *   a gradient's slot        free when the push is answered. A pull may end before, so a push waits for its slot, and a
  *                            trainer asks for `gradient` again before it writes. The core applies an update as soon as
  *                            it has come, so a depth of 1 or 2 is enough for every s.
@@ -154,10 +154,6 @@ static int workers_ask(const hpc_engine *en) {
     return en->discipline->pulling != NULL;
 }
 
-static int applies(const hpc_engine *en, const hpc_share *share) {
-    return en->plan->rows[share->rows[0]].action == HPC_APPLY;
-}
-
 /* A pull that comes while another one is parked takes its place: its answer is one to both. */
 static void park(hpc_core *core, hpc_share *share, hpc_clock *sender) {
     sender->at = hpc_clock_applied(sender);
@@ -236,40 +232,27 @@ static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
     if (share->n_parked > 0) wake(core, share);
 }
 
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    const hpc_engine *en = core->engine;
-    if (!applies(en, share)) return hpc_whole_share_came(core, share, rank, slot);
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        const int input = hpc_row_input_of(w, rank, 0);
-        if (input >= 0) update_came(core, w, slot, input);
-    }
-    return 1;
-}
-
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     if (w->row->action != HPC_APPLY) return hpc_whole_row_came(core, w, input, slot);
     update_came(core, w, slot, input);
     return 1;
 }
 
-/* Every push that the worker made before has been applied, events being in order. */
-static int pull_came(hpc_core *core, hpc_share *share, int rank) {
+/* Every push that the worker made before has been applied, events being in order. A pull waits while the parameters of
+ * the worker's last pull may still be on their way: it writes the copy that they are sent from. */
+static int pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    const int rank = event->peer;
+    if (hpc_imm_operation(event->imm) != HPC_OP_PULL) return 0;
     if (hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0) < 0) return 0;
+    if (hpc_imm_slot(event->imm) != HPC_ANSWERED) {
+        const int status = hpc_lane_try_flush(core->out, rank);
+        if (status == HPC_IN_PROGRESS) return HPC_HAS_TO_WAIT;
+        hpc_core_check_put(core, status);
+    }
     share->clocks[rank].asked++;
     park(core, share, &share->clocks[rank]);
     wake(core, share);
     return 1;
-}
-
-/* Holds a pull up while the parameters of the worker's last pull may still be on their way: the next pull writes the
- * copy that they are sent from. */
-static int holds_up(hpc_core *core, const hpc_event *event) {
-    if (hpc_imm_operation(event->imm) != HPC_OP_PULL || hpc_imm_slot(event->imm) == HPC_ANSWERED) return 0;
-    const int status = hpc_lane_try_flush(core->out, event->peer);
-    if (status == HPC_IN_PROGRESS) return 1;
-    hpc_core_check_put(core, status);
-    return 0;
 }
 
 /* A sender that has closed may have been the one that answers waited for. */
@@ -326,10 +309,8 @@ const hpc_discipline hpc_discipline_async = {
     .traits = HPC_GOES_ON,
     .pulling = &(const hpc_pulling){0},
     .open = hpc_clocks_open,
-    .share_came = share_came,
     .row_came = row_came,
-    .pull_came = pull_came,
-    .holds_up = holds_up,
+    .other_came = pull_came,
     .may_push = may_push,
 };
 
@@ -341,10 +322,8 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .pulling = &(const hpc_pulling){.ends = hpc_fresh_ends_pull},
     .plan = hpc_fresh_plan,
     .open = hpc_fresh_open,
-    .share_came = share_came,
     .row_came = row_came,
-    .pull_came = pull_came,
-    .holds_up = holds_up,
+    .other_came = pull_came,
     .work = work,
     .wait_slot = hpc_fresh_wait_slot,
     .hear = hpc_fresh_hear,
@@ -360,7 +339,6 @@ const hpc_discipline hpc_discipline_groups = {
     .traits = HPC_GOES_ON,
     .plan = hpc_groups_find,
     .open = open_groups,
-    .share_came = share_came,
     .row_came = row_came,
     .work = work,
     .may_push = hpc_push_after_last,

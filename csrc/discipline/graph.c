@@ -80,18 +80,15 @@ int hpc_graph_open_clocks(hpc_engine *en, const char *op) {
     return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
 }
 
-int hpc_graph_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    hpc_clock *from = &share->clocks[rank];
-    const uint64_t came = hpc_clock_came(from), gone = rank == share->owner ? share->version : from->answered;
+int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    const int rank = w->inputs[input].rank;
+    hpc_clock *from = &w->share->clocks[rank];
+    const uint64_t came = hpc_clock_came(from), gone = rank == w->share->owner ? w->share->version : from->answered;
     (void)slot;
+    if (!hpc_clock_row(from, w->share)) return 1;
     if (came - gone >= (uint64_t)core->engine->layout.depth) return 0; /* more than there are slots */
     hpc_tally_add(&from->came, 1);
     return 1;
-}
-
-int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    const int rank = w->inputs[input].rank;
-    return !hpc_clock_row(&w->share->clocks[rank], w->share) || hpc_graph_share_came(core, w->share, rank, slot);
 }
 
 int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its) {

@@ -27,9 +27,7 @@ void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share);
  * the newest that was folded, answered those whose slots are free. own: the shares of the same key and core of all
  * ranks, by rank. As hpc_discipline.open. */
 int hpc_graph_open_clocks(hpc_engine *en, const char *op);
-/* hpc_discipline's slots: counts an input of rank to all rows of a share, or to one of them; 0 when rank has no slot
- * left to have sent it from. */
-int hpc_graph_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
+/* hpc_discipline's slot: counts an input; 0 when its rank has no slot left to have sent it from. */
 int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 /* Makes all folds for which it is time, of all shares of a core; returns their number. As hpc_discipline.work. */
 typedef struct hpc_graph_fold {

@@ -65,44 +65,33 @@ static hpc_inputs take_inputs(hpc_core *core, const hpc_work *w, uint64_t n) {
     return inputs;
 }
 
-/* Works off the rows of a share whose inputs are there, one step after the other. */
-static void work_in_turn(hpc_core *core, hpc_share *share) {
+/* Works a row off if its inputs are there. If that ends a step, the inputs of the next one may be there for any row. */
+static void work_in_turn(hpc_core *core, hpc_work *w) {
     hpc_engine *en = core->engine;
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        uint64_t n = share->version + 1;
-        if (atomic_load_explicit(&w->folded, memory_order_relaxed) == n || !has_inputs(en, w, n)) continue;
-        const hpc_inputs inputs = take_inputs(core, w, n);
-        if (work_off(core, w, &inputs) != 0) return;
-        if (share->version == n) i = -1; /* all rows again, for the step after it */
-    }
+    const hpc_share *share = w->share;
+    const uint64_t n = share->version + 1;
+    if (atomic_load_explicit(&w->folded, memory_order_relaxed) == n || !has_inputs(en, w, n)) return;
+    const hpc_inputs inputs = take_inputs(core, w, n);
+    if (work_off(core, w, &inputs) != 0 || share->version < n) return;
+    for (int i = 0; i < share->n_rows && !hpc_engine_has_failed(en); i++)
+        work_in_turn(core, &en->work[en->work_of[share->rows[i]]]);
 }
 
 /* ---- events ---- */
 
-static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     hpc_engine *en = core->engine;
-    if (hpc_engine_has_failed(en)) return;
+    if (hpc_engine_has_failed(en)) return 1;
     if (en->turns) { /* see has_inputs */
         _Atomic char *came = &w->came[input];
         if (!hpc_row_has_too_many(core, w, came, en->layout.depth, w->inputs[input].rank))
             atomic_store_explicit(came, (char)(*came + 1), memory_order_relaxed);
+        work_in_turn(core, w);
     } else if (hpc_row_count(core, w, slot, input)) {
         const hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
         work_off(core, w, &inputs);
         hpc_row_took(w, slot);
     }
-}
-
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    hpc_whole_each_row(core, share, rank, slot, input_came);
-    if (core->engine->turns) work_in_turn(core, share);
-    return 1;
-}
-
-static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    input_came(core, w, slot, input);
-    if (core->engine->turns) work_in_turn(core, w->share);
     return 1;
 }
 
@@ -159,7 +148,6 @@ const hpc_discipline hpc_discipline_graph_bsp = {
     .suits = is_bsp,
     .traits = HPC_WHOLE | HPC_INVOLVES_ALL,
     .open = open_counts,
-    .share_came = share_came,
     .row_came = row_came,
     .needs = hpc_whole_needs,
     .missing = missing,
@@ -172,7 +160,6 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .check = check_notify_ack,
     .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .open = open_counts,
-    .share_came = share_came,
     .row_came = row_came,
     .needs = needs,
     .missing = missing,

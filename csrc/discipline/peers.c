@@ -145,7 +145,6 @@ const hpc_discipline hpc_discipline_peers = {
     .check = hpc_peers_check,
     .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .puts = HPC_PASSES_ON,
-    .share_came = hpc_whole_share_came,
     .row_came = hpc_whole_row_came,
     .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,

@@ -230,12 +230,6 @@ static int came(hpc_core *core, hpc_share *share, hpc_clock *from) {
     return 1;
 }
 
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    (void)slot;
-    return hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0) >= 0 &&
-           came(core, share, &share->clocks[rank]);
-}
-
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     hpc_clock *from = &w->share->clocks[w->inputs[input].rank];
     (void)slot;
@@ -406,7 +400,6 @@ const hpc_discipline hpc_discipline_peers_ssp = {
     .traits = HPC_OWN_PARAMS,
     .puts = HPC_PASSES_ON,
     .open = open_all,
-    .share_came = share_came,
     .row_came = row_came,
     .work = work,
     .may_push = hpc_push_after_last,

@@ -350,23 +350,21 @@ static void pass_on(hpc_core *core, const hpc_work *w) {
 
 /* ---- the core: events with several stages ---- */
 
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    const hpc_engine *en = core->engine;
-    if (action_of(en, share) == HPC_FORWARD) {
-        if (rank == hpc_me(en)) say_version(core, share, slot);
-        return hpc_whole_share_came(core, share, rank, slot);
-    }
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        const int input = hpc_row_input_of(w, rank, 0);
-        if (input < 0 || !hpc_intake_row_came(core, w, input, slot)) return 0;
-    }
-    return 1;
+/* The first row of a share to which this rank pushes. */
+static int first_own(const hpc_engine *en, const hpc_share *share) {
+    int i = 0;
+    while (!hpc_row_has_input(&en->plan->rows[share->rows[i]], hpc_me(en))) i++;
+    return share->rows[i];
 }
 
+/* An own push comes to all rows of a share at once, so its version is said before any of them forwards. */
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    const hpc_input *in = &w->inputs[input];
     if (w->row->action == HPC_APPLY) return hpc_intake_row_came(core, w, input, slot);
-    if (w->row->action == HPC_RELAY) pass_on(core, w);
+    if (w->row->action == HPC_RELAY)
+        pass_on(core, w);
+    else if (in->rank == hpc_me(core->engine) && in->forwarded < 0 && w->index == first_own(core->engine, w->share))
+        say_version(core, w->share, slot);
     return hpc_whole_row_came(core, w, input, slot);
 }
 
@@ -384,7 +382,7 @@ const hpc_discipline hpc_discipline_quorum = {
     .plan = plan,
     .open = open_all,
     .share_bytes = sizeof(uint64_t),
-    .share_came = hpc_intake_share_came,
+    .row_came = hpc_intake_row_came,
     .work = hpc_intake_work,
     .may_push = hpc_outlet_may_push,
     .wait_slot = hpc_outlet_wait_slot,
@@ -407,7 +405,6 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .refuses_pieces = refuses_pieces,
     .plan = plan,
     .open = open_all,
-    .share_came = share_came,
     .row_came = row_came,
     .work = hpc_intake_work,
     .may_push = hpc_outlet_may_push,
@@ -432,7 +429,7 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .plan = plan,
     .open = open_all,
     .share_bytes = sizeof(uint64_t),
-    .share_came = hpc_intake_share_came,
+    .row_came = hpc_intake_row_came,
     .work = hpc_intake_work,
     .wait_slot = hpc_outlet_wait_slot,
     .hear = hpc_outlet_hear,

@@ -141,7 +141,6 @@ static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row)
 
 int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_discipline.open */
 /* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
-int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_intake_work(hpc_core *core);
 /* hpc_facts.after_publish: tells the workers of this rank's shares which version was folded last, unless groups are

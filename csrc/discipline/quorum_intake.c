@@ -95,22 +95,15 @@ static int refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
     return 1;
 }
 
-int hpc_intake_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    hpc_engine *en = core->engine;
-    const uint64_t number = number_of(en, share, rank, slot);
-    if (!hpc_feeds_share(en, share, rank) || number == 0) return 0;
-    if (is_led(en) && rank == share->owner) {
-        if (hpc_intake_of(share)->pushes - share->version >= (uint64_t)en->layout.depth) return 0;
-        hpc_intake_of(share)->pushes++;
-        look_after(core, share);
-        return 1;
-    }
-    if (hpc_version_from(share, rank) != 0) return refuse_second(en, share, rank);
-    hold(core, share, rank, slot, number);
+/* Counts a push that leads a fold. Returns 0 if there is no slot from which it could have come. */
+static int lead_came(hpc_core *core, hpc_share *share) {
+    if (hpc_intake_of(share)->pushes - share->version >= (uint64_t)core->engine->layout.depth) return 0;
+    hpc_intake_of(share)->pushes++;
+    look_after(core, share);
     return 1;
 }
 
-/* The rows of a group's update come one by one, each with the version beside it. */
+/* The version lies beside the update of each row. Groups agree on the arguments of the rule. */
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     hpc_engine *en = core->engine;
     hpc_share *share = w->share;
@@ -118,9 +111,11 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     hpc_clock *from = &share->clocks[sender];
     const uint64_t number = number_of(en, share, rank, slot);
     if (number == 0 || (from->rows > 0 && number != from->at)) return 0;
-    if (hpc_version_from(share, sender) != 0) return refuse_second(en, share, rank);
-    if (share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1)) return 1;
     from->at = number;
+    if (is_led(en) && rank == share->owner) return !hpc_clock_row(from, share) || lead_came(core, share);
+    if (hpc_version_from(share, sender) != 0) return refuse_second(en, share, rank);
+    if (en->layout.stages.many && share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1))
+        return 1;
     if (hpc_clock_row(from, share)) hold(core, share, sender, slot, number);
     return 1;
 }

@@ -59,9 +59,8 @@ int hpc_split_open_owner(hpc_engine *en, const char *op);
 /* Ends the last fold of a share of this rank, if it is complete and not over. By the worker. */
 void hpc_split_drop(hpc_engine *en, hpc_share *share);
 /* hpc_discipline's slots. */
-int hpc_split_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
 int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot);
-int hpc_split_other_came(hpc_core *core, const hpc_event *event);
+int hpc_split_other_came(hpc_core *core, hpc_share *share, const hpc_event *event);
 int hpc_split_work(hpc_core *core);
 
 #endif

@@ -421,22 +421,6 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input, int how
     add_work(core, w->share);
 }
 
-static void inputs_came(hpc_core *core, hpc_share *share, int rank, int slot, int how) {
-    const hpc_edge *edges = NULL;
-    int input = -1;
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = work_at(core->engine, share, i);
-        if (w->row->in != edges) input = hpc_row_input_of(w, rank, 0); /* rows of a hub share their edges */
-        edges = w->row->in;
-        if (input >= 0) input_came(core, w, slot, input, how);
-    }
-}
-
-int hpc_split_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    inputs_came(core, share, rank, slot, CAME);
-    return 1;
-}
-
 /* A relay has its input: the parameters that an owner sends when all have pulled, or the word that there are none. */
 static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     hpc_engine *en = core->engine;
@@ -484,8 +468,12 @@ static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
 /* A worker has no gradient. */
 static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
     if (share == NULL || !hpc_feeds_share(core->engine, share, event->peer)) return 0;
-    if (hpc_core_brings(core, event, "no gradient of share", share->key, 0))
-        inputs_came(core, share, event->peer, slot, CAME_EMPTY);
+    if (!hpc_core_brings(core, event, "no gradient of share", share->key, 0)) return 1;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = work_at(core->engine, share, i);
+        const int input = hpc_row_input_of(w, event->peer, 0);
+        if (input >= 0) input_came(core, w, slot, input, CAME_EMPTY);
+    }
     return 1;
 }
 
@@ -522,9 +510,8 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     return 1;
 }
 
-int hpc_split_other_came(hpc_core *core, const hpc_event *event) {
+int hpc_split_other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm);
-    hpc_share *share = hpc_core_share(core, index);
     switch (hpc_imm_operation(event->imm)) {
     case HPC_OP_EMPTY:
         if (slot == HPC_EMPTY_ROW && core->engine->layout.stages.many)

@@ -118,7 +118,6 @@ const hpc_discipline hpc_discipline_ssp = {
     .check = check,
     .traits = HPC_OWN_PARAMS,
     .open = hpc_graph_open_clocks,
-    .share_came = hpc_graph_share_came,
     .row_came = hpc_graph_row_came,
     .work = work,
     .needs = needs,

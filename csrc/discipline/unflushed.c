@@ -318,7 +318,6 @@ const hpc_discipline hpc_discipline_unflushed = {
     .head = sizeof(stamp),
     .tail = sizeof(stamp),
     .open = open_all,
-    .share_came = hpc_graph_share_came,
     .row_came = hpc_graph_row_came,
     .work = work,
     .wait_slot = wait_slot,

@@ -315,19 +315,6 @@ static int version_came(hpc_core *core, hpc_work *w, int slot) {
 
 /* ---- slots of the discipline ---- */
 
-int hpc_updates_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    const hpc_engine *en = core->engine;
-    int n = 0; /* of its other rows rank pushes nothing to */
-    for (int i = 0; i < share->n_rows && hpc_share_forwards(en, share); i++) {
-        hpc_work *w = hpc_share_row(en, share, i);
-        const int input = hpc_row_input_of(w, rank, 0);
-        if (input < 0) continue;
-        if (!update_came(core, w, slot, input)) return 0;
-        n++;
-    }
-    return n > 0;
-}
-
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     const hpc_row_part part = hpc_versions_of(core->engine, w)->part;
     return part == HPC_ROW_SUMS || part == HPC_ROW_GATHERS ? update_came(core, w, slot, input)
@@ -335,12 +322,13 @@ int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 }
 
 /* This rank has pushed once more. */
-int hpc_updates_pull_came(hpc_core *core, hpc_share *share, int rank) {
+int hpc_updates_pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const hpc_engine *en = core->engine;
+    if (hpc_imm_operation(event->imm) != HPC_OP_PULL || event->peer != share->owner) return 0;
     hpc_receiver *its = share->own;
-    if (rank != share->owner || its == NULL || its->runs) return 0;
+    if (its == NULL || its->runs) return 0;
     its->asked++;
-    set_need(en, share, hpc_clock_behind(en, hpc_clock_at(en, share->key, rank, its->asked)));
+    set_need(en, share, hpc_clock_behind(en, hpc_clock_at(en, share->key, event->peer, its->asked)));
     go_on(core, share);
     return 1;
 }

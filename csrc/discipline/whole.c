@@ -19,23 +19,14 @@ static void answer_all(hpc_core *core, hpc_share *share) {
 /* ---- events ---- */
 
 /* After a failure nothing is answered any more: no rank may take an update for applied that is not. */
-static void input_came(hpc_core *core, hpc_work *w, int slot, int input) {
-    if (hpc_engine_has_failed(core->engine) || !hpc_row_count(core, w, slot, input)) return;
+int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    if (hpc_engine_has_failed(core->engine) || !hpc_row_count(core, w, slot, input)) return 1;
     const hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
     if (hpc_whole_work(core, w, &inputs) == 0) {
         hpc_row_count_received(core, w, -1);
         if (--w->share->left == 0) answer_all(core, w->share);
     }
     hpc_row_took(w, slot);
-}
-
-int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    hpc_whole_each_row(core, share, rank, slot, input_came);
-    return 1;
-}
-
-int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    input_came(core, w, slot, input);
     return 1;
 }
 
@@ -99,7 +90,6 @@ const hpc_discipline hpc_discipline_bsp = {
     .suits = suits,
     .check = check,
     .traits = HPC_WHOLE,
-    .share_came = hpc_whole_share_came,
     .row_came = hpc_whole_row_came,
     .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,

@@ -8,8 +8,7 @@
 #include "engine/row.h"
 #include "engine/ticket.h"
 
-/* hpc_discipline's slots. */
-int hpc_whole_share_came(hpc_core *core, hpc_share *share, int rank, int slot);
+/* hpc_discipline's slot. */
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 
 /* hpc_discipline.needs: each push needs as many of every rank. */
@@ -30,23 +29,6 @@ static inline void hpc_whole_begin_next(hpc_share *share) {
 static inline int hpc_whole_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot, -1, w->share->version + 1)) return -1;
     return hpc_row_work(core, w, inputs);
-}
-
-/* Calls came for the inputs of rank in all rows of a share: only for the empty ones, where the others are put row by
- * row.
- */
-typedef void hpc_whole_came(hpc_core *core, hpc_work *w, int slot, int input);
-static inline void hpc_whole_each_row(hpc_core *core, const hpc_share *share, int rank, int slot,
-                                      hpc_whole_came *came) {
-    const hpc_engine *en = core->engine;
-    const hpc_edge *edges = NULL;
-    int input = -1, all = !share->some_empty || hpc_reads_in_place(en, share->owner, rank);
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        if (w->row->in != edges) input = hpc_row_input_of(w, rank, 0); /* rows of a hub share their edges */
-        edges = w->row->in;
-        if (input >= 0 && (all || w->inputs[input].empty)) came(core, w, slot, input);
-    }
 }
 
 /* The slot of the push of a ticket. */

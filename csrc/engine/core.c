@@ -69,20 +69,32 @@ static int tells(const hpc_engine *en, const hpc_share *share, int rank) {
 
 _Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slot of a plan");
 
-/* Returns 0 if the event names no share of this core, 1 if it was handled, be it by a failure. So do those below. */
-static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
+/* The inputs of the sender have come to all rows of a share; or, where the others are put row by row, the empty ones.
+ * Returns 0 if the event names no share of this core, 1 if it was handled, be it by a failure. So do those below. */
+static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *event, int slot) {
     const hpc_engine *en = core->engine;
     const hpc_discipline *d = en->discipline;
-    if (share == NULL || (!comes_by_share(en, event->peer) && !tells(en, share, event->peer))) return 0;
+    const hpc_edge *edges = NULL;
+    const int all = comes_by_share(en, event->peer);
+    int input = -1, known = 0;
+    if (share == NULL || (!all && !tells(en, share, event->peer))) return 0;
     if (!hpc_core_brings(core, event, "share", share->key, d->share_bytes)) return 1;
-    return d->share_came(core, share, event->peer, slot);
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        if (w->row->in != edges) input = hpc_row_input_of(w, event->peer, 0); /* rows of a hub share their edges */
+        edges = w->row->in;
+        if (input < 0 || !(all || w->inputs[input].empty)) continue;
+        known = d->row_came(core, w, input, slot);
+        if (!known) return 0;
+    }
+    return known;
 }
 
 /* An input is sent on before it is applied. */
 static int input_came(hpc_core *core, hpc_work *w, int input, const hpc_event *event, int slot) {
     const hpc_discipline *d = core->engine->discipline;
     const hpc_input *in = &w->inputs[input];
-    if (in->empty || d->row_came == NULL) return 0;
+    if (in->empty) return 0;
     const size_t due = in->codec->length(w->config, in->slots + (size_t)slot * in->stride, w->row->count);
     if (!hpc_core_brings(core, event, "row", w->row->key, due > 0 ? due : SIZE_MAX))
         return 1; /* it says so of itself */
@@ -109,25 +121,24 @@ static int passed_came(hpc_core *core, const hpc_event *event, int slot) {
     return input_came(core, w, input, event, slot);
 }
 
-static int pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const hpc_discipline *d = core->engine->discipline;
-    if (share == NULL || d->pull_came == NULL) return 0;
-    if (!hpc_core_brings(core, event, "a pull of share", share->key, 0)) return 1;
-    return d->pull_came(core, share, event->peer);
-}
-
 static int args_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
     if (share == NULL) return 0;
     if (!hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
     return hpc_args_came(core, share, event->peer, slot);
 }
 
+/* A pull is of a share, and brings nothing. */
 static int other_came(hpc_core *core, const hpc_event *event) {
     const hpc_discipline *d = core->engine->discipline;
-    return d->other_came != NULL && d->other_came(core, event);
+    hpc_share *share = hpc_core_share(core, hpc_imm_index(event->imm));
+    const int pulls = hpc_imm_operation(event->imm) == HPC_OP_PULL;
+    if (d->other_came == NULL || (pulls && (share == NULL || hpc_imm_slot(event->imm) > HPC_ANSWERED))) return 0;
+    if (pulls && !hpc_core_brings(core, event, "a pull of share", share->key, 0)) return 1;
+    return d->other_came(core, share, event);
 }
 
-static void handle(hpc_core *core, const hpc_event *event) {
+/* Returns 0 if the event has to wait. */
+static int handle(hpc_core *core, const hpc_event *event) {
     const hpc_engine *en = core->engine;
     int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), known = 0;
     const int valid = slot < en->layout.depth;
@@ -141,9 +152,6 @@ static void handle(hpc_core *core, const hpc_event *event) {
     case HPC_OP_FORWARD:
         known = valid && row_came(core, hpc_core_row(core, index), event, 1, slot);
         break;
-    case HPC_OP_PULL:
-        known = (valid || slot == HPC_ANSWERED) && pull_came(core, hpc_core_share(core, index), event);
-        break;
     case HPC_OP_ARGS:
         known = valid && args_came(core, hpc_core_share(core, index), event, slot);
         break;
@@ -153,16 +161,12 @@ static void handle(hpc_core *core, const hpc_event *event) {
     default:
         known = other_came(core, event);
     }
-    if (known) return;
+    if (known) return known != HPC_HAS_TO_WAIT;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: core %d got event %#x from rank %d for a row or share that it does not own",
              en->context->group.rank, core->index, event->imm, event->peer);
     hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, why);
-}
-
-static int has_to_wait(hpc_core *core, const hpc_event *event) {
-    const hpc_discipline *d = core->engine->discipline;
-    return d->holds_up != NULL && d->holds_up(core, event);
+    return 1;
 }
 
 static void hold(hpc_core *core, const hpc_event *event) {
@@ -171,27 +175,23 @@ static void hold(hpc_core *core, const hpc_event *event) {
     core->n_held++;
 }
 
-static int take_held(hpc_core *core, hpc_event *event) {
+static void retry_held(hpc_core *core) {
     for (int r = 0; r < core->engine->context->group.size; r++) {
-        if (!core->holds[r] || has_to_wait(core, &core->held[r])) continue;
-        *event = core->held[r];
+        if (!core->holds[r] || !handle(core, &core->held[r])) continue;
         core->holds[r] = 0;
         core->n_held--;
-        return 1;
     }
-    return 0;
 }
 
 /* Pushes come by lane in. Lane out brings nothing but forwards of the other ranks' cores of this number. The two lanes
  * take turns at being looked at first: else a receiver of many pushes would let the rings of its forwards run full. */
 static int next_event(hpc_core *core, hpc_event *event) {
     int at_out = core->at_out, status;
-    if (core->n_held > 0) {
-        if (take_held(core, event)) return 1;
+    if (core->n_held > 0) retry_held(core);
+    if (core->n_held > 0)
         status = hpc_lane_poll_but(core->in, core->holds, event);
-    } else {
+    else
         status = hpc_lane_poll(at_out ? core->out : core->in, event);
-    }
     if (core->two_ways) {
         if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, event);
         core->at_out = !at_out;
@@ -212,10 +212,7 @@ static int work_core(hpc_core *core) {
     while (!hpc_engine_has_failed(en) && !atomic_load_explicit(&core->paused, memory_order_relaxed) &&
            next_event(core, &event)) {
         if (n++ == 0 && start == 0) start = hpc_now();
-        if (has_to_wait(core, &event))
-            hold(core, &event);
-        else
-            handle(core, &event);
+        if (!handle(core, &event)) hold(core, &event);
         if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0)
             hpc_forward_retry(core); /* rings empty while this goes on */
     }

@@ -94,6 +94,9 @@ typedef enum hpc_trait {
     HPC_OWN_PARAMS = 128   /* pulls wait for the shares alone that send this rank parameters; else for all answers */
 } hpc_trait;
 
+/* The event waits, with all later ones of its rank; it is handed over again later. */
+enum { HPC_HAS_TO_WAIT = 2 };
+
 struct hpc_discipline {
     const char *name; /* for errors */
 
@@ -125,16 +128,12 @@ struct hpc_discipline {
     /* Bytes that come with the event of a share, by which a worker tells of all its puts to it. 0: of updates that are
      * read in place, and each put is told by an event of its row. */
     size_t share_bytes;
-    /* Inputs of rank have come, to all rows of a share or to one row. 0: the event is wrong, and the exchange fails.
-     * row_came NULL: no rows come. */
-    int (*share_came)(hpc_core *core, hpc_share *share, int rank, int slot);
+    /* An input of a row has come: one by one, or by one event for all rows of a share, which are called in their order.
+     * 0: the event is wrong, and the exchange fails. */
     int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot);
-    /* rank asks for the parameters of a share. NULL: no pulls come. */
-    int (*pull_came)(hpc_core *core, hpc_share *share, int rank);
-    /* An event of another operation has come: HPC_OP_EMPTY, HPC_OP_USE. NULL: none comes. */
-    int (*other_came)(hpc_core *core, const hpc_event *event);
-    /* Whether an event has to wait, with all later ones of its rank; it is asked again later. NULL: no. */
-    int (*holds_up)(hpc_core *core, const hpc_event *event);
+    /* An event that is no input has come: HPC_OP_PULL, HPC_OP_EMPTY or HPC_OP_USE. share: the one of its number; NULL:
+     * this core has none, and it is no pull. 0: the event is wrong; or HPC_HAS_TO_WAIT. NULL: none comes. */
+    int (*other_came)(hpc_core *core, hpc_share *share, const hpc_event *event);
     /* Does work that no event asks for; returns how much was done. NULL: nothing. */
     int (*work)(hpc_core *core);
 

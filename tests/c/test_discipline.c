@@ -46,14 +46,6 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     return 1;
 }
 
-static int share_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &core->engine->work[core->engine->work_of[share->rows[i]]];
-        row_came(core, w, hpc_row_input_of(w, rank, 0), slot);
-    }
-    return 1;
-}
-
 static int may_push(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
 }
@@ -62,7 +54,6 @@ static const hpc_discipline every_other = {
     .name = "every other step",
     .suits = suits,
     .check = check,
-    .share_came = share_came,
     .row_came = row_came,
     .may_push = may_push,
 };
