@@ -269,27 +269,19 @@ static int may_push(hpc_engine *en, int key, const char *op) {
     return hpc_push_after(en, key, hpc_slot_ticket(en, key), op);
 }
 
-/* Adds the ranks that bring the updates of the slowest groups, for a share of this rank in which its own reply is
- * parked. Under ASYNC no reply is parked. */
-static int slowest_groups(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
-    const hpc_work *w = hpc_first_work(en, share);
+/* Whether the reply to this rank's own group is parked for the group of an input. Under ASYNC no reply is. */
+static int waits_for(const hpc_engine *en, const hpc_share *share, const hpc_input *in) {
     const uint64_t own = hpc_clock_applied(&share->clocks[hpc_sender_of(en, share->key, en->context->group.rank)]);
-    for (int e = 0; e < w->row->n_in && is_bounded(en); e++) {
-        const int group = w->inputs[e].lowest;
-        if (hpc_clock_applied(&share->clocks[group]) < hpc_clock_behind(en, own) &&
-            hpc_sender_is_open(en, share->key, group))
-            n = hpc_add_rank(ranks, n, w->inputs[e].rank);
-    }
-    return n;
+    return is_bounded(en) && hpc_clock_applied(&share->clocks[in->lowest]) < hpc_clock_behind(en, own) &&
+           hpc_sender_is_open(en, share->key, in->lowest);
 }
 
 static int has_brought(const hpc_share *share, int group, uint64_t pushes) {
     return atomic_load_explicit(&share->clocks[group].applied, memory_order_relaxed) >= pushes;
 }
 
-static int awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    (void)for_slot;
-    return hpc_groups_awaited(en, key, ticket, &(const hpc_groups_lack){slowest_groups, has_brought}, ranks);
+static int missing_in_groups(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    return hpc_groups_missing(en, s, ticket, &(const hpc_groups_lack){waits_for, has_brought}, ranks, found);
 }
 
 /* ---- publish ---- */
@@ -328,7 +320,7 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .wait_slot = hpc_fresh_wait_slot,
     .hear = hpc_fresh_hear,
     .begin_push = hpc_fresh_begin_push,
-    .awaited = hpc_fresh_awaited,
+    .is_late = hpc_fresh_is_late,
     .facts = &(const hpc_facts){.before_publish = hpc_fresh_level},
 };
 
@@ -342,7 +334,7 @@ const hpc_discipline hpc_discipline_groups = {
     .row_came = row_came,
     .work = work,
     .may_push = hpc_push_after_last,
-    .needs = hpc_groups_need,
-    .awaited = awaited_by_group,
+    .is_late = hpc_groups_is_late,
+    .missing = missing_in_groups,
     .facts = &(const hpc_facts){.before_publish = level},
 };

@@ -19,7 +19,7 @@ int hpc_fresh_hear(hpc_engine *en, int key);
 int hpc_fresh_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
 void hpc_fresh_begin_push(hpc_engine *en, int key);
 int hpc_fresh_ends_pull(hpc_engine *en, int key);
-int hpc_fresh_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
+int hpc_fresh_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
 int hpc_fresh_level(hpc_engine *en, const char *op, double deadline);
 
 #endif

@@ -184,35 +184,18 @@ int hpc_fresh_ends_pull(hpc_engine *en, int key) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* Whether a worker is too far behind, where this rank can see it; or has left without a word that it closes. */
-static int is_slow(const hpc_engine *en, int key, int rank, uint64_t needed) {
+/* Whether a worker is too far behind for a pull, where this rank can see it; or has left without a word that it closes.
+ */
+int hpc_fresh_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
     const hpc_pushed *k = &en->keys[key];
-    const uint64_t pushes = hpc_pushes_of(en, rank, key);
-    if (pushes != UINT64_MAX && pushes - *base_of(en, key, rank) < needed) return 1;
-    if (pushes == UINT64_MAX && hpc_has_left(en, rank)) return 1;
+    const uint64_t needed = hpc_clock_behind(en, own_clock(en, key, worker_of(en)->keys[key].at));
+    if (!(ticket & HPC_PULL_TICKET) || needed == 0 || !hpc_sender_is_open(en, key, rank)) return 0;
+    if (pushes == UINT64_MAX ? hpc_has_left(en, rank) : pushes - *base_of(en, key, rank) < needed) return 1;
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];
         if (share->clocks != NULL && hpc_clock_applied(&share->clocks[rank]) < needed) return 1;
     }
     return 0;
-}
-
-static int slowest(const hpc_engine *en, int key, uint64_t needed, int *ranks) {
-    int n = 0;
-    for (int r = 0; r < en->context->group.size; r++)
-        if (r != en->context->group.rank && hpc_pushes_key(en, r, key) && hpc_sender_is_open(en, key, r) &&
-            is_slow(en, key, r, needed))
-            n = hpc_add_rank(ranks, n, r);
-    return n;
-}
-
-/* Owners, where no worker is known to be too far behind: its updates are on their way, or cannot be seen from here. */
-int hpc_fresh_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    const uint64_t needed = hpc_clock_behind(en, own_clock(en, key, worker_of(en)->keys[key].at));
-    int n = 0;
-    if (!for_slot && ticket & HPC_PULL_TICKET && needed > 0) n = slowest(en, key, needed, ranks);
-    if (n == 0) n = hpc_silent_owners(en, key, ticket, ranks, 0);
-    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
 /* ---- publish: all workers go on from one clock ---- */

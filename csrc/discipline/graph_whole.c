@@ -98,10 +98,10 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 /* ---- the ranks that a wait waits for ---- */
 
 /* Adds the ranks whose inputs to the next fold of share s are missing. */
-static int missing(const hpc_engine *en, int s, uint64_t awaited, int *ranks, int found) {
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     uint64_t n = hpc_share_next_fold(en, s); /* a fold that is awaited waits for those before it */
-    (void)awaited;
+    (void)ticket;
     int slot = en->turns ? 0 : (int)((n - 1) % (uint64_t)en->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
@@ -129,16 +129,16 @@ static int check_notify_ack(const hpc_context *c, const hpc_exchange_config *f) 
     return hpc_graph_is_given(f, "exchange");
 }
 
-/* The last of rank's pushes, up to push n, that is sent to this rank. */
-static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+/* Of rank's pushes the last one, up to the ticket's, that is sent to this rank has to be there. */
+static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
     const hpc_pushed *k = &en->keys[key];
     const int me = en->context->group.rank;
     for (int i = 0; i < k->n_shares && rank != me; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];
         if (share->owner != me || !hpc_feeds_share(en, share, rank)) continue;
         const uint64_t first = hpc_share_next_fold(en, k->shares[i]); /* n waits for those before */
-        for (uint64_t v = n; v >= first; v--)
-            if (hpc_sends(en, key, v, me, rank)) return v;
+        for (uint64_t v = ticket / 2; v >= first; v--)
+            if (hpc_sends(en, key, v, me, rank)) return pushes < v;
     }
     return 0;
 }
@@ -149,7 +149,7 @@ const hpc_discipline hpc_discipline_graph_bsp = {
     .traits = HPC_WHOLE | HPC_INVOLVES_ALL,
     .open = open_counts,
     .row_came = row_came,
-    .needs = hpc_whole_needs,
+    .is_late = hpc_whole_is_late,
     .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
 };
@@ -161,7 +161,7 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .open = open_counts,
     .row_came = row_came,
-    .needs = needs,
+    .is_late = is_late,
     .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
 };

@@ -132,18 +132,13 @@ static int is_mate(const hpc_engine *en, int key, int rank) {
     return hpc_sender_of(en, key, rank) == own_group(en, key);
 }
 
-static int is_of_mates(const hpc_engine *en, const hpc_share *share) {
-    return hpc_group_of_row(en, share->rows[0]) == own_group(en, share->key);
+int hpc_groups_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    return pushes < ticket / 2 && is_mate(en, key, rank);
 }
 
-uint64_t hpc_groups_need(const hpc_engine *en, int rank, int key, uint64_t n) {
-    return is_mate(en, key, rank) ? n : 0;
-}
-
-/* Whether a share of this rank applies updates of key. */
-static int applies(const hpc_engine *en, const hpc_share *share, int key) {
-    return share->key == key && share->owner == en->context->group.rank &&
-           en->plan->rows[share->rows[0]].action == HPC_APPLY;
+/* Whether a share of this rank applies updates. */
+static int applies(const hpc_engine *en, const hpc_share *share) {
+    return share->owner == en->context->group.rank && en->plan->rows[share->rows[0]].action == HPC_APPLY;
 }
 
 /* Adds the ranks that bring the updates of this rank's group to a share of this rank. */
@@ -156,19 +151,20 @@ static int bringers(const hpc_engine *en, const hpc_share *share, int *ranks, in
     return n;
 }
 
-/* Adds the owners of shares that have not answered; of this rank's own relays and forwards those that they wait for. */
-static int silent(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_awaited; i++) {
-        const int s = k->awaited[i];
-        const hpc_share *share = &en->layout.shares[s];
-        if (hpc_share_has_answered(en, s, ticket)) continue;
-        if (share->owner != en->context->group.rank)
-            n = hpc_add_rank(ranks, n, share->owner);
-        else if (!applies(en, share, key))
-            n = hpc_whole_missing(en, share, hpc_whole_slot(en, ticket), hpc_share_next_fold(en, s), ranks, n);
+/* Adds the ranks by which other groups' updates come, for which replies to this rank's group wait; returns whether
+ * there are some. */
+static int add_others(const hpc_engine *en, const hpc_pushed *k, const hpc_groups_lack *lack, int *ranks, int *n) {
+    int some = 0;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        for (int e = 0; applies(en, share) && e < hpc_first_work(en, share)->row->n_in; e++) {
+            const hpc_input *in = &hpc_first_work(en, share)->inputs[e];
+            if (!lack->waits_for(en, share, in)) continue;
+            *n = hpc_add_rank(ranks, *n, in->rank);
+            some = 1;
+        }
     }
-    return n;
+    return some;
 }
 
 /* A relay of this rank's own may wait for a row of this rank's own, which waits for one of the others. */
@@ -179,29 +175,23 @@ static int without(int *ranks, int n, int me) {
     return n > 1 ? left : n;
 }
 
-/* The ranks of its group that have not pushed. Where that cannot be seen: those whose inputs are missing here; then
- * other groups, for which other owners wait too; then those who fold for this rank's own rows, other owners, and ranks
- * of the group that left without a word. */
-int hpc_groups_awaited(const hpc_engine *en, int key, uint64_t ticket, const hpc_groups_lack *lack, int *ranks) {
-    const int me = en->context->group.rank, size = en->context->group.size;
-    int n = 0;
-    for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(en, r, key) && is_mate(en, key, r) && hpc_pushes_of(en, r, key) < ticket / 2)
-            n = hpc_add_rank(ranks, n, r);
-    if (n == 0) n = hpc_whole_missing_in_stages(en, key, ticket, is_of_mates, ranks);
-    if (n > 0) return n;
-    for (int s = 0; s < en->layout.n_shares; s++)
-        if (applies(en, &en->layout.shares[s], key)) n = lack->others(en, &en->layout.shares[s], ranks, n);
-    if (n > 0) return n;
-    for (int s = 0; s < en->layout.n_shares; s++)
-        if (applies(en, &en->layout.shares[s], key) &&
-            !lack->has_brought(&en->layout.shares[s], own_group(en, key), ticket / 2))
-            n = bringers(en, &en->layout.shares[s], ranks, n);
-    n = silent(en, key, ticket, ranks, n);
-    for (int r = 0; r < size; r++)
-        if (hpc_pushes_key(en, r, key) && is_mate(en, key, r) && hpc_pushes_of(en, r, key) == UINT64_MAX &&
-            hpc_closed_signal(en, r) == 0 && hpc_has_left(en, r))
-            n = hpc_add_rank(ranks, n, r);
-    if (n == 0) return hpc_add_rank(ranks, n, me); /* its own core is at it */
-    return without(ranks, n, me);
+/* Of a forward those whose inputs are missing, if it is for this rank's group. Else other groups, for which other
+ * owners wait too; else those who fold for this rank's own rows, the owner, and ranks of the group that left without a
+ * word. */
+int hpc_groups_missing(const hpc_engine *en, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n) {
+    const hpc_share *share = &en->layout.shares[s];
+    const hpc_pushed *k = &en->keys[share->key];
+    const int me = en->context->group.rank, key = share->key, own = own_group(en, key), row = share->rows[0];
+    if (share->owner == me && en->plan->rows[row].action == HPC_FORWARD)
+        return hpc_group_of_row(en, row) == own ? hpc_whole_missing_in(en, s, ticket, ranks, n) : n;
+    if (add_others(en, k, lack, ranks, &n)) return n;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *other = &en->layout.shares[k->shares[i]];
+        if (applies(en, other) && !lack->has_brought(other, own, ticket / 2)) n = bringers(en, other, ranks, n);
+    }
+    if (share->owner != me)
+        n = hpc_add_rank(ranks, n, share->owner);
+    else if (!applies(en, share))
+        n = hpc_whole_missing_in(en, s, ticket, ranks, n);
+    return without(ranks, hpc_add_left(en, key, ticket, ranks, n), me);
 }

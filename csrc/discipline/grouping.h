@@ -26,17 +26,16 @@ void hpc_groups_name_outputs(hpc_engine *en);
 /* The group for which a row folds, or to which it relays. */
 int hpc_group_of_row(const hpc_engine *en, int row);
 
-/* hpc_discipline.needs: each push needs as many of the ranks of the same group. */
-uint64_t hpc_groups_need(const hpc_engine *en, int rank, int key, uint64_t n);
+/* hpc_discipline.is_late: each push needs as many of the ranks of the same group. */
+int hpc_groups_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
 
-/* hpc_discipline.awaited of a group's ranks. lack: what a discipline sees in its own shares. */
+/* hpc_discipline.missing of a group's ranks. lack: what a discipline sees in its own shares that apply. */
 typedef struct hpc_groups_lack {
-    /* Adds the ranks by which other groups' updates come, for which an answer of this share to this rank's group waits.
-     */
-    int (*others)(const hpc_engine *en, const hpc_share *share, int *ranks, int n);
+    /* Whether an answer of a share to this rank's group waits for an update of an input's group. */
+    int (*waits_for)(const hpc_engine *en, const hpc_share *share, const hpc_input *in);
     /* Whether a group's push has come to a share. */
     int (*has_brought)(const hpc_share *share, int group, uint64_t push);
 } hpc_groups_lack;
-int hpc_groups_awaited(const hpc_engine *en, int key, uint64_t ticket, const hpc_groups_lack *lack, int *ranks);
+int hpc_groups_missing(const hpc_engine *en, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n);
 
 #endif

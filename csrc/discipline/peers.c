@@ -128,14 +128,14 @@ static int hears(const hpc_engine *en, int rank, int key) {
     return 0;
 }
 
-uint64_t hpc_peers_need(const hpc_engine *en, int rank, int key, uint64_t n) {
-    return hears(en, rank, key) ? n : 0;
+int hpc_peers_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    return pushes < hpc_push_of(en, key, ticket) && hears(en, rank, key);
 }
 
 /* The ranks whose inputs to the next fold of share s are missing. */
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const uint64_t fold = hpc_share_next_fold(en, s);
-    (void)n;
+    (void)ticket;
     return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * fold), fold, ranks, found);
 }
 
@@ -149,7 +149,7 @@ const hpc_discipline hpc_discipline_peers = {
     .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,
     .has_read = hpc_share_has_answered,
-    .needs = hpc_peers_need,
+    .is_late = hpc_peers_is_late,
     .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_peers_finish},
 };

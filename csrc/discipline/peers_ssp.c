@@ -273,10 +273,10 @@ static int add_holder(const hpc_engine *en, const hpc_share *share, int input, u
     return found;
 }
 
-/* Adds the open peers that a share of this rank waits for, for the step behind push n. */
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+/* Adds the open peers that a share of this rank waits for, for the step behind a push. */
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
-    const uint64_t least = hpc_clock_behind(en, n - own_clock(share)->base);
+    const uint64_t least = hpc_clock_behind(en, ticket / 2 - own_clock(share)->base);
     for (int e = 0; e < n_inputs(en, share); e++) {
         const hpc_clock *from = input_clock(en, share, e);
         if (from != own_clock(share) && hpc_clock_came(from) < least &&

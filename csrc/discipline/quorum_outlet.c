@@ -416,9 +416,9 @@ int hpc_outlet_has_read(const hpc_engine *en, int s, uint64_t ticket) {
 /* ---- the ranks that a wait waits for ---- */
 
 /* Adds the ranks whose updates do not wait in this rank's own share. */
-int hpc_outlet_missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+int hpc_outlet_missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
-    (void)n;
+    (void)ticket;
     for (int r = 0; r < en->context->group.size; r++)
         if ((en->graph == NULL || r != share->owner) && hpc_feeds_share(en, share, r) &&
             hpc_closed_signal(en, r) == 0 && hpc_version_from(share, r) == 0)
@@ -426,14 +426,10 @@ int hpc_outlet_missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int 
     return found;
 }
 
-/* Adds the ranks by which updates of groups come that do not wait in a share in which one of this rank's group does. */
-static int others(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
-    const hpc_work *w = hpc_first_work(en, share);
-    if (hpc_version_from(share, hpc_sender_of(en, 0, hpc_me(en))) == 0) return n;
-    for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_version_from(share, w->inputs[e].lowest) == 0 && hpc_closed_signal(en, w->inputs[e].rank) == 0)
-            n = hpc_add_rank(ranks, n, w->inputs[e].rank);
-    return n;
+/* Whether an update of this rank's group waits in a share, and none of an input's group. */
+static int waits_for(const hpc_engine *en, const hpc_share *share, const hpc_input *in) {
+    return hpc_version_from(share, hpc_sender_of(en, 0, hpc_me(en))) != 0 && hpc_version_from(share, in->lowest) == 0 &&
+           hpc_closed_signal(en, in->rank) == 0;
 }
 
 static int has_brought(const hpc_share *share, int group, uint64_t push) {
@@ -441,10 +437,8 @@ static int has_brought(const hpc_share *share, int group, uint64_t push) {
     return hpc_version_from(share, group) != 0;
 }
 
-int hpc_outlet_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    static const hpc_groups_lack lack = {others, has_brought};
-    (void)for_slot;
-    return hpc_groups_awaited(en, key, ticket, &lack, ranks);
+int hpc_outlet_missing_in_groups(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    return hpc_groups_missing(en, s, ticket, &(const hpc_groups_lack){waits_for, has_brought}, ranks, found);
 }
 
 /* ---- pushes that end ---- */

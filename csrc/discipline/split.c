@@ -320,34 +320,27 @@ static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* For a pull: the workers whose pulls are missing here, and other owners that have not answered. */
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    if (!(ticket & HPC_PULL_TICKET)) return hpc_find_awaited(en, key, ticket, for_slot, ranks);
-    const hpc_pushed *k = &en->keys[key];
-    int n = 0, me = en->context->group.rank;
-    for (int i = 0; i < k->n_awaited; i++) {
-        const hpc_share *share = &en->layout.shares[k->awaited[i]];
-        if (hpc_share_has_answered(en, k->awaited[i], ticket)) continue;
-        const hpc_split_means *m = share->own;
-        const int relays = hpc_split_action(en, share) == HPC_RELAY;
-        if (share->owner == me && (relays || !hpc_share_has_answered(en, k->awaited[i], 2 * k->pushes)))
-            n = hpc_whole_missing(en, share, 0, UINT64_MAX, ranks, n); /* of the parameters, or of the fold */
-        for (int p = 0; share->owner == me && !relays && p < m->n_askers; p++)
-            if (!atomic_load_explicit(&m->used[m->askers[p]], memory_order_relaxed))
-                n = hpc_add_rank(ranks, n, m->askers[p]);
-        if (share->owner != me) n = hpc_add_rank(ranks, n, share->owner);
-    }
-    return n > 0 ? n : hpc_add_rank(ranks, n, me); /* its own core is at it */
-}
-
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
-    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * n), UINT64_MAX, ranks, found);
+/* For a pull: the workers whose pulls are missing here. A forward hears of no pulls. */
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    const hpc_split_means *m = share->own;
+    const int action = hpc_split_action(en, share);
+    if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_missing_in(en, s, ticket, ranks, found);
+    if (action == HPC_FORWARD) return found;
+    if (action == HPC_RELAY || !hpc_share_has_answered(en, s, 2 * en->keys[share->key].pushes))
+        found = hpc_whole_missing(en, share, 0, UINT64_MAX, ranks, found); /* of the parameters, or of the fold */
+    for (int p = 0; action == HPC_APPLY && p < m->n_askers; p++)
+        if (!atomic_load_explicit(&m->used[m->askers[p]], memory_order_relaxed))
+            found = hpc_add_rank(ranks, found, m->askers[p]);
+    return found;
 }
 
 /* A pull waits for what its fold waits for. */
-static int awaited_among_peers(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    const uint64_t push = ticket & HPC_PULL_TICKET ? 2 * en->keys[key].pushes : ticket;
-    return hpc_find_awaited(en, key, push, for_slot, ranks);
+static int missing_among_peers(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    const uint64_t push = 2 * hpc_push_of(en, share->key, ticket);
+    if (push != ticket && hpc_share_has_answered(en, s, push)) return found;
+    return hpc_whole_missing(en, share, hpc_whole_slot(en, push), UINT64_MAX, ranks, found);
 }
 
 /* ---- the values ---- */
@@ -374,9 +367,8 @@ const hpc_discipline hpc_discipline_split = {
     .before_encode = begin_fold,
     .send_share = send_share,
     .pushed = pushed,
-    .needs = hpc_whole_needs,
-    .missing = hpc_whole_missing_in,
-    .awaited = awaited,
+    .is_late = hpc_whole_is_late,
+    .missing = missing,
 };
 
 const hpc_discipline hpc_discipline_split_peers = {
@@ -398,9 +390,8 @@ const hpc_discipline hpc_discipline_split_peers = {
     .send_share = send_share,
     .pushed = pushed,
     .has_read = has_read,
-    .missing = missing,
-    .needs = hpc_peers_need,
-    .awaited = awaited_among_peers,
+    .is_late = hpc_peers_is_late,
+    .missing = missing_among_peers,
     .leaving = &(const hpc_leaving){.finish = finish},
 };
 
@@ -422,8 +413,7 @@ const hpc_discipline hpc_discipline_split_graph = {
     .send_share = send_share,
     .pushed = pushed,
     .has_read = has_read,
-    .missing = missing,
-    .needs = hpc_peers_need,
-    .awaited = awaited_among_peers,
+    .is_late = hpc_peers_is_late,
+    .missing = missing_among_peers,
     .leaving = &(const hpc_leaving){.finish = finish},
 };

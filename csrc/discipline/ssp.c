@@ -93,21 +93,21 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
     const hpc_pushed *k = &en->keys[key];
     int me = en->context->group.rank;
     for (int i = 0; i < k->n_shares && rank != me; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (share->owner == me && hpc_feeds_share(en, share, rank)) return hpc_clock_behind(en, n);
+        if (share->owner == me && hpc_feeds_share(en, share, rank)) return pushes < hpc_clock_behind(en, ticket / 2);
     }
     return 0;
 }
 
 /* The in-neighbours that are too far behind. */
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     for (int r = 0; r < en->context->group.size; r++)
-        if (r != share->owner && hpc_clock_came(&share->clocks[r]) < needs(en, r, share->key, n))
+        if (r != share->owner && is_late(en, r, share->key, ticket, hpc_clock_came(&share->clocks[r])))
             found = hpc_add_rank(ranks, found, r);
     return found;
 }
@@ -120,7 +120,7 @@ const hpc_discipline hpc_discipline_ssp = {
     .open = hpc_graph_open_clocks,
     .row_came = hpc_graph_row_came,
     .work = work,
-    .needs = needs,
+    .is_late = is_late,
     .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
 };

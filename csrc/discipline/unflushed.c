@@ -291,15 +291,15 @@ static int pushed(hpc_engine *en, int key) {
     return status;
 }
 
-static uint64_t needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
     (void)rank, (void)key;
-    return has_barrier(en) ? n : 0;
+    return has_barrier(en) && pushes < ticket / 2;
 }
 
-static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     for (int r = 0; r < en->context->group.size && has_barrier(en); r++)
-        if (r != share->owner && said_by(en, share, r) < n) found = hpc_add_rank(ranks, found, r);
+        if (r != share->owner && said_by(en, share, r) < ticket / 2) found = hpc_add_rank(ranks, found, r);
     return found;
 }
 
@@ -324,7 +324,7 @@ const hpc_discipline hpc_discipline_unflushed = {
     .begin_push = begin_push,
     .send_share = send_share,
     .pushed = pushed,
-    .needs = needs,
+    .is_late = is_late,
     .missing = missing,
     .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
 };

@@ -387,17 +387,19 @@ static int is_missing_here(const hpc_engine *en, int key, int rank, uint64_t nee
     return 0;
 }
 
-/* The open workers that have pushed fewer than need times. A worker whose count cannot be read is added if its updates
- * are missing here, or if it left without a word. */
+/* Whether an open worker has pushed fewer than need times. One whose count cannot be read has if its updates are
+ * missing here, or if it left without a word. */
+static int is_slow(const hpc_engine *en, int key, int rank, uint64_t need, uint64_t pushes) {
+    if (pushes != UINT64_MAX) return hpc_clock_at(en, key, rank, pushes) < need;
+    return is_missing_here(en, key, rank, need) || hpc_has_left(en, rank);
+}
+
 static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks) {
     int n = 0;
-    for (int r = 0; r < en->context->group.size; r++) {
-        if (r == en->context->group.rank || !hpc_pushes_key(en, r, key) || hpc_closed_signal(en, r) != 0) continue;
-        const uint64_t pushes = hpc_pushes_of(en, r, key);
-        const int slow = pushes != UINT64_MAX ? hpc_clock_at(en, key, r, pushes) < need
-                                              : is_missing_here(en, key, r, need) || hpc_has_left(en, r);
-        if (slow) n = hpc_add_rank(ranks, n, r);
-    }
+    for (int r = 0; r < en->context->group.size; r++)
+        if (r != en->context->group.rank && hpc_pushes_key(en, r, key) && hpc_closed_signal(en, r) == 0 &&
+            is_slow(en, key, r, need, hpc_pushes_of(en, r, key)))
+            n = hpc_add_rank(ranks, n, r);
     return n;
 }
 
@@ -412,9 +414,24 @@ static int missing_for(const hpc_engine *en, int key, uint64_t need, int *ranks)
     return or_own_core(en, ranks, n);
 }
 
-static int awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    (void)for_slot;
-    return missing_for(en, key, hpc_clock_behind(en, own_clock(en, key, ticket / 2)), ranks);
+static uint64_t need_of(const hpc_engine *en, int key, uint64_t ticket) {
+    return hpc_clock_behind(en, own_clock(en, key, ticket / 2));
+}
+
+/* One that has closed counts in no version, but its host folds no later push. */
+static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    if (hpc_closed_signal(en, rank) != 0) return hpc_groups_is_late(en, rank, key, ticket, pushes);
+    return is_slow(en, key, rank, need_of(en, key, ticket), pushes);
+}
+
+/* A forward comes first; else the sources of all rows of the key are missing, whichever of its shares it is. */
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    const uint64_t need = need_of(en, share->key, ticket);
+    for (int i = 0; i < share->n_rows && hpc_share_forwards(en, share); i++)
+        found = full_receivers(en, hpc_share_row(en, share, i), need, ranks, found);
+    return found > 0 || hpc_share_forwards(en, share) ? found
+                                                      : lacking(en, share->key, silent_sources, need, ranks, found);
 }
 
 /* ---- settle, publish, close ---- */
@@ -565,8 +582,8 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .work = hpc_updates_work,
     .may_push = hpc_push_after_last,
     .send_share = send_share,
-    .needs = hpc_groups_need,
-    .awaited = awaited,
+    .is_late = is_late,
+    .missing = missing,
     .ended = ended,
     .leaving = &(const hpc_leaving){.closing = closing, .outstanding = outstanding},
     .facts = &(const hpc_facts){.settle = settle, .restored = restored, .before_publish = level},

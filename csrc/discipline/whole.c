@@ -48,22 +48,9 @@ int hpc_whole_slot(const hpc_engine *en, uint64_t ticket) {
     return (int)((ticket / 2 + (uint64_t)en->layout.depth - 1) % (uint64_t)en->layout.depth);
 }
 
-int hpc_whole_missing_in_stages(const hpc_engine *en, int key, uint64_t ticket, hpc_whole_matters *matters,
-                                int *ranks) {
-    int n = 0, slot = hpc_whole_slot(en, ticket);
-    for (int s = 0; s < en->layout.n_shares && en->layout.stages.many; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        if (share->key != key || share->owner != en->context->group.rank) continue;
-        if (en->plan->rows[share->rows[0]].action != HPC_FORWARD || hpc_share_has_answered(en, s, ticket)) continue;
-        if (matters != NULL && !matters(en, share)) continue;
-        n = hpc_whole_missing(en, share, slot, hpc_share_next_fold(en, s), ranks, n);
-    }
-    return n;
-}
-
 /* Forwards and relays count their own folds. */
-int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t n, int *ranks, int found) {
-    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * n), hpc_share_next_fold(en, s), ranks,
+int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, ticket), hpc_share_next_fold(en, s), ranks,
                              found);
 }
 
@@ -93,6 +80,6 @@ const hpc_discipline hpc_discipline_bsp = {
     .row_came = hpc_whole_row_came,
     .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,
-    .needs = hpc_whole_needs,
+    .is_late = hpc_whole_is_late,
     .missing = hpc_whole_missing_in,
 };

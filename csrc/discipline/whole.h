@@ -11,10 +11,10 @@
 /* hpc_discipline's slot. */
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 
-/* hpc_discipline.needs: each push needs as many of every rank. */
-static inline uint64_t hpc_whole_needs(const hpc_engine *en, int rank, int key, uint64_t n) {
+/* hpc_discipline.is_late: each push needs as many of every rank. */
+static inline int hpc_whole_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
     (void)en, (void)rank, (void)key;
-    return n;
+    return !(ticket & HPC_PULL_TICKET) && pushes < ticket / 2;
 }
 
 /* The next version of a share begins: all its rows are folded. */
@@ -36,12 +36,7 @@ int hpc_whole_slot(const hpc_engine *en, uint64_t ticket);
 /* Adds the ranks that have not sent inputs to a slot of a share of this rank's own; returns the number of ranks. fold:
  * the number of the fold that waits for them; rows that have made it are left out. UINT64_MAX: no row is. */
 int hpc_whole_missing(const hpc_engine *en, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n);
-/* With several stages: writes the ranks whose inputs are missing for the folds of a ticket that this rank forwards, and
- * returns their number. What it waits for itself may wait for those folds: of all shares, or of those that matters says
- * yes to. */
-typedef int hpc_whole_matters(const hpc_engine *en, const hpc_share *share);
-int hpc_whole_missing_in_stages(const hpc_engine *en, int key, uint64_t ticket, hpc_whole_matters *matters, int *ranks);
 /* hpc_discipline.missing of a push to servers. */
-int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
+int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * It is one const struct, in one file of discipline/ and in the array there. The engine and the exchange call these
  * slots and know no discipline by name. Its own state hangs on the engine, its cores and its shares as `own`. Every
- * slot but name, suits, share_came and awaited may be NULL or 0: the comment says what that means.
+ * slot but name, suits and row_came may be NULL or 0: the comment says what that means.
  *
  * Threads: slots of the core are called by whoever works for the core and never wait; slots of the worker by the thread
  * that uses the exchange. A slot that returns a status has recorded the error. */
@@ -158,15 +158,13 @@ struct hpc_discipline {
     /* Whether a share no longer reads push number ticket / 2 of this rank. NULL: on a graph hpc_graph_has_read, unless
      * senders have one slot; else nobody reads a push that is done. */
     int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
-    /* How often rank must have pushed key for this rank's push n to be folded here. NULL: 0, rank does not matter. */
-    uint64_t (*needs)(const hpc_engine *en, int rank, int key, uint64_t n);
-    /* Adds the ranks that a share of this rank waits for, which has not answered push n; returns their number. NULL:
-     * this rank alone. */
-    int (*missing)(const hpc_engine *en, int s, uint64_t n, int *ranks, int found);
-    /* Writes the ranks that a ticket waits for (for_slot: that the slot of its push waits for) into ranks; returns
-     * their number, 1 or more. NULL: those that have not pushed as often as needs says; else the owners of shares that
-     * have not answered, and what is missing in this rank's own. */
-    int (*awaited)(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
+    /* Whether a ticket of this rank waits for rank, which has pushed key so often. UINT64_MAX: that cannot be seen from
+     * here. NULL: no, rank does not matter. */
+    int (*is_late)(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
+    /* Adds the ranks that a share waits for, which has not answered a ticket (or not read its push); returns their
+     * number. Of shares of this rank; where senders are groups of all: the groups of a key are the same everywhere, so
+     * this rank's shares tell of others'. NULL: its owner alone. */
+    int (*missing)(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
     /* At every look of a wait, and in hpc_exchange_progress. NULL: nothing. */
     int (*progress)(hpc_engine *en);
     /* The last push of key is done. NULL: nothing. */

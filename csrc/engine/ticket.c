@@ -98,17 +98,16 @@ uint64_t hpc_share_next_fold(const hpc_engine *en, int s) {
     return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), memory_order_acquire) + 1;
 }
 
-/* The push of this rank that a ticket waits for: what is applied by a call of its own is the last one. */
-static uint64_t push_of(const hpc_engine *en, int key, uint64_t ticket) {
+uint64_t hpc_push_of(const hpc_engine *en, int key, uint64_t ticket) {
     return ticket & HPC_PULL_TICKET ? en->keys[key].pushes : ticket / 2;
 }
 
 /* A worker that closed before it pushed what a ticket waits for; else -1. */
 static int closed_without(const hpc_engine *en, int key, uint64_t ticket) {
     const hpc_discipline *d = en->discipline;
-    for (int r = 0; r < en->context->group.size && d->needs != NULL; r++)
+    for (int r = 0; r < en->context->group.size && d->is_late != NULL; r++)
         if (r != en->context->group.rank && hpc_pushes_key(en, r, key) && hpc_closed_signal(en, r) != 0 &&
-            hpc_closing_count(en, r, key) < d->needs(en, r, key, push_of(en, key, ticket)))
+            d->is_late(en, r, key, 2 * hpc_push_of(en, key, ticket), hpc_closing_count(en, r, key)))
             return r;
     return -1;
 }
@@ -130,23 +129,26 @@ static int holds(const look *l) {
 
 /* ---- the ranks that a ticket waits for ---- */
 
-/* The ranks that have not pushed as often as a push of this rank needs, where that can be seen. */
-static int late_pushers(const hpc_engine *en, int key, uint64_t push, int *ranks) {
+/* The ranks whose pushes are late. */
+static int late_pushers(const hpc_engine *en, int key, uint64_t ticket, int *ranks) {
     const hpc_discipline *d = en->discipline;
     int n = 0;
-    for (int r = 0; r < en->context->group.size && d->needs != NULL; r++)
+    for (int r = 0; r < en->context->group.size && d->is_late != NULL; r++)
         if (r != en->context->group.rank && hpc_pushes_key(en, r, key) &&
-            hpc_pushes_of(en, r, key) < d->needs(en, r, key, push))
+            d->is_late(en, r, key, ticket, hpc_pushes_of(en, r, key)))
             n = hpc_add_rank(ranks, n, r);
     return n;
 }
 
-/* Adds what is missing in a share that has not answered: of another rank that rank. */
-static int missing_in(const hpc_engine *en, int s, uint64_t push, int *ranks, int n) {
+static int is_own(const hpc_engine *en, int s) {
+    return en->layout.shares[s].owner == en->context->group.rank;
+}
+
+/* Adds what is missing in a share that has not answered; where that cannot be seen its owner. */
+static int missing_in(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int n) {
     const hpc_discipline *d = en->discipline;
-    const int owner = en->layout.shares[s].owner;
-    if (owner != en->context->group.rank || d->missing == NULL) return hpc_add_rank(ranks, n, owner);
-    return d->missing(en, s, push, ranks, n);
+    const int seen = d->missing != NULL && (is_own(en, s) || en->group_of != NULL);
+    return seen ? d->missing(en, s, ticket, ranks, n) : hpc_add_rank(ranks, n, en->layout.shares[s].owner);
 }
 
 /* With several stages: what this rank waits for itself may wait for folds that it forwards. */
@@ -154,43 +156,40 @@ static int missing_in_forwards(const hpc_engine *en, int key, uint64_t ticket, i
     int n = 0;
     for (int s = 0; s < en->layout.n_shares && en->layout.stages.many; s++) {
         const hpc_share *share = &en->layout.shares[s];
-        if (share->key == key && share->owner == en->context->group.rank && !hpc_share_has_answered(en, s, ticket) &&
+        if (share->key == key && is_own(en, s) && !hpc_share_has_answered(en, s, ticket) &&
             en->plan->rows[share->rows[0]].action == HPC_FORWARD)
-            n = missing_in(en, s, ticket / 2, ranks, n);
+            n = missing_in(en, s, ticket, ranks, n);
     }
     return n;
 }
 
-/* Adds the workers that left without a word, and whose pushes other owners may wait for. */
-static int add_left(const hpc_engine *en, int key, uint64_t push, int *ranks, int n) {
+int hpc_add_left(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n) {
     const hpc_discipline *d = en->discipline;
-    for (int r = 0; r < en->context->group.size && d->needs != NULL; r++)
+    const int some = atomic_load_explicit(&en->context->group.departures, memory_order_acquire) > 0;
+    for (int r = 0; r < en->context->group.size && some && d->is_late != NULL; r++)
         if (hpc_pushes_key(en, r, key) && hpc_pushes_of(en, r, key) == UINT64_MAX && hpc_closed_signal(en, r) == 0 &&
-            hpc_has_left(en, r) && d->needs(en, r, key, push) > 0)
+            hpc_has_left(en, r) && d->is_late(en, r, key, ticket, 0))
             n = hpc_add_rank(ranks, n, r);
     return n;
 }
 
-int hpc_find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks) {
-    const hpc_pushed *k = &en->keys[key];
-    const uint64_t push = push_of(en, key, ticket);
-    int n = for_slot ? 0 : late_pushers(en, key, push, ranks), others = 0;
-    if (n == 0) n = missing_in_forwards(en, key, ticket, ranks);
-    if (n > 0) return n;
-    for (int i = 0; i < (for_slot ? k->n_shares : k->n_awaited); i++) {
-        const int s = for_slot ? k->shares[i] : k->awaited[i];
-        if (for_slot ? en->has_read(en, s, ticket) : hpc_share_has_answered(en, s, ticket)) continue;
-        others |= en->layout.shares[s].owner != en->context->group.rank;
-        n = missing_in(en, s, ticket / 2, ranks, n);
-    }
-    if (others && !for_slot) n = add_left(en, key, push, ranks, n);
-    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
-}
-
+/* The ranks that a ticket waits for: those that are late; else those that are missing in shares that have not answered.
+ */
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
-    const hpc_discipline *d = l->en->discipline;
-    return (d->awaited != NULL ? d->awaited : hpc_find_awaited)(l->en, l->key, l->ticket, l->for_slot, ranks);
+    const hpc_engine *en = l->en;
+    const hpc_pushed *k = &en->keys[l->key];
+    int n = l->for_slot ? 0 : late_pushers(en, l->key, l->ticket, ranks), others = 0;
+    if (n == 0) n = missing_in_forwards(en, l->key, l->ticket, ranks);
+    if (n > 0) return n;
+    for (int i = 0; i < (l->for_slot ? k->n_shares : k->n_awaited); i++) {
+        const int s = l->for_slot ? k->shares[i] : k->awaited[i];
+        if (l->for_slot ? en->has_read(en, s, l->ticket) : hpc_share_has_answered(en, s, l->ticket)) continue;
+        others |= !is_own(en, s) && en->group_of == NULL;
+        n = missing_in(en, s, l->ticket, ranks, n);
+    }
+    if (others && !l->for_slot) n = hpc_add_left(en, l->key, l->ticket, ranks, n);
+    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
 }
 
 /* Charges the time since the last look to the ranks that the wait was for then. */
@@ -270,15 +269,6 @@ int hpc_add_rank(int *ranks, int n, int rank) {
     return n + 1;
 }
 
-int hpc_silent_owners(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (!hpc_share_has_answered(en, k->shares[i], ticket)) n = hpc_add_rank(ranks, n, share->owner);
-    }
-    return n;
-}
-
 int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op) {
     return hpc_group_fail_closed(&en->context->group, op, &rank, 1,
                                  "rank %d has freed the exchange, which owns a part of key %s", rank,
@@ -306,7 +296,7 @@ static int wait_look(look *l, double timeout, const char *op) {
     return hpc_group_fail_closed(&en->context->group, op, &l->closed, 1,
                                  "rank %d has closed the exchange after %llu pushes of key %s; push %llu is waited for",
                                  l->closed, (unsigned long long)hpc_closing_count(en, l->closed, l->key),
-                                 en->plan->keys[l->key].name, (unsigned long long)push_of(en, l->key, l->ticket));
+                                 en->plan->keys[l->key].name, (unsigned long long)hpc_push_of(en, l->key, l->ticket));
 }
 
 int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {

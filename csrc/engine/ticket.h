@@ -40,7 +40,10 @@ int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op);
 int hpc_ticket_freed(const hpc_engine *en, int key, uint64_t ticket);
 int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op);
 
-/* ---- helpers of hpc_discipline.awaited ---- */
+/* ---- helpers of hpc_discipline.is_late and missing ---- */
+
+/* The push of this rank that a ticket waits for: what is applied by a call of its own is the last one. */
+uint64_t hpc_push_of(const hpc_engine *en, int key, uint64_t ticket);
 
 /* Whether a share has answered a ticket. acquire: its owner's reads and writes before the answer have happened. */
 int hpc_share_has_answered(const hpc_engine *en, int share, uint64_t ticket);
@@ -56,11 +59,9 @@ uint64_t hpc_closing_count(const hpc_engine *en, int rank, int key);
 static inline int hpc_has_left(const hpc_engine *en, int rank) {
     return atomic_load_explicit(&en->context->group.states[rank], memory_order_acquire) == HPC_PEER_LEFT;
 }
-/* The ranks that a ticket waits for, where a discipline says nothing of its own (hpc_discipline.awaited). */
-int hpc_find_awaited(const hpc_engine *en, int key, uint64_t ticket, int for_slot, int *ranks);
 /* Adds rank to the n ranks, unless it is there; returns their number. */
 int hpc_add_rank(int *ranks, int n, int rank);
-/* Adds the owners of the shares of key that have not answered a ticket; returns the number of ranks. */
-int hpc_silent_owners(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n);
+/* Adds the workers that left without a word, and whose pushes other owners may wait for. */
+int hpc_add_left(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n);
 
 #endif
