@@ -266,6 +266,34 @@ static void closes_and_stands(rank *r) {
     end(e, plan);
 }
 
+/* A worker that is too far behind is waited for by name, and nobody else is, where its pushes can be seen. */
+static void names_slowest(rank *r) {
+    enum { SLOW = 1 };
+    const int s = most_behind(r), others = r->size - 1;
+    job j;
+    hpc_plan *plan = receiving(&j, r);
+    hpc_exchange *e = open_all(r, &j);
+    train(r, &j, e, 0, 2);
+    if (r->rank == SLOW) {
+        progress_until(r, e, 1, (uint64_t)others);
+        train(r, &j, e, 2, 3 + s);
+    } else {
+        uint64_t tickets[JOB_KEYS];
+        train(r, &j, e, 2, 2 + s);
+        for (int key = 0; key < j.n_keys; key++) tickets[key] = start(r, &j, e, key, 2 + s);
+        atomic_fetch_add(&r->board[0], 1);
+        progress_until(r, e, 0, (uint64_t)others); /* all others have pushed as often */
+        CHECK_STATUS(hpc_exchange_wait(e, 0, tickets[0], 0.1), HPC_ERR_TIMEOUT);
+        if (strcmp(r->mode->transports, "shm") == 0) {
+            CHECK_EQ(hpc_last_error()->n_waiting, 1);
+            CHECK(ranks_error_waits_for(SLOW));
+        }
+        atomic_fetch_add(&r->board[1], 1);
+        for (int key = 0; key < j.n_keys; key++) CHECK_OK(hpc_exchange_wait(e, key, tickets[key], -1));
+    }
+    end(e, plan);
+}
+
 /* ---- rates ---- */
 
 /* Rates that change with each step, without a wait: all workers have the same bits. */
@@ -348,6 +376,8 @@ int main(int argc, char **argv) {
         {.name = "settled_alone", .size = 1, .run = settled, .arg = FEW | 2}, /* of one stage: server_ssp.c */
         {.name = "totals_most_stale", .size = 3, .run = totals, .arg = FEW | 30},
         {.name = "closes_and_stands", .size = 4, .run = closes_and_stands, .arg = FEW | 2, .where = RANKS_UNSEEDED},
+        {.name = "names_slowest", .size = 4, .run = names_slowest, .arg = 2, .where = RANKS_UNSEEDED},
+        {.name = "hosts_names_slowest", .size = 4, .run = names_slowest, .arg = HOSTS | 2, .where = RANKS_UNSEEDED},
         {.name = "many_rates", .size = 3, .run = many_rates, .arg = MOMENTUM | THREADS | 2},
         {.name = "chain_keeps", .size = 4, .run = totals, .arg = CHAIN | KEEPS | SERVERS | HALF_OUT | 1},
         {.name = "tree", .size = 5, .run = totals, .arg = TREE | HALF_IN | 3},
