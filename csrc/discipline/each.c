@@ -311,8 +311,8 @@ static int awaited_by_group(const hpc_engine *en, int key, uint64_t ticket, int 
 
 /* ---- publish ---- */
 
-static int level(hpc_engine *en, const char *op, double deadline) {
-    (void)op, (void)deadline;
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    (void)key, (void)moment, (void)l, (void)op;
     hpc_clocks_level(en);
     return HPC_OK;
 }
@@ -347,10 +347,9 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .holds_up = holds_up,
     .work = work,
     .wait_slot = hpc_fresh_wait_slot,
-    .hear = hpc_fresh_hear,
-    .begin_push = hpc_fresh_begin_push,
+    .moments = HPC_ON_SEND | HPC_ON_HEAR | HPC_ON_PUBLISH,
+    .note = hpc_fresh_note,
     .awaited = hpc_fresh_awaited,
-    .facts = &(const hpc_facts){.before_publish = hpc_fresh_level},
 };
 
 const hpc_discipline hpc_discipline_groups = {
@@ -366,5 +365,6 @@ const hpc_discipline hpc_discipline_groups = {
     .may_push = hpc_push_after_last,
     .needs = hpc_groups_need,
     .awaited = awaited_by_group,
-    .facts = &(const hpc_facts){.before_publish = level},
+    .moments = HPC_ON_PUBLISH,
+    .note = note,
 };

@@ -163,7 +163,6 @@ const hpc_discipline hpc_discipline_graph_bsp = {
     .row_came = row_came,
     .needs = hpc_whole_needs,
     .missing = missing,
-    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
 };
 
 const hpc_discipline hpc_discipline_notify_ack = {
@@ -176,5 +175,4 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .row_came = row_came,
     .needs = needs,
     .missing = missing,
-    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
 };

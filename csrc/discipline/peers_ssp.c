@@ -253,11 +253,10 @@ static int work(hpc_core *core) {
 /* ---- the worker ---- */
 
 /* The answer is a release behind which the core's note is. */
-static int ended(hpc_engine *en, int key, const char *op) {
+static void ended(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     const peering *its = en->own;
     uint64_t most = 0;
-    (void)op;
     for (int i = 0; i < k->n_awaited; i++) {
         const peer_share *p = en->layout.shares[k->awaited[i]].own;
         const uint64_t late = atomic_load_explicit(&p->late, memory_order_relaxed);
@@ -265,7 +264,6 @@ static int ended(hpc_engine *en, int key, const char *op) {
     }
     if (its->counted[key] != k->pushes) hpc_count_begun(en, most);
     its->counted[key] = k->pushes;
-    return HPC_OK;
 }
 
 /* Adds the rank that holds up push n of an input: the one whose push it is, or if that has made it the one that passes
@@ -374,29 +372,24 @@ static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 
 /* All peers go on from one clock, with all updates. Nothing is under way on any rank, and no rank pushes before the
  * publish has ended. */
-static int level(hpc_engine *en, const char *op, double deadline) {
-    int status = hpc_clocks_learn_pushes(en, ((peering *)en->own)->last, op, deadline);
+static int level(hpc_engine *en, hpc_limit *l, const char *op) {
+    int status = hpc_clocks_learn_pushes(en, ((peering *)en->own)->last, op, l->deadline);
     if (status != HPC_OK) return status;
     let_all_run(en, RUNS_TO_ALL);
-    status = catch_up((catching){en, -1}, hpc_left(deadline), op);
-    status = hpc_context_agree(en->context, op, status, deadline);
+    status = catch_up((catching){en, -1}, hpc_limit_left(en, l), op);
+    status = hpc_context_agree(en->context, op, status, l->deadline);
     let_all_run(en, 0);
     if (status == HPC_OK) hpc_clocks_level(en);
     return status;
 }
 
-/* ---- close ---- */
-
-/* Nothing that comes from here on changes a step of this rank. */
-static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    let_key_run(en, key, RUNS_TO_ALL);
-    return hpc_peers_finish(en, key, l, op);
-}
-
-/* A rank serves until all have closed; each has closed once all have read its last push. */
-static int outstanding(const hpc_engine *en, int *ranks) {
-    (void)en, (void)ranks;
-    return 0;
+/* Once a rank has finished, nothing that comes changes a step of it. It serves until all have closed; each has closed
+ * once all have read its last push. */
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_END) ended(en, key);
+    if (moment == HPC_ON_FINISH) let_key_run(en, key, RUNS_TO_ALL);
+    if (moment == HPC_ON_SETTLE) return settle(en, key, l, op);
+    return moment == HPC_ON_PUBLISH ? level(en, l, op) : HPC_OK;
 }
 
 const hpc_discipline hpc_discipline_peers_ssp = {
@@ -411,9 +404,8 @@ const hpc_discipline hpc_discipline_peers_ssp = {
     .work = work,
     .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,
+    .moments = HPC_ON_END | HPC_ON_SETTLE | HPC_ON_PUBLISH | HPC_ON_FINISH,
+    .note = note,
     .has_read = hpc_share_has_answered,
     .missing = missing,
-    .ended = ended,
-    .leaving = &(const hpc_leaving){.finish = finish, .outstanding = outstanding},
-    .facts = &(const hpc_facts){.settle = settle, .before_publish = level},
 };

@@ -116,12 +116,11 @@ const hpc_discipline hpc_discipline_ssp = {
     .name = "SSP",
     .suits = suits,
     .check = check,
-    .traits = HPC_OWN_PARAMS,
+    .traits = HPC_OWN_PARAMS | HPC_UNREAD,
     .open = hpc_graph_open_clocks,
     .share_came = hpc_graph_share_came,
     .row_came = hpc_graph_row_came,
     .work = work,
     .needs = needs,
     .missing = missing,
-    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
 };

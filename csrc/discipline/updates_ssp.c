@@ -305,13 +305,11 @@ static uint64_t own_clock(const hpc_engine *en, int key, uint64_t pushes) {
     return hpc_clock_at(en, key, en->context->group.rank, pushes);
 }
 
-static int ended(hpc_engine *en, int key, const char *op) {
+static void ended(hpc_engine *en, int key) {
     const uint64_t pushes = en->keys[key].pushes, clock = own_clock(en, key, pushes), version = version_of_key(en, key);
     uint64_t *counted = &hpc_updates_of(en)->counted[key];
-    (void)op;
     if (*counted != pushes) hpc_count_begun(en, clock > version ? clock - version : 0);
     *counted = pushes;
-    return HPC_OK;
 }
 
 /* ---- the ranks that a wait waits for ---- */
@@ -522,13 +520,13 @@ static int check_hosts(const hpc_engine *en, const char *op) {
 
 /* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
  * Nothing is under way on any rank, and no rank pushes before the publish has ended. */
-static int level(hpc_engine *en, const char *op, double deadline) {
-    int status = hpc_clocks_learn_pushes(en, hpc_updates_of(en)->last, op, deadline);
+static int level(hpc_engine *en, hpc_limit *l, const char *op) {
+    int status = hpc_clocks_learn_pushes(en, hpc_updates_of(en)->last, op, l->deadline);
     if (status == HPC_OK) status = check_hosts(en, op);
     if (status != HPC_OK) return status;
     set_levels(en, 1, 0);
     let_run(en, -1, 1);
-    status = hpc_context_agree(en->context, op, await_goals(en, hpc_left(deadline), op), deadline);
+    status = hpc_context_agree(en->context, op, await_goals(en, hpc_limit_left(en, l), op), l->deadline);
     let_run(en, -1, 0);
     set_levels(en, 0, status == HPC_OK);
     return status;
@@ -539,8 +537,11 @@ static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
     hpc_versions_of(en, w)->was_set = 1;
 }
 
-static void closing(hpc_engine *en) {
-    let_run(en, -1, 1);
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_END) ended(en, key);
+    if (moment == HPC_ON_CLOSE) let_run(en, -1, 1);
+    if (moment == HPC_ON_SETTLE) return settle(en, key, l, op);
+    return moment == HPC_ON_PUBLISH ? level(en, l, op) : HPC_OK;
 }
 
 /* A receiver counts until it has told the last version: its sources wait for the news, and after close this rank may be
@@ -566,9 +567,10 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .work = hpc_updates_work,
     .may_push = hpc_push_after_last,
     .send_share = send_share,
+    .moments = HPC_ON_END | HPC_ON_SETTLE | HPC_ON_PUBLISH | HPC_ON_CLOSE,
+    .note = note,
     .needs = hpc_groups_need,
     .awaited = awaited,
-    .ended = ended,
-    .leaving = &(const hpc_leaving){.closing = closing, .outstanding = outstanding},
-    .facts = &(const hpc_facts){.settle = settle, .restored = restored, .before_publish = level},
+    .outstanding = outstanding,
+    .restored = restored,
 };

@@ -213,7 +213,7 @@ static void measure(look *l) {
 void hpc_worker_progress(hpc_engine *own) {
     hpc_engine *en = own;
     do {
-        const int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
+        const int status = hpc_note(en, -1, HPC_ON_LOOK, NULL, "exchange");
         if (status == HPC_ERR_PEER) { /* the wait itself tells of a rank that is lost, and names it */
             hpc_blame_settle(&en->context->group.blame, NULL, 0);
         } else if (status != HPC_OK) {
@@ -324,7 +324,7 @@ int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op) {
     if (ticket != 2 * k->pushes) return HPC_OK;
     if (k->since != 0) hpc_usual_learn(&en->usual, hpc_now() - k->since);
     k->since = 0;
-    return en->discipline->ended == NULL ? HPC_OK : en->discipline->ended(en, key, op);
+    return hpc_note(en, key, HPC_ON_END, NULL, op);
 }
 
 int hpc_ticket_test(hpc_engine *en, int key, uint64_t ticket, const char *op) {

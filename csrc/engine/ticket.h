@@ -19,7 +19,7 @@ int hpc_engine_check(hpc_engine *en, const char *op);
 /* HPC_OK when the trainer may push or pull key. */
 int hpc_worker_check_call(hpc_engine *en, int key, const char *op);
 
-/* Does the worker's part of all engines of the exchange (hpc_discipline.progress), at every look of a wait of its
+/* Does the worker's part of all engines of the exchange (HPC_ON_LOOK), at every look of a wait of its
  * thread: other ranks may wait for any of them. A failure ends the exchange and closes the context, and so ends the
  * wait. */
 void hpc_worker_progress(hpc_engine *en);
