@@ -311,30 +311,23 @@ static void let_all_run(hpc_engine *en, int runs) {
         for (int i = 0; i < en->cores[c].n_clocked; i++) let_run(en, en->cores[c].clocked[i], runs);
 }
 
-/* A wait for the updates of peers: those of a key up to this rank's clock, or (key -1) all that were pushed. */
-typedef struct catching {
-    hpc_engine *en;
-    int key;
-} catching;
-
-/* The number of an input's pushes that a share waits for. */
-static uint64_t goal_of(const catching *c, const hpc_share *share, int input) {
-    const hpc_engine *en = c->en;
+/* The number of an input's pushes that a share waits for: those up to this rank's clock, or (all) all that were made.
+ */
+static uint64_t goal_of(const hpc_engine *en, const hpc_share *share, int input, int all) {
     const int rank = rank_of(en, share, input);
-    if (c->key < 0) return ((const peering *)en->own)->last[share->key * en->context->group.size + rank];
+    if (all) return ((const peering *)en->own)->last[share->key * en->context->group.size + rank];
     if (!hpc_sender_is_open(en, share->key, rank)) return 0;
     return share->clocks[rank].base + en->keys[share->key].pushes - own_clock(share)->base;
 }
 
-/* Adds the ranks whose updates are lacking to ranks (NULL: only counts one). */
-static int lacking(const catching *c, int *ranks) {
-    const hpc_engine *en = c->en;
+/* As hpc_lacking. */
+static int lacking(const hpc_engine *en, int key, int *ranks) {
     int n = 0;
     for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];
-        if (share->clocks == NULL || (c->key >= 0 && share->key != c->key)) continue;
+        if (share->clocks == NULL || (key >= 0 && share->key != key)) continue;
         for (int e = 0; e < n_inputs(en, share); e++) {
-            const uint64_t goal = goal_of(c, share, e);
+            const uint64_t goal = goal_of(en, share, e, key < 0);
             if (atomic_load_explicit(&input_clock(en, share, e)->applied, memory_order_acquire) >= goal) continue;
             if (ranks == NULL) return 1;
             n = add_holder(en, share, e, goal, ranks, n);
@@ -343,29 +336,10 @@ static int lacking(const catching *c, int *ranks) {
     return n;
 }
 
-static int has_caught_up(void *arg) {
-    const catching *c = arg;
-    hpc_worker_progress(c->en);
-    if (c->en->inline_progress) hpc_context_work(c->en->context);
-    return hpc_engine_has_failed(c->en) || lacking(c, NULL) == 0;
-}
-
-static int late_peers(void *arg, int *ranks) {
-    const catching *c = arg;
-    const int n = lacking(c, ranks);
-    return n > 0 ? n : hpc_add_rank(ranks, n, c->en->context->group.rank);
-}
-
-static int catch_up(catching c, double timeout, const char *op) {
-    const hpc_wait wait = {op, has_caught_up, late_peers, &c, 0};
-    const int status = has_caught_up(&c) ? HPC_OK : hpc_wait_for(&c.en->context->group, &wait, timeout);
-    return status == HPC_OK ? hpc_engine_check(c.en, op) : status;
-}
-
 /* Waits until this rank has applied the updates of its peers up to its own clock. */
 static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     let_key_run(en, key, RUNS_TO_OWN);
-    const int status = catch_up((catching){en, key}, hpc_limit_left(en, l), op);
+    const int status = hpc_wait_lacking(en, key, lacking, l, op);
     let_key_run(en, key, 0);
     return status;
 }
@@ -376,8 +350,7 @@ static int level(hpc_engine *en, hpc_limit *l, const char *op) {
     int status = hpc_clocks_learn_pushes(en, ((peering *)en->own)->last, op, l->deadline);
     if (status != HPC_OK) return status;
     let_all_run(en, RUNS_TO_ALL);
-    status = catch_up((catching){en, -1}, hpc_limit_left(en, l), op);
-    status = hpc_context_agree(en->context, op, status, l->deadline);
+    status = hpc_context_agree(en->context, op, hpc_wait_lacking(en, -1, lacking, l, op), l->deadline);
     let_all_run(en, 0);
     if (status == HPC_OK) hpc_clocks_level(en);
     return status;

@@ -429,8 +429,8 @@ static void let_run(hpc_engine *en, int key, int on) {
     }
 }
 
-/* Whether the rows of this rank have the goals of their keys: in settle of one key, in a publish of all. */
-static int have_goals(const hpc_engine *en) {
+/* Whether the rows of this rank have the goal of a key (-1: each that of its own key). */
+static int have_goals(const hpc_engine *en, int key) {
     const hpc_updates *its = hpc_updates_of(en);
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
@@ -438,39 +438,26 @@ static int have_goals(const hpc_engine *en) {
         const _Atomic uint64_t *version = receiver != NULL ? &receiver->version : &its->rows[i].version;
         if (its->rows[i].part == HPC_ROW_PASSES_ON) continue; /* all ranks wait for the rows below it */
         if (its->rows[i].part == HPC_ROW_GATHERS) continue;   /* and for the one that it is for */
-        if ((its->levels || w->row->key == its->settles) && hpc_version_at(version) < its->goal[w->row->key]) return 0;
+        if ((key < 0 || w->row->key == key) && hpc_version_at(version) < its->goal[w->row->key]) return 0;
     }
     return 1;
 }
 
-static int is_over(void *arg) {
-    hpc_engine *en = arg;
-    hpc_worker_progress(en);
-    if (en->inline_progress) hpc_context_work(en->context);
-    return hpc_engine_has_failed(en) || have_goals(en);
-}
-
-static int whom(void *arg, int *ranks) {
-    const hpc_engine *en = arg;
+/* As hpc_lacking: for the goal of a key in settle, of all keys in a publish. */
+static int lacks_goals(const hpc_engine *en, int key, int *ranks) {
     const hpc_updates *its = hpc_updates_of(en);
     int n = 0;
-    if (!its->levels) return missing_for(en, its->settles, its->goal[its->settles], ranks);
+    if (ranks == NULL) return !have_goals(en, key);
+    if (key >= 0) return missing_for(en, key, its->goal[key], ranks);
     for (int k = 0; k < en->plan->n_keys; k++) n = lacking(en, k, not_level, its->goal[k], ranks, n);
-    return or_own_core(en, ranks, n);
-}
-
-static int await_goals(hpc_engine *en, double timeout, const char *op) {
-    const hpc_wait wait = {op, is_over, whom, en, 0};
-    const int status = is_over(en) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, timeout);
-    return status == HPC_OK ? hpc_engine_check(en, op) : status;
+    return n;
 }
 
 /* Waits until this rank has applied a version with its last push. No later version can come meanwhile. */
 static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    hpc_updates_of(en)->settles = key;
     hpc_updates_of(en)->goal[key] = own_clock(en, key, en->keys[key].pushes);
     let_run(en, key, 1);
-    const int status = await_goals(en, hpc_limit_left(en, l), op);
+    const int status = hpc_wait_lacking(en, key, lacks_goals, l, op);
     let_run(en, key, 0);
     return status;
 }
@@ -526,7 +513,7 @@ static int level(hpc_engine *en, hpc_limit *l, const char *op) {
     if (status != HPC_OK) return status;
     set_levels(en, 1, 0);
     let_run(en, -1, 1);
-    status = hpc_context_agree(en->context, op, await_goals(en, hpc_limit_left(en, l), op), l->deadline);
+    status = hpc_context_agree(en->context, op, hpc_wait_lacking(en, -1, lacks_goals, l, op), l->deadline);
     let_run(en, -1, 0);
     set_levels(en, 0, status == HPC_OK);
     return status;

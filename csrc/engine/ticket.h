@@ -40,6 +40,12 @@ int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op);
 int hpc_ticket_freed(const hpc_engine *en, int key, uint64_t ticket);
 int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op);
 
+/* Writes the ranks whose updates this rank lacks of a key (-1: of all) into ranks; returns their number, 0: none is
+ * lacking. With ranks NULL it only says whether some are. */
+typedef int hpc_lacking(const hpc_engine *en, int key, int *ranks);
+/* Waits until nothing is lacking, and works for this rank's rows meanwhile. */
+int hpc_wait_lacking(hpc_engine *en, int key, hpc_lacking *lacking, hpc_limit *l, const char *op);
+
 /* ---- helpers of hpc_discipline.awaited ---- */
 
 /* Whether a share has answered a ticket. acquire: its owner's reads and writes before the answer have happened. */
