@@ -79,7 +79,7 @@ SPARED = [  # members without which a library can still do something
 ]
 
 
-MOST_SLOTS = 40
+MOST_SLOTS = 30
 
 
 def members_of(struct: str) -> list[str]:

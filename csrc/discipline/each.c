@@ -286,8 +286,8 @@ static int missing_in_groups(const hpc_engine *en, int s, uint64_t ticket, int *
 
 /* ---- publish ---- */
 
-static int level(hpc_engine *en, const char *op, double deadline) {
-    (void)op, (void)deadline;
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    (void)key, (void)moment, (void)l, (void)op;
     hpc_clocks_level(en);
     return HPC_OK;
 }
@@ -318,10 +318,9 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .other_came = pull_came,
     .work = work,
     .wait_slot = hpc_fresh_wait_slot,
-    .hear = hpc_fresh_hear,
-    .begin_push = hpc_fresh_begin_push,
+    .moments = HPC_ON_SEND | HPC_ON_HEAR | HPC_ON_PUBLISH,
+    .note = hpc_fresh_note,
     .is_late = hpc_fresh_is_late,
-    .facts = &(const hpc_facts){.before_publish = hpc_fresh_level},
 };
 
 const hpc_discipline hpc_discipline_groups = {
@@ -334,7 +333,8 @@ const hpc_discipline hpc_discipline_groups = {
     .row_came = row_came,
     .work = work,
     .may_push = hpc_push_after_last,
+    .moments = HPC_ON_PUBLISH,
+    .note = note,
     .is_late = hpc_groups_is_late,
     .missing = missing_in_groups,
-    .facts = &(const hpc_facts){.before_publish = level},
 };

@@ -15,11 +15,9 @@ int hpc_fresh_plan(hpc_engine *en, const char *op);
 int hpc_fresh_open(hpc_engine *en, const char *op);
 /* The offset in rank's part of the minimum of a share, which its owner tells behind the parameters. */
 size_t hpc_fresh_told_at(const hpc_engine *en, int rank, int share);
-int hpc_fresh_hear(hpc_engine *en, int key);
 int hpc_fresh_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
-void hpc_fresh_begin_push(hpc_engine *en, int key);
+int hpc_fresh_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op);
 int hpc_fresh_ends_pull(hpc_engine *en, int key);
 int hpc_fresh_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
-int hpc_fresh_level(hpc_engine *en, const char *op, double deadline);
 
 #endif

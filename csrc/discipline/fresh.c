@@ -93,12 +93,12 @@ static void count_begun(const hpc_engine *en, uint64_t clock, uint64_t minimum) 
 }
 
 /* Takes what the last pull has brought so far. Its step is counted once it has ended. */
-int hpc_fresh_hear(hpc_engine *en, int key) {
+static void hear(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     view *v = &worker_of(en)->keys[key];
     uint64_t least = UINT64_MAX;
     int ended = 1;
-    if (v->looked == k->pulls) return HPC_OK;
+    if (v->looked == k->pulls) return;
     for (int i = 0; i < k->n_awaited; i++) {
         const int s = k->awaited[i];
         if (hpc_share_has_answered(en, s, 2 * k->pulls + HPC_PULL_TICKET))
@@ -107,11 +107,10 @@ int hpc_fresh_hear(hpc_engine *en, int key) {
             ended = 0;
         if (en->heard[s] < least) least = en->heard[s];
     }
-    if (!ended) return HPC_OK;
+    if (!ended) return;
     v->looked = k->pulls;
     v->minimum = least;
     if (v->begins) count_begun(en, own_clock(en, key, v->at), v->minimum);
-    return HPC_OK;
 }
 
 /* ---- pushes ---- */
@@ -122,10 +121,6 @@ int hpc_fresh_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     const int status = hpc_push_wait_slot(en, key, l, op);
     if (status == HPC_OK && en->layout.depth == 1) worker_of(en)->keys[key].handed = en->keys[key].pushes;
     return status;
-}
-
-void hpc_fresh_begin_push(hpc_engine *en, int key) {
-    memcpy(worker_of(en)->keys[key].args, en->rules[key].rule.args, HPC_ARGS_BYTES);
 }
 
 /* ---- pulls ---- */
@@ -169,7 +164,7 @@ int hpc_fresh_ends_pull(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     view *v = &worker_of(en)->keys[key];
     const uint64_t clock = own_clock(en, key, k->pushes);
-    hpc_fresh_hear(en, key);
+    hear(en, key);
     const int kept = en->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
     const int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(en, key);
     const int looked = v->looked == k->pulls;
@@ -201,16 +196,22 @@ int hpc_fresh_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, 
 /* ---- publish: all workers go on from one clock ---- */
 
 /* Nothing is under way on any rank, and no rank pushes before the publish has ended. */
-int hpc_fresh_level(hpc_engine *en, const char *op, double deadline) {
-    (void)op, (void)deadline;
+static void level(hpc_engine *en) {
     for (int k = 0; k < en->plan->n_keys; k++) {
         view *v = &worker_of(en)->keys[k];
-        hpc_fresh_hear(en, k);
+        hear(en, k);
         for (int r = 0; r < en->context->group.size; r++)
             *base_of(en, k, r) = hpc_pushes_key(en, r, k) ? hpc_pushes_of(en, r, k) : 0;
         *base_of(en, k, en->context->group.rank) = v->at = en->keys[k].pushes;
         v->minimum = 0;
     }
     hpc_clocks_level(en);
+}
+
+int hpc_fresh_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    (void)l, (void)op;
+    if (moment == HPC_ON_SEND) memcpy(worker_of(en)->keys[key].args, en->rules[key].rule.args, HPC_ARGS_BYTES);
+    if (moment == HPC_ON_HEAR) hear(en, key);
+    if (moment == HPC_ON_PUBLISH) level(en);
     return HPC_OK;
 }

@@ -98,19 +98,3 @@ int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its) {
             if (its->fold(core, core->clocked[i]) != 0) return n;
     return n;
 }
-
-/* ---- the worker ---- */
-
-/* Waits for each push by itself: on a graph that changes, the last push and the one before may have other readers. */
-int hpc_graph_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    uint64_t pushes = en->keys[key].pushes, depth = (uint64_t)en->layout.depth;
-    int status = HPC_OK;
-    for (uint64_t n = pushes < depth ? 1 : pushes - depth + 1; n <= pushes && status == HPC_OK; n++)
-        status = hpc_ticket_wait_slot(en, key, 2 * n, hpc_limit_left(en, l), op);
-    return status;
-}
-
-int hpc_graph_finish_unread(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    (void)op;
-    return hpc_flush_key(en, key, l);
-}

@@ -36,11 +36,4 @@ typedef struct hpc_graph_fold {
 } hpc_graph_fold;
 int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its);
 
-/* ---- the worker ---- */
-
-/* Waits until the neighbours have read what is in the slots. */
-int hpc_graph_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
-/* Waits until the last update has left this rank. Neighbours may read it later, or never. */
-int hpc_graph_finish_unread(hpc_engine *en, int key, hpc_limit *l, const char *op);
-
 #endif

@@ -151,7 +151,6 @@ const hpc_discipline hpc_discipline_graph_bsp = {
     .row_came = row_came,
     .is_late = hpc_whole_is_late,
     .missing = missing,
-    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
 };
 
 const hpc_discipline hpc_discipline_notify_ack = {
@@ -163,5 +162,4 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .row_came = row_came,
     .is_late = is_late,
     .missing = missing,
-    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish},
 };

@@ -116,10 +116,6 @@ int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the worker ---- */
 
-int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    return hpc_ticket_wait_slot(en, key, 2 * en->keys[key].pushes, hpc_limit_left(en, l), op);
-}
-
 /* Whether rank sends its pushes of a key to this rank. */
 static int hears(const hpc_engine *en, int rank, int key) {
     const hpc_pushed *k = &en->keys[key];
@@ -151,5 +147,4 @@ const hpc_discipline hpc_discipline_peers = {
     .has_read = hpc_share_has_answered,
     .is_late = hpc_peers_is_late,
     .missing = missing,
-    .leaving = &(const hpc_leaving){.finish = hpc_peers_finish},
 };

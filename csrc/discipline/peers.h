@@ -12,6 +12,5 @@ int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *confi
 /* hpc_discipline's slots. Under BSP: each push needs as many of every rank that sends to this one; a wait names the
  * ranks that have not sent their updates, or have not answered. */
 int hpc_peers_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
-int hpc_peers_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
 
 #endif

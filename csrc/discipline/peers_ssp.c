@@ -247,11 +247,10 @@ static int work(hpc_core *core) {
 /* ---- the worker ---- */
 
 /* The answer is a release behind which the core's note is. */
-static int ended(hpc_engine *en, int key, const char *op) {
+static void ended(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     const peering *its = en->own;
     uint64_t most = 0;
-    (void)op;
     for (int i = 0; i < k->n_awaited; i++) {
         const peer_share *p = en->layout.shares[k->awaited[i]].own;
         const uint64_t late = atomic_load_explicit(&p->late, memory_order_relaxed);
@@ -259,7 +258,6 @@ static int ended(hpc_engine *en, int key, const char *op) {
     }
     if (its->counted[key] != k->pushes) hpc_count_begun(en, most);
     its->counted[key] = k->pushes;
-    return HPC_OK;
 }
 
 /* Adds the rank that holds up push n of an input: the one whose push it is, or if that has made it the one that passes
@@ -307,30 +305,23 @@ static void let_all_run(hpc_engine *en, int runs) {
         for (int i = 0; i < en->cores[c].n_clocked; i++) let_run(en, en->cores[c].clocked[i], runs);
 }
 
-/* A wait for the updates of peers: those of a key up to this rank's clock, or (key -1) all that were pushed. */
-typedef struct catching {
-    hpc_engine *en;
-    int key;
-} catching;
-
-/* The number of an input's pushes that a share waits for. */
-static uint64_t goal_of(const catching *c, const hpc_share *share, int input) {
-    const hpc_engine *en = c->en;
+/* The number of an input's pushes that a share waits for: those up to this rank's clock, or (all) all that were made.
+ */
+static uint64_t goal_of(const hpc_engine *en, const hpc_share *share, int input, int all) {
     const int rank = rank_of(en, share, input);
-    if (c->key < 0) return ((const peering *)en->own)->last[share->key * en->context->group.size + rank];
+    if (all) return ((const peering *)en->own)->last[share->key * en->context->group.size + rank];
     if (!hpc_sender_is_open(en, share->key, rank)) return 0;
     return share->clocks[rank].base + en->keys[share->key].pushes - own_clock(share)->base;
 }
 
-/* Adds the ranks whose updates are lacking to ranks (NULL: only counts one). */
-static int lacking(const catching *c, int *ranks) {
-    const hpc_engine *en = c->en;
+/* As hpc_lacking. */
+static int lacking(const hpc_engine *en, int key, int *ranks) {
     int n = 0;
     for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];
-        if (share->clocks == NULL || (c->key >= 0 && share->key != c->key)) continue;
+        if (share->clocks == NULL || (key >= 0 && share->key != key)) continue;
         for (int e = 0; e < n_inputs(en, share); e++) {
-            const uint64_t goal = goal_of(c, share, e);
+            const uint64_t goal = goal_of(en, share, e, key < 0);
             if (atomic_load_explicit(&input_clock(en, share, e)->applied, memory_order_acquire) >= goal) continue;
             if (ranks == NULL) return 1;
             n = add_holder(en, share, e, goal, ranks, n);
@@ -339,58 +330,33 @@ static int lacking(const catching *c, int *ranks) {
     return n;
 }
 
-static int has_caught_up(void *arg) {
-    const catching *c = arg;
-    hpc_worker_progress(c->en);
-    if (c->en->inline_progress) hpc_context_work(c->en->context);
-    return hpc_engine_has_failed(c->en) || lacking(c, NULL) == 0;
-}
-
-static int late_peers(void *arg, int *ranks) {
-    const catching *c = arg;
-    const int n = lacking(c, ranks);
-    return n > 0 ? n : hpc_add_rank(ranks, n, c->en->context->group.rank);
-}
-
-static int catch_up(catching c, double timeout, const char *op) {
-    const hpc_wait wait = {op, has_caught_up, late_peers, &c, 0};
-    const int status = has_caught_up(&c) ? HPC_OK : hpc_wait_for(&c.en->context->group, &wait, timeout);
-    return status == HPC_OK ? hpc_engine_check(c.en, op) : status;
-}
-
 /* Waits until this rank has applied the updates of its peers up to its own clock. */
 static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     let_key_run(en, key, RUNS_TO_OWN);
-    const int status = catch_up((catching){en, key}, hpc_limit_left(en, l), op);
+    const int status = hpc_wait_lacking(en, key, lacking, l, op);
     let_key_run(en, key, 0);
     return status;
 }
 
 /* All peers go on from one clock, with all updates. Nothing is under way on any rank, and no rank pushes before the
  * publish has ended. */
-static int level(hpc_engine *en, const char *op, double deadline) {
-    int status = hpc_clocks_learn_pushes(en, ((peering *)en->own)->last, op, deadline);
+static int level(hpc_engine *en, hpc_limit *l, const char *op) {
+    int status = hpc_clocks_learn_pushes(en, ((peering *)en->own)->last, op, l->deadline);
     if (status != HPC_OK) return status;
     let_all_run(en, RUNS_TO_ALL);
-    status = catch_up((catching){en, -1}, hpc_left(deadline), op);
-    status = hpc_context_agree(en->context, op, status, deadline);
+    status = hpc_context_agree(en->context, op, hpc_wait_lacking(en, -1, lacking, l, op), l->deadline);
     let_all_run(en, 0);
     if (status == HPC_OK) hpc_clocks_level(en);
     return status;
 }
 
-/* ---- close ---- */
-
-/* Nothing that comes from here on changes a step of this rank. */
-static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    let_key_run(en, key, RUNS_TO_ALL);
-    return hpc_peers_finish(en, key, l, op);
-}
-
-/* A rank serves until all have closed; each has closed once all have read its last push. */
-static int outstanding(const hpc_engine *en, int *ranks) {
-    (void)en, (void)ranks;
-    return 0;
+/* Once a rank has finished, nothing that comes changes a step of it. It serves until all have closed; each has closed
+ * once all have read its last push. */
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_END) ended(en, key);
+    if (moment == HPC_ON_FINISH) let_key_run(en, key, RUNS_TO_ALL);
+    if (moment == HPC_ON_SETTLE) return settle(en, key, l, op);
+    return moment == HPC_ON_PUBLISH ? level(en, l, op) : HPC_OK;
 }
 
 const hpc_discipline hpc_discipline_peers_ssp = {
@@ -404,9 +370,8 @@ const hpc_discipline hpc_discipline_peers_ssp = {
     .work = work,
     .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,
+    .moments = HPC_ON_END | HPC_ON_SETTLE | HPC_ON_PUBLISH | HPC_ON_FINISH,
+    .note = note,
     .has_read = hpc_share_has_answered,
     .missing = missing,
-    .ended = ended,
-    .leaving = &(const hpc_leaving){.finish = finish, .outstanding = outstanding},
-    .facts = &(const hpc_facts){.settle = settle, .before_publish = level},
 };

@@ -370,9 +370,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- the values ---- */
 
-static const hpc_leaving leaving = {.closing = hpc_outlet_closing};
-
-static const hpc_facts facts = {.before_publish = hpc_outlet_level, .after_publish = hpc_intake_tell};
+enum { MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE }; /* of all quorums */
 
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
@@ -386,15 +384,10 @@ const hpc_discipline hpc_discipline_quorum = {
     .work = hpc_intake_work,
     .may_push = hpc_outlet_may_push,
     .wait_slot = hpc_outlet_wait_slot,
-    .hear = hpc_outlet_hear,
-    .begin_push = hpc_outlet_begin_push,
     .send_share = hpc_outlet_send_share,
-    .pushed = hpc_outlet_send_key,
+    .moments = MOMENTS | HPC_ON_SENT | HPC_ON_LOOK | HPC_ON_PUBLISHED,
+    .note = hpc_outlet_note,
     .missing = hpc_outlet_missing,
-    .progress = hpc_outlet_send_all,
-    .ended = hpc_outlet_ended,
-    .leaving = &leaving,
-    .facts = &facts,
 };
 
 const hpc_discipline hpc_discipline_groups_quorum = {
@@ -409,14 +402,11 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .work = hpc_intake_work,
     .may_push = hpc_outlet_may_push,
     .wait_slot = hpc_outlet_wait_slot,
-    .hear = hpc_outlet_hear,
-    .begin_push = hpc_outlet_begin_push,
     .send_share = hpc_outlet_send_share,
+    .moments = MOMENTS | HPC_ON_PUBLISH,
+    .note = hpc_outlet_note,
     .is_late = hpc_groups_is_late,
     .missing = hpc_outlet_missing_in_groups,
-    .ended = hpc_outlet_ended,
-    .leaving = &leaving,
-    .facts = &facts,
 };
 
 const hpc_discipline hpc_discipline_graph_quorum = {
@@ -432,14 +422,10 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .row_came = hpc_intake_row_came,
     .work = hpc_intake_work,
     .wait_slot = hpc_outlet_wait_slot,
-    .hear = hpc_outlet_hear,
-    .begin_push = hpc_outlet_begin_push,
     .send_share = hpc_outlet_send_share,
-    .pushed = hpc_outlet_send_key,
+    .moments = MOMENTS | HPC_ON_SENT | HPC_ON_LOOK | HPC_ON_PUBLISH | HPC_ON_FINISH,
+    .note = hpc_outlet_note,
     .has_read = hpc_outlet_has_read,
     .missing = hpc_outlet_missing,
-    .progress = hpc_outlet_send_all,
-    .ended = hpc_outlet_ended,
-    .leaving = &(const hpc_leaving){.finish = hpc_outlet_finish, .closing = hpc_outlet_closing},
-    .facts = &(const hpc_facts){.restored = hpc_outlet_restored, .before_publish = hpc_outlet_level},
+    .restored = hpc_outlet_restored,
 };

@@ -143,31 +143,18 @@ int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_discipline.open *
 /* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_intake_work(hpc_core *core);
-/* hpc_facts.after_publish: tells the workers of this rank's shares which version was folded last, unless groups are
- * level (hpc_outlet_level). Nothing may be under way anywhere. */
+/* HPC_ON_PUBLISHED: tells the workers of this rank's shares which version was folded last. */
 int hpc_intake_tell(hpc_engine *en);
 
 /* ---- the worker's side: hpc_discipline's slots ---- */
 
 int hpc_outlet_may_push(hpc_engine *en, int key, const char *op);
 int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
-/* Pieces that were left out are in the residual then. The version of an outcome is the newest that the owners of the
- * key have told this rank, or all ranks when a state was loaded: on servers the version of its parameters. On a graph
- * that is the newest one that this rank's own shares of the key have folded. On servers hpc_engine.heard is the version
- * of this rank's copy, as the owner has told; 0 where the share answers others. */
-int hpc_outlet_hear(hpc_engine *en, int key);
-void hpc_outlet_begin_push(hpc_engine *en, int key);
 int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
-/* Sends the pushes, of key or of all keys, whose slots are free by now. */
-int hpc_outlet_send_key(hpc_engine *en, int key);
-int hpc_outlet_send_all(hpc_engine *en);
+int hpc_outlet_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op);
 int hpc_outlet_has_read(const hpc_engine *en, int s, uint64_t ticket);
 int hpc_outlet_missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
 int hpc_outlet_missing_in_groups(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
-int hpc_outlet_ended(hpc_engine *en, int key, const char *op);
-int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op);
-void hpc_outlet_closing(hpc_engine *en);
 void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
-int hpc_outlet_level(hpc_engine *en, const char *op, double deadline);
 
 #endif

@@ -383,7 +383,7 @@ int hpc_intake_work(hpc_core *core) {
 
 int hpc_intake_tell(hpc_engine *en) {
     int status = HPC_OK;
-    for (int s = 0; s < en->layout.n_shares && !en->layout.stages.many; s++) {
+    for (int s = 0; s < en->layout.n_shares; s++) {
         const hpc_share *share = &en->layout.shares[s];
         const hpc_intake *in = hpc_intake_of(share);
         if (in == NULL) continue;

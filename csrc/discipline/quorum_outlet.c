@@ -180,17 +180,18 @@ static int send_pending(hpc_engine *en, int s) {
     return status == HPC_IN_PROGRESS ? HPC_OK : status;
 }
 
-int hpc_outlet_send_key(hpc_engine *en, int key) {
+static int send_key(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     int status = HPC_OK;
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++) status = send_pending(en, k->shares[i]);
     return status;
 }
 
-int hpc_outlet_send_all(hpc_engine *en) {
+/* Sends the pushes of all keys whose slots are free by now. */
+static int send_all(hpc_engine *en) {
     int status = HPC_OK;
     for (int key = 0; key < en->plan->n_keys && hpc_quorum_of(en)->n_pending > 0 && status == HPC_OK; key++)
-        status = hpc_outlet_send_key(en, key);
+        status = send_key(en, key);
     return status;
 }
 
@@ -235,7 +236,11 @@ static uint64_t version_of(const hpc_engine *en, int key) {
     return en->graph != NULL ? most_of(en, key, folded_by) : told(en, key);
 }
 
-int hpc_outlet_hear(hpc_engine *en, int key) {
+/* Pieces that were left out are in the residual then. The version of an outcome is the newest that the owners of the
+ * key have told this rank, or all ranks when a state was loaded: on servers the version of its parameters. On a graph
+ * that is the newest one that this rank's own shares of the key have folded. On servers hpc_engine.heard is the version
+ * of this rank's copy, as the owner has told; 0 where the share answers others. */
+static int hear_outcome(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     const int status = hear_key(en, key);
     hpc_outcome *its = &en->outcomes[key];
@@ -301,7 +306,7 @@ static void count_push(hpc_engine *en, int key) {
 
 /* A key that is pushed again begins a step, whose version is chosen then: on a graph after a look for updates that have
  * come meanwhile. */
-void hpc_outlet_begin_push(hpc_engine *en, int key) {
+static void begin_push(hpc_engine *en, int key) {
     hpc_quorum *q = hpc_quorum_of(en);
     hpc_key_versions *of = &q->keys[key];
     if (en->graph != NULL) hpc_group_progress(&en->context->group);
@@ -311,7 +316,7 @@ void hpc_outlet_begin_push(hpc_engine *en, int key) {
 }
 
 /* With several stages the version goes first: once a row was sent the owner may read it. With one stage an update is
- * sent when its slot is free (hpc_outlet_send_key); on a graph what leads this rank's own fold goes now. */
+ * sent when its slot is free (send_key); on a graph the lead of this rank's own fold goes now. */
 int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
@@ -358,7 +363,7 @@ static void give_up(hpc_engine *en, int key, uint64_t n, int all) {
  * which may come later than this call's deadline. */
 static int wait_taken(hpc_engine *en, int key, uint64_t ticket, hpc_limit *l, const char *op) {
     hpc_key_versions *of = hpc_versions_of(en, key);
-    int status = hpc_outlet_send_all(en);
+    int status = send_all(en);
     give_up(en, key, ticket / 2, 0);
     if (status == HPC_OK && !hpc_ticket_is_done(en, key, ticket))
         status = hpc_ticket_wait(en, key, ticket, hpc_limit_left(en, l), op);
@@ -382,13 +387,13 @@ static int wait_taken(hpc_engine *en, int key, uint64_t ticket, hpc_limit *l, co
  * stages a core hears of it too, where this push has come there. */
 int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     if (en->graph != NULL) return wait_taken(en, key, hpc_slot_ticket(en, key), l, op);
-    int status = hpc_outlet_send_all(en);
+    int status = send_all(en);
     if (status == HPC_OK) status = hpc_push_wait_slot(en, key, l, op);
     return status == HPC_OK ? hear_key(en, key) : status;
 }
 
 /* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
-int hpc_outlet_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &en->keys[key];
     int status = wait_taken(en, key, 2 * k->pushes, l, op);
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
@@ -449,7 +454,7 @@ static int is_short(const hpc_engine *en, int key) {
 }
 
 /* Returns HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
-int hpc_outlet_ended(hpc_engine *en, int key, const char *op) {
+static int ended(hpc_engine *en, int key, const char *op) {
     if (!is_short(en, key)) return HPC_OK;
     int *closed = malloc((size_t)en->context->group.size * sizeof *closed), n = 0;
     for (int r = 0; r < en->context->group.size && closed != NULL; r++)
@@ -465,7 +470,7 @@ int hpc_outlet_ended(hpc_engine *en, int key, const char *op) {
 
 /* Makes a note of how many last pushes have found no quorum. Pushes that a pull has waited for do not count: the pull
  * has reported them. */
-void hpc_outlet_closing(hpc_engine *en) {
+static void note_lost(hpc_engine *en) {
     int n = 0, first = -1;
     for (int i = en->plan->n_keys - 1; i >= 0; i--) {
         if (en->keys[i].since == 0 || !is_short(en, i)) continue;
@@ -525,20 +530,33 @@ static int who_answers(void *arg, int *ranks) {
 }
 
 /* Collective: all go on from the newest version of any rank. With several stages all shares have folded it, for nothing
- * is under way anywhere. On a graph no rank has a push under way, and updates that were sent before are left out. Else
- * hpc_intake_tell does what is needed. */
-int hpc_outlet_level(hpc_engine *en, const char *op, double deadline) {
+ * is under way anywhere. On a graph no rank has a push under way, and updates that were sent before are left out. */
+static int level(hpc_engine *en, hpc_limit *l, const char *op) {
     const hpc_wait wait = {op, all_answered, who_answers, en, 0};
     hpc_quorum *q = hpc_quorum_of(en);
     uint64_t own = en->graph != NULL ? q->number : 0, newest = 0;
-    if (en->graph == NULL && !en->layout.stages.many) return HPC_OK;
     for (int s = 0; s < en->layout.n_shares && en->graph == NULL; s++)
         if (folded_by(en, s) > own) own = folded_by(en, s);
-    const int status = hpc_allgather(en->context, &own, q->of_ranks, sizeof own, hpc_left(deadline));
+    const int status = hpc_allgather(en->context, &own, q->of_ranks, sizeof own, hpc_limit_left(en, l));
     for (int r = 0; r < en->context->group.size && status == HPC_OK; r++)
         if (q->of_ranks[r] > newest) newest = q->of_ranks[r];
     if (status == HPC_OK && en->graph == NULL) q->told = newest;
     if (status != HPC_OK || en->graph == NULL) return status;
     go_on_from(en, newest);
-    return hpc_wait_for(&en->context->group, &wait, hpc_left(deadline));
+    return hpc_wait_for(&en->context->group, &wait, hpc_limit_left(en, l));
+}
+
+/* ---- the moments ---- */
+
+int hpc_outlet_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_SEND) begin_push(en, key);
+    if (moment == HPC_ON_SENT) return send_key(en, key);
+    if (moment == HPC_ON_END) return ended(en, key, op);
+    if (moment == HPC_ON_LOOK) return send_all(en);
+    if (moment == HPC_ON_HEAR) return hear_outcome(en, key);
+    if (moment == HPC_ON_PUBLISH) return level(en, l, op);
+    if (moment == HPC_ON_PUBLISHED) return hpc_intake_tell(en);
+    if (moment == HPC_ON_FINISH) return finish(en, key, l, op);
+    if (moment == HPC_ON_CLOSE) note_lost(en);
+    return HPC_OK;
 }

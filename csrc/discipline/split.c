@@ -204,8 +204,8 @@ static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
     return (en->graph != NULL ? hpc_graph_has_read : hpc_share_has_answered)(en, s, ticket);
 }
 
-/* A fold replaces one that was neither applied nor skipped. */
-static void begin_fold(hpc_engine *en, int key) {
+/* Ends the last fold, if it was neither applied nor skipped. */
+static void drop_fold(hpc_engine *en, int key) {
     if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, 0);
 }
 
@@ -217,11 +217,6 @@ static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const int status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, slot, s), l);
     hpc_lane_take_turn(en->in_lanes[share->core], 0);
     return hpc_owners_leave(en) ? hpc_unless_left(en, share->owner, status) : status;
-}
-
-static int pushed(hpc_engine *en, int key) {
-    ask_of(en, key)->keeps = 1;
-    return HPC_OK;
 }
 
 /* ---- pulls ---- */
@@ -309,13 +304,21 @@ static double squares_of(const hpc_engine *en, int key) {
     return sum;
 }
 
-/* A fold that was neither applied nor skipped is dropped, so that its slots do not keep peers from closing. */
-static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+/* Among peers: its slots would keep them from closing. */
+static void finish(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_awaited; i++) hpc_split_drop(en, &en->layout.shares[k->awaited[i]]);
-    if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, 0);
+    drop_fold(en, key);
     ask_of(en, key)->keeps = 0;
-    return en->graph != NULL ? hpc_graph_finish(en, key, l, op) : hpc_peers_finish(en, key, l, op);
+}
+
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    (void)l, (void)op;
+    if (moment == HPC_ON_ENCODE) drop_fold(en, key); /* the next fold replaces it */
+    if (moment == HPC_ON_SENT) ask_of(en, key)->keeps = 1;
+    if (moment == HPC_ON_ASKED) asked(en, key);
+    if (moment == HPC_ON_FINISH) finish(en, key);
+    return HPC_OK;
 }
 
 /* ---- the ranks that a wait waits for ---- */
@@ -345,7 +348,7 @@ static int missing_among_peers(const hpc_engine *en, int s, uint64_t ticket, int
 
 /* ---- the values ---- */
 
-static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .asked = asked, .brings_args = 1};
+static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .brings_args = 1};
 
 /* Peers and neighbours keep their inputs. */
 static const hpc_splitting keeping = {.set_use = set_use, .squares = squares_of, .keeps_inputs = 1};
@@ -364,9 +367,9 @@ const hpc_discipline hpc_discipline_split = {
     .work = hpc_split_work,
     .may_push = may_push,
     .wait_slot = wait_slot,
-    .before_encode = begin_fold,
     .send_share = send_share,
-    .pushed = pushed,
+    .moments = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED,
+    .note = note,
     .is_late = hpc_whole_is_late,
     .missing = missing,
 };
@@ -386,13 +389,12 @@ const hpc_discipline hpc_discipline_split_peers = {
     .work = hpc_split_work,
     .may_push = may_push,
     .wait_slot = wait_slot,
-    .before_encode = begin_fold,
     .send_share = send_share,
-    .pushed = pushed,
+    .moments = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED | HPC_ON_FINISH,
+    .note = note,
     .has_read = has_read,
     .is_late = hpc_peers_is_late,
     .missing = missing_among_peers,
-    .leaving = &(const hpc_leaving){.finish = finish},
 };
 
 const hpc_discipline hpc_discipline_split_graph = {
@@ -409,11 +411,10 @@ const hpc_discipline hpc_discipline_split_graph = {
     .work = hpc_split_work,
     .may_push = may_push,
     .wait_slot = wait_slot,
-    .before_encode = begin_fold,
     .send_share = send_share,
-    .pushed = pushed,
+    .moments = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED | HPC_ON_FINISH,
+    .note = note,
     .has_read = has_read,
     .is_late = hpc_peers_is_late,
     .missing = missing_among_peers,
-    .leaving = &(const hpc_leaving){.finish = finish},
 };

@@ -116,11 +116,10 @@ const hpc_discipline hpc_discipline_ssp = {
     .name = "SSP",
     .suits = suits,
     .check = check,
-    .traits = HPC_OWN_PARAMS,
+    .traits = HPC_OWN_PARAMS | HPC_UNREAD,
     .open = hpc_graph_open_clocks,
     .row_came = hpc_graph_row_came,
     .work = work,
     .is_late = is_late,
     .missing = missing,
-    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
 };

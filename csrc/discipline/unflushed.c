@@ -291,6 +291,13 @@ static int pushed(hpc_engine *en, int key) {
     return status;
 }
 
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    (void)l, (void)op;
+    if (moment == HPC_ON_SENT) return pushed(en, key);
+    begin_push(en, key);
+    return HPC_OK;
+}
+
 static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
     (void)rank, (void)key;
     return has_barrier(en) && pushes < ticket / 2;
@@ -313,7 +320,7 @@ const hpc_discipline hpc_discipline_unflushed = {
     .suits = suits,
     .check = check,
     .refuses_pieces = refuses_pieces,
-    .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS,
+    .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_UNREAD,
     .puts = HPC_PUTS,
     .head = sizeof(stamp),
     .tail = sizeof(stamp),
@@ -321,10 +328,9 @@ const hpc_discipline hpc_discipline_unflushed = {
     .row_came = hpc_graph_row_came,
     .work = work,
     .wait_slot = wait_slot,
-    .begin_push = begin_push,
     .send_share = send_share,
-    .pushed = pushed,
+    .moments = HPC_ON_SEND | HPC_ON_SENT,
+    .note = note,
     .is_late = is_late,
     .missing = missing,
-    .leaving = &(const hpc_leaving){.finish = hpc_graph_finish_unread},
 };

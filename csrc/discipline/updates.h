@@ -48,7 +48,6 @@ typedef struct hpc_updates {
                               publish, the number of the last push */
     uint64_t *goal;        /* by key: the version that settle waits for, or that all go on from after a publish */
     uint64_t *counted;     /* by key: the push whose staleness was counted last */
-    int settles;           /* the key that settle waits for */
     int levels;            /* a publish is under way */
 } hpc_updates;
 

@@ -305,13 +305,11 @@ static uint64_t own_clock(const hpc_engine *en, int key, uint64_t pushes) {
     return hpc_clock_at(en, key, en->context->group.rank, pushes);
 }
 
-static int ended(hpc_engine *en, int key, const char *op) {
+static void ended(hpc_engine *en, int key) {
     const uint64_t pushes = en->keys[key].pushes, clock = own_clock(en, key, pushes), version = version_of_key(en, key);
     uint64_t *counted = &hpc_updates_of(en)->counted[key];
-    (void)op;
     if (*counted != pushes) hpc_count_begun(en, clock > version ? clock - version : 0);
     *counted = pushes;
-    return HPC_OK;
 }
 
 /* ---- the ranks that a wait waits for ---- */
@@ -448,8 +446,8 @@ static void let_run(hpc_engine *en, int key, int on) {
     }
 }
 
-/* Whether the rows of this rank have the goals of their keys: in settle of one key, in a publish of all. */
-static int have_goals(const hpc_engine *en) {
+/* Whether the rows of this rank have the goal of a key (-1: each that of its own key). */
+static int have_goals(const hpc_engine *en, int key) {
     const hpc_updates *its = hpc_updates_of(en);
     for (int i = 0; i < en->n_work; i++) {
         const hpc_work *w = &en->work[i];
@@ -457,39 +455,26 @@ static int have_goals(const hpc_engine *en) {
         const _Atomic uint64_t *version = receiver != NULL ? &receiver->version : &its->rows[i].version;
         if (its->rows[i].part == HPC_ROW_PASSES_ON) continue; /* all ranks wait for the rows below it */
         if (its->rows[i].part == HPC_ROW_GATHERS) continue;   /* and for the one that it is for */
-        if ((its->levels || w->row->key == its->settles) && hpc_version_at(version) < its->goal[w->row->key]) return 0;
+        if ((key < 0 || w->row->key == key) && hpc_version_at(version) < its->goal[w->row->key]) return 0;
     }
     return 1;
 }
 
-static int is_over(void *arg) {
-    hpc_engine *en = arg;
-    hpc_worker_progress(en);
-    if (en->inline_progress) hpc_context_work(en->context);
-    return hpc_engine_has_failed(en) || have_goals(en);
-}
-
-static int whom(void *arg, int *ranks) {
-    const hpc_engine *en = arg;
+/* As hpc_lacking: for the goal of a key in settle, of all keys in a publish. */
+static int lacks_goals(const hpc_engine *en, int key, int *ranks) {
     const hpc_updates *its = hpc_updates_of(en);
     int n = 0;
-    if (!its->levels) return missing_for(en, its->settles, its->goal[its->settles], ranks);
+    if (ranks == NULL) return !have_goals(en, key);
+    if (key >= 0) return missing_for(en, key, its->goal[key], ranks);
     for (int k = 0; k < en->plan->n_keys; k++) n = lacking(en, k, not_level, its->goal[k], ranks, n);
-    return or_own_core(en, ranks, n);
-}
-
-static int await_goals(hpc_engine *en, double timeout, const char *op) {
-    const hpc_wait wait = {op, is_over, whom, en, 0};
-    const int status = is_over(en) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, timeout);
-    return status == HPC_OK ? hpc_engine_check(en, op) : status;
+    return n;
 }
 
 /* Waits until this rank has applied a version with its last push. No later version can come meanwhile. */
 static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    hpc_updates_of(en)->settles = key;
     hpc_updates_of(en)->goal[key] = own_clock(en, key, en->keys[key].pushes);
     let_run(en, key, 1);
-    const int status = await_goals(en, hpc_limit_left(en, l), op);
+    const int status = hpc_wait_lacking(en, key, lacks_goals, l, op);
     let_run(en, key, 0);
     return status;
 }
@@ -539,13 +524,13 @@ static int check_hosts(const hpc_engine *en, const char *op) {
 
 /* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
  * Nothing is under way on any rank, and no rank pushes before the publish has ended. */
-static int level(hpc_engine *en, const char *op, double deadline) {
-    int status = hpc_clocks_learn_pushes(en, hpc_updates_of(en)->last, op, deadline);
+static int level(hpc_engine *en, hpc_limit *l, const char *op) {
+    int status = hpc_clocks_learn_pushes(en, hpc_updates_of(en)->last, op, l->deadline);
     if (status == HPC_OK) status = check_hosts(en, op);
     if (status != HPC_OK) return status;
     set_levels(en, 1, 0);
     let_run(en, -1, 1);
-    status = hpc_context_agree(en->context, op, await_goals(en, hpc_left(deadline), op), deadline);
+    status = hpc_context_agree(en->context, op, hpc_wait_lacking(en, -1, lacks_goals, l, op), l->deadline);
     let_run(en, -1, 0);
     set_levels(en, 0, status == HPC_OK);
     return status;
@@ -556,8 +541,11 @@ static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
     hpc_versions_of(en, w)->was_set = 1;
 }
 
-static void closing(hpc_engine *en) {
-    let_run(en, -1, 1);
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_END) ended(en, key);
+    if (moment == HPC_ON_CLOSE) let_run(en, -1, 1);
+    if (moment == HPC_ON_SETTLE) return settle(en, key, l, op);
+    return moment == HPC_ON_PUBLISH ? level(en, l, op) : HPC_OK;
 }
 
 /* A receiver counts until it has told the last version: its sources wait for the news, and after close this rank may be
@@ -582,9 +570,10 @@ const hpc_discipline hpc_discipline_updates_ssp = {
     .work = hpc_updates_work,
     .may_push = hpc_push_after_last,
     .send_share = send_share,
+    .moments = HPC_ON_END | HPC_ON_SETTLE | HPC_ON_PUBLISH | HPC_ON_CLOSE,
+    .note = note,
+    .outstanding = outstanding,
+    .restored = restored,
     .is_late = is_late,
     .missing = missing,
-    .ended = ended,
-    .leaving = &(const hpc_leaving){.closing = closing, .outstanding = outstanding},
-    .facts = &(const hpc_facts){.settle = settle, .restored = restored, .before_publish = level},
 };

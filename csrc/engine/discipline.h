@@ -41,31 +41,31 @@ typedef struct hpc_pulling {
     int (*ends)(hpc_engine *en, int key);
     /* Asks the owner of a share. NULL: by an event that says nothing more. */
     int (*ask)(hpc_engine *en, int s, hpc_limit *l);
-    /* All owners of key were asked, and the pull is counted. NULL: nothing. */
-    void (*asked)(hpc_engine *en, int key);
     int brings_args; /* the rule's arguments come with pulls, and not with pushes */
 } hpc_pulling;
 
-/* Close. */
-typedef struct hpc_leaving {
-    /* Waits until the last push of key has left this rank's memory. NULL: a push that is done has. */
-    int (*finish)(hpc_engine *en, int key, hpc_limit *l, const char *op);
-    /* Nothing is under way. NULL: nothing. */
-    void (*closing)(hpc_engine *en);
-    /* When all workers have closed: writes the ranks from which something has still to come, or that have still to take
-     * something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows serves
-     * until it is 0. NULL: nothing has. */
-    int (*outstanding)(const hpc_engine *en, int *ranks);
-} hpc_leaving;
-
-/* States that are saved and loaded: calls that exchange/ makes outside of steps. A NULL slot does nothing. */
-typedef struct hpc_facts {
-    /* Settle: waits until all pushes of key are applied. NULL: a push that is done is. */
-    int (*settle)(hpc_engine *en, int key, hpc_limit *l, const char *op);
-    void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step); /* a row was set */
-    int (*before_publish)(hpc_engine *en, const char *op, double deadline);
-    int (*after_publish)(hpc_engine *en);
-} hpc_facts;
+/* Moments in the life of a push, a pull and an exchange, on the worker's thread, with no core paused. A moment of a key
+ * has the key's number, one of the exchange has key -1. A moment that may wait has a limit, whose deadline is set; for
+ * all others the limit is NULL. */
+typedef enum hpc_moment {
+    /* A push of a key, in this order. */
+    HPC_ON_ENCODE = 1, /* the update will not be refused any more, and is about to be encoded */
+    HPC_ON_SEND = 2,   /* the update is in its slot, and about to be sent */
+    HPC_ON_SENT = 4,   /* all shares were sent, and the push is counted */
+    HPC_ON_END = 8,    /* the last push is done; a second wait for it notes that again */
+    /* Other moments of a key. */
+    HPC_ON_ASKED = 16, /* a pull has asked all owners, and is counted */
+    /* A call looks next at encoders, counts (hpc_engine.begun, hpc_peers.dropped), hpc_engine.heard or .outcomes: all
+     * that owners have told by their answers is to be in them. */
+    HPC_ON_HEAR = 32,
+    HPC_ON_SETTLE = 64,  /* waits until all pushes are applied here; they are done */
+    HPC_ON_FINISH = 128, /* close: the last push is done, and hpc_discipline.has_read is waited for next. May wait */
+    /* Moments of the exchange. */
+    HPC_ON_LOOK = 256,       /* every look of a wait, and hpc_exchange_progress */
+    HPC_ON_PUBLISH = 512,    /* collective, before owners send parameters; nothing is under way anywhere. May wait */
+    HPC_ON_PUBLISHED = 1024, /* owners have sent parameters, and flush them next */
+    HPC_ON_CLOSE = 2048      /* nothing is under way; this rank tells the others next that it closes */
+} hpc_moment;
 
 /* The way of updates into receive slots. */
 typedef enum hpc_putting {
@@ -91,7 +91,8 @@ typedef enum hpc_trait {
      * ranks at its own ends. */
     HPC_ANSWERS_ALL = 32,
     HPC_INVOLVES_ALL = 64, /* every rank takes part in every share; else the ranks at either end of its rows do */
-    HPC_OWN_PARAMS = 128   /* pulls wait for the shares alone that send this rank parameters; else for all answers */
+    HPC_OWN_PARAMS = 128,  /* pulls wait for the shares alone that send this rank parameters; else for all answers */
+    HPC_UNREAD = 256       /* owners may never read a push: close only waits until it has left this rank */
 } hpc_trait;
 
 /* The event waits, with all later ones of its rank; it is handed over again later. */
@@ -143,20 +144,12 @@ struct hpc_discipline {
     int (*may_push)(hpc_engine *en, int key, const char *op);
     /* Waits until the slot of the next push may be written. NULL: hpc_push_wait_slot. */
     int (*wait_slot)(hpc_engine *en, int key, hpc_limit *l, const char *op);
-    /* Takes note of all that owners have told by their answers: before encoders of key, counts (hpc_engine.begun,
-     * hpc_peers.dropped), hpc_engine.heard or .outcomes are looked at. NULL: an answer tells no more than its number.
-     */
-    int (*hear)(hpc_engine *en, int key);
-    /* An update will not be refused any more, and is about to be encoded. NULL: nothing. */
-    void (*before_encode)(hpc_engine *en, int key);
-    /* The update is in its slot and about to be sent. NULL: nothing. */
-    void (*begin_push)(hpc_engine *en, int key);
     /* Sends the part of the push that belongs to a share; on a graph to where it goes. NULL: hpc_push_share. */
     int (*send_share)(hpc_engine *en, int s, int slot, hpc_limit *l);
-    /* All shares were sent, and the push is counted. NULL: nothing. */
-    int (*pushed)(hpc_engine *en, int key);
-    /* Whether a share no longer reads push number ticket / 2 of this rank. NULL: on a graph hpc_graph_has_read, unless
-     * senders have one slot; else nobody reads a push that is done. */
+    unsigned moments; /* hpc_moment: those that note is called at */
+    int (*note)(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op);
+    /* Whether a share no longer reads push number ticket / 2 of this rank; close waits for that too, unless HPC_UNREAD.
+     * NULL: on a graph hpc_graph_has_read, unless senders have one slot; else nobody reads a push that is done. */
     int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
     /* Whether a ticket of this rank waits for rank, which has pushed key so often. UINT64_MAX: that cannot be seen from
      * here. NULL: no, rank does not matter. */
@@ -165,12 +158,16 @@ struct hpc_discipline {
      * number. Of shares of this rank; where senders are groups of all: the groups of a key are the same everywhere, so
      * this rank's shares tell of others'. NULL: its owner alone. */
     int (*missing)(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
-    /* At every look of a wait, and in hpc_exchange_progress. NULL: nothing. */
-    int (*progress)(hpc_engine *en);
-    /* The last push of key is done. NULL: nothing. */
-    int (*ended)(hpc_engine *en, int key, const char *op);
-    const hpc_leaving *leaving; /* NULL: all its slots are NULL */
-    const hpc_facts *facts;     /* NULL: all its slots are NULL */
+    /* When all workers have closed: writes the ranks from which something has still to come, or that have still to take
+     * something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows serves
+     * until it is 0. NULL: nothing has. */
+    int (*outstanding)(const hpc_engine *en, int *ranks);
+    /* A state is loaded: a row of this rank was set, whose core is paused. NULL: nothing. */
+    void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step);
 };
+
+static inline int hpc_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    return en->discipline->moments & moment ? en->discipline->note(en, key, moment, l, op) : HPC_OK;
+}
 
 #endif

@@ -212,7 +212,7 @@ static void measure(look *l) {
 void hpc_worker_progress(hpc_engine *own) {
     hpc_engine *en = own;
     do {
-        const int status = en->discipline->progress == NULL ? HPC_OK : en->discipline->progress(en);
+        const int status = hpc_note(en, -1, HPC_ON_LOOK, NULL, "exchange");
         if (status == HPC_ERR_PEER) { /* the wait itself tells of a rank that is lost, and names it */
             hpc_blame_settle(&en->context->group.blame, NULL, 0);
         } else if (status != HPC_OK) {
@@ -314,7 +314,7 @@ int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op) {
     if (ticket != 2 * k->pushes) return HPC_OK;
     if (k->since != 0) hpc_usual_learn(&en->usual, hpc_now() - k->since);
     k->since = 0;
-    return en->discipline->ended == NULL ? HPC_OK : en->discipline->ended(en, key, op);
+    return hpc_note(en, key, HPC_ON_END, NULL, op);
 }
 
 int hpc_ticket_test(hpc_engine *en, int key, uint64_t ticket, const char *op) {
@@ -327,4 +327,32 @@ int hpc_ticket_test(hpc_engine *en, int key, uint64_t ticket, const char *op) {
     int status = hpc_ticket_wait(en, key, ticket, 0, op); /* finds out what has happened */
     if (status == HPC_OK) return hpc_ticket_end(en, key, ticket, op);
     return status == HPC_ERR_TIMEOUT ? HPC_IN_PROGRESS : status;
+}
+
+/* ---- updates that are lacking ---- */
+
+typedef struct lack {
+    hpc_engine *en;
+    int key;
+    hpc_lacking *lacking;
+} lack;
+
+static int has_all(void *arg) {
+    const lack *its = arg;
+    hpc_worker_progress(its->en);
+    if (its->en->inline_progress) hpc_context_work(its->en->context);
+    return hpc_engine_has_failed(its->en) || its->lacking(its->en, its->key, NULL) == 0;
+}
+
+static int whose_are_lacking(void *arg, int *ranks) {
+    const lack *its = arg;
+    const int n = its->lacking(its->en, its->key, ranks);
+    return n > 0 ? n : hpc_add_rank(ranks, n, its->en->context->group.rank); /* its own core is at it */
+}
+
+int hpc_wait_lacking(hpc_engine *en, int key, hpc_lacking *lacking, hpc_limit *l, const char *op) {
+    lack its = {en, key, lacking};
+    const hpc_wait wait = {op, has_all, whose_are_lacking, &its, 0};
+    const int status = has_all(&its) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, hpc_limit_left(en, l));
+    return status == HPC_OK ? hpc_engine_check(en, op) : status;
 }

@@ -19,7 +19,7 @@ int hpc_engine_check(hpc_engine *en, const char *op);
 /* HPC_OK when the trainer may push or pull key. */
 int hpc_worker_check_call(hpc_engine *en, int key, const char *op);
 
-/* Does the worker's part of all engines of the exchange (hpc_discipline.progress), at every look of a wait of its
+/* Does the worker's part of all engines of the exchange (HPC_ON_LOOK), at every look of a wait of its
  * thread: other ranks may wait for any of them. A failure ends the exchange and closes the context, and so ends the
  * wait. */
 void hpc_worker_progress(hpc_engine *en);
@@ -39,6 +39,12 @@ int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op);
 /* An owner that was freed before it answered, else -1; the second function records that as a failure. */
 int hpc_ticket_freed(const hpc_engine *en, int key, uint64_t ticket);
 int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op);
+
+/* Writes the ranks whose updates this rank lacks of a key (-1: of all) into ranks; returns their number, 0: none is
+ * lacking. With ranks NULL it only says whether some are. */
+typedef int hpc_lacking(const hpc_engine *en, int key, int *ranks);
+/* Waits until nothing is lacking, and works for this rank's rows meanwhile. */
+int hpc_wait_lacking(hpc_engine *en, int key, hpc_lacking *lacking, hpc_limit *l, const char *op);
 
 /* ---- helpers of hpc_discipline.is_late and missing ---- */
 

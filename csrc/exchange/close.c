@@ -34,10 +34,8 @@ static int is_open(const hpc_engine *en, int rank) {
            atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_closed(rank)), memory_order_acquire) == 0;
 }
 
-/* As hpc_leaving.outstanding. */
 static int outstanding(const hpc_engine *en, int *ranks) {
-    const hpc_leaving *leaving = en->discipline->leaving;
-    return leaving == NULL || leaving->outstanding == NULL ? 0 : leaving->outstanding(en, ranks);
+    return en->discipline->outstanding == NULL ? 0 : en->discipline->outstanding(en, ranks);
 }
 
 static int open_workers(void *arg, int *ranks) {
@@ -75,8 +73,7 @@ int hpc_engine_leave(hpc_engine *en, const char *op, double deadline) {
     if (status == HPC_OK && en->layout.places[rank].worker) status = hpc_worker_finish(en, op, deadline);
     if (status == HPC_OK) status = hpc_cores_send_kept(en, op, hpc_left(deadline));
     if (status == HPC_ERR_TIMEOUT) return status;
-    const hpc_leaving *leaving = en->discipline->leaving;
-    if (status == HPC_OK && leaving != NULL && leaving->closing != NULL) leaving->closing(en);
+    if (status == HPC_OK) status = hpc_note(en, -1, HPC_ON_CLOSE, NULL, op);
     int muted = hpc_mute_errors(1); /* if something has failed before, that is what close tells */
     if (status == HPC_OK) hpc_mute_errors(muted);
     int announced = announce(en, HPC_CLOSED);

@@ -191,16 +191,13 @@ static int send_values(hpc_engine *en, const float *const *values, double deadli
 
 /* Every row's parameters go to its workers, from every owner. Collective, while nothing is under way. */
 int hpc_engine_send_params(hpc_engine *en, const char *op, double deadline) {
-    const hpc_facts *facts = en->discipline->facts;
-    int status = HPC_OK;
-    if (facts != NULL && facts->before_publish != NULL) status = facts->before_publish(en, op, deadline);
+    int status = hpc_note(en, -1, HPC_ON_PUBLISH, &(hpc_limit){0, deadline}, op);
     for (int hops = 0; hops <= en->layout.stages.most_hops; hops++) { /* each relay after those before it */
         if (status == HPC_OK) {
             hpc_cores_write(en, hops);
             status = hpc_engine_check(en, op);
         }
-        if (status == HPC_OK && hops == 0 && facts != NULL && facts->after_publish != NULL)
-            status = facts->after_publish(en);
+        if (status == HPC_OK && hops == 0) status = hpc_note(en, -1, HPC_ON_PUBLISHED, NULL, op);
         for (int i = 0; i < en->n_own_cores && status == HPC_OK; i++)
             status = hpc_flush(en->cores[i].out, en->window, -1, hpc_left(deadline));
         status = hpc_context_agree(en->context, op, status, deadline);
@@ -222,7 +219,6 @@ static int round_values(hpc_engine *en, double deadline) {
 
 static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadline) {
     const hpc_discipline *d = en->discipline;
-    const hpc_leaving *leaving = en->discipline->leaving;
     hpc_context *c = en->context;
     int status = hpc_layout_make(en, op_create);
     if (status == HPC_OK) status = hpc_holders_check(en, op_create);
@@ -253,12 +249,14 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status != HPC_OK) return status;
     en->life.open = 1;
     en->life.serves = (en->discipline->traits & HPC_GOES_ON) || en->puts == HPC_PASSES_ON ||
-                      (leaving != NULL && leaving->outstanding != NULL); /* puts of others' updates read this memory */
+                      en->discipline->outstanding != NULL; /* puts of others' updates read this memory */
     en->life.serves &= en->n_work > 0;
-    for (int s = 0; s < en->layout.n_shares; s++) /* others may wait for rows that this rank does not push */
-        if (en->layout.shares[s].owner == c->group.rank &&
-            !hpc_share_involves(en, &en->layout.shares[s], c->group.rank))
+    for (int s = 0; s < en->layout.n_shares; s++) { /* others may push to its rows after its own last push */
+        const hpc_share *share = &en->layout.shares[s];
+        if (share->owner == c->group.rank &&
+            (!hpc_share_involves(en, share, c->group.rank) || (share->clocks != NULL && !hpc_owners_leave(en))))
             en->life.serves = 1;
+    }
     for (int i = 0; i < en->n_work; i++) en->life.serves |= hpc_row_outlasts_pulls(en, en->work[i].index);
     hpc_cores_start(en);
     return HPC_OK;

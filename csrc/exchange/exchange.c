@@ -132,7 +132,7 @@ int hpc_exchange_progress(hpc_exchange *ex) {
         hpc_engine *en = ex->engines[i];
         status = hpc_engine_check(en, op);
         if (status == HPC_OK && i == 0) hpc_group_progress(&en->context->group);
-        if (status == HPC_OK && en->discipline->progress != NULL) status = en->discipline->progress(en);
+        if (status == HPC_OK) status = hpc_note(en, -1, HPC_ON_LOOK, NULL, op);
         if (status == HPC_OK) status = hpc_engine_check(en, op);
     }
     return status;

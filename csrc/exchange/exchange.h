@@ -63,9 +63,9 @@ static inline int hpc_engine_works(const hpc_engine *en) {
     return en->layout.places[en->context->group.rank].worker;
 }
 
-/* Takes note of what owners have told of a key (hpc_discipline.hear). */
+/* Takes note of what owners have told of a key. */
 static inline int hpc_engine_hear(hpc_engine *en, int key) {
-    return en->discipline->hear == NULL || !hpc_engine_works(en) ? HPC_OK : en->discipline->hear(en, key);
+    return hpc_engine_works(en) ? hpc_note(en, key, HPC_ON_HEAR, NULL, "exchange") : HPC_OK;
 }
 
 static inline void hpc_engine_hear_all(hpc_engine *en) {

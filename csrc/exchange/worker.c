@@ -97,10 +97,6 @@ static int check_finite(const hpc_engine *en, int key, const char *op) {
     return refuse_infinite(en, key, dtype == HPC_F32 ? "" : ", or a value too large for its wire format", op);
 }
 
-static void before_encode(hpc_engine *en, int key) {
-    if (en->discipline->before_encode != NULL) en->discipline->before_encode(en, key);
-}
-
 /* Pieces are looked at before they are encoded: what is refused leaves no trace in the residual. */
 static int fill_pieces(hpc_engine *en, int key, const void *src, int checks, const char *op) {
     void *own = NULL;
@@ -110,7 +106,8 @@ static int fill_pieces(hpc_engine *en, int key, const void *src, int checks, con
     if (status != HPC_OK) return status;
     if (src == NULL) src = own;
     if (checks && !hpc_pieces_are_finite(en, key, src)) return refuse_infinite(en, key, "", op);
-    before_encode(en, key);
+    status = hpc_note(en, key, HPC_ON_ENCODE, NULL, op);
+    if (status != HPC_OK) return status;
     return hpc_pieces_encode(en, key, src, hpc_push_slot(en, key)) == 0 ? HPC_OK : hpc_engine_check(en, op);
 }
 
@@ -121,8 +118,7 @@ static int fill(hpc_engine *en, int key, int empty, const void *src, const char 
     if (!empty && hpc_key_pushes_pieces(en, key)) return fill_pieces(en, key, src, checks, op);
     if (!empty) fill_slot(en, key, src);
     if (!empty && checks) status = check_finite(en, key, op);
-    if (status == HPC_OK) before_encode(en, key);
-    return status;
+    return status == HPC_OK ? hpc_note(en, key, HPC_ON_ENCODE, NULL, op) : status;
 }
 
 /* Counts a push before it is sent, so that a rank that is named as missing has not pushed yet. */
@@ -132,7 +128,7 @@ static void publish_count(hpc_engine *en, int key) {
     atomic_store_explicit(&counts[key], en->keys[key].pushes + 1, memory_order_relaxed);
 }
 
-static int send_push(hpc_engine *en, int key, hpc_limit *l) {
+static int send_push(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     const hpc_discipline *d = en->discipline;
     hpc_pushed *k = &en->keys[key];
     int slot = (int)(k->pushes % (uint64_t)en->layout.depth);
@@ -149,7 +145,7 @@ static int send_push(hpc_engine *en, int key, hpc_limit *l) {
     k->pushes++;
     en->stats.pushes++;
     hpc_watch_step(&en->context->group.watch, k->pushes);
-    return d->pushed == NULL ? HPC_OK : d->pushed(en, key);
+    return hpc_note(en, key, HPC_ON_SENT, NULL, op);
 }
 
 static int ask_share(hpc_engine *en, int key, int s, hpc_limit *l) {
@@ -160,7 +156,7 @@ static int ask_share(hpc_engine *en, int key, int s, hpc_limit *l) {
 
 /* Asks the owners for parameters, where those come to pulls; elsewhere a pull waits for the answer to the push. A pull
  * that ends at once has the number of the last one that asked. */
-static int send_pull(hpc_engine *en, int key, hpc_limit *l) {
+static int send_pull(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &en->keys[key];
     const hpc_pulling *pulling = en->discipline->pulling;
     if (pulling != NULL && pulling->ends != NULL && k->at_share == 0 && pulling->ends(en, key)) {
@@ -174,8 +170,7 @@ static int send_pull(hpc_engine *en, int key, hpc_limit *l) {
     }
     k->pulls++;
     en->stats.pulls++;
-    if (pulling != NULL && pulling->asked != NULL) pulling->asked(en, key);
-    return HPC_OK;
+    return hpc_note(en, key, HPC_ON_ASKED, NULL, op);
 }
 
 /* Sends the rest of a start, as k->sending has it. After a timeout the next start goes on where this one stopped. A
@@ -186,7 +181,7 @@ static int send_left(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     int status = HPC_OK;
     while (k->sending != 0 && status == HPC_OK) {
         int part = k->sending & HPC_PUSH ? HPC_PUSH : HPC_PULL;
-        status = part == HPC_PUSH ? send_push(en, key, l) : send_pull(en, key, l);
+        status = part == HPC_PUSH ? send_push(en, key, l, op) : send_pull(en, key, l, op);
         if (status != HPC_OK) break;
         k->sending &= (unsigned char)~part;
         k->at_share = k->at_row = 0;
@@ -220,7 +215,7 @@ int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *
             if ((status = fill(en, key, empty, src, op)) != HPC_OK) return status;
             publish_count(en, key);
             if (k->news > 0) hpc_args_begin_push(en, key, (int)(k->pushes % (uint64_t)en->layout.depth));
-            if (en->discipline->begin_push != NULL) en->discipline->begin_push(en, key);
+            if ((status = hpc_note(en, key, HPC_ON_SEND, NULL, op)) != HPC_OK) return status;
             hpc_end_gradient();
         }
         if (flags & HPC_PUSH) k->since = hpc_now();
@@ -303,8 +298,20 @@ static int finish_params(hpc_engine *en, int key, double deadline, const char *o
     return status;
 }
 
+/* Waits until the owners have read what is in the slots of key. On a graph it waits for each push by itself: where the
+ * graph changes, the last push and the one before may have other readers. */
+static int finish_pushes(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const uint64_t pushes = en->keys[key].pushes, depth = (uint64_t)en->layout.depth;
+    int status = hpc_note(en, key, HPC_ON_FINISH, l, op);
+    if (status == HPC_OK && (en->discipline->traits & HPC_UNREAD)) return hpc_flush_key(en, key, l);
+    if (en->has_read == NULL) return status;
+    uint64_t n = en->graph == NULL ? pushes : pushes < depth ? 1 : pushes - depth + 1;
+    for (; n <= pushes && status == HPC_OK; n++)
+        status = hpc_ticket_wait_slot(en, key, 2 * n, hpc_limit_left(en, l), op);
+    return status;
+}
+
 int hpc_worker_finish(hpc_engine *en, const char *op, double deadline) {
-    const hpc_leaving *leaving = en->discipline->leaving;
     int status = HPC_OK;
     for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++) {
         hpc_limit l = {0, deadline};
@@ -312,20 +319,18 @@ int hpc_worker_finish(hpc_engine *en, const char *op, double deadline) {
         status = send_left(en, k, &l, op);
         if (status == HPC_OK) status = hpc_ticket_wait(en, k, 2 * en->keys[k].pushes, hpc_left(deadline), op);
         if (status == HPC_OK) status = finish_params(en, k, deadline, op);
-        if (status == HPC_OK && leaving != NULL && leaving->finish != NULL) status = leaving->finish(en, k, &l, op);
+        if (status == HPC_OK) status = finish_pushes(en, k, &l, op);
     }
     return status;
 }
 
 int hpc_worker_settle(hpc_engine *en, double deadline, const char *op) {
-    const hpc_facts *facts = en->discipline->facts;
     int status = hpc_engine_check(en, op);
     for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++) {
         if (status != HPC_OK) break;
         if (en->keys[k].n_shares == 0) continue;
         status = hpc_ticket_wait(en, k, 2 * en->keys[k].pushes, hpc_left(deadline), op);
-        if (status == HPC_OK && facts != NULL && facts->settle != NULL)
-            status = facts->settle(en, k, &(hpc_limit){0, deadline}, op);
+        if (status == HPC_OK) status = hpc_note(en, k, HPC_ON_SETTLE, &(hpc_limit){0, deadline}, op);
     }
     return status;
 }
