@@ -39,7 +39,6 @@
 
 #include "discipline/graph.h"
 #include "discipline/grouping.h"
-#include "discipline/peers.h"
 #include "discipline/whole.h"
 #include "engine/answer.h"
 #include "engine/args.h"
@@ -47,18 +46,6 @@
 #include "engine/write.h"
 
 /* ---- what is asked for ---- */
-
-static int is_async(const hpc_exchange_config *f) {
-    return f->consistency == HPC_ASYNC && f->graph == NULL;
-}
-
-static int is_ssp(const hpc_exchange_config *f) {
-    return f->consistency == HPC_SSP && f->graph == NULL && !hpc_config_is_bsp(f);
-}
-
-static int is_of_groups(const hpc_exchange_config *f) {
-    return (is_async(f) || is_ssp(f)) && f->plan != NULL && hpc_plan_has_stages(f->plan);
-}
 
 int hpc_each_check(const hpc_exchange_config *f) {
     static const char op[] = "exchange";
@@ -113,7 +100,7 @@ static int check_async(const hpc_context *c, const hpc_exchange_config *f) {
     if (f->shared_params)
         return hpc_fail(HPC_ERR_CONFIG, "exchange",
                         "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
-    if (hpc_peers_are_planned(f))
+    if (hpc_edges_of(f) == HPC_PEERS)
         return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: peers know BSP and SSP; here is ASYNC");
     return check_rows(f, applies_each, "applies each one by itself: 1, or all of them");
 }
@@ -321,7 +308,6 @@ static int level(hpc_engine *en, const char *op, double deadline) {
 
 const hpc_discipline hpc_discipline_async = {
     .name = "ASYNC",
-    .suits = is_async,
     .check = check_async,
     .traits = HPC_GOES_ON,
     .pulling = &(const hpc_pulling){0},
@@ -335,7 +321,6 @@ const hpc_discipline hpc_discipline_async = {
 
 const hpc_discipline hpc_discipline_server_ssp = {
     .name = "SSP",
-    .suits = is_ssp,
     .check = check_ssp,
     .traits = HPC_GOES_ON,
     .pulling = &(const hpc_pulling){.ends = hpc_fresh_ends_pull},
@@ -355,7 +340,6 @@ const hpc_discipline hpc_discipline_server_ssp = {
 
 const hpc_discipline hpc_discipline_groups = {
     .name = "ASYNC or SSP of groups",
-    .suits = is_of_groups,
     .check = check_groups,
     .traits = HPC_GOES_ON,
     .plan = hpc_groups_find,

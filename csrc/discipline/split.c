@@ -56,18 +56,6 @@
 
 static const char op_create[] = "exchange";
 
-static int suits(const hpc_exchange_config *f) {
-    return f->split && hpc_config_is_bsp(f) && f->graph == NULL;
-}
-
-static int suits_graph(const hpc_exchange_config *f) {
-    return f->split && f->graph != NULL && (f->consistency == HPC_BSP || f->consistency == HPC_NOTIFY_ACK);
-}
-
-static int suits_peers(const hpc_exchange_config *f) {
-    return suits(f) && hpc_peers_are_planned(f);
-}
-
 static int check_depth(const hpc_exchange_config *f, const char *where) {
     if (f->plan->rows[0].depth > 1) return HPC_OK;
     return hpc_fail(HPC_ERR_CONFIG, op_create,
@@ -359,7 +347,6 @@ static const hpc_splitting keeping = {.set_use = set_use, .squares = squares_of,
 
 const hpc_discipline hpc_discipline_split = {
     .name = "BSP in two calls",
-    .suits = suits,
     .check = check,
     .traits = HPC_WHOLE | HPC_ANSWERS_ALL,
     .pulling = &pulling,
@@ -382,7 +369,6 @@ const hpc_discipline hpc_discipline_split = {
 
 const hpc_discipline hpc_discipline_split_peers = {
     .name = "BSP among peers in two calls",
-    .suits = suits_peers,
     .check = check_peers,
     .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .puts = HPC_PASSES_ON,
@@ -408,7 +394,6 @@ const hpc_discipline hpc_discipline_split_peers = {
 
 const hpc_discipline hpc_discipline_split_graph = {
     .name = "BSP in two calls",
-    .suits = suits_graph,
     .check = check_graph,
     .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .pulling = &pulling,

@@ -11,6 +11,7 @@
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "engine/answer.h"
+#include "engine/pieces.h"
 #include "engine/stages.h"
 
 /* A stamp lies before and behind an update that may be overwritten while it is read: equal versions mean a whole one.
@@ -36,10 +37,6 @@ static int has_barrier(const hpc_engine *en) {
     return en->asked.consistency == HPC_BARRIER;
 }
 
-static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_BARRIER || (f->consistency == HPC_ASYNC && f->graph != NULL);
-}
-
 /* An update that may be overwritten while it is read lies between marks. */
 static int check_order(const hpc_context *c, const char *name) {
     for (int i = 0; i < HPC_USED && c->used[i] != NULL; i++) {
@@ -55,7 +52,8 @@ static int check_order(const hpc_context *c, const char *name) {
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     const char *name = f->consistency == HPC_BARRIER ? "BARRIER" : "ASYNC";
-    int status = hpc_graph_is_given(f, "exchange");
+    int status = hpc_pieces_refuse(f, hpc_discipline_unflushed.name, "a fold may find an update half written");
+    if (status == HPC_OK) status = hpc_graph_is_given(f, "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, name, "exchange");
     return status == HPC_OK ? check_order(c, name) : status;
 }
@@ -303,16 +301,9 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
     return found;
 }
 
-static const char *refuses_pieces(const hpc_exchange_config *f) {
-    (void)f;
-    return "a fold may find an update half written";
-}
-
 const hpc_discipline hpc_discipline_unflushed = {
     .name = "BARRIER or ASYNC on a graph",
-    .suits = suits,
     .check = check,
-    .refuses_pieces = refuses_pieces,
     .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS,
     .puts = HPC_PUTS,
     .head = sizeof(stamp),

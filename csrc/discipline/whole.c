@@ -78,10 +78,6 @@ int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t n, int *ranks, in
 
 /* ---- the value ---- */
 
-static int suits(const hpc_exchange_config *f) {
-    return hpc_config_is_bsp(f) && f->graph == NULL && !f->split;
-}
-
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     for (int i = 0; i < f->plan->n_rows; i++) {
@@ -96,7 +92,6 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 const hpc_discipline hpc_discipline_bsp = {
     .name = "BSP",
-    .suits = suits,
     .check = check,
     .traits = HPC_WHOLE,
     .share_came = hpc_whole_share_came,

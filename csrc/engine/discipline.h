@@ -1,8 +1,8 @@
 /* A discipline says when: when a fold is made and of which inputs, when a push may go, when a pull is done.
  *
- * It is one const struct, in one file of discipline/ and in the array there. The engine and the exchange call these
+ * It is one const struct, in one file of discipline/ and in the table there. The engine and the exchange call these
  * slots and know no discipline by name. Its own state hangs on the engine, its cores and its shares as `own`. Every
- * slot but name, suits, share_came and awaited may be NULL or 0: the comment says what that means.
+ * slot but name, share_came and awaited may be NULL or 0: the comment says what that means.
  *
  * Threads: slots of the core are called by whoever works for the core and never wait; slots of the worker by the thread
  * that uses the exchange. A slot that returns a status has recorded the error. */
@@ -97,13 +97,8 @@ typedef enum hpc_trait {
 struct hpc_discipline {
     const char *name; /* for errors */
 
-    /* Whether a configuration asks for this one. The first member of the array that says yes is taken. */
-    int (*suits)(const hpc_exchange_config *config);
-    /* HPC_OK, or an error if the rest of the configuration does not go with it. NULL: HPC_OK. */
+    /* HPC_OK, or an error if the rest of a configuration that asks for this one does not go with it. NULL: HPC_OK. */
     int (*check)(const hpc_context *context, const hpc_exchange_config *config);
-
-    /* Why it cannot fold pieces of variable length, for errors; NULL: it can. NULL for all: it can. */
-    const char *(*refuses_pieces)(const hpc_exchange_config *config);
 
     /* ---- for the layout: the same on all ranks ---- */
 

@@ -106,6 +106,20 @@ void hpc_pieces_free(hpc_engine *en) {
     free(en->layout.row_room);
 }
 
+int hpc_row_variable_codec(const hpc_row *row) {
+    if (!hpc_codec_of(row->codec_in)->addressable) return row->codec_in;
+    return hpc_codec_of(row->codec_out)->addressable ? -1 : row->codec_out;
+}
+
+int hpc_pieces_refuse(const hpc_exchange_config *config, const char *name, const char *why) {
+    int number = -1;
+    for (int i = 0; i < config->plan->n_rows && number < 0; i++)
+        number = hpc_row_variable_codec(&config->plan->rows[i]);
+    if (number < 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: codec %s does not go with %s: %s",
+                    hpc_codec_of(number)->name, name, why);
+}
+
 const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row) {
     const hpc_codec *codec = en->pieces == NULL ? NULL : en->pieces[row->key].codec;
     if (codec == NULL || en->pieces[row->key].packs) return NULL;
