@@ -138,7 +138,7 @@ static int is_bounded(const hpc_engine *en) {
 }
 
 static int workers_ask(const hpc_engine *en) {
-    return en->discipline->pulling != NULL;
+    return (en->discipline->traits & HPC_PULLS) != 0;
 }
 
 static int applies(const hpc_engine *en, const hpc_share *share) {
@@ -309,8 +309,7 @@ static int level(hpc_engine *en, const char *op, double deadline) {
 const hpc_discipline hpc_discipline_async = {
     .name = "ASYNC",
     .check = check_async,
-    .traits = HPC_GOES_ON,
-    .pulling = &(const hpc_pulling){0},
+    .traits = HPC_GOES_ON | HPC_PULLS,
     .open = hpc_clocks_open,
     .share_came = share_came,
     .row_came = row_came,
@@ -322,8 +321,7 @@ const hpc_discipline hpc_discipline_async = {
 const hpc_discipline hpc_discipline_server_ssp = {
     .name = "SSP",
     .check = check_ssp,
-    .traits = HPC_GOES_ON,
-    .pulling = &(const hpc_pulling){.ends = hpc_fresh_ends_pull},
+    .traits = HPC_GOES_ON | HPC_PULLS,
     .plan = hpc_fresh_plan,
     .open = hpc_fresh_open,
     .share_came = share_came,
@@ -334,6 +332,7 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .wait_slot = hpc_fresh_wait_slot,
     .hear = hpc_fresh_hear,
     .begin_push = hpc_fresh_begin_push,
+    .ends = hpc_fresh_ends_pull,
     .awaited = hpc_fresh_awaited,
     .facts = &(const hpc_facts){.before_publish = hpc_fresh_level},
 };

@@ -124,8 +124,7 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
 const hpc_discipline hpc_discipline_peers = {
     .name = "BSP among peers",
     .check = hpc_peers_check,
-    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
-    .puts = HPC_PASSES_ON,
+    .traits = HPC_WHOLE | HPC_OWN_PARAMS | HPC_PASSES_ON,
     .share_came = hpc_whole_share_came,
     .row_came = hpc_whole_row_came,
     .may_push = hpc_push_after_last,

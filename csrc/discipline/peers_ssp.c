@@ -398,8 +398,7 @@ static int outstanding(const hpc_engine *en, int *ranks) {
 const hpc_discipline hpc_discipline_peers_ssp = {
     .name = "SSP among peers",
     .check = check,
-    .traits = HPC_OWN_PARAMS,
-    .puts = HPC_PASSES_ON,
+    .traits = HPC_OWN_PARAMS | HPC_PASSES_ON,
     .open = open_all,
     .share_came = share_came,
     .row_came = row_came,

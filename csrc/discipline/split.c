@@ -340,17 +340,10 @@ static int awaited_among_peers(const hpc_engine *en, int key, uint64_t ticket, i
 
 /* ---- the values ---- */
 
-static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .asked = asked, .brings_args = 1};
-
-/* Peers and neighbours keep their inputs. */
-static const hpc_splitting keeping = {.set_use = set_use, .squares = squares_of, .keeps_inputs = 1};
-
 const hpc_discipline hpc_discipline_split = {
     .name = "BSP in two calls",
     .check = check,
-    .traits = HPC_WHOLE | HPC_ANSWERS_ALL,
-    .pulling = &pulling,
-    .split = &(const hpc_splitting){.set_use = set_use, .squares = squares_of},
+    .traits = HPC_WHOLE | HPC_PULLS | HPC_SPLITS | HPC_ANSWERS_ALL,
     .plan = plan,
     .open = hpc_split_open_owner,
     .share_came = hpc_split_share_came,
@@ -365,15 +358,17 @@ const hpc_discipline hpc_discipline_split = {
     .needs = hpc_whole_needs,
     .missing = hpc_whole_missing_in,
     .awaited = awaited,
+    .ends = ends_pull,
+    .ask = ask_share,
+    .asked = asked,
+    .set_use = set_use,
+    .squares = squares_of,
 };
 
 const hpc_discipline hpc_discipline_split_peers = {
     .name = "BSP among peers in two calls",
     .check = check_peers,
-    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
-    .puts = HPC_PASSES_ON,
-    .pulling = &pulling,
-    .split = &keeping,
+    .traits = HPC_WHOLE | HPC_PULLS | HPC_SPLITS | HPC_KEEPS_INPUTS | HPC_OWN_PARAMS | HPC_PASSES_ON,
     .plan = plan,
     .open = hpc_split_open_owner,
     .share_came = hpc_split_share_came,
@@ -389,15 +384,18 @@ const hpc_discipline hpc_discipline_split_peers = {
     .missing = missing,
     .needs = hpc_peers_need,
     .awaited = awaited_among_peers,
+    .ends = ends_pull,
+    .ask = ask_share,
+    .asked = asked,
+    .set_use = set_use,
+    .squares = squares_of,
     .leaving = &(const hpc_leaving){.finish = finish},
 };
 
 const hpc_discipline hpc_discipline_split_graph = {
     .name = "BSP in two calls",
     .check = check_graph,
-    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
-    .pulling = &pulling,
-    .split = &keeping,
+    .traits = HPC_WHOLE | HPC_PULLS | HPC_SPLITS | HPC_KEEPS_INPUTS | HPC_OWN_PARAMS,
     .plan = plan,
     .open = hpc_split_open_owner,
     .share_came = hpc_split_share_came,
@@ -413,5 +411,10 @@ const hpc_discipline hpc_discipline_split_graph = {
     .missing = missing,
     .needs = hpc_peers_need,
     .awaited = awaited_among_peers,
+    .ends = ends_pull,
+    .ask = ask_share,
+    .asked = asked,
+    .set_use = set_use,
+    .squares = squares_of,
     .leaving = &(const hpc_leaving){.finish = finish},
 };

@@ -11,7 +11,6 @@
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "engine/answer.h"
-#include "engine/pieces.h"
 #include "engine/stages.h"
 
 /* A stamp lies before and behind an update that may be overwritten while it is read: equal versions mean a whole one.
@@ -19,6 +18,8 @@
 typedef struct stamp {
     _Alignas(64) _Atomic uint64_t version;
 } stamp;
+
+_Static_assert(2 * sizeof(stamp) == HPC_MARGIN_BYTES, "a slot has room for two stamps");
 
 /* A core's own. */
 typedef struct scratch {
@@ -52,8 +53,7 @@ static int check_order(const hpc_context *c, const char *name) {
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     const char *name = f->consistency == HPC_BARRIER ? "BARRIER" : "ASYNC";
-    int status = hpc_pieces_refuse(f, hpc_discipline_unflushed.name, "a fold may find an update half written");
-    if (status == HPC_OK) status = hpc_graph_is_given(f, "exchange");
+    int status = hpc_graph_is_given(f, "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, name, "exchange");
     return status == HPC_OK ? check_order(c, name) : status;
 }
@@ -304,10 +304,7 @@ static int missing(const hpc_engine *en, int s, uint64_t n, int *ranks, int foun
 const hpc_discipline hpc_discipline_unflushed = {
     .name = "BARRIER or ASYNC on a graph",
     .check = check,
-    .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS,
-    .puts = HPC_PUTS,
-    .head = sizeof(stamp),
-    .tail = sizeof(stamp),
+    .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_MARGINS | HPC_TEARS,
     .open = open_all,
     .share_came = hpc_graph_share_came,
     .row_came = hpc_graph_row_came,

@@ -549,8 +549,7 @@ static int outstanding(const hpc_engine *en, int *ranks) {
 const hpc_discipline hpc_discipline_updates_ssp = {
     .name = "SSP where receivers apply",
     .check = check,
-    .traits = HPC_WHOLE | HPC_SUMS | HPC_OWN_PARAMS,
-    .tail = HPC_VERSION_NOTE_BYTES,
+    .traits = HPC_WHOLE | HPC_SUMS | HPC_OWN_PARAMS | HPC_MARGINS,
     .plan = find_hosts,
     .open = open_all,
     .share_came = hpc_updates_share_came,

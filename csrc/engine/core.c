@@ -55,7 +55,7 @@ int hpc_core_brings(const hpc_core *core, const hpc_event *event, const char *wh
 /* Pushes of rank come by one event a row, unless they are read in rank's memory or come by puts before the share's
  * event. */
 static int comes_by_share(const hpc_engine *en, int rank) {
-    return en->discipline->share_bytes > 0 || hpc_reads_in_place(en, en->context->group.rank, rank);
+    return en->discipline->traits & HPC_BRINGS_NUMBER || hpc_reads_in_place(en, en->context->group.rank, rank);
 }
 
 /* Whether rank pushes to some rows of a share without bytes: the event alone tells that it has pushed. */
@@ -74,7 +74,8 @@ static int share_came(hpc_core *core, hpc_share *share, const hpc_event *event, 
     const hpc_engine *en = core->engine;
     const hpc_discipline *d = en->discipline;
     if (share == NULL || (!comes_by_share(en, event->peer) && !tells(en, share, event->peer))) return 0;
-    if (!hpc_core_brings(core, event, "share", share->key, d->share_bytes)) return 1;
+    const size_t due = d->traits & HPC_BRINGS_NUMBER ? sizeof(uint64_t) : 0;
+    if (!hpc_core_brings(core, event, "share", share->key, due)) return 1;
     return d->share_came(core, share, event->peer, slot);
 }
 

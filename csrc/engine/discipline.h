@@ -26,26 +26,6 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
 /* Fold and apply in two calls: what a worker's pull asks for, and how owners hear of it. */
 typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUARES } hpc_use;
 
-typedef struct hpc_splitting {
-    /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
-    int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
-    double (*squares)(const hpc_engine *en, int key);
-    /* Rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is gathered by its worker's own
-     * core, into hpc_engine.gathered. */
-    int keeps_inputs;
-} hpc_splitting;
-
-/* Pulls that ask owners, and have a signal of their own. */
-typedef struct hpc_pulling {
-    /* Whether the next pull of key ends at once: this rank's copy has all that it needs. NULL: no. */
-    int (*ends)(hpc_engine *en, int key);
-    /* Asks the owner of a share. NULL: by an event that says nothing more. */
-    int (*ask)(hpc_engine *en, int s, hpc_limit *l);
-    /* All owners of key were asked, and the pull is counted. NULL: nothing. */
-    void (*asked)(hpc_engine *en, int key);
-    int brings_args; /* the rule's arguments come with pulls, and not with pushes */
-} hpc_pulling;
-
 /* Close. */
 typedef struct hpc_leaving {
     /* Waits until the last push of key has left this rank's memory. NULL: a push that is done has. */
@@ -67,13 +47,6 @@ typedef struct hpc_facts {
     int (*after_publish)(hpc_engine *en);
 } hpc_facts;
 
-/* The way of updates into receive slots. */
-typedef enum hpc_putting {
-    HPC_READS_IN_PLACE, /* owners read updates in place, where they map the worker's memory */
-    HPC_PUTS,           /* updates are put, even if the owner could read them in place */
-    HPC_PASSES_ON /* where pushes come by way of other ranks (hpc_edge.row): they are put, and cores put them on */
-} hpc_putting;
-
 /* Facts of a discipline for the layout and the engine; the same on all ranks. */
 typedef enum hpc_trait {
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
@@ -91,8 +64,25 @@ typedef enum hpc_trait {
      * ranks at its own ends. */
     HPC_ANSWERS_ALL = 32,
     HPC_INVOLVES_ALL = 64, /* every rank takes part in every share; else the ranks at either end of its rows do */
-    HPC_OWN_PARAMS = 128   /* pulls wait for the shares alone that send this rank parameters; else for all answers */
+    HPC_OWN_PARAMS = 128,  /* pulls wait for the shares alone that send this rank parameters; else for all answers */
+    HPC_PUTS = 256,        /* updates are put, even where the owner could read them in the worker's memory */
+    /* Pushes may come by way of other ranks (hpc_edge.row): then they are put, and cores put them on. */
+    HPC_PASSES_ON = 512,
+    /* The event of a share brings 8 bytes, and the worker tells of all its puts to it by that event. Else that event
+     * brings no bytes, of updates that are read in place, and each put is told by an event of its row. */
+    HPC_BRINGS_NUMBER = 1024,
+    HPC_PULLS = 2048, /* pulls ask owners, and have a signal of their own; else the answer to a push is theirs */
+    /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
+     * Then the rule's arguments come with pulls, and not with pushes. Else a push applies. */
+    HPC_SPLITS = 4096,
+    /* With HPC_SPLITS: rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is gathered by
+     * its worker's own core, into hpc_engine.gathered. */
+    HPC_KEEPS_INPUTS = 8192,
+    HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
+    HPC_TEARS = 32768    /* a fold may find an update half written, and does without: it cannot take pieces */
 } hpc_trait;
+
+enum { HPC_MARGIN_BYTES = 128 }; /* whole cache lines */
 
 struct hpc_discipline {
     const char *name; /* for errors */
@@ -102,13 +92,7 @@ struct hpc_discipline {
 
     /* ---- for the layout: the same on all ranks ---- */
 
-    unsigned traits;            /* hpc_trait */
-    size_t head, tail;          /* bytes before and behind an update in its slot */
-    const hpc_pulling *pulling; /* NULL: parameters come with the answer to a push */
-    /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
-     * NULL: a push applies. */
-    const hpc_splitting *split;
-    hpc_putting puts;
+    unsigned traits; /* hpc_trait */
 
     /* ---- open: its own state. NULL: it has none ---- */
 
@@ -117,9 +101,6 @@ struct hpc_discipline {
 
     /* ---- the core ---- */
 
-    /* Bytes that come with the event of a share, by which a worker tells of all its puts to it. 0: of updates that are
-     * read in place, and each put is told by an event of its row. */
-    size_t share_bytes;
     /* Inputs of rank have come, to all rows of a share or to one row. 0: the event is wrong, and the exchange fails.
      * row_came NULL: no rows come. */
     int (*share_came)(hpc_core *core, hpc_share *share, int rank, int slot);
@@ -167,6 +148,19 @@ struct hpc_discipline {
     int (*progress)(hpc_engine *en);
     /* The last push of key is done. NULL: nothing. */
     int (*ended)(hpc_engine *en, int key, const char *op);
+    /* HPC_PULLS: whether the next pull of key ends at once: this rank's copy has all that it needs. NULL: no. */
+    int (*ends)(hpc_engine *en, int key);
+    /* HPC_PULLS: asks the owner of a share. NULL: by an event that says nothing more. */
+    int (*ask)(hpc_engine *en, int s, hpc_limit *l);
+    /* HPC_PULLS: all owners of key were asked, and the pull is counted. NULL: nothing. */
+    void (*asked)(hpc_engine *en, int key);
+
+    /* ---- fold and apply in two calls (HPC_SPLITS) ---- */
+
+    /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
+    int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
+    double (*squares)(const hpc_engine *en, int key);
+
     const hpc_leaving *leaving; /* NULL: all its slots are NULL */
     const hpc_facts *facts;     /* NULL: all its slots are NULL */
 };

@@ -1,6 +1,7 @@
 /* Refusals of codecs whose pieces have a length of their own. */
 #include <string.h>
 
+#include "discipline/discipline.h"
 #include "codec/compress.h"
 #include "codec/piece.h"
 #include "engine/pieces.h"
@@ -74,6 +75,12 @@ static int check_key(const hpc_exchange_config *f, int key, const hpc_codec *cod
     return HPC_OK;
 }
 
+static int check_whole(const hpc_exchange_config *f) {
+    const hpc_discipline *d = hpc_discipline_of(f);
+    if (d == NULL || !(d->traits & HPC_TEARS)) return HPC_OK;
+    return hpc_pieces_refuse(f, d->name, "a fold may find an update half written");
+}
+
 /* The row's codec of pieces is the key's, whose number is given: a key has one configuration. */
 static int check_one(const hpc_exchange_config *f, int i, int number) {
     const hpc_row *row = &f->plan->rows[i];
@@ -101,6 +108,7 @@ int hpc_codecs_check(const hpc_exchange_config *f) {
         int status = row->key == last ? HPC_OK : check_key(f, row->key, codec);
         if (status == HPC_OK) status = check_one(f, i, its);
         if (status == HPC_OK) status = check_row(f, i, codec);
+        if (status == HPC_OK) status = check_whole(f);
         if (status == HPC_OK) status = check_source(f, i, codec);
         if (status != HPC_OK) return status;
         last = row->key;
