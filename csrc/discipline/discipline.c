@@ -1,30 +1,85 @@
 #include "discipline/discipline.h"
 
-/* The first discipline that suits is taken, so a quorum comes before the discipline that waits for all. */
-static const hpc_discipline *const disciplines[] = {
+#include "discipline/grouping.h"
+
+/* ---- what a configuration asks for ---- */
+
+/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
+int hpc_config_misses_some(const hpc_exchange_config *f) {
+    for (int i = 0; i < f->plan->n_rows && f->quorum != 0; i++)
+        if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
+    return 0;
+}
+
+static int serves_others(const hpc_plan *plan) {
+    for (int i = 0; i < plan->n_rows; i++)
+        if (plan->rows[i].n_out > 1) return 1;
+    return 0;
+}
+
+hpc_edges hpc_edges_of(const hpc_exchange_config *f) {
+    int other;
+    if (f->graph != NULL) return HPC_GRAPH;
+    const int stages = hpc_plan_has_stages(f->plan), copies = hpc_plan_find_copy(f->plan, &other) >= 0;
+    if (!copies) return stages ? HPC_STAGES : HPC_SERVERS;
+    if (stages) return HPC_RECEIVERS;
+    return serves_others(f->plan) ? HPC_ALIKE : HPC_PEERS;
+}
+
+/* ---- what it gets ---- */
+
+enum { ANY = -1 };             /* consistency */
+enum { ALL = 1, QUORUM = 2 };  /* inputs of a fold */
+enum { APPLY = 1, SPLIT = 2 }; /* a push applies; or fold and apply are two calls */
+enum { EITHER = APPLY | SPLIT };
+
+/* A discipline, and what asks for it: a consistency, and one of the kinds of edges, inputs and uses. */
+typedef struct choice {
+    int consistency;
+    unsigned edges, inputs, use;
+    const hpc_discipline *value;
+} choice;
+
+/* No configuration fits two rows. Some rows are there only so that the check of their discipline refuses what it asks
+ * for, and says why. */
+static const choice choices[] = {
     // clang-format off
-    &hpc_discipline_quorum,
-    &hpc_discipline_graph_quorum,
-    &hpc_discipline_groups_quorum,
-    &hpc_discipline_unflushed,
-    &hpc_discipline_ssp,
-    &hpc_discipline_peers_ssp,
-    &hpc_discipline_peers,
-    &hpc_discipline_updates_ssp,
-    &hpc_discipline_groups,
-    &hpc_discipline_server_ssp,
-    &hpc_discipline_split_graph,
-    &hpc_discipline_notify_ack,
-    &hpc_discipline_async,
-    &hpc_discipline_split_peers,
-    &hpc_discipline_split,
-    &hpc_discipline_graph_bsp,
-    &hpc_discipline_bsp,
+    {HPC_BSP, HPC_OWNERS, ALL, APPLY, &hpc_discipline_bsp},
+    {HPC_BSP, HPC_OWNERS, ALL, SPLIT, &hpc_discipline_split},
+    {HPC_BSP, HPC_PEERS, ALL, APPLY, &hpc_discipline_peers},
+    {HPC_BSP, HPC_PEERS, ALL, SPLIT, &hpc_discipline_split_peers},
+    {HPC_BSP, HPC_GRAPH, ALL, APPLY, &hpc_discipline_graph_bsp},
+    {HPC_BSP, HPC_GRAPH, ALL, SPLIT, &hpc_discipline_split_graph},
+    {HPC_SSP, HPC_SERVERS, ALL, EITHER, &hpc_discipline_server_ssp},
+    {HPC_SSP, HPC_STAGES, ALL, EITHER, &hpc_discipline_groups},
+    {HPC_SSP, HPC_RECEIVERS | HPC_ALIKE, ALL, EITHER, &hpc_discipline_updates_ssp},
+    {HPC_SSP, HPC_PEERS, ALL, EITHER, &hpc_discipline_peers_ssp},
+    {HPC_SSP, HPC_GRAPH, ALL, EITHER, &hpc_discipline_ssp},
+    {HPC_ASYNC, HPC_SERVERS | HPC_ALIKE | HPC_PEERS, ALL, EITHER, &hpc_discipline_async},
+    {HPC_ASYNC, HPC_STAGES | HPC_RECEIVERS, ALL, EITHER, &hpc_discipline_groups},
+    {HPC_ASYNC, HPC_GRAPH, ALL, EITHER, &hpc_discipline_unflushed},
+    {HPC_BARRIER, HPC_OWNERS | HPC_PEERS | HPC_GRAPH, ALL, EITHER, &hpc_discipline_unflushed},
+    {HPC_NOTIFY_ACK, HPC_OWNERS | HPC_PEERS, ALL, EITHER, &hpc_discipline_notify_ack},
+    {HPC_NOTIFY_ACK, HPC_GRAPH, ALL, APPLY, &hpc_discipline_notify_ack},
+    {HPC_NOTIFY_ACK, HPC_GRAPH, ALL, SPLIT, &hpc_discipline_split_graph},
+    {ANY, HPC_SERVERS | HPC_ALIKE | HPC_PEERS, QUORUM, EITHER, &hpc_discipline_quorum},
+    {ANY, HPC_STAGES | HPC_RECEIVERS, QUORUM, EITHER, &hpc_discipline_groups_quorum},
+    {ANY, HPC_GRAPH, QUORUM, EITHER, &hpc_discipline_graph_quorum},
     // clang-format on
 };
 
-const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {
-    for (size_t i = 0; i < sizeof disciplines / sizeof *disciplines; i++)
-        if (disciplines[i]->suits(config)) return disciplines[i];
+/* Where receivers apply each row has one input, a fold of all: there any quorum is refused. */
+static unsigned inputs_of(const hpc_exchange_config *f, hpc_edges edges) {
+    return hpc_config_misses_some(f) || (f->quorum != 0 && edges == HPC_RECEIVERS) ? QUORUM : ALL;
+}
+
+const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *f) {
+    const int consistency = hpc_config_is_bsp(f) ? HPC_BSP : f->consistency;
+    const hpc_edges edges = hpc_edges_of(f);
+    const unsigned inputs = inputs_of(f, edges), use = f->split ? SPLIT : APPLY;
+    for (const choice *c = choices; c < choices + sizeof choices / sizeof *choices; c++)
+        if ((c->consistency == consistency || c->consistency == ANY) && c->edges & edges && c->inputs & inputs &&
+            c->use & use)
+            return c->value;
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* The array of all disciplines (see engine/discipline.h for what one is). */
+/* The table of all disciplines, by what a configuration asks for (see engine/discipline.h for what one is). */
 #ifndef HPC_DISCIPLINES_H
 #define HPC_DISCIPLINES_H
 
@@ -16,7 +16,22 @@ static inline int hpc_config_is_bsp(const hpc_exchange_config *config) {
            (config->consistency == HPC_SSP && config->staleness == 0 && config->graph == NULL);
 }
 
-/* The first member of the array whose suits accepts a configuration; NULL: none does. */
+/* Whether a configuration has a quorum of fewer than all inputs of some fold. */
+int hpc_config_misses_some(const hpc_exchange_config *config);
+
+/* Who sends updates to whom, by the plan or the graph. A plan is of one kind. */
+typedef enum hpc_edges {
+    HPC_SERVERS = 1,   /* workers push to rows that apply, one for each element */
+    HPC_ALIKE = 2,     /* the same, but several rows apply the same elements, each for some of the workers */
+    HPC_STAGES = 4,    /* rows forward or relay to others: hosts and racks */
+    HPC_RECEIVERS = 8, /* the same, and several rows apply the fold of the same elements */
+    HPC_PEERS = 16,    /* each worker pushes to others, and has a row that applies the same elements for itself alone */
+    HPC_GRAPH = 32,    /* the configuration has a graph */
+    HPC_OWNERS = HPC_SERVERS | HPC_ALIKE | HPC_STAGES | HPC_RECEIVERS /* a row serves several workers */
+} hpc_edges;
+hpc_edges hpc_edges_of(const hpc_exchange_config *config);
+
+/* The value of the table that a configuration asks for; NULL: none. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);
 
 #endif

@@ -39,7 +39,6 @@
 
 #include "discipline/graph.h"
 #include "discipline/grouping.h"
-#include "discipline/peers.h"
 #include "discipline/whole.h"
 #include "engine/answer.h"
 #include "engine/args.h"
@@ -47,18 +46,6 @@
 #include "engine/write.h"
 
 /* ---- what is asked for ---- */
-
-static int is_async(const hpc_exchange_config *f) {
-    return f->consistency == HPC_ASYNC && f->graph == NULL;
-}
-
-static int is_ssp(const hpc_exchange_config *f) {
-    return f->consistency == HPC_SSP && f->graph == NULL && !hpc_config_is_bsp(f);
-}
-
-static int is_of_groups(const hpc_exchange_config *f) {
-    return (is_async(f) || is_ssp(f)) && f->plan != NULL && hpc_plan_has_stages(f->plan);
-}
 
 int hpc_each_check(const hpc_exchange_config *f) {
     static const char op[] = "exchange";
@@ -113,7 +100,7 @@ static int check_async(const hpc_context *c, const hpc_exchange_config *f) {
     if (f->shared_params)
         return hpc_fail(HPC_ERR_CONFIG, "exchange",
                         "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
-    if (hpc_peers_are_planned(f))
+    if (hpc_edges_of(f) == HPC_PEERS)
         return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: peers know BSP and SSP; here is ASYNC");
     return check_rows(f, applies_each, "applies each one by itself: 1, or all of them");
 }
@@ -151,7 +138,7 @@ static int is_bounded(const hpc_engine *en) {
 }
 
 static int workers_ask(const hpc_engine *en) {
-    return en->discipline->pulling != NULL;
+    return (en->discipline->traits & HPC_PULLS) != 0;
 }
 
 /* A pull that comes while another one is parked takes its place: its answer is one to both. */
@@ -296,10 +283,8 @@ static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const 
 
 const hpc_discipline hpc_discipline_async = {
     .name = "ASYNC",
-    .suits = is_async,
     .check = check_async,
-    .traits = HPC_GOES_ON,
-    .pulling = &(const hpc_pulling){0},
+    .traits = HPC_GOES_ON | HPC_PULLS,
     .open = hpc_clocks_open,
     .row_came = row_came,
     .other_came = pull_came,
@@ -308,10 +293,8 @@ const hpc_discipline hpc_discipline_async = {
 
 const hpc_discipline hpc_discipline_server_ssp = {
     .name = "SSP",
-    .suits = is_ssp,
     .check = check_ssp,
-    .traits = HPC_GOES_ON,
-    .pulling = &(const hpc_pulling){.ends = hpc_fresh_ends_pull},
+    .traits = HPC_GOES_ON | HPC_PULLS,
     .plan = hpc_fresh_plan,
     .open = hpc_fresh_open,
     .row_came = row_came,
@@ -321,11 +304,11 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .moments = HPC_ON_SEND | HPC_ON_HEAR | HPC_ON_PUBLISH,
     .note = hpc_fresh_note,
     .is_late = hpc_fresh_is_late,
+    .ends = hpc_fresh_ends_pull,
 };
 
 const hpc_discipline hpc_discipline_groups = {
     .name = "ASYNC or SSP of groups",
-    .suits = is_of_groups,
     .check = check_groups,
     .traits = HPC_GOES_ON,
     .plan = hpc_groups_find,

@@ -116,14 +116,6 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
 
 /* ---- the values ---- */
 
-static int is_bsp(const hpc_exchange_config *f) {
-    return hpc_config_is_bsp(f) && f->graph != NULL && !f->split;
-}
-
-static int is_notify_ack(const hpc_exchange_config *f) {
-    return f->consistency == HPC_NOTIFY_ACK;
-}
-
 static int check_notify_ack(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     return hpc_graph_is_given(f, "exchange");
@@ -145,7 +137,6 @@ static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uin
 
 const hpc_discipline hpc_discipline_graph_bsp = {
     .name = "BSP",
-    .suits = is_bsp,
     .traits = HPC_WHOLE | HPC_INVOLVES_ALL,
     .open = open_counts,
     .row_came = row_came,
@@ -155,7 +146,6 @@ const hpc_discipline hpc_discipline_graph_bsp = {
 
 const hpc_discipline hpc_discipline_notify_ack = {
     .name = "NOTIFY_ACK",
-    .suits = is_notify_ack,
     .check = check_notify_ack,
     .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .open = open_counts,

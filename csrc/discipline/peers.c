@@ -11,29 +11,11 @@
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
-#include "discipline/grouping.h"
 #include "discipline/whole.h"
 #include "engine/send.h"
 #include "engine/stages.h"
 
-static int suits(const hpc_exchange_config *f) {
-    return hpc_config_is_bsp(f) && !f->split && hpc_peers_are_planned(f);
-}
-
 /* ---- the plan ---- */
-
-/* Whether some row has several outputs. Then servers' disciplines suit: those of each host apply alike. */
-static int serves_others(const hpc_plan *plan) {
-    for (int i = 0; i < plan->n_rows; i++)
-        if (plan->rows[i].n_out > 1) return 1;
-    return 0;
-}
-
-int hpc_peers_are_planned(const hpc_exchange_config *f) {
-    int other;
-    const int copy = f->plan == NULL || f->graph != NULL ? -1 : hpc_plan_find_copy(f->plan, &other);
-    return copy >= 0 && f->plan->rows[copy].in[0].row < 0 && !hpc_plan_has_stages(f->plan) && !serves_others(f->plan);
-}
 
 static int refuse_row(int i, const char *why) {
     return hpc_fail(HPC_ERR_CONFIG, "exchange",
@@ -137,10 +119,8 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
 
 const hpc_discipline hpc_discipline_peers = {
     .name = "BSP among peers",
-    .suits = suits,
     .check = hpc_peers_check,
-    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
-    .puts = HPC_PASSES_ON,
+    .traits = HPC_WHOLE | HPC_OWN_PARAMS | HPC_PASSES_ON,
     .row_came = hpc_whole_row_came,
     .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,

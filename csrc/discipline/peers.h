@@ -4,8 +4,6 @@
 
 #include "engine/discipline.h"
 
-/* Whether several rows of the plan apply pushes to the same elements. */
-int hpc_peers_are_planned(const hpc_exchange_config *config);
 /* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
 int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);
 

@@ -56,10 +56,6 @@ typedef struct peering {
 
 /* ---- what is asked for ---- */
 
-static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_SSP && !hpc_config_is_bsp(f) && hpc_peers_are_planned(f);
-}
-
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     enum { MOST = HPC_PLAN_DEPTH - 2 };
     const hpc_rule *own = hpc_config_own_fold(f);
@@ -361,10 +357,8 @@ static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const 
 
 const hpc_discipline hpc_discipline_peers_ssp = {
     .name = "SSP among peers",
-    .suits = suits,
     .check = check,
-    .traits = HPC_OWN_PARAMS,
-    .puts = HPC_PASSES_ON,
+    .traits = HPC_OWN_PARAMS | HPC_PASSES_ON,
     .open = open_all,
     .row_came = row_came,
     .work = work,

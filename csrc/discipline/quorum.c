@@ -86,31 +86,10 @@
 #include "discipline/grouping.h"
 #include "discipline/whole.h"
 #include "engine/answer.h"
+#include "engine/pieces.h"
 #include "engine/stages.h"
 
 /* ---- what is asked for ---- */
-
-/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
-static int misses_some(const hpc_exchange_config *f) {
-    for (int i = 0; i < f->plan->n_rows && f->quorum != 0; i++)
-        if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
-    return 0;
-}
-
-static int is_of_ranks(const hpc_exchange_config *f) {
-    return f->graph == NULL && misses_some(f) && !hpc_plan_has_stages(f->plan);
-}
-
-/* Where several rows apply the same elements each has one input, a fold of all: such plans come here to be refused. */
-static int is_of_groups(const hpc_exchange_config *f) {
-    int other;
-    if (f->quorum == 0 || f->graph != NULL || !hpc_plan_has_stages(f->plan)) return 0;
-    return hpc_plan_find_copy(f->plan, &other) >= 0 || misses_some(f);
-}
-
-static int is_of_graph(const hpc_exchange_config *f) {
-    return f->graph != NULL && misses_some(f) && !hpc_plan_has_stages(f->plan);
-}
 
 static int check_config(const hpc_exchange_config *f) {
     const hpc_rule *own = hpc_config_own_fold(f);
@@ -180,32 +159,6 @@ static const refusal of_groups[] = {
     {NULL, NULL},
 };
 
-static int check(const hpc_context *c, const hpc_exchange_config *f) {
-    const int many = hpc_plan_has_stages(f->plan);
-    int status = check_config(f), other, copy = many ? hpc_plan_find_copy(f->plan, &other) : -1;
-    (void)c;
-    if (status == HPC_OK && copy >= 0)
-        status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
-                          "exchange: rows %d and %d apply the same elements; with a quorum they have one owner", other,
-                          copy);
-    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++)
-        for (const refusal *its = many ? of_groups : of_ranks; its->refuses != NULL && status == HPC_OK; its++)
-            if (its->refuses(f->plan, i))
-                status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: row %d %s", i, its->row);
-    return status;
-}
-
-static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
-    (void)c;
-    if (f->consistency != HPC_NOTIFY_ACK || f->graph->n_phases > 1)
-        return hpc_fail(
-            HPC_ERR_UNSUPPORTED, "exchange",
-            "exchange: quorum is %d under %s, on a graph of %d phases; on a graph a quorum needs NOTIFY_ACK "
-            "and one phase",
-            f->quorum, hpc_consistency_name(f->consistency), f->graph->n_phases);
-    return hpc_graph_check_partial(f, "NOTIFY_ACK with a quorum", "exchange");
-}
-
 /* row applies the rule. Whether every rank that sends to the row gets the row's parameters: from the row itself, or
  * from a relay which that rank owns. */
 static int answers_inputs(const hpc_row *row) {
@@ -218,22 +171,56 @@ static int answers_inputs(const hpc_row *row) {
 }
 
 /* The rank that encodes a group's update must hear what becomes of it. */
-static const char *refuses_pieces(const hpc_exchange_config *f) {
+static int check_pieces(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows; i++)
         if (f->plan->rows[i].action == HPC_APPLY && !answers_inputs(&f->plan->rows[i]))
-            return "by the plan a rank that sends a group's update does not get the group's parameters, and would not "
-                   "hear that the update was left out";
-    return NULL;
+            return hpc_pieces_refuse(f, hpc_discipline_groups_quorum.name,
+                                     "by the plan a rank that sends a group's update does not get the group's "
+                                     "parameters, and would not hear that the update was left out");
+    return HPC_OK;
 }
 
-static const char *refuses_pieces_on_graph(const hpc_exchange_config *f) {
+static int check_pieces_on_graph(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_codec *codec = hpc_codec_of(f->plan->rows[i].codec_in);
         const hpc_codec_config *config = codec->addressable ? NULL : f->codecs[f->plan->rows[i].key];
         if (config != NULL && hpc_codec_keeps(codec, config) && !config->no_feedback)
-            return "an update that one neighbour leaves out and another takes cannot go back into the residual";
+            return hpc_pieces_refuse(f, hpc_discipline_graph_quorum.name,
+                                     "an update that one neighbour leaves out and another takes cannot go back into "
+                                     "the residual");
     }
-    return NULL;
+    return HPC_OK;
+}
+
+/* A quorum that is all inputs leaves out no update. */
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    const int many = hpc_plan_has_stages(f->plan);
+    int other, copy = many ? hpc_plan_find_copy(f->plan, &other) : -1;
+    int status = many && (copy >= 0 || hpc_config_misses_some(f)) ? check_pieces(f) : HPC_OK;
+    (void)c;
+    if (status == HPC_OK) status = check_config(f);
+    if (status == HPC_OK && copy >= 0)
+        status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                          "exchange: rows %d and %d apply the same elements; with a quorum they have one owner", other,
+                          copy);
+    for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++)
+        for (const refusal *its = many ? of_groups : of_ranks; its->refuses != NULL && status == HPC_OK; its++)
+            if (its->refuses(f->plan, i))
+                status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: row %d %s", i, its->row);
+    return status;
+}
+
+static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_config_misses_some(f) ? check_pieces_on_graph(f) : HPC_OK;
+    (void)c;
+    if (status != HPC_OK) return status;
+    if (f->consistency != HPC_NOTIFY_ACK || f->graph->n_phases > 1)
+        return hpc_fail(
+            HPC_ERR_UNSUPPORTED, "exchange",
+            "exchange: quorum is %d under %s, on a graph of %d phases; on a graph a quorum needs NOTIFY_ACK "
+            "and one phase",
+            f->quorum, hpc_consistency_name(f->consistency), f->graph->n_phases);
+    return hpc_graph_check_partial(f, "NOTIFY_ACK with a quorum", "exchange");
 }
 
 /* ---- open ---- */
@@ -374,12 +361,10 @@ enum { MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE }; /* of 
 
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
-    .suits = is_of_ranks,
     .check = check,
-    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT,
+    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_BRINGS_NUMBER,
     .plan = plan,
     .open = open_all,
-    .share_bytes = sizeof(uint64_t),
     .row_came = hpc_intake_row_came,
     .work = hpc_intake_work,
     .may_push = hpc_outlet_may_push,
@@ -392,10 +377,8 @@ const hpc_discipline hpc_discipline_quorum = {
 
 const hpc_discipline hpc_discipline_groups_quorum = {
     .name = "a quorum of groups",
-    .suits = is_of_groups,
     .check = check,
     .traits = HPC_GOES_ON | HPC_BY_QUORUM,
-    .refuses_pieces = refuses_pieces,
     .plan = plan,
     .open = open_all,
     .row_came = row_came,
@@ -411,14 +394,10 @@ const hpc_discipline hpc_discipline_groups_quorum = {
 
 const hpc_discipline hpc_discipline_graph_quorum = {
     .name = "a quorum",
-    .suits = is_of_graph,
     .check = check_graph,
-    .traits = HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_OWN_PARAMS,
-    .refuses_pieces = refuses_pieces_on_graph,
-    .puts = HPC_PUTS,
+    .traits = HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_BRINGS_NUMBER,
     .plan = plan,
     .open = open_all,
-    .share_bytes = sizeof(uint64_t),
     .row_came = hpc_intake_row_came,
     .work = hpc_intake_work,
     .wait_slot = hpc_outlet_wait_slot,

@@ -56,18 +56,6 @@
 
 static const char op_create[] = "exchange";
 
-static int suits(const hpc_exchange_config *f) {
-    return f->split && hpc_config_is_bsp(f) && f->graph == NULL;
-}
-
-static int suits_graph(const hpc_exchange_config *f) {
-    return f->split && f->graph != NULL && (f->consistency == HPC_BSP || f->consistency == HPC_NOTIFY_ACK);
-}
-
-static int suits_peers(const hpc_exchange_config *f) {
-    return suits(f) && hpc_peers_are_planned(f);
-}
-
 static int check_depth(const hpc_exchange_config *f, const char *where) {
     if (f->plan->rows[0].depth > 1) return HPC_OK;
     return hpc_fail(HPC_ERR_CONFIG, op_create,
@@ -348,18 +336,10 @@ static int missing_among_peers(const hpc_engine *en, int s, uint64_t ticket, int
 
 /* ---- the values ---- */
 
-static const hpc_pulling pulling = {.ends = ends_pull, .ask = ask_share, .brings_args = 1};
-
-/* Peers and neighbours keep their inputs. */
-static const hpc_splitting keeping = {.set_use = set_use, .squares = squares_of, .keeps_inputs = 1};
-
 const hpc_discipline hpc_discipline_split = {
     .name = "BSP in two calls",
-    .suits = suits,
     .check = check,
-    .traits = HPC_WHOLE | HPC_ANSWERS_ALL,
-    .pulling = &pulling,
-    .split = &(const hpc_splitting){.set_use = set_use, .squares = squares_of},
+    .traits = HPC_WHOLE | HPC_PULLS | HPC_SPLITS | HPC_ANSWERS_ALL,
     .plan = plan,
     .open = hpc_split_open_owner,
     .row_came = hpc_split_row_came,
@@ -372,16 +352,16 @@ const hpc_discipline hpc_discipline_split = {
     .note = note,
     .is_late = hpc_whole_is_late,
     .missing = missing,
+    .ends = ends_pull,
+    .ask = ask_share,
+    .set_use = set_use,
+    .squares = squares_of,
 };
 
 const hpc_discipline hpc_discipline_split_peers = {
     .name = "BSP among peers in two calls",
-    .suits = suits_peers,
     .check = check_peers,
-    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
-    .puts = HPC_PASSES_ON,
-    .pulling = &pulling,
-    .split = &keeping,
+    .traits = HPC_WHOLE | HPC_PULLS | HPC_SPLITS | HPC_KEEPS_INPUTS | HPC_OWN_PARAMS | HPC_PASSES_ON,
     .plan = plan,
     .open = hpc_split_open_owner,
     .row_came = hpc_split_row_came,
@@ -395,15 +375,16 @@ const hpc_discipline hpc_discipline_split_peers = {
     .has_read = has_read,
     .is_late = hpc_peers_is_late,
     .missing = missing_among_peers,
+    .ends = ends_pull,
+    .ask = ask_share,
+    .set_use = set_use,
+    .squares = squares_of,
 };
 
 const hpc_discipline hpc_discipline_split_graph = {
     .name = "BSP in two calls",
-    .suits = suits_graph,
     .check = check_graph,
-    .traits = HPC_WHOLE | HPC_OWN_PARAMS,
-    .pulling = &pulling,
-    .split = &keeping,
+    .traits = HPC_WHOLE | HPC_PULLS | HPC_SPLITS | HPC_KEEPS_INPUTS | HPC_OWN_PARAMS,
     .plan = plan,
     .open = hpc_split_open_owner,
     .row_came = hpc_split_row_came,
@@ -417,4 +398,8 @@ const hpc_discipline hpc_discipline_split_graph = {
     .has_read = has_read,
     .is_late = hpc_peers_is_late,
     .missing = missing_among_peers,
+    .ends = ends_pull,
+    .ask = ask_share,
+    .set_use = set_use,
+    .squares = squares_of,
 };

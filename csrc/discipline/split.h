@@ -45,7 +45,7 @@ typedef struct hpc_split_means {
 
 /* Each rank's own core uses what its own worker says. */
 static inline int hpc_split_among_peers(const hpc_engine *en) {
-    return en->discipline->split->keeps_inputs;
+    return (en->discipline->traits & HPC_KEEPS_INPUTS) != 0;
 }
 
 /* The action of all rows of a share, which is the same. */

@@ -7,10 +7,6 @@
 #include "engine/answer.h"
 #include "engine/stages.h"
 
-static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_SSP && f->graph != NULL;
-}
-
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     const int moves = f->in_place && hpc_plan_takes_float32(f->plan);
@@ -114,7 +110,6 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
 
 const hpc_discipline hpc_discipline_ssp = {
     .name = "SSP",
-    .suits = suits,
     .check = check,
     .traits = HPC_OWN_PARAMS | HPC_UNREAD,
     .open = hpc_graph_open_clocks,

@@ -19,6 +19,8 @@ typedef struct stamp {
     _Alignas(64) _Atomic uint64_t version;
 } stamp;
 
+_Static_assert(2 * sizeof(stamp) == HPC_MARGIN_BYTES, "a slot has room for two stamps");
+
 /* A core's own. */
 typedef struct scratch {
     char *input;            /* a copy of one input of a share */
@@ -34,10 +36,6 @@ static stamp *mark_of(const hpc_engine *en, int key) {
 
 static int has_barrier(const hpc_engine *en) {
     return en->asked.consistency == HPC_BARRIER;
-}
-
-static int suits(const hpc_exchange_config *f) {
-    return f->consistency == HPC_BARRIER || (f->consistency == HPC_ASYNC && f->graph != NULL);
 }
 
 /* An update that may be overwritten while it is read lies between marks. */
@@ -310,20 +308,10 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
     return found;
 }
 
-static const char *refuses_pieces(const hpc_exchange_config *f) {
-    (void)f;
-    return "a fold may find an update half written";
-}
-
 const hpc_discipline hpc_discipline_unflushed = {
     .name = "BARRIER or ASYNC on a graph",
-    .suits = suits,
     .check = check,
-    .refuses_pieces = refuses_pieces,
-    .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_UNREAD,
-    .puts = HPC_PUTS,
-    .head = sizeof(stamp),
-    .tail = sizeof(stamp),
+    .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_MARGINS | HPC_TEARS | HPC_UNREAD,
     .open = open_all,
     .row_came = hpc_graph_row_came,
     .work = work,

@@ -7,13 +7,13 @@
 #include "engine/row.h"
 #include "engine/stages.h"
 
-/* The note of a version, for the rows that get it: bytes behind the update, in its slot. */
+/* The note of a version, for the rows that get it, behind the update in its slot. */
 typedef struct hpc_version_note {
     uint64_t version, n_updates;
     double args[HPC_RULE_ARGS];
 } hpc_version_note;
 
-enum { HPC_VERSION_NOTE_BYTES = (sizeof(hpc_version_note) + 63) / 64 * 64 }; /* slots begin on cache lines */
+_Static_assert(sizeof(hpc_version_note) <= HPC_MARGIN_BYTES, "a slot has room for its note");
 
 /* A row's part: it folds one update of each rank of a host (or of a rack) for another row, sums what comes into
  * versions, passes these on, or applies them. */

@@ -64,12 +64,6 @@
 
 /* ---- what is asked for ---- */
 
-static int suits(const hpc_exchange_config *f) {
-    int other;
-    return f->consistency == HPC_SSP && f->graph == NULL && !hpc_config_is_bsp(f) && f->plan != NULL &&
-           hpc_plan_find_copy(f->plan, &other) >= 0;
-}
-
 /* Whether a row forwards to one that applies for rank, be it by way of others. */
 static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     for (int e = 0; e < row->n_out; e++) {
@@ -559,10 +553,8 @@ static int outstanding(const hpc_engine *en, int *ranks) {
 
 const hpc_discipline hpc_discipline_updates_ssp = {
     .name = "SSP where receivers apply",
-    .suits = suits,
     .check = check,
-    .traits = HPC_WHOLE | HPC_SUMS | HPC_OWN_PARAMS,
-    .tail = HPC_VERSION_NOTE_BYTES,
+    .traits = HPC_WHOLE | HPC_SUMS | HPC_OWN_PARAMS | HPC_MARGINS,
     .plan = find_hosts,
     .open = open_all,
     .row_came = hpc_updates_row_came,

@@ -56,10 +56,6 @@ int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t ticket, int *rank
 
 /* ---- the value ---- */
 
-static int suits(const hpc_exchange_config *f) {
-    return hpc_config_is_bsp(f) && f->graph == NULL && !f->split;
-}
-
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     for (int i = 0; i < f->plan->n_rows; i++) {
@@ -74,7 +70,6 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 const hpc_discipline hpc_discipline_bsp = {
     .name = "BSP",
-    .suits = suits,
     .check = check,
     .traits = HPC_WHOLE,
     .row_came = hpc_whole_row_came,

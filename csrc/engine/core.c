@@ -55,7 +55,7 @@ int hpc_core_brings(const hpc_core *core, const hpc_event *event, const char *wh
 /* Pushes of rank come by one event a row, unless they are read in rank's memory or come by puts before the share's
  * event. */
 static int comes_by_share(const hpc_engine *en, int rank) {
-    return en->discipline->share_bytes > 0 || hpc_reads_in_place(en, en->context->group.rank, rank);
+    return en->discipline->traits & HPC_BRINGS_NUMBER || hpc_reads_in_place(en, en->context->group.rank, rank);
 }
 
 /* Whether rank pushes to some rows of a share without bytes: the event alone tells that it has pushed. */
@@ -78,7 +78,8 @@ static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *e
     const int all = comes_by_share(en, event->peer);
     int input = -1, known = 0;
     if (share == NULL || (!all && !tells(en, share, event->peer))) return 0;
-    if (!hpc_core_brings(core, event, "share", share->key, d->share_bytes)) return 1;
+    if (!hpc_core_brings(core, event, "share", share->key, d->traits & HPC_BRINGS_NUMBER ? sizeof(uint64_t) : 0))
+        return 1;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         if (w->row->in != edges) input = hpc_row_input_of(w, event->peer, 0); /* rows of a hub share their edges */

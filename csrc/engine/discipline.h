@@ -1,8 +1,8 @@
 /* A discipline says when: when a fold is made and of which inputs, when a push may go, when a pull is done.
  *
- * It is one const struct, in one file of discipline/ and in the array there. The engine and the exchange call these
+ * It is one const struct, in one file of discipline/ and in the table there. The engine and the exchange call these
  * slots and know no discipline by name. Its own state hangs on the engine, its cores and its shares as `own`. Every
- * slot but name, suits and row_came may be NULL or 0: the comment says what that means.
+ * slot but name and row_came may be NULL or 0: the comment says what that means.
  *
  * Threads: slots of the core are called by whoever works for the core and never wait; slots of the worker by the thread
  * that uses the exchange. A slot that returns a status has recorded the error. */
@@ -25,24 +25,6 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
 
 /* Fold and apply in two calls: what a worker's pull asks for, and how owners hear of it. */
 typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUARES } hpc_use;
-
-typedef struct hpc_splitting {
-    /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
-    int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
-    double (*squares)(const hpc_engine *en, int key);
-    /* Rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is gathered by its worker's own
-     * core, into hpc_engine.gathered. */
-    int keeps_inputs;
-} hpc_splitting;
-
-/* Pulls that ask owners, and have a signal of their own. */
-typedef struct hpc_pulling {
-    /* Whether the next pull of key ends at once: this rank's copy has all that it needs. NULL: no. */
-    int (*ends)(hpc_engine *en, int key);
-    /* Asks the owner of a share. NULL: by an event that says nothing more. */
-    int (*ask)(hpc_engine *en, int s, hpc_limit *l);
-    int brings_args; /* the rule's arguments come with pulls, and not with pushes */
-} hpc_pulling;
 
 /* Moments in the life of a push, a pull and an exchange, on the worker's thread, with no core paused. A moment of a key
  * has the key's number, one of the exchange has key -1. A moment that may wait has a limit, whose deadline is set; for
@@ -67,13 +49,6 @@ typedef enum hpc_moment {
     HPC_ON_CLOSE = 2048      /* nothing is under way; this rank tells the others next that it closes */
 } hpc_moment;
 
-/* The way of updates into receive slots. */
-typedef enum hpc_putting {
-    HPC_READS_IN_PLACE, /* owners read updates in place, where they map the worker's memory */
-    HPC_PUTS,           /* updates are put, even if the owner could read them in place */
-    HPC_PASSES_ON /* where pushes come by way of other ranks (hpc_edge.row): they are put, and cores put them on */
-} hpc_putting;
-
 /* Facts of a discipline for the layout and the engine; the same on all ranks. */
 typedef enum hpc_trait {
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
@@ -92,32 +67,38 @@ typedef enum hpc_trait {
     HPC_ANSWERS_ALL = 32,
     HPC_INVOLVES_ALL = 64, /* every rank takes part in every share; else the ranks at either end of its rows do */
     HPC_OWN_PARAMS = 128,  /* pulls wait for the shares alone that send this rank parameters; else for all answers */
-    HPC_UNREAD = 256       /* owners may never read a push: close only waits until it has left this rank */
+    HPC_PUTS = 256,        /* updates are put, even where the owner could read them in the worker's memory */
+    /* Pushes may come by way of other ranks (hpc_edge.row): then they are put, and cores put them on. */
+    HPC_PASSES_ON = 512,
+    /* The event of a share brings 8 bytes, and the worker tells of all its puts to it by that event. Else that event
+     * brings no bytes, of updates that are read in place, and each put is told by an event of its row. */
+    HPC_BRINGS_NUMBER = 1024,
+    HPC_PULLS = 2048, /* pulls ask owners, and have a signal of their own; else the answer to a push is theirs */
+    /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
+     * Then the rule's arguments come with pulls, and not with pushes. Else a push applies. */
+    HPC_SPLITS = 4096,
+    /* With HPC_SPLITS: rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is gathered by
+     * its worker's own core, into hpc_engine.gathered. */
+    HPC_KEEPS_INPUTS = 8192,
+    HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
+    HPC_TEARS = 32768,   /* a fold may find an update half written, and does without: it cannot take pieces */
+    HPC_UNREAD = 65536   /* owners may never read a push: close only waits until it has left this rank */
 } hpc_trait;
 
 /* The event waits, with all later ones of its rank; it is handed over again later. */
 enum { HPC_HAS_TO_WAIT = 2 };
 
+enum { HPC_MARGIN_BYTES = 128 }; /* whole cache lines */
+
 struct hpc_discipline {
     const char *name; /* for errors */
 
-    /* Whether a configuration asks for this one. The first member of the array that says yes is taken. */
-    int (*suits)(const hpc_exchange_config *config);
-    /* HPC_OK, or an error if the rest of the configuration does not go with it. NULL: HPC_OK. */
+    /* HPC_OK, or an error if the rest of a configuration that asks for this one does not go with it. NULL: HPC_OK. */
     int (*check)(const hpc_context *context, const hpc_exchange_config *config);
-
-    /* Why it cannot fold pieces of variable length, for errors; NULL: it can. NULL for all: it can. */
-    const char *(*refuses_pieces)(const hpc_exchange_config *config);
 
     /* ---- for the layout: the same on all ranks ---- */
 
-    unsigned traits;            /* hpc_trait */
-    size_t head, tail;          /* bytes before and behind an update in its slot */
-    const hpc_pulling *pulling; /* NULL: parameters come with the answer to a push */
-    /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
-     * NULL: a push applies. */
-    const hpc_splitting *split;
-    hpc_putting puts;
+    unsigned traits; /* hpc_trait */
 
     /* ---- open: its own state. NULL: it has none ---- */
 
@@ -126,9 +107,6 @@ struct hpc_discipline {
 
     /* ---- the core ---- */
 
-    /* Bytes that come with the event of a share, by which a worker tells of all its puts to it. 0: of updates that are
-     * read in place, and each put is told by an event of its row. */
-    size_t share_bytes;
     /* An input of a row has come: one by one, or by one event for all rows of a share, which are called in their order.
      * 0: the event is wrong, and the exchange fails. */
     int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot);
@@ -164,6 +142,16 @@ struct hpc_discipline {
     int (*outstanding)(const hpc_engine *en, int *ranks);
     /* A state is loaded: a row of this rank was set, whose core is paused. NULL: nothing. */
     void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step);
+    /* HPC_PULLS: whether the next pull of key ends at once: this rank's copy has all that it needs. NULL: no. */
+    int (*ends)(hpc_engine *en, int key);
+    /* HPC_PULLS: asks the owner of a share. NULL: by an event that says nothing more. */
+    int (*ask)(hpc_engine *en, int s, hpc_limit *l);
+
+    /* ---- fold and apply in two calls (HPC_SPLITS) ---- */
+
+    /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
+    int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
+    double (*squares)(const hpc_engine *en, int key);
 };
 
 static inline int hpc_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {

@@ -226,7 +226,8 @@ struct hpc_engine {
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;
-    int puts;      /* hpc_putting: the way of updates into receive slots, by the discipline and the plan */
+    int puts;      /* updates are put, even where the owner could read them in the worker's memory */
+    int passes_on; /* pushes come by way of other ranks, and cores put them on */
     int *own_rows; /* where updates pass on: by row, this rank's row of the same elements, or -1; else NULL */
     int stream;    /* parameters are written past the caches */
     int rotates;   /* a model is trained in the slot that the next push sends, and its fold writes the slot after */

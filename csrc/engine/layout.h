@@ -14,7 +14,7 @@ size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 /* Takes hpc_place.own in the part of each rank: so many bytes as part says. */
 void hpc_layout_take_own(hpc_engine *en, size_t (*part)(const hpc_engine *en, int rank));
 
-/* Bytes from the start of rank's part to the place where a mean of key is gathered (hpc_splitting): the slot of its
+/* Bytes from the start of rank's part to the place where a mean of key is gathered (HPC_SPLITS): the slot of its
  * pushes where that is float32. */
 size_t hpc_gathered_at(const hpc_engine *en, int rank, int key);
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */
@@ -43,7 +43,7 @@ static inline int hpc_signal_second(const hpc_engine *en, int share) { /* of a p
     return hpc_signal_applied(en, share) + en->layout.n_shares;
 }
 static inline int hpc_signals(const hpc_engine *en) {
-    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->pulling != NULL ? 2 : 1);
+    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->traits & HPC_PULLS ? 2 : 1);
 }
 
 /* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */
@@ -116,7 +116,7 @@ static inline size_t hpc_row_from(const hpc_engine *en, const hpc_row *row) {
 }
 
 static inline size_t hpc_slot_stride(const hpc_engine *en, const hpc_row *row) {
-    return hpc_row_bytes(en, row) + en->discipline->head + en->discipline->tail;
+    return hpc_row_bytes(en, row) + (en->discipline->traits & HPC_MARGINS ? HPC_MARGIN_BYTES : 0);
 }
 
 static inline int hpc_slot_depth(const hpc_engine *en) {

@@ -79,7 +79,7 @@ size_t hpc_params_encoded_at(const hpc_engine *en, int rank, const hpc_row *row)
 
 uint64_t hpc_params_newest(const hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
-    return en->discipline->pulling != NULL ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
+    return en->discipline->traits & HPC_PULLS ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
 }
 
 static void decode(hpc_engine *en, int key) {

@@ -46,7 +46,7 @@ static void find_hop(void *arg, int row, int edge, size_t offset) {
 int hpc_passing_open(hpc_engine *en, const char *op) {
     const int me = en->context->group.rank;
     int status = HPC_OK;
-    if (en->puts != HPC_PASSES_ON) return HPC_OK;
+    if (!en->passes_on) return HPC_OK;
     en->own_rows = hpc_engine_take(en, (size_t)en->plan->n_rows, sizeof *en->own_rows, op);
     for (int i = 0; i < en->plan->n_rows && en->own_rows != NULL; i++) en->own_rows[i] = row_of(en->plan, i, me);
     for (int r = 0; r < en->context->group.size && en->own_rows != NULL && status == HPC_OK; r++) {
@@ -59,7 +59,7 @@ int hpc_passing_open(hpc_engine *en, const char *op) {
 
 size_t hpc_passing_room(const hpc_engine *en, const hpc_core *core) {
     size_t n = 0;
-    for (int i = 0; i < en->plan->n_rows && en->puts == HPC_PASSES_ON; i++)
+    for (int i = 0; i < en->plan->n_rows && en->passes_on; i++)
         for (int e = 0; e < en->plan->rows[i].n_in && en->plan->rows[i].core == core->index; e++)
             n += hpc_edge_via(&en->plan->rows[i].in[e]) == en->context->group.rank;
     return n * (size_t)en->layout.depth;

@@ -106,6 +106,20 @@ void hpc_pieces_free(hpc_engine *en) {
     free(en->layout.row_room);
 }
 
+int hpc_row_variable_codec(const hpc_row *row) {
+    if (!hpc_codec_of(row->codec_in)->addressable) return row->codec_in;
+    return hpc_codec_of(row->codec_out)->addressable ? -1 : row->codec_out;
+}
+
+int hpc_pieces_refuse(const hpc_exchange_config *config, const char *name, const char *why) {
+    int number = -1;
+    for (int i = 0; i < config->plan->n_rows && number < 0; i++)
+        number = hpc_row_variable_codec(&config->plan->rows[i]);
+    if (number < 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: codec %s does not go with %s: %s",
+                    hpc_codec_of(number)->name, name, why);
+}
+
 const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row) {
     const hpc_codec *codec = en->pieces == NULL ? NULL : en->pieces[row->key].codec;
     if (codec == NULL || en->pieces[row->key].packs) return NULL;
@@ -122,7 +136,7 @@ static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
 
 /* A fold that may be skipped needs the state twice. */
 static size_t all_bytes(const hpc_engine *en, const hpc_key_pieces *its, uint64_t count) {
-    return state_bytes(its, count) * (en->discipline->split != NULL ? 2 : 1);
+    return state_bytes(its, count) * (en->discipline->traits & HPC_SPLITS ? 2 : 1);
 }
 
 /* memory: all_bytes of zeros. */
@@ -135,7 +149,8 @@ static void init(const hpc_engine *en, hpc_encoder *encoder, const hpc_key_piece
     encoder->slots = (size_t)hpc_codec_state_slots(its->codec, &its->config);
     encoder->count = count;
     encoder->state = memory;
-    if (en->discipline->split != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
+    if (en->discipline->traits & HPC_SPLITS)
+        encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
 }
 
 int hpc_pieces_open_worker(hpc_engine *en, const char *op) {

@@ -13,6 +13,11 @@
 /* Copies the codecs of all keys, when an exchange is created and before its layout is made. */
 int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *config, const char *op);
 void hpc_pieces_free(hpc_engine *en);
+/* The number of the codec of variable length by which a row takes or sends updates; -1: its updates are arrays. */
+int hpc_row_variable_codec(const hpc_row *row);
+/* For hpc_discipline.check: HPC_OK if all updates are arrays; else an error that says why a discipline, called by name,
+ * cannot fold pieces of variable length. */
+int hpc_pieces_refuse(const hpc_exchange_config *config, const char *name, const char *why);
 
 /* rows.c, when the rows are known: makes the worker's encoders. And one of a row; memory has room for
  * hpc_pieces_state_bytes. */

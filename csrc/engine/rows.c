@@ -66,7 +66,7 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     core->due = INFINITY;
     core->in = en->in_lanes[core->index];
     core->out = en->out_lanes[core->index];
-    core->two_ways = en->layout.stages.many || en->puts == HPC_PASSES_ON;
+    core->two_ways = en->layout.stages.many || en->passes_on;
     return HPC_OK;
 }
 

@@ -93,7 +93,7 @@ static int check_fold(const hpc_exchange_config *f) {
 /* Pushes that come by other ranks need a discipline whose ranks pass them on. */
 static int check_via(const hpc_exchange_config *f) {
     const hpc_discipline *d = hpc_discipline_of(f);
-    for (int i = 0; i < f->plan->n_rows && (d == NULL || d->puts != HPC_PASSES_ON); i++)
+    for (int i = 0; i < f->plan->n_rows && (d == NULL || !(d->traits & HPC_PASSES_ON)); i++)
         for (int e = 0; e < f->plan->rows[i].n_in; e++)
             if (hpc_edge_via(&f->plan->rows[i].in[e]) >= 0)
                 return hpc_fail(
@@ -138,7 +138,7 @@ static int check_empty(const hpc_exchange_config *f) {
         for (int e = 0; e < row->n_in; e++) empty += row->in[e].row < 0 && row->in[e].weight == 0;
         if (empty == row->n_in)
             return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: all %d inputs of row %d have weight 0", row->n_in, i);
-        if (empty > 0 && (f->eager || d == NULL || !(d->traits & HPC_WHOLE) || d->split != NULL))
+        if (empty > 0 && (f->eager || d == NULL || (d->traits & (HPC_WHOLE | HPC_SPLITS)) != HPC_WHOLE))
             return hpc_fail(HPC_ERR_CONFIG, op_create,
                             "exchange: row %d takes a push with weight 0, which only tells that its rank is ready; "
                             "that needs BSP without eager and split",
@@ -252,7 +252,7 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
     if (d == NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: this build has no consistency %s %s",
                         hpc_consistency_name(f->consistency), f->graph != NULL ? "on a graph" : "with servers");
-    if (f->split && d->split == NULL)
+    if (f->split && !(d->traits & HPC_SPLITS))
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
                         "exchange: split needs BSP with servers, peers or a graph, without a quorum; here is %s %s",
                         d->name, f->graph != NULL ? "on a graph" : "with servers");
@@ -428,7 +428,7 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
     mine->in_place = en->asked.in_place;
     mine->n_keys = en->plan->n_keys;
     mine->n_engines = of->n_engines;
-    mine->split = en->discipline->split != NULL;
+    mine->split = (en->discipline->traits & HPC_SPLITS) != 0;
     mine->threads = f->threads > 0 ? f->threads : c->self.threads;
     struct key_description *keys = (void *)(mine + 1);
     for (int k = 0; k < en->plan->n_keys; k++) {

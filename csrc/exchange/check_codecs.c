@@ -11,12 +11,6 @@ static const char op_create[] = "exchange";
 
 enum { MISSING_BYTES = 256 };
 
-/* The number of the key's codec of pieces; -1: it has none. */
-static int number_of(const hpc_row *row) {
-    if (!hpc_codec_of(row->codec_in)->addressable) return row->codec_in;
-    return hpc_codec_of(row->codec_out)->addressable ? -1 : row->codec_out;
-}
-
 static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec) {
     const hpc_row *row = &f->plan->rows[i];
     const hpc_key *key = &f->plan->keys[row->key];
@@ -81,13 +75,10 @@ static int check_key(const hpc_exchange_config *f, int key, const hpc_codec *cod
     return HPC_OK;
 }
 
-/* Whether a discipline can fold pieces: all of them whole, and an update that is left out by all. */
-static int check_discipline(const hpc_exchange_config *f, const hpc_codec *codec) {
+static int check_whole(const hpc_exchange_config *f) {
     const hpc_discipline *d = hpc_discipline_of(f);
-    const char *why = d == NULL || d->refuses_pieces == NULL ? NULL : d->refuses_pieces(f);
-    if (why == NULL) return HPC_OK;
-    return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: codec %s does not go with %s: %s", codec->name, d->name,
-                    why);
+    if (d == NULL || !(d->traits & HPC_TEARS)) return HPC_OK;
+    return hpc_pieces_refuse(f, d->name, "a fold may find an update half written");
 }
 
 /* The row's codec of pieces is the key's, whose number is given: a key has one configuration. */
@@ -110,14 +101,14 @@ int hpc_codecs_check(const hpc_exchange_config *f) {
     const hpc_plan *plan = f->plan;
     for (int i = 0, last = -1, its = -1; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
-        const int number = number_of(row);
+        const int number = hpc_row_variable_codec(row);
         if (number < 0) continue;
         if (row->key != last) its = number;
         const hpc_codec *codec = hpc_codec_of(its);
         int status = row->key == last ? HPC_OK : check_key(f, row->key, codec);
         if (status == HPC_OK) status = check_one(f, i, its);
         if (status == HPC_OK) status = check_row(f, i, codec);
-        if (status == HPC_OK) status = check_discipline(f, codec);
+        if (status == HPC_OK) status = check_whole(f);
         if (status == HPC_OK) status = check_source(f, i, codec);
         if (status != HPC_OK) return status;
         last = row->key;

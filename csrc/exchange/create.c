@@ -248,7 +248,7 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status == HPC_OK && en->layout.encodes) status = round_values(en, deadline);
     if (status != HPC_OK) return status;
     en->life.open = 1;
-    en->life.serves = (en->discipline->traits & HPC_GOES_ON) || en->puts == HPC_PASSES_ON ||
+    en->life.serves = (en->discipline->traits & HPC_GOES_ON) || en->passes_on ||
                       en->discipline->outstanding != NULL; /* puts of others' updates read this memory */
     en->life.serves &= en->n_work > 0;
     for (int s = 0; s < en->layout.n_shares; s++) { /* others may push to its rows after its own last push */
@@ -315,10 +315,10 @@ hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *f, const c
                             .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
                             .grace = f->grace < 0 ? -1 : f->grace};
     en->rotates = hpc_models_rotate(f);
-    en->own_args = f->graph != NULL || (d->split != NULL && d->split->keeps_inputs);
+    en->own_args = f->graph != NULL || d->traits & HPC_KEEPS_INPUTS;
     en->has_read = d->has_read;
-    en->puts = d->puts;
-    if (en->puts == HPC_PASSES_ON && !hpc_plan_has_ways(f->plan)) en->puts = HPC_READS_IN_PLACE;
+    en->passes_on = (d->traits & HPC_PASSES_ON) && hpc_plan_has_ways(f->plan);
+    en->puts = (d->traits & HPC_PUTS) || en->passes_on;
     return en;
 }
 

@@ -21,7 +21,7 @@ static int tells(const hpc_engine *en, int s) {
 
 static uint64_t heard_of(const hpc_engine *en, int s) {
     if (en->heard != NULL) return en->heard[s];
-    const int signal = en->discipline->pulling != NULL ? hpc_signal_second(en, s) : hpc_signal_applied(en, s);
+    const int signal = en->discipline->traits & HPC_PULLS ? hpc_signal_second(en, s) : hpc_signal_applied(en, s);
     return atomic_load_explicit(hpc_own_signal(en->window, signal), memory_order_acquire);
 }
 

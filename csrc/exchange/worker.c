@@ -154,23 +154,30 @@ static int ask_share(hpc_engine *en, int key, int s, hpc_limit *l) {
     return hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, answered, s), l);
 }
 
+static int ask_owners(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    hpc_pushed *k = &en->keys[key];
+    const hpc_discipline *d = en->discipline;
+    for (; k->at_share < k->n_shares; k->at_share++) {
+        int s = k->shares[k->at_share];
+        int status = d->ask != NULL ? d->ask(en, s, l) : ask_share(en, key, s, l);
+        if (status != HPC_OK) return status;
+    }
+    k->pulls++;
+    return hpc_note(en, key, HPC_ON_ASKED, NULL, op);
+}
+
 /* Asks the owners for parameters, where those come to pulls; elsewhere a pull waits for the answer to the push. A pull
  * that ends at once has the number of the last one that asked. */
 static int send_pull(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &en->keys[key];
-    const hpc_pulling *pulling = en->discipline->pulling;
-    if (pulling != NULL && pulling->ends != NULL && k->at_share == 0 && pulling->ends(en, key)) {
-        en->stats.pulls++;
-        return HPC_OK;
-    }
-    for (; k->at_share < k->n_shares && pulling != NULL; k->at_share++) {
-        int s = k->shares[k->at_share];
-        int status = pulling->ask != NULL ? pulling->ask(en, s, l) : ask_share(en, key, s, l);
-        if (status != HPC_OK) return status;
-    }
-    k->pulls++;
-    en->stats.pulls++;
-    return hpc_note(en, key, HPC_ON_ASKED, NULL, op);
+    const hpc_discipline *d = en->discipline;
+    int status = HPC_OK;
+    if (!(d->traits & HPC_PULLS))
+        k->pulls++;
+    else if (k->at_share > 0 || d->ends == NULL || !d->ends(en, key))
+        status = ask_owners(en, key, l, op);
+    if (status == HPC_OK) en->stats.pulls++;
+    return status;
 }
 
 /* Sends the rest of a start, as k->sending has it. After a timeout the next start goes on where this one stopped. A
@@ -228,7 +235,8 @@ int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *
     }
     status = send_left(en, key, l, op);
     if (status == HPC_OK)
-        *ticket = flags & HPC_PULL && en->discipline->pulling != NULL ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
+        *ticket =
+            flags & HPC_PULL && en->discipline->traits & HPC_PULLS ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
     return status;
 }
 
@@ -278,7 +286,8 @@ int hpc_worker_under_way(const hpc_engine *en) {
     for (int k = 0; k < en->plan->n_keys && en->layout.places[en->context->group.rank].worker; k++) {
         const hpc_pushed *key = &en->keys[k];
         if (key->sending != 0 || !hpc_ticket_is_done(en, k, 2 * key->pushes)) return k;
-        if (en->discipline->pulling != NULL && !hpc_ticket_is_done(en, k, 2 * key->pulls + HPC_PULL_TICKET)) return k;
+        if (en->discipline->traits & HPC_PULLS && !hpc_ticket_is_done(en, k, 2 * key->pulls + HPC_PULL_TICKET))
+            return k;
     }
     return -1;
 }

@@ -52,6 +52,21 @@ class Compiled:
     peers: bool
     threads: bool
 
+    @property
+    def counts_versions(self) -> bool:
+        """Whether all its keys have their versions together: with servers, under a quorum."""
+        return self.scheme.consistency.quorum is not None and self.mode == "BSP"
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether its rows count updates and not the steps of a worker: under ASYNC and SSP(s), but on graphs."""
+        return not self.phases and self.scheme.consistency.staleness != 0
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether every rank has a copy of its keys, with equal bits at equal steps: among peers under BSP."""
+        return self.peers and not self.own and self.scheme.consistency == BSP
+
 
 @dataclass(frozen=True)
 class Checked:

@@ -628,7 +628,7 @@ class Exchange(SplitCalls):
     @property
     def _counts_updates(self) -> bool:
         """Whether some rows count updates and not the steps of a worker: ASYNC and SSP(s) with servers."""
-        return any(one.scheme.consistency.staleness != 0 and not one.phases for one in self._schemes)
+        return any(one.counts_updates for one in self._schemes)
 
     @property
     def clock(self) -> int:

@@ -124,7 +124,7 @@ def groups(ex: Exchange) -> list[list[int]]:
     found = []
     for one in ex._schemes:
         own = [numbers[name] for name in one.scheme.names]
-        found += [own] if one.scheme.consistency.quorum is not None and one.mode == "BSP" else [[key] for key in own]
+        found += [own] if one.counts_versions else [[key] for key in own]
     return found
 
 
@@ -186,7 +186,7 @@ def check_recovers(ex: Exchange) -> None:
     begin and end together, or versions of their own."""
     if len(ex._schemes) == 1 or all(one.scheme.consistency == BSP and not one.own for one in ex._schemes):
         return
-    if len({one.scheme.consistency for one in ex._schemes}) == 1 and all(map(_counts_versions, ex._schemes)):
+    if len({one.scheme.consistency for one in ex._schemes}) == 1 and all(one.counts_versions for one in ex._schemes):
         return
     each = (f"key {one.scheme.names[0]!r} is {_where(one)} under {one.scheme.consistency}" for one in ex._schemes)
     raise NotSupported(
@@ -198,30 +198,26 @@ def check_recovers(ex: Exchange) -> None:
 
 def copied(ex: Exchange) -> frozenset[str]:
     """The keys of which every rank has a copy, where copies of equal steps have equal bits: among peers under BSP."""
-    return frozenset(name for one in ex._schemes if _is_copied(one) for name in one.scheme.names)
+    return frozenset(name for one in ex._schemes if one.is_copied for name in one.scheme.names)
 
 
 def differing(ex: Exchange) -> frozenset[str]:
     """The keys of which every rank has a copy, where ranks have added the same updates in different orders: among peers
     under SSP(s)."""
-    stale = (one for one in ex._schemes if one.peers and not one.own and not _is_copied(one))
+    stale = (one for one in ex._schemes if one.peers and not one.own and not one.is_copied)
     return frozenset(name for one in stale for name in one.scheme.names)
 
 
 def may_differ(ex: Exchange) -> bool:
     """Whether several ranks apply the same elements, and their copies may differ without a sign of which is newer."""
-    return any(not one.own and not _is_copied(one) and has_copies(one.plan) for one in ex._schemes)
+    return any(not one.own and not one.is_copied and has_copies(one.plan) for one in ex._schemes)
 
 
 def needed(ex: Exchange) -> set[int]:
     """The ranks with which parameters go, or after which copies may differ."""
     if may_differ(ex):
         return set(range(ex.context.size))
-    return {rank for one in ex._schemes if not one.own and not _is_copied(one) for rank in _owners(one.plan)}
-
-
-def _is_copied(one: Compiled) -> bool:
-    return one.peers and not one.own and one.scheme.consistency == BSP
+    return {rank for one in ex._schemes if not one.own and not one.is_copied for rank in _owners(one.plan)}
 
 
 def _owners(plan: Plan) -> set[int]:
@@ -230,19 +226,13 @@ def _owners(plan: Plan) -> set[int]:
     return set(np.unique(plan.rows.column("owner")[keeps]).tolist())
 
 
-def _counts_versions(one: Compiled) -> bool:
-    """Whether it is with servers, under a quorum that counts the versions of its keys."""
-    with_servers = not one.phases and not one.peers and not one.own
-    return with_servers and one.scheme.consistency.quorum is not None and one.mode == "BSP"
-
-
 def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.uint64]:
     """By key, the step from which its rows go on: the agreed clock; where groups have versions of their own the newest
     of the key's group. steps: by key, the most that a row of it has had on any rank."""
     found = np.full(len(steps), clock, np.uint64)
     numbers = {key.name: i for i, key in enumerate(ex.plan.keys)}
     for one in ex._schemes if len(ex._schemes) > 1 else ():
-        if _counts_versions(one):
+        if one.counts_versions:
             own = [numbers[name] for name in one.scheme.names]
             found[own] = steps[own].max()
     return found

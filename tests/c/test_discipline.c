@@ -1,4 +1,4 @@
-/* A discipline of one's own: this program has an array with one more member, "every other step", and hpc_discipline_of
+/* A discipline of one's own: this program has a table with one more row, "every other step", and hpc_discipline_of
  * is its own. docs/architecture.md shows this file. */
 #include "discipline/discipline.h"
 #include "engine/answer.h"
@@ -9,10 +9,6 @@
 enum { EVERY_OTHER = 100, STEPS = 6 };
 
 /* ---- the discipline: owners fold the updates of two steps at once, and workers go on in between ---- */
-
-static int suits(const hpc_exchange_config *config) {
-    return config->consistency == EVERY_OTHER;
-}
 
 static int check(const hpc_context *context, const hpc_exchange_config *config) {
     (void)context;
@@ -52,17 +48,15 @@ static int may_push(hpc_engine *en, int key, const char *op) {
 
 static const hpc_discipline every_other = {
     .name = "every other step",
-    .suits = suits,
     .check = check,
     .row_came = row_came,
     .may_push = may_push,
 };
 
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {
-    static const hpc_discipline *const disciplines[] = {&every_other, &hpc_discipline_bsp};
-    for (size_t i = 0; i < sizeof disciplines / sizeof *disciplines; i++)
-        if (disciplines[i]->suits(config)) return disciplines[i];
-    return NULL;
+    static const hpc_discipline *const disciplines[] = {[HPC_BSP] = &hpc_discipline_bsp, [EVERY_OTHER] = &every_other};
+    const int known = config->consistency >= 0 && config->consistency <= EVERY_OTHER;
+    return known ? disciplines[config->consistency] : NULL;
 }
 
 /* ---- tests ---- */
@@ -91,7 +85,7 @@ static void trains(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Every rank refuses a configuration that no discipline suits, or that its discipline's check refuses. */
+/* Every rank refuses a configuration for which there is no discipline, or that its discipline's check refuses. */
 static void refuses(rank *r) {
     job j;
     hpc_exchange_config config;
@@ -103,7 +97,7 @@ static void refuses(rank *r) {
     CHECK(strstr(hpc_last_error()->message, "depth 2") != NULL);
     config.consistency = EVERY_OTHER + 1;
     CHECK_EQ(job_create_with(r, &j, &config, -1, &e), HPC_ERR_INVALID);
-    config.consistency = HPC_BSP; /* this array has none with a quorum: BSP must not wait for all in its place */
+    config.consistency = HPC_BSP; /* this table has none with a quorum: BSP must not wait for all in its place */
     config.quorum = 1;
     CHECK_EQ(job_create_with(r, &j, &config, -1, &e), HPC_ERR_UNSUPPORTED);
     CHECK(strstr(hpc_last_error()->message, "no discipline with a quorum") != NULL);

@@ -27,7 +27,8 @@ static void slots(rank *r) {
     for (int i = 0; i < inside(e)->plan->n_rows; i++) {
         const hpc_row *row = &inside(e)->plan->rows[i];
         const size_t due = line(longest(s.kinds[row->key], row->count));
-        CHECK_EQ(hpc_slot_stride(inside(e), row), due + inside(e)->discipline->head + inside(e)->discipline->tail);
+        CHECK_EQ(hpc_slot_stride(inside(e), row),
+                 due + (inside(e)->discipline->traits & HPC_MARGINS ? HPC_MARGIN_BYTES : 0));
         all += due;
     }
     CHECK_EQ(inside(e)->layout.gradient_bytes, all);
