@@ -22,7 +22,7 @@ from .._core import exchange_call as _call
 from .._core import exchange_start as _start
 from ..codec import Products, WireFormat
 from ..codec.base import number
-from ..consistency import BSP
+from ..consistency import BSP, applies_each
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..measure import measured
@@ -244,7 +244,8 @@ class Exchange(SplitCalls):
         self._made, self._rules, self._schemes = made, given.rules, given.schemes
         self.plan, self.graph = given.plan, next((one.phases for one in given.schemes if one.phases), ())
         self._rows = owned_rows(self.plan, ctx.rank)
-        late = {n for one in given.schemes if one.scheme.consistency.staleness for n in one.scheme.names if one.peers}
+        of_peers = [one.scheme for one in given.schemes if one.peers and applies_each(one.scheme.consistency)]
+        late = {name for scheme in of_peers for name in scheme.names}
         self._peers_rows = [i for i, (_, span) in enumerate(self._rows) if span.key in late]
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         self._base = [0] * len(given.values)  # by key: steps of its rows before its first fold here
@@ -313,7 +314,8 @@ class Exchange(SplitCalls):
             keys,
             finite=bool(engine.check_finite),
             patience=engine.patience,
-            settles=any(one.mode == "SSP" and not one.phases for one in given.schemes),
+            settles=any(one.mode == "SSP" and not one.phases for one in given.schemes)
+            or bool(_core.exchange_staleness(self._handle)),  # under ASYNC too where slots bound it
             products=any(isinstance(key, ProductKey) for key in keys.values()),
         )
         found = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)

@@ -71,7 +71,8 @@ typedef struct hpc_hub {
     int depth;      /* updates of one key that a worker may have under way; 1 */
     int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;        /* 0: the mean of the workers' updates, 1: their sum */
-    int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes */
+    int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes, in full; where
+                       receivers apply, sums of them */
     int affinity;   /* hpc_affinity; changes no chunk's core */
     int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
     int codec_out;  /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all
