@@ -298,7 +298,7 @@ int main(int argc, char **argv) {
         {.name = "totals", .run = totals, .applies = has_totals},
         {.name = "bounded", .run = bounded},
         {.name = "levels", .run = levels, .applies = has_clocks},
-        {.name = "takes", .run = takes, .applies = runs_behind},
+        {.name = "takes", .run = takes, .applies = runs_behind, .how = {.where = RANKS_UNSEEDED}},
         {.name = "names", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}},
         {.name = "names_still", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}, .variant = 1},
         {0},
