@@ -89,8 +89,7 @@ class Exchange(SplitCalls):
             or "flat", which is the default one of these. Or a Hierarchy, where updates are folded inside each host
             first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a
             PeerToPeer, where every rank applies the updates of all ranks to parameters of its own (SFB, section 3),
-            under BSP or SSP(s). Or a mapping
-            from names of keys to these; keys that it does not name are flat.
+            under BSP, SSP(s) or ASYNC. Or a mapping from names of keys to these; keys that it does not name are flat.
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
             in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.

@@ -80,7 +80,7 @@ typedef struct hpc_hub {
     const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */
     const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
-    int apply_at;              /* hpc_apply_at; other than HPC_AT_OWNERS not with each, and with a depth of 2 at least,
+    int apply_at;              /* hpc_apply_at; other than HPC_AT_OWNERS with a depth of 2 at least,
                                           under SSP(s) s + 2 */
     uint64_t least;            /* bytes, at most chunk. 0: each chunk of a key but the last has chunk bytes. Else a key
                                   has equal chunks of at most chunk bytes, as many for every core of the servers, or
