@@ -6,6 +6,7 @@ from typing import Literal
 from .errors import InvalidArgument
 
 _MOST = (1 << 31) - 1  # an int in C
+_ASYNC_AHEAD = 4  # steps for which a peer or a receiver has room under ASYNC, unless depth asks for more
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,12 @@ def on_graph(consistency: Consistency) -> Consistency:
 def applies_each(consistency: Consistency) -> bool:
     """Whether servers apply each update by itself, as it comes: under ASYNC, and under SSP with a staleness."""
     return consistency == ASYNC or bool(consistency.staleness)
+
+
+def steps_ahead(consistency: Consistency) -> int:
+    """By how many steps a worker may be ahead of the slowest one where peers or receivers apply: they have room for two
+    updates more. Under ASYNC that many at least."""
+    return _ASYNC_AHEAD if consistency.staleness is None else consistency.staleness
 
 
 def in_step(consistency: Consistency) -> bool:

@@ -153,14 +153,15 @@ class Plan:
             codec_out: of the parameters on their way to workers, given likewise. In 16 bits all workers have the same
                 rounded values, in float32 arrays, and the servers keep masters in float32.
             reduce: "mean" or "sum" of the workers' updates.
-            each: True applies each update by itself as it comes, with weight 1; False the fold of all workers'.
+            each: True applies each update by itself as it comes, with weight 1; False the fold of all workers'. Where
+                receivers apply, True gives these weights alone, for ASYNC.
             affinity: which of several NICs carries a chunk, there and back (section 4.5): "key", that of the chunk's
                 core, so that a worker uses all of them; "worker", one for each pair of ranks. It changes no chunk's
                 core, and nothing at all between ranks that share memory or use TCP.
             interfaces: NICs of each server, 1 to cores, that the chunks are balanced over.
             apply_at: who applies the rule: "owners", which send parameters; "receivers": owners send the folded update
                 on, as codec says, and each worker applies it by itself, with state of its own; "both": so do servers
-                that are no workers. Not with each. What it costs: docs/topology.md.
+                that are no workers. What it costs: docs/topology.md.
             parents: [server][worker], by their numbers in servers and workers: the number of the worker that sends the
                 folds of the server's chunks on to that worker, unopened; -1: the server does. So each server has a tree
                 (Parameter Flow, section 3.4.2). Not with apply_at "owners". None: servers send to all workers.

@@ -114,7 +114,7 @@ def parameter_flow(
     **options: "Unpack[MoreButCodec]",
 ) -> Exchange:
     """Parameter Flow: updates alone travel, and each worker applies their sum by itself (UCC, section 3.2); what is
-    small waits (DVF, section 3.3); sums go down trees (TSB, section 3.4). Under BSP or SSP(s).
+    small waits (DVF, section 3.3); sums go down trees (TSB, section 3.4). Under BSP, SSP(s) or ASYNC.
 
         ex = hpcomm.parameter_flow(ctx, {"w": w0}, delta=1e-4, up=2e-4, at_least=6.25e6)
         for t, batch in enumerate(batches, 1):

@@ -192,10 +192,10 @@ def weights(edges: Edges, value: Consistency, step: int) -> NDArray[np.float64]:
     if edges.kind in ("graph", "models"):
         graphs = edges.topology if isinstance(edges.topology, list) else [edges.topology]
         return graphs[step % len(graphs)].dense()  # type: ignore[no-any-return]
+    weight = 1 / edges.group if value.staleness is None else 1 / n  # under ASYNC every update counts in full
     if edges.kind == "peers" and not edges.topology.all_to_all:
-        return (edges.topology.graph.dense() + np.eye(n) > 0) / n  # type: ignore[no-any-return]
-    each = value.staleness is None and edges.kind == "servers"  # every update counts in full
-    return np.full((n, n), 1 / edges.group if each else 1 / n)
+        return (edges.topology.graph.dense() + np.eye(n) > 0) * weight  # type: ignore[no-any-return]
+    return np.full((n, n), weight)
 
 
 def is_known(edges: Edges, value: Consistency) -> bool:

@@ -370,8 +370,9 @@ def test_a_checkpoint_under_ssp_has_all_updates_of_its_step(topology: PeerToPeer
         (PeerToPeer(), BSP, False),
         (PeerToPeer(ring(4), relay=True), BSP, False),
         (PeerToPeer(spread(4, 2), relay=True), SSP(2), True),
+        (PeerToPeer(), ASYNC, True),
     ],
-    ids=["direct", "relay", "relay under SSP"],
+    ids=["direct", "relay", "relay under SSP", "direct under ASYNC"],
 )
 def test_peers_go_on_without_a_rank(
     topology: PeerToPeer, consistency: Consistency, needs_checkpoint: bool, tmp_path: Path
@@ -489,10 +490,11 @@ PARTIAL = from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (1, 3), (2, 0),
 
 @pytest.mark.some(3)
 @on_both
-@pytest.mark.parametrize("consistency", [BSP, SSP(3)], ids=str)
+@pytest.mark.parametrize("consistency", [BSP, SSP(3), ASYNC], ids=str)
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_a_rank_applies_the_updates_of_its_neighbours(consistency: Any, reduce: str) -> None:
-    shape, weight = (20, 33), 1.0 if reduce == "sum" else 0.25
+    """Under ASYNC each of them in full."""
+    shape, weight = (20, 33), 1.0 if reduce == "sum" or consistency == ASYNC else 0.25
 
     def body(ctx: hpcomm.Context) -> NDArray[np.float32]:
         topology = PeerToPeer(PARTIAL)
@@ -561,7 +563,6 @@ def test_neighbours_that_are_left_keep_their_parameters() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "asynchronous": ({"consistency": ASYNC}, "consistency is ASYNC: peers apply each update of each rank once"),
     "quorum": ({"consistency": Consistency(quorum=2)}, "peers apply each update .* without a quorum"),
     "too stale": ({"consistency": SSP(31)}, r"room for s \+ 2 updates .* give SSP\(30\) or less"),
     "models": ({"rule": Average()}, "its rule is Average, and peers send updates, not models"),

@@ -183,8 +183,8 @@ def test_hosts_of_several_ranks_send_one_update_under_plain_bsp() -> None:
     assert found([0, 0, 2, 2]) == Hierarchy([[0, 1], [2, 3]], (), apply_at="receivers")
     flat = ParameterServer(apply_at="receivers")
     assert found([0, 1, 2, 3]) == found([0, 0, 2, 2], SSP(2)) == found([0, 0, 0, 0]) == flat
-    refused = Automatic(apply_at="receivers").refuses(Job(2, [0, 1], ["", ""], hpcomm.ASYNC))
-    assert refused == flat.refuses(Job(2, [0, 1], ["", ""], hpcomm.ASYNC)) is not None
+    quorum = Job(2, [0, 1], ["", ""], hpcomm.Consistency(quorum=1))
+    assert Automatic(apply_at="receivers").refuses(quorum) == flat.refuses(quorum) is not None
 
 
 # ---- theorem 2 -----------------------------------------------------------------------------------------------------

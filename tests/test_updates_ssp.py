@@ -11,7 +11,7 @@ import pytest
 from conftest import on_both, run_threads
 
 import hpcomm
-from hpcomm import SGD, SSP, Adam, Exchange, Hierarchy, ParameterServer
+from hpcomm import ASYNC, SGD, SSP, Adam, Exchange, Hierarchy, InvalidArgument, ParameterServer, PeerToPeer
 from hpcomm.codec import Threshold
 
 F32 = np.float32
@@ -217,3 +217,45 @@ def test_ranks_as_processes() -> None:
         assert sum(seen) == len(SHAPES) * steps
         assert sums == [steps * float(np.prod(shape)) for shape in SHAPES.values()]
     assert sum(ended.values[0][0][1:]) > 0, "the fast ranks have begun steps without the slow one"
+
+
+@pytest.mark.parametrize("depth", [1, 9])
+@pytest.mark.parametrize(
+    "topology", [RECEIVERS, Hierarchy(((0, 1), (2,)), apply_at="receivers"), PeerToPeer()], ids=str
+)
+def test_under_async_slots_bound_a_worker_and_every_update_counts_in_full(topology: Any, depth: int) -> None:
+    """Also where receivers or peers apply. A host's update is the mean of its ranks'."""
+    n, steps = 3, 20
+
+    def body(context: hpcomm.Context) -> None:
+        grads = mine(context)
+        with Exchange(context, zeros(), topology, ASYNC, SGD(lr=1), depth=depth, chunk_bytes=1024) as ex:
+
+            def check() -> None:
+                for rank in range(n):
+                    share = 2 if isinstance(topology, Hierarchy) and rank < 2 else 1
+                    assert counts(ex, rank).tolist() == [steps / share]
+
+            for _ in range(steps):
+                for name, grad in grads.items():
+                    ex.push_pull(name, grad)
+            behind = ex.stats().by_staleness
+            assert (len(behind), sum(behind)) == (max(depth, 6) - 1, 2 * steps)
+            saved = ex.state_dict()  # waits for ranks that have made fewer steps
+            check()
+            assert set(saved["row_step"].tolist()) == {steps} or topology != PeerToPeer()
+            context.barrier()
+            for name, grad in grads.items():
+                ex.push_pull(name, grad)
+            ex.load_state_dict(saved)
+            check()
+
+    run_threads(n, body)
+
+
+def test_under_async_all_keys_are_applied_at_receivers_or_none() -> None:
+    def body(context: hpcomm.Context) -> None:
+        with pytest.raises(InvalidArgument, match="consistency is ASYNC, and only some keys have apply_at='receivers'"):
+            Exchange(context, zeros(), {"w": RECEIVERS, "b": ParameterServer()}, ASYNC)
+
+    run_threads(2, body)

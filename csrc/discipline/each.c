@@ -37,6 +37,8 @@
  * take the keys in different orders, and s is 1 or more. Inside a group all wait for the same folds. */
 #include "discipline/each.h"
 
+#include <stdio.h>
+
 #include "discipline/graph.h"
 #include "discipline/grouping.h"
 #include "discipline/whole.h"
@@ -66,6 +68,16 @@ int hpc_each_check(const hpc_exchange_config *f) {
                 "servers each is applied by itself: give another rule, or BSP",
                 op, f->plan->keys[k].name, name);
     return HPC_OK;
+}
+
+int hpc_slots_check(const hpc_exchange_config *f, const char *where) {
+    const int depth = f->plan->rows[0].depth, asynchronous = f->consistency == HPC_ASYNC;
+    const int least = asynchronous ? 3 : f->staleness + 2;
+    char ssp[32];
+    if (depth >= least) return HPC_OK;
+    snprintf(ssp, sizeof ssp, "SSP(%d)", f->staleness);
+    return hpc_fail(HPC_ERR_CONFIG, "exchange", "exchange: the plan has depth %d; %s %s needs %d or more", depth,
+                    asynchronous ? "ASYNC" : ssp, where, least);
 }
 
 /* HPC_OK if a discipline can have all rows of the plan; else an error that names the first other one, and says what
@@ -100,8 +112,6 @@ static int check_async(const hpc_context *c, const hpc_exchange_config *f) {
     if (f->shared_params)
         return hpc_fail(HPC_ERR_CONFIG, "exchange",
                         "exchange: shared_params needs BSP: under ASYNC a worker would see the pushes of others");
-    if (hpc_edges_of(f) == HPC_PEERS)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: peers know BSP and SSP; here is ASYNC");
     return check_rows(f, applies_each, "applies each one by itself: 1, or all of them");
 }
 

@@ -9,6 +9,16 @@
 /* Whether updates may be applied by themselves with this configuration. */
 int hpc_each_check(const hpc_exchange_config *config);
 
+/* Where receivers or peers apply, updates wait in slots until a worker takes them. SSP(s) needs s + 2 of them. Under
+ * ASYNC they are the only bound: staleness is what they allow, 1 at least, or else it would be BSP. Opens the counts.
+ */
+static inline int hpc_slots_open(hpc_engine *en, const char *op) {
+    if (en->asked.consistency == HPC_ASYNC) en->asked.staleness = en->layout.depth - 2;
+    return hpc_open_begun(en, op);
+}
+/* HPC_OK if the plan has these slots. where: for the error. */
+int hpc_slots_check(const hpc_exchange_config *config, const char *where);
+
 /* ---- fresh.c: slots of SSP where workers pull ---- */
 
 int hpc_fresh_plan(hpc_engine *en, const char *op);

@@ -1,7 +1,7 @@
-/* SSP(s) among peers (SFB, section 4.2, equation 4). A worker's *clock* of a key is the number of its pushes since the
- * last publish. Step c of a worker begins when its parameters have all its own updates, and of each peer that sends to
- * it the updates up to some clock from c - s to c: at least those, so that no copy is far behind, and none of a later
- * clock, so that a fast peer's updates wait.
+/* SSP(s) and ASYNC among peers (SFB, section 4.2, equation 4). A worker's *clock* of a key is the number of its pushes
+ * since the last publish. Step c of a worker begins when its parameters have all its own updates, and of each peer that
+ * sends to it the updates up to some clock from c - s to c: at least those, so that no copy is far behind, and none of
+ * a later clock, so that a fast peer's updates wait.
  *
  * A push of this rank is an event of its own share, like a peer's. The share applies nothing while the worker computes:
  * it waits for the next push of its worker, until every open peer has pushed c - s times, and then applies all that it
@@ -14,6 +14,11 @@
  * applied all that came of clocks up to t before its last push. So where this rank is the faster one it may push up to
  * t + s + 1, and has the slots t + 1 to t + s + 1 under way: it never waits. A rank that was slower than a peer and
  * overtakes it within one of that peer's steps may wait for the end of that step.
+ *
+ * ASYNC takes all updates that have come, those of later clocks too, and is else SSP(d - 2): slots alone say how far a
+ * worker may be ahead of a peer. They are of pushes, not of time: a worker that waits for a free slot waits at the end
+ * of a step, where its own share frees those of others, and not in its next push, where two workers could wait for each
+ * other. So a slow worker never waits for a fast one, not even for one that stands at a barrier.
  *
  * Settle applies what comes up to the worker's own clock, publish and close all that comes; the worker does not compute
  * meanwhile. A peer that has closed counts no more. It closes once all that it sends to have applied its last push,
@@ -68,10 +73,9 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
                         f->staleness, MOST);
     if (own != NULL)
         return hpc_fail(HPC_ERR_CONFIG, "exchange",
-                        "exchange: rule %s has a fold of its own; SSP among peers needs the weighted sum", own->name);
-    if (f->plan->rows[0].depth >= f->staleness + 2) return HPC_OK;
-    return hpc_fail(HPC_ERR_CONFIG, "exchange", "exchange: the plan has depth %d; SSP(%d) among peers needs %d or more",
-                    f->plan->rows[0].depth, f->staleness, f->staleness + 2);
+                        "exchange: rule %s has a fold of its own; %s among peers needs the weighted sum", own->name,
+                        hpc_consistency_name(f->consistency));
+    return hpc_slots_check(f, "among peers");
 }
 
 /* ---- open ---- */
@@ -79,7 +83,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 static int open_all(hpc_engine *en, const char *op) {
     const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
     peering *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
-    if (its == NULL || hpc_clocks_open(en, op) != HPC_OK || hpc_open_begun(en, op) != HPC_OK) return HPC_ERR_MEMORY;
+    if (its == NULL || hpc_clocks_open(en, op) != HPC_OK || hpc_slots_open(en, op) != HPC_OK) return HPC_ERR_MEMORY;
     its->last = hpc_engine_take(en, keys * size, sizeof *its->last, op);
     its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
     int enough = its->last != NULL && its->counted != NULL;
@@ -210,7 +214,7 @@ static int go_on(hpc_core *core, hpc_share *share) {
     for (uint64_t next = hpc_clock_applied(own_clock(share)) + 1; is_time(en, share, next); next++, n++) {
         if (hpc_engine_has_failed(en)) return n;
         atomic_store_explicit(&p->late, next - least_of_open(en, share, next), memory_order_relaxed);
-        if (apply_all(core, share, next, next) != 0) return n;
+        if (apply_all(core, share, en->asked.consistency == HPC_ASYNC ? UINT64_MAX : next, next) != 0) return n;
     }
     const uint64_t own = hpc_clock_applied(own_clock(share));
     if (p->runs != 0 && !hpc_engine_has_failed(en))
@@ -356,7 +360,7 @@ static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const 
 }
 
 const hpc_discipline hpc_discipline_peers_ssp = {
-    .name = "SSP among peers",
+    .name = "ASYNC or SSP among peers",
     .check = check,
     .traits = HPC_OWN_PARAMS | HPC_PASSES_ON,
     .open = open_all,

@@ -47,6 +47,8 @@
  * they have applied to the ranks of all rows by which it came. A version stays open until the slots that it needs are
  * free, at whatever receiver of its sum.
  *
+ * ASYNC is SSP(d - 2): slots alone say how far a worker may be ahead of the slowest one.
+ *
  * Writers, readers and order:
  *   a worker's parameters     written by its own core between the event of its question and the answer (a signal); in
  *                             settle, publish and close between two pauses of the core
@@ -56,6 +58,7 @@
  *
  * Nobody waits in a circle: the slowest worker waits for no one, as all others have pushed as often. */
 #include "discipline/each.h"
+#include "discipline/graph.h"
 #include "discipline/grouping.h"
 #include "discipline/updates.h"
 #include "engine/core.h"
@@ -142,7 +145,8 @@ static const char *refuses_row(const hpc_plan *plan, const hpc_row *row, const h
     return why;
 }
 
-static int check_rows(const hpc_plan *plan) {
+static int check_rows(const hpc_exchange_config *f) {
+    const hpc_plan *plan = f->plan;
     const hpc_row *first = NULL;
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
@@ -151,10 +155,10 @@ static int check_rows(const hpc_plan *plan) {
         if (why != NULL)
             return hpc_fail(
                 HPC_ERR_CONFIG, "exchange",
-                "exchange: row %d %s; SSP where receivers apply needs a plan of parameter servers or of hosts, whose "
+                "exchange: row %d %s; %s where receivers apply needs a plan of parameter servers or of hosts, whose "
                 "rows forward the sum of all workers' updates to one row at each worker, be it over a tree (hpc_hosts: "
                 "with apart)",
-                i, why);
+                i, why, hpc_consistency_name(f->consistency));
     }
     return HPC_OK;
 }
@@ -167,18 +171,15 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
         return hpc_fail(HPC_ERR_INVALID, "exchange",
                         "exchange: staleness is %d; 0 to %d are possible where receivers apply the rule", f->staleness,
                         MOST);
-    const int status = hpc_each_check(f);
+    int status = hpc_each_check(f);
     if (status != HPC_OK) return status;
     if (own != NULL)
         return hpc_fail(HPC_ERR_CONFIG, "exchange",
-                        "exchange: rule %s has a fold of its own, by which receivers would fold a sum again; SSP where "
+                        "exchange: rule %s has a fold of its own, by which receivers would fold a sum again; %s where "
                         "receivers apply needs the weighted sum",
-                        own->name);
-    if (f->plan->rows[0].depth < f->staleness + 2)
-        return hpc_fail(HPC_ERR_CONFIG, "exchange",
-                        "exchange: the plan has depth %d; SSP(%d) where receivers apply the rule needs %d or more",
-                        f->plan->rows[0].depth, f->staleness, f->staleness + 2);
-    return check_rows(f->plan);
+                        own->name, hpc_consistency_name(f->consistency));
+    status = hpc_slots_check(f, "where receivers apply the rule");
+    return status == HPC_OK ? check_rows(f) : status;
 }
 
 /* ---- open ---- */
@@ -265,7 +266,7 @@ static int open_all(hpc_engine *en, const char *op) {
     its->goal = hpc_engine_take(en, keys, sizeof *its->goal, op);
     its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
     if (its->rows == NULL || its->base == NULL || its->goal == NULL || its->counted == NULL) return HPC_ERR_MEMORY;
-    int status = hpc_open_begun(en, op);
+    int status = hpc_slots_open(en, op);
     its->last = its->base + keys * (size_t)en->context->group.size;
     for (int i = 0; i < en->n_work && status == HPC_OK; i++) status = open_row(en, &en->work[i], op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
@@ -552,7 +553,7 @@ static int outstanding(const hpc_engine *en, int *ranks) {
 }
 
 const hpc_discipline hpc_discipline_updates_ssp = {
-    .name = "SSP where receivers apply",
+    .name = "ASYNC or SSP where receivers apply",
     .check = check,
     .traits = HPC_WHOLE | HPC_SUMS | HPC_OWN_PARAMS | HPC_MARGINS,
     .plan = find_hosts,

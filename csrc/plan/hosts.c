@@ -73,9 +73,6 @@ static int check_hosts(const hpc_hosts *h) {
     if (h->sum != 0 && h->sum != 1)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: sum is %d; must be 0 or 1", h->sum);
     status = hpc_plan_check_apply_at(h->apply_at);
-    if (status == HPC_OK && h->each && h->apply_at != HPC_AT_OWNERS)
-        status = hpc_fail(HPC_ERR_INVALID, op_plan,
-                          "plan: apply_at is %d and each 1; receivers apply the fold of all updates", h->apply_at);
     if (status != HPC_OK) return status;
     if (h->top != HPC_TOP_SHARDED && h->top != HPC_TOP_RING)
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: top is %d; must be %d (sharded) or %d (ring)", h->top,

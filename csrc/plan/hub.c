@@ -34,11 +34,6 @@ static int check_hub(const hpc_hub *h) {
                         "plan: interfaces is %d; 0 (one) to %d are possible, since each needs one of the %d cores",
                         h->interfaces, h->cores, h->cores);
     status = hpc_plan_check_apply_at(h->apply_at);
-    if (status == HPC_OK && h->each && h->apply_at != HPC_AT_OWNERS)
-        status =
-            hpc_fail(HPC_ERR_INVALID, op_plan,
-                     "plan: apply_at is %d and each 1; receivers apply the fold of all updates, not each by itself",
-                     h->apply_at);
     if (status == HPC_OK) status = hpc_plan_check_affinity(h->affinity);
     return status == HPC_OK ? hpc_hub_check_trees(h) : status;
 }

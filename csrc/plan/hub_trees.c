@@ -138,7 +138,8 @@ static int make(const hpc_hub *h, const hpc_row *chunks, int n, const int *bin_o
     int status = hpc_plan_block_make(h->keys, h->n_keys, (int)rows, edges, op_plan, &block);
     if (status != HPC_OK) return status;
     hpc_edge *pushes = block.edges, *edge = pushes + h->n_workers;
-    for (int w = 0; w < h->n_workers; w++) pushes[w] = (hpc_edge){h->workers[w], -1, h->sum ? 1.0 : 1.0 / h->n_workers};
+    const double weight = h->sum || h->each ? 1.0 : 1.0 / h->n_workers;
+    for (int w = 0; w < h->n_workers; w++) pushes[w] = (hpc_edge){h->workers[w], -1, weight};
     for (int c = 0, base = 0; c < n; c++) {
         const int server = bin_of[c] / h->cores;
         find_inner(h, server, b);

@@ -13,7 +13,7 @@ static inline void hpc_hub_set_row(const hpc_hub *hub, int bin, hpc_row *row) {
     row->core = bin % hub->cores;
     row->action = HPC_APPLY;
     row->depth = hub->depth;
-    row->quorum = hub->each ? 1 : hub->n_workers;
+    row->quorum = hub->each && hub->apply_at == HPC_AT_OWNERS ? 1 : hub->n_workers;
     row->codec_in = hub->wires != NULL ? hub->wires[row->key] : hub->wire;
     row->codec_out = hub->codecs_out != NULL ? hub->codecs_out[row->key] : hub->codec_out;
 }

@@ -22,7 +22,7 @@ from .._core import exchange_call as _call
 from .._core import exchange_start as _start
 from ..codec import Products, WireFormat
 from ..codec.base import number
-from ..consistency import BSP
+from ..consistency import BSP, applies_each
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..measure import measured
@@ -89,8 +89,7 @@ class Exchange(SplitCalls):
             or "flat", which is the default one of these. Or a Hierarchy, where updates are folded inside each host
             first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a
             PeerToPeer, where every rank applies the updates of all ranks to parameters of its own (SFB, section 3),
-            under BSP or SSP(s). Or a mapping
-            from names of keys to these; keys that it does not name are flat.
+            under BSP, SSP(s) or ASYNC. Or a mapping from names of keys to these; keys that it does not name are flat.
             Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
             its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
             in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.
@@ -244,7 +243,8 @@ class Exchange(SplitCalls):
         self._made, self._rules, self._schemes = made, given.rules, given.schemes
         self.plan, self.graph = given.plan, next((one.phases for one in given.schemes if one.phases), ())
         self._rows = owned_rows(self.plan, ctx.rank)
-        late = {n for one in given.schemes if one.scheme.consistency.staleness for n in one.scheme.names if one.peers}
+        of_peers = [one.scheme for one in given.schemes if one.peers and applies_each(one.scheme.consistency)]
+        late = {name for scheme in of_peers for name in scheme.names}
         self._peers_rows = [i for i, (_, span) in enumerate(self._rows) if span.key in late]
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         self._base = [0] * len(given.values)  # by key: steps of its rows before its first fold here
@@ -313,7 +313,8 @@ class Exchange(SplitCalls):
             keys,
             finite=bool(engine.check_finite),
             patience=engine.patience,
-            settles=any(one.mode == "SSP" and not one.phases for one in given.schemes),
+            settles=any(one.mode == "SSP" and not one.phases for one in given.schemes)
+            or bool(_core.exchange_staleness(self._handle)),  # under ASYNC too where slots bound it
             products=any(isinstance(key, ProductKey) for key in keys.values()),
         )
         found = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)

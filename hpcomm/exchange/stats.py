@@ -183,7 +183,8 @@ class ExchangeStats:
         dropped_at: the version of the parameters when the last of them came.
         by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
         by_staleness: under SSP(s) with servers: how many steps of a key began with the slowest worker 0, 1, ... s steps
-            behind, as far as this rank's parameters have its updates. Empty over a hierarchy.
+            behind, as far as this rank's parameters have its updates. Empty over a hierarchy. Under ASYNC too where
+            receivers or peers apply, up to the depth - 2 steps for which they have room.
         peers: by rank.
         traffic: what this rank has sent, by edge, stage and wire.
         load: processor time, system calls and wake-ups of this rank's process.

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..codec import by_key, by_key_out
-from ..consistency import BSP, Consistency
+from ..consistency import BSP, Consistency, applies_each
 from ..errors import ConfigError, InvalidArgument
 from ..plan import Cut, Plan, with_units
 from ..stage import Edge, Key, Row, as_keys, nearest
@@ -63,12 +63,12 @@ class ByKey(Topology):
         return workers, tuple(sorted({rank for _, one in self._each() for rank in one.roles(size)[1]}))
 
     def refuses(self, job: Job) -> str | None:
-        """The sentence of a topology that refuses the job, with its key. Under SSP(s) either all keys are applied at
-        receivers or none is, as their versions are counted differently."""
+        """The sentence of a topology that refuses the job, with its key. Under SSP(s) and ASYNC either all keys are
+        applied at receivers or none is, as their versions are counted differently."""
         for name, one in self._each():
             if (refused := one.refuses(job)) is not None:
                 return f"{name}: {refused}"
-        if not job.consistency.staleness:
+        if not applies_each(job.consistency):
             return None
         away = [_at_receivers(one) for _, one in self._each()]
         if all(away) or not any(away):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..consistency import ASYNC, BSP, Consistency
+from ..consistency import ASYNC, BSP, Consistency, steps_ahead
 from ..errors import ConfigError, InvalidArgument
 from ..plan import Cut, Plan
 from ..stage import Key, choice, whole
@@ -153,7 +153,7 @@ class ParameterServer(Topology):
         **cut: "Unpack[Cut]",
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers. Where the
-        rule is applied at receivers and consistency is SSP(s), depth is s + 2 at least.
+        rule is applied at receivers, depth is s + 2 at least under SSP(s), and 6 under ASYNC.
 
         Args and errors are those of Plan.hub, of roles and of Topology.compile. A tree "auto" that nobody has resolved
         is none. The topology's own interfaces come before those given here, of which no more are taken than there are
@@ -179,17 +179,19 @@ class ParameterServer(Topology):
 
 
 def depth_at_receivers(consistency: Consistency, depth: int) -> int:
-    """The depth of a plan by which receivers apply: under SSP(s) it has a slot for each version on its way."""
-    least = min(consistency.staleness + 2, _core.PLAN_DEPTH) if consistency.staleness else 0
+    """The depth of a plan by which receivers apply: under SSP(s) and ASYNC it has a slot for each version on its
+    way."""
+    ahead = steps_ahead(consistency)
+    least = min(ahead + 2, _core.PLAN_DEPTH) if ahead else 0
     return max(whole("depth", depth, 0), least)
 
 
 def refused_at_receivers(apply_at: str, job: Job) -> str | None:
     """Why a job cannot apply its rules away from the owners."""
-    if job.consistency == ASYNC or job.consistency.quorum is not None:
+    if job.consistency != ASYNC and job.consistency.quorum is not None:
         return (
-            f"consistency is {job.consistency}: with apply_at={apply_at!r} receivers apply one fold of all updates a "
-            "step, which needs BSP or SSP(s), without a quorum"
+            f"consistency is {job.consistency}: with apply_at={apply_at!r} receivers apply folds of all updates, which "
+            "needs BSP, SSP(s) or ASYNC, without a quorum"
         )
     return None
 

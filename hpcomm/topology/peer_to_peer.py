@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from .. import _core
 from ..codec import Codecs, by_key_out
-from ..consistency import BSP, SSP, Consistency, with_servers
+from ..consistency import ASYNC, BSP, SSP, Consistency, steps_ahead, with_servers
 from ..errors import InvalidArgument
 from ..plan import Plan
 from ..stage import Key, as_keys, whole
@@ -29,7 +29,8 @@ class PeerToPeer(Topology):
 
     Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits. Under SSP(s) a
     rank applies its own update at once, and those of others up to its own step, none of them more than s steps late
-    (equation 4). The copies differ then, and close in on each other.
+    (equation 4). The copies differ then, and close in on each other. Under ASYNC it applies all that has come, each
+    update in full, and slots alone bound how far it may be ahead of others: depth - 2 steps.
 
     Where a graph says who sends to whom, a rank applies the updates of its in-neighbours and its own alone, and its
     copy differs from those of other ranks (section 3, partial broadcast).
@@ -93,10 +94,11 @@ class PeerToPeer(Topology):
     def refuses(self, job: Job) -> str | None:
         consistency = with_servers(job.consistency)
         staleness = consistency.staleness
-        if consistency != BSP and (not staleness or consistency != SSP(staleness)):
+        if consistency not in (BSP, ASYNC) and (not staleness or consistency != SSP(staleness)):
             return (
                 f"consistency is {consistency}: peers apply each update of each rank once and in order, which needs "
-                "BSP or SSP(s), without a quorum: give ParameterServer(), with which one owner says whose updates count"
+                "BSP, SSP(s) or ASYNC, without a quorum: give ParameterServer(), with which one owner says whose "
+                "updates count"
             )
         if staleness and staleness > _MOST_STALE:
             return (
@@ -131,8 +133,8 @@ class PeerToPeer(Topology):
         codec_out: Codecs | None = None,
         over_sockets: bool = False,
     ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.peer_to_peer. depth is 2 at least, and under SSP(s)
-        s + 2. interfaces and over_sockets have no meaning.
+        """The plan of these keys for a job of size ranks: Plan.peer_to_peer. depth is 2 at least, under SSP(s) s + 2,
+        and under ASYNC 6; there every update counts in full. interfaces and over_sockets have no meaning.
 
         Raises:
             InvalidArgument: models are to be trained in place, codec_out is given; and those of roles and of
@@ -146,7 +148,7 @@ class PeerToPeer(Topology):
         own_keys = as_keys(keys)
         if any(out.name != "float32" for out in by_key_out([key.name for key in own_keys], codec_out)):
             raise InvalidArgument(f"codec_out is {codec_out!r}: peers send no parameters, leave it out")
-        least = min((consistency.staleness or 0) + 2, _core.PLAN_DEPTH)
+        least = min(steps_ahead(consistency) + 2, _core.PLAN_DEPTH)
         return Plan.peer_to_peer(
             own_keys,
             size,
@@ -156,7 +158,7 @@ class PeerToPeer(Topology):
             chunk_bytes=chunk_bytes,
             depth=max(whole("depth", depth, 0), least),
             codec=codec,
-            reduce=reduce,
+            reduce="sum" if consistency == ASYNC else reduce,
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":

@@ -27,6 +27,8 @@ const combination combinations[] = {
     {"ssp1_receivers", RECEIVERS, 3, HPC_SSP, 1, 0, 0, 0},
     {"ssp3_receivers", RECEIVERS, 4, HPC_SSP, 3, 0, THREADS | ROUNDED | DEEP, 0},
     {"ssp2_receivers_tree", RECEIVERS, 5, HPC_SSP, 2, 0, TREE, 0},
+    {"async_receivers", RECEIVERS, 4, HPC_ASYNC, 2, 0, THREADS, 0},
+    {"async_receivers_tree", RECEIVERS, 5, HPC_ASYNC, 1, 0, TREE | ROUNDED, 0},
     {"ssp1_receivers_master", RECEIVERS, 4, HPC_SSP, 1, 0, DEDICATED | MASTER | THREADS, 0},
     {"bsp_hosts", HOSTS, 4, HPC_BSP, 0, 0, 0, 0},
     {"bsp_hosts_ring", HOSTS, 6, HPC_BSP, 0, 0, AROUND | THREADS, 0},
@@ -66,6 +68,9 @@ const combination combinations[] = {
     {"ssp3_peers", PEERS, 4, HPC_SSP, 3, 0, THREADS, 0},
     {"ssp2_peers_partial", PEERS, 5, HPC_SSP, 2, 0, PARTIAL | ROUNDED, 0},
     {"ssp2_peers_tree", PEERS, 5, HPC_SSP, 2, 0, TREE | SLEEPY, 0},
+    {"async_peers", PEERS, 4, HPC_ASYNC, 3, 0, 0, 0},
+    {"async_peers_partial", PEERS, 5, HPC_ASYNC, 1, 0, PARTIAL | THREADS | ROUNDED, 0},
+    {"async_peers_tree", PEERS, 5, HPC_ASYNC, 2, 0, TREE, 0},
 };
 
 int combinations_count(void) {
@@ -105,8 +110,7 @@ bool has_own_at_once(const combination *c) {
 }
 
 int most_ahead(const combination *c) {
-    if (c->quorum > 0 || c->consistency == HPC_ASYNC) return -1;
-    return c->consistency == HPC_SSP ? c->staleness : 0;
+    return c->quorum > 0 || (c->consistency == HPC_ASYNC && c->staleness == 0) ? -1 : c->staleness;
 }
 
 bool tells_versions(const combination *c) {
@@ -114,7 +118,7 @@ bool tells_versions(const combination *c) {
 }
 
 bool has_staleness(const combination *c) {
-    return c->consistency == HPC_SSP && c->staleness > 0 && c->edges != GRAPH && c->edges != HOSTS;
+    return c->staleness > 0 && c->edges != GRAPH && c->edges != HOSTS;
 }
 
 int group_of(const combination *c, int who) {
@@ -201,7 +205,7 @@ static void plan_graph(trial *t) {
 static int depth_of(const combination *c) {
     const bool slots = c->edges != SERVERS && c->edges != HOSTS;
     int depth = has(c, DEEP) ? 2 : 1;
-    if (slots && c->consistency == HPC_SSP) depth = c->staleness + (has(c, DEEP) ? 3 : 2);
+    if (slots && (c->consistency == HPC_SSP || c->staleness > 0)) depth = c->staleness + (has(c, DEEP) ? 3 : 2);
     if ((c->edges == RECEIVERS || c->edges == PEERS) && depth < 2) depth = 2;
     return has(c, IN_PLACE) ? depth + 1 : depth;
 }

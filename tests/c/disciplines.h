@@ -44,9 +44,9 @@ enum {
 typedef struct combination {
     const char *name;
     edges edges;
-    int size; /* ranks */
-    int consistency, staleness;
-    int quorum; /* 0: all */
+    int size;                   /* ranks */
+    int consistency, staleness; /* ASYNC: what the slots allow; 0: any */
+    int quorum;                 /* 0: all */
     unsigned with;
     shape shape; /* of a graph */
 } combination;

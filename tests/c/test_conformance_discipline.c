@@ -174,7 +174,7 @@ static bool names_one(const combination *c) {
 /* ---- one clock --------------------------------------------------------------------------------------------------- */
 
 static bool has_clocks(const combination *c) {
-    return c->consistency == HPC_SSP && c->staleness > 0 && c->edges != GRAPH;
+    return c->staleness > 0 && c->edges != GRAPH;
 }
 
 /* After a publish all workers go on from one clock: those that had been ahead may be ahead once more. */
@@ -195,6 +195,45 @@ static void levels(rank *r) {
     if (!settles_for_all(t->c)) trial_settle(t);
     trial_publish(t);
     trial_check(t, steps);
+    trial_close(t);
+}
+
+static bool runs_behind(const combination *c) {
+    return c->edges == PEERS && c->staleness > 1;
+}
+
+/* Whether parameters have so many updates of each other worker that is heard. No more than most are there. */
+static bool has_of_others(trial *t, int key, uint64_t steps, uint64_t most_steps) {
+    uint64_t least[RANKS_MAX], most[RANKS_MAX];
+    bool all = true;
+    trial_look(t, key, least, most);
+    for (int who = 0; who < t->r->size; who++) {
+        if (who == t->r->rank || !trial_hears(t, t->r->rank, who, 0)) continue;
+        CHECK(most[who] <= most_steps);
+        all &= least[who] >= steps;
+    }
+    return all;
+}
+
+/* Of others that are ahead a step takes all updates that have come under ASYNC, and under SSP those up to its own. A
+ * try finds them all there sooner or later. */
+static void takes(rank *r) {
+    enum { KEY = 1, TAKEN = 0, TRIES = 200 };
+    trial *t = trial_open(r, NULL);
+    const int s = t->c->staleness, tries = t->c->consistency == HPC_ASYNC ? TRIES : 3;
+    const bool behind = r->rank == t->slow;
+    for (int i = 0; i < tries && atomic_load(&r->board[TAKEN]) == 0; i++) {
+        const uint64_t before = (uint64_t)(i * s);
+        for (int step = 0; step < s && !behind; step++) CHECK_OK(trial_step(t, -1));
+        trial_meet(t);
+        for (int step = 0; step < s && behind; step++) {
+            CHECK_OK(trial_step(t, -1));
+            const uint64_t most = before + (uint64_t)(t->c->consistency == HPC_ASYNC ? s : step + 1);
+            if (has_of_others(t, KEY, before + (uint64_t)s, most) && step == 0) rank_set(r, TAKEN, 1);
+        }
+        trial_publish(t);
+    }
+    CHECK_EQ(atomic_load(&r->board[TAKEN]), t->c->consistency == HPC_ASYNC);
     trial_close(t);
 }
 
@@ -259,6 +298,7 @@ int main(int argc, char **argv) {
         {.name = "totals", .run = totals, .applies = has_totals},
         {.name = "bounded", .run = bounded},
         {.name = "levels", .run = levels, .applies = has_clocks},
+        {.name = "takes", .run = takes, .applies = runs_behind, .how = {.where = RANKS_UNSEEDED}},
         {.name = "names", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}},
         {.name = "names_still", .run = names, .applies = names_one, .how = {.where = RANKS_UNSEEDED}, .variant = 1},
         {0},

@@ -244,7 +244,7 @@ static void refused(rank *r) {
     CHECK_MESSAGE("apply the same elements; with a quorum they have one owner");
     j.quorum = 0, j.each = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("all rows of a key must take updates from the same ranks, and send parameters to those ranks");
+    CHECK_MESSAGE("the plan has depth 2; ASYNC where receivers apply the rule needs 3 or more");
     j.each = 0, j.shared_params = 1;
     if (strcmp(r->mode->transports, "shm") == 0) {
         CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);

@@ -287,9 +287,9 @@ static void refused(rank *r) {
     CHECK_MESSAGE("staleness is 31; 0 to 30 are possible among peers");
     CHECK_STATUS(create(r, p, HPC_SSP, 3, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("the plan has depth 3; SSP(3) among peers needs 5 or more");
-    CHECK_STATUS(create(r, p, HPC_ASYNC, 0, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("peers know BSP and SSP; here is ASYNC");
     p->j.shared_params = 1;
+    CHECK_STATUS(create(r, p, HPC_ASYNC, 0, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("shared_params needs BSP: under ASYNC each worker has parameters of its own step");
     CHECK_STATUS(create(r, p, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("shared_params needs servers: each peer has parameters of its own");
     p->j.shared_params = 0, p->j.eager = 1;
@@ -298,6 +298,16 @@ static void refused(rank *r) {
     p->j.eager = 0, p->j.rule = "average";
     CHECK_STATUS(create(r, p, HPC_SSP, 1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rule average, which needs the updates of all workers at once");
+    hpc_plan_free(p->plan);
+    free(p);
+}
+
+/* With two slots ASYNC would be BSP. */
+static void refused_without_slots(rank *r) {
+    peers *p = peers_new(r);
+    hpc_exchange *e = NULL;
+    CHECK_STATUS(create(r, p, HPC_ASYNC, 0, &e), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("the plan has depth 2; ASYNC among peers needs 3 or more");
     hpc_plan_free(p->plan);
     free(p);
 }
@@ -362,6 +372,7 @@ int main(int argc, char **argv) {
         {.name = "settles_behind", .size = 5, .run = settles_behind, .arg = RELAY | 1, .where = RANKS_SHM},
         {.name = "refused", .size = 3, .run = refused, .arg = 1},
         {.name = "ways_refused", .size = 5, .run = ways_refused, .arg = RELAY},
+        {.name = "refused_without_slots", .size = 3, .run = refused_without_slots, .arg = 0},
         {.name = "factors_refused", .size = 3, .run = factors_refused, .arg = FACTORS},
         {0},
     };

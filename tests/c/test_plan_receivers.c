@@ -195,6 +195,37 @@ static void hosts_apart(void) {
     }
 }
 
+/* Each update counts in full, or as its part of its group's mean, and a sum takes all of them. */
+static void each(void) {
+    static const int workers[] = {0, 1, 2}, groups[] = {0, 0, 1}, parents[] = {-1, 0, 1};
+    hpc_hub hub;
+    hpc_hosts h;
+    hpc_plan *plan = NULL;
+    hpc_hub_init(&hub);
+    hub.keys = keys, hub.n_keys = 3, hub.workers = hub.servers = workers, hub.n_workers = 3, hub.n_servers = 1;
+    hub.apply_at = HPC_AT_RECEIVERS, hub.each = 1;
+    for (int tree = 0; tree < 2; tree++) {
+        hub.parents = tree ? parents : NULL, hub.n_parents = tree ? 3 : 0;
+        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        for (int i = 0; i < plan->n_rows; i++) {
+            const hpc_row *row = &plan->rows[i];
+            CHECK_EQ(row->quorum, row->n_in);
+            for (int e = 0; e < row->n_in; e++) CHECK(row->in[e].weight == 1);
+        }
+        hpc_plan_free(plan);
+    }
+    hpc_hosts_init(&h);
+    h.keys = keys, h.n_keys = 3, h.workers = workers, h.n_workers = 3, h.groups = groups;
+    h.apply_at = HPC_AT_RECEIVERS, h.apart = h.each = 1;
+    CHECK_OK(hpc_plan_hosts(&h, &plan));
+    for (int i = 0; i < plan->n_rows; i++)
+        for (int e = 0; e < plan->rows[i].n_in; e++) {
+            const hpc_edge *in = &plan->rows[i].in[e];
+            CHECK(in->weight == (in->row < 0 && in->rank < 2 ? 0.5 : 1));
+        }
+    hpc_plan_free(plan);
+}
+
 static void refusals(void) {
     static const int workers[] = {0, 1}, groups[] = {0, 1};
     hpc_plan *plan = NULL;
@@ -205,19 +236,14 @@ static void refusals(void) {
     hub.apply_at = 3;
     CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("apply_at is 3; must be 0 (owners), 1 (receivers) or 2 (both)");
-    hub.apply_at = HPC_AT_RECEIVERS, hub.each = 1;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
-    CHECK_MESSAGE("apply_at is 1 and each 1; receivers apply the fold of all updates");
+    hub.apply_at = HPC_AT_RECEIVERS;
     hpc_hosts_init(&h);
     h.keys = keys, h.n_keys = 3, h.workers = workers, h.n_workers = 2, h.groups = groups, h.apply_at = -1;
     CHECK_STATUS(hpc_plan_hosts(&h, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("apply_at is -1");
-    h.apply_at = HPC_AT_RECEIVERS, h.apart = h.each = 1;
-    CHECK_STATUS(hpc_plan_hosts(&h, &plan), HPC_ERR_INVALID);
-    CHECK_MESSAGE("apply_at is 1 and each 1; receivers apply the fold of all updates");
 
     const hpc_key huge = {"huge", (uint64_t)HPC_PLAN_NUMBERS * 16, 0};
-    hub.keys = &huge, hub.n_keys = 1, hub.each = 0, hub.chunk = 128;
+    hub.keys = &huge, hub.n_keys = 1, hub.chunk = 128;
     CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("with apply_at 1 each chunk has a row at each receiver");
 
@@ -233,6 +259,7 @@ int main(void) {
     hosts();
     trees();
     hosts_apart();
+    each();
     refusals();
     return 0;
 }

@@ -351,7 +351,7 @@ static void refused(rank *r) {
     game *g = game_new(r, 0);
     hpc_exchange *e = NULL;
     CHECK_STATUS(create(r, g, HPC_SSP, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is SSP among peers");
+    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is ASYNC or SSP among peers");
     hpc_plan_free(g->plan);
     plan_of(g, r, 1);
     CHECK_STATUS(create(r, g, HPC_BSP, &e), HPC_ERR_CONFIG);

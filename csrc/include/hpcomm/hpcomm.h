@@ -528,7 +528,9 @@ typedef struct hpc_exchange hpc_exchange;
 typedef enum hpc_consistency {
     HPC_BSP = 0,        /* a chunk is applied when every worker has pushed it, and goes to all */
     HPC_ASYNC = 1,      /* each update is applied as it comes; parameters go to the worker that pulls them. On a graph:
-                           no rank waits for another, and a fold takes the whole updates that are there */
+                           no rank waits for another, and a fold takes the whole updates that are there. Among peers,
+                           and where receivers apply, a worker may be depth - 2 steps ahead of the slowest, for which
+                           they have slots; the plan's depth is 3 or more */
     HPC_NOTIFY_ACK = 2, /* graphs only (ASAP, section 4): a fold waits for the in-neighbours' updates; a push waits
                            until the out-neighbours have folded the update that used its slot before */
     HPC_SSP = 3,        /* no worker begins a step more than staleness steps ahead of the slowest: each update is

@@ -71,7 +71,8 @@ typedef struct hpc_hub {
     int depth;      /* updates of one key that a worker may have under way; 1 */
     int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;        /* 0: the mean of the workers' updates, 1: their sum */
-    int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes */
+    int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes, in full; where
+                       receivers apply, sums of them */
     int affinity;   /* hpc_affinity; changes no chunk's core */
     int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
     int codec_out;  /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all
@@ -79,7 +80,7 @@ typedef struct hpc_hub {
     const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */
     const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
-    int apply_at;              /* hpc_apply_at; other than HPC_AT_OWNERS not with each, and with a depth of 2 at least,
+    int apply_at;              /* hpc_apply_at; other than HPC_AT_OWNERS with a depth of 2 at least,
                                           under SSP(s) s + 2 */
     uint64_t least;            /* bytes, at most chunk. 0: each chunk of a key but the last has chunk bytes. Else a key
                                   has equal chunks of at most chunk bytes, as many for every core of the servers, or

@@ -64,7 +64,8 @@ HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *coun
 
 /* SSP with servers of one stage, or where receivers apply the rule. counts[d]: the steps (of a key, by this rank) that
  * began with the slowest worker d behind, as far as this rank's parameters have its updates; for d below cap. Returns
- * the staleness; without such an SSP 0, and counts are 0. */
+ * the staleness; without such an SSP 0, and counts are 0. ASYNC among peers, and where receivers apply: the staleness
+ * that the plan's slots allow. */
 HPC_API int hpc_exchange_get_staleness(const hpc_exchange *exchange, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {
