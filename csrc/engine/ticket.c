@@ -331,27 +331,27 @@ int hpc_ticket_test(hpc_engine *en, int key, uint64_t ticket, const char *op) {
 
 /* ---- updates that are lacking ---- */
 
-typedef struct lack {
+typedef struct supply {
     hpc_engine *en;
     int key;
     hpc_lacking *lacking;
-} lack;
+} supply;
 
 static int has_all(void *arg) {
-    const lack *its = arg;
+    const supply *its = arg;
     hpc_worker_progress(its->en);
     if (its->en->inline_progress) hpc_context_work(its->en->context);
     return hpc_engine_has_failed(its->en) || its->lacking(its->en, its->key, NULL) == 0;
 }
 
 static int whose_are_lacking(void *arg, int *ranks) {
-    const lack *its = arg;
+    const supply *its = arg;
     const int n = its->lacking(its->en, its->key, ranks);
     return n > 0 ? n : hpc_add_rank(ranks, n, its->en->context->group.rank); /* its own core is at it */
 }
 
 int hpc_wait_lacking(hpc_engine *en, int key, hpc_lacking *lacking, hpc_limit *l, const char *op) {
-    lack its = {en, key, lacking};
+    supply its = {en, key, lacking};
     const hpc_wait wait = {op, has_all, whose_are_lacking, &its, 0};
     const int status = has_all(&its) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, hpc_limit_left(en, l));
     return status == HPC_OK ? hpc_engine_check(en, op) : status;
