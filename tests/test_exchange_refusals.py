@@ -144,7 +144,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "quorum of hosts and split": (
         {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(1), "split": True},
-        r"split needs BSP with servers.*here is a quorum of groups",
+        r"split needs BSP, or ASYNC or SSP.*here is a quorum of groups",
     ),
     "a topology of no key": (
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
@@ -250,7 +250,6 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "SSP and shared_params": ({"consistency": SSP(2), "shared_params": True}, r"shared_params needs BSP: under SSP"),
     "SSP and tall folds": ({"consistency": SSP(2), "deterministic": False}, r"eager needs BSP: under SSP"),
-    "SSP and split": ({"consistency": SSP(2), "split": True}, r"split needs BSP with servers.*here is SSP"),
     "SSP and in_place": (
         {"consistency": SSP(2), "in_place": True},
         r"in_place needs a graph and rule average; here are servers and rule",

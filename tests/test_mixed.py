@@ -211,7 +211,7 @@ def test_any_consistencies_stand_side_by_side(consistencies: list[Any], graph: b
             {"a": ring},
             {"a": SSP(1)},
             {"split": True, "depth": 3},
-            "split needs BSP with servers, peers or a graph, without a quorum",
+            "split needs BSP, or ASYNC or SSP",
         ),
         ("flat", {"a": ASYNC}, {"shared_params": True}, "shared_params"),
         ({"a": Hierarchy(top="ring")}, {"a": SSP(2)}, {}, "key 'a': consistency is SSP"),

@@ -462,6 +462,79 @@ def bounded_staleness(ctx: hpcomm.Context) -> None:
         ht.DistributedOptimizer(local, ctx, model, consistency=hpcomm.SSP(2))
 
 
+class OwnUpdates:
+    """Under SSP(1) each update is applied by itself: a model whose parameters tell how much of all ranks' gradients has
+    been applied, each of norm 1 times a factor."""
+
+    def __init__(self, ctx: hpcomm.Context, **options: Any) -> None:
+        self.ctx, self.model, self.parts = ctx, net(), 1 if options.get("reduce") == "sum" else ctx.size
+        sgd = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.optimizer = ht.DistributedOptimizer(sgd, ctx, self.model, consistency=hpcomm.SSP(1), **options)
+        self.before = [p.detach().clone() for p in self.model.parameters()]
+        self.unit = sum(p.numel() for p in self.before) ** -0.5
+
+    def loss(self, norm: float) -> Any:
+        return norm * self.unit * sum(p.sum() for p in self.model.parameters())
+
+    def check_moved(self, norms: float) -> None:
+        """norms: of the updates of all ranks, added up."""
+        self.optimizer.wait()
+        for _ in range(2):  # each rank's own have come; those of all have
+            for name in self.optimizer.exchange.params:
+                self.optimizer.exchange.pull(name)
+            self.ctx.barrier()
+        for p, before in zip(self.model.parameters(), self.before, strict=True):
+            moved = torch.full_like(p, self.unit * norms / self.parts)
+            torch.testing.assert_close(before - p.detach(), moved, rtol=1e-4, atol=1e-5)
+
+
+@everywhere
+def each_rank_clips_its_own_gradient(ctx: hpcomm.Context) -> None:
+    own = OwnUpdates(ctx, clip_norm=2.0)
+    for _ in range(3):
+        own.optimizer.zero_grad()
+        own.loss(1.0 + 3 * ctx.rank).backward()
+        own.optimizer.step()
+    own.check_moved(3 * (1.0 + 2.0 * (ctx.size - 1)))
+
+
+@everywhere
+def a_scaler_skips_on_one_rank_alone(ctx: hpcomm.Context) -> None:
+    """No other rank waits for it, or skips."""
+    own, is_last = OwnUpdates(ctx), ctx.rank == ctx.size - 1
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(4):
+        own.optimizer.zero_grad()
+        scaler.scale(own.loss(float("inf") if is_last and step == 1 else 1.0)).backward()
+        if step == 2 and ctx.rank == 0:
+            own.optimizer.synchronize()
+            scaler.unscale_(own.optimizer)
+        scaler.step(own.optimizer)
+        scaler.update()
+    assert scaler.get_scale() == (4.0 if is_last else 8.0)
+    own.check_moved(4 * ctx.size - 1)
+
+
+@everywhere
+def one_rank_changes_its_own_gradient(ctx: hpcomm.Context) -> None:
+    """synchronize waits for no other rank; nor does zero_grad before step, which takes back what nobody has heard."""
+    own = OwnUpdates(ctx, reduce="sum")
+    for _ in range(3):
+        own.loss(7.0).backward()
+        pushes = own.optimizer.exchange.stats().pushes
+        own.optimizer.zero_grad()
+        assert own.optimizer.exchange.stats().pushes == pushes
+        own.loss(1.0).backward()
+        if ctx.rank == ctx.size - 1:
+            own.optimizer.synchronize()
+            for p in own.model.parameters():
+                torch.testing.assert_close(p.grad, torch.full_like(p, own.unit))
+            nn.utils.clip_grad_norm_(own.model.parameters(), 0.5)
+        own.optimizer.step()
+        own.optimizer.zero_grad()
+    own.check_moved(3 * (ctx.size - 0.5))
+
+
 # ---- what ranks might do differently ---------------------------------------------------------------------------------
 
 

@@ -85,6 +85,8 @@ typedef struct hpc_codec {
     /* Bytes of an update of n elements, as a trainer writes it. NULL: it is an array of n float32. With another source
      * only trainers can encode, and no row can encode a sum. */
     size_t (*source_bytes)(const hpc_codec_config *config, uint64_t n);
+    /* Multiplies such an update by a factor. NULL: it is an array. */
+    void (*scale)(const hpc_codec_config *config, void *source, float factor);
     /* Whether the n values of a source are finite. NULL: it is an array. */
     int (*is_finite)(const hpc_codec_config *config, const hpc_codec_source *source, uint64_t n);
     /* Before, and after, the pieces of n elements are encoded, which may lie apart: what is the same for all of them.

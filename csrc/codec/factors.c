@@ -371,10 +371,22 @@ static size_t source_bytes(const hpc_codec_config *config, uint64_t n) {
     return hpc_factors_bytes(config);
 }
 
+/* Pairs of an update; 0: its count is wrong, and encode says so. */
+static uint64_t pairs_of(const hpc_factors *from) {
+    return *from->count < 0 || *from->count > from->pairs ? 0 : (uint64_t)*from->count;
+}
+
+/* Of the products, by their first vectors. */
+static void scale(const hpc_codec_config *config, void *source, float factor) {
+    const hpc_factors from = hpc_factors_at(config, source);
+    const uint64_t n = pairs_of(&from) * from.rows;
+    for (uint64_t i = 0; i < n; i++) from.u[i] *= factor;
+}
+
 static int is_finite(const hpc_codec_config *config, const hpc_codec_source *source, uint64_t n) {
     const hpc_factors from = hpc_factors_at(config, (void *)(uintptr_t)source->data);
     const struct hpc_fold_kernels *kernels = hpc_fold_kernels_of(HPC_ISA_BEST);
-    const uint64_t count = *from.count < 0 || *from.count > from.pairs ? 0 : (uint64_t)*from.count;
+    const uint64_t count = pairs_of(&from);
     (void)n;
     return kernels->all_finite(from.u, count * from.rows, HPC_F32) &&
            kernels->all_finite(from.v, count * from.columns, HPC_F32);
@@ -395,6 +407,7 @@ const hpc_codec hpc_codec_factors = {
     .unit = unit_of,
     .keeps = keeps,
     .source_bytes = source_bytes,
+    .scale = scale,
     .is_finite = is_finite,
     .encode_nothing = encode_nothing,
     .text = hpc_piece_text,

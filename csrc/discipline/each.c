@@ -44,6 +44,7 @@
 #include "discipline/whole.h"
 #include "engine/answer.h"
 #include "engine/args.h"
+#include "engine/core.h"
 #include "engine/send.h"
 #include "engine/write.h"
 
@@ -209,16 +210,17 @@ static int apply(hpc_core *core, hpc_work *w, int slot, int input) {
     return hpc_row_work(core, w, &inputs);
 }
 
-/* An update has come to a row that applies. After a failure nothing is answered any more. */
-static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
+/* An update has come to a row that applies, or (how) the word that there is none this time, which counts as one. After
+ * a failure nothing is answered any more. */
+static void update_came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     const hpc_engine *en = core->engine;
     hpc_share *share = w->share;
     const int sender = w->inputs[input].lowest;
     hpc_clock *from = &share->clocks[sender];
     const uint64_t n = atomic_load_explicit(&from->applied, memory_order_relaxed) + 1;
     if (!workers_ask(en) && share->args_came && !hpc_args_agree(core, w, slot, input, n)) return;
-    if (hpc_engine_has_failed(en) || apply(core, w, slot, input) != 0) return;
-    hpc_row_count_received(core, w, input);
+    if (hpc_engine_has_failed(en) || (how == HPC_CAME && apply(core, w, slot, input) != 0)) return;
+    if (how == HPC_CAME) hpc_row_count_received(core, w, input);
     if (!hpc_clock_row(from, share)) return;
     atomic_store_explicit(&from->applied, n, memory_order_relaxed);
     from->slot = slot;
@@ -231,15 +233,31 @@ static void update_came(hpc_core *core, hpc_work *w, int slot, int input) {
 
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     if (w->row->action != HPC_APPLY) return hpc_whole_row_came(core, w, input, slot);
-    update_came(core, w, slot, input);
+    update_came(core, w, slot, input, HPC_CAME);
     return 1;
 }
 
-/* Every push that the worker made before has been applied, events being in order. A pull waits while the parameters of
- * the worker's last pull may still be on their way: it writes the copy that they are sent from. */
-static int pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+/* The slot is that behind the last update. */
+static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    (void)slot;
+    if (w->row->action != HPC_APPLY) {
+        hpc_whole_empty_came(core, w, input);
+        return;
+    }
+    const hpc_clock *from = &w->share->clocks[w->inputs[input].lowest];
+    const uint64_t applied = atomic_load_explicit(&from->applied, memory_order_relaxed);
+    update_came(core, w, (int)(applied % (uint64_t)core->engine->layout.depth), input, HPC_CAME_EMPTY);
+}
+
+static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    return hpc_core_empty_came(core, share, event, nothing_came);
+}
+
+/* A worker asks. Every push that it made before has been applied, events being in order. A pull waits while the
+ * parameters of the worker's last pull may still be on their way: it writes the copy that they are sent from. */
+static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const int rank = event->peer;
-    if (hpc_imm_operation(event->imm) != HPC_OP_PULL) return 0;
+    if (hpc_imm_operation(event->imm) != HPC_OP_PULL) return empty_came(core, share, event);
     if (hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0) < 0) return 0;
     if (hpc_imm_slot(event->imm) != HPC_ANSWERED) {
         const int status = hpc_lane_try_flush(core->out, rank);
@@ -294,21 +312,21 @@ static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const 
 const hpc_discipline hpc_discipline_async = {
     .name = "ASYNC",
     .check = check_async,
-    .traits = HPC_GOES_ON | HPC_PULLS,
+    .traits = HPC_GOES_ON | HPC_PULLS | HPC_EACH,
     .open = hpc_clocks_open,
     .row_came = row_came,
-    .other_came = pull_came,
+    .other_came = other_came,
     .may_push = may_push,
 };
 
 const hpc_discipline hpc_discipline_server_ssp = {
     .name = "SSP",
     .check = check_ssp,
-    .traits = HPC_GOES_ON | HPC_PULLS,
+    .traits = HPC_GOES_ON | HPC_PULLS | HPC_EACH,
     .plan = hpc_fresh_plan,
     .open = hpc_fresh_open,
     .row_came = row_came,
-    .other_came = pull_came,
+    .other_came = other_came,
     .work = work,
     .wait_slot = hpc_fresh_wait_slot,
     .moments = HPC_ON_SEND | HPC_ON_HEAR | HPC_ON_PUBLISH,
@@ -320,10 +338,11 @@ const hpc_discipline hpc_discipline_server_ssp = {
 const hpc_discipline hpc_discipline_groups = {
     .name = "ASYNC or SSP of groups",
     .check = check_groups,
-    .traits = HPC_GOES_ON,
+    .traits = HPC_GOES_ON | HPC_EACH,
     .plan = hpc_groups_find,
     .open = open_groups,
     .row_came = row_came,
+    .other_came = empty_came,
     .work = work,
     .may_push = hpc_push_after_last,
     .moments = HPC_ON_PUBLISH,

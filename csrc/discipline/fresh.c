@@ -172,7 +172,7 @@ int hpc_fresh_ends_pull(hpc_engine *en, int key) {
     v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
     v->at = k->pushes;
     if (!pushed_once || !looked || !decoded || v->minimum < hpc_clock_behind(en, clock)) return 0;
-    add_own(en, key);
+    if (!(k->started & HPC_PUSH_EMPTY)) add_own(en, key);
     count_begun(en, clock, v->minimum);
     return 1;
 }

@@ -115,6 +115,12 @@ static int n_inputs(const hpc_engine *en, const hpc_share *share) {
     return hpc_first_work(en, share)->row->n_in;
 }
 
+/* Where an input of a share has come, by slot: the first row notes it for all. 0: not yet, or it is applied. */
+static _Atomic char *came_at(const hpc_engine *en, const hpc_share *share, uint64_t push, int input) {
+    const hpc_work *w = hpc_first_work(en, share);
+    return &w->came[(push - 1) % (uint64_t)en->layout.depth * (uint64_t)w->row->n_in + (uint64_t)input];
+}
+
 /* How far the open peer that is most behind is: the updates of it that have come, or n if that is less. */
 static uint64_t least_of_open(const hpc_engine *en, const hpc_share *share, uint64_t n) {
     for (int e = 0; e < n_inputs(en, share); e++) {
@@ -161,6 +167,7 @@ static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last)
             const hpc_clock *from = &w->share->clocks[in->rank];
             if (t <= hpc_clock_applied(from) || t > from->at) continue;
             const uint64_t slot = (from->base + t - 1) % (uint64_t)en->layout.depth;
+            if (!hpc_row_brings(hpc_first_work(en, w->share), (int)slot, e)) continue;
             if (n > 0 && !has_equal_args(args, in->args[slot])) {
                 if (apply(core, w, n, args) != 0) return -1;
                 n = 0;
@@ -198,6 +205,8 @@ static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t ow
         hpc_clock *from = &share->clocks[rank];
         if (from->at <= hpc_clock_applied(from)) continue;
         const uint64_t pushes = from->base + from->at;
+        for (uint64_t t = atomic_load_explicit(&from->applied, memory_order_relaxed) + 1; t <= pushes; t++)
+            atomic_store_explicit(came_at(en, share, t, e), 0, memory_order_relaxed);
         atomic_store_explicit(&from->applied, pushes, memory_order_release);
         if (rank == share->owner) share->version = pushes;
         hpc_share_answer(core, rank, signal, pushes);
@@ -222,18 +231,34 @@ static int go_on(hpc_core *core, hpc_share *share) {
     return n;
 }
 
-static int came(hpc_core *core, hpc_share *share, hpc_clock *from) {
-    if (hpc_clock_came(from) - hpc_clock_applied(from) >= (uint64_t)core->engine->layout.depth)
-        return 0; /* more than there are slots */
-    hpc_tally_add(&from->came, 1);
+/* An input is there, with bytes or (how) without. What comes straight and what other ranks pass on may overtake each
+ * other: then it waits for the push before it. */
+static int came(hpc_core *core, hpc_share *share, int input, int slot, int how) {
+    const hpc_engine *en = core->engine;
+    hpc_clock *from = input_clock(en, share, input);
+    _Atomic char *at = came_at(en, share, (uint64_t)slot + 1, input);
+    if (atomic_load_explicit(at, memory_order_relaxed)) return 0; /* more than there are slots */
+    atomic_store_explicit(at, (char)how, memory_order_relaxed);
+    uint64_t n = atomic_load_explicit(&from->came, memory_order_relaxed);
+    const uint64_t most = atomic_load_explicit(&from->applied, memory_order_relaxed) + (uint64_t)en->layout.depth;
+    while (n < most && atomic_load_explicit(came_at(en, share, n + 1, input), memory_order_relaxed)) n++;
+    atomic_store_explicit(&from->came, n, memory_order_relaxed);
     go_on(core, share);
     return 1;
 }
 
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     hpc_clock *from = &w->share->clocks[w->inputs[input].rank];
-    (void)slot;
-    return !hpc_clock_row(from, w->share) || came(core, w->share, from);
+    return !hpc_clock_row(from, w->share) || came(core, w->share, input, slot, HPC_CAME);
+}
+
+/* All rows of a share have the same inputs. */
+static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    if (w == hpc_first_work(core->engine, w->share)) came(core, w->share, input, slot, HPC_CAME_EMPTY);
+}
+
+static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    return hpc_core_empty_came(core, share, event, nothing_came);
 }
 
 /* A peer that has closed may have been the one that a step waited for. */
@@ -362,9 +387,10 @@ static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const 
 const hpc_discipline hpc_discipline_peers_ssp = {
     .name = "ASYNC or SSP among peers",
     .check = check,
-    .traits = HPC_OWN_PARAMS | HPC_PASSES_ON,
+    .traits = HPC_OWN_PARAMS | HPC_PASSES_ON | HPC_EACH,
     .open = open_all,
     .row_came = row_came,
+    .other_came = other_came,
     .work = work,
     .may_push = hpc_push_after_last,
     .send_share = hpc_push_in_turn,

@@ -197,16 +197,6 @@ static void drop_fold(hpc_engine *en, int key) {
     if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, 0);
 }
 
-static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &en->layout.shares[s];
-    if (!(en->keys[share->key].started & HPC_PUSH_EMPTY)) return hpc_push_in_turn(en, s, slot, l);
-    if (share->pushed == 0 && !hpc_split_among_peers(en)) return HPC_OK; /* a peer hears of it straight */
-    hpc_lane_take_turn(en->in_lanes[share->core], hpc_turn_of(share->key));
-    const int status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_EMPTY, slot, s), l);
-    hpc_lane_take_turn(en->in_lanes[share->core], 0);
-    return hpc_owners_leave(en) ? hpc_unless_left(en, share->owner, status) : status;
-}
-
 /* ---- pulls ---- */
 
 /* Without a fold there is nothing to ask for: such a pull ends what is under way. */
@@ -226,23 +216,14 @@ static int take_gathered(hpc_engine *en, int key, const char *op) {
 
 static int set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op) {
     hpc_split_ask *a = ask_of(en, key);
-    const char *name = en->plan->keys[key].name;
     if (use == HPC_USE_GATHER && hpc_split_among_peers(en) && take_gathered(en, key, op) != HPC_OK)
         return HPC_ERR_MEMORY;
     if (en->keys[key].sending != 0) {
         if (a->use == use && (a->scale == scale || use != HPC_USE_APPLY)) return HPC_OK;
-        return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
-                               "%s: the last call on key %s of rank %d was cut short; make it again first", op, name,
-                               en->context->group.rank);
+        return hpc_fail_cut_short(en, key, op);
     }
-    if (isinf(scale))
-        return hpc_fail(
-            HPC_ERR_INVALID, op,
-            "%s: scale of key %s is %g; it must be finite, or NaN for a mean of NaNs: skip leaves a step out", op, name,
-            scale);
-    if (!a->keeps)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d: fold it first", op, name,
-                        en->context->group.rank);
+    if (isinf(scale)) return hpc_fail_scale(en, key, scale, op);
+    if (!a->keeps) return hpc_fail_no_fold(en, key, op);
     int status = hpc_push_after(en, key, last_pull(en, key), op);
     if (status != HPC_OK) return status;
     a->use = use;
@@ -347,7 +328,7 @@ const hpc_discipline hpc_discipline_split = {
     .work = hpc_split_work,
     .may_push = may_push,
     .wait_slot = wait_slot,
-    .send_share = send_share,
+    .send_share = hpc_push_in_turn,
     .moments = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED,
     .note = note,
     .is_late = hpc_whole_is_late,
@@ -369,7 +350,7 @@ const hpc_discipline hpc_discipline_split_peers = {
     .work = hpc_split_work,
     .may_push = may_push,
     .wait_slot = wait_slot,
-    .send_share = send_share,
+    .send_share = hpc_push_in_turn,
     .moments = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED | HPC_ON_FINISH,
     .note = note,
     .has_read = has_read,
@@ -392,7 +373,7 @@ const hpc_discipline hpc_discipline_split_graph = {
     .work = hpc_split_work,
     .may_push = may_push,
     .wait_slot = wait_slot,
-    .send_share = send_share,
+    .send_share = hpc_push_in_turn,
     .moments = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED | HPC_ON_FINISH,
     .note = note,
     .has_read = has_read,

@@ -20,9 +20,6 @@
 
 enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
 
-/* How an input came: hpc_work.came has one of these. Empty: its worker has no gradient. */
-enum { CAME = 1, CAME_EMPTY = 2 };
-
 static const double UNKNOWN = -1; /* a sum of squares */
 
 /* A core's own: shares that have work, by their number among all shares. */
@@ -93,38 +90,22 @@ static hpc_work *work_at(const hpc_engine *en, const hpc_share *share, int place
     return &en->work[en->work_of[share->rows[place]]];
 }
 
-/* How the inputs of a row came to the fold at hand. */
-static const _Atomic char *how_of(const hpc_work *w) {
-    return &w->came[(size_t)((const hpc_split_means *)w->share->own)->slot * (size_t)w->row->n_in];
-}
-
-static int brings(const _Atomic char *how, int input) {
-    return atomic_load_explicit(&how[input], memory_order_relaxed) == CAME;
+/* Of the fold at hand. */
+static int slot_of(const hpc_work *w) {
+    return ((const hpc_split_means *)w->share->own)->slot;
 }
 
 /* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
 static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
-    const _Atomic char *how = how_of(w);
-    hpc_inputs inputs = hpc_row_inputs(core, w, ((const hpc_split_means *)w->share->own)->slot, -1);
-    int n = 0;
-    inputs.n_updates = 0;
-    for (int e = 0; e < w->row->n_in; e++) {
-        if (!brings(how, e)) continue;
-        core->bases[n] = core->bases[e];
-        core->base_inputs[n] = core->base_inputs[e];
-        core->base_weights[n++] = core->base_weights[e];
-        inputs.n_updates += w->inputs[e].updates;
-    }
-    inputs.n = n;
+    hpc_inputs inputs = hpc_row_present(core, w, slot_of(w));
     inputs.args = w->args[0];
     return inputs;
 }
 
 /* No worker has a gradient. */
 static int is_empty(const hpc_work *w) {
-    const _Atomic char *how = how_of(w);
     int e = 0;
-    while (e < w->row->n_in && !brings(how, e)) e++;
+    while (e < w->row->n_in && !hpc_row_brings(w, slot_of(w), e)) e++;
     return e == w->row->n_in;
 }
 
@@ -144,9 +125,7 @@ static int fold(hpc_core *core, hpc_work *w, double *squares) {
 }
 
 static void look_at_inputs(const hpc_core *core, hpc_work *w, double *squares) {
-    const _Atomic char *how = how_of(w);
-    for (int e = 0; e < w->row->n_in; e++)
-        if (brings(how, e)) hpc_row_count_received(core, w, e);
+    hpc_row_count_present(core, w, slot_of(w));
     w->mean = NULL;
     *squares = UNKNOWN;
 }
@@ -429,7 +408,7 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
     if (hpc_engine_has_failed(en)) return;
     if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
-    if (how == CAME) {
+    if (how == HPC_CAME) {
         hpc_row_count_received(core, w, 0);
         hpc_row_pass_on(core, w, 0);
     } else if (w->sends_to_rows) {
@@ -453,28 +432,12 @@ static void came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
 }
 
 int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    came(core, w, slot, input, CAME);
+    came(core, w, slot, input, HPC_CAME);
     return 1;
 }
 
-/* A row of another rank has nothing to send to this one. */
-static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event) {
-    const int input = w == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
-    if (input < 0) return 0;
-    if (hpc_core_brings(core, event, "nothing for row", w->row->key, 0)) came(core, w, 0, input, CAME_EMPTY);
-    return 1;
-}
-
-/* A worker has no gradient. */
-static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event, int slot) {
-    if (share == NULL || !hpc_feeds_share(core->engine, share, event->peer)) return 0;
-    if (!hpc_core_brings(core, event, "no gradient of share", share->key, 0)) return 1;
-    for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = work_at(core->engine, share, i);
-        const int input = hpc_row_input_of(w, event->peer, 0);
-        if (input >= 0) input_came(core, w, slot, input, CAME_EMPTY);
-    }
-    return 1;
+static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    came(core, w, slot, input, HPC_CAME_EMPTY);
 }
 
 static void fail_use(const hpc_core *core, const hpc_share *share, int first, int rank, hpc_use use) {
@@ -511,17 +474,8 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
 }
 
 int hpc_split_other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm);
-    switch (hpc_imm_operation(event->imm)) {
-    case HPC_OP_EMPTY:
-        if (slot == HPC_EMPTY_ROW && core->engine->layout.stages.many)
-            return empty_row_came(core, hpc_core_row(core, index), event);
-        return slot < core->engine->layout.depth && empty_came(core, share, event, slot);
-    case HPC_OP_USE:
-        if (share == NULL) return 0;
-        if (!hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
-        return use_came(core, share, event->peer, slot);
-    default:
-        return 0;
-    }
+    if (hpc_imm_operation(event->imm) != HPC_OP_USE) return hpc_core_empty_came(core, share, event, nothing_came);
+    if (share == NULL) return 0;
+    if (!hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES)) return 1;
+    return use_came(core, share, event->peer, hpc_imm_slot(event->imm));
 }

@@ -118,7 +118,7 @@ int hpc_has_not_told(const hpc_engine *en, int row, uint64_t version);
 
 /* Slots of the discipline. */
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot);
-int hpc_updates_pull_came(hpc_core *core, hpc_share *share, const hpc_event *event);
+int hpc_updates_other_came(hpc_core *core, hpc_share *share, const hpc_event *event);
 int hpc_updates_work(hpc_core *core);
 
 /* With the core paused: from here on a share applies versions as they come (on), or those that its worker asks for. */

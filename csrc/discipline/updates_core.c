@@ -7,6 +7,7 @@
 #include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/core.h"
+#include "engine/forward.h"
 
 static uint64_t depth_of(const hpc_engine *en) {
     return (uint64_t)en->layout.depth;
@@ -120,6 +121,12 @@ static int is_left_out(const hpc_engine *en, const hpc_work *w) {
     return 0;
 }
 
+static void begin_next(const hpc_engine *en, hpc_work *w) {
+    hpc_versions *its = hpc_versions_of(en, w);
+    its->came++;
+    if (w->encoded == NULL) w->acc = (float *)(void *)(w->leaving + its->came % depth_of(en) * w->leaving_stride);
+}
+
 /* Sends what has been added, of so many updates, and begins the next sum. Nonzero when the exchange has failed. */
 static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *args) {
     hpc_versions *its = hpc_versions_of(core->engine, w);
@@ -133,9 +140,7 @@ static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *ar
                                .slot = slot};
     if (w->encoded != NULL) w->encoded = w->leaving + slot * w->leaving_stride;
     if (hpc_row_work(core, w, &inputs) != 0) return -1;
-    its->came++;
-    if (w->encoded == NULL)
-        w->acc = (float *)(void *)(w->leaving + its->came % depth_of(core->engine) * w->leaving_stride);
+    begin_next(core->engine, w);
     return 0;
 }
 
@@ -159,32 +164,39 @@ static int close_version(hpc_core *core, hpc_work *w) {
     return 1;
 }
 
-/* Folds the updates of a host's ranks in the order of its inputs, when one of each is there. */
-static void gather(hpc_core *core, hpc_work *w, int slot, int input) {
-    int status = 0, n_updates = 0;
-    if (!hpc_row_count(core, w, slot, input)) return;
+/* Sends nothing in the place of a host's sum. */
+static void send_nothing(hpc_core *core, hpc_work *w) {
+    hpc_forward_empty(core, w);
+    begin_next(core->engine, w);
+}
+
+/* Folds the updates of a host's ranks in the order of its inputs, when one of each is there, be it empty. */
+static void gather(hpc_core *core, hpc_work *w, int slot, int input, int how) {
+    int status = 0, n = 0, n_updates = 0;
+    if (!hpc_row_count_as(core, w, slot, input, how)) return;
     for (int e = 0; e < w->row->n_in && status == 0; e++) {
-        status = hpc_row_add(core, w, slot, e, e == 0);
+        if (!hpc_row_brings(w, slot, e)) continue;
+        status = hpc_row_add(core, w, slot, e, n++ == 0);
         n_updates += w->inputs[e].updates;
     }
     hpc_row_took(w, slot);
-    if (status == 0) send_sum(core, w, n_updates, w->args[slot]);
+    if (status == 0 && n == 0) send_nothing(core, w);
+    if (status == 0 && n > 0) send_sum(core, w, n_updates, w->args[slot]);
 }
 
-/* Returns 0 if it is not the next one of its sender. */
-static int update_came(hpc_core *core, hpc_work *w, int slot, int input) {
+/* The next update of a sender has come, or (how) the word that there is none this time, which counts as one. */
+static void update_came(hpc_core *core, hpc_work *w, int input, int how) {
     hpc_versions *its = hpc_versions_of(core->engine, w);
-    if (has_failed(core)) return 1;
-    if ((uint64_t)slot != hpc_pushes_from(w, input) % depth_of(core->engine)) return 0;
-    if (its->part == HPC_ROW_SUMS && hpc_row_add(core, w, slot, input, its->n_open == 0) != 0) return 1;
-    its->n_open += its->part == HPC_ROW_SUMS ? w->inputs[input].updates : 0;
+    const int slot = (int)(hpc_pushes_from(w, input) % depth_of(core->engine));
+    const int adds = its->part == HPC_ROW_SUMS && how == HPC_CAME;
+    if (has_failed(core) || (adds && hpc_row_add(core, w, slot, input, its->n_open == 0) != 0)) return;
+    its->n_open += adds ? w->inputs[input].updates : 0;
     hpc_tally_add(&w->taken[input], 1);
-    hpc_row_count_received(core, w, input);
+    if (how == HPC_CAME) hpc_row_count_received(core, w, input);
     if (its->part == HPC_ROW_SUMS)
         close_version(core, w);
     else
-        gather(core, w, slot, input);
-    return 1;
+        gather(core, w, slot, input, how);
 }
 
 /* ---- receivers ---- */
@@ -316,21 +328,33 @@ static int version_came(hpc_core *core, hpc_work *w, int slot) {
 /* ---- slots of the discipline ---- */
 
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    const hpc_versions *its = hpc_versions_of(core->engine, w);
+    if (its->part != HPC_ROW_SUMS && its->part != HPC_ROW_GATHERS) return version_came(core, w, slot);
+    if ((uint64_t)slot != hpc_pushes_from(w, input) % depth_of(core->engine)) return 0; /* not its sender's next */
+    update_came(core, w, input, HPC_CAME);
+    return 1;
+}
+
+static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
     const hpc_row_part part = hpc_versions_of(core->engine, w)->part;
-    return part == HPC_ROW_SUMS || part == HPC_ROW_GATHERS ? update_came(core, w, slot, input)
-                                                           : version_came(core, w, slot);
+    (void)slot;
+    if (part == HPC_ROW_SUMS || part == HPC_ROW_GATHERS) update_came(core, w, input, HPC_CAME_EMPTY);
 }
 
 /* This rank has pushed once more. */
-int hpc_updates_pull_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     const hpc_engine *en = core->engine;
-    if (hpc_imm_operation(event->imm) != HPC_OP_PULL || event->peer != share->owner) return 0;
     hpc_receiver *its = share->own;
-    if (its == NULL || its->runs) return 0;
+    if (rank != share->owner || its == NULL || its->runs) return 0;
     its->asked++;
-    set_need(en, share, hpc_clock_behind(en, hpc_clock_at(en, share->key, event->peer, its->asked)));
+    set_need(en, share, hpc_clock_behind(en, hpc_clock_at(en, share->key, rank, its->asked)));
     go_on(core, share);
     return 1;
+}
+
+int hpc_updates_other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    return hpc_imm_operation(event->imm) == HPC_OP_PULL ? pull_came(core, share, event->peer)
+                                                        : hpc_core_empty_came(core, share, event, nothing_came);
 }
 
 /* Versions may close when a worker has closed or a receiver has told, and in a publish. */

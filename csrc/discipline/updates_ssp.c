@@ -555,11 +555,11 @@ static int outstanding(const hpc_engine *en, int *ranks) {
 const hpc_discipline hpc_discipline_updates_ssp = {
     .name = "ASYNC or SSP where receivers apply",
     .check = check,
-    .traits = HPC_WHOLE | HPC_SUMS | HPC_OWN_PARAMS | HPC_MARGINS,
+    .traits = HPC_WHOLE | HPC_SUMS | HPC_OWN_PARAMS | HPC_MARGINS | HPC_EACH,
     .plan = find_hosts,
     .open = open_all,
     .row_came = hpc_updates_row_came,
-    .other_came = hpc_updates_pull_came,
+    .other_came = hpc_updates_other_came,
     .work = hpc_updates_work,
     .may_push = hpc_push_after_last,
     .send_share = send_share,

@@ -4,6 +4,7 @@
 
 #include "discipline/discipline.h"
 #include "engine/answer.h"
+#include "engine/forward.h"
 #include "engine/send.h"
 
 /* ---- answers ---- */
@@ -18,15 +19,42 @@ static void answer_all(hpc_core *core, hpc_share *share) {
 
 /* ---- events ---- */
 
-/* After a failure nothing is answered any more: no rank may take an update for applied that is not. */
-int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    if (hpc_engine_has_failed(core->engine) || !hpc_row_count(core, w, slot, input)) return 1;
+/* All inputs are there. After a failure nothing is answered any more: no rank may take an update for applied that is
+ * not. */
+static void work(hpc_core *core, hpc_work *w, int slot) {
     const hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
     if (hpc_whole_work(core, w, &inputs) == 0) {
         hpc_row_count_received(core, w, -1);
         if (--w->share->left == 0) answer_all(core, w->share);
     }
     hpc_row_took(w, slot);
+}
+
+/* The same, where inputs may have come without an update. */
+static void work_present(hpc_core *core, hpc_work *w, int slot) {
+    const hpc_inputs inputs = hpc_row_present(core, w, slot);
+    int failed = 0;
+    if (inputs.n > 0)
+        failed = hpc_whole_work(core, w, &inputs);
+    else
+        hpc_forward_empty(core, w);
+    hpc_row_count_present(core, w, slot);
+    if (!failed && --w->share->left == 0) answer_all(core, w->share);
+    hpc_row_took(w, slot);
+}
+
+static void count(hpc_core *core, hpc_work *w, int slot, int input, int how) {
+    if (hpc_engine_has_failed(core->engine) || !hpc_row_count_as(core, w, slot, input, how)) return;
+    (core->engine->asked.split ? work_present : work)(core, w, slot);
+}
+
+/* All rows of the share have made as many folds: no sender is further. */
+void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input) {
+    count(core, w, (int)(w->share->version % (uint64_t)core->engine->layout.depth), input, HPC_CAME_EMPTY);
+}
+
+int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    count(core, w, slot, input, HPC_CAME);
     return 1;
 }
 

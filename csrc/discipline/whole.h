@@ -10,6 +10,8 @@
 
 /* hpc_discipline's slot. */
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+/* The next update of an input is none: the part of a worker, or a group, that has skipped a step. */
+void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input);
 
 /* hpc_discipline.is_late: each push needs as many of every rank. */
 static inline int hpc_whole_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {

@@ -52,6 +52,34 @@ int hpc_core_brings(const hpc_core *core, const hpc_event *event, const char *wh
     return 0;
 }
 
+/* A row of another rank has nothing to send to this one. */
+static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event, hpc_nothing_came *came) {
+    const int input = w == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
+    if (input < 0) return 0;
+    if (hpc_core_brings(core, event, "nothing for row", w->row->key, 0)) came(core, w, 0, input);
+    return 1;
+}
+
+/* A worker has no gradient. */
+int hpc_core_empty_came(hpc_core *core, const hpc_share *share, const hpc_event *event, hpc_nothing_came *came) {
+    const hpc_engine *en = core->engine;
+    const int slot = hpc_imm_slot(event->imm);
+    const hpc_edge *edges = NULL;
+    int input = -1;
+    if (hpc_imm_operation(event->imm) != HPC_OP_EMPTY) return 0;
+    if (slot == HPC_EMPTY_ROW && en->layout.stages.many)
+        return empty_row_came(core, hpc_core_row(core, hpc_imm_index(event->imm)), event, came);
+    if (slot >= en->layout.depth || share == NULL || !hpc_feeds_share(en, share, event->peer)) return 0;
+    if (!hpc_core_brings(core, event, "no gradient of share", share->key, 0)) return 1;
+    for (int i = 0; i < share->n_rows; i++) {
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        if (w->row->in != edges) input = hpc_row_input_of(w, event->peer, 0); /* rows of a hub share their edges */
+        edges = w->row->in;
+        if (input >= 0) came(core, w, slot, input);
+    }
+    return 1;
+}
+
 /* Pushes of rank come by one event a row, unless they are read in rank's memory or come by puts before the share's
  * event. */
 static int comes_by_share(const hpc_engine *en, int rank) {

@@ -82,7 +82,10 @@ typedef enum hpc_trait {
     HPC_KEEPS_INPUTS = 8192,
     HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
     HPC_TEARS = 32768,   /* a fold may find an update half written, and does without: it cannot take pieces */
-    HPC_UNREAD = 65536   /* owners may never read a push: close only waits until it has left this rank */
+    HPC_UNREAD = 65536,  /* owners may never read a push: close only waits until it has left this rank */
+    /* Each update is applied by itself. So the mean that a fold keeps is its worker's own update, which stays with the
+     * worker until it is applied (hpc_held), and a skip is a push without an update (HPC_OP_EMPTY). */
+    HPC_EACH = 131072
 } hpc_trait;
 
 /* The event waits, with all later ones of its rank; it is handed over again later. */

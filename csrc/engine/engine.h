@@ -73,15 +73,15 @@ typedef struct hpc_encoded {
     uint64_t decoded; /* the ticket whose parameters were decoded last */
 } hpc_encoded;
 
-/* A flag beside those of hpc_push_flags: the push has no gradient. */
-enum { HPC_PUSH_EMPTY = 4 };
+/* Flags beside those of hpc_push_flags: the push has no gradient; it has the one that is held. */
+enum { HPC_PUSH_EMPTY = 4, HPC_PUSH_HELD = 8 };
 
 /* A worker's view of a key. Its 128 bytes spare a multiplication wherever a key is looked up. */
 typedef struct hpc_pushed {
     uint64_t pushes, pulls;
     double since;                   /* when its last push began; 0: its end has been seen */
     unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them, and
-                                       HPC_PUSH_EMPTY */
+                                       HPC_PUSH_EMPTY or HPC_PUSH_HELD */
     unsigned char brings;           /* its push brings arguments of the rule */
     unsigned char news;             /* so many of the next pushes bring arguments to their slots */
     int at_args, at_share, at_row;  /* where sending stopped: arguments first, then updates */
@@ -126,7 +126,7 @@ typedef struct hpc_key_pieces {
 
 /* The settings that a user gave, as in hpc_exchange_config. */
 typedef struct hpc_asked {
-    int consistency, shared_params, eager, check_finite, in_place, staleness, quorum;
+    int consistency, shared_params, eager, check_finite, in_place, staleness, quorum, split;
     double grace; /* negative: learned */
 } hpc_asked;
 
@@ -241,9 +241,10 @@ struct hpc_engine {
 
     /* worker */
     hpc_pushed *keys;
-    size_t *push_slot;    /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
-    uint64_t *args_asked; /* by core of all ranks: args for which this rank has asked for an answer */
-    int corked;           /* starts may be kept back on the in_lanes */
+    struct hpc_held *held; /* by key: exchange/held.c; NULL: updates are sent when they are folded */
+    size_t *push_slot;     /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
+    uint64_t *args_asked;  /* by core of all ranks: args for which this rank has asked for an answer */
+    int corked;            /* starts may be kept back on the in_lanes */
     hpc_life life;
     hpc_exchange_stats stats;
     uint64_t *begun;       /* steps, by how far their parameters were behind (hpc_count_begun); NULL: not counted */

@@ -12,8 +12,9 @@ typedef enum hpc_operation {
     HPC_OP_FORWARD = 2, /* index: a row; its input from a row of the sender is in its receive slot */
     HPC_OP_PULL = 3,    /* index: a share; the sender wants its parameters; slot: HPC_ANSWERED or 0 */
     HPC_OP_ARGS = 4,    /* index: a share; the sender has put args of its rule, for its push in that slot */
-    HPC_OP_EMPTY = 5,   /* index: a share; the sender pushes it without a gradient; slot HPC_EMPTY_ROW: a row, to which
-                           a row of the sender has nothing to send */
+    HPC_OP_EMPTY = 5,   /* index: a share; the sender pushes it without a gradient; with several stages its slot is the
+                           next one, and slot says HPC_EMPTY_ROW: a row, to which a row of the sender has nothing to
+                           send */
     HPC_OP_USE = 6,     /* index: a share; slot: the discipline's; the sender has put what it says of a kept fold */
     HPC_OP_PASSED = 7   /* index: a row of another rank; its owner's push of these elements, which the sender passes on,
                            is in the receive slot of the receiver's own row */

@@ -73,6 +73,21 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
                         .slot = (uint64_t)slot};
 }
 
+hpc_inputs hpc_row_present(hpc_core *core, const hpc_work *w, int slot) {
+    hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
+    int n = 0;
+    inputs.n_updates = 0;
+    for (int e = 0; e < w->row->n_in; e++) {
+        if (!hpc_row_brings(w, slot, e)) continue;
+        core->bases[n] = core->bases[e];
+        core->base_inputs[n] = core->base_inputs[e];
+        core->base_weights[n++] = core->base_weights[e];
+        inputs.n_updates += w->inputs[e].updates;
+    }
+    inputs.n = n;
+    return inputs;
+}
+
 /* ---- work ---- */
 
 int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int begins) {
@@ -83,14 +98,18 @@ int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int begins) {
     return w->kind->add(core, w, &alone, args, begins);
 }
 
-int hpc_row_count(hpc_core *core, hpc_work *w, int slot, int input) {
+int hpc_row_count_as(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
     if (hpc_row_has_too_many(core, w, &came[input], 1, w->inputs[input].rank)) return 0;
     if (w->kind->early && hpc_row_add(core, w, slot, input, w->arrived[slot] == 0) != 0) return 0;
-    atomic_store_explicit(&came[input], 1, memory_order_relaxed);
+    atomic_store_explicit(&came[input], (char)how, memory_order_relaxed);
     if (++w->arrived[slot] < w->row->n_in) return 0;
     w->arrived[slot] = 0;
     return 1;
+}
+
+int hpc_row_count(hpc_core *core, hpc_work *w, int slot, int input) {
+    return hpc_row_count_as(core, w, slot, input, HPC_CAME);
 }
 
 void hpc_row_took(hpc_work *w, int slot) {
@@ -102,6 +121,11 @@ void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
     for (int i = first; i < last; i++)
         if (w->inputs[i].nbytes > 0) hpc_count_received(core->engine, w->inputs[i].rank, w->inputs[i].nbytes);
+}
+
+void hpc_row_count_present(const hpc_core *core, const hpc_work *w, int slot) {
+    for (int e = 0; e < w->row->n_in; e++)
+        if (hpc_row_brings(w, slot, e)) hpc_row_count_received(core, w, e);
 }
 
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {

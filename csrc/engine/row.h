@@ -37,6 +37,17 @@ typedef struct hpc_inputs {
 /* All inputs of a row in a slot, or one of them (only; -1: all), with the plan's weights. */
 hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only);
 
+/* How an input has come to a slot, as hpc_work.came has it. Empty: it brings no bytes, and its part is zero. */
+enum { HPC_CAME = 1, HPC_CAME_EMPTY = 2 };
+static inline int hpc_row_brings(const hpc_work *w, int slot, int input) {
+    const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+    return atomic_load_explicit(&came[input], memory_order_relaxed) == HPC_CAME;
+}
+/* The inputs that have come to a slot with bytes; the weights of the others are left out. They are counted as received.
+ */
+hpc_inputs hpc_row_present(hpc_core *core, const hpc_work *w, int slot);
+void hpc_row_count_present(const hpc_core *core, const hpc_work *w, int slot);
+
 /* The inputs that a discipline chooses, one by one: of an input the updates in n slots, from push or slot number first
  * on. With HPC_SCALE_ALL the weights of what is there grow until they add up to those of all inputs; with
  * HPC_SCALE_MEANS only those that add up to 1 do. Scaling is for at most one slot of an input. */
@@ -51,9 +62,11 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, h
 /* The number of the input that rank pushes, or (forwarded) that a row of rank forwards; -1: none. */
 int hpc_row_input_of(const hpc_work *w, int rank, int forwarded);
 
-/* Counts an input that has come in a slot. Returns 1 when all inputs are there; the count then begins again at 0, and
- * hpc_row_took marks the inputs as missing again. Returns 0 when some are missing, or when the exchange has failed. */
+/* Counts an input that has come in a slot, with bytes or as how has it. Returns 1 when all inputs are there; the
+ * count then begins again at 0, and hpc_row_took marks the inputs as missing again. Returns 0 when some are missing, or
+ * when the exchange has failed. */
 int hpc_row_count(hpc_core *core, hpc_work *w, int slot, int input);
+int hpc_row_count_as(hpc_core *core, hpc_work *w, int slot, int input, int how);
 void hpc_row_took(hpc_work *w, int slot);
 /* Adds an input to the row's accumulator, or begins it with that. Nonzero when the exchange has failed. */
 int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int begins);

@@ -83,10 +83,21 @@ int hpc_send_ahead(hpc_engine *en, int core, int owner, const void *src, size_t 
     return status;
 }
 
+/* Tells the owner of a share that a push brings nothing. A peer hears of it straight, also where updates pass others.
+ */
+static int push_empty(hpc_engine *en, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    const uint32_t imm = hpc_imm(HPC_OP_EMPTY, en->layout.stages.many ? 0 : slot, s);
+    if (share->pushed == 0 && !en->passes_on) return HPC_OK;
+    const int status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, imm, l);
+    return hpc_owners_leave(en) ? hpc_unless_left(en, share->owner, status) : status;
+}
+
 int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     hpc_pushed *k = &en->keys[share->key];
     int me = en->context->group.rank, status = HPC_OK;
+    if (k->started & HPC_PUSH_EMPTY) return push_empty(en, s, slot, l);
     if (share->pushed == 0 && share->tells == 0) return HPC_OK; /* it comes by other stages, or ranks */
     const int in_place = hpc_reads_in_place(en, share->owner, me);
     for (; !in_place && k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {

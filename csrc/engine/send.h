@@ -21,7 +21,7 @@ int hpc_push_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
 int hpc_push_wait_done(hpc_engine *en, int key, hpc_limit *l, const char *op);
 
 /* Sends one event to an owner that reads the update in place; to any other owner it sends every row with its data. Goes
- * on from the key's at_row, where a full ring stopped it. */
+ * on from the key's at_row, where a full ring stopped it. Of a push without a gradient it only tells. */
 int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l);
 /* The turn of what is sent of a key (hpc_lane_take_turn), where updates of different keys have no order: keys are given
  * in the order in which a forward pass needs them, so the first ones go first where many wait (P3, Jayarajan et al.,

@@ -299,6 +299,23 @@ static int wait_look(look *l, double timeout, const char *op) {
                                  en->plan->keys[l->key].name, (unsigned long long)hpc_push_of(en, l->key, l->ticket));
 }
 
+int hpc_fail_cut_short(const hpc_engine *en, int key, const char *op) {
+    return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
+                           "%s: the last call on key %s of rank %d was cut short; make it again first", op,
+                           en->plan->keys[key].name, en->context->group.rank);
+}
+
+int hpc_fail_no_fold(const hpc_engine *en, int key, const char *op) {
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d: fold it first", op,
+                    en->plan->keys[key].name, en->context->group.rank);
+}
+
+int hpc_fail_scale(const hpc_engine *en, int key, double scale, const char *op) {
+    return hpc_fail(HPC_ERR_INVALID, op,
+                    "%s: scale of key %s is %g; it must be finite, or NaN for a mean of NaNs: skip leaves a step out",
+                    op, en->plan->keys[key].name, scale);
+}
+
 int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
     return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1}, timeout, op);
 }

@@ -40,6 +40,11 @@ int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op);
 int hpc_ticket_freed(const hpc_engine *en, int key, uint64_t ticket);
 int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op);
 
+/* Refusals of calls on a fold: the last call has sent only a part; there is no fold; a scale is infinite. */
+int hpc_fail_cut_short(const hpc_engine *en, int key, const char *op);
+int hpc_fail_no_fold(const hpc_engine *en, int key, const char *op);
+int hpc_fail_scale(const hpc_engine *en, int key, double scale, const char *op);
+
 /* Writes the ranks whose updates this rank lacks of a key (-1: of all) into ranks; returns their number, 0: none is
  * lacking. With ranks NULL it only says whether some are. */
 typedef int hpc_lacking(const hpc_engine *en, int key, int *ranks);

@@ -252,10 +252,11 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
     if (d == NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: this build has no consistency %s %s",
                         hpc_consistency_name(f->consistency), f->graph != NULL ? "on a graph" : "with servers");
-    if (f->split && !(d->traits & HPC_SPLITS))
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: split needs BSP with servers, peers or a graph, without a quorum; here is %s %s",
-                        d->name, f->graph != NULL ? "on a graph" : "with servers");
+    if (f->split && !(d->traits & (HPC_SPLITS | HPC_EACH)))
+        return hpc_fail(
+            HPC_ERR_UNSUPPORTED, op_create,
+            "exchange: split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum; here is %s %s",
+            d->name, f->graph != NULL ? "on a graph" : "with servers");
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 
@@ -428,7 +429,7 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
     mine->in_place = en->asked.in_place;
     mine->n_keys = en->plan->n_keys;
     mine->n_engines = of->n_engines;
-    mine->split = (en->discipline->traits & HPC_SPLITS) != 0;
+    mine->split = f->split != 0;
     mine->threads = f->threads > 0 ? f->threads : c->self.threads;
     struct key_description *keys = (void *)(mine + 1);
     for (int k = 0; k < en->plan->n_keys; k++) {

@@ -311,6 +311,7 @@ hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *f, const c
                             .eager = f->eager != 0,
                             .check_finite = f->check_finite != 0,
                             .in_place = f->in_place != 0,
+                            .split = f->split != 0,
                             .staleness = f->consistency == HPC_SSP ? f->staleness : 0,
                             .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
                             .grace = f->grace < 0 ? -1 : f->grace};
@@ -327,6 +328,7 @@ int hpc_engine_open(hpc_engine *en, const hpc_exchange_config *f, const hpc_exch
     if (status == HPC_OK) status = open_rules(en, f);
     if (status == HPC_OK) status = hpc_pieces_open(en, f, op_create);
     if (status == HPC_OK && f->graph != NULL) status = hpc_graph_open(en, f->graph, op_create);
+    if (status == HPC_OK) status = hpc_held_open(en, op_create);
     status = hpc_context_agree(en->context, op_create, status, deadline);
     if (status == HPC_OK) status = hpc_engine_agree(en, f, of, deadline);
     return status == HPC_OK ? open_all(en, f, deadline) : status;

@@ -1,8 +1,9 @@
 /* Functions that the files of this folder share: exchange.c makes and leaves an exchange, which is its engines;
  * create.c opens an engine and close.c leaves it, keys.c tells which one has a key, check.c checks a configuration,
- * check_codecs.c its codecs, worker.c pushes and pulls, apply.c folds and applies in two calls, args.c sets the
- * arguments of the rule, rows.c reads and writes rows, stats.c and traffic.c tell what was counted, encoders.c what was
- * encoded; follow.c lets thresholds follow the network.
+ * check_codecs.c its codecs, worker.c pushes and pulls, apply.c starts that, and folds and applies in two calls, held.c
+ * has this where each update is applied by itself, args.c sets the arguments of the rule, rows.c reads and writes rows,
+ * stats.c and traffic.c tell what was counted, encoders.c what was encoded; follow.c lets thresholds follow the
+ * network.
  *
  * An exchange has one engine for each of its configurations: some keys, with a consistency of theirs, on a graph or
  * with servers. A key is one engine's for life, and so is its way: calls of a key go to its engine, and calls of the
@@ -83,9 +84,14 @@ int hpc_engine_leave(hpc_engine *en, const char *op, double deadline);
 int hpc_engine_serve(hpc_engine *en, const char *op, double timeout);
 void hpc_engine_free(hpc_engine *en);
 
-/* worker.c: hpc_exchange_start, for apply.c too. empty: the push has no gradient. */
-int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *src, hpc_limit *l, uint64_t *ticket,
+/* worker.c: hpc_exchange_start, for apply.c and held.c too. what: HPC_PUSH_EMPTY, HPC_PUSH_HELD, or 0. */
+int hpc_worker_start(hpc_engine *en, int key, int flags, int what, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op);
+/* Its first steps: waits until a push may begin, and its slot be written; then puts an array there, in the wire's
+ * format, be it that it is there (src NULL). checks: HPC_ERR_INVALID if that has a NaN or an Inf. */
+int hpc_worker_take_slot(hpc_engine *en, int key, const uint64_t *ticket, hpc_limit *l, const char *op);
+int hpc_worker_fill_slot(hpc_engine *en, int key, const void *src, int checks, const char *op);
+int hpc_worker_refuse_infinite(const hpc_engine *en, int key, const char *why, const char *op);
 /* A key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
 int hpc_worker_under_way(const hpc_engine *en);
 int hpc_worker_check_idle(const hpc_engine *en, const char *op);
@@ -93,6 +99,16 @@ int hpc_worker_check_idle(const hpc_engine *en, const char *op);
 int hpc_worker_finish(hpc_engine *en, const char *op, double deadline);
 int hpc_worker_settle(hpc_engine *en, double deadline, const char *op);
 float *hpc_worker_params(const hpc_engine *en, int key);
+
+/* held.c: the calls of an engine whose updates are held (hpc_engine.held): fold (empty: the worker has no gradient),
+ * what follows it, and hpc_exchange_start. sent_nothing: whether that push had no update. */
+int hpc_held_open(hpc_engine *en, const char *op);
+int hpc_held_fold(hpc_engine *en, int key, int empty, const void *src, hpc_limit *l, uint64_t *ticket, const char *op);
+int hpc_held_use(hpc_engine *en, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket, const char *op);
+int hpc_held_start(hpc_engine *en, int key, int flags, const void *src, hpc_limit *l, uint64_t *ticket, const char *op);
+double hpc_held_squares(const hpc_engine *en, int key);
+const float *hpc_held_gathered(const hpc_engine *en, int key);
+int hpc_held_sent_nothing(const hpc_engine *en, int key, uint64_t push);
 
 /* rows.c: the same as hpc_worker_under_way, unless nothing will ever end as a rank is lost. */
 int hpc_engine_under_way(hpc_engine *en);

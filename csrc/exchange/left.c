@@ -69,6 +69,10 @@ int hpc_exchange_get_pushed(hpc_exchange *ex, int key, uint64_t *pushes, float *
     if (pushes == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: pushes is NULL", op);
     const hpc_pushed *k = &en->keys[key];
     *pushes = k->pushes + ((k->sending & HPC_PUSH) != 0); /* which is in its slot, whether all of it was sent or not */
+    if (values != NULL && hpc_held_sent_nothing(en, key, *pushes)) {
+        memset(values, 0, (size_t)en->plan->keys[key].count * sizeof *values);
+        return HPC_OK;
+    }
     return values == NULL ? HPC_OK : check_decoded(en, key, hpc_pieces_read_push(en, key, *pushes, values), op);
 }
 

@@ -17,6 +17,19 @@ static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     return d->wait_slot == NULL ? hpc_push_wait_slot(en, key, l, op) : d->wait_slot(en, key, l, op);
 }
 
+static int check_start(hpc_engine *en, int key, int flags, const uint64_t *ticket, const char *op) {
+    if (flags < HPC_PUSH || flags > (HPC_PUSH | HPC_PULL))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: flags are %d, not HPC_PUSH, HPC_PULL or both", op, flags);
+    if (ticket == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: ticket is NULL", op);
+    if (!(flags & HPC_PUSH) || en->discipline->may_push == NULL) return HPC_OK;
+    return en->discipline->may_push(en, key, op);
+}
+
+int hpc_worker_take_slot(hpc_engine *en, int key, const uint64_t *ticket, hpc_limit *l, const char *op) {
+    const int status = check_start(en, key, HPC_PUSH, ticket, op);
+    return status == HPC_OK ? wait_slot(en, key, l, op) : status;
+}
+
 int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **gradient) {
     static const char op[] = "gradient";
     hpc_engine *en = hpc_engine_of(ex, &key, op);
@@ -62,14 +75,6 @@ int hpc_exchange_ready(hpc_exchange *ex, int key) {
     return en->discipline->may_push == NULL ? HPC_OK : en->discipline->may_push(en, key, NULL);
 }
 
-static int check_start(hpc_engine *en, int key, int flags, const uint64_t *ticket, const char *op) {
-    if (flags < HPC_PUSH || flags > (HPC_PUSH | HPC_PULL))
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: flags are %d, not HPC_PUSH, HPC_PULL or both", op, flags);
-    if (ticket == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: ticket is NULL", op);
-    if (!(flags & HPC_PUSH) || en->discipline->may_push == NULL) return HPC_OK;
-    return en->discipline->may_push(en, key, op);
-}
-
 /* Encodes src into the slot. With NULL the gradient is there already, or is the model that is trained in place. */
 static void fill_slot(hpc_engine *en, int key, const void *src) {
     if (!en->layout.places[en->context->group.rank].gives) return;
@@ -85,7 +90,7 @@ static void fill_slot(hpc_engine *en, int key, const void *src) {
                       NULL);
 }
 
-static int refuse_infinite(const hpc_engine *en, int key, const char *why, const char *op) {
+int hpc_worker_refuse_infinite(const hpc_engine *en, int key, const char *why, const char *op) {
     return hpc_fail(HPC_ERR_INVALID, op, "%s: the gradient of key %s on rank %d has a NaN or an Inf%s", op,
                     en->plan->keys[key].name, en->context->group.rank, why);
 }
@@ -94,7 +99,13 @@ static int refuse_infinite(const hpc_engine *en, int key, const char *why, const
 static int check_finite(const hpc_engine *en, int key, const char *op) {
     const int dtype = en->keys[key].codec->number;
     if (en->kernels->all_finite(hpc_push_slot(en, key), (size_t)en->plan->keys[key].count, dtype)) return HPC_OK;
-    return refuse_infinite(en, key, dtype == HPC_F32 ? "" : ", or a value too large for its wire format", op);
+    return hpc_worker_refuse_infinite(en, key, dtype == HPC_F32 ? "" : ", or a value too large for its wire format",
+                                      op);
+}
+
+int hpc_worker_fill_slot(hpc_engine *en, int key, const void *src, int checks, const char *op) {
+    fill_slot(en, key, src);
+    return checks ? check_finite(en, key, op) : HPC_OK;
 }
 
 /* Pieces are looked at before they are encoded: what is refused leaves no trace in the residual. */
@@ -105,19 +116,19 @@ static int fill_pieces(hpc_engine *en, int key, const void *src, int checks, con
     if (src == NULL) status = hpc_pieces_source(en, key, op, &own);
     if (status != HPC_OK) return status;
     if (src == NULL) src = own;
-    if (checks && !hpc_pieces_are_finite(en, key, src)) return refuse_infinite(en, key, "", op);
+    if (checks && !hpc_pieces_are_finite(en, key, src)) return hpc_worker_refuse_infinite(en, key, "", op);
     status = hpc_note(en, key, HPC_ON_ENCODE, NULL, op);
     if (status != HPC_OK) return status;
     return hpc_pieces_encode(en, key, src, hpc_push_slot(en, key)) == 0 ? HPC_OK : hpc_engine_check(en, op);
 }
 
-/* Puts the update into its slot. */
-static int fill(hpc_engine *en, int key, int empty, const void *src, const char *op) {
-    const int checks = en->asked.check_finite && en->layout.places[en->context->group.rank].gives;
+/* Puts the update into its slot. One that is held was looked at before. */
+static int fill(hpc_engine *en, int key, int what, const void *src, const char *op) {
+    const int checks = en->asked.check_finite && en->layout.places[en->context->group.rank].gives && what == 0;
+    const int empty = what == HPC_PUSH_EMPTY;
     int status = HPC_OK;
     if (!empty && hpc_key_pushes_pieces(en, key)) return fill_pieces(en, key, src, checks, op);
-    if (!empty) fill_slot(en, key, src);
-    if (!empty && checks) status = check_finite(en, key, op);
+    if (!empty) status = hpc_worker_fill_slot(en, key, src, checks, op);
     return status == HPC_OK ? hpc_note(en, key, HPC_ON_ENCODE, NULL, op) : status;
 }
 
@@ -207,19 +218,18 @@ static int send_left(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *src, hpc_limit *l, uint64_t *ticket,
+int hpc_worker_start(hpc_engine *en, int key, int flags, int what, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op) {
     int status = hpc_worker_check_call(en, key, op);
     if (status != HPC_OK) return status;
     hpc_pushed *k = &en->keys[key];
-    const int nothing = empty ? HPC_PUSH_EMPTY : 0;
     if (k->sending == 0) {
         status = check_start(en, key, flags, ticket, op);
         if (status != HPC_OK) return status;
         if (flags & HPC_PUSH) {
             status = wait_slot(en, key, l, op);
             if (status != HPC_OK) return status;
-            if ((status = fill(en, key, empty, src, op)) != HPC_OK) return status;
+            if ((status = fill(en, key, what, src, op)) != HPC_OK) return status;
             publish_count(en, key);
             if (k->news > 0) hpc_args_begin_push(en, key, (int)(k->pushes % (uint64_t)en->layout.depth));
             if ((status = hpc_note(en, key, HPC_ON_SEND, NULL, op)) != HPC_OK) return status;
@@ -227,39 +237,17 @@ int hpc_worker_start(hpc_engine *en, int key, int flags, int empty, const void *
         }
         if (flags & HPC_PUSH) k->since = hpc_now();
         k->sending = (unsigned char)flags;
-        k->started = (unsigned char)(flags | nothing);
-    } else if (k->started != (flags | nothing) || ticket == NULL) {
+        k->started = (unsigned char)(flags | what);
+    } else if (k->started != (flags | what) || ticket == NULL) {
         return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                                "%s: the last call on key %s of rank %d was cut short; make it again, with flags %d", op,
-                               en->plan->keys[key].name, en->context->group.rank, k->started & ~HPC_PUSH_EMPTY);
+                               en->plan->keys[key].name, en->context->group.rank, k->started & (HPC_PUSH | HPC_PULL));
     }
     status = send_left(en, key, l, op);
     if (status == HPC_OK)
         *ticket =
             flags & HPC_PULL && en->discipline->traits & HPC_PULLS ? 2 * k->pulls + HPC_PULL_TICKET : 2 * k->pushes;
     return status;
-}
-
-int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const void *src, double timeout, uint64_t *ticket) {
-    hpc_engine *en = hpc_engine_of(ex, &key, "push");
-    if (en == NULL) return HPC_ERR_INVALID;
-    HPC_IN_CALL(en, key, flags == HPC_PULL ? "pull" : flags == HPC_PUSH ? "push" : "push_pull");
-    hpc_limit l = {timeout, 0};
-    return hpc_worker_start(en, key, flags, 0, src, &l, ticket, "push");
-}
-
-int hpc_exchange_push_pull(hpc_exchange *ex, int key, const void *src, double timeout) {
-    static const char op[] = "push_pull";
-    hpc_engine *en = hpc_engine_of(ex, &key, op);
-    if (en == NULL) return HPC_ERR_INVALID;
-    HPC_IN_CALL(en, key, op);
-    hpc_limit l = {timeout, 0};
-    uint64_t ticket = 0;
-    int status = hpc_worker_start(en, key, HPC_PUSH | HPC_PULL, 0, src, &l, &ticket, op);
-    if (status != HPC_OK) return status;
-    if (!hpc_ticket_is_done(en, key, ticket))
-        status = hpc_ticket_wait(en, key, ticket, l.deadline == 0 ? timeout : hpc_limit_left(en, &l), op);
-    return status == HPC_OK ? hpc_ticket_end(en, key, ticket, op) : status;
 }
 
 int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {

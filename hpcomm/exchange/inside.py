@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .. import _core, optim
 from ..codec import Products
-from ..consistency import BSP, in_step
+from ..consistency import BSP, applies_each, in_step
 from ..context import Context
 from ..errors import HpcommError, NotSupported, Timeout
 from ..optim import Average
@@ -331,9 +331,10 @@ def reads_on(ex: Exchange) -> bool:
 
 
 def has_one_slot(ex: Exchange, name: str) -> bool:
-    """Whether all gradients of a key lie in one place, one behind the other: with split, if there are servers."""
+    """Whether all gradients of a key lie in one place, one behind the other: with split, if servers keep a mean."""
     own = next(one for one in ex._schemes if name in one.scheme.names)
-    return bool(ex._made.engine.split and not own.peers and not own.phases) or own.plan.rows.column("depth").max() == 1
+    means = ex._made.engine.split and not own.peers and not own.phases and not applies_each(own.scheme.consistency)
+    return bool(means) or own.plan.rows.column("depth").max() == 1
 
 
 def check_idle(ex: Exchange, op: str) -> None:

@@ -50,6 +50,10 @@ class SplitCalls(Calls):
     Among peers (PeerToPeer) each rank keeps the updates that come to it, and its calls are for its own parameters. They
     wait for no call of another rank, and no rank is told when calls, scales or hyper-parameters differ. Copies stay
     equal while all ranks make the same calls.
+
+    Under SSP(s) and ASYNC each update is applied by itself, so what a fold keeps is this worker's own update: nothing
+    is sent before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits
+    for no call of others. squares and gather are of the update as it was folded, without its weight in the mean.
     """
 
     __slots__ = ()
@@ -100,7 +104,8 @@ class SplitCalls(Calls):
 
     def skip_nb(self, name: str, timeout: float | None = None) -> Handle:
         """Starts a skip: the mean is dropped. Parameters, state, step and what codecs keep for later stay as if nothing
-        had been folded."""
+        had been folded. Under SSP(s) and ASYNC owners hear that there is no update this time, so that no other worker
+        waits for this one."""
         key = self._key(name)
         return Handle(self, key, self._use(key, _core.exchange_skip, timeout), pulls=True)
 
@@ -121,7 +126,7 @@ class SplitCalls(Calls):
     def gather_nb(self, name: str, timeout: float | None = None) -> Gathering:
         """Starts a gather: every worker gets the mean, whatever the codec; wait of the handle returns it as a float32
         array of the key's shape. Where updates are float32 or pieces it lies in the array of gradient(name), and the
-        worker may write that again; among peers, and of factors, it lies apart. The owners still keep the mean: apply,
+        worker may write that again; among peers, of factors, and under SSP(s) and ASYNC, it lies apart. The owners still keep the mean: apply,
         skip, or another fold, which replaces it, follows."""
         key = self._key(name)
         return Gathering(self, key, self._use(key, _core.exchange_gather, timeout), pulls=False)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from ..consistency import BSP, Consistency
+from ..consistency import BSP, Consistency, applies_each
 from ..context import Context
 from ..exchange import Exchange
 from ..presets import parameter_hub
@@ -15,7 +15,7 @@ from .mode import ROLL, Mode
 from .rules import Rules
 from .schemes import Schemes
 from .serve import Serving
-from .split import After, Split, made_in_two
+from .split import After, SplitAlone, Split, made_in_two
 from .stats import Counts
 from .whole import Backward, OnePass, made_in_one
 
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
     @property
     def in_two(self) -> bool:
         """Whether updates take two calls."""
-        return self.apply != "backward" and self.consistency == BSP
+        return self.apply != "backward" and (self.consistency == BSP or applies_each(self.consistency))
 
 
 def training(asked: Asked) -> Mode:
@@ -56,7 +56,7 @@ def training(asked: Asked) -> Mode:
     if asked.rules is None:
         return Averaged(*args, *rest, asked.optimizer, asked.make)
     if asked.in_two:
-        split = After if asked.apply == "after" else Split
+        split = After if asked.apply == "after" else Split if asked.consistency == BSP else SplitAlone
         return split(*args, *rest, asked.rules, asked.make, asked.schemes.may_be_pairs, asked.schemes.refuse)
     whole = Backward if asked.apply == "backward" else OnePass
     return whole(*args, *rest, asked.rules, asked.make, asked.consistency)

@@ -91,7 +91,7 @@ class DistributedOptimizer(Wrapper):
             fastest, and goes without synchronize, clip_norm and GradScaler. "after": nothing is sent before step(), as
             by a plain parameter server (section 5); it is there to be compared with.
         clip_norm: the norm of the mean gradient is at most this, as by torch.nn.utils.clip_grad_norm_; the same bits on
-            all ranks.
+            all ranks. Under SSP(s) and ASYNC, where each update is applied by itself, that of each rank's own gradient.
         backward_passes_per_step: gradients of so many backward passes are summed here before they are exchanged.
         buffers: "local": each rank's own; "broadcast": rank 0's, "average": the mean, after each step. Buffers that are
             no floating-point numbers stay local.
@@ -428,7 +428,7 @@ class DistributedOptimizer(Wrapper):
                 self._layers.wait_late()
             else:
                 self._mode.wait()
-        if isinstance(self._mode, Split):
+        if isinstance(self._mode, Split) and self._mode.in_step:
             self._schemes.after_step(self._mode)
         if len(self._hooked) < len(self._mode.keys):
             self._hook()
@@ -466,10 +466,11 @@ class DistributedOptimizer(Wrapper):
     @torch.no_grad()
     def synchronize(self) -> None:
         """Waits for all gradients and makes p.grad the mean of all ranks: to be looked at, or changed on all ranks
-        alike (clip_grad_norm_, GradScaler.unscale_), before step. Collective.
+        alike (clip_grad_norm_, GradScaler.unscale_), before step. Collective. Under SSP(s) and ASYNC p.grad stays this
+        rank's own, which it may change as it likes; no other rank need make the call.
 
         Raises:
-            NotSupported: apply="backward", a graph, another consistency than BSP, a join block.
+            NotSupported: apply="backward", a graph, a quorum, a join block.
         """
         if self._join is not None:
             raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")
@@ -495,7 +496,7 @@ class DistributedOptimizer(Wrapper):
         Raises:
             NotSupported: another mode than apply="step" under BSP with servers.
         """
-        if not isinstance(self._mode, Split):
+        if not isinstance(self._mode, Split) or not self._mode.in_step:
             raise NotSupported('measure_schemes: it needs apply="step", and BSP with servers')
         if self._workers.serving:
             raise NotSupported("measure_schemes: it needs workers alone, and here ranks only serve")

@@ -26,7 +26,7 @@ def made_in_two(make: Callable[..., Exchange], ctx: Context, keys: Sequence[Para
 
 
 class Split(Mode):
-    """Two calls a key: fold in the hook, apply in step. BSP with servers."""
+    """Two calls a key: fold in the hook, apply in step. Here BSP with servers."""
 
     def __init__(
         self,
@@ -133,14 +133,17 @@ class Split(Mode):
                 continue
             if key.handle is not None:  # its layer was not used
                 key.receive()
-            counts = not self.synchronized or self.workers.is_first or not inside.sums(self.exchange)
-            if key.is_there() and counts:  # of a sum that all ranks have, one rank's counts
+            if key.is_there() and self._counts():
                 key.fold = key.push(fold)
             else:
                 if key.param.grad is not None:  # it may lie in the slot: guard waits, as on the rank whose part counts
                     self._in_place = -1
                 key.fold = key.push_nothing(fold)
         self.way.drain()
+
+    def _counts(self) -> bool:
+        """Whether this rank's gradients count: of a sum that all ranks have, one rank's do."""
+        return not self.synchronized or self.workers.is_first or not inside.sums(self.exchange)
 
     def _cast(self) -> None:
         if self._vote is not None and self._pairs and not self._vote.is_cast and not self.agreed:
@@ -258,6 +261,24 @@ class Split(Mode):
         if self._vote is not None and self._vote.is_cast:  # of a step that does not count
             self._vote.refused()
         super().forget()
+
+
+class SplitAlone(Split):
+    """Two calls a key under SSP(s) and ASYNC, where each update is applied by itself: a rank clips, scales and skips its
+    own gradient, before that is sent. Its step waits for no call of another rank, and none need make the same."""
+
+    def _counts(self) -> bool:
+        return True
+
+    def _had(self, zero: Sequence[tuple[ParamKey, Any]]) -> list[tuple[ParamKey, Any]]:
+        return [(key, mean) for key, mean in zero if key.is_there()]
+
+    def forget(self) -> None:
+        """Nobody has heard of the folds, and the next ones take their place."""
+        self.way.drain()
+        for key in self.keys:
+            key.find_home()
+        self._end()
 
 
 class After(Split):

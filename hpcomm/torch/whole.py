@@ -1,4 +1,4 @@
-"""The engine's rule in one pass: a push that applies. apply="backward", and consistencies other than BSP."""
+"""The engine's rule in one pass: a push that applies. apply="backward", and quorums."""
 
 from collections.abc import Callable, Sequence
 
@@ -47,7 +47,7 @@ class OnePass(Mode):
         consistency: Consistency,
     ) -> None:
         if clip_norm is not None:
-            raise InvalidArgument('clip_norm needs apply="step" and BSP: the norm is that of all gradients')
+            raise InvalidArgument('clip_norm needs apply="step", without a quorum: the norm is that of all gradients')
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self.rules = rules
         self._every_key = consistency not in (BSP, ASYNC)  # others wait for the pushes of each key
@@ -67,7 +67,9 @@ class OnePass(Mode):
 
     def step(self, scaling: Scaling | None) -> None:
         if scaling is not None:
-            raise NotSupported('GradScaler needs apply="step" and BSP: a step that is skipped must not be applied')
+            raise NotSupported(
+                'GradScaler needs apply="step", without a quorum: a step that is skipped must not be applied'
+            )
         self.check_unchanged()
         self._set()
         missing = []

@@ -154,7 +154,7 @@ static bool is_graph(const combination *c) {
 }
 
 static bool splits_not(const combination *c) {
-    return !(c->with & SPLIT) && (!is_whole(c) || c->edges == GRAPH);
+    return !(c->with & SPLIT) && (leaves_out(c) || c->edges == GRAPH);
 }
 
 static bool is_split(const combination *c) {

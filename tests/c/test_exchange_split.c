@@ -10,11 +10,13 @@ enum { BOTH = HPC_PUSH | HPC_PULL };
 enum { HOSTS = 8, CHAIN = 16 };
 /* Every rank applies the fold that owners forward. */
 enum { RECEIVERS = 32 };
+/* Owners apply each update by itself. */
+enum { EACH = 64 };
 
 static void split_job(job *j, const rank *r) {
     static _Thread_local hand_plan hosts;
     job_init(j, r);
-    j->split = 1;
+    j->split = 1, j->each = (r->arg & EACH) != 0;
     if (r->arg & RECEIVERS) j->apply_at = HPC_AT_RECEIVERS;
     if (!(r->arg & (HOSTS | CHAIN))) return;
     hand_hosts(&hosts, j, r->size, 2, r->arg & CHAIN, 512);
@@ -306,11 +308,9 @@ static void refusals(rank *r) {
     j.eager = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("eager adds each to the one before");
-    j.eager = 0, j.each = 1;
+    j.eager = 0, j.quorum = 2;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is ASYNC");
-    j.each = 0, j.quorum = 2;
-    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
+    CHECK_MESSAGE("split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum; here is a quorum");
     j.quorum = 0;
     hand_ring(&h, &j, r->size, HPC_F32, 512);
     j.plan = &h.plan;
@@ -368,6 +368,7 @@ int main(int argc, char **argv) {
         {.name = "between_alone", .size = 1, .run = between, .arg = INLINE},
         {.name = "between_hosts_chain", .size = 6, .run = between, .arg = THREAD + CHAIN, .sleepy = true},
         {.name = "cut_short", .size = 2, .run = cut_short},
+        {.name = "cut_short_each", .size = 2, .run = cut_short, .arg = EACH},
         {.name = "lowest_first", .size = 2, .run = lowest_first, .where = RANKS_SHM},
         {.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED},
         {0},

@@ -346,10 +346,7 @@ static void refused(rank *r) {
     j.eager = 1;
     CHECK_STATUS(create(r, &j, 2, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("eager needs BSP");
-    j.eager = 0, j.split = 1;
-    CHECK_STATUS(create(r, &j, 2, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP with servers");
-    j.split = 0, j.rule = "average";
+    j.eager = 0, j.rule = "average";
     CHECK_STATUS(create(r, &j, 2, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rule average, which needs the updates of all workers at once");
     hpc_plan_free(plan);

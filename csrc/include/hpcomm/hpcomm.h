@@ -579,7 +579,8 @@ typedef struct hpc_exchange_config {
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
     int split; /* 1: fold and apply are two calls. BSP, or NOTIFY_ACK on a graph of one phase, no eager;
-                  one update of a key is under way, whatever the depth of the plan */
+                  one update of a key is under way, whatever the depth of the plan. Or ASYNC or SSP with servers or
+                  peers: each worker keeps its own updates */
     const struct hpc_codec_config *const *codecs; /* by key: how its pieces are written (codec.h); NULL where the plan
                                                      has no codec of variable length */
     const struct hpc_exchange_config *next; /* further keys, with a plan and settings of their own; NULL: none. Keys and
@@ -645,7 +646,13 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
  *
  * Among peers each rank keeps the updates that come to it, and its calls are for its own parameters: they wait for no
  * call of another rank, and nothing compares them. Copies stay equal while all ranks make the same calls with the same
- * scale and args. The plan's depth is 2 or more. On a graph of one phase it is the same. */
+ * scale and args. The plan's depth is 2 or more. On a graph of one phase it is the same.
+ *
+ * Under ASYNC and SSP each update is applied by itself. A fold then keeps this worker's own update, and sends nothing;
+ * squares and gather are of that, as it was folded and without its weight in the plan, and have ended when they return.
+ * apply scales it, encodes it and is a push with a pull. skip is one without a gradient: this worker's clock goes on,
+ * no rule runs, and codecs keep what they had. No call waits for a call of another worker, and nothing compares them.
+ */
 /* The rule runs on scale * mean, with the args that set_args gave before this call. All workers give the same. A NaN
  * makes all parameters NaN. */
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
