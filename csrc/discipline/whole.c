@@ -45,7 +45,10 @@ static void work_present(hpc_core *core, hpc_work *w, int slot) {
 
 static void count(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     if (hpc_engine_has_failed(core->engine) || !hpc_row_count_as(core, w, slot, input, how)) return;
-    (core->engine->asked.split ? work_present : work)(core, w, slot);
+    if (core->engine->asked.split)
+        work_present(core, w, slot);
+    else
+        work(core, w, slot);
 }
 
 /* All rows of the share have made as many folds: no sender is further. */

@@ -126,8 +126,8 @@ class SplitCalls(Calls):
     def gather_nb(self, name: str, timeout: float | None = None) -> Gathering:
         """Starts a gather: every worker gets the mean, whatever the codec; wait of the handle returns it as a float32
         array of the key's shape. Where updates are float32 or pieces it lies in the array of gradient(name), and the
-        worker may write that again; among peers, of factors, and under SSP(s) and ASYNC, it lies apart. The owners still keep the mean: apply,
-        skip, or another fold, which replaces it, follows."""
+        worker may write that again; among peers, of factors, and under SSP(s) and ASYNC it lies apart. The mean is
+        still kept: apply, skip, or another fold, which replaces it, follows."""
         key = self._key(name)
         return Gathering(self, key, self._use(key, _core.exchange_gather, timeout), pulls=False)
 

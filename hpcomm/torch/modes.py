@@ -15,7 +15,7 @@ from .mode import ROLL, Mode
 from .rules import Rules
 from .schemes import Schemes
 from .serve import Serving
-from .split import After, SplitAlone, Split, made_in_two
+from .split import After, Split, SplitAlone, made_in_two
 from .stats import Counts
 from .whole import Backward, OnePass, made_in_one
 

@@ -264,8 +264,8 @@ class Split(Mode):
 
 
 class SplitAlone(Split):
-    """Two calls a key under SSP(s) and ASYNC, where each update is applied by itself: a rank clips, scales and skips its
-    own gradient, before that is sent. Its step waits for no call of another rank, and none need make the same."""
+    """Two calls a key under SSP(s) and ASYNC, where each update is applied by itself: a rank clips, scales and skips
+    its own gradient, before that is sent. Its step waits for no call of another rank, and none need make the same."""
 
     def _counts(self) -> bool:
         return True
