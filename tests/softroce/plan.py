@@ -23,7 +23,7 @@ THREADS = {f"test_conformance_{name}" for name in ("bounds", "flush", "notify", 
 GRAPHS = ("test_graph", "test_graph_ends", "test_graph_late")
 STAGES = (
     *("test_exchange_relays", "test_exchange_stages", "test_exchange_ways", "test_exchange_receivers"),
-    *("test_groups", "test_groups_quorum"),
+    "test_groups",
 )
 PROCESSES_ONLY = {"test_conformance_midwrite", "test_verbs_failure"}
 # What a commit has time for, a second a case: a few of each kind in one guest (--few).
@@ -74,7 +74,7 @@ SHORT = {
     "test_graph_ends": "closes_early_2,frees_early_async",
     "test_graph_late": "ssp_keeps_newest,barrier,async_thread",
     "test_exchange_relays": "3_hosts_of_2_uneven,4_hosts_chain,published_chain,broadcast_binary",
-    "test_groups": "names_slowest,boxed,folds_for_others",
+    "test_groups": "names_silent,boxed,folds_for_others",
 }
 # Programs, or one case of them: under a sanitizer and emulation more takes too long.
 SANITIZED_TESTS = (
