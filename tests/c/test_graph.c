@@ -113,30 +113,6 @@ static void exact(rank *r) {
 
 enum { IN_PLACE = 256 };
 
-/* arg: shape + 16 * depth, + IN_PLACE. A rank that has pushed all it wants may close and free at once: its neighbours
- * still read, or have, what it sent. */
-static void leaves_at_once(rank *r) {
-    graph_job g;
-    graph_job_init(&g, r);
-    graph_job_shape(&g, (shape)(r->arg % 16));
-    g.j.depth = r->arg % IN_PLACE / 16;
-    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
-    g.j.keys[1].count = 50001;
-    for (int round = 0; round < 3; round++) {
-        run a;
-        uint64_t tickets[JOB_KEYS];
-        run_open(&a, r, &g);
-        for (int step = 0; step < g.j.depth; step++) /* slots are free; a model waits for its fold */
-            for (int key = 0; key < g.j.n_keys; key++) tickets[key] = job_start(r, &g.j, a.e, key, step, BOTH, true);
-        for (int key = 0; key < g.j.n_keys && r->rank % 2 == round % 2; key++) {
-            CHECK_OK(hpc_exchange_wait(a.e, key, tickets[key], -1));
-            for (int step = 0; step < g.j.depth; step++) graph_reference_step(&a.ref, &g, r->rank, key);
-            reference_check(&a.ref, r, a.e, key);
-        }
-        run_close(&a);
-    }
-}
-
 /* A rank waits for nobody further away: the others of a chain make their step while the last has not begun its own. */
 static void only_neighbours(rank *r) {
     graph_job g;
@@ -190,10 +166,6 @@ int main(int argc, char **argv) {
         {.name = "exact_3", .size = 3, .run = exact, .arg = 100},
         {.name = "exact_4_sleepy", .size = 4, .run = exact, .arg = 200, .sleepy = true},
         {.name = "exact_5", .size = 5, .run = exact, .arg = 300},
-        {.name = "leaves_ring", .size = 4, .run = leaves_at_once, .arg = RING + 16 * 1},
-        {.name = "leaves_one_peer", .size = 5, .run = leaves_at_once, .arg = ONE_PEER + 16 * 3},
-        {.name = "leaves_degrees", .size = 4, .run = leaves_at_once, .arg = DEGREES + 16 * 4, .apart = true},
-        {.name = "leaves_in_place", .size = 4, .run = leaves_at_once, .arg = IN_PLACE + RING + 16 * 1},
         {.name = "only_neighbours", .size = 4, .run = only_neighbours},
         {.name = "averages_again", .size = 4, .run = averages_again, .arg = HPC_F32},
         {.name = "averages_again_f16", .size = 4, .run = averages_again, .arg = HPC_F16},

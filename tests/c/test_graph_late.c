@@ -150,29 +150,6 @@ static void what_is_there(rank *r) {
     }
 }
 
-/* Nobody waits: a rank makes all its steps while the others have not begun, and what they missed is counted so. */
-static void async_alone(rank *r) {
-    graph_job g;
-    hpc_exchange_stats stats;
-    int versions[MOST];
-    init(&g, r, HPC_ASYNC);
-    hpc_exchange *e = graph_open(r, &g);
-    if (r->rank != 0) rank_await(r, 0, 1);
-    for (int step = 1; step <= STEPS && r->rank == 0; step++) {
-        push(r, &g, e, 0, step);
-        CHECK_EQ(decode(r, &g, e, 0, step, versions), 1);
-    }
-    if (r->rank == 0) {
-        CHECK_OK(hpc_exchange_get_stats(e, &stats));
-        CHECK_EQ(stats.missing, STEPS * (r->size - 1));
-        CHECK_EQ(stats.whole + stats.stale + stats.torn, 0);
-        rank_set(r, 0, 1);
-    }
-    CHECK_OK(hpc_barrier(r->context, -1));
-    CHECK_OK(hpc_exchange_close(e, -1));
-    hpc_exchange_free(e);
-}
-
 /* arg: consistency. A push itself asks each neighbour to say when the data are there: the next one waits for all of
  * these answers at once, not for one after the other. */
 static void asks_all(rank *r) {
@@ -216,7 +193,6 @@ int main(int argc, char **argv) {
          .run = what_is_there,
          .arg = HPC_ASYNC + THREAD + IN_PLACE,
          .where = RANKS_UNSEEDED},
-        {.name = "async_alone", .size = 3, .run = async_alone, .where = RANKS_UNSEEDED},
         {.name = "asks_all_barrier", .size = 3, .run = asks_all, .arg = HPC_BARRIER, .where = RANKS_TCP},
         {.name = "asks_all_async", .size = 3, .run = asks_all, .arg = HPC_ASYNC, .where = RANKS_TCP},
         {0},
