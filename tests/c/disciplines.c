@@ -65,6 +65,8 @@ const combination combinations[] = {
     {"async_graph_in_place", GRAPH, 4, HPC_ASYNC, 0, 0, MODELS | IN_PLACE, COMPLETE},
     {"barrier_graph", GRAPH, 4, HPC_BARRIER, 0, 0, MODELS | THREADS, COMPLETE},
     {"barrier_graph_phases", GRAPH, 3, HPC_BARRIER, 0, 0, MODELS, DEGREES},
+    {"async_graph_large", GRAPH, 4, HPC_ASYNC, 0, 0, MODELS | LARGE, COMPLETE},
+    {"barrier_graph_large", GRAPH, 3, HPC_BARRIER, 0, 0, MODELS | LARGE | THREADS, COMPLETE},
     {"quorum_graph", GRAPH, 3, HPC_NOTIFY_ACK, 0, 1, MODELS, COMPLETE},
     {"quorum_graph_gradients", GRAPH, 4, HPC_NOTIFY_ACK, 0, 2, THREADS | DEEP, COMPLETE},
     {"bsp_peers", PEERS, 3, HPC_BSP, 0, 0, 0, 0},
@@ -230,6 +232,7 @@ static void job_of(trial *t) {
     job *j = t->j;
     j->n_keys = 2;
     j->keys[0].count = 33, j->keys[1].count = 1001;
+    if (has(c, LARGE)) j->keys[1].count = 40001, j->chunk = 32768;
     j->cores = 2, j->depth = depth_of(c), j->sum = !has(c, MEAN), j->args[1] = 1;
     j->rule = has(c, MODELS) ? "average" : "sgd";
     j->progress = has(c, THREADS) ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;

@@ -1,9 +1,11 @@
 /* ASYNC, SSP(s) and quorums between hosts: plans by hand, whom waits name there, and what is refused. */
+#include <math.h>
+
 #include "exchange_plans.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-enum { PER_HOST = 2 };
+enum { PER_HOST = 2, QUORUM = 32 };
 
 static hpc_plan *by_hosts(job *j, const rank *r, int apart) {
     hpc_hosts h;
@@ -25,6 +27,7 @@ static int create(const rank *r, const job *j, hpc_exchange **e) {
     hpc_exchange_config_init(&c);
     c.consistency = r->arg ? HPC_SSP : HPC_ASYNC, c.staleness = r->arg, c.progress = j->progress;
     c.eager = j->eager, c.shared_params = j->shared_params;
+    c.grace = j->grace;
     if (j->quorum > 0) c.quorum = j->quorum, c.staleness = 0, c.consistency = j->each ? HPC_ASYNC : HPC_BSP;
     return job_create_with(r, j, &c, -1, e);
 }
@@ -257,6 +260,35 @@ static void folded_elsewhere(rank *r) {
     end(e, NULL);
 }
 
+/* The owner answers all ranks of a group itself, by no relays. arg: s, or QUORUM. */
+static void answers_straight(rank *r) {
+    enum { STEPS = 3 };
+    job j;
+    hand_plan *h = hand_new();
+    job_init(&j, r);
+    hand_racks(h, &j, r->size, HPC_F32, 256); /* which applies half of a sum */
+    j.plan = &h->plan, j.args[1] = 2;
+    if (r->arg == QUORUM) j.quorum = 2, j.grace = INFINITY;
+    hpc_exchange *e = open_all(r, &j);
+    for (int step = 0; step < STEPS; step++)
+        for (int key = 0; key < j.n_keys; key++) {
+            float *one = malloc(j.keys[key].count * sizeof *one);
+            for (uint64_t i = 0; i < j.keys[key].count; i++) one[i] = 1;
+            CHECK_OK(hpc_exchange_push_pull(e, key, one, -1));
+            free(one);
+        }
+    CHECK_OK(hpc_exchange_settle(e, -1));
+    rank_set(r, r->rank, 1);
+    for (int who = 0; who < r->size; who++) progress_until(r, e, who, 1);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_publish(e, -1));
+    for (int key = 0; key < j.n_keys; key++)
+        for (uint64_t i = 0; i < j.keys[key].count; i++)
+            CHECK_EQ(job_initial(&j, key, i) - hpc_exchange_params(e, key)[i], STEPS * r->size);
+    end(e, NULL);
+    free(h);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "names_silent", .size = 6, .run = names_silent, .arg = 0, .where = RANKS_UNSEEDED},
@@ -265,6 +297,9 @@ int main(int argc, char **argv) {
         {.name = "folded_elsewhere", .size = 3, .run = folded_elsewhere, .arg = 1, .where = RANKS_UNSEEDED},
         {.name = "refused", .size = 4, .run = refused, .arg = 1},
         {.name = "quorum_refused", .size = 6, .run = quorum_refused},
+        {.name = "answers_straight", .size = 6, .run = answers_straight},
+        {.name = "answers_straight_ssp", .size = 6, .run = answers_straight, .arg = 1},
+        {.name = "answers_straight_quorum", .size = 6, .run = answers_straight, .arg = QUORUM},
         {0},
     };
     return ranks_main(argc, argv, cases);
