@@ -37,7 +37,6 @@ const combination combinations[] = {
     {"split_async_receivers", RECEIVERS, 3, HPC_ASYNC, 2, 0, SPLIT, 0},
     {"split_ssp2_receivers_tree", RECEIVERS, 5, HPC_SSP, 2, 0, SPLIT | TREE | ROUNDED, 0},
     {"ssp2_receivers_hosts", RECEIVERS, 4, HPC_SSP, 2, 0, TWOS, 0},
-    {"ssp1_receivers_racks", RECEIVERS, 8, HPC_SSP, 1, 0, TWOS | RACKS | THREADS, 0},
     {"bsp_hosts", HOSTS, 4, HPC_BSP, 0, 0, 0, 0},
     {"bsp_hosts_ring", HOSTS, 6, HPC_BSP, 0, 0, AROUND | THREADS, 0},
     {"bsp_racks", HOSTS, 8, HPC_BSP, 0, 0, RACKS | MEAN, 0},

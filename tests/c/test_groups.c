@@ -260,6 +260,11 @@ static void folded_elsewhere(rank *r) {
     end(e, NULL);
 }
 
+static void check_moved(const job *j, const hpc_exchange *e, int key, int by) {
+    for (uint64_t i = 0; i < j->keys[key].count; i++)
+        CHECK_EQ(job_initial(j, key, i) - hpc_exchange_params(e, key)[i], by);
+}
+
 /* The owner answers all ranks of a group itself, by no relays. arg: s, or QUORUM. */
 static void answers_straight(rank *r) {
     enum { STEPS = 3 };
@@ -276,15 +281,14 @@ static void answers_straight(rank *r) {
             for (uint64_t i = 0; i < j.keys[key].count; i++) one[i] = 1;
             CHECK_OK(hpc_exchange_push_pull(e, key, one, -1));
             free(one);
+            if (r->arg == QUORUM) check_moved(&j, e, key, (step + 1) * r->size);
         }
     CHECK_OK(hpc_exchange_settle(e, -1));
     rank_set(r, r->rank, 1);
     for (int who = 0; who < r->size; who++) progress_until(r, e, who, 1);
     CHECK_OK(hpc_barrier(r->context, -1));
     CHECK_OK(hpc_exchange_publish(e, -1));
-    for (int key = 0; key < j.n_keys; key++)
-        for (uint64_t i = 0; i < j.keys[key].count; i++)
-            CHECK_EQ(job_initial(&j, key, i) - hpc_exchange_params(e, key)[i], STEPS * r->size);
+    for (int key = 0; key < j.n_keys; key++) check_moved(&j, e, key, STEPS * r->size);
     end(e, NULL);
     free(h);
 }
