@@ -1,26 +1,14 @@
-/* Fold and apply in two calls: what comes of them is what comes of a push, whatever happens in between; what is folded
- * can be scaled, skipped, gathered and folded again, and ranks that do not agree are told. */
+/* Fold and apply in two calls, with servers: what comes of them is what comes of a push, calls that are cut short go
+ * on, and what is refused. */
 #include <math.h>
 
 #include "exchange_plans.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-/* In an arg, beside the rest: two ranks make a host, whose updates are summed first (hand_hosts). */
-enum { HOSTS = 8, CHAIN = 16 };
-/* Every rank applies the fold that owners forward. */
-enum { RECEIVERS = 32 };
-/* Owners apply each update by itself. */
-enum { EACH = 64 };
-
 static void split_job(job *j, const rank *r) {
-    static _Thread_local hand_plan hosts;
     job_init(j, r);
-    j->split = 1, j->each = (r->arg & EACH) != 0;
-    if (r->arg & RECEIVERS) j->apply_at = HPC_AT_RECEIVERS;
-    if (!(r->arg & (HOSTS | CHAIN))) return;
-    hand_hosts(&hosts, j, r->size, 2, r->arg & CHAIN, 512);
-    j->plan = &hosts.plan;
+    j->split = 1;
 }
 
 static void end(rank *r, const job *j, reference *ref, hpc_exchange *e) {
@@ -28,25 +16,6 @@ static void end(rank *r, const job *j, reference *ref, hpc_exchange *e) {
     if (!job_works(j, r->rank)) CHECK_OK(hpc_exchange_serve(e, -1));
     CHECK_OK(hpc_exchange_close(e, -1));
     hpc_exchange_free(e);
-}
-
-/* The weighted sum of all workers' gradients of a step, but for those that say nothing; false if none has one. */
-static bool sum_of(const job *j, int step, int key, bool (*empty)(int who, int step, int key), double *sum) {
-    bool any = false;
-    memset(sum, 0, j->keys[key].count * sizeof *sum);
-    for (int w = 0; w < j->n_workers; w++) {
-        if (empty != NULL && empty(j->workers[w], step, key)) continue;
-        any = true;
-        for (uint64_t i = 0; i < j->keys[key].count; i++)
-            sum[i] += (j->sum ? 1 : 1.0 / j->n_workers) * (double)job_gradient(j, j->workers[w], step, key, i);
-    }
-    return any;
-}
-
-static double *new_sum(const job *j, int key) {
-    double *sum = calloc(j->keys[key].count, sizeof *sum);
-    CHECK(sum);
-    return sum;
 }
 
 static void do_wait(hpc_exchange *e, int key, uint64_t ticket) {
@@ -213,15 +182,13 @@ static void leader_computes(rank *r) {
 /* The mean of updates of 16 bits comes in float32, beside the slot of the next one. */
 static void check_gathered_wide(const job *j, const rank *r, hpc_exchange *e, int key) {
     const uint64_t count = j->keys[key].count;
-    double *sum = new_sum(j, key);
-    float *mean = malloc(count * sizeof *mean);
+    float *mean = calloc(count, sizeof *mean);
     uint64_t ticket;
-    sum_of(j, 0, key, NULL, sum);
-    for (uint64_t i = 0; i < count; i++) mean[i] = (float)sum[i];
+    for (uint64_t i = 0; i < count; i++)
+        for (int who = 0; who < r->size; who++) mean[i] += job_gradient(j, who, 0, key, i);
     CHECK_OK(hpc_exchange_gather(e, key, -1, &ticket));
     do_wait(e, key, ticket);
     CHECK(same_floats(hpc_exchange_gathered(e, key), mean, count, "gathered", r->rank, key));
-    free(sum);
     free(mean);
 }
 
@@ -229,21 +196,19 @@ static void refusals(rank *r) {
     job j;
     hand_plan h;
     hpc_exchange *e = NULL;
-    hpc_exchange_config c;
+
+    void *gradient;
     uint64_t ticket;
     double sum;
-    void *gradient;
     split_job(&j, r);
-    hpc_exchange_config_init(&c);
-    c.split = r->rank == 1;
-    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("rank 1 has split 1 and rank 0 has 0");
     j.eager = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("eager adds each to the one before");
-    j.eager = 0, j.quorum = 2;
+    j.eager = 0, j.each = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum; here is a quorum");
+    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is ASYNC");
+    j.each = 0, j.quorum = 2;
+    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
     j.quorum = 0;
     hand_ring(&h, &j, r->size, HPC_F32, 512);
     j.plan = &h.plan;
@@ -299,7 +264,6 @@ int main(int argc, char **argv) {
         {.name = "random_4_sleepy", .size = 4, .run = random_jobs, .arg = INLINE, .sleepy = true},
         {.name = "leader_computes", .size = 4, .run = leader_computes, .where = RANKS_UNSEEDED},
         {.name = "cut_short", .size = 2, .run = cut_short},
-        {.name = "cut_short_each", .size = 2, .run = cut_short, .arg = EACH},
         {.name = "lowest_first", .size = 2, .run = lowest_first, .where = RANKS_SHM},
         {.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED},
         {0},
