@@ -183,7 +183,7 @@ static bool waits_for_slow(const trial *t) {
 
 /* While the grace lasts those that wait name the group that stands still, and no other one. */
 static void names_slow(rank *r) {
-    enum { NAMED = 0 };
+    enum { NAMED = 0, KEY = 0 };
     trial *t = trial_open(r, patiently);
     const bool slow = is_in(t, last_group(t));
     uint64_t tickets[JOB_KEYS], others = 0;
@@ -191,11 +191,9 @@ static void names_slow(rank *r) {
     for (int key = 0; key < t->j->n_keys && !slow; key++) CHECK_OK(trial_start(t, key, BOTH, -1, &tickets[key]));
     bool named = slow;
     for (double patience = 0.05; !named && patience < 16; patience *= 1.5 + 0.25 * r->rank) {
-        for (int key = 0; key < t->j->n_keys && !named; key++) {
-            const int status = hpc_exchange_wait(t->e, key, tickets[key], patience);
-            CHECK(status == HPC_OK || status == HPC_ERR_TIMEOUT);
-            named = status == HPC_ERR_TIMEOUT && waits_for_slow(t);
-        }
+        const int status = hpc_exchange_wait(t->e, KEY, tickets[KEY], patience); /* it owns nothing of this key */
+        CHECK_STATUS(status, HPC_ERR_TIMEOUT);
+        named = waits_for_slow(t);
     }
     if (!named) fprintf(stderr, "rank %d: %s\n", r->rank, hpc_last_error()->message);
     CHECK(named);
