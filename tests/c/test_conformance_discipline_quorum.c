@@ -174,26 +174,37 @@ static void one_grace(rank *r) {
     trial_close(t);
 }
 
-static bool waits_for_slow(const trial *t) {
+enum { KEY = 0 };
+
+/* A group that owns nothing of the key; on a graph each rank owns its own parameters. */
+static int idle_group(const trial *t) {
+    for (int i = 0; i < t->plan->n_rows && t->c->edges != GRAPH; i++) {
+        const hpc_row *row = &t->plan->rows[i];
+        if (row->key == KEY && row->action == HPC_APPLY && group_of(t->c, row->owner) == last_group(t)) return 0;
+    }
+    return last_group(t);
+}
+
+static bool waits_for(const trial *t, int group) {
     const hpc_error *e = hpc_last_error();
     bool named = e->n_culprits > 0;
-    for (int i = 0; i < e->n_culprits; i++) named &= group_of(t->c, e->culprits[i].rank) == last_group(t);
+    for (int i = 0; i < e->n_culprits; i++) named &= group_of(t->c, e->culprits[i].rank) == group;
     return named;
 }
 
 /* While the grace lasts those that wait name the group that stands still, and no other one. */
 static void names_slow(rank *r) {
-    enum { NAMED = 0, KEY = 0 };
+    enum { NAMED = 0 };
     trial *t = trial_open(r, patiently);
-    const bool slow = is_in(t, last_group(t));
+    const int idle = idle_group(t);
+    const bool slow = is_in(t, idle);
     uint64_t tickets[JOB_KEYS], others = 0;
-    for (int who = 0; who < r->size; who++) others += group_of(t->c, who) != last_group(t);
-    for (int key = 0; key < t->j->n_keys && !slow; key++) CHECK_OK(trial_start(t, key, BOTH, -1, &tickets[key]));
     bool named = slow;
+    for (int who = 0; who < r->size; who++) others += group_of(t->c, who) != idle;
+    for (int key = 0; key < t->j->n_keys && !slow; key++) CHECK_OK(trial_start(t, key, BOTH, -1, &tickets[key]));
     for (double patience = 0.05; !named && patience < 16; patience *= 1.5 + 0.25 * r->rank) {
-        const int status = hpc_exchange_wait(t->e, KEY, tickets[KEY], patience); /* it owns nothing of this key */
-        CHECK_STATUS(status, HPC_ERR_TIMEOUT);
-        named = waits_for_slow(t);
+        CHECK_STATUS(hpc_exchange_wait(t->e, KEY, tickets[KEY], patience), HPC_ERR_TIMEOUT);
+        named = waits_for(t, idle); /* at first another rank may not have pushed */
     }
     if (!named) fprintf(stderr, "rank %d: %s\n", r->rank, hpc_last_error()->message);
     CHECK(named);
