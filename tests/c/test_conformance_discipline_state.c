@@ -403,10 +403,10 @@ static uint64_t hash_rows(const trial *t) {
     return hash;
 }
 
-/* Peers under SSP apply what has come at once, so their steps depend on chance. */
+/* Peers and receivers that need not wait apply what has come at once, so their steps depend on chance. */
 static uint64_t steps_of_rows(const trial *t) {
     uint64_t sum = 0, step;
-    if (t->c->edges == PEERS && t->c->consistency == HPC_SSP) return 0;
+    if ((t->c->edges == PEERS || t->c->edges == RECEIVERS) && !is_whole(t->c)) return 0;
     for (int i = 0; i < t->plan->n_rows; i++) {
         if (!is_own(t, i)) continue;
         CHECK_OK(hpc_exchange_get_row(t->e, i, &step, NULL, NULL));
