@@ -6,9 +6,12 @@
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
+/* Owners apply each update by itself. */
+enum { EACH = 64 };
+
 static void split_job(job *j, const rank *r) {
     job_init(j, r);
-    j->split = 1;
+    j->split = 1, j->each = (r->arg & EACH) != 0;
 }
 
 static void end(rank *r, const job *j, reference *ref, hpc_exchange *e) {
@@ -204,11 +207,9 @@ static void refusals(rank *r) {
     j.eager = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("eager adds each to the one before");
-    j.eager = 0, j.each = 1;
+    j.eager = 0, j.quorum = 2;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is ASYNC");
-    j.each = 0, j.quorum = 2;
-    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
+    CHECK_MESSAGE("split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum; here is a quorum");
     j.quorum = 0;
     hand_ring(&h, &j, r->size, HPC_F32, 512);
     j.plan = &h.plan;
@@ -264,6 +265,7 @@ int main(int argc, char **argv) {
         {.name = "random_4_sleepy", .size = 4, .run = random_jobs, .arg = INLINE, .sleepy = true},
         {.name = "leader_computes", .size = 4, .run = leader_computes, .where = RANKS_UNSEEDED},
         {.name = "cut_short", .size = 2, .run = cut_short},
+        {.name = "cut_short_each", .size = 2, .run = cut_short, .arg = EACH},
         {.name = "lowest_first", .size = 2, .run = lowest_first, .where = RANKS_SHM},
         {.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED},
         {0},

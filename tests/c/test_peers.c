@@ -480,8 +480,6 @@ static void factors_refused(rank *r) {
 static void refused(rank *r) {
     game *g = game_new(r, 0);
     hpc_exchange *e = NULL;
-    CHECK_STATUS(create(r, g, HPC_SSP, 1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is ASYNC or SSP among peers");
     hpc_plan_free(g->plan);
     plan_of(g, r, 1);
     CHECK_STATUS(create(r, g, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
@@ -489,7 +487,8 @@ static void refused(rank *r) {
     game_free(g);
     g = game_new(r, GRAPH);
     CHECK_STATUS(create(r, g, HPC_SSP, 1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP with servers, peers or a graph, without a quorum; here is SSP on a graph");
+    CHECK_MESSAGE(
+        "split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum; here is SSP on a graph");
     g->j.rule = "average", g->j.in_place = 1;
     CHECK_STATUS(create(r, g, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("in_place trains the last one where it lies");
