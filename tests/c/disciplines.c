@@ -36,6 +36,7 @@ const combination combinations[] = {
     {"split_ssp1_receivers", RECEIVERS, 4, HPC_SSP, 1, 0, SPLIT | THREADS, 0},
     {"split_async_receivers", RECEIVERS, 3, HPC_ASYNC, 2, 0, SPLIT, 0},
     {"split_ssp2_receivers_tree", RECEIVERS, 5, HPC_SSP, 2, 0, SPLIT | TREE | ROUNDED, 0},
+    {"ssp2_receivers_hosts", RECEIVERS, 4, HPC_SSP, 2, 0, TWOS, 0},
     {"bsp_hosts", HOSTS, 4, HPC_BSP, 0, 0, 0, 0},
     {"bsp_hosts_ring", HOSTS, 6, HPC_BSP, 0, 0, AROUND | THREADS, 0},
     {"bsp_racks", HOSTS, 8, HPC_BSP, 0, 0, RACKS | MEAN, 0},
@@ -63,6 +64,8 @@ const combination combinations[] = {
     {"async_graph_in_place", GRAPH, 4, HPC_ASYNC, 0, 0, MODELS | IN_PLACE, COMPLETE},
     {"barrier_graph", GRAPH, 4, HPC_BARRIER, 0, 0, MODELS | THREADS, COMPLETE},
     {"barrier_graph_phases", GRAPH, 3, HPC_BARRIER, 0, 0, MODELS, DEGREES},
+    {"async_graph_large", GRAPH, 4, HPC_ASYNC, 0, 0, MODELS | LARGE, COMPLETE},
+    {"barrier_graph_large", GRAPH, 3, HPC_BARRIER, 0, 0, MODELS | LARGE | THREADS, COMPLETE},
     {"quorum_graph", GRAPH, 3, HPC_NOTIFY_ACK, 0, 1, MODELS, COMPLETE},
     {"quorum_graph_gradients", GRAPH, 4, HPC_NOTIFY_ACK, 0, 2, THREADS | DEEP, COMPLETE},
     {"bsp_peers", PEERS, 3, HPC_BSP, 0, 0, 0, 0},
@@ -134,7 +137,7 @@ bool has_staleness(const combination *c) {
 }
 
 int group_of(const combination *c, int who) {
-    if (c->edges != HOSTS) return who;
+    if (c->edges != HOSTS && !has(c, TWOS)) return who;
     return has(c, RACKS) ? who / 4 : who / 2;
 }
 
@@ -169,6 +172,7 @@ static void plan_hosts(trial *t) {
     hosts.n_levels = has(c, RACKS) ? 2 : 1, hosts.groups = groups, hosts.top = has(c, AROUND) ? HPC_TOP_RING : 0;
     hosts.cores = j->cores, hosts.chunk = j->chunk, hosts.depth = j->depth, hosts.sum = j->sum, hosts.wire = j->wire;
     hosts.codec_out = j->codec_out, hosts.apart = !is_whole(c);
+    if (c->edges == RECEIVERS) hosts.apply_at = HPC_AT_RECEIVERS;
     CHECK_OK(hpc_plan_hosts(&hosts, &t->plan));
 }
 
@@ -227,6 +231,7 @@ static void job_of(trial *t) {
     job *j = t->j;
     j->n_keys = 2;
     j->keys[0].count = 33, j->keys[1].count = 1001;
+    if (has(c, LARGE)) j->keys[1].count = 40001, j->chunk = 32768;
     j->cores = 2, j->depth = depth_of(c), j->sum = !has(c, MEAN), j->args[1] = 1;
     j->rule = has(c, MODELS) ? "average" : "sgd";
     j->progress = has(c, THREADS) ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
@@ -257,8 +262,9 @@ trial *trial_new(rank *r, void (*change)(trial *t)) {
     if (change != NULL) change(t);
     if (t->c->edges == GRAPH) plan_graph(t);
     if (t->c->edges == PEERS) plan_peers(t);
-    if (t->c->edges == HOSTS) plan_hosts(t);
-    if (t->c->edges == SERVERS || t->c->edges == RECEIVERS) plan_hub(t);
+    const bool hosts = t->c->edges == HOSTS || has(t->c, TWOS);
+    if (hosts) plan_hosts(t);
+    if ((t->c->edges == SERVERS || t->c->edges == RECEIVERS) && !hosts) plan_hub(t);
     CHECK_OK(hpc_plan_check(t->plan, r->size));
     t->j->plan = t->plan;
     for (int key = 0; key < t->j->n_keys; key++) t->before[key] = calloc(t->j->keys[key].count, sizeof(float));
@@ -330,7 +336,8 @@ static int counted_by(const trial *t, uint64_t i) {
 static float update_of(const trial *t, int key) {
     if (t->idle) return 0;
     if (tells_versions(t->c)) return (float)(t->pushed[key] + 1);
-    return t->j->sum ? 1 : (float)t->j->n_workers;
+    if (t->j->sum) return 1;
+    return (float)(t->j->quorum > 0 ? t->j->quorum : t->j->n_workers); /* as many as are in a mean */
 }
 
 int trial_start(trial *t, int key, int flags, double timeout, uint64_t *ticket) {

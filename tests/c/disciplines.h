@@ -38,7 +38,9 @@ enum {
     MASTER = 2048, /* with receivers: the server keeps parameters too */
     AROUND = 4096, /* hosts send folds around a ring */
     SLEEPY = 8192, /* waits sleep at once */
-    DEEP = 16384   /* one slot more than is needed */
+    DEEP = 16384,  /* one slot more than is needed */
+    TWOS = 65536,  /* with receivers: two ranks a host, whose updates are folded first */
+    LARGE = 131072 /* rows that are torn on their way */
 };
 
 typedef struct combination {

@@ -144,7 +144,7 @@ static bool is_done(const trial *t, int step, int steps) {
 /* Steps of random length. Parameters change in pulls alone. */
 static void bounded(rank *r) {
     trial *t = trial_open(r, NULL);
-    const int steps = ranks_rounds(40), n = t->j->n_keys;
+    const int steps = t->c->with & LARGE ? 100 : ranks_rounds(40), n = t->j->n_keys;
     uint64_t random = 77 * (uint64_t)r->rank + r->mode->seed, tickets[JOB_KEYS], last[2][RANKS_MAX] = {{0}}, hash[2];
     int step = 0;
     for (int key = 0; key < n && trial_works(t, r->rank); key++) hash[key] = trial_hash(t, key);

@@ -69,6 +69,33 @@ static void leave(trial *t) {
     trial_free(t);
 }
 
+static bool goes_on_by_hosts(const combination *c) {
+    return goes_on(c) && c->edges == HOSTS;
+}
+
+/* A rank closes between two steps; its mates, which make another one, are told, and the other groups go on. */
+static void mate_closes(rank *r) {
+    enum { DONE = 0 };
+    trial *t = trial_open(r, trial_in_time);
+    const bool mate = group_of(t->c, r->rank) == group_of(t->c, t->slow) && r->rank != t->slow;
+    const int steps = mate || r->rank == t->slow ? 1 : 3;
+    uint64_t others = 0;
+    for (int who = 0; who < r->size; who++) others += group_of(t->c, who) != group_of(t->c, t->slow);
+    CHECK_OK(trial_step(t, -1));
+    if (mate) {
+        int status = HPC_OK;
+        for (int step = 0; step < 2 && status == HPC_OK; step++) status = trial_step(t, -1);
+        CHECK_STATUS(status, HPC_ERR_PEER);
+        check_names(t->slow);
+    }
+    for (int step = 1; step < steps; step++) CHECK_OK(trial_step(t, -1));
+    if (steps > 1) atomic_fetch_add(&r->board[DONE], 1);
+    if (mate) trial_serve(t, DONE, others); /* it owns rows */
+    const int status = hpc_exchange_close(t->e, -1);
+    CHECK(status == HPC_OK || (mate && status == HPC_ERR_PEER));
+    trial_free(t);
+}
+
 /* The last rank closes after two steps. No other one can make many more: each is told of it, closes in its turn, and so
  * tells those that wait for it. */
 static void closes_too_early(rank *r) {
@@ -351,6 +378,7 @@ static void misused(rank *r) {
 int main(int argc, char **argv) {
     static const property properties[] = {
         {.name = "closes", .run = closes, .applies = goes_on},
+        {.name = "mate_closes", .run = mate_closes, .applies = goes_on_by_hosts, .how = {.apart = true}},
         {.name = "closes_too_early", .run = closes_too_early, .applies = stops, .how = {.apart = true}},
         {.name = "dies_before", .run = dies, .how = {.victims = 1, .timeout = 30}, .variant = BEFORE},
         {.name = "dies_between", .run = dies, .how = {.victims = 1, .timeout = 30}, .variant = BETWEEN},

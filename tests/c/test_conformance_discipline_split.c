@@ -90,6 +90,18 @@ static void check_gathered(trial *t, int key, const double *sum) {
     free(mean);
 }
 
+/* What a gather has given is folded again, twice of it by one rank. */
+static void fold_again(trial *t, int key, const double *sum) {
+    void *gradient;
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_gradient(t->e, key, -1, &gradient));
+    CHECK(gradient == hpc_exchange_gathered(t->e, key));
+    for (uint64_t i = 0; i < t->j->keys[key].count; i++)
+        ((float *)gradient)[i] = t->r->rank == 0 ? (float)(2 * sum[i]) : 0;
+    CHECK_OK(hpc_exchange_start(t->e, key, HPC_PUSH, NULL, -1, &ticket));
+    apply(t, key, 0.5);
+}
+
 /* Folds that are looked at, gathered, replaced, skipped, or applied with a scale; and workers without an update, where
  * an apply changes nothing if none has any. */
 static void between(rank *r) {
@@ -109,6 +121,9 @@ static void between(rank *r) {
             if (step % 4 == 1) check_gathered(t, key, sum);
             if (step % 4 == 3) {
                 skip(t, key);
+            } else if (step == 5 && decides_together(t->c)) {
+                fold_again(t, key, sum);
+                reference_apply(&ref, key, sum);
             } else {
                 for (uint64_t i = 0; i < count; i++) sum[i] *= scale;
                 apply(t, key, scale);

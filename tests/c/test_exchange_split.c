@@ -1,26 +1,17 @@
-/* Fold and apply in two calls: what comes of them is what comes of a push, whatever happens in between; what is folded
- * can be scaled, skipped, gathered and folded again, and ranks that do not agree are told. */
+/* Fold and apply in two calls, with servers: what comes of them is what comes of a push, calls that are cut short go
+ * on, and what is refused. */
 #include <math.h>
 
 #include "exchange_plans.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-/* In an arg, beside the rest: two ranks make a host, whose updates are summed first (hand_hosts). */
-enum { HOSTS = 8, CHAIN = 16 };
-/* Every rank applies the fold that owners forward. */
-enum { RECEIVERS = 32 };
 /* Owners apply each update by itself. */
 enum { EACH = 64 };
 
 static void split_job(job *j, const rank *r) {
-    static _Thread_local hand_plan hosts;
     job_init(j, r);
     j->split = 1, j->each = (r->arg & EACH) != 0;
-    if (r->arg & RECEIVERS) j->apply_at = HPC_AT_RECEIVERS;
-    if (!(r->arg & (HOSTS | CHAIN))) return;
-    hand_hosts(&hosts, j, r->size, 2, r->arg & CHAIN, 512);
-    j->plan = &hosts.plan;
 }
 
 static void end(rank *r, const job *j, reference *ref, hpc_exchange *e) {
@@ -30,41 +21,8 @@ static void end(rank *r, const job *j, reference *ref, hpc_exchange *e) {
     hpc_exchange_free(e);
 }
 
-/* The weighted sum of all workers' gradients of a step, but for those that say nothing; false if none has one. */
-static bool sum_of(const job *j, int step, int key, bool (*empty)(int who, int step, int key), double *sum) {
-    bool any = false;
-    memset(sum, 0, j->keys[key].count * sizeof *sum);
-    for (int w = 0; w < j->n_workers; w++) {
-        if (empty != NULL && empty(j->workers[w], step, key)) continue;
-        any = true;
-        for (uint64_t i = 0; i < j->keys[key].count; i++)
-            sum[i] += (j->sum ? 1 : 1.0 / j->n_workers) * (double)job_gradient(j, j->workers[w], step, key, i);
-    }
-    return any;
-}
-
-static double *new_sum(const job *j, int key) {
-    double *sum = calloc(j->keys[key].count, sizeof *sum);
-    CHECK(sum);
-    return sum;
-}
-
-static void apply_to(reference *ref, const job *j, int step, int key, double scale) {
-    double *sum = new_sum(j, key);
-    sum_of(j, step, key, NULL, sum);
-    for (uint64_t i = 0; i < j->keys[key].count; i++) sum[i] *= scale;
-    reference_apply(ref, key, sum);
-    free(sum);
-}
-
 static void do_wait(hpc_exchange *e, int key, uint64_t ticket) {
     CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
-}
-
-static void apply(hpc_exchange *e, int key, double scale) {
-    uint64_t ticket;
-    CHECK_OK(hpc_exchange_apply(e, key, scale, -1, &ticket));
-    do_wait(e, key, ticket);
 }
 
 /* Any job: folds of all keys, then applies, each waited for at once, later or together. */
@@ -103,59 +61,6 @@ static void random_job(rank *r, uint64_t seed) {
 static void random_jobs(rank *r) {
     int rounds = ranks_rounds(12);
     for (int i = 0; i < rounds; i++) random_job(r, (uint64_t)(1000 * r->arg + i + 1));
-}
-
-/* Skips, scales, gathers and folds that replace folds; and squares, which are exact here. arg: progress. */
-static void between(rank *r) {
-    job j;
-    reference ref;
-    uint64_t ticket;
-    void *gradient;
-    split_job(&j, r);
-    j.rule = "momentum", j.args[3] = 0.5, j.progress = r->arg % HOSTS, j.cores = 2, j.chunk = 256;
-    hpc_exchange *e = job_open(r, &j);
-    reference_init(&ref, &j);
-    for (int step = 0; step < 12; step++) {
-        for (int key = 0; key < j.n_keys; key++) {
-            uint64_t count = j.keys[key].count;
-            double *sum = new_sum(&j, key), squares = 0, found = -1;
-            float *mean = malloc(count * sizeof *mean);
-            do_wait(e, key, job_start(r, &j, e, key, step, HPC_PUSH, step % 2));
-            sum_of(&j, step, key, NULL, sum);
-            for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
-            for (uint64_t i = 0; i < count; i++) mean[i] = (float)sum[i];
-            for (int twice = 0; twice < step % 3; twice++) { /* some means are never asked, some are more than once */
-                CHECK_OK(hpc_exchange_squares(e, key, -1, &ticket));
-                do_wait(e, key, ticket);
-                CHECK_OK(hpc_exchange_get_squares(e, key, &found));
-                CHECK_EQ(found, squares);
-            }
-            if (step % 3 == 1) { /* a gather changes nothing; and what it gives may be folded again */
-                CHECK_OK(hpc_exchange_gather(e, key, -1, &ticket));
-                do_wait(e, key, ticket);
-                CHECK_OK(hpc_exchange_gradient(e, key, -1, &gradient));
-                CHECK(gradient == hpc_exchange_gathered(e, key));
-                CHECK(same_floats(gradient, mean, count, "gathered", r->rank, key));
-            }
-            if (step % 4 == 3) {
-                CHECK_OK(hpc_exchange_skip(e, key, -1, &ticket));
-                do_wait(e, key, ticket);
-            } else if (step % 6 == 4) {
-                for (uint64_t i = 0; i < count; i++) ((float *)gradient)[i] = r->rank == 0 ? 2 * mean[i] : 0;
-                CHECK_OK(hpc_exchange_start(e, key, HPC_PUSH, NULL, -1, &ticket));
-                apply(e, key, 0.5);
-                reference_apply(&ref, key, sum);
-            } else {
-                double scale = step % 2 ? 0.5 : 1;
-                apply(e, key, scale);
-                apply_to(&ref, &j, step, key, scale);
-            }
-            reference_check(&ref, r, e, key);
-            free(mean);
-            free(sum);
-        }
-    }
-    end(r, &j, &ref, e);
 }
 
 /* Calls that a full ring has cut short go on when they are made again, and no other call may come between. */
@@ -280,15 +185,13 @@ static void leader_computes(rank *r) {
 /* The mean of updates of 16 bits comes in float32, beside the slot of the next one. */
 static void check_gathered_wide(const job *j, const rank *r, hpc_exchange *e, int key) {
     const uint64_t count = j->keys[key].count;
-    double *sum = new_sum(j, key);
-    float *mean = malloc(count * sizeof *mean);
+    float *mean = calloc(count, sizeof *mean);
     uint64_t ticket;
-    sum_of(j, 0, key, NULL, sum);
-    for (uint64_t i = 0; i < count; i++) mean[i] = (float)sum[i];
+    for (uint64_t i = 0; i < count; i++)
+        for (int who = 0; who < r->size; who++) mean[i] += job_gradient(j, who, 0, key, i);
     CHECK_OK(hpc_exchange_gather(e, key, -1, &ticket));
     do_wait(e, key, ticket);
     CHECK(same_floats(hpc_exchange_gathered(e, key), mean, count, "gathered", r->rank, key));
-    free(sum);
     free(mean);
 }
 
@@ -296,15 +199,11 @@ static void refusals(rank *r) {
     job j;
     hand_plan h;
     hpc_exchange *e = NULL;
-    hpc_exchange_config c;
+
+    void *gradient;
     uint64_t ticket;
     double sum;
-    void *gradient;
     split_job(&j, r);
-    hpc_exchange_config_init(&c);
-    c.split = r->rank == 1;
-    CHECK_STATUS(job_create_with(r, &j, &c, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("rank 1 has split 1 and rank 0 has 0");
     j.eager = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("eager adds each to the one before");
@@ -365,8 +264,6 @@ int main(int argc, char **argv) {
         {.name = "random_3_thread", .size = 3, .run = random_jobs, .arg = THREAD},
         {.name = "random_4_sleepy", .size = 4, .run = random_jobs, .arg = INLINE, .sleepy = true},
         {.name = "leader_computes", .size = 4, .run = leader_computes, .where = RANKS_UNSEEDED},
-        {.name = "between_alone", .size = 1, .run = between, .arg = INLINE},
-        {.name = "between_hosts_chain", .size = 6, .run = between, .arg = THREAD + CHAIN, .sleepy = true},
         {.name = "cut_short", .size = 2, .run = cut_short},
         {.name = "cut_short_each", .size = 2, .run = cut_short, .arg = EACH},
         {.name = "lowest_first", .size = 2, .run = lowest_first, .where = RANKS_SHM},

@@ -1,6 +1,10 @@
-/* Exchanges on graphs whose folds wait for their inputs: any shape, wire and rule gives the weighted sum of the very
- * step. */
+/* Exchanges on graphs: where folds wait for their inputs any shape, wire and rule gives the weighted sum of the very
+ * step; and what pushes wait for. */
+#include <pthread.h>
+
 #include "graph_jobs.h"
+#include "inside.h"
+#include "transport/tcp/tcp.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, STEPS = 12 };
 
@@ -113,30 +117,6 @@ static void exact(rank *r) {
 
 enum { IN_PLACE = 256 };
 
-/* arg: shape + 16 * depth, + IN_PLACE. A rank that has pushed all it wants may close and free at once: its neighbours
- * still read, or have, what it sent. */
-static void leaves_at_once(rank *r) {
-    graph_job g;
-    graph_job_init(&g, r);
-    graph_job_shape(&g, (shape)(r->arg % 16));
-    g.j.depth = r->arg % IN_PLACE / 16;
-    if (r->arg >= IN_PLACE) graph_job_in_place(&g);
-    g.j.keys[1].count = 50001;
-    for (int round = 0; round < 3; round++) {
-        run a;
-        uint64_t tickets[JOB_KEYS];
-        run_open(&a, r, &g);
-        for (int step = 0; step < g.j.depth; step++) /* slots are free; a model waits for its fold */
-            for (int key = 0; key < g.j.n_keys; key++) tickets[key] = job_start(r, &g.j, a.e, key, step, BOTH, true);
-        for (int key = 0; key < g.j.n_keys && r->rank % 2 == round % 2; key++) {
-            CHECK_OK(hpc_exchange_wait(a.e, key, tickets[key], -1));
-            for (int step = 0; step < g.j.depth; step++) graph_reference_step(&a.ref, &g, r->rank, key);
-            reference_check(&a.ref, r, a.e, key);
-        }
-        run_close(&a);
-    }
-}
-
 /* A rank waits for nobody further away: the others of a chain make their step while the last has not begun its own. */
 static void only_neighbours(rank *r) {
     graph_job g;
@@ -184,19 +164,76 @@ static void averages_again(rank *r) {
     hpc_exchange_free(e);
 }
 
+static void push(const graph_job *g, hpc_exchange *e) {
+    float *src = calloc(g->j.keys[0].count, sizeof *src);
+    CHECK_OK(hpc_exchange_push_pull(e, 0, g->j.in_place ? NULL : src, -1));
+    free(src);
+}
+
+/* arg: IN_PLACE or 0. Models: the newest version of a neighbour may be folded again, so its slot is not free yet, while
+ * all before it are. */
+static void ssp_keeps_newest(rank *r) {
+    graph_job g;
+    uint64_t ticket;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, CHAIN);
+    g.consistency = HPC_SSP, g.staleness = 1, g.j.depth = 3;
+    if (r->arg) graph_job_in_place(&g);
+    hpc_exchange *e = graph_open(r, &g);
+    push(&g, e);
+    if (r->rank == 1) {
+        push(&g, e); /* which waits for the first of rank 0 */
+        rank_set(r, 1, 1);
+        rank_await(r, 0, 1);
+        for (int step = 3; step <= 5; step++) push(&g, e);
+    } else {
+        progress_until(r, e, 1, 1);
+        for (int step = 2; step <= 3; step++) push(&g, e);
+        CHECK_STATUS(hpc_exchange_start(e, 0, BOTH, hpc_exchange_params(e, 0), 0.1, &ticket), HPC_ERR_TIMEOUT);
+        CHECK(ranks_error_waits_for(1));
+        rank_set(r, 0, 1);
+        push(&g, e);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
+/* arg: consistency. A push itself asks each neighbour to say when the data are there: the next one waits for all of
+ * these answers at once, not for one after the other. */
+static void asks_all(rank *r) {
+    graph_job g;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, COMPLETE);
+    g.consistency = r->arg;
+    hpc_exchange *e = graph_open(r, &g);
+    push(&g, e);
+    for (int who = 0; who < r->size; who++) {
+        if (who == r->rank) continue;
+        tcp_link *link = inside(e)->in_lanes[0]->peers[who].out;
+        pthread_mutex_lock(&link->sending);
+        CHECK(link->issued > 0);
+        CHECK_EQ(link->asked, link->issued);
+        pthread_mutex_unlock(&link->sending);
+    }
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+}
+
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "exact_2", .size = 2, .run = exact, .arg = 1},
         {.name = "exact_3", .size = 3, .run = exact, .arg = 100},
         {.name = "exact_4_sleepy", .size = 4, .run = exact, .arg = 200, .sleepy = true},
         {.name = "exact_5", .size = 5, .run = exact, .arg = 300},
-        {.name = "leaves_ring", .size = 4, .run = leaves_at_once, .arg = RING + 16 * 1},
-        {.name = "leaves_one_peer", .size = 5, .run = leaves_at_once, .arg = ONE_PEER + 16 * 3},
-        {.name = "leaves_degrees", .size = 4, .run = leaves_at_once, .arg = DEGREES + 16 * 4, .apart = true},
-        {.name = "leaves_in_place", .size = 4, .run = leaves_at_once, .arg = IN_PLACE + RING + 16 * 1},
         {.name = "only_neighbours", .size = 4, .run = only_neighbours},
         {.name = "averages_again", .size = 4, .run = averages_again, .arg = HPC_F32},
         {.name = "averages_again_f16", .size = 4, .run = averages_again, .arg = HPC_F16},
+        {.name = "ssp_keeps_newest", .size = 2, .run = ssp_keeps_newest},
+        {.name = "ssp_keeps_newest_in_place", .size = 2, .run = ssp_keeps_newest, .arg = IN_PLACE},
+        {.name = "asks_all_barrier", .size = 3, .run = asks_all, .arg = HPC_BARRIER, .where = RANKS_TCP},
+        {.name = "asks_all_async", .size = 3, .run = asks_all, .arg = HPC_ASYNC, .where = RANKS_TCP},
         {0},
     };
     return ranks_main(argc, argv, cases);

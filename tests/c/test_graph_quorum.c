@@ -281,41 +281,6 @@ static void frozen(rank *r) {
     hpc_exchange_free(e);
 }
 
-/* Below the quorum a fold waits, and says for whom. arg: quorum; 2 are all. */
-static void below(rank *r) {
-    graph_job g;
-    float *src = calloc(COUNT, sizeof *src);
-    uint64_t ticket;
-    init(&g, r);
-    g.quorum = r->arg;
-    hpc_exchange *e = graph_open(r, &g);
-    if (r->rank == 0) {
-        CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH | HPC_PULL, src, -1, &ticket));
-        CHECK_STATUS(hpc_exchange_wait(e, 0, ticket, 0.1), HPC_ERR_TIMEOUT);
-        CHECK(ranks_error_waits_for(1) && ranks_error_waits_for(SLOW));
-        rank_set(r, 0, 1);
-    } else if (r->rank == 1) {
-        rank_await(r, 0, 1);
-        CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH | HPC_PULL, src, -1, &ticket));
-    }
-    if (r->rank != SLOW) {
-        int status = hpc_exchange_wait(e, 0, ticket, r->arg == 2 ? 0.1 : -1);
-        CHECK_STATUS(status, r->arg == 2 ? HPC_ERR_TIMEOUT : HPC_OK);
-        CHECK(status == HPC_OK || ranks_error_waits_for(SLOW));
-        rank_set(r, 1 + r->rank, 1);
-        for (int word = 1; word <= 2; word++) progress_until(r, e, word, 1);
-        rank_set(r, 3 + r->rank, 1);
-    } else {
-        for (int word = 3; word <= 4; word++) rank_await(r, word, 1);
-        CHECK_OK(hpc_exchange_start(e, 0, HPC_PUSH | HPC_PULL, src, -1, &ticket));
-    }
-    CHECK_OK(hpc_exchange_wait(e, 0, ticket, -1));
-    CHECK_OK(hpc_exchange_close(e, -1));
-    CHECK_OK(hpc_barrier(r->context, -1));
-    hpc_exchange_free(e);
-    free(src);
-}
-
 int main(int argc, char **argv) {
     enum { INLINE = 16 * HPC_PROGRESS_INLINE, THREAD = 16 * HPC_PROGRESS_THREAD, MANY_SHARES = 64 };
     static const ranks_case cases[] = {
@@ -335,8 +300,6 @@ int main(int argc, char **argv) {
         {.name = "loaded_after_one", .size = 3, .run = loaded, .arg = HPC_PROGRESS_INLINE + 4, .where = RANKS_UNSEEDED},
         {.name = "full ring", .size = 3, .run = full_ring},
         {.name = "frozen", .size = 3, .run = frozen, .where = RANKS_PROCESSES},
-        {.name = "below", .size = 3, .run = below, .arg = 1},
-        {.name = "below_all", .size = 3, .run = below, .arg = 2},
         {0},
     };
     return ranks_main(argc, argv, cases);

@@ -1,18 +1,11 @@
-/* ASYNC and SSP(s) between hosts: the ranks of a host are in step, hosts are not. */
+/* ASYNC, SSP(s) and quorums between hosts: plans by hand, whom waits name there, and what is refused. */
+#include <math.h>
+
 #include "exchange_plans.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-/* Parts of a case's arg: s (0: ASYNC), and how many ranks a host has. */
-enum { HOSTS_OF = 2048 };
-
-static int per_host(const rank *r) {
-    return r->arg / HOSTS_OF;
-}
-
-static int host_of(const rank *r, int who) {
-    return who / per_host(r);
-}
+enum { PER_HOST = 2, QUORUM = 32 };
 
 static hpc_plan *by_hosts(job *j, const rank *r, int apart) {
     hpc_hosts h;
@@ -20,7 +13,7 @@ static hpc_plan *by_hosts(job *j, const rank *r, int apart) {
     int groups[RANKS_MAX];
     job_init(j, r);
     j->cores = 2;
-    for (int who = 0; who < r->size; who++) groups[who] = host_of(r, who);
+    for (int who = 0; who < r->size; who++) groups[who] = who / PER_HOST;
     hpc_hosts_init(&h);
     h.keys = j->keys, h.n_keys = j->n_keys, h.workers = j->workers, h.n_workers = j->n_workers;
     h.n_levels = 1, h.groups = groups, h.cores = j->cores, h.chunk = 1024, h.sum = 1, h.apart = apart;
@@ -32,8 +25,10 @@ static hpc_plan *by_hosts(job *j, const rank *r, int apart) {
 static int create(const rank *r, const job *j, hpc_exchange **e) {
     hpc_exchange_config c;
     hpc_exchange_config_init(&c);
-    c.consistency = r->arg % 64 ? HPC_SSP : HPC_ASYNC, c.staleness = r->arg % 64, c.progress = j->progress;
-    c.eager = j->eager;
+    c.consistency = r->arg ? HPC_SSP : HPC_ASYNC, c.staleness = r->arg, c.progress = j->progress;
+    c.eager = j->eager, c.shared_params = j->shared_params;
+    c.grace = j->grace;
+    if (j->quorum > 0) c.quorum = j->quorum, c.staleness = 0, c.consistency = j->each ? HPC_ASYNC : HPC_BSP;
     return job_create_with(r, j, &c, -1, e);
 }
 
@@ -49,43 +44,16 @@ static void end(hpc_exchange *e, hpc_plan *plan) {
     hpc_plan_free(plan);
 }
 
-/* A host stands still, and another one has done as many steps as it may without it. Whoever is ahead waits for the
- * first one alone, though the other one has parked its replies too. */
-static void names_slowest(rank *r) {
-    const int slow = host_of(r, r->size - 1) * per_host(r);
-    job j;
-    hpc_plan *plan = by_hosts(&j, r, 1);
-    hpc_exchange *e = open_all(r, &j);
-    float *one = calloc(j.keys[2].count, sizeof *one);
-    uint64_t ticket;
-    if (r->rank < slow) CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-    if (r->rank < per_host(r)) {
-        CHECK_OK(hpc_exchange_start(e, 2, BOTH, one, -1, &ticket));
-        for (int named = 1; named;) {
-            CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
-            named = 0;
-            for (int who = per_host(r); who < slow; who++) named |= ranks_error_waits_for(who);
-        }
-        atomic_fetch_add(&r->board[0], 1);
-        CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
-    } else {
-        progress_until(r, e, 0, (uint64_t)per_host(r));
-        if (r->rank >= slow) CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-    }
-    free(one);
-    end(e, plan);
-}
-
 /* Under ASYNC a host that is behind is not waited for. A rank of another host stands still, which owns rows and so owes
  * answers: the wait is for that one, and not for those who have pushed nothing either. */
 static void names_silent(rank *r) {
-    const int silent = per_host(r);
+    const int silent = PER_HOST;
     job j;
     hpc_plan *plan = by_hosts(&j, r, 1);
     hpc_exchange *e = open_all(r, &j);
     uint64_t tickets[JOB_KEYS];
     int late = 0;
-    if (host_of(r, r->rank) == 0) {
+    if (r->rank < PER_HOST) {
         for (int key = 0; key < j.n_keys; key++) tickets[key] = job_start(r, &j, e, key, 0, BOTH, false);
         for (int key = 0; key < j.n_keys; key++) {
             int status = hpc_exchange_wait(e, key, tickets[key], 0.1);
@@ -127,6 +95,50 @@ static void refused(rank *r) {
     CHECK_STATUS(create(r, &j, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rule average, which needs the updates of all workers at once");
     hpc_plan_free(plan);
+}
+
+static void refuses(const rank *r, const job *j, int status, const char *why) {
+    hpc_exchange *e = NULL;
+    CHECK_STATUS(create(r, j, &e), status);
+    CHECK_MESSAGE(why);
+}
+
+/* Plans whose groups are not those of one row, and settings that do not go with a quorum. */
+static void quorum_refused(rank *r) {
+    job j;
+    hpc_plan *plan = by_hosts(&j, r, 0);
+    j.quorum = 1; /* each owner's host brings its updates rank by rank */
+    refuses(r, &j, HPC_ERR_CONFIG, "each rank is in one group, which folds before all rows of a key");
+    hpc_plan_free(plan);
+    plan = by_hosts(&j, r, 1);
+    j.quorum = 4;
+    refuses(r, &j, HPC_ERR_INVALID, "gets 3 updates a step, one from each host or rack");
+    for (j.quorum = 1; j.quorum <= 3; j.quorum += 2) { /* all groups are refused alike */
+        j.eager = 1;
+        refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with eager folds");
+        j.eager = 0, j.each = 1;
+        refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with consistency ASYNC");
+        j.each = 0, j.shared_params = 1;
+        refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with shared_params");
+        j.shared_params = 0;
+    }
+    hpc_plan_free(plan);
+    hand_plan *h = hand_new();
+    j.quorum = 1;
+    j.plan = &h->plan;
+    hand_relay(h, &j, r->size, 512);
+    refuses(r, &j, HPC_ERR_UNSUPPORTED, "apply the same elements; with a quorum they have one owner");
+    hand_racks(h, &j, r->size, HPC_F32, 512);
+    h->rows[0].in++, h->rows[0].n_in = h->rows[0].quorum = 1;
+    refuses(r, &j, HPC_ERR_UNSUPPORTED, "forwards to a row that applies, and has one input");
+    hand_racks(h, &j, r->size, HPC_F32, 512);
+    h->rows[0].owner = 3; /* what ranks 0 and 1 push */
+    ((hpc_edge *)h->rows[h->rows[0].out[0].row].in)->rank = 3;
+    refuses(r, &j, HPC_ERR_UNSUPPORTED, "row 0 forwards to a row that applies, and its owner does not push to it");
+    hand_racks(h, &j, r->size, HPC_F32, 512);
+    ((hpc_edge *)h->rows[0].in)->weight = -1;
+    refuses(r, &j, HPC_ERR_UNSUPPORTED, "row 0 emits, or has a weight of 0 or less, or a quorum of its own");
+    free(h);
 }
 
 /* A plan by hand, of one key: ranks 0 and 1 are a group, and so are 2 and 3. Rank 4 owns. Rank 5 folds for the
@@ -248,16 +260,50 @@ static void folded_elsewhere(rank *r) {
     end(e, NULL);
 }
 
-#define HOSTS(n, what) ((n)*HOSTS_OF + (what))
+static void check_moved(const job *j, const hpc_exchange *e, int key, int by) {
+    for (uint64_t i = 0; i < j->keys[key].count; i++)
+        CHECK_EQ(job_initial(j, key, i) - hpc_exchange_params(e, key)[i], by);
+}
+
+/* The owner answers all ranks of a group itself, by no relays. arg: s, or QUORUM. */
+static void answers_straight(rank *r) {
+    enum { STEPS = 3 };
+    job j;
+    hand_plan *h = hand_new();
+    job_init(&j, r);
+    hand_racks(h, &j, r->size, HPC_F32, 256); /* which applies half of a sum */
+    j.plan = &h->plan, j.args[1] = 2;
+    if (r->arg == QUORUM) j.quorum = 2, j.grace = INFINITY;
+    hpc_exchange *e = open_all(r, &j);
+    for (int step = 0; step < STEPS; step++)
+        for (int key = 0; key < j.n_keys; key++) {
+            float *one = malloc(j.keys[key].count * sizeof *one);
+            for (uint64_t i = 0; i < j.keys[key].count; i++) one[i] = 1;
+            CHECK_OK(hpc_exchange_push_pull(e, key, one, -1));
+            free(one);
+            if (r->arg == QUORUM) check_moved(&j, e, key, (step + 1) * r->size);
+        }
+    CHECK_OK(hpc_exchange_settle(e, -1));
+    rank_set(r, r->rank, 1);
+    for (int who = 0; who < r->size; who++) progress_until(r, e, who, 1);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    CHECK_OK(hpc_exchange_publish(e, -1));
+    for (int key = 0; key < j.n_keys; key++) check_moved(&j, e, key, STEPS * r->size);
+    end(e, NULL);
+    free(h);
+}
 
 int main(int argc, char **argv) {
     static const ranks_case cases[] = {
-        {.name = "names_slowest", .size = 6, .run = names_slowest, .arg = HOSTS(2, 1), .where = RANKS_UNSEEDED},
-        {.name = "names_silent", .size = 6, .run = names_silent, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
-        {.name = "boxed", .size = 6, .run = boxed, .arg = HOSTS(2, 0)},
-        {.name = "folds_for_others", .size = 6, .run = folds_for_others, .arg = HOSTS(2, 0), .where = RANKS_UNSEEDED},
-        {.name = "folded_elsewhere", .size = 3, .run = folded_elsewhere, .arg = HOSTS(2, 1), .where = RANKS_UNSEEDED},
-        {.name = "refused", .size = 4, .run = refused, .arg = HOSTS(2, 1)},
+        {.name = "names_silent", .size = 6, .run = names_silent, .arg = 0, .where = RANKS_UNSEEDED},
+        {.name = "boxed", .size = 6, .run = boxed, .arg = 0},
+        {.name = "folds_for_others", .size = 6, .run = folds_for_others, .arg = 0, .where = RANKS_UNSEEDED},
+        {.name = "folded_elsewhere", .size = 3, .run = folded_elsewhere, .arg = 1, .where = RANKS_UNSEEDED},
+        {.name = "refused", .size = 4, .run = refused, .arg = 1},
+        {.name = "quorum_refused", .size = 6, .run = quorum_refused},
+        {.name = "answers_straight", .size = 6, .run = answers_straight},
+        {.name = "answers_straight_ssp", .size = 6, .run = answers_straight, .arg = 1},
+        {.name = "answers_straight_quorum", .size = 6, .run = answers_straight, .arg = QUORUM},
         {0},
     };
     return ranks_main(argc, argv, cases);

@@ -34,12 +34,6 @@ static void pull(hpc_exchange *e, int key) {
     CHECK_OK(hpc_exchange_wait(e, key, ticket, -1));
 }
 
-/* Until all ranks have come here, this rank's rows being worked for. */
-static void meet(rank *r, hpc_exchange *e, int word) {
-    rank_set(r, word + r->rank, 1);
-    for (int who = 0; who < r->size; who++) progress_until(r, e, word + who, 1);
-}
-
 /* ---- the bound --------------------------------------------------------------------------------------------------- */
 
 /* ---- a fresh copy ------------------------------------------------------------------------------------------------ */
@@ -141,78 +135,6 @@ static void asks(rank *r) {
 
 /* ---- publish, and the rows --------------------------------------------------------------------------------------- */
 
-/* After publish all workers have one clock, whatever they had pushed before. Rank 2 owns all. */
-static void levels(rank *r) {
-    job j;
-    job_init(&j, r);
-    central(&j, false);
-    j.args[1] = 1, j.depth = 3, j.servers[0] = 2;
-    hpc_exchange *e = ssp_open(r, &j, 2);
-    float *one = ones(j.keys[2].count, 1);
-    for (int step = r->rank; step < 2; step++) CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-    CHECK_OK(hpc_exchange_settle(e, -1));
-    meet(r, e, 0);
-    CHECK_OK(hpc_exchange_publish(e, -1));
-    check_moved(&j, e, 2, 3);
-    if (r->rank == 0) {
-        uint64_t ticket;
-        for (int step = 0; step < 2; step++) CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-        CHECK_OK(hpc_exchange_start(e, 2, BOTH, one, -1, &ticket));
-        CHECK_STATUS(hpc_exchange_wait(e, 2, ticket, 0.02), HPC_ERR_TIMEOUT);
-        CHECK(ranks_error_waits_for(2)); /* the owner, and a worker that can be seen only where memory is mapped */
-        CHECK(ranks_error_waits_for(1) || strcmp(r->mode->transports, "shm") != 0);
-        rank_set(r, 10, 1);
-        CHECK_OK(hpc_exchange_wait(e, 2, ticket, -1));
-        check_moved(&j, e, 2, 8);
-        rank_set(r, 10, 2);
-    } else {
-        progress_until(r, e, 10, 1);
-        CHECK_OK(hpc_exchange_push_pull(e, 2, one, -1));
-        progress_until(r, e, 10, 2);
-    }
-    free(one);
-    end(e);
-}
-
-/* A push that is under way makes publish refuse, and settle waits for it. A row counts updates, and an owner knows
- * whose. */
-static void rows(rank *r) {
-    job j;
-    job_init(&j, r);
-    central(&j, false);
-    j.args[1] = 1, j.chunk = 65536;
-    hpc_exchange *e = ssp_open(r, &j, 4);
-    float *one = ones(j.keys[1].count, 1);
-    if (r->rank == 1) {
-        CHECK_OK(hpc_exchange_push_pull(e, 1, one, -1)); /* the server has not looked */
-        CHECK_EQ(hpc_exchange_under_way(e), 1);
-        CHECK_STATUS(hpc_exchange_settle(e, 0.02), HPC_ERR_TIMEOUT);
-        rank_set(r, 0, 1);
-        CHECK_OK(hpc_exchange_settle(e, -1));
-        CHECK_EQ(hpc_exchange_under_way(e), -1);
-        rank_set(r, 0, 2);
-    } else if (r->rank == 0) {
-        uint64_t step = 0, folded = 9;
-        rank_await(r, 0, 1);
-        progress_until(r, e, 0, 2);
-        CHECK_OK(hpc_exchange_get_folded(e, 1, &folded));
-        CHECK_EQ(folded, 1);
-        CHECK_OK(hpc_exchange_get_folded(e, 0, &folded));
-        CHECK_EQ(folded, 0);
-        for (int row = 0; row < 3; row++) {
-            CHECK_OK(hpc_exchange_get_row(e, row, &step, NULL, NULL));
-            if (step == 1) break;
-        }
-        CHECK_EQ(step, 1);
-        rank_set(r, 0, 3);
-    }
-    progress_until(r, e, 0, 3);
-    CHECK_OK(hpc_exchange_publish(e, -1));
-    check_moved(&j, e, 1, 1);
-    free(one);
-    end(e);
-}
-
 /* ---- what is refused --------------------------------------------------------------------------------------------- */
 
 static void refused(rank *r, const job *j, const hpc_exchange_config *c, int status, const char *text) {
@@ -256,8 +178,6 @@ int main(int argc, char **argv) {
         {.name = "fresh_15_rounded", .size = 2, .run = fresh, .arg = 15 + ROUNDED},
         {.name = "fresh_3_state", .size = 2, .run = fresh, .arg = 3 + STATE},
         {.name = "asks", .size = 2, .run = asks},
-        {.name = "levels", .size = 3, .run = levels},
-        {.name = "rows", .size = 3, .run = rows},
         {.name = "refusals", .size = 3, .run = refusals},
         {0},
     };

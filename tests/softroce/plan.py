@@ -20,10 +20,10 @@ LARGE = "test_conformance_large"
 # The conformance suite and the graphs run with ranks that are processes in the first guest. In the second one those of
 # THREADS, which know of data and signals, run with ranks that are threads; with --all every one but PROCESSES_ONLY.
 THREADS = {f"test_conformance_{name}" for name in ("bounds", "flush", "notify", "order", "queue", "reduce")}
-GRAPHS = ("test_graph", "test_graph_ends", "test_graph_late")
+GRAPHS = ("test_graph", "test_graph_ends")
 STAGES = (
     *("test_exchange_relays", "test_exchange_stages", "test_exchange_ways", "test_exchange_receivers"),
-    *("test_groups", "test_groups_quorum"),
+    "test_groups",
 )
 PROCESSES_ONLY = {"test_conformance_midwrite", "test_verbs_failure"}
 # What a commit has time for, a second a case: a few of each kind in one guest (--few).
@@ -44,8 +44,7 @@ FEW = {
     "test_conformance_failure": "dies_wait_signal,leaves_send",
     "test_conformance_teardown": "several_contexts",
     "test_blame": "because,stopped",
-    "test_graph": "exact_2",
-    "test_graph_late": "ssp_keeps_newest",
+    "test_graph": "exact_2,ssp_keeps_newest",
     "test_exchange_relays": "2_hosts_of_2_threads",
     "test_conformance_discipline": "bounded/ssp1_hosts,bounded/ssp3_graph_models",
 }
@@ -70,11 +69,10 @@ SHORT = {
     "test_conformance_discipline_failure": "dies_between/ack_graph,dies_between/barrier_graph,dies_between/ssp1_hosts",
     "test_conformance_discipline_split": "between/split_servers,between/split_peers,at_once/split_hosts",
     "test_conformance_discipline_state": "restored/ack_graph_phases,bits/bsp_racks",
-    "test_graph": "exact_2,leaves_degrees",
+    "test_graph": "exact_2,ssp_keeps_newest",
     "test_graph_ends": "closes_early_2,frees_early_async",
-    "test_graph_late": "ssp_keeps_newest,barrier,async_thread",
     "test_exchange_relays": "3_hosts_of_2_uneven,4_hosts_chain,published_chain,broadcast_binary",
-    "test_groups": "names_slowest,boxed,folds_for_others",
+    "test_groups": "names_silent,boxed,folds_for_others",
 }
 # Programs, or one case of them: under a sanitizer and emulation more takes too long.
 SANITIZED_TESTS = (
