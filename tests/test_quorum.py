@@ -14,7 +14,7 @@ from conftest import Left, on_both, run_threads
 
 import hpcomm
 from hpcomm import SGD, Checkpointer, Context, Exchange, InvalidArgument, ParameterServer
-from hpcomm.codec import Factors
+from hpcomm.codec import ErrorFeedback, Factors
 from hpcomm.consistency import Consistency
 
 F32 = np.float32
@@ -370,6 +370,96 @@ def test_recovery_lowers_the_quorum_to_those_left() -> None:
     ended = mpi.spawn(3, _recover, 2, check=False)
     assert ended.codes == [0, 0, -signal.SIGKILL], ended.err
     assert ended.values[:2] == [[-5.0, 2, [2]]] * 2
+
+
+@on_both
+@pytest.mark.parametrize("codec", [None, ErrorFeedback("bfloat16")])
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_late_fold_decides_nothing_and_comes_back_once(transport: dict[str, Any], codec: Any, skips: bool) -> None:
+    """Its mean is that of the others, and its scale and its skip count for nobody. The update goes back into the
+    residual, unless its worker skips it."""
+    meet = threading.Barrier(3, timeout=20)
+
+    def fold(ex: Exchange, value: float) -> None:
+        for name, shape in SHAPES.items():
+            ex.fold(name, np.full(shape, value, F32))
+
+    def end(ex: Exchange, scale: float) -> None:
+        for name in SHAPES:
+            if scale:
+                ex.apply(name, scale)
+            else:
+                ex.skip(name)
+
+    def body(context: Context) -> None:
+        options: dict[str, Any] = {"split": True, "codec": codec, "progress": "thread"}
+        with exchange(context, quorum(2), **options) as ex:
+            if context.rank < 2:
+                fold(ex, 2)
+            meet.wait()
+            if context.rank == 2:
+                fold(ex, 8)
+                assert ex.late == tuple(SHAPES)
+            for name, shape in SHAPES.items():
+                assert ex.squares(name) == 4 * np.prod(shape)
+                np.testing.assert_array_equal(ex.gather(name), np.full(shape, 2, F32))
+            meet.wait()
+            end(ex, 0.5 if context.rank < 2 else 0.0 if skips else 3.0)
+            assert (ex.version, ex.params["b"].tolist()) == (1, [-1] * 3)
+            meet.wait()
+            if context.rank > 0:
+                fold(ex, 0)
+                assert ex.late == ()
+                end(ex, 1)
+                back = 0 if codec is None or skips else 8 / 2
+                for name in SHAPES:
+                    np.testing.assert_array_equal(ex.params[name], -1 - back, err_msg=name)
+            meet.wait()
+
+    run_threads(3, body, **transport)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_late_fold_whose_end_is_not_waited_for(alone: Context, skips: bool) -> None:
+    """Skipped before its worker has heard that it is late, an update is not returned afterwards."""
+    meet = threading.Barrier(3, timeout=20)
+
+    def body(context: Context) -> None:
+        options: dict[str, Any] = {"split": True, "codec": ErrorFeedback("bfloat16"), "progress": "thread"}
+        with exchange(context, quorum(2), **options) as ex:
+            handles: list[Any] = []
+            for turn in (False, True):
+                for name, shape in SHAPES.items():
+                    if (context.rank == 2) == turn:
+                        handles.append(ex.fold_nb(name, np.full(shape, 8, F32)))
+                        handles.append(ex.skip_nb(name) if turn and skips else ex.apply_nb(name))
+                for handle in reversed(handles):
+                    handle.wait()
+                meet.wait()
+            if context.rank > 0:
+                for name, shape in SHAPES.items():
+                    ex.fold(name, np.zeros(shape, F32))
+                    np.testing.assert_array_equal(ex.apply(name), -8 if skips else -12)
+            meet.wait()
+
+    run_threads(3, body)
+
+
+def test_a_mean_is_ended_before_the_next_fold(alone: Context) -> None:
+    def body(context: Context) -> None:
+        with exchange(context, quorum(1, float("inf")), split=True) as ex:
+            for name, value in whole(0, 0).items():
+                ex.fold(name, value)
+            with pytest.raises(InvalidArgument, match="for version 1 already, and key w not, or not to"):
+                ex.fold("w", whole(0, 1)["w"])
+            ex.apply("w")
+            with pytest.raises(InvalidArgument, match="for version 1 already, and key b not, or not to"):
+                ex.fold("w", whole(0, 1)["w"])
+            ex.skip("b")
+            ex.step(whole(0, 1))
+            assert ex.version == 2
+
+    run_threads(2, body)
 
 
 def test_keys_are_pushed_in_steps(alone: Context) -> None:

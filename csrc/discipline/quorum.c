@@ -193,7 +193,7 @@ static int check_pieces_on_graph(const hpc_exchange_config *f) {
 }
 
 /* A quorum that is all inputs leaves out no update. */
-static int check(const hpc_context *c, const hpc_exchange_config *f) {
+int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f) {
     const int many = hpc_plan_has_stages(f->plan);
     int other, copy = many ? hpc_plan_find_copy(f->plan, &other) : -1;
     int status = many && (copy >= 0 || hpc_config_misses_some(f)) ? check_pieces(f) : HPC_OK;
@@ -231,7 +231,9 @@ static int action_of(const hpc_engine *en, const hpc_share *share) {
 
 static int open_keys(hpc_engine *en, const char *op) {
     hpc_quorum *q = en->own = hpc_engine_take(en, 1, sizeof *q, op);
+    const int splits = (en->discipline->traits & HPC_SPLITS) != 0;
     if (q == NULL) return HPC_ERR_MEMORY;
+    if (splits) q->from = (size_t)(en->plan->n_rows + en->layout.n_shares) * sizeof(double); /* squares, versions */
     q->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *q->keys, op);
     q->given_up = hpc_engine_take(en, (size_t)en->context->group.size, 1, op);
     q->of_ranks = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *q->of_ranks, op);
@@ -241,7 +243,8 @@ static int open_keys(hpc_engine *en, const char *op) {
 static size_t part(const hpc_engine *en, int rank) {
     const size_t numbers = (size_t)en->layout.places[rank].shares * (size_t)en->context->group.size;
     const int told = en->layout.n_shares + (en->layout.stages.many ? en->plan->n_rows : 0);
-    return (size_t)told * sizeof(hpc_told) + numbers * (size_t)en->layout.depth * sizeof(uint64_t);
+    return hpc_quorum_of(en)->from + (size_t)told * sizeof(hpc_told) +
+           numbers * (size_t)en->layout.depth * sizeof(uint64_t);
 }
 
 /* A version belongs to all keys, so a group does too. */
@@ -268,8 +271,9 @@ static size_t take_copy(hpc_engine *en, const hpc_share *share) {
 
 /* A rank sends to the shares that it gets parameters from, each of which has one answer for each of its pushes; on a
  * graph to its out-neighbours. */
-static int plan(hpc_engine *en, const char *op) {
+int hpc_quorum_plan(hpc_engine *en, const char *op) {
     int status = open_keys(en, op);
+    if (status != HPC_OK) return status;
     hpc_layout_take_own(en, part);
     if (status == HPC_OK && en->layout.stages.many) status = hpc_groups_find(en, op);
     if (status == HPC_OK && en->layout.stages.many) status = check_groups(en, op);
@@ -286,7 +290,7 @@ static int plan(hpc_engine *en, const char *op) {
     return status;
 }
 
-static int open_all(hpc_engine *en, const char *op) {
+int hpc_quorum_open(hpc_engine *en, const char *op) {
     en->outcomes = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *en->outcomes, op);
     if (en->graph == NULL) en->heard = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *en->heard, op);
     if (en->outcomes == NULL || (en->graph == NULL && en->heard == NULL)) return HPC_ERR_MEMORY;
@@ -361,10 +365,10 @@ enum { MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE }; /* of 
 
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
-    .check = check,
+    .check = hpc_quorum_check,
     .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_BRINGS_NUMBER,
-    .plan = plan,
-    .open = open_all,
+    .plan = hpc_quorum_plan,
+    .open = hpc_quorum_open,
     .row_came = hpc_intake_row_came,
     .work = hpc_intake_work,
     .may_push = hpc_outlet_may_push,
@@ -377,10 +381,10 @@ const hpc_discipline hpc_discipline_quorum = {
 
 const hpc_discipline hpc_discipline_groups_quorum = {
     .name = "a quorum of groups",
-    .check = check,
+    .check = hpc_quorum_check,
     .traits = HPC_GOES_ON | HPC_BY_QUORUM,
-    .plan = plan,
-    .open = open_all,
+    .plan = hpc_quorum_plan,
+    .open = hpc_quorum_open,
     .row_came = row_came,
     .work = hpc_intake_work,
     .may_push = hpc_outlet_may_push,
@@ -396,8 +400,8 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .name = "a quorum",
     .check = check_graph,
     .traits = HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_BRINGS_NUMBER,
-    .plan = plan,
-    .open = open_all,
+    .plan = hpc_quorum_plan,
+    .open = hpc_quorum_open,
     .row_came = hpc_intake_row_came,
     .work = hpc_intake_work,
     .wait_slot = hpc_outlet_wait_slot,

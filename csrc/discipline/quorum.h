@@ -4,7 +4,9 @@
 #define HPC_QUORUM_H
 
 #include "discipline/graph.h"
+#include "discipline/split.h"
 #include "engine/clocks.h"
+#include "engine/row.h"
 #include "engine/ticket.h"
 
 /* The words that the owner of a share writes behind its answer to the sender of an update, at told_at. */
@@ -44,13 +46,37 @@ typedef struct hpc_outlet {
     uint64_t under_way, lost; /* the push that was sent last; the one that was left out last */
     uint64_t carried;         /* the push whose data was put last; its event may not be sent yet */
     uint64_t version;         /* of the update that was sent last; a put may still read it */
+    uint64_t pulled;          /* the version of the parameters that the last pull brought, when the next one began */
     size_t staged;            /* the offset of the copy that is sent, in this rank's part; HPC_NOWHERE: no copy */
     int pending;              /* decided is behind */
 } hpc_outlet;
 
+/* Fold and apply in two calls: an owner's notes of a sender to a share, beside the others. The owner's core writes
+ * them; others read the atomic members alone. */
+typedef struct hpc_asker {
+    _Atomic int in_mean; /* its update is in the mean that is kept */
+    _Atomic int asks;    /* a pull of it has come, which has no answer yet */
+    hpc_use use;         /* of that pull */
+    int after, doubts;   /* likewise: the low bits of how many updates came before it; see split_quorum.c */
+    int empty;           /* its last update is that it has none */
+    uint64_t version;    /* of the parameters, and */
+    double *squares;     /* by place: what answers to pulls bring, from where a put may still read it */
+} hpc_asker;
+
+/* What became of the last mean. */
+typedef struct hpc_decided {
+    int rank; /* that has said so; -1: all that had updates in it have closed */
+    hpc_use use;
+    double scale;
+    int doubts;
+} hpc_decided;
+
 /* The state that hangs on a share. A worker that serves has both sides. A share that relays passes the outcome of an
  * update on to the ranks that it answers; its core alone uses that. */
 typedef struct hpc_quorum_share {
+    hpc_split_means means; /* the first: where fold and apply are two calls hpc_share.own is that too */
+    hpc_asker *askers;     /* by rank; NULL: one call */
+    hpc_decided decided;
     int sends;
     hpc_intake intake;
     hpc_outlet outlet;
@@ -62,11 +88,27 @@ typedef struct hpc_quorum_share {
 typedef struct hpc_key_versions {
     uint64_t number;                  /* the version that its last push is for */
     uint64_t numbers[HPC_PLAN_DEPTH]; /* the versions of the pushes in the slots */
+    int empty;                        /* the last push is that there is no gradient */
     double waits_since;               /* since when a push waits for neighbours to take an earlier one; 0: none does */
 } hpc_key_versions;
 
+/* The use of a share's folds, where it is not to apply them at once. The core's. */
+typedef struct hpc_keeping {
+    /* A row has its inputs. Nonzero when the exchange has failed. */
+    int (*fold)(hpc_core *core, hpc_work *w, int place);
+    /* All rows are folded: their senders hear of it next. */
+    void (*keep)(hpc_share *share);
+    /* Before a fold is looked for: returns how much was done, or -1 after a failure. *waits: the next fold has to wait.
+     */
+    int (*work)(hpc_core *core, hpc_share *share, int *waits);
+} hpc_keeping;
+
 /* The exchange's own. */
 typedef struct hpc_quorum {
+    hpc_split split;            /* the first: where fold and apply are two calls hpc_engine.own is that too */
+    const hpc_keeping *keeping; /* NULL: folds are applied */
+    size_t from;                /* the bytes that split takes of a rank's part, before the rest */
+    uint64_t lost; /* the last version of which this rank misses some means, or they miss updates of its own */
     hpc_key_versions *keys;
     uint64_t number;    /* the version that keys are pushed for */
     char *given_up;     /* by rank: it let a push wait in vain, and has answered none since */
@@ -113,7 +155,7 @@ static inline uint64_t hpc_version_from(const hpc_share *share, int sender) {
  * update that rank from has in a slot; and, with several stages, at the owner of a row that relays of the outcome,
  * which comes beside the parameters. */
 static inline size_t hpc_told_at(const hpc_engine *en, int rank, int share) {
-    return en->layout.places[rank].own + (size_t)share * sizeof(hpc_told);
+    return en->layout.places[rank].own + hpc_quorum_of(en)->from + (size_t)share * sizeof(hpc_told);
 }
 static inline size_t hpc_number_at(const hpc_engine *en, const hpc_share *share, int from, int slot) {
     size_t at = (size_t)share->at * (size_t)en->context->group.size + (size_t)from;
@@ -137,12 +179,48 @@ static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row)
     return 0;
 }
 
+/* ---- fold and apply in two calls (split_quorum.c) ---- */
+
+static inline hpc_asker *hpc_asker_of(const hpc_share *share, int rank) {
+    return &((const hpc_quorum_share *)share->own)->askers[rank];
+}
+/* Whether the owners of a key have no mean that this rank's calls have not ended. */
+static inline int hpc_asker_is_over(const hpc_engine *en, int key) {
+    return !hpc_split_ask_of(en, key)->keeps && hpc_ticket_is_done(en, key, hpc_split_last_pull(en, key));
+}
+/* The place in a worker's part for the version of a share's parameters. */
+static inline size_t hpc_version_at(const hpc_engine *en, int rank, int s) {
+    return hpc_split_squares_at(en, rank, s) + (size_t)en->layout.shares[s].n_rows * sizeof(double);
+}
+/* The version of this rank's parameters of a share, by the answer to its last pull. While a pull is under way the owner
+ * may be writing that word. */
+static inline uint64_t hpc_asker_heard(const hpc_engine *en, int s) {
+    const hpc_share *share = &en->layout.shares[s];
+    if (hpc_outlet_of(share) == NULL) return 0;
+    if (!hpc_share_has_answered(en, s, hpc_split_last_pull(en, share->key))) return hpc_outlet_of(share)->pulled;
+    return *(const uint64_t *)(const void *)(hpc_own_part(en) + hpc_version_at(en, hpc_me(en), s));
+}
+
+/* ---- what disciplines with a quorum have in common ---- */
+
+int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f);
+int hpc_quorum_plan(hpc_engine *en, const char *op);
+int hpc_quorum_open(hpc_engine *en, const char *op);
+
 /* ---- the owner's side ---- */
 
 int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_discipline.open */
 /* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_intake_work(hpc_core *core);
+/* The updates of a row in the last fold that bring something. */
+hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w);
+/* Adds a share to those at which the core looks, or takes it away when nothing waits in it. */
+void hpc_intake_look_after(hpc_core *core, hpc_share *share);
+/* Sends a sender the newest parameters. */
+void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender);
+/* Whether a sender has closed, and all that it had sent has come. */
+int hpc_intake_is_gone(const hpc_core *core, int sender);
 /* HPC_ON_PUBLISHED: tells the workers of this rank's shares which version was folded last. */
 int hpc_intake_tell(hpc_engine *en);
 

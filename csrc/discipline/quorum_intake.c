@@ -31,6 +31,10 @@ static int is_led(const hpc_engine *en) {
     return en->graph != NULL;
 }
 
+static const hpc_keeping *keeping_of(const hpc_engine *en) {
+    return hpc_quorum_of(en)->keeping;
+}
+
 /* Whether a push that leads a fold has come and is not folded. */
 static int has_lead(const hpc_share *share) {
     return hpc_intake_of(share)->pushes > share->version;
@@ -43,11 +47,10 @@ static uint64_t number_of(const hpc_engine *en, const hpc_share *share, int rank
     return *(const uint64_t *)(const void *)(hpc_own_part(en) + hpc_number_at(en, share, rank, slot));
 }
 
-/* Adds a share to those at which the core looks, or takes it away when nothing waits in it. */
-static void look_after(hpc_core *core, hpc_share *share) {
+void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
     watch *its = core->own;
     hpc_intake *in = hpc_intake_of(share);
-    const int waits = in->held > 0 || has_lead(share);
+    const int waits = in->held > 0 || has_lead(share) || ((const hpc_split_means *)share->own)->n_used > 0;
     if (waits == (in->place < its->n)) return;
     const int to = waits ? its->n++ : --its->n;
     hpc_share *other = core->clocked[to];
@@ -83,7 +86,7 @@ static void hold(hpc_core *core, hpc_share *share, int sender, int slot, uint64_
         from->newest = number;
         if (is_led(core->engine)) publish_progress(core->engine, in);
     }
-    look_after(core, share);
+    hpc_intake_look_after(core, share);
 }
 
 /* Fails the exchange: there is room for one update of a sender. */
@@ -99,7 +102,7 @@ static int refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
 static int lead_came(hpc_core *core, hpc_share *share) {
     if (hpc_intake_of(share)->pushes - share->version >= (uint64_t)core->engine->layout.depth) return 0;
     hpc_intake_of(share)->pushes++;
-    look_after(core, share);
+    hpc_intake_look_after(core, share);
     return 1;
 }
 
@@ -122,8 +125,8 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- answers ---- */
 
-/* Sends a sender the newest parameters. By relays what became of its update goes before them. */
-static void send_params(hpc_core *core, const hpc_share *share, int sender) {
+/* By relays the outcome of the sender's update goes before the parameters. */
+void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) {
     const hpc_engine *en = core->engine;
     const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
     for (int i = 0; i < share->n_rows; i++) {
@@ -140,14 +143,14 @@ static void send_params(hpc_core *core, const hpc_share *share, int sender) {
 
 /* Answers a sender's update: says what has become of it, to this rank's own memory, from which it is put. The last word
  * has been read, for the update came after it. Parameters go first: on servers those of a late update, with several
- * stages all, where relays answer the ranks that get parameters from them. After this the sender's next update may be
- * written. */
+ * stages all, where relays answer the ranks that get parameters from them; none where they go to pulls. After this the
+ * sender's next update may be written. */
 static void answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
     const hpc_engine *en = core->engine;
     const int s = (int)(share - en->layout.shares), many = en->layout.stages.many;
     hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
     *told = outcome;
-    if (many || !(outcome.used || is_led(en))) send_params(core, share, sender);
+    if (many || !(outcome.used || is_led(en) || keeping_of(en) != NULL)) hpc_intake_send_params(core, share, sender);
     const uint64_t answered = ++share->clocks[sender].answered;
     for (int i = 0; i < (many ? share->n_members : 1); i++) {
         const int rank = many ? share->members[i] : sender;
@@ -253,6 +256,23 @@ static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input
     return (hpc_taken){hpc_intake_of(share)->takes[in->lowest], slot};
 }
 
+hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
+    hpc_inputs inputs = hpc_row_take(core, w, taking, HPC_SCALE_MEANS);
+    const int all = inputs.n;
+    inputs.n = 0;
+    for (int i = 0; i < all; i++) {
+        const hpc_input *in = core->base_inputs[i];
+        if (hpc_asker_of(w->share, in->lowest)->empty) {
+            inputs.n_updates -= in->updates;
+            continue;
+        }
+        core->bases[inputs.n] = core->bases[i];
+        core->base_inputs[inputs.n] = in;
+        core->base_weights[inputs.n++] = core->base_weights[i];
+    }
+    return inputs;
+}
+
 /* Answer this rank last: once answered it may close, and then it sends nothing more. Note the updates as gone after
  * that: a thread that sees neither the answer nor an update then knows that none has come. With several stages
  * parameters are sent when all rows are folded: to one group after the other. */
@@ -263,6 +283,7 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     in->since = 0;
     atomic_store_explicit(&in->folded, version, memory_order_release);
     share->version++;
+    if (keeping_of(en) != NULL) keeping_of(en)->keep(share);
     for (int i = 0; i < in->n_from; i++) n += in->takes[in->from[i]];
     hpc_share_count_fold(core, n);
     hpc_tally_add(&core->tally.missing, (uint64_t)(in->n_from - n));
@@ -296,10 +317,16 @@ static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_
         w->step = (uint64_t)((int64_t)version - 1 + en->graph->keys[share->key].ahead);
     else
         inputs.args = find_args(en, share, w);
-    const int failed = hpc_row_work(core, w, &inputs);
-    for (int e = 0; e < w->row->n_in && !failed; e++)
-        if (takes[w->inputs[e].lowest]) hpc_row_count_received(core, w, e);
-    return failed;
+    return hpc_row_work(core, w, &inputs);
+}
+
+static void count_received(const hpc_core *core, const hpc_work *w) {
+    const char *takes = hpc_intake_of(w->share)->takes;
+    for (int e = 0; e < w->row->n_in; e++) {
+        const int sender = w->inputs[e].lowest;
+        const int empty = keeping_of(core->engine) != NULL && hpc_asker_of(w->share, sender)->empty;
+        if (takes[sender] && !empty) hpc_row_count_received(core, w, e);
+    }
 }
 
 /* No update that waits is older than the fold. */
@@ -310,8 +337,11 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
         in->takes[in->from[i]] = waits == version || (is_led(core->engine) && waits > version);
     }
     for (int i = 0; i < share->n_rows; i++) {
-        const int failed = fold_row(core, share, &core->engine->work[core->engine->work_of[share->rows[i]]], version);
+        hpc_work *w = &core->engine->work[core->engine->work_of[share->rows[i]]];
+        const hpc_keeping *keeping = keeping_of(core->engine);
+        const int failed = keeping != NULL ? keeping->fold(core, w, i) : fold_row(core, share, w, version);
         if (failed) return failed;
+        count_received(core, w);
     }
     end_fold(core, share, version);
     return 0;
@@ -325,8 +355,14 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
 static int step(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     const uint64_t version = next_version(en, share);
-    const int n = drop_before(core, share, version, version - 1);
+    int n = drop_before(core, share, version, version - 1);
     if (is_led(en) && !has_lead(share)) return n;
+    if (keeping_of(en) != NULL) {
+        int waits = 0;
+        const int done = keeping_of(en)->work(core, share, &waits);
+        if (done < 0 || waits) return done < 0 ? -1 : n + done;
+        n += done;
+    }
     const survey found = look(core, share, version);
     int quorum = en->asked.quorum;
     if (found.brought + found.open < quorum) {
@@ -344,7 +380,7 @@ static int work_for(hpc_core *core, hpc_share *share) {
     do {
         done = step(core, share);
         n += done > 0 ? done : 0;
-        look_after(core, share);
+        hpc_intake_look_after(core, share);
     } while (done > 0 && in->place < ((watch *)core->own)->n);
     return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past it */
 }
@@ -362,6 +398,10 @@ static void note_closed(hpc_core *core) {
         seen[sender].closes = 1;
         if (!seen[sender].gone) core->due = 0;
     }
+}
+
+int hpc_intake_is_gone(const hpc_core *core, int sender) {
+    return ((const watch *)core->own)->seen[sender].gone;
 }
 
 int hpc_intake_work(hpc_core *core) {

@@ -58,6 +58,7 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
  * sent: the next push waits until this one was heard of (hear). Of rows that relay, each has a word of its own that
  * says so, which the next reply writes. */
 static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
+    if (hpc_versions_of(en, share->key)->empty) return;
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++) {
         const int row = share->rows[i], relays = en->plan->rows[row].action == HPC_RELAY;
         const int here = en->plan->rows[row].owner == hpc_me(en);
@@ -69,6 +70,7 @@ static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
 static void leave_out(hpc_engine *en, const hpc_share *share, uint64_t n) {
     hpc_outlet *out = hpc_outlet_of(share);
     if (n > out->lost) out->lost = n;
+    hpc_quorum_of(en)->lost = hpc_versions_of(en, share->key)->number;
     en->peers.dropped[share->owner]++;
     if (out->told > en->stats.dropped_at) en->stats.dropped_at = out->told;
     take_back(en, share, n);
@@ -132,16 +134,18 @@ static int send_update(hpc_engine *en, int s, uint64_t n) {
     const hpc_share *share = &en->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
     int me = hpc_me(en), owner = share->owner, status = HPC_OK, slot = (int)((n - 1) % (uint64_t)en->layout.depth);
-    if (!hpc_reads_in_place(en, owner, me) && out->carried != n) status = carry(en, share, n);
+    const int empty = hpc_versions_of(en, share->key)->empty;
+    if (!empty && !hpc_reads_in_place(en, owner, me) && out->carried != n) status = carry(en, share, n);
     out->carried = n;
     out->version = hpc_versions_of(en, share->key)->numbers[slot];
     if (status == HPC_OK)
         status = hpc_lane_try_notify(en->in_lanes[share->core], en->window, owner, &out->version, sizeof out->version,
-                                     hpc_number_at(en, share, me, slot), hpc_imm(HPC_OP_SHARE, slot, s));
+                                     hpc_number_at(en, share, me, slot),
+                                     hpc_imm(empty ? HPC_OP_EMPTY : HPC_OP_SHARE, slot, s));
     if (status != HPC_OK) return unless_gone(en, status);
     out->sent++;
     out->under_way = n;
-    hpc_count_sent(en, share, hpc_slot_of_push(en, share->key, n));
+    if (!empty) hpc_count_sent(en, share, hpc_slot_of_push(en, share->key, n));
     return HPC_OK;
 }
 
@@ -222,8 +226,11 @@ static uint64_t heard_by(const hpc_engine *en, int s) {
     return answers_of(en, s) == out->sent ? answer_at(en, s)->folded : out->told;
 }
 
+/* Pulls that ask owners tell of versions too. */
 static uint64_t told(const hpc_engine *en, int key) {
     const uint64_t most = most_of(en, key, heard_by);
+    const uint64_t pulled = en->discipline->traits & HPC_PULLS ? most_of(en, key, hpc_asker_heard) : 0;
+    if (pulled > most) return pulled;
     return most > hpc_quorum_of(en)->told ? most : hpc_quorum_of(en)->told;
 }
 
@@ -249,7 +256,7 @@ static int hear_outcome(hpc_engine *en, int key) {
         const int s = k->shares[i];
         const hpc_outlet *out = hpc_outlet_of(&en->layout.shares[s]);
         its->late += out != NULL && k->pushes > 0 && out->lost == k->pushes;
-        if (en->heard != NULL) en->heard[s] = heard_by(en, s);
+        if (en->heard != NULL) en->heard[s] = (en->discipline->traits & HPC_PULLS ? hpc_asker_heard : heard_by)(en, s);
     }
     return status;
 }
@@ -281,7 +288,8 @@ int hpc_outlet_may_push(hpc_engine *en, int key, const char *op) {
     for (int i = 0; i < en->plan->n_keys; i++) {
         const hpc_pushed *k = &en->keys[i];
         const int pushed = k->sending == 0 && q->keys[i].number == q->number;
-        if (k->n_shares == 0 || (pushed && hpc_ticket_is_done(en, i, 2 * k->pushes))) continue;
+        const int over = !(en->discipline->traits & HPC_SPLITS) || hpc_asker_is_over(en, i);
+        if (k->n_shares == 0 || (pushed && over && hpc_ticket_is_done(en, i, 2 * k->pushes))) continue;
         if (op == NULL) return HPC_IN_PROGRESS;
         return hpc_fail(HPC_ERR_INVALID, op,
                         "%s: rank %d has pushed key %s for version %llu already, and key %s not, or not to its end: "

@@ -106,7 +106,7 @@ static int check_encoders(const hpc_plan *plan) {
     return HPC_OK;
 }
 
-static int check(const hpc_context *c, const hpc_exchange_config *f) {
+int hpc_split_check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     if (f->eager)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
@@ -131,11 +131,10 @@ static size_t part(const hpc_engine *en, int rank) {
     return en->layout.places[rank].worker ? (size_t)en->plan->n_rows * sizeof(double) : 0;
 }
 
-static int plan(hpc_engine *en, const char *op) {
-    hpc_split *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+/* With a quorum the version of the parameters lies behind the squares of a share. */
+int hpc_split_plan(hpc_engine *en, hpc_split *its, const char *op) {
+    const int versions = (en->discipline->traits & HPC_BY_QUORUM) != 0;
     size_t at = 0;
-    if (its == NULL) return HPC_ERR_MEMORY;
-    hpc_layout_take_own(en, part);
     its->asks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->asks, op);
     its->squares_at = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *its->squares_at, op);
     its->counts = hpc_engine_take(en, (size_t)en->plan->n_rows, 1, op);
@@ -154,31 +153,34 @@ static int plan(hpc_engine *en, const char *op) {
         if (a->last < 0) a->first = s;
         a->last = s;
         its->squares_at[s] = at;
-        at += (size_t)en->layout.shares[s].n_rows * sizeof(double);
+        at += (size_t)(en->layout.shares[s].n_rows + versions) * sizeof(double);
     }
     return HPC_OK;
 }
 
-static hpc_split_ask *ask_of(const hpc_engine *en, int key) {
-    return &((const hpc_split *)en->own)->asks[key];
+static int plan(hpc_engine *en, const char *op) {
+    hpc_split *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+    if (its == NULL) return HPC_ERR_MEMORY;
+    hpc_layout_take_own(en, part);
+    return hpc_split_plan(en, its, op);
 }
 
 /* ---- folds ---- */
 
-static uint64_t last_pull(const hpc_engine *en, int key) {
-    return 2 * en->keys[key].pulls + HPC_PULL_TICKET;
-}
-
 static int may_push(hpc_engine *en, int key, const char *op) {
     const int status = hpc_push_after_last(en, key, op);
-    return status == HPC_OK ? hpc_push_after(en, key, last_pull(en, key), op) : status;
+    return status == HPC_OK ? hpc_push_after(en, key, hpc_split_last_pull(en, key), op) : status;
+}
+
+int hpc_split_wait_over(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_push_wait_done(en, key, l, op);
+    if (status != HPC_OK || hpc_ticket_is_done(en, key, hpc_split_last_pull(en, key))) return status;
+    return hpc_ticket_wait(en, key, hpc_split_last_pull(en, key), hpc_limit_left(en, l), op);
 }
 
 /* A gather writes the slot; and a mean may lie there until it is used. */
 static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    int status = hpc_push_wait_done(en, key, l, op);
-    if (status == HPC_OK && !hpc_ticket_is_done(en, key, last_pull(en, key)))
-        status = hpc_ticket_wait(en, key, last_pull(en, key), hpc_limit_left(en, l), op);
+    const int status = hpc_split_wait_over(en, key, l, op);
     return status == HPC_OK && hpc_split_among_peers(en) ? hpc_push_wait_slot(en, key, l, op) : status;
 }
 
@@ -194,14 +196,14 @@ static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
 
 /* Ends the last fold, if it was neither applied nor skipped. */
 static void drop_fold(hpc_engine *en, int key) {
-    if (ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, 0);
+    if (hpc_split_ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, 0);
 }
 
 /* ---- pulls ---- */
 
 /* Without a fold there is nothing to ask for: such a pull ends what is under way. */
-static int ends_pull(hpc_engine *en, int key) {
-    return !ask_of(en, key)->keeps;
+int hpc_split_ends_pull(hpc_engine *en, int key) {
+    return !hpc_split_ask_of(en, key)->keeps;
 }
 
 /* Among peers the mean is gathered here. */
@@ -214,8 +216,8 @@ static int take_gathered(hpc_engine *en, int key, const char *op) {
                                   en->plan->keys[key].name, (unsigned long long)count);
 }
 
-static int set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op) {
-    hpc_split_ask *a = ask_of(en, key);
+int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op) {
+    hpc_split_ask *a = hpc_split_ask_of(en, key);
     if (use == HPC_USE_GATHER && hpc_split_among_peers(en) && take_gathered(en, key, op) != HPC_OK)
         return HPC_ERR_MEMORY;
     if (en->keys[key].sending != 0) {
@@ -224,22 +226,27 @@ static int set_use(hpc_engine *en, int key, hpc_use use, double scale, const cha
     }
     if (isinf(scale)) return hpc_fail_scale(en, key, scale, op);
     if (!a->keeps) return hpc_fail_no_fold(en, key, op);
-    int status = hpc_push_after(en, key, last_pull(en, key), op);
+    int status = hpc_push_after(en, key, hpc_split_last_pull(en, key), op);
     if (status != HPC_OK) return status;
     a->use = use;
     a->scale = scale;
     return HPC_OK;
 }
 
-/* The factor goes with the arguments: it lies in the place of the step's number, which is the core's. */
+/* The factor goes with the arguments: it lies in the place of the step's number, which is the core's. Puts read it
+ * until the pull is answered. */
+void hpc_split_fill_args(const hpc_engine *en, int key) {
+    const hpc_split_ask *a = hpc_split_ask_of(en, key);
+    hpc_key_rule *rule = &en->rules[key];
+    memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES);
+    rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
+}
+
 static int ask_share(hpc_engine *en, int s, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
-    const hpc_split_ask *a = ask_of(en, share->key);
-    hpc_key_rule *rule = &en->rules[share->key];
-    if (en->keys[share->key].at_share == 0) { /* then puts read it, until the pull is answered */
-        memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES);
-        rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
-    }
+    const hpc_split_ask *a = hpc_split_ask_of(en, share->key);
+    const hpc_key_rule *rule = &en->rules[share->key];
+    if (en->keys[share->key].at_share == 0) hpc_split_fill_args(en, share->key);
     if (hpc_split_action(en, share) != HPC_APPLY) return HPC_OK;
     if (hpc_split_among_peers(en) && share->owner != en->context->group.rank) return HPC_OK;
     return hpc_send_ahead(
@@ -249,26 +256,30 @@ static int ask_share(hpc_engine *en, int s, hpc_limit *l) {
         l);
 }
 
-static void asked(hpc_engine *en, int key) {
-    hpc_split_ask *a = ask_of(en, key);
-    if (a->use == HPC_USE_APPLY || a->use == HPC_USE_SKIP) {
+/* With a quorum encoders are told later: an update that was left out goes back first. */
+void hpc_split_asked(hpc_engine *en, int key) {
+    hpc_split_ask *a = hpc_split_ask_of(en, key);
+    const int applies = a->use == HPC_USE_APPLY;
+    if (applies || a->use == HPC_USE_SKIP) {
         a->keeps = 0;
-        hpc_pieces_end_fold(en, key, a->use == HPC_USE_APPLY);
+        if (en->discipline->traits & HPC_BY_QUORUM)
+            a->ended = 1 + applies;
+        else
+            hpc_pieces_end_fold(en, key, applies);
     }
     a->use = HPC_USE_APPLY;
     a->scale = 1;
 }
 
 /* In the plan's order, so that all ranks get the same bits. */
-static double squares_of(const hpc_engine *en, int key) {
+double hpc_split_squares(const hpc_engine *en, int key) {
     const hpc_split *its = en->own;
-    const char *own = hpc_own_part(en) + en->layout.places[en->context->group.rank].own;
     double sum = 0;
     for (int s = its->asks[key].first; s <= its->asks[key].last; s++) {
         const hpc_share *share = &en->layout.shares[s];
-        const double *at = (const double *)(const void *)(own + its->squares_at[s]);
+        const double *at = hpc_split_squares_of(en, s);
         for (int i = 0; i < share->n_rows && share->key == key; i++)
-            if (its->counts[share->rows[i]]) sum += at[i];
+            if (its->counts[share->rows[i]] && at[i] != HPC_SPLIT_UNKNOWN) sum += at[i];
     }
     return sum;
 }
@@ -278,14 +289,14 @@ static void finish(hpc_engine *en, int key) {
     const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_awaited; i++) hpc_split_drop(en, &en->layout.shares[k->awaited[i]]);
     drop_fold(en, key);
-    ask_of(en, key)->keeps = 0;
+    hpc_split_ask_of(en, key)->keeps = 0;
 }
 
 static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     (void)l, (void)op;
     if (moment == HPC_ON_ENCODE) drop_fold(en, key); /* the next fold replaces it */
-    if (moment == HPC_ON_SENT) ask_of(en, key)->keeps = 1;
-    if (moment == HPC_ON_ASKED) asked(en, key);
+    if (moment == HPC_ON_SENT) hpc_split_ask_of(en, key)->keeps = 1;
+    if (moment == HPC_ON_ASKED) hpc_split_asked(en, key);
     if (moment == HPC_ON_FINISH) finish(en, key);
     return HPC_OK;
 }
@@ -319,7 +330,7 @@ static int missing_among_peers(const hpc_engine *en, int s, uint64_t ticket, int
 
 const hpc_discipline hpc_discipline_split = {
     .name = "BSP in two calls",
-    .check = check,
+    .check = hpc_split_check,
     .traits = HPC_WHOLE | HPC_PULLS | HPC_SPLITS | HPC_ANSWERS_ALL,
     .plan = plan,
     .open = hpc_split_open_owner,
@@ -333,10 +344,10 @@ const hpc_discipline hpc_discipline_split = {
     .note = note,
     .is_late = hpc_whole_is_late,
     .missing = missing,
-    .ends = ends_pull,
+    .ends = hpc_split_ends_pull,
     .ask = ask_share,
-    .set_use = set_use,
-    .squares = squares_of,
+    .set_use = hpc_split_set_use,
+    .squares = hpc_split_squares,
 };
 
 const hpc_discipline hpc_discipline_split_peers = {
@@ -356,10 +367,10 @@ const hpc_discipline hpc_discipline_split_peers = {
     .has_read = has_read,
     .is_late = hpc_peers_is_late,
     .missing = missing_among_peers,
-    .ends = ends_pull,
+    .ends = hpc_split_ends_pull,
     .ask = ask_share,
-    .set_use = set_use,
-    .squares = squares_of,
+    .set_use = hpc_split_set_use,
+    .squares = hpc_split_squares,
 };
 
 const hpc_discipline hpc_discipline_split_graph = {
@@ -379,8 +390,8 @@ const hpc_discipline hpc_discipline_split_graph = {
     .has_read = has_read,
     .is_late = hpc_peers_is_late,
     .missing = missing_among_peers,
-    .ends = ends_pull,
+    .ends = hpc_split_ends_pull,
     .ask = ask_share,
-    .set_use = set_use,
-    .squares = squares_of,
+    .set_use = hpc_split_set_use,
+    .squares = hpc_split_squares,
 };

@@ -2,23 +2,32 @@
 #ifndef HPC_SPLIT_H
 #define HPC_SPLIT_H
 
+#include <math.h>
+
 #include "engine/discipline.h"
+#include "engine/layout.h"
+#include "engine/row.h"
 
 /* A pull's event says what it asks for, and, in the bits above, which fold it comes after: at most one is missing. */
 enum { HPC_SPLIT_USE_BITS = 2, HPC_SPLIT_FOLDS = 8 };
+
+#define HPC_SPLIT_UNKNOWN (-1.0) /* a sum of squares */
 
 /* A worker's next pull of a key. */
 typedef struct hpc_split_ask {
     hpc_use use;
     double scale;
     int keeps;       /* the owners have a mean that was neither applied nor skipped */
+    int ended;       /* with a quorum: 1 + whether it was applied, for the encoders; 0: they have been told */
     int first, last; /* of the shares of the key */
 } hpc_split_ask;
 
 /* The engine's own. */
 typedef struct hpc_split {
-    hpc_split_ask *asks; /* by key */
-    size_t *squares_at;  /* by share: bytes in hpc_place.own of a worker */
+    hpc_inputs (*inputs)(hpc_core *core,
+                         const hpc_work *w); /* of a fold that is kept; NULL: split_owner.c knows them */
+    hpc_split_ask *asks;                     /* by key */
+    size_t *squares_at;                      /* by share: bytes in hpc_place.own of a worker */
     char *counts; /* by row: its squares count; where several apply the same elements: the first, or this rank's */
 } hpc_split;
 
@@ -43,6 +52,26 @@ typedef struct hpc_split_means {
     int owes;                       /* workers hear of the fold with the answer to the pulls */
 } hpc_split_means;
 
+/* The worker's slots, which are the same with a quorum. */
+int hpc_split_check(const hpc_context *c, const hpc_exchange_config *f);
+int hpc_split_plan(hpc_engine *en, hpc_split *its, const char *op);
+int hpc_split_ends_pull(hpc_engine *en, int key);
+void hpc_split_asked(hpc_engine *en, int key);
+int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
+double hpc_split_squares(const hpc_engine *en, int key); /* of the rows of which they are known */
+
+static inline hpc_split_ask *hpc_split_ask_of(const hpc_engine *en, int key) {
+    return &((const hpc_split *)en->own)->asks[key];
+}
+static inline uint64_t hpc_split_last_pull(const hpc_engine *en, int key) {
+    return 2 * en->keys[key].pulls + HPC_PULL_TICKET;
+}
+
+/* Puts what a pull brings into the memory from which it is sent. */
+void hpc_split_fill_args(const hpc_engine *en, int key);
+/* Waits for the last push and the last pull of a key. */
+int hpc_split_wait_over(hpc_engine *en, int key, hpc_limit *l, const char *op);
+
 /* Each rank's own core uses what its own worker says. */
 static inline int hpc_split_among_peers(const hpc_engine *en) {
     return (en->discipline->traits & HPC_KEEPS_INPUTS) != 0;
@@ -56,6 +85,27 @@ static inline int hpc_split_action(const hpc_engine *en, const hpc_share *share)
 /* ---- the owner (split_owner.c) ---- */
 
 int hpc_split_open_owner(hpc_engine *en, const char *op);
+/* Takes a place for the squares of each row of a share. */
+int hpc_split_open_squares(hpc_engine *en, const hpc_share *share, hpc_split_means *m, const char *op);
+/* A row has its inputs: forgets the last mean. A core with a thread makes the next one now. */
+int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares);
+/* Does for a row what pulls ask for. rank: the only one to which parameters, or the mean, go; or HPC_EVERYBODY. args:
+ * the scale, and the arguments of the rule. Nonzero when the exchange has failed. */
+int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int rank, const double *args, double *squares);
+/* Ends the exchange: two ranks have made different calls, or have given different scales. */
+void hpc_split_fail_use(hpc_engine *en, const hpc_share *share, const int ranks[2], const hpc_use uses[2]);
+void hpc_split_fail_scale(hpc_engine *en, const hpc_share *share, const int ranks[2], const double scales[2]);
+/* The place in a worker's part for the squares of a share. */
+static inline size_t hpc_split_squares_at(const hpc_engine *en, int rank, int s) {
+    return en->layout.places[rank].own + ((const hpc_split *)en->own)->squares_at[s];
+}
+/* The squares of a share as its owner has told them. */
+static inline const double *hpc_split_squares_of(const hpc_engine *en, int s) {
+    return (const double *)(const void *)(hpc_own_part(en) + hpc_split_squares_at(en, en->context->group.rank, s));
+}
+static inline int hpc_split_scales_agree(double a, double b) {
+    return a == b || (isnan(a) && isnan(b));
+}
 /* Ends the last fold of a share of this rank, if it is complete and not over. By the worker. */
 void hpc_split_drop(hpc_engine *en, hpc_share *share);
 /* hpc_discipline's slots. */

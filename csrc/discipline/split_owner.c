@@ -1,7 +1,6 @@
 /* The owner's half of BSP in two calls (see split.c): means are made, and pulls say what becomes of them. With servers
  * a fold has slot 0. Among peers updates of the next fold may come while one is kept, to the next slot; but not this
  * rank's own, so the rows that are ready are of one fold. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,10 +16,9 @@
 #include "engine/pieces.h"
 #include "engine/row.h"
 #include "engine/stages.h"
+#include "engine/write.h"
 
 enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
-
-static const double UNKNOWN = -1; /* a sum of squares */
 
 /* A core's own: shares that have work, by their number among all shares. */
 typedef struct worklist {
@@ -30,17 +28,22 @@ typedef struct worklist {
 
 /* ---- open ---- */
 
+int hpc_split_open_squares(hpc_engine *en, const hpc_share *share, hpc_split_means *m, const char *op) {
+    m->squares = hpc_engine_take(en, (size_t)share->n_rows, sizeof *m->squares, op);
+    return m->squares != NULL ? HPC_OK : HPC_ERR_MEMORY;
+}
+
 static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
     const size_t n = (size_t)share->n_rows;
     hpc_split_means *m = share->own = hpc_engine_take(en, 1, sizeof *m, op);
     if (m == NULL) return HPC_ERR_MEMORY;
     m->askers = hpc_split_among_peers(en) ? &share->owner : share->members;
     m->n_askers = hpc_split_among_peers(en) ? 1 : share->n_members;
-    m->squares = hpc_engine_take(en, n, sizeof *m->squares, op);
     m->ready = hpc_engine_take(en, n, sizeof *m->ready, op);
     m->finished = hpc_engine_take(en, n, 1, op);
     m->used = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *m->used, op);
-    return m->squares != NULL && m->ready != NULL && m->finished != NULL && m->used != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    if (m->ready == NULL || m->finished == NULL || m->used == NULL) return HPC_ERR_MEMORY;
+    return hpc_split_open_squares(en, share, m, op);
 }
 
 static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
@@ -97,13 +100,17 @@ static int slot_of(const hpc_work *w) {
 
 /* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
 static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
+    const hpc_split *its = core->engine->own;
+    if (its->inputs != NULL) return its->inputs(core, w);
     hpc_inputs inputs = hpc_row_present(core, w, slot_of(w));
     inputs.args = w->args[0];
     return inputs;
 }
 
 /* No worker has a gradient. */
-static int is_empty(const hpc_work *w) {
+static int is_empty(hpc_core *core, const hpc_work *w) {
+    const hpc_split *its = core->engine->own;
+    if (its->inputs != NULL) return its->inputs(core, w).n == 0;
     int e = 0;
     while (e < w->row->n_in && !hpc_row_brings(w, slot_of(w), e)) e++;
     return e == w->row->n_in;
@@ -118,7 +125,7 @@ static int keeps_inputs(const hpc_core *core, const hpc_work *w) {
 static int fold(hpc_core *core, hpc_work *w, double *squares) {
     const hpc_split_means *m = w->share->own;
     const hpc_inputs inputs = present_inputs(core, w);
-    *squares = m->squared || inputs.n == 0 ? 0 : UNKNOWN;
+    *squares = m->squared || inputs.n == 0 ? 0 : HPC_SPLIT_UNKNOWN;
     if (inputs.n == 0 || (keeps_inputs(core, w) && !m->squared)) return 0;
     if (keeps_inputs(core, w)) return hpc_row_read_kept(core, w, &inputs, NULL, squares);
     return hpc_row_fold(core, w, &inputs, m->squared ? squares : NULL);
@@ -127,7 +134,13 @@ static int fold(hpc_core *core, hpc_work *w, double *squares) {
 static void look_at_inputs(const hpc_core *core, hpc_work *w, double *squares) {
     hpc_row_count_present(core, w, slot_of(w));
     w->mean = NULL;
-    *squares = UNKNOWN;
+    *squares = HPC_SPLIT_UNKNOWN;
+}
+
+int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares) {
+    w->mean = NULL;
+    *squares = HPC_SPLIT_UNKNOWN;
+    return core->engine->inline_progress ? 0 : fold(core, w, squares);
 }
 
 /* The last fold is over: its inputs are read no more. Among peers their slots are free. */
@@ -195,6 +208,14 @@ static int forward(hpc_core *core, hpc_work *w) {
     return 0;
 }
 
+void hpc_split_fail_scale(hpc_engine *en, const hpc_share *share, const int ranks[2], const double scales[2]) {
+    char why[2 * HPC_FAILURE_BYTES];
+    snprintf(why, sizeof why,
+             "apply: rank %d gives scale %.9g for key %.64s and rank %d %.9g: give the same on all workers", ranks[0],
+             scales[0], en->plan->keys[share->key].name, ranks[1], scales[1]);
+    hpc_engine_fail(en, HPC_ERR_CONFIG, why);
+}
+
 /* Whether the pulls of all workers bring the same; else the exchange fails. */
 static int pulls_agree(hpc_core *core, const hpc_share *share) {
     hpc_engine *en = core->engine;
@@ -204,12 +225,8 @@ static int pulls_agree(hpc_core *core, const hpc_share *share) {
     if (hpc_split_among_peers(en)) return 1;
     for (int i = 1; i < m->n_askers; i++) {
         const double theirs = *hpc_args_of(en, share, m->askers[i], 0);
-        if (theirs == scale || (isnan(theirs) && isnan(scale))) continue;
-        char why[2 * HPC_FAILURE_BYTES];
-        snprintf(why, sizeof why,
-                 "apply: rank %d gives scale %.9g for key %.64s and rank %d %.9g: give the same on all workers", first,
-                 scale, en->plan->keys[share->key].name, m->askers[i], theirs);
-        hpc_engine_fail(en, HPC_ERR_CONFIG, why);
+        if (hpc_split_scales_agree(theirs, scale)) continue;
+        hpc_split_fail_scale(en, share, (const int[]){first, m->askers[i]}, (const double[]){scale, theirs});
         return 0;
     }
     return hpc_args_agree(core, hpc_first_work(en, share), 0, -1,
@@ -236,26 +253,25 @@ static void answer_pulls(hpc_core *core, hpc_share *share) {
     }
 }
 
-static int apply(hpc_core *core, hpc_work *w, double *squares) {
-    const hpc_split_means *m = w->share->own;
-    const double *args = hpc_args_of(core->engine, w->share, m->askers[0], 0);
+static int apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *args, double *squares) {
     if (keeps_inputs(core, w) || (w->mean == NULL && args[0] == 1)) {
         hpc_inputs inputs = present_inputs(core, w);
         inputs.args = args;
+        inputs.to = to;
         return hpc_row_apply_kept(core, w, &inputs, args[0]);
     }
     int failed = w->mean == NULL ? fold(core, w, squares) : 0;
-    return failed ? failed : hpc_row_apply(core, w, args);
+    return failed ? failed : hpc_row_apply(core, w, to, args);
 }
 
 static int find_squares(hpc_core *core, hpc_work *w, double *squares) {
     ((hpc_split_means *)w->share->own)->squared = 1;
-    if (keeps_inputs(core, w) ? *squares == UNKNOWN : w->mean == NULL) return fold(core, w, squares);
-    if (*squares == UNKNOWN) *squares = hpc_row_squares(core, w);
+    if (keeps_inputs(core, w) ? *squares == HPC_SPLIT_UNKNOWN : w->mean == NULL) return fold(core, w, squares);
+    if (*squares == HPC_SPLIT_UNKNOWN) *squares = hpc_row_squares(core, w);
     return 0;
 }
 
-static int gather(hpc_core *core, hpc_work *w, double *squares, int empty) {
+static int gather(hpc_core *core, hpc_work *w, int rank, double *squares, int empty) {
     int failed = 0;
     if (w->mean == NULL && keeps_inputs(core, w)) {
         const hpc_inputs inputs = present_inputs(core, w);
@@ -263,7 +279,7 @@ static int gather(hpc_core *core, hpc_work *w, double *squares, int empty) {
     } else if (w->mean == NULL) {
         failed = fold(core, w, squares);
     }
-    if (!failed) hpc_row_gather(core, w, empty && !keeps_inputs(core, w));
+    if (!failed) hpc_row_gather(core, w, rank, empty && !keeps_inputs(core, w));
     return failed;
 }
 
@@ -276,26 +292,30 @@ static int gather_here(hpc_core *core, hpc_work *w) {
     return 0;
 }
 
-/* Does for a row what was pulled for. */
-static int use_row(hpc_core *core, hpc_share *share, int place) {
-    hpc_split_means *m = share->own;
-    hpc_work *w = work_at(core->engine, share, place);
-    double *squares = &m->squares[place];
-    const int empty = is_empty(w), applies = m->use == HPC_USE_APPLY && !empty;
-    m->finished[place] = 1;
-    m->n_finished++;
-    if (w->sends_to_rows && !applies) hpc_forward_empty(core, w); /* relays answer this pull as well */
-    switch (m->use) {
+int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int rank, const double *args, double *squares) {
+    const int empty = is_empty(core, w);
+    const hpc_receivers to = {.whom = rank == HPC_EVERYBODY ? HPC_TO_ALL : HPC_TO_RANK, .rank = rank};
+    if (w->sends_to_rows && (use != HPC_USE_APPLY || empty)) hpc_forward_empty(core, w); /* relays answer as well */
+    switch (use) {
     case HPC_USE_APPLY:
-        return applies ? apply(core, w, squares) : 0;
+        return empty ? 0 : apply(core, w, to, args, squares);
     case HPC_USE_SKIP:
         return 0;
     case HPC_USE_SQUARES:
         return find_squares(core, w, squares);
     case HPC_USE_GATHER:
-        return hpc_split_among_peers(core->engine) ? gather_here(core, w) : gather(core, w, squares, empty);
+        return hpc_split_among_peers(core->engine) ? gather_here(core, w) : gather(core, w, rank, squares, empty);
     }
     return 0;
+}
+
+/* Does for a row what was pulled for. */
+static int use_row(hpc_core *core, hpc_share *share, int place) {
+    hpc_split_means *m = share->own;
+    m->finished[place] = 1;
+    m->n_finished++;
+    return hpc_split_use_row(core, work_at(core->engine, share, place), m->use, HPC_EVERYBODY,
+                             hpc_args_of(core->engine, share, m->askers[0], 0), &m->squares[place]);
 }
 
 static int use_next(hpc_core *core, hpc_share *share) {
@@ -440,13 +460,13 @@ static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
     came(core, w, slot, input, HPC_CAME_EMPTY);
 }
 
-static void fail_use(const hpc_core *core, const hpc_share *share, int first, int rank, hpc_use use) {
+void hpc_split_fail_use(hpc_engine *en, const hpc_share *share, const int ranks[2], const hpc_use uses[2]) {
     static const char *const names[] = {"apply", "skip", "gather", "squares"};
-    const hpc_split_means *m = share->own;
+    const char *first = names[uses[0]];
     char why[2 * HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "%s: rank %d calls %s for key %.64s and rank %d %s: make the same call on all workers",
-             names[m->use], first, names[m->use], core->engine->plan->keys[share->key].name, rank, names[use]);
-    hpc_engine_fail(core->engine, HPC_ERR_CONFIG, why);
+             first, ranks[0], first, en->plan->keys[share->key].name, ranks[1], names[uses[1]]);
+    hpc_engine_fail(en, HPC_ERR_CONFIG, why);
 }
 
 static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
@@ -462,7 +482,7 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     if (m->use != (hpc_use)use) {
         int other = 0;
         while (!atomic_load_explicit(&m->used[other], memory_order_relaxed)) other++;
-        fail_use(core, share, other, rank, (hpc_use)use);
+        hpc_split_fail_use(core->engine, share, (const int[]){other, rank}, (const hpc_use[]){m->use, (hpc_use)use});
         return 1;
     }
     atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);

@@ -47,13 +47,14 @@ double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
 }
 
 /* A pass, or a fold of the mean alone, multiplies it as it reads it. */
-int hpc_row_apply(hpc_core *core, hpc_work *w, const double *given) {
+int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *given) {
     const char *base = (const char *)w->mean;
     const hpc_inputs mean = {.bases = &base,
                              .weights = given,
                              .n = 1,
                              .codec = hpc_codec_of(HPC_F32),
                              .args = given,
+                             .to = to,
                              .n_updates = w->n_updates};
     double args[HPC_RULE_ARGS];
     HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
@@ -85,16 +86,24 @@ int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, c
     return 0;
 }
 
-void hpc_row_gather(hpc_core *core, hpc_work *w, int zero) {
+/* The source of a put of the mean: a copy, where others may go on while the put lasts. */
+static const void *leaving_to(const hpc_work *w, int rank, size_t nbytes) {
+    for (int o = 0; o < w->n_outputs; o++)
+        if (w->outputs[o].rank == rank && w->outputs[o].copy != NULL)
+            return memcpy(w->outputs[o].copy, w->mean, nbytes);
+    return w->mean;
+}
+
+void hpc_row_gather(hpc_core *core, hpc_work *w, int rank, int zero) {
     hpc_engine *en = core->engine;
     size_t nbytes = (size_t)w->row->count * sizeof(float);
     if (zero) w->mean = memset(w->acc, 0, nbytes);
     for (int r = 0; r < en->context->group.size; r++) {
-        if (!hpc_row_gives_mean(en, w->index, r)) continue;
+        if ((rank != HPC_EVERYBODY && r != rank) || !hpc_row_gives_mean(en, w->index, r)) continue;
         size_t at = hpc_gathered_at(en, r, w->row->key) + (size_t)w->row->offset * sizeof(float);
         char *here = hpc_is_mapped(en, r) ? (char *)hpc_window_peer_view(en->window, r) + at : NULL;
         if (here == NULL)
-            hpc_core_check_put(core, hpc_put(core->out, en->window, r, w->mean, nbytes, at));
+            hpc_core_check_put(core, hpc_put(core->out, en->window, r, leaving_to(w, r, nbytes), nbytes, at));
         else if (here != (const char *)w->mean)
             en->kernels->copy(here, w->mean, nbytes, en->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);

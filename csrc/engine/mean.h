@@ -5,12 +5,12 @@
 #include "engine/row.h"
 
 /* fold keeps the mean of inputs, one or more, and adds its sum of squares to *squares if that is not NULL. apply runs
- * the rule on it: args[0] is a factor of the mean, and the others are the rule's. */
+ * the rule on it: args[0] is a factor of the mean, and the others are the rule's. to: that get the parameters. */
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
-int hpc_row_apply(hpc_core *core, hpc_work *w, const double *args);
+int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *args);
 double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* of the mean */
-/* Sends the mean, or zeros, as float32 to all workers of the row (hpc_gathered_at). */
-void hpc_row_gather(hpc_core *core, hpc_work *w, int zero);
+/* Sends the mean, or zeros, as float32 to one worker of the row, or to all (hpc_gathered_at). */
+void hpc_row_gather(hpc_core *core, hpc_work *w, int rank, int zero);
 
 /* hpc_row_kind.fold of rows that take arrays. */
 int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);

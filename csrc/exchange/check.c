@@ -255,7 +255,8 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
     if (f->split && !(d->traits & (HPC_SPLITS | HPC_EACH)))
         return hpc_fail(
             HPC_ERR_UNSUPPORTED, op_create,
-            "exchange: split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum; here is %s %s",
+            "exchange: split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum of hosts or "
+            "neighbours; here is %s %s",
             d->name, f->graph != NULL ? "on a graph" : "with servers");
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }

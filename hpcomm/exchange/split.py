@@ -51,6 +51,10 @@ class SplitCalls(Calls):
     wait for no call of another rank, and no rank is told when calls, scales or hyper-parameters differ. Copies stay
     equal while all ranks make the same calls.
 
+    With a quorum the first apply or skip of a worker whose update is in the mean counts for all. A late worker gets
+    squares and gather of the mean that is kept; its apply or skip waits until others have ended that mean, changes
+    nothing, and brings the newest parameters. Each fold is ended before the next one.
+
     Under SSP(s) and ASYNC each update is applied by itself, so what a fold keeps is this worker's own update: nothing
     is sent before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits
     for no call of others. squares and gather are of the update as it was folded, without its weight in the mean.

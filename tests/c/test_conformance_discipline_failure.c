@@ -181,7 +181,8 @@ static bool is_graph(const combination *c) {
 }
 
 static bool splits_not(const combination *c) {
-    return !(c->with & SPLIT) && (leaves_out(c) || c->edges == GRAPH);
+    const bool by_quorum = c->quorum > 0 && c->edges == SERVERS;
+    return !(c->with & SPLIT) && !by_quorum && (leaves_out(c) || c->edges == GRAPH);
 }
 
 static bool is_split(const combination *c) {
@@ -195,7 +196,8 @@ static bool has_quorum(const combination *c) {
 /* On a ring one neighbour is all. */
 static bool takes_no_quorum(const combination *c) {
     if (c->edges == GRAPH) return c->quorum == 0 && c->consistency != HPC_NOTIFY_ACK && c->shape != RING;
-    return c->quorum == 0 && (!is_whole(c) || is_split(c)) && c->edges != PEERS && c->edges != RECEIVERS;
+    const bool splits = is_split(c) && c->edges != SERVERS;
+    return c->quorum == 0 && (!is_whole(c) || splits) && c->edges != PEERS && c->edges != RECEIVERS;
 }
 
 /* ASYNC with servers of one stage applies each update by itself anyway. */

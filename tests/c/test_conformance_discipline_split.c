@@ -4,16 +4,17 @@
 #include <math.h>
 
 #include "disciplines.h"
+#include "inside.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
 static bool is_split(const combination *c) {
-    return (c->with & SPLIT) != 0 && is_whole(c);
+    return (c->with & SPLIT) != 0 && (is_whole(c) || c->quorum > 0);
 }
 
 /* Each update is applied by itself, so a fold keeps its worker's own. */
 static bool keeps_own(const combination *c) {
-    return (c->with & SPLIT) != 0 && !is_whole(c);
+    return (c->with & SPLIT) != 0 && !is_split(c);
 }
 
 /* Owners apply for all; a peer, and a rank of a graph, decide for their own parameters. */
@@ -25,7 +26,21 @@ static bool decides_together(const combination *c) {
     return is_split(c) && !decides_alone(c);
 }
 
+/* Whether the updates of some ranks decide for all, and the others are late. */
+static bool has_quorum(const combination *c) {
+    return is_split(c) && c->quorum > 0;
+}
+
+static bool waits_for_all(const combination *c) {
+    return is_split(c) && c->quorum == 0;
+}
+
+static bool decides_by_args(const combination *c) {
+    return decides_together(c) && c->quorum == 0;
+}
+
 static void with_momentum(trial *t) {
+    trial_in_time(t);
     t->j->rule = "momentum", t->j->args[1] = 0.5, t->j->args[3] = 0.5;
 }
 
@@ -115,10 +130,11 @@ static void between(rank *r) {
             double *sum = malloc(count * sizeof *sum), squares = 0;
             const bool any = sum_of(t, step, key, sum);
             for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
-            if (step % 6 == 5) fold(t, key, step + 1); /* which is replaced */
+            if (step % 6 == 5 && !has_quorum(t->c)) fold(t, key, step + 1); /* which is replaced */
             fold(t, key, step);
             for (int twice = 0; twice < step % 3; twice++) check_squares(t, key, squares);
             if (step % 4 == 1) check_gathered(t, key, sum);
+            if (has_quorum(t->c)) trial_meet(t); /* the first apply ends the mean for all */
             if (step % 4 == 3) {
                 skip(t, key);
             } else if (step == 5 && decides_together(t->c)) {
@@ -192,11 +208,23 @@ static void one_skips(rank *r) {
 
 enum { SCALE, ARGUMENTS, CALL };
 
+/* Ends a step of which one key is done, and makes more of them until something fails. */
+static int steps_until(trial *t, int done, int status) {
+    uint64_t ticket;
+    for (int key = 0; key < t->j->n_keys && status == HPC_OK; key++) {
+        if (key == done) continue;
+        status = trial_start(t, key, BOTH, -1, &ticket);
+        if (status == HPC_OK) status = hpc_exchange_wait(t->e, key, ticket, -1);
+    }
+    while (status == HPC_OK) status = trial_step(t, -1);
+    return status;
+}
+
 /* The last rank gives another scale or other arguments than the rest, or makes another call. All are told. */
 static void differ(rank *r) {
     static const char *const what[] = {"gives scale ", "lr is 4 on rank", " calls "};
     enum { KEY = 1 };
-    trial *t = trial_open(r, NULL);
+    trial *t = trial_open(r, trial_in_time);
     const int which = trial_variant(r);
     const bool differs = r->rank == t->slow;
     const double args[HPC_RULE_ARGS] = {0, 4};
@@ -209,6 +237,8 @@ static void differ(rank *r) {
                      ? hpc_exchange_skip(t->e, KEY, -1, &ticket)
                      : hpc_exchange_apply(t->e, KEY, differs && which == SCALE ? 2 : 1, -1, &ticket);
     if (status == HPC_OK) status = hpc_exchange_wait(t->e, KEY, ticket, -1);
+    if (has_quorum(t->c))
+        status = steps_until(t, KEY, status); /* the first call counts, and the others are told later */
     CHECK(status == HPC_ERR_CONFIG || status == HPC_ERR_PEER);
     CHECK_MESSAGE(what[which]);
     CHECK_MESSAGE("key k1");
@@ -255,7 +285,7 @@ static void dies_between(rank *r) {
     int status = HPC_OK;
     uint64_t ticket;
     for (int key = 0; key < t->j->n_keys; key++) fold(t, key, 0);
-    rank_meet(r);
+    trial_meet(t); /* its rows may have late updates to answer */
     if (r->rank == t->slow) {
         rank_die(r);
         trial_free(t);
@@ -402,6 +432,195 @@ static void own_refuses(rank *r) {
     trial_close(t);
 }
 
+/* ---- with a quorum of all but one ------------------------------------------------------------------------------- */
+
+static bool misses_one(const combination *c) {
+    return has_quorum(c) && c->quorum == c->size - 1;
+}
+
+/* The gradients of a step of all but one rank. */
+static void sum_but(const trial *t, int one, int step, int key, double *sum) {
+    sum_of(t, step, key, sum);
+    for (uint64_t i = 0; i < t->j->keys[key].count; i++) sum[i] -= (double)job_gradient(t->j, one, step, key, i);
+}
+
+static void apply_but(reference *ref, const trial *t, int one, int step, int key, double scale) {
+    const uint64_t count = t->j->keys[key].count;
+    double *sum = malloc(count * sizeof *sum);
+    sum_but(t, one, step, key, sum);
+    for (uint64_t i = 0; i < count; i++) sum[i] *= scale;
+    reference_apply(ref, key, sum);
+    free(sum);
+}
+
+/* Rank one folds a key after all others; it is late, if one is not -1. */
+static void fold_late(trial *t, int one, int key, int step) {
+    if (t->r->rank != one) fold(t, key, step);
+    trial_meet(t);
+    if (t->r->rank == one) fold(t, key, step);
+    CHECK_EQ(hpc_exchange_late(t->e, key) > 0, t->r->rank == one);
+    trial_meet(t);
+}
+
+static void without_grace(trial *t) {
+    t->j->grace = 0;
+}
+
+static void check_waits(trial *t, int key, uint64_t ticket) {
+    CHECK_EQ(hpc_exchange_test(t->e, key, ticket), HPC_IN_PROGRESS);
+    CHECK_STATUS(hpc_exchange_wait(t->e, key, ticket, 0.05), HPC_ERR_TIMEOUT);
+    CHECK(hpc_last_error()->n_culprits > 0);
+    CHECK(!ranks_error_names(t->slow)); /* but those that say what becomes of the mean, or the owner */
+}
+
+static uint64_t start_apply(trial *t, int key, double scale) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_apply(t->e, key, scale, -1, &ticket));
+    return ticket;
+}
+
+/* What a late rank is told of a mean that is kept. */
+static void check_mean(trial *t, int step, int key) {
+    const uint64_t count = t->j->keys[key].count;
+    double *sum = malloc(count * sizeof *sum), squares = 0;
+    sum_but(t, t->slow, step, key, sum);
+    for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
+    check_squares(t, key, squares);
+    check_gathered(t, key, sum);
+    free(sum);
+}
+
+enum { LOOKS, HURRIES, TARRIES, HOWS };
+
+/* A late rank decides nothing, and waits for what the others say of the mean that they keep. It has looked at that mean
+ * before, or has made both calls at once; or it comes when the mean is over, and then it does not wait. */
+static void one_is_late(rank *r) {
+    trial *t = trial_open(r, without_grace);
+    const bool is_late = r->rank == t->slow;
+    reference ref;
+    reference_init(&ref, t->j);
+    for (int step = 0; step < HOWS; step++) {
+        uint64_t tickets[JOB_KEYS] = {0};
+        for (int key = 0; key < t->j->n_keys; key++) {
+            if (!is_late) fold(t, key, step);
+            if (!is_late && step == TARRIES) apply(t, key, 0.5);
+            trial_meet(t);
+            if (is_late && step != HURRIES) fold(t, key, step);
+            if (is_late && step == HURRIES) job_start(r, t->j, t->e, key, step, HPC_PUSH, false);
+            if (is_late) reference_check(&ref, r, t->e, key);
+            if (is_late && step != LOOKS) tickets[key] = start_apply(t, key, 4);
+            trial_meet(t);
+            if (step == LOOKS) check_mean(t, step, key);
+        }
+        trial_meet(t);
+        if (is_late && step == HURRIES) check_waits(t, 0, tickets[0]);
+        for (int key = 0; key < t->j->n_keys; key++) {
+            if (is_late && step == LOOKS) tickets[key] = start_apply(t, key, 4);
+            if (is_late && step == LOOKS && key == 0) check_waits(t, key, tickets[key]);
+            if (is_late && step == TARRIES) do_wait(t, key, tickets[key]);
+            trial_meet(t);
+            if (!is_late && step != TARRIES) apply(t, key, 0.5);
+            if (is_late && step != TARRIES) do_wait(t, key, tickets[key]);
+            apply_but(&ref, t, t->slow, step, key, 0.5);
+            reference_check(&ref, r, t->e, key);
+            CHECK_EQ(hpc_exchange_late(t->e, key) > 0, is_late);
+            trial_meet(t);
+        }
+        CHECK_EQ(hpc_exchange_version(t->e), step + 1);
+    }
+    reference_free(&ref);
+    trial_close(t);
+}
+
+/* A rank whose update is in the mean stands still before its apply. The others go on for two steps. Then it gets the
+ * newest parameters, and is in time with its next update. */
+static void one_stands(rank *r) {
+    enum { STEPS = 3 };
+    trial *t = trial_open(r, trial_in_time);
+    reference ref;
+    double squares;
+    uint64_t ticket;
+    reference_init(&ref, t->j);
+    for (int key = 0; key < t->j->n_keys; key++) fold(t, key, 0);
+    inside_set_grace(t->e, 0);
+    trial_meet(t);
+    for (int step = 0; step < STEPS && r->rank != t->slow; step++)
+        for (int key = 0; key < t->j->n_keys; key++) {
+            if (step > 0) fold(t, key, step);
+            CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
+            do_wait(t, key, ticket);
+            apply(t, key, 1);
+        }
+    trial_meet(t);
+    for (int key = 0; key < t->j->n_keys; key++) {
+        double *sum = malloc(t->j->keys[key].count * sizeof *sum);
+        sum_of(t, 0, key, sum);
+        reference_apply(&ref, key, sum);
+        for (int step = 1; step < STEPS; step++) apply_but(&ref, t, t->slow, step, key, 1);
+        free(sum);
+        if (r->rank == t->slow) {
+            CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
+            do_wait(t, key, ticket);
+            CHECK_OK(hpc_exchange_get_squares(t->e, key, &squares));
+            CHECK_EQ(squares, 0); /* those of its mean are not known any more */
+            apply(t, key, 2);
+        }
+        reference_check(&ref, r, t->e, key);
+    }
+    CHECK_EQ(hpc_exchange_version(t->e), STEPS);
+    for (int key = 0; key < t->j->n_keys; key++) {
+        fold_late(t, 0, key, STEPS);
+        apply(t, key, 1);
+    }
+    reference_free(&ref);
+    trial_close(t);
+}
+
+/* Each of two ranks is late in one of two keys, and its scale counts in neither. */
+static void two_doubt(rank *r) {
+    trial *t = trial_open(r, without_grace);
+    reference ref;
+    reference_init(&ref, t->j);
+    for (int key = 0; key < t->j->n_keys; key++) fold_late(t, key == 1 ? t->slow - 1 : t->slow, key, 0);
+    for (int key = 0; key < t->j->n_keys; key++) {
+        double *sum = malloc(t->j->keys[key].count * sizeof *sum), squares = 0;
+        sum_but(t, key == 1 ? t->slow - 1 : t->slow, 0, key, sum);
+        for (uint64_t i = 0; i < t->j->keys[key].count; i++) squares += sum[i] * sum[i];
+        check_squares(t, key, squares);
+        free(sum);
+    }
+    trial_meet(t);
+    for (int key = 0; key < t->j->n_keys; key++) {
+        uint64_t ticket = 0;
+        const bool doubts = r->rank >= t->slow - 1;
+        if (doubts) CHECK_OK(hpc_exchange_apply(t->e, key, 4, -1, &ticket));
+        trial_meet(t);
+        if (doubts)
+            do_wait(t, key, ticket);
+        else
+            apply(t, key, 0.5);
+        apply_but(&ref, t, key == 1 ? t->slow - 1 : t->slow, 0, key, 0.5);
+        reference_check(&ref, r, t->e, key);
+        trial_meet(t);
+    }
+    reference_free(&ref);
+    trial_close(t);
+}
+
+/* All whose updates are in the mean close, and apply nothing. The late rank does not wait for ever. */
+static void all_but_one_close(rank *r) {
+    trial *t = trial_open(r, without_grace);
+    reference ref;
+    reference_init(&ref, t->j);
+    for (int key = 0; key < t->j->n_keys; key++) fold_late(t, t->slow, key, 0);
+    for (int key = 0; key < t->j->n_keys && r->rank == t->slow; key++) {
+        apply(t, key, 2);
+        reference_check(&ref, r, t->e, key);
+    }
+    reference_free(&ref);
+    trial_close(t);
+}
+
 int main(int argc, char **argv) {
     static const property properties[] = {
         {.name = "between", .run = between, .applies = is_split},
@@ -414,15 +633,19 @@ int main(int argc, char **argv) {
          .variant = SCALE},
         {.name = "differ_in_arguments",
          .run = differ,
-         .applies = decides_together,
+         .applies = decides_by_args,
          .how = {.apart = true},
          .variant = ARGUMENTS},
         {.name = "differ_in_call", .run = differ, .applies = decides_together, .how = {.apart = true}, .variant = CALL},
-        {.name = "stands_between", .run = stands_between, .applies = is_split, .how = {.where = RANKS_UNSEEDED}},
+        {.name = "stands_between", .run = stands_between, .applies = waits_for_all, .how = {.where = RANKS_UNSEEDED}},
         {.name = "dies_between", .run = dies_between, .applies = is_split, .how = {.victims = 1, .timeout = 30}},
         {.name = "closes_between", .run = closes_between, .applies = is_split},
         {.name = "own", .run = own, .applies = keeps_own},
         {.name = "own_refuses", .run = own_refuses, .applies = keeps_own},
+        {.name = "one_is_late", .run = one_is_late, .applies = misses_one},
+        {.name = "one_stands", .run = one_stands, .applies = misses_one},
+        {.name = "two_doubt", .run = two_doubt, .applies = misses_one},
+        {.name = "all_but_one_close", .run = all_but_one_close, .applies = misses_one},
         {0},
     };
     return disciplines_main(argc, argv, properties);

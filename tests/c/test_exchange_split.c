@@ -207,10 +207,7 @@ static void refusals(rank *r) {
     j.eager = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("eager adds each to the one before");
-    j.eager = 0, j.quorum = 2;
-    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum; here is a quorum");
-    j.quorum = 0;
+    j.eager = 0;
     hand_ring(&h, &j, r->size, HPC_F32, 512);
     j.plan = &h.plan;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);

@@ -578,9 +578,9 @@ typedef struct hpc_exchange_config {
                                      wire one of the plan's slots is the model, so its depth is 2 or more */
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
-    int split; /* 1: fold and apply are two calls. BSP, or NOTIFY_ACK on a graph of one phase, no eager;
-                  one update of a key is under way, whatever the depth of the plan. Or ASYNC or SSP with servers or
-                  peers: each worker keeps its own updates */
+    int split; /* 1: fold and apply are two calls. BSP, with servers that workers push to themselves also by a quorum; or
+                  NOTIFY_ACK on a graph of one phase; no eager; one update of a key is under way, whatever the depth of
+                  the plan. Or ASYNC or SSP with servers or peers: each worker keeps its own updates */
     const struct hpc_codec_config *const *codecs; /* by key: how its pieces are written (codec.h); NULL where the plan
                                                      has no codec of variable length */
     const struct hpc_exchange_config *next; /* further keys, with a plan and settings of their own; NULL: none. Keys and
@@ -647,6 +647,12 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
  * Among peers each rank keeps the updates that come to it, and its calls are for its own parameters: they wait for no
  * call of another rank, and nothing compares them. Copies stay equal while all ranks make the same calls with the same
  * scale and args. The plan's depth is 2 or more. On a graph of one phase it is the same.
+ *
+ * With a quorum the first apply or skip of a worker whose update is in the mean counts for all, and its args. Other
+ * workers whose updates are in it give the same scale. The apply or skip of a late worker changes nothing; it ends when
+ * the mean is applied or skipped, and brings the newest parameters. squares and gather are of the mean that is kept.
+ * Where there is none any more, squares are what is still known, else 0, and gather writes nothing. No fold replaces
+ * another.
  *
  * Under ASYNC and SSP each update is applied by itself. A fold then keeps this worker's own update, and sends nothing;
  * squares and gather are of that, as it was folded and without its weight in the plan, and have ended when they return.

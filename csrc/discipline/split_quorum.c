@@ -1,0 +1,406 @@
+/* Fold and apply in two calls with a quorum: quorum_intake.c says which updates are in a fold, and split.c what becomes
+ * of its mean. Here the two meet, on servers that ranks push to themselves.
+ *
+ * A fold of version v is made when its quorum is there and its grace is over, and each update has its answer as in
+ * quorum.c: it is in the mean, or late. The mean is kept until it is *over*: applied, or skipped. Folds of v + 1 wait
+ * for that, as one mean is kept; their updates wait in their slots, and those of v that are late are answered. Nobody
+ * waits for a late worker, and a late worker waits for no more than the mean whose version it was told.
+ *
+ * A pull says after which update it comes, by the low bits of how many this rank has sent to the share; so the owner
+ * knows the outcome that the pull is about. Until there is one the pull waits.
+ *   squares, gather  are answered at once, by the mean that is kept now. To a worker whose version is over they are
+ *                    the squares that were known of it, while no later mean is made; else they are unknown, and do not
+ *                    count in the sum that the worker gets. It gathers nothing: what is there stays.
+ *   apply, skip      of a worker whose update is in the mean decides for all. The first one counts; another scale, or
+ *                    the other call, fails the exchange. Of a worker whose update is not in the mean it decides
+ *                    nothing. It is answered when the version that the worker was told is over.
+ * The answer to apply or skip comes behind the newest parameters, and says their version.
+ *
+ * A worker can be late in one share and in time in another, or ask for squares when they are unknown. Then it has not
+ * seen all means of its version, and may have computed another scale. So its pulls say that it *doubts*: it decides
+ * only if all whose updates are in the mean doubt, and then the lowest rank does. A worker that closes with a mean that
+ * it has not ended skips it, in doubt. So each update in a mean brings an apply or a skip, and a mean that is left
+ * alone is skipped.
+ *
+ * Nobody waits in a circle, if all workers make the same calls in the same order, or make them before they wait. Of all
+ * that wait in one mean look at the worker that is the least far. A mean of its version or an older one is over when
+ * one whose update is in it gets there; that worker is not less far, and is there or has been. Folds find their quorum
+ * as in quorum.c, because all workers go on from a version when its means are over.
+ *
+ * Who writes, and what orders it. The owner's core writes the mean between the last event of its fold and the pull that
+ * ends it. The updates in it may be read until then: those workers do not write their slots before the answer to their
+ * pull. Parameters are written into a worker's memory between its apply or skip and the answer to that, as in split.c.
+ * What is put to a worker has a copy of its own for each, as the others go on meanwhile.
+ *
+ * Encoders. An update that was left out goes back into the residual. After that they are told what its worker has said:
+ * a fold that it has skipped is forgotten, be it that it was late, and so nothing is returned twice. */
+#include <string.h>
+
+#include "discipline/discipline.h"
+#include "discipline/quorum.h"
+#include "engine/answer.h"
+#include "engine/args.h"
+#include "engine/core.h"
+#include "engine/pieces.h"
+#include "engine/send.h"
+#include "engine/stages.h"
+#include "engine/write.h"
+
+/* What an event of a pull says: its use, after which update it comes, and that it doubts. */
+enum { AFTER_UPDATES = 4, AFTER_SHIFT = HPC_SPLIT_USE_BITS, DOUBTS = AFTER_UPDATES << AFTER_SHIFT };
+_Static_assert(2 * DOUBTS <= 1 << HPC_IMM_SLOT_BITS, "it fits");
+
+enum { NOBODY = -1, NOT_YET = -2 }; /* that decide */
+
+static int ends_mean(hpc_use use) {
+    return use == HPC_USE_APPLY || use == HPC_USE_SKIP;
+}
+
+/* ---- open ---- */
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_quorum_check(c, f);
+    return status == HPC_OK ? hpc_split_check(c, f) : status;
+}
+
+static int open_askers(hpc_engine *en, hpc_share *share, const char *op) {
+    hpc_quorum_share *its = share->own;
+    const int size = en->context->group.size;
+    its->askers = hpc_engine_take(en, (size_t)size, sizeof *its->askers, op);
+    for (int r = 0; r < size && its->askers != NULL; r++) {
+        its->askers[r].squares = hpc_engine_take(en, (size_t)share->n_rows, sizeof(double), op);
+        if (its->askers[r].squares == NULL) return HPC_ERR_MEMORY;
+    }
+    return its->askers != NULL ? hpc_split_open_squares(en, share, &its->means, op) : HPC_ERR_MEMORY;
+}
+
+static int open_all(hpc_engine *en, const char *op) {
+    int status = hpc_quorum_open(en, op);
+    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
+        if (en->layout.shares[s].owner == hpc_me(en)) status = open_askers(en, &en->layout.shares[s], op);
+    return status;
+}
+
+/* ---- the core: what becomes of a mean ---- */
+
+static hpc_work *work_at(const hpc_engine *en, const hpc_share *share, int place) {
+    return &en->work[en->work_of[share->rows[place]]];
+}
+
+static int use_rows(hpc_core *core, hpc_share *share, hpc_use use, int rank) {
+    const double *args = hpc_args_of(core->engine, share, rank, 0);
+    hpc_split_means *m = share->own;
+    int failed = 0;
+    for (int i = 0; i < share->n_rows && !failed; i++)
+        failed = hpc_split_use_row(core, work_at(core->engine, share, i), use, rank, args, &m->squares[i]);
+    return failed;
+}
+
+static int fold(hpc_core *core, hpc_work *w, int place) {
+    return hpc_split_begin_row(core, w, &((hpc_split_means *)w->share->own)->squares[place]);
+}
+
+static void keep(hpc_share *share) {
+    const hpc_intake *in = hpc_intake_of(share);
+    ((hpc_split_means *)share->own)->kept = 1;
+    for (int i = 0; i < in->n_from; i++)
+        atomic_store_explicit(&hpc_asker_of(share, in->from[i])->in_mean, in->takes[in->from[i]], memory_order_relaxed);
+}
+
+static int is_in_mean(const hpc_share *share, int rank) {
+    return atomic_load_explicit(&hpc_asker_of(share, rank)->in_mean, memory_order_relaxed);
+}
+
+static int asks(const hpc_share *share, int rank) {
+    return atomic_load_explicit(&hpc_asker_of(share, rank)->asks, memory_order_relaxed);
+}
+
+/* The rank whose pull decides. */
+static int decider(const hpc_core *core, const hpc_share *share) {
+    const hpc_intake *in = hpc_intake_of(share);
+    int open = 0, doubts = NOBODY;
+    for (int i = 0; i < in->n_from; i++) {
+        const int rank = in->from[i];
+        const hpc_asker *a = hpc_asker_of(share, rank);
+        if (!is_in_mean(share, rank)) continue;
+        if (!asks(share, rank) || !ends_mean(a->use))
+            open |= !hpc_intake_is_gone(core, rank);
+        else if (!a->doubts)
+            return rank;
+        else if (doubts == NOBODY || rank < doubts)
+            doubts = rank;
+    }
+    return open ? NOT_YET : doubts;
+}
+
+static int decide(hpc_core *core, hpc_share *share) {
+    hpc_quorum_share *its = share->own;
+    const int rank = decider(core, share);
+    if (rank == NOT_YET) return 0;
+    its->decided = (hpc_decided){.rank = rank, .use = HPC_USE_SKIP};
+    if (rank != NOBODY) {
+        const hpc_asker *a = hpc_asker_of(share, rank);
+        const double scale = *hpc_args_of(core->engine, share, rank, 0);
+        its->decided = (hpc_decided){.rank = rank, .use = a->use, .scale = scale, .doubts = a->doubts};
+        if (use_rows(core, share, a->use, rank) != 0) return -1;
+    }
+    its->means.kept = 0;
+    for (int i = 0; i < its->intake.n_from; i++)
+        atomic_store_explicit(&hpc_asker_of(share, its->intake.from[i])->in_mean, 0, memory_order_relaxed);
+    return 1;
+}
+
+/* ---- the core: answers ---- */
+
+/* Whether the version that a rank was told last is over. */
+static int is_over(const hpc_share *share, int rank) {
+    return !((const hpc_split_means *)share->own)->kept ||
+           hpc_intake_of(share)->senders[rank].told.folded < hpc_folded_of(share);
+}
+
+static int may_be_answered(const hpc_share *share, int rank) {
+    const hpc_asker *a = hpc_asker_of(share, rank);
+    if (!asks(share, rank) || share->clocks[rank].answered % AFTER_UPDATES != (uint64_t)a->after) return 0;
+    return !ends_mean(a->use) || is_over(share, rank);
+}
+
+/* Whether a rank whose update was in the last mean says what was decided; else the exchange fails. */
+static int agrees(hpc_engine *en, const hpc_share *share, int rank) {
+    const hpc_quorum_share *its = share->own;
+    const hpc_decided *d = &its->decided;
+    const hpc_asker *a = hpc_asker_of(share, rank);
+    const hpc_told *told = &its->intake.senders[rank].told;
+    const double scale = *hpc_args_of(en, share, rank, 0);
+    const int ranks[] = {d->rank, rank};
+    if (!told->used || told->folded < hpc_folded_of(share) || a->doubts || d->doubts || d->rank == NOBODY) return 1;
+    if (a->use != d->use) {
+        hpc_split_fail_use(en, share, ranks, (const hpc_use[]){d->use, a->use});
+        return 0;
+    }
+    if (a->use == HPC_USE_SKIP || hpc_split_scales_agree(scale, d->scale)) return 1;
+    hpc_split_fail_scale(en, share, ranks, (const double[]){d->scale, scale});
+    return 0;
+}
+
+static void send_answer(hpc_core *core, const hpc_share *share, int rank) {
+    const hpc_engine *en = core->engine;
+    hpc_asker *a = hpc_asker_of(share, rank);
+    const int s = (int)(share - en->layout.shares);
+    const void *src = NULL;
+    size_t nbytes = 0, at = hpc_version_at(en, rank, s);
+    if (ends_mean(a->use)) src = &a->version, nbytes = sizeof a->version;
+    if (a->use == HPC_USE_SQUARES) src = a->squares, nbytes = (size_t)share->n_rows * sizeof *a->squares, at -= nbytes;
+    hpc_share_answer_with(core, rank, src, nbytes, nbytes > 0 ? at : 0, hpc_signal_second(en, s),
+                          ++share->clocks[rank].asked);
+}
+
+/* The rank that has decided has the newest parameters. */
+static int answer(hpc_core *core, hpc_share *share, int rank) {
+    hpc_quorum_share *its = share->own;
+    hpc_asker *a = &its->askers[rank];
+    if (ends_mean(a->use)) {
+        if (!its->means.kept && !agrees(core->engine, share, rank)) return -1;
+        if (rank != its->decided.rank) hpc_intake_send_params(core, share, rank);
+        a->version = hpc_folded_of(share) - (uint64_t)its->means.kept;
+    } else if (its->means.kept && use_rows(core, share, a->use, rank) != 0) {
+        return -1;
+    }
+    const int known = its->means.kept || its->intake.senders[rank].told.folded == hpc_folded_of(share);
+    for (int i = 0; i < share->n_rows && a->use == HPC_USE_SQUARES; i++)
+        a->squares[i] = known ? its->means.squares[i] : HPC_SPLIT_UNKNOWN;
+    atomic_store_explicit(&a->asks, 0, memory_order_relaxed);
+    its->means.n_used--;
+    send_answer(core, share, rank);
+    return 0;
+}
+
+/* Decides what becomes of the mean, and answers the pulls that need not wait. */
+static int work(hpc_core *core, hpc_share *share, int *waits) {
+    const hpc_quorum_share *its = share->own;
+    int n = its->means.kept ? decide(core, share) : 0;
+    for (int i = 0; i < its->intake.n_from && its->means.n_used > 0 && n >= 0; i++)
+        if (may_be_answered(share, its->intake.from[i])) n = answer(core, share, its->intake.from[i]) == 0 ? n + 1 : -1;
+    *waits = its->means.kept;
+    return n;
+}
+
+/* ---- the core: events ---- */
+
+static int came(hpc_core *core, hpc_work *w, int input, int slot, int empty) {
+    const int rank = w->inputs[input].rank;
+    if (hpc_engine_has_failed(core->engine)) return 1;
+    if (is_in_mean(w->share, rank)) return 0;
+    hpc_asker_of(w->share, rank)->empty = empty;
+    return hpc_intake_row_came(core, w, input, slot);
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    return came(core, w, input, slot, 0);
+}
+
+/* A worker has no gradient. */
+static int empty_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    int known = slot < core->engine->layout.depth;
+    for (int i = 0; i < share->n_rows && known; i++) {
+        hpc_work *w = work_at(core->engine, share, i);
+        const int input = hpc_row_input_of(w, rank, 0);
+        known = input >= 0 && came(core, w, input, slot, 1);
+    }
+    return known;
+}
+
+static int pull_came(hpc_core *core, hpc_share *share, int rank, int said) {
+    hpc_asker *a = hpc_asker_of(share, rank);
+    if (hpc_engine_has_failed(core->engine)) return 1;
+    if (!hpc_feeds_share(core->engine, share, rank) || asks(share, rank)) return 0;
+    a->use = (hpc_use)(said & ((1 << HPC_SPLIT_USE_BITS) - 1));
+    a->after = said >> AFTER_SHIFT & (AFTER_UPDATES - 1);
+    a->doubts = (said & DOUBTS) != 0;
+    atomic_store_explicit(&a->asks, 1, memory_order_relaxed);
+    ((hpc_split_means *)share->own)->n_used++;
+    hpc_intake_look_after(core, share);
+    return 1;
+}
+
+static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    const int slot = hpc_imm_slot(event->imm);
+    switch (share == NULL ? HPC_OP_PULL : hpc_imm_operation(event->imm)) {
+    case HPC_OP_USE:
+        return !hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES) ||
+               pull_came(core, share, event->peer, slot);
+    case HPC_OP_EMPTY:
+        return !hpc_core_brings(core, event, "no gradient of share", share->key, sizeof(uint64_t)) ||
+               empty_came(core, share, event->peer, slot);
+    default:
+        return 0;
+    }
+}
+
+/* ---- the worker ---- */
+
+static int may_push(hpc_engine *en, int key, const char *op) {
+    const int status = hpc_push_after(en, key, hpc_split_last_pull(en, key), op);
+    return status == HPC_OK ? hpc_outlet_may_push(en, key, op) : status;
+}
+
+/* An update that was left out is back in the residual by now. */
+static void end_fold(hpc_engine *en, int key) {
+    hpc_split_ask *a = hpc_split_ask_of(en, key);
+    if (a->ended == 0 || !hpc_asker_is_over(en, key)) return;
+    hpc_pieces_end_fold(en, key, a->ended - 1);
+    a->ended = 0;
+}
+
+/* A push that only its pull has been waited for may have found no quorum. */
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    int status = hpc_split_wait_over(en, key, l, op);
+    if (status == HPC_OK && en->keys[key].since != 0) status = hpc_outlet_note(en, key, HPC_ON_END, NULL, op);
+    if (status == HPC_OK) status = hpc_outlet_wait_slot(en, key, l, op);
+    if (status == HPC_OK) end_fold(en, key);
+    return status;
+}
+
+/* An update that the owner's ring has no room for yet comes after its pull. */
+static int send_pull(hpc_engine *en, int s, int doubts, hpc_limit *l) {
+    const hpc_share *share = &en->layout.shares[s];
+    hpc_outlet *out = hpc_outlet_of(share);
+    const uint64_t updates = out->sent + (out->decided < en->keys[share->key].pushes);
+    const int said = (int)hpc_split_ask_of(en, share->key)->use | (int)(updates % AFTER_UPDATES) << AFTER_SHIFT |
+                     (doubts ? DOUBTS : 0);
+    if (en->keys[share->key].at_share == 0) hpc_split_fill_args(en, share->key);
+    out->pulled = hpc_asker_heard(en, s);
+    return hpc_send_event(en, share->core, share->owner, en->rules[share->key].out[0], HPC_ARGS_BYTES,
+                          hpc_args_at(en, share, hpc_me(en), 0), hpc_imm(HPC_OP_USE, said, s), l);
+}
+
+static int ask(hpc_engine *en, int s, hpc_limit *l) {
+    const int key = en->layout.shares[s].key, begins = en->keys[key].at_share == 0;
+    const int status = begins ? hpc_outlet_note(en, key, HPC_ON_HEAR, NULL, "pull") : HPC_OK;
+    if (status != HPC_OK) return status;
+    return send_pull(en, s, hpc_quorum_of(en)->lost == hpc_versions_of(en, key)->number, l);
+}
+
+/* A mean that this rank has neither applied nor skipped is left to the others. */
+static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    hpc_pushed *k = &en->keys[key];
+    hpc_split_ask *a = hpc_split_ask_of(en, key);
+    for (; a->keeps && k->at_share < k->n_shares; k->at_share++) {
+        a->use = HPC_USE_SKIP;
+        const int status = send_pull(en, k->shares[k->at_share], 1, l);
+        if (status != HPC_OK) return status;
+    }
+    if (a->keeps) {
+        k->pulls++;
+        k->at_share = 0;
+        hpc_split_asked(en, key);
+    }
+    return hpc_split_wait_over(en, key, l, op);
+}
+
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_SENT) {
+        hpc_split_ask_of(en, key)->keeps = 1;
+        hpc_versions_of(en, key)->empty = (en->keys[key].started & HPC_PUSH_EMPTY) != 0;
+    }
+    if (moment == HPC_ON_FINISH) return finish(en, key, l, op);
+    if (moment == HPC_ON_ASKED) hpc_split_asked(en, key);
+    if (moment == HPC_ON_ASKED) return HPC_OK;
+    const int status = hpc_outlet_note(en, key, moment, l, op);
+    if (status == HPC_OK && moment == HPC_ON_HEAR) end_fold(en, key);
+    return status;
+}
+
+/* Rows of a share are known together. */
+static double squares(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_shares; i++)
+        if (*hpc_split_squares_of(en, k->shares[i]) == HPC_SPLIT_UNKNOWN)
+            hpc_quorum_of(en)->lost = hpc_versions_of(en, key)->number;
+    return hpc_split_squares(en, key);
+}
+
+/* Adds the ranks that have to say what becomes of the mean; where none is kept, those whose updates are missing. */
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    int kept = 0;
+    for (int r = 0; r < en->context->group.size; r++) {
+        if (!is_in_mean(share, r)) continue;
+        kept = 1;
+        if (!asks(share, r)) found = hpc_add_rank(ranks, found, r);
+    }
+    return kept ? found : hpc_outlet_missing(en, s, ticket, ranks, found);
+}
+
+/* ---- the value ---- */
+
+static int plan(hpc_engine *en, const char *op) {
+    static const hpc_keeping keeping = {fold, keep, work};
+    const int status = hpc_quorum_plan(en, op);
+    hpc_quorum *q = en->own;
+    if (status != HPC_OK) return status;
+    q->keeping = &keeping;
+    q->split.inputs = hpc_intake_inputs;
+    return hpc_split_plan(en, &q->split, op);
+}
+
+const hpc_discipline hpc_discipline_split_quorum = {
+    .name = "a quorum in two calls",
+    .check = check,
+    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_BRINGS_NUMBER | HPC_PULLS | HPC_SPLITS,
+    .plan = plan,
+    .open = open_all,
+    .row_came = row_came,
+    .other_came = other_came,
+    .work = hpc_intake_work,
+    .may_push = may_push,
+    .wait_slot = wait_slot,
+    .send_share = hpc_outlet_send_share,
+    .moments = HPC_ON_SEND | HPC_ON_SENT | HPC_ON_END | HPC_ON_ASKED | HPC_ON_HEAR | HPC_ON_FINISH | HPC_ON_LOOK |
+               HPC_ON_PUBLISHED | HPC_ON_CLOSE,
+    .note = note,
+    .missing = missing,
+    .ends = hpc_split_ends_pull,
+    .ask = ask,
+    .set_use = hpc_split_set_use,
+    .squares = squares,
+};
