@@ -137,7 +137,7 @@ static void between(rank *r) {
             if (has_quorum(t->c)) trial_meet(t); /* the first apply ends the mean for all */
             if (step % 4 == 3) {
                 skip(t, key);
-            } else if (step == 5 && decides_together(t->c)) {
+            } else if (step == 5 && decides_together(t->c) && !has_quorum(t->c)) {
                 fold_again(t, key, sum);
                 reference_apply(&ref, key, sum);
             } else {
