@@ -314,9 +314,8 @@ const hpc_discipline hpc_discipline_async = {
     .check = check_async,
     .traits = HPC_GOES_ON | HPC_PULLS | HPC_EACH,
     .open = hpc_clocks_open,
-    .row_came = row_came,
-    .other_came = other_came,
-    .may_push = may_push,
+    .gate = &(const hpc_gate){.row_came = row_came, .other_came = other_came},
+    .pace = &(const hpc_pace){.may_push = may_push},
 };
 
 const hpc_discipline hpc_discipline_server_ssp = {
@@ -325,14 +324,12 @@ const hpc_discipline hpc_discipline_server_ssp = {
     .traits = HPC_GOES_ON | HPC_PULLS | HPC_EACH,
     .plan = hpc_fresh_plan,
     .open = hpc_fresh_open,
-    .row_came = row_came,
-    .other_came = other_came,
-    .work = work,
-    .wait_slot = hpc_fresh_wait_slot,
-    .moments = HPC_ON_SEND | HPC_ON_HEAR | HPC_ON_PUBLISH,
-    .note = hpc_fresh_note,
-    .is_late = hpc_fresh_is_late,
-    .ends = hpc_fresh_ends_pull,
+    .gate = &(const hpc_gate){.row_came = row_came, .other_came = other_came, .work = work},
+    .pace = &(const hpc_pace){.wait_slot = hpc_fresh_wait_slot,
+                              .moments = HPC_ON_SEND | HPC_ON_HEAR | HPC_ON_PUBLISH,
+                              .note = hpc_fresh_note,
+                              .is_late = hpc_fresh_is_late,
+                              .ends = hpc_fresh_ends_pull},
 };
 
 const hpc_discipline hpc_discipline_groups = {
@@ -341,12 +338,9 @@ const hpc_discipline hpc_discipline_groups = {
     .traits = HPC_GOES_ON | HPC_EACH,
     .plan = hpc_groups_find,
     .open = open_groups,
-    .row_came = row_came,
-    .other_came = empty_came,
-    .work = work,
-    .may_push = hpc_push_after_last,
-    .moments = HPC_ON_PUBLISH,
-    .note = note,
-    .is_late = hpc_groups_is_late,
-    .missing = missing_in_groups,
+    .gate =
+        &(const hpc_gate){.row_came = row_came, .other_came = empty_came, .work = work, .missing = missing_in_groups},
+    .pace =
+        &(const hpc_pace){
+            .may_push = hpc_push_after_last, .moments = HPC_ON_PUBLISH, .note = note, .is_late = hpc_groups_is_late},
 };

@@ -29,7 +29,7 @@ void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share);
 int hpc_graph_open_clocks(hpc_engine *en, const char *op);
 /* hpc_discipline's slot: counts an input; 0 when its rank has no slot left to have sent it from. */
 int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot);
-/* Makes all folds for which it is time, of all shares of a core; returns their number. As hpc_discipline.work. */
+/* Makes all folds for which it is time, of all shares of a core; returns their number. As hpc_gate.work. */
 typedef struct hpc_graph_fold {
     int (*is_time)(const hpc_engine *en, const hpc_share *share);
     int (*fold)(hpc_core *core, hpc_share *share); /* nonzero when the exchange has failed */

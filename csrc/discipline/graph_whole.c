@@ -135,13 +135,14 @@ static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uin
     return 0;
 }
 
+static const hpc_gate gate = {.row_came = row_came, .missing = missing};
+
 const hpc_discipline hpc_discipline_graph_bsp = {
     .name = "BSP",
     .traits = HPC_WHOLE | HPC_INVOLVES_ALL,
     .open = open_counts,
-    .row_came = row_came,
-    .is_late = hpc_whole_is_late,
-    .missing = missing,
+    .gate = &gate,
+    .pace = &(const hpc_pace){.is_late = hpc_whole_is_late},
 };
 
 const hpc_discipline hpc_discipline_notify_ack = {
@@ -149,7 +150,6 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .check = check_notify_ack,
     .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .open = open_counts,
-    .row_came = row_came,
-    .is_late = is_late,
-    .missing = missing,
+    .gate = &gate,
+    .pace = &(const hpc_pace){.is_late = is_late},
 };

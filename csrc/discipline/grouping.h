@@ -26,10 +26,10 @@ void hpc_groups_name_outputs(hpc_engine *en);
 /* The group for which a row folds, or to which it relays. */
 int hpc_group_of_row(const hpc_engine *en, int row);
 
-/* hpc_discipline.is_late: each push needs as many of the ranks of the same group. */
+/* hpc_pace.is_late: each push needs as many of the ranks of the same group. */
 int hpc_groups_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
 
-/* hpc_discipline.missing of a group's ranks. lack: what a discipline sees in its own shares that apply. */
+/* hpc_gate.missing of a group's ranks. lack: what a discipline sees in its own shares that apply. */
 typedef struct hpc_groups_lack {
     /* Whether an answer of a share to this rank's group waits for an update of an input's group. */
     int (*waits_for)(const hpc_engine *en, const hpc_share *share, const hpc_input *in);

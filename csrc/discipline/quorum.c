@@ -231,7 +231,7 @@ static int action_of(const hpc_engine *en, const hpc_share *share) {
 
 static int open_keys(hpc_engine *en, const char *op) {
     hpc_quorum *q = en->own = hpc_engine_take(en, 1, sizeof *q, op);
-    const int splits = (en->discipline->traits & HPC_SPLITS) != 0;
+    const int splits = en->use != NULL;
     if (q == NULL) return HPC_ERR_MEMORY;
     if (splits) q->from = (size_t)(en->plan->n_rows + en->layout.n_shares) * sizeof(double); /* squares, versions */
     q->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *q->keys, op);
@@ -363,20 +363,20 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 enum { MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE }; /* of all quorums */
 
+static const hpc_gate gate = {.row_came = hpc_intake_row_came, .work = hpc_intake_work, .missing = hpc_outlet_missing};
+
 const hpc_discipline hpc_discipline_quorum = {
     .name = "a quorum",
     .check = hpc_quorum_check,
     .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_BRINGS_NUMBER,
     .plan = hpc_quorum_plan,
     .open = hpc_quorum_open,
-    .row_came = hpc_intake_row_came,
-    .work = hpc_intake_work,
-    .may_push = hpc_outlet_may_push,
-    .wait_slot = hpc_outlet_wait_slot,
-    .send_share = hpc_outlet_send_share,
-    .moments = MOMENTS | HPC_ON_SENT | HPC_ON_LOOK | HPC_ON_PUBLISHED,
-    .note = hpc_outlet_note,
-    .missing = hpc_outlet_missing,
+    .gate = &gate,
+    .pace = &(const hpc_pace){.may_push = hpc_outlet_may_push,
+                              .wait_slot = hpc_outlet_wait_slot,
+                              .send_share = hpc_outlet_send_share,
+                              .moments = MOMENTS | HPC_ON_SENT | HPC_ON_LOOK | HPC_ON_PUBLISHED,
+                              .note = hpc_outlet_note},
 };
 
 const hpc_discipline hpc_discipline_groups_quorum = {
@@ -385,15 +385,13 @@ const hpc_discipline hpc_discipline_groups_quorum = {
     .traits = HPC_GOES_ON | HPC_BY_QUORUM,
     .plan = hpc_quorum_plan,
     .open = hpc_quorum_open,
-    .row_came = row_came,
-    .work = hpc_intake_work,
-    .may_push = hpc_outlet_may_push,
-    .wait_slot = hpc_outlet_wait_slot,
-    .send_share = hpc_outlet_send_share,
-    .moments = MOMENTS | HPC_ON_PUBLISH,
-    .note = hpc_outlet_note,
-    .is_late = hpc_groups_is_late,
-    .missing = hpc_outlet_missing_in_groups,
+    .gate = &(const hpc_gate){.row_came = row_came, .work = hpc_intake_work, .missing = hpc_outlet_missing_in_groups},
+    .pace = &(const hpc_pace){.may_push = hpc_outlet_may_push,
+                              .wait_slot = hpc_outlet_wait_slot,
+                              .send_share = hpc_outlet_send_share,
+                              .moments = MOMENTS | HPC_ON_PUBLISH,
+                              .note = hpc_outlet_note,
+                              .is_late = hpc_groups_is_late},
 };
 
 const hpc_discipline hpc_discipline_graph_quorum = {
@@ -402,13 +400,11 @@ const hpc_discipline hpc_discipline_graph_quorum = {
     .traits = HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_BRINGS_NUMBER,
     .plan = hpc_quorum_plan,
     .open = hpc_quorum_open,
-    .row_came = hpc_intake_row_came,
-    .work = hpc_intake_work,
-    .wait_slot = hpc_outlet_wait_slot,
-    .send_share = hpc_outlet_send_share,
-    .moments = MOMENTS | HPC_ON_SENT | HPC_ON_LOOK | HPC_ON_PUBLISH | HPC_ON_FINISH,
-    .note = hpc_outlet_note,
-    .has_read = hpc_outlet_has_read,
-    .missing = hpc_outlet_missing,
-    .restored = hpc_outlet_restored,
+    .gate = &gate,
+    .pace = &(const hpc_pace){.wait_slot = hpc_outlet_wait_slot,
+                              .send_share = hpc_outlet_send_share,
+                              .moments = MOMENTS | HPC_ON_SENT | HPC_ON_LOOK | HPC_ON_PUBLISH | HPC_ON_FINISH,
+                              .note = hpc_outlet_note,
+                              .has_read = hpc_outlet_has_read,
+                              .restored = hpc_outlet_restored},
 };

@@ -288,7 +288,7 @@ int hpc_outlet_may_push(hpc_engine *en, int key, const char *op) {
     for (int i = 0; i < en->plan->n_keys; i++) {
         const hpc_pushed *k = &en->keys[i];
         const int pushed = k->sending == 0 && q->keys[i].number == q->number;
-        const int over = !(en->discipline->traits & HPC_SPLITS) || hpc_asker_is_over(en, i);
+        const int over = en->use == NULL || hpc_asker_is_over(en, i);
         if (k->n_shares == 0 || (pushed && over && hpc_ticket_is_done(en, i, 2 * k->pushes))) continue;
         if (op == NULL) return HPC_IN_PROGRESS;
         return hpc_fail(HPC_ERR_INVALID, op,

@@ -386,21 +386,18 @@ static int plan(hpc_engine *en, const char *op) {
 const hpc_discipline hpc_discipline_split_quorum = {
     .name = "a quorum in two calls",
     .check = check,
-    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_BRINGS_NUMBER | HPC_PULLS | HPC_SPLITS,
+    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_BRINGS_NUMBER | HPC_PULLS,
     .plan = plan,
     .open = open_all,
-    .row_came = row_came,
-    .other_came = other_came,
-    .work = hpc_intake_work,
-    .may_push = may_push,
-    .wait_slot = wait_slot,
-    .send_share = hpc_outlet_send_share,
-    .moments = HPC_ON_SEND | HPC_ON_SENT | HPC_ON_END | HPC_ON_ASKED | HPC_ON_HEAR | HPC_ON_FINISH | HPC_ON_LOOK |
-               HPC_ON_PUBLISHED | HPC_ON_CLOSE,
-    .note = note,
-    .missing = missing,
-    .ends = hpc_split_ends_pull,
-    .ask = ask,
-    .set_use = hpc_split_set_use,
-    .squares = squares,
+    .gate =
+        &(const hpc_gate){.row_came = row_came, .other_came = other_came, .work = hpc_intake_work, .missing = missing},
+    .pace = &(const hpc_pace){.may_push = may_push,
+                              .wait_slot = wait_slot,
+                              .send_share = hpc_outlet_send_share,
+                              .moments = HPC_ON_SEND | HPC_ON_SENT | HPC_ON_END | HPC_ON_ASKED | HPC_ON_HEAR |
+                                         HPC_ON_FINISH | HPC_ON_LOOK | HPC_ON_PUBLISHED | HPC_ON_CLOSE,
+                              .note = note,
+                              .ends = hpc_split_ends_pull,
+                              .ask = ask},
+    .use = &(const hpc_mean_use){.set_use = hpc_split_set_use, .squares = squares},
 };

@@ -113,8 +113,6 @@ const hpc_discipline hpc_discipline_ssp = {
     .check = check,
     .traits = HPC_OWN_PARAMS | HPC_UNREAD,
     .open = hpc_graph_open_clocks,
-    .row_came = hpc_graph_row_came,
-    .work = work,
-    .is_late = is_late,
-    .missing = missing,
+    .gate = &(const hpc_gate){.row_came = hpc_graph_row_came, .work = work, .missing = missing},
+    .pace = &(const hpc_pace){.is_late = is_late},
 };

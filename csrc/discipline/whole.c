@@ -103,9 +103,7 @@ const hpc_discipline hpc_discipline_bsp = {
     .name = "BSP",
     .check = check,
     .traits = HPC_WHOLE,
-    .row_came = hpc_whole_row_came,
-    .may_push = hpc_push_after_last,
-    .send_share = hpc_push_in_turn,
-    .is_late = hpc_whole_is_late,
-    .missing = hpc_whole_missing_in,
+    .gate = &(const hpc_gate){.row_came = hpc_whole_row_came, .missing = hpc_whole_missing_in},
+    .pace = &(
+        const hpc_pace){.may_push = hpc_push_after_last, .send_share = hpc_push_in_turn, .is_late = hpc_whole_is_late},
 };

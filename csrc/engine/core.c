@@ -113,7 +113,7 @@ static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *e
         if (w->row->in != edges) input = hpc_row_input_of(w, event->peer, 0); /* rows of a hub share their edges */
         edges = w->row->in;
         if (input < 0 || !(all || w->inputs[input].empty)) continue;
-        known = d->row_came(core, w, input, slot);
+        known = en->gate->row_came(core, w, input, slot);
         if (!known) return 0;
     }
     return known;
@@ -121,14 +121,14 @@ static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *e
 
 /* An input is sent on before it is applied. */
 static int input_came(hpc_core *core, hpc_work *w, int input, const hpc_event *event, int slot) {
-    const hpc_discipline *d = core->engine->discipline;
+    const hpc_engine *en = core->engine;
     const hpc_input *in = &w->inputs[input];
     if (in->empty) return 0;
     const size_t due = in->codec->length(w->config, in->slots + (size_t)slot * in->stride, w->row->count);
     if (!hpc_core_brings(core, event, "row", w->row->key, due > 0 ? due : SIZE_MAX))
         return 1; /* it says so of itself */
     if (in->hops != NULL) hpc_forward_input(core, w, in, slot);
-    return d->row_came(core, w, input, slot);
+    return en->gate->row_came(core, w, input, slot);
 }
 
 static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int forwarded, int slot) {
@@ -158,12 +158,12 @@ static int args_came(hpc_core *core, hpc_share *share, const hpc_event *event, i
 
 /* A pull is of a share, and brings nothing. */
 static int other_came(hpc_core *core, const hpc_event *event) {
-    const hpc_discipline *d = core->engine->discipline;
+    const hpc_engine *en = core->engine;
     hpc_share *share = hpc_core_share(core, hpc_imm_index(event->imm));
     const int pulls = hpc_imm_operation(event->imm) == HPC_OP_PULL;
-    if (d->other_came == NULL || (pulls && (share == NULL || hpc_imm_slot(event->imm) > HPC_ANSWERED))) return 0;
+    if (en->gate->other_came == NULL || (pulls && (share == NULL || hpc_imm_slot(event->imm) > HPC_ANSWERED))) return 0;
     if (pulls && !hpc_core_brings(core, event, "a pull of share", share->key, 0)) return 1;
-    return d->other_came(core, share, event);
+    return en->gate->other_came(core, share, event);
 }
 
 /* Returns 0 if the event has to wait. */
@@ -246,10 +246,9 @@ static int work_core(hpc_core *core) {
             hpc_forward_retry(core); /* rings empty while this goes on */
     }
     const int taken = n;
-    const hpc_discipline *d = en->discipline;
-    if (d->work != NULL && !hpc_engine_has_failed(en) &&
+    if (en->gate->work != NULL && !hpc_engine_has_failed(en) &&
         !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all that has come was handled */
-        n += d->work(core);
+        n += en->gate->work(core);
     hpc_lane_uncork(core->out);
     if (n > 0 && start > 0) {
         hpc_tally_add(&core->tally.events, (uint64_t)taken);

@@ -1,4 +1,5 @@
-/* A discipline says when: when a fold is made and of which inputs, when a push may go, when a pull is done.
+/* A discipline says when: when a fold is made and of which inputs, when a push may go, when a pull is done. It is three
+ * choices: a gate, a pace and a use. Who takes part comes from the plan's edges.
  *
  * It is one const struct, in one file of discipline/ and in the table there. The engine and the exchange call these
  * slots and know no discipline by name. Its own state hangs on the engine, its cores and its shares as `own`. Every
@@ -41,7 +42,7 @@ typedef enum hpc_moment {
      * that owners have told by their answers is to be in them. */
     HPC_ON_HEAR = 32,
     HPC_ON_SETTLE = 64,  /* waits until all pushes are applied here; they are done */
-    HPC_ON_FINISH = 128, /* close: the last push is done, and hpc_discipline.has_read is waited for next. May wait */
+    HPC_ON_FINISH = 128, /* close: the last push is done, and hpc_pace.has_read is waited for next. May wait */
     /* Moments of the exchange. */
     HPC_ON_LOOK = 256,       /* every look of a wait, and hpc_exchange_progress */
     HPC_ON_PUBLISH = 512,    /* collective, before owners send parameters; nothing is under way anywhere. May wait */
@@ -74,11 +75,8 @@ typedef enum hpc_trait {
      * brings no bytes, of updates that are read in place, and each put is told by an event of its row. */
     HPC_BRINGS_NUMBER = 1024,
     HPC_PULLS = 2048, /* pulls ask owners, and have a signal of their own; else the answer to a push is theirs */
-    /* Fold and apply are two calls: a push folds, and the owners keep the mean until a pull says what becomes of it.
-     * Then the rule's arguments come with pulls, and not with pushes. Else a push applies. */
-    HPC_SPLITS = 4096,
-    /* With HPC_SPLITS: rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is gathered by
-     * its worker's own core, into hpc_engine.gathered. */
+    /* Fold and apply are two calls: rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is
+     * gathered by its worker's own core, into hpc_engine.gathered. */
     HPC_KEEPS_INPUTS = 8192,
     HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
     HPC_TEARS = 32768,   /* a fold may find an update half written, and does without: it cannot take pieces */
@@ -93,23 +91,8 @@ enum { HPC_HAS_TO_WAIT = 2 };
 
 enum { HPC_MARGIN_BYTES = 128 }; /* whole cache lines */
 
-struct hpc_discipline {
-    const char *name; /* for errors */
-
-    /* HPC_OK, or an error if the rest of a configuration that asks for this one does not go with it. NULL: HPC_OK. */
-    int (*check)(const hpc_context *context, const hpc_exchange_config *config);
-
-    /* ---- for the layout: the same on all ranks ---- */
-
-    unsigned traits; /* hpc_trait */
-
-    /* ---- open: its own state. NULL: it has none ---- */
-
-    int (*plan)(hpc_engine *en, const char *op); /* the layout is known, and still grows: takes its room in parts */
-    int (*open)(hpc_engine *en, const char *op); /* rows and cores are there */
-
-    /* ---- the core ---- */
-
+/* Gate: which inputs a fold takes, and when it is made. The owner's side. */
+typedef struct hpc_gate {
     /* An input of a row has come: one by one, or by one event for all rows of a share, which are called in their order.
      * 0: the event is wrong, and the exchange fails. */
     int (*row_came)(hpc_core *core, hpc_work *w, int input, int slot);
@@ -118,9 +101,18 @@ struct hpc_discipline {
     int (*other_came)(hpc_core *core, hpc_share *share, const hpc_event *event);
     /* Does work that no event asks for; returns how much was done. NULL: nothing. */
     int (*work)(hpc_core *core);
+    /* Adds the ranks that a share waits for, which has not answered a ticket (or not read its push); returns their
+     * number. Of shares of this rank; where senders are groups of all: the groups of a key are the same everywhere, so
+     * this rank's shares tell of others'. NULL: its owner alone. */
+    int (*missing)(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
+    /* When all workers have closed: writes the ranks from which something has still to come, or that have still to take
+     * something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows serves
+     * until it is 0. NULL: nothing has. */
+    int (*outstanding)(const hpc_engine *en, int *ranks);
+} hpc_gate;
 
-    /* ---- the worker ---- */
-
+/* Pace: how far a worker may run, and what it notes on its way. The worker's side. */
+typedef struct hpc_pace {
     /* HPC_OK if key may be pushed, else HPC_IN_PROGRESS, or an error if op is not NULL. NULL: always; start waits. */
     int (*may_push)(hpc_engine *en, int key, const char *op);
     /* Waits until the slot of the next push may be written. NULL: hpc_push_wait_slot. */
@@ -135,30 +127,39 @@ struct hpc_discipline {
     /* Whether a ticket of this rank waits for rank, which has pushed key so often. UINT64_MAX: that cannot be seen from
      * here. NULL: no, rank does not matter. */
     int (*is_late)(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
-    /* Adds the ranks that a share waits for, which has not answered a ticket (or not read its push); returns their
-     * number. Of shares of this rank; where senders are groups of all: the groups of a key are the same everywhere, so
-     * this rank's shares tell of others'. NULL: its owner alone. */
-    int (*missing)(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
-    /* When all workers have closed: writes the ranks from which something has still to come, or that have still to take
-     * something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows serves
-     * until it is 0. NULL: nothing has. */
-    int (*outstanding)(const hpc_engine *en, int *ranks);
     /* A state is loaded: a row of this rank was set, whose core is paused. NULL: nothing. */
     void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step);
     /* HPC_PULLS: whether the next pull of key ends at once: this rank's copy has all that it needs. NULL: no. */
     int (*ends)(hpc_engine *en, int key);
     /* HPC_PULLS: asks the owner of a share. NULL: by an event that says nothing more. */
     int (*ask)(hpc_engine *en, int s, hpc_limit *l);
+} hpc_pace;
 
-    /* ---- fold and apply in two calls (HPC_SPLITS) ---- */
-
+/* Use: what becomes of the mean of a fold. Fold and apply are two calls: a push folds, and the owners keep the mean
+ * until a pull says what becomes of it. Then the rule's arguments come with pulls, and not with pushes. */
+typedef struct hpc_mean_use {
     /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
     int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
     double (*squares)(const hpc_engine *en, int key);
+} hpc_mean_use;
+
+struct hpc_discipline {
+    const char *name; /* for errors */
+    /* HPC_OK, or an error if the rest of a configuration that asks for this one does not go with it. NULL: HPC_OK. */
+    int (*check)(const hpc_context *context, const hpc_exchange_config *config);
+    unsigned traits; /* hpc_trait */
+
+    /* Open its own state. NULL: it has none. */
+    int (*plan)(hpc_engine *en, const char *op); /* the layout is known, and still grows: takes its room in parts */
+    int (*open)(hpc_engine *en, const char *op); /* rows and cores are there */
+
+    const hpc_gate *gate;
+    const hpc_pace *pace;
+    const hpc_mean_use *use; /* NULL: a push applies */
 };
 
 static inline int hpc_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    return en->discipline->moments & moment ? en->discipline->note(en, key, moment, l, op) : HPC_OK;
+    return en->pace->moments & moment ? en->pace->note(en, key, moment, l, op) : HPC_OK;
 }
 
 #endif

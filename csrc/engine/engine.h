@@ -212,7 +212,10 @@ struct hpc_engine {
     int first_key;    /* in the exchange */
     hpc_plan *plan;
     const hpc_discipline *discipline;
-    /* hpc_discipline.has_read, or its default. */
+    const struct hpc_gate *gate; /* the discipline's, at hand; likewise pace and use */
+    const struct hpc_pace *pace;
+    const struct hpc_mean_use *use;
+    /* hpc_pace.has_read, or its default. */
     int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
     void *own;              /* the discipline's */
     hpc_arena taken;        /* memory of the discipline (hpc_engine_take) */

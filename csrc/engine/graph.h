@@ -49,7 +49,7 @@ static inline int hpc_sends(const hpc_engine *en, int key, uint64_t n, int to, i
 /* Whether the next push goes to a share: the graph of its step has the edge, and the neighbour has not closed, as it
  * folds nothing more then. */
 int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share);
-/* hpc_discipline.has_read: whether the owner of a share has read a push, or closed, or was not sent it. */
+/* hpc_pace.has_read: whether the owner of a share has read a push, or closed, or was not sent it. */
 int hpc_graph_has_read(const hpc_engine *en, int s, uint64_t ticket);
 /* A row was set: a graph that changes goes on with the phase at which the checkpoint was made. */
 void hpc_graph_restored(hpc_engine *en, const hpc_work *w, uint64_t step);

@@ -47,7 +47,7 @@ const hpc_row_kind hpc_kind_blocks = {
 /* ---- averages ---- */
 
 static int averages(const hpc_engine *en, const hpc_row *row) {
-    return en->rules[row->key].averages && row->action == HPC_APPLY && !(en->discipline->traits & HPC_SPLITS);
+    return en->rules[row->key].averages && row->action == HPC_APPLY && en->use == NULL;
 }
 
 static int work_average(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {

@@ -14,7 +14,7 @@ size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 /* Takes hpc_place.own in the part of each rank: so many bytes as part says. */
 void hpc_layout_take_own(hpc_engine *en, size_t (*part)(const hpc_engine *en, int rank));
 
-/* Bytes from the start of rank's part to the place where a mean of key is gathered (HPC_SPLITS): the slot of its
+/* Bytes from the start of rank's part to the place where a mean of key is gathered (hpc_mean_use): the slot of its
  * pushes where that is float32. */
 size_t hpc_gathered_at(const hpc_engine *en, int rank, int key);
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */

@@ -136,7 +136,7 @@ static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
 
 /* A fold that may be skipped needs the state twice. */
 static size_t all_bytes(const hpc_engine *en, const hpc_key_pieces *its, uint64_t count) {
-    return state_bytes(its, count) * (en->discipline->traits & HPC_SPLITS ? 2 : 1);
+    return state_bytes(its, count) * (en->use != NULL ? 2 : 1);
 }
 
 /* memory: all_bytes of zeros. */
@@ -149,8 +149,7 @@ static void init(const hpc_engine *en, hpc_encoder *encoder, const hpc_key_piece
     encoder->slots = (size_t)hpc_codec_state_slots(its->codec, &its->config);
     encoder->count = count;
     encoder->state = memory;
-    if (en->discipline->traits & HPC_SPLITS)
-        encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
+    if (en->use != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
 }
 
 int hpc_pieces_open_worker(hpc_engine *en, const char *op) {

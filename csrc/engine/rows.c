@@ -285,7 +285,7 @@ static int open_copies(hpc_engine *en, const char *op) {
             hpc_output *out = &en->work[i].outputs[o];
             size_t nbytes = hpc_output_bytes(en, en->work[i].row);
             const size_t mean = (size_t)en->work[i].row->count * sizeof(float);
-            if ((en->discipline->traits & HPC_SPLITS) && mean > nbytes) nbytes = mean; /* means are gathered too */
+            if ((en->use != NULL) && mean > nbytes) nbytes = mean; /* means are gathered too */
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
                 return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of what goes to rank %d", op, out->rank);
         }

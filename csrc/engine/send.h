@@ -13,7 +13,7 @@ uint64_t hpc_slot_ticket(const hpc_engine *en, int key);
 
 /* HPC_OK if the ticket last is done, else HPC_IN_PROGRESS, or an error if op is not NULL. Looks for progress once. */
 int hpc_push_after(hpc_engine *en, int key, uint64_t last, const char *op);
-/* hpc_discipline.may_push: the last push must be done. */
+/* hpc_pace.may_push: the last push must be done. */
 int hpc_push_after_last(hpc_engine *en, int key, const char *op);
 /* Waits until the slot of the next push (where models rotate: the slot that its fold writes) may be written. */
 int hpc_push_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);

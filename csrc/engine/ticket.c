@@ -104,10 +104,9 @@ uint64_t hpc_push_of(const hpc_engine *en, int key, uint64_t ticket) {
 
 /* A worker that closed before it pushed what a ticket waits for; else -1. */
 static int closed_without(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_discipline *d = en->discipline;
-    for (int r = 0; r < en->context->group.size && d->is_late != NULL; r++)
+    for (int r = 0; r < en->context->group.size && en->pace->is_late != NULL; r++)
         if (r != en->context->group.rank && hpc_pushes_key(en, r, key) && hpc_closed_signal(en, r) != 0 &&
-            d->is_late(en, r, key, 2 * hpc_push_of(en, key, ticket), hpc_closing_count(en, r, key)))
+            en->pace->is_late(en, r, key, 2 * hpc_push_of(en, key, ticket), hpc_closing_count(en, r, key)))
             return r;
     return -1;
 }
@@ -131,11 +130,10 @@ static int holds(const look *l) {
 
 /* The ranks whose pushes are late. */
 static int late_pushers(const hpc_engine *en, int key, uint64_t ticket, int *ranks) {
-    const hpc_discipline *d = en->discipline;
     int n = 0;
-    for (int r = 0; r < en->context->group.size && d->is_late != NULL; r++)
+    for (int r = 0; r < en->context->group.size && en->pace->is_late != NULL; r++)
         if (r != en->context->group.rank && hpc_pushes_key(en, r, key) &&
-            d->is_late(en, r, key, ticket, hpc_pushes_of(en, r, key)))
+            en->pace->is_late(en, r, key, ticket, hpc_pushes_of(en, r, key)))
             n = hpc_add_rank(ranks, n, r);
     return n;
 }
@@ -146,9 +144,8 @@ static int is_own(const hpc_engine *en, int s) {
 
 /* Adds what is missing in a share that has not answered; where that cannot be seen its owner. */
 static int missing_in(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int n) {
-    const hpc_discipline *d = en->discipline;
-    const int seen = d->missing != NULL && (is_own(en, s) || en->group_of != NULL);
-    return seen ? d->missing(en, s, ticket, ranks, n) : hpc_add_rank(ranks, n, en->layout.shares[s].owner);
+    const int seen = en->gate->missing != NULL && (is_own(en, s) || en->group_of != NULL);
+    return seen ? en->gate->missing(en, s, ticket, ranks, n) : hpc_add_rank(ranks, n, en->layout.shares[s].owner);
 }
 
 /* With several stages: what this rank waits for itself may wait for folds that it forwards. */
@@ -164,11 +161,10 @@ static int missing_in_forwards(const hpc_engine *en, int key, uint64_t ticket, i
 }
 
 int hpc_add_left(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n) {
-    const hpc_discipline *d = en->discipline;
     const int some = atomic_load_explicit(&en->context->group.departures, memory_order_acquire) > 0;
-    for (int r = 0; r < en->context->group.size && some && d->is_late != NULL; r++)
+    for (int r = 0; r < en->context->group.size && some && en->pace->is_late != NULL; r++)
         if (hpc_pushes_key(en, r, key) && hpc_pushes_of(en, r, key) == UINT64_MAX && hpc_closed_signal(en, r) == 0 &&
-            hpc_has_left(en, r) && d->is_late(en, r, key, ticket, 0))
+            hpc_has_left(en, r) && en->pace->is_late(en, r, key, ticket, 0))
             n = hpc_add_rank(ranks, n, r);
     return n;
 }

@@ -51,7 +51,7 @@ typedef int hpc_lacking(const hpc_engine *en, int key, int *ranks);
 /* Waits until nothing is lacking, and works for this rank's rows meanwhile. */
 int hpc_wait_lacking(hpc_engine *en, int key, hpc_lacking *lacking, hpc_limit *l, const char *op);
 
-/* ---- helpers of hpc_discipline.is_late and missing ---- */
+/* ---- helpers of hpc_pace.is_late and missing ---- */
 
 /* The push of this rank that a ticket waits for: what is applied by a call of its own is the last one. */
 uint64_t hpc_push_of(const hpc_engine *en, int key, uint64_t ticket);

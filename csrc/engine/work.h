@@ -191,7 +191,7 @@ typedef struct hpc_core {
     hpc_kept **kept_first, **kept_last; /* by rank: those to it, the oldest first */
     _Atomic int n_kept;                 /* close reads it too */
     int at_out;                         /* forwards are looked at before pushes */
-    hpc_event *held;                    /* by rank: an event that has to wait (see hpc_discipline.other_came) */
+    hpc_event *held;                    /* by rank: an event that has to wait (see hpc_gate.other_came) */
     char *holds;                        /* by rank: whether held has one; later events of the rank wait in the ring */
     int n_held;
     void *own;           /* the discipline's */

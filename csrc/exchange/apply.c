@@ -36,7 +36,7 @@ static int check_call(hpc_engine *en, int key, const void *out, const char *op) 
     int status = hpc_worker_check_call(en, key, op);
     if (status != HPC_OK) return status;
     if (out == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: the place for the result is NULL", op);
-    if (en->discipline->traits & HPC_SPLITS || en->held != NULL) return HPC_OK;
+    if (en->use != NULL || en->held != NULL) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange was made without split: its pushes are applied at once", op);
 }
 
@@ -60,7 +60,7 @@ static int use(hpc_exchange *ex, int key, hpc_use what, double scale, double tim
     hpc_limit l = {timeout, 0};
     int status = check_call(en, key, ticket, op);
     if (status == HPC_OK && en->held != NULL) return hpc_held_use(en, key, what, scale, &l, ticket, op);
-    if (status == HPC_OK) status = en->discipline->set_use(en, key, what, scale, op);
+    if (status == HPC_OK) status = en->use->set_use(en, key, what, scale, op);
     return status == HPC_OK ? hpc_worker_start(en, key, HPC_PULL, 0, NULL, &l, ticket, op) : status;
 }
 
@@ -93,7 +93,7 @@ int hpc_exchange_gather(hpc_exchange *ex, int key, double timeout, uint64_t *tic
 const float *hpc_exchange_gathered(const hpc_exchange *ex, int key) {
     const hpc_engine *en = hpc_engine_at(ex, &key);
     if (en != NULL && en->held != NULL) return hpc_held_gathered(en, key);
-    if (en == NULL || !(en->discipline->traits & HPC_SPLITS)) return NULL;
+    if (en == NULL || en->use == NULL) return NULL;
     const int me = en->context->group.rank;
     if (en->gathered != NULL) return en->gathered[key];
     if (!en->layout.places[me].gives) return NULL;
@@ -109,6 +109,6 @@ int hpc_exchange_get_squares(hpc_exchange *ex, int key, double *sum) {
     hpc_engine *en = hpc_engine_of(ex, &key, op);
     if (en == NULL) return HPC_ERR_INVALID;
     int status = check_call(en, key, sum, op);
-    if (status == HPC_OK) *sum = en->held != NULL ? hpc_held_squares(en, key) : en->discipline->squares(en, key);
+    if (status == HPC_OK) *sum = en->held != NULL ? hpc_held_squares(en, key) : en->use->squares(en, key);
     return status;
 }

@@ -28,7 +28,7 @@ static int check_new(hpc_engine *en, int key, const double *args, const char *op
 static void take_new(hpc_engine *en, int key, const double *args) {
     int cut_short = en->keys[key].brings != 0; /* a push that is sent in part keeps the old ones */
     memcpy(en->rules[key].rule.args + 1, args + 1, HPC_ARGS_BYTES - sizeof *args);
-    if (!(en->discipline->traits & HPC_SPLITS)) en->keys[key].news = (unsigned char)(en->layout.depth + cut_short);
+    if (en->use == NULL) en->keys[key].news = (unsigned char)(en->layout.depth + cut_short);
     if (!en->layout.places[en->context->group.rank].worker) write_places(en, key, en->rules[key].rule.args);
 }
 

@@ -138,7 +138,7 @@ static int check_empty(const hpc_exchange_config *f) {
         for (int e = 0; e < row->n_in; e++) empty += row->in[e].row < 0 && row->in[e].weight == 0;
         if (empty == row->n_in)
             return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: all %d inputs of row %d have weight 0", row->n_in, i);
-        if (empty > 0 && (f->eager || d == NULL || (d->traits & (HPC_WHOLE | HPC_SPLITS)) != HPC_WHOLE))
+        if (empty > 0 && (f->eager || d == NULL || !(d->traits & HPC_WHOLE) || d->use != NULL))
             return hpc_fail(HPC_ERR_CONFIG, op_create,
                             "exchange: row %d takes a push with weight 0, which only tells that its rank is ready; "
                             "that needs BSP without eager and split",
@@ -252,7 +252,7 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
     if (d == NULL)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: this build has no consistency %s %s",
                         hpc_consistency_name(f->consistency), f->graph != NULL ? "on a graph" : "with servers");
-    if (f->split && !(d->traits & (HPC_SPLITS | HPC_EACH)))
+    if (f->split && d->use == NULL && !(d->traits & HPC_EACH))
         return hpc_fail(
             HPC_ERR_UNSUPPORTED, op_create,
             "exchange: split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum of hosts or "

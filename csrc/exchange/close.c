@@ -35,7 +35,7 @@ static int is_open(const hpc_engine *en, int rank) {
 }
 
 static int outstanding(const hpc_engine *en, int *ranks) {
-    return en->discipline->outstanding == NULL ? 0 : en->discipline->outstanding(en, ranks);
+    return en->gate->outstanding == NULL ? 0 : en->gate->outstanding(en, ranks);
 }
 
 static int open_workers(void *arg, int *ranks) {

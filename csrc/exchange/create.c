@@ -249,7 +249,7 @@ static int open_all(hpc_engine *en, const hpc_exchange_config *f, double deadlin
     if (status != HPC_OK) return status;
     en->life.open = 1;
     en->life.serves = (en->discipline->traits & HPC_GOES_ON) || en->passes_on ||
-                      en->discipline->outstanding != NULL; /* puts of others' updates read this memory */
+                      en->gate->outstanding != NULL; /* puts of others' updates read this memory */
     en->life.serves &= en->n_work > 0;
     for (int s = 0; s < en->layout.n_shares; s++) { /* others may push to its rows after its own last push */
         const hpc_share *share = &en->layout.shares[s];
@@ -317,7 +317,8 @@ hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *f, const c
                             .grace = f->grace < 0 ? -1 : f->grace};
     en->rotates = hpc_models_rotate(f);
     en->own_args = f->graph != NULL || d->traits & HPC_KEEPS_INPUTS;
-    en->has_read = d->has_read;
+    en->gate = d->gate, en->pace = d->pace, en->use = d->use;
+    en->has_read = d->pace->has_read;
     en->passes_on = (d->traits & HPC_PASSES_ON) && hpc_plan_has_ways(f->plan);
     en->puts = (d->traits & HPC_PUTS) || en->passes_on;
     return en;

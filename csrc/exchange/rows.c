@@ -69,7 +69,7 @@ int hpc_exchange_set_row(hpc_exchange *ex, int row, uint64_t step, const float *
     hpc_core_pause(&en->cores[w->row->core]);
     w->step = step;
     if (en->graph != NULL) hpc_graph_restored(en, w, step);
-    if (en->discipline->restored != NULL) en->discipline->restored(en, w, step);
+    if (en->pace->restored != NULL) en->pace->restored(en, w, step);
     if (params != NULL && w->param != NULL) memcpy(w->param, params, (size_t)w->row->count * sizeof(float));
     if (state != NULL && w->state != NULL) copy_state(w, w->state, state, 0);
     hpc_core_resume(&en->cores[w->row->core]);

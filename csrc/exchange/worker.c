@@ -13,16 +13,15 @@
 /* ---- gradient ---- */
 
 static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    const hpc_discipline *d = en->discipline;
-    return d->wait_slot == NULL ? hpc_push_wait_slot(en, key, l, op) : d->wait_slot(en, key, l, op);
+    return en->pace->wait_slot == NULL ? hpc_push_wait_slot(en, key, l, op) : en->pace->wait_slot(en, key, l, op);
 }
 
 static int check_start(hpc_engine *en, int key, int flags, const uint64_t *ticket, const char *op) {
     if (flags < HPC_PUSH || flags > (HPC_PUSH | HPC_PULL))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: flags are %d, not HPC_PUSH, HPC_PULL or both", op, flags);
     if (ticket == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: ticket is NULL", op);
-    if (!(flags & HPC_PUSH) || en->discipline->may_push == NULL) return HPC_OK;
-    return en->discipline->may_push(en, key, op);
+    if (!(flags & HPC_PUSH) || en->pace->may_push == NULL) return HPC_OK;
+    return en->pace->may_push(en, key, op);
 }
 
 int hpc_worker_take_slot(hpc_engine *en, int key, const uint64_t *ticket, hpc_limit *l, const char *op) {
@@ -72,7 +71,7 @@ int hpc_exchange_ready(hpc_exchange *ex, int key) {
     int status = hpc_worker_check_call(en, key, op);
     if (status != HPC_OK) return status;
     if (en->keys[key].sending != 0) return HPC_IN_PROGRESS;
-    return en->discipline->may_push == NULL ? HPC_OK : en->discipline->may_push(en, key, NULL);
+    return en->pace->may_push == NULL ? HPC_OK : en->pace->may_push(en, key, NULL);
 }
 
 /* Encodes src into the slot. With NULL the gradient is there already, or is the model that is trained in place. */
@@ -140,7 +139,6 @@ static void publish_count(hpc_engine *en, int key) {
 }
 
 static int send_push(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    const hpc_discipline *d = en->discipline;
     hpc_pushed *k = &en->keys[key];
     int slot = (int)(k->pushes % (uint64_t)en->layout.depth);
     int brought = k->brings ? hpc_args_bring(en, key, slot, l) : HPC_OK;
@@ -148,7 +146,8 @@ static int send_push(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     for (; k->at_share < k->n_shares; k->at_share++, k->at_row = 0) {
         int s = k->shares[k->at_share];
         if (en->graph != NULL && !hpc_graph_goes_to(en, &en->layout.shares[s])) continue;
-        int status = d->send_share == NULL ? hpc_push_share(en, s, slot, l) : d->send_share(en, s, slot, l);
+        int status =
+            en->pace->send_share == NULL ? hpc_push_share(en, s, slot, l) : en->pace->send_share(en, s, slot, l);
         if (status != HPC_OK) return status;
     }
     k->news = (unsigned char)(k->news - (k->brings != 0));
@@ -167,10 +166,9 @@ static int ask_share(hpc_engine *en, int key, int s, hpc_limit *l) {
 
 static int ask_owners(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &en->keys[key];
-    const hpc_discipline *d = en->discipline;
     for (; k->at_share < k->n_shares; k->at_share++) {
         int s = k->shares[k->at_share];
-        int status = d->ask != NULL ? d->ask(en, s, l) : ask_share(en, key, s, l);
+        int status = en->pace->ask != NULL ? en->pace->ask(en, s, l) : ask_share(en, key, s, l);
         if (status != HPC_OK) return status;
     }
     k->pulls++;
@@ -185,7 +183,7 @@ static int send_pull(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     int status = HPC_OK;
     if (!(d->traits & HPC_PULLS))
         k->pulls++;
-    else if (k->at_share > 0 || d->ends == NULL || !d->ends(en, key))
+    else if (k->at_share > 0 || en->pace->ends == NULL || !en->pace->ends(en, key))
         status = ask_owners(en, key, l, op);
     if (status == HPC_OK) en->stats.pulls++;
     return status;

@@ -49,8 +49,8 @@ static int may_push(hpc_engine *en, int key, const char *op) {
 static const hpc_discipline every_other = {
     .name = "every other step",
     .check = check,
-    .row_came = row_came,
-    .may_push = may_push,
+    .gate = &(const hpc_gate){.row_came = row_came},
+    .pace = &(const hpc_pace){.may_push = may_push},
 };
 
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config) {
