@@ -607,6 +607,53 @@ static void two_doubt(rank *r) {
     trial_close(t);
 }
 
+static bool needs_one(const combination *c) {
+    return has_quorum(c) && c->quorum == 1;
+}
+
+static void apply_of(reference *ref, const trial *t, int who, int step, int key) {
+    const uint64_t count = t->j->keys[key].count;
+    double *update = malloc(count * sizeof *update);
+    for (uint64_t i = 0; i < count; i++) update[i] = (double)job_gradient(t->j, who, step, key, i);
+    reference_apply(ref, key, update);
+    free(update);
+}
+
+/* The last rank has heard of version 2 by other keys, and pushes key 0 for version 3 while version 2 of rank 0 is still
+ * kept there. Its fold waits for that, and names rank 0 where it is its own. */
+static void one_overtakes(rank *r) {
+    trial *t = trial_open(r, without_grace);
+    const int n = t->j->n_keys;
+    const bool leads = r->rank == 0, overtakes = r->rank == t->slow;
+    reference ref;
+    reference_init(&ref, t->j);
+    for (int key = 0; key < n && leads; key++) fold(t, key, 0);
+    for (int key = 0; key < n && leads; key++) apply(t, key, 1);
+    trial_meet(t);
+    if (overtakes) fold(t, 0, 0);
+    trial_meet(t);
+    for (int key = 0; key < n && leads; key++) fold(t, key, 1);
+    trial_meet(t);
+    for (int key = 1; key < n && overtakes; key++) fold(t, key, 0);
+    if (overtakes) apply(t, 0, 1);
+    trial_meet(t);
+    for (int key = 1; key < n; key++)
+        if (leads || overtakes) apply(t, key, 1);
+    const uint64_t ticket = overtakes ? job_start(r, t->j, t->e, 0, 2, HPC_PUSH, false) : 0;
+    if (overtakes) check_waits(t, 0, ticket);
+    trial_meet(t);
+    if (leads) apply(t, 0, 1);
+    for (int step = 0; step < 2; step++) apply_of(&ref, t, 0, step, 0);
+    if (leads) reference_check(&ref, r, t->e, 0);
+    if (overtakes) do_wait(t, 0, ticket);
+    CHECK_EQ(hpc_exchange_late(t->e, 0), 0);
+    if (overtakes) apply(t, 0, 1);
+    apply_of(&ref, t, t->slow, 2, 0);
+    if (overtakes) reference_check(&ref, r, t->e, 0);
+    reference_free(&ref);
+    trial_close(t);
+}
+
 /* All whose updates are in the mean close, and apply nothing. The late rank does not wait for ever. */
 static void all_but_one_close(rank *r) {
     trial *t = trial_open(r, without_grace);
@@ -644,6 +691,7 @@ int main(int argc, char **argv) {
         {.name = "own_refuses", .run = own_refuses, .applies = keeps_own},
         {.name = "one_is_late", .run = one_is_late, .applies = misses_one},
         {.name = "one_stands", .run = one_stands, .applies = misses_one},
+        {.name = "one_overtakes", .run = one_overtakes, .applies = needs_one},
         {.name = "two_doubt", .run = two_doubt, .applies = misses_one},
         {.name = "all_but_one_close", .run = all_but_one_close, .applies = misses_one},
         {0},
