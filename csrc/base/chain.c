@@ -94,13 +94,21 @@ static int is_brief(const hpc_culprit *c, const visit *v) {
     return c->state == HPC_CULPRIT_COMPUTING && c->seconds < v->waited / 2;
 }
 
+/* A culprit of another rank's finding that was silent then, and is not now. */
+static int has_answered_since(const search *s, const hpc_culprit *c) {
+    if (c->state != HPC_CULPRIT_SILENT || c->rank < 0 || c->rank >= s->chain->size) return 0;
+    const int known = s->visits[c->rank].known;
+    return known > 0 && s->chain->ranks[known - 1].answers;
+}
+
 static int list_ends(const search *s, int brief, hpc_culprit *culprits, int cap) {
     int n = 0;
     for (int i = 0; i < s->n; i++) {
         const visit *v = &s->visits[s->queue[i]];
         const hpc_shown_rank *r = &s->chain->ranks[v->known - 1];
         if (!is_end(r, v)) continue;
-        for (int k = 0; k < r->n_culprits; k++) n = hpc_culprits_add(culprits, n, cap, &r->culprits[k]);
+        for (int k = 0; k < r->n_culprits; k++)
+            if (!has_answered_since(s, &r->culprits[k])) n = hpc_culprits_add(culprits, n, cap, &r->culprits[k]);
         hpc_culprit c = end_of(r, v);
         if (r->n_culprits == 0 && (brief || !is_brief(&c, v))) n = hpc_culprits_add(culprits, n, cap, &c);
     }

@@ -70,6 +70,10 @@ static void culprits_that_others_name(void) {
     rank_of(2)->idle = 4.8;
     CHECK_EQ(find_ends(1, 5), 1);
     CHECK_EQ(ends[0].rank, 7);
+    told->n_culprits = 2; /* this rank itself did not answer in time then, and has now */
+    told->culprits[1] = (hpc_culprit){.rank = 1, .state = HPC_CULPRIT_SILENT, .seconds = 0.1};
+    CHECK_EQ(find_ends(1, 5), 1);
+    CHECK_EQ(ends[0].rank, 7);
 }
 
 /* A rank that was seen between two waits is an end only where there is no other one. */

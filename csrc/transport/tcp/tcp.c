@@ -90,6 +90,7 @@ static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double de
     hpc_context *c = lane->context;
     tcp_link *link = lane->peers[peer].out;
     uint64_t number = read_number(blob);
+    if (link == NULL) return HPC_OK; /* this rank's own failure is known */
     for (int k = 0; c->group.rank > peer && k < link->n_streams; k++) {
         int fd, status = hpc_control_call_lane(c->control, peer, number, k, "lane", deadline, &fd);
         if (status != HPC_OK) return status;
