@@ -70,7 +70,9 @@ static void culprits_that_others_name(void) {
     rank_of(2)->idle = 4.8;
     CHECK_EQ(find_ends(1, 5), 1);
     CHECK_EQ(ends[0].rank, 7);
+    told = waits(1, 2, 4.8);
     told->n_culprits = 2; /* this rank itself did not answer in time then, and has now */
+    told->culprits[0] = (hpc_culprit){.rank = 7, .state = HPC_CULPRIT_STOPPED};
     told->culprits[1] = (hpc_culprit){.rank = 1, .state = HPC_CULPRIT_SILENT, .seconds = 0.1};
     CHECK_EQ(find_ends(1, 5), 1);
     CHECK_EQ(ends[0].rank, 7);
