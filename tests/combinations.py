@@ -217,7 +217,10 @@ def expected(
     for rank, mine in enumerate(found):
         for weight, scale in zip(its, scales, strict=True):
             mean = form * (weight[rank] @ factors)
-            mine[:] = mean if edges.kind == "models" else mine - scale * mean
+            if edges.kind != "models":
+                mine -= scale * mean
+            elif scale:
+                mine[:] = scale * mean
     return found
 
 

@@ -239,7 +239,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "quorum and ASYNC": (
         {"consistency": Consistency(staleness=None, quorum=2)},
-        r"with servers it must be BSP, SSP\(s\) or ASYNC",
+        r"ASYNC waits for no update, so it has no quorum: leave quorum out",
     ),
     "quorum and shared_params": ({"consistency": quorum_of(2), "shared_params": True}, r"go with shared_params"),
     "quorum and tall folds": ({"consistency": quorum_of(2), "deterministic": False}, r"does not go with eager folds"),

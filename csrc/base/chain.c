@@ -94,7 +94,8 @@ static int is_brief(const hpc_culprit *c, const visit *v) {
     return c->state == HPC_CULPRIT_COMPUTING && c->seconds < v->waited / 2;
 }
 
-/* A culprit of another rank's finding that was silent then, and is not now. */
+/* A culprit that another rank has found silent, and that is not silent now: else a finding could go from rank to rank
+ * for ever, where waits are tried again and again. */
 static int has_answered_since(const search *s, const hpc_culprit *c) {
     if (c->state != HPC_CULPRIT_SILENT || c->rank < 0 || c->rank >= s->chain->size) return 0;
     const int known = s->visits[c->rank].known;

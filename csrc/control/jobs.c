@@ -73,8 +73,7 @@ void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown) {
         snprintf(shown->transports, sizeof shown->transports, "%s", c->transports);
     }
     show_waits(c, shown);
-    /* A rank that waits again is asked for whom: findings of an earlier try would go from rank to rank for ever. */
-    show_blamed(c->group, shown->n_waits == 0, shown);
+    show_blamed(c->group, 1, shown);
 }
 
 void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown) {

@@ -146,7 +146,7 @@ def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float3
         interfaces=interfaces,
         cores=_cores(spare, interfaces, made),
         chunk_bytes=options.chunk_bytes,
-        depth=options.depth,
+        depth=2 if phases and made.engine.split and options.depth == 1 else options.depth,
         codec=codec,
         codec_out=codec_out,
         over_sockets=_core.over_sockets(ctx._handle, _involved(topology, ctx.size)),
@@ -258,6 +258,10 @@ def engine_mode(consistency: Consistency, on_graph: bool) -> str:
     plain = consistency
     if consistency != ASYNC:  # others may have a quorum besides
         plain = replace(consistency, quorum=None, late=None, grace=None)
+    if plain != consistency and replace(plain, quorum=ASYNC.quorum) == ASYNC:
+        raise NotSupported(
+            f"consistency is {consistency}: ASYNC waits for no update, so it has no quorum: leave quorum out"
+        )
     known = {"BSP": BSP, "ASYNC": ASYNC}
     if on_graph:
         known |= {"NOTIFY_ACK": NOTIFY_ACK, "BARRIER": BARRIER}

@@ -31,7 +31,8 @@ class PlanOptions:
             one, while the next gradient is written; under SSP with servers a push waits for a free slot, and where
             receivers or peers apply the rule there are staleness + 2 at least; under ASYNC there are 6 at least there,
             and a worker may be depth - 2 steps ahead of the slowest one. On a graph: updates that may be on their
-            way to a neighbour that has not folded them; at least staleness + 2, and with in_place at most 31.
+            way to a neighbour that has not folded them; at least staleness + 2, and with split at least 2; with
+            in_place at most 31.
         codec: what gradients are on the wire: "float32", "float16", "bfloat16", a value of hpcomm.codec such as
             TopK(0.01) or Factors(32), or "auto", which measures whether TopK(0.01) is faster; or a mapping from names
             of keys to these, and keys that it does not name are float32. Sums are float32. With a Plan it gives
