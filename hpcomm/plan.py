@@ -153,8 +153,7 @@ class Plan:
             codec_out: of the parameters on their way to workers, given likewise. In 16 bits all workers have the same
                 rounded values, in float32 arrays, and the servers keep masters in float32.
             reduce: "mean" or "sum" of the workers' updates.
-            each: True applies each update by itself as it comes, with weight 1; False the fold of all workers'. Where
-                receivers apply, True gives these weights alone, for ASYNC.
+            each: True gives each update weight 1, and owners apply it by itself as it comes; False: the fold of all.
             affinity: which of several NICs carries a chunk, there and back (section 4.5): "key", that of the chunk's
                 core, so that a worker uses all of them; "worker", one for each pair of ranks. It changes no chunk's
                 core, and nothing at all between ranks that share memory or use TCP.

@@ -218,7 +218,7 @@ def expected(
         for weight, scale in zip(its, scales, strict=True):
             mean = form * (weight[rank] @ factors)
             if edges.kind != "models":
-                mine -= scale * mean
+                mine[:] -= scale * mean
             elif scale:
                 mine[:] = scale * mean
     return found
