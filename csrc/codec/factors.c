@@ -376,7 +376,7 @@ static uint64_t pairs_of(const hpc_factors *from) {
     return *from->count < 0 || *from->count > from->pairs ? 0 : (uint64_t)*from->count;
 }
 
-/* Of the products, by their first vectors. */
+/* The products are scaled by their first vectors. */
 static void scale(const hpc_codec_config *config, void *source, float factor) {
     const hpc_factors from = hpc_factors_at(config, source);
     const uint64_t n = pairs_of(&from) * from.rows;

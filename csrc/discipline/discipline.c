@@ -26,7 +26,7 @@ hpc_edges hpc_edges_of(const hpc_exchange_config *f) {
     return serves_others(f->plan) ? HPC_ALIKE : HPC_PEERS;
 }
 
-/* ---- what it gets ---- */
+/* ---- the table of disciplines ---- */
 
 enum { ANY = -1 };             /* consistency */
 enum { ALL = 1, QUORUM = 2 };  /* inputs of a fold */
@@ -71,7 +71,7 @@ static const choice choices[] = {
     // clang-format on
 };
 
-/* Where receivers apply each row has one input, a fold of all: there any quorum is refused. */
+/* A row has one input, a fold of all, where receivers apply: any quorum is refused there. */
 static unsigned inputs_of(const hpc_exchange_config *f, hpc_edges edges) {
     return hpc_config_misses_some(f) || (f->quorum != 0 && edges == HPC_RECEIVERS) ? QUORUM : ALL;
 }

@@ -19,7 +19,7 @@ static inline int hpc_config_is_bsp(const hpc_exchange_config *config) {
 /* Whether a configuration has a quorum of fewer than all inputs of some fold. */
 int hpc_config_misses_some(const hpc_exchange_config *config);
 
-/* Who sends updates to whom, by the plan or the graph. A plan is of one kind. */
+/* Kinds of edges: the plan or the graph says who sends updates to whom. A plan has one kind. */
 typedef enum hpc_edges {
     HPC_SERVERS = 1,   /* workers push to rows that apply, one for each element */
     HPC_ALIKE = 2,     /* the same, but several rows apply the same elements, each for some of the workers */
@@ -31,7 +31,7 @@ typedef enum hpc_edges {
 } hpc_edges;
 hpc_edges hpc_edges_of(const hpc_exchange_config *config);
 
-/* The value of the table that a configuration asks for; NULL: none. */
+/* The discipline that the table has for a configuration; NULL: the table has none. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);
 
 #endif

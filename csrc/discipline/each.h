@@ -9,7 +9,7 @@
 /* Whether updates may be applied by themselves with this configuration. */
 int hpc_each_check(const hpc_exchange_config *config);
 
-/* Where receivers or peers apply, updates wait in slots until a worker takes them. SSP(s) needs s + 2 of them. Under
+/* Updates to receivers and peers wait in slots until a worker takes them. SSP(s) needs s + 2 of them. Under
  * ASYNC they are the only bound: staleness is what they allow, 1 at least, or else it would be BSP. Opens the counts.
  */
 static inline int hpc_slots_open(hpc_engine *en, const char *op) {

@@ -121,7 +121,7 @@ static int check_notify_ack(const hpc_context *c, const hpc_exchange_config *f) 
     return hpc_graph_is_given(f, "exchange");
 }
 
-/* Of rank's pushes the last one, up to the ticket's, that is sent to this rank has to be there. */
+/* The last push of rank, up to the ticket's, that is sent to this rank has to be there. */
 static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
     const hpc_pushed *k = &en->keys[key];
     const int me = en->context->group.rank;

@@ -63,7 +63,7 @@ typedef struct hpc_asker {
     double *squares;     /* by place: what answers to pulls bring, from where a put may still read it */
 } hpc_asker;
 
-/* What became of the last mean. */
+/* The fate of the last mean. */
 typedef struct hpc_decided {
     int rank; /* that has said so; -1: all that had updates in it have closed */
     hpc_use use;

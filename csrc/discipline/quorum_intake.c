@@ -125,7 +125,7 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- answers ---- */
 
-/* By relays the outcome of the sender's update goes before the parameters. */
+/* The outcome of the sender's update goes before the parameters where relays pass them on. */
 void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) {
     const hpc_engine *en = core->engine;
     const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;

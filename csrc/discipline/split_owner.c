@@ -93,7 +93,7 @@ static hpc_work *work_at(const hpc_engine *en, const hpc_share *share, int place
     return &en->work[en->work_of[share->rows[place]]];
 }
 
-/* Of the fold at hand. */
+/* The slot of the fold at hand. */
 static int slot_of(const hpc_work *w) {
     return ((const hpc_split_means *)w->share->own)->slot;
 }

@@ -46,7 +46,7 @@
 #include "engine/stages.h"
 #include "engine/write.h"
 
-/* What an event of a pull says: its use, after which update it comes, and that it doubts. */
+/* An event of a pull says its use, after which update it comes, and that it doubts. */
 enum { AFTER_UPDATES = 4, AFTER_SHIFT = HPC_SPLIT_USE_BITS, DOUBTS = AFTER_UPDATES << AFTER_SHIFT };
 _Static_assert(2 * DOUBTS <= 1 << HPC_IMM_SLOT_BITS, "it fits");
 

@@ -6,7 +6,7 @@
 #include "engine/send.h"
 #include "engine/stages.h"
 
-/* Where senders have one slot a discipline says itself when a push is read. */
+/* A discipline whose senders have one slot says itself when a push is read. */
 int hpc_graph_open(hpc_engine *en, const hpc_graph *graph, const char *op) {
     const size_t size = (size_t)en->context->group.size, n = (size_t)graph->n_phases * size * size;
     hpc_phases *g = en->graph = hpc_engine_take(en, 1, sizeof *g, op);
