@@ -219,7 +219,7 @@ static void sleeps_in_a_crowd(rank *r) {
     CHECK(hpc_crowd_is(hpc_now()));
     group->spin = 1e6;
     CHECK_OK(hpc_wait_for(group, &wait, 20)); /* neither does it spin */
-    hpc_crowd_tell(NULL, NULL); /* waits of the teardown come after b has gone */
+    hpc_crowd_tell(NULL, NULL);               /* waits of the teardown come after b has gone */
     atomic_store(&b.stop, 1);
     CHECK_EQ(pthread_join(burner, NULL), 0);
 }
