@@ -144,8 +144,9 @@ class Strangers:
         for caller in [*itertools.chain(*self._silent.values()), *(caller for caller, _ in self._loud.values())]:
             caller.close()
 
-    def silent(self, where: int | str) -> int:
-        return len(self._silent.get(where, ()))
+    def await_silent(self, *listeners: int | str) -> None:
+        """Returns when each listener has all its silent callers: a full backlog refuses some for a while."""
+        await_true(lambda: {len(self._silent.get(where, ())) for where in listeners} == {SILENT}, str(self._failed))
 
     def await_round(self) -> None:
         """Returns when every listener has been called in all ways once more."""
@@ -253,7 +254,7 @@ def test_strangers_at_every_listener_change_nothing(transport: str, tmp_path: Pa
         await_true(lambda: meeting in listeners(job.pids)[0])
         with Strangers(job.pids) as strangers:
             strangers.await_round()
-            assert strangers.silent(meeting) == SILENT
+            strangers.await_silent(meeting)
             os.write(start, bytes(RANKS - 1))
             for _ in range(RANKS):
                 assert select.select([up], [], [], SECONDS)[0], job.printed("err")
@@ -263,8 +264,7 @@ def test_strangers_at_every_listener_change_nothing(transport: str, tmp_path: Pa
             ports, names = listeners(job.pids)
             assert len(ports) == (RANKS if transport == "tcp" else 0)  # ranks that share memory listen no more
             assert len(names) == RANKS
-            assert {strangers.silent(port) for port in ports} <= {SILENT}
-            assert {strangers.silent(name) for name in names} == {SILENT}
+            strangers.await_silent(*ports, *names)
             if os.geteuid() == 0:
                 assert [heard_by_another_user(name) for name in names] == [0] * RANKS
             said = strangers.said
