@@ -48,8 +48,7 @@ def parameter_hub(
         rule: likewise; None: Nesterov(lr=0.01, momentum=0.9), and a warning says so once.
         topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
             several ranks, or some of several racks that are told several hosts, none of the six arguments below is
-            given, and the options are those of plain BSP: no quorum, deterministic. Else, as by "flat", every worker
-            sends to the owners itself.
+            given, and there is no quorum. Else, as by "flat", every worker sends to the owners itself.
             Or a Hierarchy, or a ParameterServer; or a mapping from names of keys to these, and keys that it does not
             name are flat.
         placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,

@@ -290,7 +290,6 @@ FAMILIES: dict[str, Callable[[Lot, Job], None]] = {
     "passing_peers_ssp": _passing_peers_ssp,
 }
 LEAST_RANKS = {"groups": 3, "groups_quorum": 3, "graph_quorum": 3, "passing_peers": 4, "passing_peers_ssp": 4}
-EAGER = ("bsp", "graph_bsp", "notify_ack")
 TWO_RANKS = ("async", "server_ssp", "updates_ssp", "quorum", "peers", "peers_ssp", "split_peers", "ssp")
 
 
@@ -319,7 +318,6 @@ def _any(lot: Lot, job: Job) -> None:
     job["split"] = lot.random() < 0.3
     job["in_place"] = lot.random() < 0.2
     job["shared_params"] = lot.random() < 0.2
-    job["deterministic"] = lot.random() < 0.7
     job["rule"] = lot.choice([job["rule"], beside["rule"], rule(lot)])
 
 
@@ -350,8 +348,6 @@ def draw(seed: int) -> Job:
         _coded(lot, job)
     if lot.random() < 0.1:
         job["check_finite"] = True
-    if job["family"] in EAGER and lot.random() < 0.15:
-        job["deterministic"] = False
     job["ops"] = _ops(lot, job)
     if job["drive"] == "turns" and any(op[0] in ("save", "load", "barrier") for op in job["ops"]):
         job["turns"]["drains"] = -1  # how often ranks look while all call together is no fact: no event waits then

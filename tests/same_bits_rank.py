@@ -88,7 +88,6 @@ def make(job: Job, ctx: hpcomm.Context) -> hpcomm.Exchange:
     options: dict[str, Any] = {
         name: job[name] for name in ("split", "in_place", "shared_params", "check_finite") if name in job
     }
-    options |= {"deterministic": False} if job.get("deterministic") is False else {}
     for name in ("codec", "codec_out"):
         if name in job:
             options[name] = {key: codec_of(one) for key, one in job[name].items()}

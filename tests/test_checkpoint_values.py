@@ -175,11 +175,10 @@ HUB = ParameterServer("CC", [1])
     ("where", "consistency", "options"),
     [
         (HUB, BSP, {}),
-        (HUB, BSP, {"deterministic": False}),
         (topology.complete(2), NOTIFY_ACK, {"depth": 2}),
         (topology.complete(2), BSP, {}),
     ],
-    ids=["hub", "hub that folds what has come", "graph, NOTIFY_ACK", "graph, BSP"],
+    ids=["hub", "graph, NOTIFY_ACK", "graph, BSP"],
 )
 @on_both
 def test_an_update_on_its_way_at_the_cut_counts_once(

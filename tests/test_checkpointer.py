@@ -171,7 +171,7 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path: 
 )
 @on_both
 def test_every_file_of_a_step_is_of_that_step(tmp_path: Path, topology: ParameterServer, progress: str) -> None:
-    saved(tmp_path, 4, 12, every=1, topology=topology, progress=progress, deterministic=False)
+    saved(tmp_path, 4, 12, every=1, topology=topology, progress=progress)
     found = [files.read(one.path) for one in files.listed(tmp_path)]
     assert {label.step for label, _ in found} >= {11, 12}
     for label, sections in found:

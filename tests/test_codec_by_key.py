@@ -97,7 +97,6 @@ HUBS: dict[str, dict[str, Any]] = {
     "CS": {"rule": Momentum(lr=0.1)},
     "CC": {"topology": ParameterServer("CC"), "cores": 2, "progress": "thread", "chunk_bytes": 1024, "depth": 2},
     "NCC": {"topology": ParameterServer("NCC")},
-    "tall folds": {"topology": ParameterServer("NCC"), "deterministic": False},  # of two, so that no order counts
     "ASYNC": {"consistency": ASYNC},
     "quorum": {"consistency": Consistency(quorum=2, late="drop", grace=math.inf)},
 }

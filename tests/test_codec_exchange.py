@@ -152,7 +152,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "hosts, receivers": {"topology": Hierarchy([[0, 1], [2]], apply_at="receivers")},
     "ring": {"topology": Hierarchy([[0], [1, 2]], (), top="ring")},
     "two servers": {"topology": ParameterServer("CS", [0, 2], apply_at="both")},
-    "any order": {"deterministic": False},
     "SSP": {"consistency": SSP(1), "depth": 2},
     "SSP, receivers": {"consistency": SSP(1), "topology": RECEIVERS},
     "SSP, tree": {"consistency": SSP(1), "topology": ParameterServer(apply_at="receivers", tree=hpcomm.Tree(arity=1))},

@@ -358,7 +358,6 @@ def test_timeout_is_for_the_whole_step() -> None:
     cores=st.integers(1, 3),
     placement=st.sampled_from(["CC", "CS", "NCC", "NCS"]),
     seed=st.integers(0, 2**31),
-    deterministic=st.booleans(),
     transport=st.sampled_from(["shm", "tcp", "loop"]),
     affinity=st.sampled_from(["key", "worker"]),
     interfaces=st.integers(1, 3),
@@ -370,7 +369,6 @@ def test_any_exchange_is_its_reference(
     cores: int,
     placement: str,
     seed: int,
-    deterministic: bool,
     transport: str,
     affinity: str,
     interfaces: int,
@@ -402,7 +400,6 @@ def test_any_exchange_is_its_reference(
         chunk_bytes=64 * chunk,
         cores=cores,
         reduce="sum",
-        deterministic=deterministic,
         transport=transport,
         loop_seed=seed if transport == "loop" else 0,
     )

@@ -26,7 +26,6 @@ PLAN: dict[str, Any] = {
 ENGINE: dict[str, Any] = {
     "groups": (("bias", "fc"),),
     "shared_params": True,
-    "deterministic": False,
     "check_finite": True,
     "progress": "inline",
     "patience": 3.0,

@@ -242,14 +242,12 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"ASYNC waits for no update, so it has no quorum: leave quorum out",
     ),
     "quorum and shared_params": ({"consistency": quorum_of(2), "shared_params": True}, r"go with shared_params"),
-    "quorum and tall folds": ({"consistency": quorum_of(2), "deterministic": False}, r"does not go with eager folds"),
     "SSP with servers": ({"consistency": SSP(65)}, r"staleness is 65; 0 to 64 are possible with servers"),
     "SSP and a quorum": (
         {"consistency": Consistency(staleness=2, quorum=2, waits_for="neighbours")},
         r"a quorum of servers does not go with consistency SSP",
     ),
     "SSP and shared_params": ({"consistency": SSP(2), "shared_params": True}, r"shared_params needs BSP: under SSP"),
-    "SSP and tall folds": ({"consistency": SSP(2), "deterministic": False}, r"eager needs BSP: under SSP"),
     "SSP and in_place": (
         {"consistency": SSP(2), "in_place": True},
         r"in_place needs a graph and rule average; here are servers and rule",
@@ -288,7 +286,6 @@ RANKS_DIFFER: dict[str, tuple[Options, str]] = {
         r"another plan than rank 0: give .* servers, cores, interfaces, affinity, chunk",
     ),
     "consistency": ({"consistency": ASYNC}, r"rank 1 has consistency 1"),
-    "determinism": ({"deterministic": False}, r"rank 1 has .*eager 1"),
     "quorum": ({"consistency": quorum_of(2)}, r"rank 1 has quorum 2 and grace -1; rank 0 has 0 and -1"),
 }
 

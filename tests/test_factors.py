@@ -567,7 +567,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too stale": ({"consistency": SSP(31)}, r"room for s \+ 2 updates .* give SSP\(30\) or less"),
     "models": ({"rule": Average()}, "its rule is Average, and peers send updates, not models"),
     "other size": ({"topology": PeerToPeer(from_edges(3, [(0, 1)]))}, "graph is .* must have 2 ranks, as the job has"),
-    "eager": ({"deterministic": False}, "deterministic is False: a peer may be a step ahead of others"),
     "one copy": ({"shared_params": True}, "shared_params needs servers: each peer has parameters of its own"),
     "in place": ({"in_place": True}, "in_place is True: peers apply updates"),
     "parameters in 16 bits": ({"codec_out": "float16"}, "codec_out is 'float16': peers send no parameters"),

@@ -88,7 +88,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "graph": {"topology": topology.complete},
     "SSP": {"consistency": SSP(1), "depth": 2},
     "ASYNC": {"consistency": ASYNC},
-    "any order": {"deterministic": False},
     "compressed": {"codec": Float4(UNIT, compress="zlib")},
     "feedback": {"codec": ErrorFeedback(Float4(UNIT))},
 }

@@ -263,7 +263,6 @@ class Placed:
         (hpcomm.Consistency(quorum=2, late="drop"), {}, False),
         (hpcomm.BSP, {"split": True}, True),
         (hpcomm.BSP, {"shared_params": True}, True),
-        (hpcomm.BSP, {"deterministic": False}, False),
     ],
 )
 def test_auto_is_for_plain_bsp(consistency: Any, engine: dict[str, Any], hosts_first: bool) -> None:

@@ -71,7 +71,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "16 bits": (Hierarchy(HOSTS, RACKS), {"codec": "float16", "reduce": "sum"}),
     "16 bits for one key": (Hierarchy(HOSTS, RACKS), {"codec_out": {"fc": "bfloat16"}, "codec": {"conv": "float16"}}),
     "by key": ({"fc": Hierarchy(HOSTS, RACKS), "conv": Hierarchy([[0, 2, 4, 6], [1, 3, 5, 7]], top="ring")}, {}),
-    "as they come": (Hierarchy(HOSTS, RACKS), {"deterministic": False}),
 }
 
 

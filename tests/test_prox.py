@@ -155,7 +155,7 @@ def test_same_bits_whatever_the_plan(
     want = trained(progress="inline")
     ways: list[dict[str, Any]] = [{"isa": isa} for isa in _core.instruction_sets()]
     ways += [{"chunk_bytes": 64}, {"chunk_bytes": 1 << 20}, {"cores": 2, "progress": "thread", "chunk_bytes": 512}]
-    ways += [{"shared_params": True}, {"depth": 2}, {"topology": ParameterServer("CC")}, {"deterministic": False}]
+    ways += [{"shared_params": True}, {"depth": 2}, {"topology": ParameterServer("CC")}]
     ways += [{"topology": ParameterServer("CS", servers=[1, 2])}, {"topology": ParameterServer(apply_at="receivers")}]
     ways += [{"transport": "tcp"}, {"transport": "tcp", "cores": 2, "progress": "thread", "chunk_bytes": 512}]
     ways += [{"codec": hpcomm.codec.TopK(1.0)}, {"split": True}, {"topology": Hierarchy(hosts=[[0, 1], [2]])}]

@@ -10,7 +10,7 @@ from conftest import run_threads
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import AdamW, ConfigError, Exchange, InvalidArgument, Momentum, NotSupported, ParameterServer, Timeout
+from hpcomm import AdamW, Exchange, InvalidArgument, Momentum, NotSupported, ParameterServer, Timeout
 from hpcomm.topology import ring, spread
 
 F32 = np.float32
@@ -181,7 +181,6 @@ def test_refusals(alone: hpcomm.Context) -> None:
         ex.apply("w")
     for wrong, error, text in [
         ({"topology": hpcomm.topology.ring, "consistency": hpcomm.SSP(1), "depth": 3}, NotSupported, "split needs BSP"),
-        ({"deterministic": False}, ConfigError, "eager"),
     ]:
         with pytest.raises(error, match=text):
             Exchange(alone, made, split=True, **wrong)  # type: ignore[arg-type]

@@ -77,7 +77,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "one server": (ParameterServer("CS", servers=[2]), {"depth": 2}),
     "hosts": (Hierarchy([[0, 1], [2, 3]]), {"codec": "bfloat16"}),
     "ring of hosts": (Hierarchy([[0, 1], [2], [3]], top="ring"), {"codec_out": "float16"}),
-    "eager": (Hierarchy([[0, 1], [2, 3]]), {"deterministic": False}),
     "hosts apart": (Hierarchy([[0, 1], [2, 3]]), {"consistency": ASYNC}),
     "hosts within bounds": (Hierarchy([[0, 1], [2, 3]]), {"consistency": SSP(2)}),
     "receivers": (Hierarchy([[0, 1], [2], [3]], top="ring", apply_at="receivers"), {"codec": "float16"}),

@@ -56,11 +56,11 @@ int hpc_each_check(const hpc_exchange_config *f) {
     if (f->staleness < 0 || f->staleness > HPC_MOST_STALENESS)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: staleness is %d; 0 to %d are possible with servers", op, f->staleness,
                         HPC_MOST_STALENESS);
-    if (f->shared_params || f->eager)
-        return hpc_fail(HPC_ERR_CONFIG, op, "%s: %s needs BSP: under %s %s, so leave it out", op,
-                        f->shared_params ? "shared_params" : "eager", name,
-                        f->shared_params ? "each worker has parameters of its own step"
-                                         : "each update is applied by itself anyway");
+    if (f->shared_params)
+        return hpc_fail(HPC_ERR_CONFIG, op,
+                        "%s: shared_params needs BSP: under %s each worker has parameters of its own step, so leave it "
+                        "out",
+                        op, name);
     for (int k = 0; k < f->plan->n_keys; k++)
         if (hpc_rule_averages(hpc_config_rule(f, k)))
             return hpc_fail(

@@ -85,10 +85,6 @@ int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
     if (f->shared_params)
         return hpc_fail(HPC_ERR_CONFIG, "exchange",
                         "exchange: shared_params needs servers: each peer has parameters of its own, so leave it out");
-    if (f->eager)
-        return hpc_fail(HPC_ERR_CONFIG, "exchange",
-                        "exchange: eager needs servers: a peer may push for the next step before the others have, so "
-                        "its update waits for theirs; leave it out");
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) {
         status = check_row(&f->plan->rows[i], i);
         if (status == HPC_OK) status = check_ways(f->plan, i);

@@ -108,10 +108,6 @@ static int check_encoders(const hpc_plan *plan) {
 
 int hpc_split_check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
-    if (f->eager)
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: split keeps the fold of all updates; eager adds each to the one before: leave one "
-                        "of the two out");
     int status = check_encoders(f->plan);
     if (status != HPC_OK) return status;
     for (int i = 0; i < f->plan->n_rows; i++) {

@@ -33,12 +33,8 @@ static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_a
     hpc_tally_add(&core->tally.applied, 1);
     hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
 }
-/* Whether inputs are added as they come. Where each is applied by itself there is nothing to add. */
-static inline int hpc_row_is_early(const hpc_engine *en) {
-    return en->asked.eager && (en->discipline->traits & HPC_WHOLE);
-}
-/* Whether a fold outlasts the work on its row: inputs are added as they come, or a mean is kept. With split some rows
- * keep their inputs instead (kept.c): those of peers, and those of codecs that need no sum of a whole row. */
+/* Whether a fold outlasts the work on its row: a mean is kept. Some rows keep their inputs instead (kept.c): those of
+ * peers, and those of codecs that need no sum of a whole row. */
 int hpc_row_keeps_fold(const hpc_engine *en, const hpc_row *row);
 /* Whether the discipline has the sums of a forward: all but those that pass on what one other row has sent. */
 static inline int hpc_row_is_summed(const hpc_engine *en, const hpc_row *row) {

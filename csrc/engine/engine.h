@@ -126,7 +126,7 @@ typedef struct hpc_key_pieces {
 
 /* The settings that a user gave, as in hpc_exchange_config. */
 typedef struct hpc_asked {
-    int consistency, shared_params, eager, check_finite, in_place, staleness, quorum, split;
+    int consistency, shared_params, check_finite, in_place, staleness, quorum, split;
     double grace; /* negative: learned */
 } hpc_asked;
 

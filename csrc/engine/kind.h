@@ -36,7 +36,6 @@ struct hpc_row_kind {
     int (*work)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
     /* Adds inputs to the row's accumulator, or begins it with them. NULL: they are never added before the work. */
     int (*add)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
-    int early;  /* inputs are added as they come, and work applies their sum */
     int relays; /* its parameters have come from another row */
 
     /* Fold and apply in two calls (mean.c). fold makes the mean: w->mean, and adds its squares to *squares unless that
@@ -54,9 +53,8 @@ struct hpc_row_kind {
     const void *(*leaving)(const hpc_work *w, int slot);
 };
 
-extern const hpc_row_kind hpc_kind_pass, hpc_kind_average, hpc_kind_blocks, hpc_kind_early;
-extern const hpc_row_kind hpc_kind_pieces, hpc_kind_pieces_early, hpc_kind_pieces_in_place, hpc_kind_pieces_all;
-extern const hpc_row_kind hpc_kind_pieces_parts;
+extern const hpc_row_kind hpc_kind_pass, hpc_kind_average, hpc_kind_blocks;
+extern const hpc_row_kind hpc_kind_pieces, hpc_kind_pieces_in_place, hpc_kind_pieces_all, hpc_kind_pieces_parts;
 extern const hpc_row_kind hpc_kind_forward, hpc_kind_forward_opened, hpc_kind_forward_filtered, hpc_kind_forward_pieces;
 extern const hpc_row_kind hpc_kind_sum, hpc_kind_sum_opened, hpc_kind_sum_pieces;
 extern const hpc_row_kind hpc_kind_passthrough, hpc_kind_relay;

@@ -1,13 +1,11 @@
 /* Rows that go block by block: the inputs of a block are folded, the rule is applied, and the parameters are written to
- * every worker, while the block is in the first caches. Averages are folded straight into the parameters. Eager rows
- * add their inputs as they come, and apply the sum. */
+ * every worker, while the block is in the first caches. Averages are folded straight into the parameters. */
 #include "engine/block.h"
 #include "engine/discipline.h"
 #include "engine/kept.h"
 #include "engine/kind.h"
 #include "engine/mean.h"
 #include "engine/prox.h"
-#include "engine/sum.h"
 #include "engine/write.h"
 
 /* ---- any rule ---- */
@@ -71,32 +69,6 @@ const hpc_row_kind hpc_kind_average = {
     .suits = averages,
     .room = hpc_blocks_room,
     .work = work_average,
-    .write = hpc_blocks_write,
-    .leaving = hpc_params_leaving,
-};
-
-/* ---- eager ---- */
-
-static int is_eager(const hpc_engine *en, const hpc_row *row) {
-    (void)row;
-    return hpc_row_is_early(en);
-}
-
-static int work_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    hpc_row_begin_step(core->engine, w, inputs->slot);
-    if (hpc_blocks_apply_sum(core, w, inputs, args) != 0) return -1;
-    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
-    hpc_row_count_fold(core, w, inputs->n);
-    return 0;
-}
-
-const hpc_row_kind hpc_kind_early = {
-    .name = "eager",
-    .suits = is_eager,
-    .room = hpc_blocks_room,
-    .work = work_sum,
-    .add = hpc_blocks_add,
-    .early = 1,
     .write = hpc_blocks_write,
     .leaving = hpc_params_leaving,
 };

@@ -96,21 +96,6 @@ const hpc_row_kind hpc_kind_pieces = {
     .leaving = hpc_params_leaving,
 };
 
-static int suits_early(const hpc_engine *en, const hpc_row *row) {
-    return hpc_row_is_early(en) && takes_pieces(en, row);
-}
-
-const hpc_row_kind hpc_kind_pieces_early = {
-    .name = "eager pieces",
-    .suits = suits_early,
-    .room = room,
-    .work = apply_sum,
-    .add = add,
-    .early = 1,
-    .write = hpc_blocks_write,
-    .leaving = hpc_params_leaving,
-};
-
 /* ---- sgd ---- */
 
 /* Parameters, or Z, are changed where they lie. Parameters go out as float32, and no other row sends them on. */

@@ -101,7 +101,6 @@ int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int begins) {
 int hpc_row_count_as(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
     if (hpc_row_has_too_many(core, w, &came[input], 1, w->inputs[input].rank)) return 0;
-    if (w->kind->early && hpc_row_add(core, w, slot, input, w->arrived[slot] == 0) != 0) return 0;
     atomic_store_explicit(&came[input], (char)how, memory_order_relaxed);
     if (++w->arrived[slot] < w->row->n_in) return 0;
     w->arrived[slot] = 0;

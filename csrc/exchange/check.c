@@ -19,7 +19,7 @@ enum { NAME_BYTES = 64 };
 struct description {
     uint64_t digest; /* of the plan */
     double grace;
-    int32_t consistency, shared_params, eager, in_place, n_keys, n_phases, staleness, quorum, split;
+    int32_t consistency, shared_params, in_place, n_keys, n_phases, staleness, quorum, split;
     int32_t n_engines, threads; /* threads: with which the rank computes */
 };
 
@@ -138,10 +138,10 @@ static int check_empty(const hpc_exchange_config *f) {
         for (int e = 0; e < row->n_in; e++) empty += row->in[e].row < 0 && row->in[e].weight == 0;
         if (empty == row->n_in)
             return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: all %d inputs of row %d have weight 0", row->n_in, i);
-        if (empty > 0 && (f->eager || d == NULL || !(d->traits & HPC_WHOLE) || d->use != NULL))
+        if (empty > 0 && (d == NULL || !(d->traits & HPC_WHOLE) || d->use != NULL))
             return hpc_fail(HPC_ERR_CONFIG, op_create,
                             "exchange: row %d takes a push with weight 0, which only tells that its rank is ready; "
-                            "that needs BSP without eager and split",
+                            "that needs BSP without split",
                             i);
     }
     return HPC_OK;
@@ -193,10 +193,9 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
     if (g->ranks != c->group.size)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: the graph has %d ranks, the job %d", g->ranks,
                         c->group.size);
-    if (f->shared_params || f->eager)
-        return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: %s is for servers; on a graph every rank folds %s",
-                        f->shared_params ? "shared_params" : "eager",
-                        f->shared_params ? "parameters of its own" : "its inputs in order");
+    if (f->shared_params)
+        return hpc_fail(HPC_ERR_CONFIG, op_create,
+                        "exchange: shared_params is for servers; on a graph every rank has parameters of its own");
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) status = check_graph_row(g, &f->plan->rows[i], i);
     return status;
 }
@@ -373,11 +372,10 @@ static int compare(const hpc_engine *en, int r, const struct description *d, con
         if (status == HPC_OK) status = hpc_codecs_compare(r, k[i].name, &k[i].codec, &f[i].codec);
         if (status != HPC_OK) return status;
     }
-    if (d->consistency != first->consistency || d->shared_params != first->shared_params || d->eager != first->eager)
+    if (d->consistency != first->consistency || d->shared_params != first->shared_params)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: rank %d has consistency %d, shared_params %d, eager %d; rank 0 has %d, %d, %d", r,
-                        d->consistency, d->shared_params, d->eager, first->consistency, first->shared_params,
-                        first->eager);
+                        "exchange: rank %d has consistency %d, shared_params %d; rank 0 has %d, %d", r, d->consistency,
+                        d->shared_params, first->consistency, first->shared_params);
     if (d->in_place != first->in_place)
         return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: rank %d has in_place %d and rank 0 has %d", r,
                         d->in_place, first->in_place);
@@ -426,7 +424,6 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
     mine->grace = en->asked.grace;
     mine->consistency = f->consistency;
     mine->shared_params = en->asked.shared_params;
-    mine->eager = en->asked.eager;
     mine->in_place = en->asked.in_place;
     mine->n_keys = en->plan->n_keys;
     mine->n_engines = of->n_engines;

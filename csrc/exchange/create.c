@@ -308,7 +308,6 @@ hpc_engine *hpc_engine_new(hpc_context *c, const hpc_exchange_config *f, const c
     const hpc_discipline *d = en->discipline = hpc_discipline_of(f);
     en->asked = (hpc_asked){.consistency = f->consistency,
                             .shared_params = f->shared_params != 0,
-                            .eager = f->eager != 0,
                             .check_finite = f->check_finite != 0,
                             .in_place = f->in_place != 0,
                             .split = f->split != 0,

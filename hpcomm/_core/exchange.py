@@ -69,7 +69,6 @@ def exchange_config(
     threads: int,
     shared_params: bool,
     in_place: bool,
-    eager: bool,
     check_finite: bool,
     split: bool,
     isa: int,
@@ -84,7 +83,7 @@ def exchange_config(
     config.plan, config.rules, config.values = plan, c_rules, c_values
     config.consistency, config.progress, config.isa = consistency, progress, isa
     config.threads = threads
-    config.shared_params, config.eager, config.check_finite = shared_params, eager, check_finite
+    config.shared_params, config.check_finite = shared_params, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
     config.quorum, config.grace, config.split = quorum, grace, split
     c_codecs = ffi.new("const hpc_codec_config *[]", [codec or ffi.NULL for codec in codecs])

@@ -284,7 +284,6 @@ class Exchange(SplitCalls):
             threads=launch.threads(),
             shared_params=bool(engine.shared_params),
             in_place=bool(engine.in_place),
-            eager=not engine.deterministic and not one.phases,
             check_finite=bool(engine.check_finite),
             split=bool(engine.split),
             isa=_core.ISAS[self._isa],

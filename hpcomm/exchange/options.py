@@ -75,8 +75,6 @@ class EngineOptions:
         shared_params: the workers of a host read one copy of the parameters, and none may write it. Only with BSP. The
             ranks of a host must map each other's memory, by transport shm. Where hosts have several workers a rank of
             each host writes its copy: so with topology "auto" or a Hierarchy, not with "flat".
-        deterministic: updates are folded in the order of the ranks when all are there, so that a run repeats bit for
-            bit; False adds each as it comes (tall aggregation as in PHub, section 3.2.2), in any order.
         check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.
         split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange): owners keep the mean in
             between, 4 bytes an element; peers, and ranks on a graph, keep the updates. BSP, with servers that all
@@ -99,7 +97,6 @@ class EngineOptions:
 
     in_place: bool = False
     shared_params: bool = False
-    deterministic: bool = True
     check_finite: bool = False
     split: bool = False
     progress: Progress = "auto"
@@ -132,7 +129,6 @@ class KeywordsButCodec(TypedDict, total=False):
     cores: int | None
     in_place: bool
     shared_params: bool
-    deterministic: bool
     check_finite: bool
     split: bool
     progress: Progress

@@ -196,7 +196,6 @@ def _job(
         ctx.hosts,
         ctx.racks,
         scheme.consistency,
-        bool(engine.deterministic),
         next((rule.name for rule in own if isinstance(rule, Rule) and rule.fold is not None), None),
         all(isinstance(rule, Average) for rule in own),
         measure,

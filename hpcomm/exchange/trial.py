@@ -52,7 +52,7 @@ def step_seconds(
     parameters = made.plan.codec_out
     if isinstance(parameters, Mapping):
         parameters = {name: one for name, one in parameters.items() if name == key.name}
-    engine = EngineOptions(deterministic=made.engine.deterministic, progress=made.engine.progress)
+    engine = EngineOptions(progress=made.engine.progress)
     best, spent = [float("inf")] * len(codecs), 0.0
     with ExitStack() as stack:
         exchanges = [

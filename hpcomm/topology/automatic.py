@@ -23,8 +23,7 @@ _FLAT = ParameterServer()
 @dataclass(frozen=True)
 class Automatic(Topology):
     """A Hierarchy or a ParameterServer, as resolved decides for a job. It folds inside hosts under plain BSP alone:
-    without a quorum, in the order of ranks, and by rules without a fold of their own, which would fold the sum of a
-    host again.
+    without a quorum, and by rules without a fold of their own, which would fold the sum of a host again.
 
     Attributes:
         apply_at: of both. Where receivers apply, the ParameterServer has the trees that cost the least.
@@ -33,7 +32,7 @@ class Automatic(Topology):
     apply_at: str = "owners"
 
     def resolved(self, job: Job) -> Topology:
-        plain = job.consistency == BSP and job.deterministic and job.own_fold is None
+        plain = job.consistency == BSP and job.own_fold is None
         return (automatic(job.hosts, job.racks, self._flat) if plain else self._flat).resolved(job)
 
     def refuses(self, job: Job) -> str | None:

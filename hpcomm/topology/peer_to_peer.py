@@ -105,11 +105,6 @@ class PeerToPeer(Topology):
                 f"consistency is {consistency}: a peer keeps room for s + 2 updates of each rank, of at most "
                 f"{_core.PLAN_DEPTH}: give SSP({_MOST_STALE}) or less"
             )
-        if not job.deterministic:
-            return (
-                "deterministic is False: a peer may be a step ahead of others, so its update waits for theirs: leave "
-                "it out"
-            )
         if job.averages:
             return (
                 "its rule is Average, and peers send updates, not models: give a rule that applies updates, or a Graph "

@@ -24,7 +24,6 @@ class Job:
         hosts: by rank: the lowest rank on its host (Context.hosts).
         racks: by rank: the name of its rack, "" where it is not known (Context.racks).
         consistency: of the keys that have this topology.
-        deterministic: whether updates are folded in the order of ranks.
         own_fold: the name of the first rule of these keys that has a fold of its own; None: no rule has one.
         averages: whether the rule of each of these keys is Average, so that models are pushed.
         measured: gives a Hierarchy with the bandwidths that were measured between its ranks. Collective, and for
@@ -36,7 +35,6 @@ class Job:
     hosts: Sequence[int]
     racks: Sequence[str]
     consistency: Consistency = BSP
-    deterministic: bool = True
     own_fold: str | None = None
     averages: bool = False
     measured: Callable[[Any], Any] = lambda hierarchy: hierarchy

@@ -79,7 +79,6 @@ void job_random(job *j, const rank *r, uint64_t seed) {
     j->rule = rules[below(&state, 3)];
     j->args[1] = below(&state, 2) ? 0.5 : 0.25;
     j->args[3] = 0.5;
-    j->eager = below(&state, 2);
     j->check_finite = below(&state, 4) == 0;
     j->shared_params = strcmp(r->mode->transports, "shm") == 0 && below(&state, 4) == 0;
     j->affinity = below(&state, 2);
@@ -181,7 +180,6 @@ void job_settings(hpc_exchange_config *config, const job *j) {
     config->progress = j->progress;
     config->shared_params = j->shared_params;
     config->in_place = j->in_place;
-    config->eager = j->eager;
     config->check_finite = j->check_finite;
     config->isa = j->isa;
     config->split = j->split;

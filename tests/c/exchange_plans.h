@@ -17,7 +17,7 @@ typedef struct job {
     uint64_t chunk;
     const char *rule;
     double args[HPC_RULE_ARGS];
-    int eager, check_finite, shared_params, isa, progress;
+    int check_finite, shared_params, isa, progress;
     int codec_out; /* of the parameters on their way to workers */
     int mixed;     /* each key has a wire of its own: job_wire */
     int in_place;  /* on a graph: models are trained where they lie, so gradients are float32 on any wire */

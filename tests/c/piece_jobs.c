@@ -156,7 +156,7 @@ play *play_new(const rank *r, const setup *s) {
     hpc_exchange_config_init(&p->config);
     p->config.consistency = s->consistency, p->config.staleness = s->staleness;
     p->config.quorum = s->quorum, p->config.grace = s->grace;
-    p->config.progress = s->progress, p->config.eager = s->eager, p->config.codecs = p->c.list;
+    p->config.progress = s->progress, p->config.codecs = p->c.list;
     p->config.split = s->split, p->config.check_finite = s->finite;
     make_plan(p, r);
     CHECK_OK(job_create_with(r, &p->j, &p->config, -1, &p->e));

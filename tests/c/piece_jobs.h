@@ -39,7 +39,7 @@ typedef enum made_of { HUB, SERVER, HOSTS, RACKS, GRAPH, BY_HAND, RECEIVERS } ma
 
 typedef struct setup {
     const char *name;
-    int size, plan, shape, consistency, staleness, quorum, depth, progress, eager, per_host;
+    int size, plan, shape, consistency, staleness, quorum, depth, progress, per_host;
     double grace, scale; /* of gradients; 0: 1 */
     codec_kind kinds[3];
     int unwaited; /* the last push is left to close */

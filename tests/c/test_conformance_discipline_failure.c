@@ -205,10 +205,6 @@ static bool applies_each(const combination *c) {
     return c->edges == SERVERS && c->consistency == HPC_ASYNC;
 }
 
-static bool folds_in_order(const combination *c) {
-    return shares_none(c) && !applies_each(c) && !(c->with & LEADERS);
-}
-
 static bool passes_on(const combination *c) {
     return c->edges == PEERS && (c->with & TREE) != 0;
 }
@@ -255,10 +251,6 @@ static void of_graphs(const rank *r, hpc_exchange_config *f) {
 
 static void shared(const rank *r, hpc_exchange_config *f) {
     (void)r, f->shared_params = 1;
-}
-
-static void eager(const rank *r, hpc_exchange_config *f) {
-    (void)r, f->eager = 1;
 }
 
 static void in_place(const rank *r, hpc_exchange_config *f) {
@@ -315,7 +307,6 @@ static const wrong wrongs[] = {
     {no_consistency, is_other, "consistency is 5, not 0 (BSP)"},
     {of_graphs, is_no_graph_and_other, "needs a graph"},
     {shared, shares_none, "shared_params"},
-    {eager, folds_in_order, "eager"},
     {in_place, is_no_graph, "in_place needs a graph"},
     {split, splits_not, "split"},
     {one_splits, is_split, "has split 0 and rank 0 has 1"},

@@ -5,7 +5,7 @@
 #include "exchange_plans.h"
 #include "base/host.h"
 
-enum { STEPS = 4, MIXED = 8, EAGER = 8, THREADS = 8 };
+enum { STEPS = 4, MIXED = 8, THREADS = 8 };
 
 typedef struct flight {
     int started, done;
@@ -167,14 +167,14 @@ static void staged_step(rank *r, const job *j, hpc_exchange *e, reference *ref, 
     }
 }
 
-/* arg: wire + 8 * eager, in threads too then. By momentum. */
+/* arg: wire + 8 in threads. By momentum. */
 static void racks(rank *r) {
     job j;
     hand_plan h;
     reference ref;
     job_init(&j, r);
-    j.wire = r->arg % 8, j.eager = r->arg / 8, j.rule = "momentum", j.args[3] = 0.5;
-    if (j.eager) j.progress = HPC_PROGRESS_THREAD;
+    j.wire = r->arg % 8, j.rule = "momentum", j.args[3] = 0.5;
+    if (r->arg / 8) j.progress = HPC_PROGRESS_THREAD;
     hand_racks(&h, &j, r->size, j.wire, 1024);
     CHECK_OK(hpc_plan_check(&h.plan, r->size));
     j.plan = &h.plan;
@@ -305,7 +305,7 @@ int main(int argc, char **argv) {
         {.name = "random_4_async_sleepy", .size = 4, .run = random_asyncs, .sleepy = true},
         {.name = "racks_4", .size = 4, .run = racks, .arg = HPC_F32},
         {.name = "racks_5_bf16", .size = 5, .run = racks, .arg = HPC_BF16},
-        {.name = "racks_5_f16_eager", .size = 5, .run = racks, .arg = HPC_F16 + EAGER},
+        {.name = "racks_5_f16_thread", .size = 5, .run = racks, .arg = HPC_F16 + THREADS},
         {.name = "racks_4_full", .size = 4, .run = racks_full},
         {.name = "relay_3", .size = 3, .run = relay, .arg = HPC_PROGRESS_INLINE},
         {.name = "relay_5_thread", .size = 5, .run = relay, .arg = HPC_PROGRESS_THREAD},

@@ -40,8 +40,8 @@ static void random_member(member *m, rank *r, kind kind, uint64_t seed) {
         job_random(j, r, seed);
         for (int i = 0; i < r->size; i++) j->workers[i] = i;
         j->n_workers = r->size, j->sum = 1, j->shared_params = 0;
-        if (kind == SPLIT) j->split = 1, j->eager = 0;
-        if (kind >= ASYNC) j->rule = "sgd", j->wire = HPC_F32, j->mixed = 0, j->depth = 2, j->eager = 0;
+        if (kind == SPLIT) j->split = 1;
+        if (kind >= ASYNC) j->rule = "sgd", j->wire = HPC_F32, j->mixed = 0, j->depth = 2;
         j->each = kind == ASYNC;
     }
     j->progress = progress[(seed + (uint64_t)r->rank) % 3];

@@ -14,7 +14,6 @@ enum {
     THREADS = 2,
     DEEP = 4,
     MIXED = 8,
-    EAGER = 16,
     SERVER = 32,
     RING = 64,
     RACKS = 128,
@@ -46,7 +45,7 @@ static hpc_plan *make_plan(job *j, const rank *r, int arg) {
     }
     j->rule = arg & SGD ? "sgd" : "momentum", j->args[3] = 0.5;
     j->progress = arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
-    j->eager = (arg & EAGER) != 0, j->split = (arg & SPLIT) != 0, j->check_finite = (arg & FINITE) != 0;
+    j->split = (arg & SPLIT) != 0, j->check_finite = (arg & FINITE) != 0;
     j->wire = arg >= HOSTS_OF ? HPC_F32 : HPC_THRESHOLD; /* of gradients, for job_start */
     if (arg & SERVER) {
         j->n_workers--;
@@ -85,7 +84,7 @@ static hpc_exchange *open_exchange(const rank *r, const job *j) {
     hpc_exchange_config c;
     hpc_exchange *e = NULL;
     hpc_exchange_config_init(&c);
-    c.progress = j->progress, c.eager = j->eager, c.split = j->split, c.check_finite = j->check_finite;
+    c.progress = j->progress, c.split = j->split, c.check_finite = j->check_finite;
     c.codecs = configs;
     CHECK_OK(job_create_with(r, j, &c, -1, &e));
     return e;
@@ -316,7 +315,7 @@ int main(int argc, char **argv) {
         {.name = "alone", .size = 1, .run = trains},
         {.name = "hub", .size = 3, .run = trains},
         {.name = "hub_threads", .size = 4, .run = trains, .arg = THREADS | DEEP | MIXED},
-        {.name = "hub_eager", .size = 3, .run = trains, .arg = EAGER | FINITE},
+        {.name = "hub_finite", .size = 3, .run = trains, .arg = FINITE},
         {.name = "hub_packed", .size = 3, .run = trains, .arg = PACKED},
         {.name = "receivers_packed", .size = 3, .run = trains, .arg = PACKED | RECEIVERS | THREADS},
         {.name = "server", .size = 4, .run = trains, .arg = SERVER | MIXED},
@@ -324,7 +323,7 @@ int main(int argc, char **argv) {
         {.name = "split", .size = 3, .run = trains, .arg = SPLIT | MIXED},
         {.name = "receivers", .size = 3, .run = trains, .arg = RECEIVERS},
         {.name = "receivers_threads", .size = 4, .run = trains, .arg = RECEIVERS | THREADS | MIXED},
-        {.name = "receivers_server", .size = 4, .run = trains, .arg = RECEIVERS | SERVER | EAGER},
+        {.name = "receivers_server", .size = 4, .run = trains, .arg = RECEIVERS | SERVER},
         {.name = "receivers_sgd", .size = 4, .run = trains, .arg = RECEIVERS | SGD | MIXED},
         {.name = "hosts_receivers_sgd", .size = 5, .run = trains, .arg = HOSTS(2, RECEIVERS | SGD | THREADS)},
         {.name = "2_hosts_of_2", .size = 4, .run = trains, .arg = HOSTS(2, 0)},

@@ -20,7 +20,7 @@ static void job_of(job *j, const rank *r) {
     j->progress = r->arg % 4, j->codec_out = r->arg / 4 % 4;
     j->args[1] = 1.0 / 512, j->shift = 3.0f / 1024;
     if (r->arg / 16 == APART) {
-        j->servers[0] = 1, j->n_servers = 1, j->n_workers = r->size - 1, j->eager = 1;
+        j->servers[0] = 1, j->n_servers = 1, j->n_workers = r->size - 1;
         for (int i = 1; i < j->n_workers; i++) j->workers[i] = i + 1;
     } else if (r->arg / 16 == CENTRAL) {
         j->n_servers = 1, j->cores = 2, j->depth = 2, j->wire = HPC_F16, j->chunk = 16448;
@@ -273,7 +273,7 @@ static void racks(rank *r) {
     uint64_t elements = 0;
     CHECK(h);
     job_init(&j, r);
-    j.progress = r->arg, j.args[1] = 1.0 / 512, j.shift = 3.0f / 1024, j.eager = r->arg == HPC_PROGRESS_THREAD;
+    j.progress = r->arg, j.args[1] = 1.0 / 512, j.shift = 3.0f / 1024;
     hand_racks(h, &j, r->size, HPC_F32, 1024);
     for (int i = 0; i < h->plan.n_rows; i++) {
         int forwards = h->rows[i].action == HPC_FORWARD;

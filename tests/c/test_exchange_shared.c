@@ -5,13 +5,13 @@
 enum { STEPS = 12 };
 
 /* Flags of a case, in its arg. */
-enum { CHAIN = 1, THREADS = 2, HALF_IN = 4, EAGER = 8, DEEP = 16, RING = 32, RACKS = 64, SPLIT = 128, APART = 256 };
+enum { CHAIN = 1, THREADS = 2, HALF_IN = 4, DEEP = 16, RING = 32, RACKS = 64, SPLIT = 128, APART = 256 };
 
 static void shared_job(job *j, const rank *r) {
     job_init(j, r);
     j->rule = "momentum", j->args[3] = 0.5;
     j->shared_params = !(r->arg & APART);
-    j->eager = !!(r->arg & EAGER), j->split = !!(r->arg & SPLIT);
+    j->split = !!(r->arg & SPLIT);
     j->progress = r->arg & THREADS ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
     if (r->arg & HALF_IN) j->wire = HPC_F16;
 }
@@ -256,7 +256,7 @@ int main(int argc, char **argv) {
         {.name = "2_hosts_of_2_threads", .size = 4, .per_host = 2, .run = trains, .arg = THREADS},
         {.name = "2_hosts_of_2_apart", .size = 4, .per_host = 2, .run = trains, .arg = APART},
         {.name = "3_hosts_of_2_uneven", .size = 5, .per_host = 2, .run = trains, .arg = HALF_IN},
-        {.name = "3_hosts_of_3", .size = 8, .per_host = 3, .run = trains, .arg = EAGER, .sleepy = true},
+        {.name = "3_hosts_of_3", .size = 8, .per_host = 3, .run = trains, .sleepy = true},
         {.name = "3_hosts_chain_threads", .size = 6, .per_host = 2, .run = trains, .arg = CHAIN | THREADS | DEEP},
         {.name = "2_hosts_split", .size = 4, .per_host = 2, .run = trains, .arg = SPLIT | THREADS},
         {.name = "3_hosts_split_chain", .size = 6, .per_host = 2, .run = trains, .arg = SPLIT | CHAIN},

@@ -32,7 +32,7 @@ static void random_job(rank *r, uint64_t seed) {
     job j;
     reference ref;
     job_random(&j, r, seed);
-    j.split = 1, j.eager = 0, j.progress = r->arg;
+    j.split = 1, j.progress = r->arg;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     for (int step = 0; step < STEPS && job_works(&j, r->rank); step++) {
@@ -204,10 +204,6 @@ static void refusals(rank *r) {
     uint64_t ticket;
     double sum;
     split_job(&j, r);
-    j.eager = 1;
-    CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("eager adds each to the one before");
-    j.eager = 0;
     hand_ring(&h, &j, r->size, HPC_F32, 512);
     j.plan = &h.plan;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);

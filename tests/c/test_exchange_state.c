@@ -238,7 +238,7 @@ static void own_fold(rank *r) {
     CHECK_OK(hpc_rule_find("average", HPC_ISA_BEST, &rule));
     rule.fold = fold_seen, rule.args[1] = 2, rule.name = "sum of squares";
     hpc_exchange_config_init(&c);
-    c.rule = &rule, c.progress = r->arg & 3, c.eager = r->arg >> 2;
+    c.rule = &rule, c.progress = r->arg;
     CHECK_OK(job_create_with(r, &j, &c, -1, &e));
     for (int step = 0; step < 4; step++) {
         for (int key = 0; key < j.n_keys; key++) {
@@ -445,7 +445,7 @@ static void folded_in_part(rank *r) {
 }
 
 int main(int argc, char **argv) {
-    enum { INLINE = HPC_PROGRESS_INLINE, THREAD = HPC_PROGRESS_THREAD, DEDICATED = 8, EACH = 16, EAGER = 4 };
+    enum { INLINE = HPC_PROGRESS_INLINE, THREAD = HPC_PROGRESS_THREAD, DEDICATED = 8, EACH = 16 };
     static const ranks_case cases[] = {
         {.name = "same_bits", .size = 3, .run = same_bits},
         {.name = "same_bits_mixed_progress", .size = 3, .run = same_bits, .arg = 1},
@@ -458,7 +458,6 @@ int main(int argc, char **argv) {
         {.name = "own_rule", .size = 3, .run = own_rule, .arg = INLINE},
         {.name = "own_rule_thread", .size = 2, .run = own_rule, .arg = THREAD},
         {.name = "own_fold", .size = 3, .run = own_fold, .arg = INLINE},
-        {.name = "own_fold_eager", .size = 3, .run = own_fold, .arg = INLINE + EAGER},
         {.name = "own_fold_thread", .size = 2, .run = own_fold, .arg = THREAD},
         {.name = "rows_back", .size = 3, .run = rows_back, .arg = INLINE},
         {.name = "rows_back_thread", .size = 2, .run = rows_back, .arg = THREAD},

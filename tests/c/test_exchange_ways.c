@@ -136,34 +136,6 @@ static void closes_before_sums_left(rank *r) {
     free(h);
 }
 
-/* The same, and rank 0 begins its next step: its update is added to the sum that has not left. */
-static void eager_sums(rank *r) {
-    job j;
-    hand_plan *h = hand_new();
-    reference ref;
-    uint64_t ticket;
-    job_init(&j, r);
-    j.eager = 1;
-    two_rules(h, &j, 600);
-    hpc_exchange *e = job_open(r, &j);
-    reference_init(&ref, &j);
-    for (int step = 0; step < 2; step++) {
-        ticket = job_start(r, &j, e, 0, step, HPC_PUSH | HPC_PULL, false);
-        if (r->rank == 0 && step == 1) {
-            for (int i = 0; i < 100; i++) CHECK_OK(hpc_exchange_progress(e));
-            rank_set(r, 0, 1);
-        }
-        if (r->rank == 1 && step == 0) rank_await(r, 0, 1);
-        CHECK_OK(hpc_exchange_wait(e, 0, ticket, 5));
-        reference_step(&ref, 0);
-        reference_check(&ref, r, e, 0);
-    }
-    CHECK_OK(hpc_exchange_close(e, 5));
-    reference_free(&ref);
-    hpc_exchange_free(e);
-    free(h);
-}
-
 /* Rank 1 relays for rank 2, and gets its own parameters from the owner. */
 static void relays_for_others(rank *r) {
     job j;
@@ -232,7 +204,6 @@ int main(int argc, char **argv) {
         {.name = "planned_ring", .size = 4, .run = planned_rates, .arg = 0},
         {.name = "planned_racks", .size = 8, .run = planned_rates, .arg = 1},
         {.name = "closes_before_sums_left", .size = 3, .run = closes_before_sums_left, .where = RANKS_UNSEEDED},
-        {.name = "eager_sums", .size = 3, .run = eager_sums, .where = RANKS_UNSEEDED},
         {.name = "relays_for_others", .size = 3, .run = relays_for_others, .where = RANKS_UNSEEDED, .apart = true},
         {.name = "nothing_for_one_row", .size = 3, .run = nothing_for_one_row},
         {0},

@@ -26,7 +26,7 @@ static int create(const rank *r, const job *j, hpc_exchange **e) {
     hpc_exchange_config c;
     hpc_exchange_config_init(&c);
     c.consistency = r->arg ? HPC_SSP : HPC_ASYNC, c.staleness = r->arg, c.progress = j->progress;
-    c.eager = j->eager, c.shared_params = j->shared_params;
+    c.shared_params = j->shared_params;
     c.grace = j->grace;
     if (j->quorum > 0) c.quorum = j->quorum, c.staleness = 0, c.consistency = j->each ? HPC_ASYNC : HPC_BSP;
     return job_create_with(r, j, &c, -1, e);
@@ -87,10 +87,6 @@ static void refused(rank *r) {
     CHECK_MESSAGE("each rank is in one group, which folds before all rows of a key");
     hpc_plan_free(plan);
     plan = by_hosts(&j, r, 1);
-    j.eager = 1;
-    CHECK_STATUS(create(r, &j, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("eager needs BSP");
-    j.eager = 0;
     j.rule = "average";
     CHECK_STATUS(create(r, &j, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rule average, which needs the updates of all workers at once");
@@ -114,9 +110,7 @@ static void quorum_refused(rank *r) {
     j.quorum = 4;
     refuses(r, &j, HPC_ERR_INVALID, "gets 3 updates a step, one from each host or rack");
     for (j.quorum = 1; j.quorum <= 3; j.quorum += 2) { /* all groups are refused alike */
-        j.eager = 1;
-        refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with eager folds");
-        j.eager = 0, j.each = 1;
+        j.each = 1;
         refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with consistency ASYNC");
         j.each = 0, j.shared_params = 1;
         refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with shared_params");

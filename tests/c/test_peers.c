@@ -107,7 +107,7 @@ static int create(const rank *r, const game *g, int consistency, int staleness, 
     hpc_exchange_config c;
     hpc_exchange_config_init(&c);
     c.consistency = consistency, c.progress = g->j.progress, c.split = g->j.split, c.in_place = g->j.in_place;
-    c.staleness = staleness, c.check_finite = 1, c.eager = g->j.eager, c.shared_params = g->j.shared_params;
+    c.staleness = staleness, c.check_finite = 1, c.shared_params = g->j.shared_params;
     if (g->arg & GRAPH) c.graph = &g->graph;
     if (g->arg & FACTORS) c.codecs = g->codecs;
     return job_create_with(r, &g->j, &c, -1, e);
@@ -418,10 +418,7 @@ static void peers_refused(rank *r) {
     CHECK_MESSAGE("shared_params needs BSP: under ASYNC each worker has parameters of its own step");
     CHECK_STATUS(create(r, g, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("shared_params needs servers: each peer has parameters of its own");
-    g->j.shared_params = 0, g->j.eager = 1;
-    CHECK_STATUS(create(r, g, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("eager needs servers: a peer may push for the next step");
-    g->j.eager = 0, g->j.rule = "average";
+    g->j.shared_params = 0, g->j.rule = "average";
     CHECK_STATUS(create(r, g, HPC_SSP, 1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rule average, which needs the updates of all workers at once");
     game_free(g);

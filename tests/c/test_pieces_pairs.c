@@ -47,7 +47,7 @@ static int configure(int codec, hpc_codec_config *c) {
  */
 
 enum { HUB, RECEIVERS, BOTH, HOSTS, RACKS, RING, HOSTS_RECEIVERS, TREE, GRAPH, PEERS, TOPOLOGIES };
-enum { BSP, EAGER, DEEP, SPLIT, QUORUM, ASYNC, SSP, NOTIFY, BARRIER, DISCIPLINES };
+enum { BSP, DEEP, SPLIT, QUORUM, ASYNC, SSP, NOTIFY, BARRIER, DISCIPLINES };
 #define CASE(topology, discipline) ((topology)*DISCIPLINES + (discipline))
 
 /* One that a user would expect to work must not be refused. */
@@ -55,7 +55,7 @@ static bool has_to_work(int topology, int discipline) {
     if (topology == TREE) return false; /* models */
     if (topology == PEERS) return discipline == BSP || discipline == DEEP || discipline == SSP;
     if (topology == GRAPH) return discipline == BSP || discipline == DEEP || discipline == NOTIFY || discipline == SSP;
-    if (discipline == BSP || discipline == DEEP || discipline == EAGER) return true;
+    if (discipline == BSP || discipline == DEEP) return true;
     if (discipline == ASYNC || discipline == SSP)
         return topology == HUB || topology == HOSTS || topology == RACKS ||
                (discipline == SSP && (topology == RECEIVERS || topology == BOTH));
@@ -152,7 +152,7 @@ static int create(pair *p, const rank *r, hpc_exchange **e) {
     c.plan = p->plan, c.rule = &rule, c.values = values, c.codecs = p->configs;
     c.consistency = consistencies[p->discipline];
     c.progress = p->codec % 2 ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
-    c.staleness = p->discipline == SSP ? 2 : 0, c.split = p->discipline == SPLIT, c.eager = p->discipline == EAGER;
+    c.staleness = p->discipline == SSP ? 2 : 0, c.split = p->discipline == SPLIT;
     c.quorum = p->discipline == QUORUM ? 2 : 0, c.grace = 60; /* nobody is late */
     c.graph = p->topology == GRAPH ? &p->graph : NULL;
     return hpc_exchange_create(r->context, &c, -1, e);
@@ -280,8 +280,8 @@ static void tries(rank *r) {
 int main(int argc, char **argv) {
     static const char *const topologies[TOPOLOGIES] = {"hub",  "receivers",       "both", "hosts", "racks",
                                                        "ring", "hosts_receivers", "tree", "graph", "peers"};
-    static const char *const disciplines[DISCIPLINES] = {"bsp",   "eager", "deep",   "split",  "quorum",
-                                                         "async", "ssp",   "notify", "barrier"};
+    static const char *const disciplines[DISCIPLINES] = {"bsp",   "deep", "split",  "quorum",
+                                                         "async", "ssp",  "notify", "barrier"};
     static char names[TOPOLOGIES * DISCIPLINES][32];
     static ranks_case cases[TOPOLOGIES * DISCIPLINES + 1];
     for (int i = 0; i < TOPOLOGIES * DISCIPLINES; i++) {

@@ -382,7 +382,7 @@ static void wait_for_the_end(rank *r, hpc_exchange *e, const float *before, uint
     CHECK(same_floats(hpc_exchange_params(e, KEY), before, count, "parameters", r->rank, KEY));
 }
 
-/* arg: what is wrong, and 32: the piece is folded eagerly, and by threads. */
+/* arg: what is wrong, and 32: the piece is folded by threads. */
 static void lies(rank *r) {
     static const char *const texts[LIES] = {
         [BEYOND] = "",
@@ -420,7 +420,6 @@ static void lies(rank *r) {
     j.plan = plan;
     hpc_exchange_config_init(&c);
     c.codecs = list;
-    c.eager = r->arg >= 32;
     c.progress = r->arg >= 32 ? HPC_PROGRESS_THREAD : HPC_PROGRESS_INLINE;
     CHECK_OK(job_create_with(r, &j, &c, -1, &e));
     rank_meet(r); /* else a lie may come to a rank that still creates its exchange, which fails then */
@@ -550,7 +549,7 @@ static void two_codecs(rank *r) {
 int main(int argc, char **argv) {
     static const char *const names[LIES] = {"beyond",  "too_long", "headless", "form",    "format", "elements",
                                             "entries", "index",    "packed",   "refused", "event",  "nothing"};
-    static char eager[LIES][32];
+    static char threads[LIES][32];
     ranks_case cases[2 * LIES + 16] = {{0}};
     int n = 0;
     cases[n++] = (ranks_case){.name = "refusals", .size = 4, .run = refusals, .where = RANKS_UNSEEDED};
@@ -559,9 +558,9 @@ int main(int argc, char **argv) {
     cases[n++] = (ranks_case){.name = "two_codecs", .size = 3, .run = two_codecs, .where = RANKS_UNSEEDED};
     cases[n++] = (ranks_case){.name = "parameters", .size = 2, .run = parameters, .where = RANKS_UNSEEDED};
     for (int i = 0; i < LIES; i++) {
-        snprintf(eager[i], sizeof eager[i], "%s_eager", names[i]);
+        snprintf(threads[i], sizeof threads[i], "%s_threads", names[i]);
         cases[n++] = (ranks_case){.name = names[i], .size = 3, .run = lies, .arg = i, .apart = true};
-        cases[n++] = (ranks_case){.name = eager[i], .size = 3, .run = lies, .arg = i + 32, .apart = true};
+        cases[n++] = (ranks_case){.name = threads[i], .size = 3, .run = lies, .arg = i + 32, .apart = true};
     }
     cases[n++] = (ranks_case){.name = "encoder_fails", .size = 3, .run = encoder_fails, .apart = true};
     cases[n++] = (ranks_case){.name = "leader_fails", .size = 4, .run = encoder_fails, .arg = 1, .apart = true};

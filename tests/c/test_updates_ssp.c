@@ -53,7 +53,7 @@ static hpc_plan *receiving(job *j, const rank *r) {
 static int create(const rank *r, const job *j, int staleness, hpc_exchange **e) {
     hpc_exchange_config c;
     hpc_exchange_config_init(&c);
-    c.consistency = HPC_SSP, c.staleness = staleness, c.progress = j->progress, c.eager = j->eager, c.split = j->split;
+    c.consistency = HPC_SSP, c.staleness = staleness, c.progress = j->progress, c.split = j->split;
     return job_create_with(r, j, &c, -1, e);
 }
 
@@ -199,10 +199,7 @@ static void refused(rank *r) {
     CHECK_MESSAGE("staleness is 31; 0 to 30 are possible where receivers apply the rule");
     CHECK_STATUS(create(r, &j, 3, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("the plan has depth 4; SSP(3) where receivers apply the rule needs 5 or more");
-    j.eager = 1;
-    CHECK_STATUS(create(r, &j, 2, &e), HPC_ERR_CONFIG);
-    CHECK_MESSAGE("eager needs BSP");
-    j.eager = 0, j.rule = "average";
+    j.rule = "average";
     CHECK_STATUS(create(r, &j, 2, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rule average, which needs the updates of all workers at once");
     hpc_plan_free(plan);

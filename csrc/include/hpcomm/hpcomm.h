@@ -561,7 +561,6 @@ typedef struct hpc_exchange_config {
     int shared_params;            /* 1: the workers of a host read one copy, which lies in the lowest one's part. Only
                                      BSP. Ranks of a host map each other's memory (peer_view), and one of them writes
                                      the copy of several workers: by a plan of hosts where there are several hosts */
-    int eager;                    /* 1: add each input as it comes, in any order; 0: all at once, in the plan's order */
     int check_finite;             /* 1: a push with NaN or Inf is refused */
     int isa;                      /* hpc_isa of its kernels */
     const hpc_graph *graph;       /* the graph of which the plan was made; NULL: the plan has servers */
@@ -579,7 +578,7 @@ typedef struct hpc_exchange_config {
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
     int split; /* 1: fold and apply are two calls. BSP, with servers that workers push to themselves also by a quorum;
-                  or NOTIFY_ACK on a graph of one phase; no eager; one update of a key is under way, whatever the depth
+                  or NOTIFY_ACK on a graph of one phase; one update of a key is under way, whatever the depth
                   of the plan. Or ASYNC or SSP with servers or peers: each worker keeps its own updates */
     const struct hpc_codec_config *const *codecs; /* by key: how its pieces are written (codec.h); NULL where the plan
                                                      has no codec of variable length */
