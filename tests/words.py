@@ -24,7 +24,7 @@ PHRASES = {
     "under way": r"\bunder way\b",
     "anew": r"\banew\b",
     "of one's own": r"\b(?:of|by) (?:one's|its|their|his) own\b|\bone's own\b",
-    "of which": r"\b(?:of|by|in|to|for|with|from) (?:which|whom|it)\b(?= (?:is|are|has|have|one|all|some|none|only|there)\b)",
+    "of which": r"\b(?:of|by|in|to|for|with|from) (?:which|whom|it) (?:is|are|has|have|one|all|some|none|only|there)\b",
     "is none": r"\b(?:is|are|was) none\b",
     "there is": r"\b(?:that|which) there (?:is|are)\b|\bwhere there (?:is|are)\b",
 }
