@@ -108,7 +108,7 @@ static int can_be_routed(const hpc_port_address *a, const hpc_port_address *b) {
            hpc_gid_grade(a->gid) > 1 && hpc_gid_grade(b->gid) > 1;
 }
 
-/* They came from outside. */
+/* Checks the number, which came from outside. */
 static int count(const hpc_device_address *a) {
     return a->state != HPC_VERBS_READY || a->n < 0 ? 0 : a->n < HPC_RAILS ? a->n : HPC_RAILS;
 }
@@ -129,7 +129,7 @@ typedef struct pairing {
     int n;
 } pairing;
 
-/* Adds the first that fits of the free ports of one rank, for each free port of the other. */
+/* Pairs each free port of one rank with the first free port of the other that fits. */
 static void pair_up(pairing *p, int (*fits)(const hpc_port_address *, const hpc_port_address *)) {
     for (int i = 0; i < count(p->of[0]); i++)
         for (int j = 0; j < count(p->of[1]) && !(p->taken[0] >> i & 1); j++) {
@@ -179,8 +179,8 @@ static const char *why_none(const hpc_device_address *self, const hpc_device_add
 
 int hpc_match_rails(const hpc_device_address *self, const hpc_device_address *peer, int routed,
                     hpc_rail rails[HPC_RAILS], const char **why) {
-    /* Both ranks go through the same ports in the same order: those first whose address is the lesser. Where the two
-     * are equal, every port is paired with itself. */
+    /* Both ranks go through the same ports in the same order: the rank with the lesser address comes first. With equal
+     * addresses every port is paired with itself. */
     int swapped = memcmp(self, peer, sizeof *self) > 0;
     pairing p = {.of = {swapped ? peer : self, swapped ? self : peer}, .rails = rails};
     pair_up(&p, in_one_subnet);

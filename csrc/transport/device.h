@@ -1,5 +1,5 @@
-/* The ports of RDMA devices that this rank can use, and what it tells its peers of them. Knows nothing of libibverbs'
- * types, so that a build without its headers has it too (transport/verbs/device.h has the rest). */
+/* RDMA ports that this rank can use, and their addresses for its peers. No type of libibverbs occurs here, so a build
+ * without its headers has this file, too (transport/verbs/device.h has the rest). */
 #ifndef HPC_DEVICE_H
 #define HPC_DEVICE_H
 
@@ -41,7 +41,7 @@ typedef struct hpc_device_address {
 /* The state of a rank's devices in words, without its subject: "has no libibverbs.so.1; apt-get ...". */
 const char *hpc_no_verbs_text(int state);
 
-/* The ports themselves, opened; NULL where there are none. */
+/* A rank's opened ports; NULL if it has no usable port. */
 typedef struct hpc_nics hpc_nics;
 
 /* HPC_ERR_CONFIG unless names is NULL or follows the grammar ("mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1:1"). */
@@ -50,16 +50,15 @@ int hpc_nics_check(const char *names);
 /* Whether names (NULL: all) allow that port. */
 int hpc_nics_allow(const char *names, const char *device, int port);
 
-/* Opens the usable ports that names allow. That there are none is no error: *nics is then NULL and address->state says
- * why. */
+/* Opens the usable ports that names allow. With none, which is no error, *nics is NULL and address->state says why. */
 void hpc_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address);
 void hpc_nics_close(hpc_nics *nics); /* NULL is fine */
 
 /* The NUMA node that all ports have in common; -1. */
 int hpc_nics_node(const hpc_nics *nics);
 
-/* The same by what a rank says of its ports; core: that of the port by which chunks of this core come where each core
- * has one NIC; -1: all ports. */
+/* The same, by a rank's address. core: the node of the port of this core's chunks, if each core has one NIC; -1: the
+ * node of all ports. */
 int hpc_node_of_core(const hpc_device_address *address, int core);
 
 /* How good a RoCE v2 address is: 3 for IPv4, 2 for IPv6, 1 for one that no router takes. */
@@ -70,9 +69,9 @@ typedef struct hpc_rail {
     int here, there;
 } hpc_rail;
 
-/* The rails of two ranks: each port is in one of them at most. The same for both ranks, which each see their own end as
- * here. routed: RoCE v2 ports of different subnets match as well, after those of one subnet. How many; with 0, *why is
- * a sentence, or hpc_no_verbs_text of one that has no port. */
+/* Finds the rails of two ranks; a port is in at most one rail. Both ranks find the same rails, each with its own end as
+ * here. routed: RoCE v2 ports of different subnets match too, after pairs within one subnet. Returns how many; at 0,
+ * *why is a sentence, or hpc_no_verbs_text of a rank without a port. */
 int hpc_match_rails(const hpc_device_address *self, const hpc_device_address *peer, int routed,
                     hpc_rail rails[HPC_RAILS], const char **why);
 

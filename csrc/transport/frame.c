@@ -158,7 +158,7 @@ int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, co
     reader->staged += nbytes - (size_t)payload;
 
     int status = work_off(reader, landed, sink, why);
-    /* The rest goes to the front: less than a header with its fences, or what a fence holds, and that only once. */
+    /* Moves the rest to the front: less than a header with its fences, or held bytes, and these only once. */
     if (reader->used > 0) {
         reader->staged -= reader->used;
         memmove(reader->staging, reader->staging + reader->used, reader->staged);

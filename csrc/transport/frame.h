@@ -1,6 +1,6 @@
 /* The stream of a lane's TCP connections: frames, and the reader that puts their payload where it belongs.
  *
- * The reader does no input of its own: it says where the next bytes are to go (the rest of a payload straight into the
+ * The reader does no input itself: it says where the next bytes are to go (the rest of a payload straight into the
  * window, then a small staging block for the headers behind it), and is told how many came. Nothing from the wire is
  * believed: every frame is checked, and the sink says whether and where its payload may be written.
  *
@@ -16,8 +16,8 @@
 
 #include "base/memory.h"
 
-/* Bytes of staging, of which the rest of a large payload is read with few: what follows it may be as large, and bytes
- * in staging are copied once more. */
+/* Bytes of staging. Beside the rest of a large payload only HPC_STAGING_BESIDE are read: the next payload may be as
+ * large, and staged bytes are copied once more. */
 enum { HPC_STAGING = 16384, HPC_STAGING_BESIDE = 2048 };
 
 typedef enum hpc_frame_type {
@@ -85,11 +85,11 @@ int hpc_reader_want(hpc_reader *reader, struct iovec parts[2]);
  * and the reader can only be freed. */
 int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, const hpc_sink *sink, const char **why);
 
-/* Whether a fence that is not met holds the stream. */
+/* Whether a fence, not yet met, holds the stream. */
 int hpc_reader_is_held(const hpc_reader *reader);
 
-/* Bytes that are sure to come: the rest of the payload at hand, and what was queued behind its frame. Both are 0
- * between payloads. */
+/* Bytes that are sure to come: the rest of the payload at hand, and the bytes that were queued behind its frame. Both
+ * are 0 between payloads. */
 uint64_t hpc_reader_left(const hpc_reader *reader);
 uint64_t hpc_reader_behind(const hpc_reader *reader);
 

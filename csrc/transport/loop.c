@@ -2,10 +2,10 @@
  * splits and reorders all that the contract allows, and reads src at the last moment it allows.
  *
  * Operations that are held back lie in the receiver's inbox, a list in the order of the calls, under one lock. A step
- * delivers one operation, or half of a put, chosen by the seed among those that may go: a put always, a signal or an
- * event only when no earlier operation of its lane is left. Steps are made by the receiver's own waits and by a
- * sender's flush; the lock orders every step before the next, and a signal's release store orders what was delivered
- * before it. */
+ * delivers one operation, or a part of a put. The seed chooses among the operations that may go: any put, but a signal
+ * or an event only when no earlier operation of its lane is left. The receiver's waits and a sender's flush make the
+ * steps; the lock orders every step before the next, and a signal's release store comes after all data delivered before
+ * it. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ typedef struct operation {
     struct operation *next;
     operation_kind kind;
     const hpc_lane *lane; /* the sender's: a name, never followed */
-    hpc_memory *memory;   /* keeps what is written mapped */
+    hpc_memory *memory;   /* keeps dst mapped */
     char *dst;            /* of a put; the word of a signal; the ring of an event */
     const char *src;
     size_t nbytes;

@@ -14,14 +14,14 @@
 enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_CPU_WORDS = 16, HPC_USED = 5 };
 enum { HPC_ADDRESS_MAGIC = 0x68706d61 };
 
-/* The address of a rank; opaque to those who carry it. Its first three members never change between versions. */
+/* The address of a rank; opaque to the code that carries it. Its first three members never change between versions. */
 typedef struct hpc_address {
     uint32_t magic;
     uint32_t version; /* major << 16 | minor << 8 | patch */
     uint32_t nbytes;
     int32_t rank, size;
     int32_t tcp_streams, quota; /* quota: of its cgroups, in cores; 0: none */
-    int32_t threads;            /* with which it computes, as it said at init */
+    int32_t threads;            /* compute threads, as given to init */
     uint64_t quota_of;          /* the cgroup with that quota: ranks with the same share it */
     double silence;
     uint64_t cpus[HPC_CPU_WORDS]; /* which ones it may use: a bit each, by number modulo how many bits there are */
@@ -32,8 +32,8 @@ typedef struct hpc_address {
     char transports[HPC_TRANSPORTS_BYTES];
 } hpc_address;
 
-/* Work that every wait of a context does besides looking at its condition: that of an engine without threads. run
- * returns NULL, or why this rank has failed: the context is then aborted. left: what it leaves, as of hpc_left_over. */
+/* Work of an engine without threads: every wait of the context does it between looks at its condition. run returns
+ * NULL, or why this rank has failed, and then the context is aborted. left: hpc_left_over of the last run. */
 typedef struct hpc_task {
     const char *(*run)(void *arg);
     void *arg;
@@ -54,7 +54,7 @@ struct hpc_context {
     int user_lanes;                      /* created so far, on every rank alike */
     hpc_lane *acks;                      /* of queues: no data delays them (Parameter Flow's paper, section 5) */
     uint64_t loop_seed;
-    void *held;          /* loop's: what it holds back */
+    void *held;          /* loop's inbox */
     struct hpc_tcp *tcp; /* tcp's */
     struct hpc_verbs *verbs;
     hpc_nics *nics; /* verbs'; NULL if it can use none */
@@ -72,11 +72,11 @@ struct hpc_context {
     pthread_mutex_t family;                /* the root's: of open and heirs */
     int open;                              /* the root's: contexts of the family that have not left it */
     struct hpc_context *heirs, *next_heir; /* the root's, that are not closed */
-    int *first;                            /* an heir's: the root's ranks, by its own; else NULL */
-    _Atomic int leaving;                   /* nothing is worked for any more */
+    int *first;                            /* an heir's: by rank, the root's number of it; else NULL */
+    _Atomic int leaving;                   /* waits no longer run the tasks */
 };
 
-/* Whether they can share memory and abstract sockets, by what they say. */
+/* Whether two ranks can share memory and abstract sockets, by their addresses. */
 static inline int hpc_same_host(const hpc_address *a, const hpc_address *b) {
     return a->host[0] == b->host[0] && a->host[1] == b->host[1];
 }
@@ -100,8 +100,8 @@ static inline int hpc_same_process(const hpc_context *context, int rank) {
  * else that connects hosts. */
 int hpc_transport_rails(const hpc_address *self, const hpc_address *peer, hpc_rail rails[HPC_RAILS], const char **why);
 
-/* The one of its transports, opened at the first call, while lanes are: by then they have been chosen. NULL with the
- * error recorded. */
+/* The context's reactor, opened at the first call, when lanes are opened: transports have been chosen by then. NULL
+ * with the error recorded. */
 hpc_reactor *hpc_transport_reactor(hpc_context *context);
 
 /* ---- window ---- */
@@ -109,7 +109,7 @@ hpc_reactor *hpc_transport_reactor(hpc_context *context);
 enum {
     HPC_SIGNAL_STRIDE = 64,
     HPC_MOST_SIGNALS = 1 << 24
-}; /* a signal has a cache line of its own: one writer, one reader, nobody else's traffic */
+}; /* a signal fills a cache line, which only its writer and its reader touch */
 
 /* How one rank's part is laid out. */
 typedef struct hpc_part {
@@ -117,15 +117,15 @@ typedef struct hpc_part {
     size_t signals_offset; /* of signal 0, from the data's start */
     int signals;
     hpc_memory *memory; /* mapped here, or NULL */
-    uint32_t number;    /* tcp: what its rank calls it */
+    uint32_t number;    /* tcp: the number that its rank gave it */
     void *remote;       /* verbs: where it is */
 } hpc_part;
 
 struct hpc_window {
     hpc_context *context;
     hpc_memory *memory; /* this rank's part */
-    hpc_part *parts;    /* by rank, one's own included */
-    uint32_t number;    /* tcp: what this rank calls its part; 0: nothing yet */
+    hpc_part *parts;    /* by rank, this rank's included */
+    uint32_t number;    /* tcp: this rank's number for its part; 0: none yet */
     void *registered;   /* verbs: this rank's part */
 };
 
@@ -134,8 +134,8 @@ static inline _Atomic uint64_t *hpc_signal_at(const hpc_part *part, int signal) 
                                         (size_t)signal * HPC_SIGNAL_STRIDE);
 }
 
-/* Stores a value that has come, unless a greater one is there: one that its writer put later by another lane may have
- * overtaken it. release: the data put before it is visible to whoever sees it. */
+/* Stores a received value unless a greater one is there: a later value may have overtaken it by another lane. release:
+ * a reader that sees the value sees the data put before it. */
 static inline void hpc_raise_signal(_Atomic uint64_t *word, uint64_t value) {
     uint64_t now = atomic_load_explicit(word, memory_order_relaxed);
     while (value > now &&
@@ -155,7 +155,7 @@ typedef struct hpc_lane_peer {
     hpc_memory *memory; /* behind out, if mapped */
 } hpc_lane_peer;
 
-/* Each pair of ranks uses one rail in all that is by worker (PHub, section 4.5). */
+/* By worker, a pair of ranks uses one rail for all its lanes (PHub, section 4.5). */
 enum { HPC_RAIL_BY_WORKER = -1 };
 
 struct hpc_lane {
@@ -169,7 +169,7 @@ struct hpc_lane {
     int corked;           /* its thread makes several puts in a row, and uncorks soon */
     uint32_t turn;        /* of the puts that it makes now, see hpc_lane_take_turn; 0: none */
     int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
-    uint64_t number;      /* tcp: what this rank calls it; 0: nothing yet */
+    uint64_t number;      /* tcp: this rank's number for it; 0: none yet */
     void *verbs;          /* verbs: its queues */
 };
 

@@ -1,21 +1,22 @@
 /* The epoll set, the service thread and the bed of a context.
  *
- * Streams are edge-triggered: one event, one reader. While waits look or sleep, the service thread naps: woken by every
- * message it would only take a core from them. The kernel wakes the youngest sleeper of a set, which is the wait and
- * not the service thread; an event that the latter gets nevertheless it handles, and the source rings the bell.
+ * Streams are edge-triggered: one event, one reader. While waits look or sleep, the service thread naps: waking at
+ * every message, it would only take a core from them. The kernel wakes the youngest sleeper of a set, which is the
+ * wait. If the service thread gets an event all the same, it handles it, and the source rings the bell.
  *
- * The bell of a rank whose peers are all remote has an alarm, an eventfd in the set: level-triggered, so that the
- * service thread, when it is woken by it, passes it on by leaving it alone. Only one thread sleeps in the set; others
- * sleep on the bell's futex as everywhere.
+ * The bell of a rank whose peers are all remote has an alarm, an eventfd in the set. It is level-triggered: a service
+ * thread that it wakes leaves it alone, which passes it on. Only one thread sleeps in the set; others sleep on the
+ * bell's futex as everywhere.
  *
- * Sources that must be armed. An event is the end of an arm, whoever takes it from the set; who sleeps there relies on
- * one that holds. A sleeper does  flag = 1 (drowsy, of a wait; listening, of the service thread); arm; look; sleep.  A
- * taker does  take the event; handle; load flags; if one is set: arm; look.  So nothing is missed: what came before the
- * sleeper's arm, its look finds. What comes after it is an event; either that wakes the sleeper, or a taker has it. An
- * event after the arm comes after the flag: the taker's load, which is behind all that it took, sees the flag, and it
- * arms in the sleeper's stead, or the sleeper is up. What its look leaves over it owes to the service thread, and
- * wakes all in the set: its own wait may be over. With no flag set nobody arms, so waits that look cause no events. A
- * wait that finds no bed pokes the service thread out of its nap, which then arms and sleeps for it. */
+ * Sources that must be armed. An event ends the arm, no matter which thread takes it from the set; a thread that sleeps
+ * there relies on an arm that holds. A sleeper does flag = 1 (drowsy, of a wait; listening, of the service thread);
+ * arm; look; sleep. A taker does take the event; handle; load flags; if one is set: arm; look. So no arrival is missed.
+ * The sleeper's look finds arrivals before its arm. A later arrival is an event, which wakes the sleeper or goes to a
+ * taker. An event after the arm comes after the flag: the taker's load, behind all that it took, sees the flag, so the
+ * taker arms in the sleeper's place, or the sleeper is up. Work that the taker's look leaves is owed to the service
+ * thread, and all in the set are woken, as the taker's own wait may be over. With no flag set no thread arms, so waits
+ * that look cause no events. A wait that finds no bed pokes the service thread out of its nap, which then arms and
+ * sleeps for it. */
 #define _GNU_SOURCE
 #include "transport/reactor.h"
 
@@ -35,21 +36,21 @@
 
 enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16, TAG_BITS = 56 };
 
-enum { KNOWN = 1, NEWS = 2 }; /* something is broken, and the service thread keeps the time; or has to hear of it */
+enum { KNOWN = 1, NEWS = 2 }; /* a connection is broken, and the service thread keeps the time; or has to hear of it */
 
 static const uint64_t ALARM = UINT64_MAX;
 
 typedef struct slot {
     hpc_source source; /* written before there */
     _Atomic int there;
-    _Atomic int calls; /* under way */
+    _Atomic int calls; /* running now */
 } slot;
 
 struct hpc_reactor {
     hpc_group *group;
     int all_remote;
     int epoll_fd;
-    int alarm_fd; /* in the set: the bell of whoever sleeps there */
+    int alarm_fd; /* in the set: wakes the thread that sleeps there */
     int poke_fd;  /* ends a nap of the service thread */
     pthread_t thread;
     int running;
@@ -81,20 +82,20 @@ static void raise_event(int eventfd) {
     (void)n; /* full: it is readable all the same */
 }
 
-/* The alarm rings until the service thread has seen to that. */
+/* Whether the service thread has work; the alarm rings until it has done it. */
 static int is_called(hpc_reactor *r) {
     return atomic_load(&r->broken) == NEWS || atomic_load(&r->owed);
 }
 
-/* Takes the alarm: the caller is the sleeper in the set, or there is none. An alarm that was meant for another thread
- * may have been taken with it, and is raised again. */
+/* Takes the alarm; the caller is the sleeper in the set, or no thread sleeps there. Raises it again if another thread's
+ * alarm may have been taken with it. */
 static void take_alarm(hpc_reactor *r, int is_sleeper) {
     if (is_called(r)) return;
     clear(r->alarm_fd);
     if ((!is_sleeper && atomic_load(&r->drowsy)) || is_called(r)) raise_event(r->alarm_fd);
 }
 
-/* After the store of what is_called sees. */
+/* After the store of broken or owed, which is_called loads. */
 static void call_thread(hpc_reactor *r) {
     raise_event(r->alarm_fd);
     if (atomic_load(&r->napping)) raise_event(r->poke_fd);
@@ -188,7 +189,7 @@ static int has_alarm(const struct epoll_event *events, int n) {
     return 0;
 }
 
-/* In the stead of another thread that sleeps in the set. */
+/* In place of another thread that sleeps in the set. */
 static void arm_again(hpc_reactor *r, unsigned mask) {
     arm(r, mask);
     if (look(r, mask) && !atomic_exchange(&r->owed, 1)) call_thread(r);
@@ -214,7 +215,7 @@ int hpc_reactor_poll(hpc_reactor *r, size_t budget) {
     unsigned spent;
     int n = epoll_wait(r->epoll_fd, events, EVENTS, 0), left;
     hpc_calls_count(HPC_CALL_POLL);
-    /* Else it is for the sleeper, who set drowsy before its last look. */
+    /* Otherwise it is for the sleeper, which set drowsy before its last look. */
     if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
     left = handle(r, events, n, budget, &spent);
     if (spent != 0 && (atomic_load(&r->drowsy) || atomic_load(&r->listening))) arm_again(r, spent);
@@ -246,7 +247,7 @@ static int sleep_in_set(void *arg, double seconds) {
     return left || n == EVENTS;
 }
 
-/* While this thread goes about its own business somebody has to read for the others that sleep. */
+/* The service thread has to read for the other sleepers while this thread is busy. */
 static void leave_bed(void *arg) {
     hpc_reactor *r = arg;
     atomic_store(&r->drowsy, 0);
@@ -263,7 +264,7 @@ const hpc_bed hpc_reactor_bed = {claim, sleep_in_set, leave_bed};
 
 static void report_broken(hpc_reactor *r) {
     int left = 0, known = KNOWN;
-    atomic_exchange(&r->broken, KNOWN); /* before the look: what breaks after it is news again */
+    atomic_exchange(&r->broken, KNOWN); /* before the look: a later break is news again */
     for (int i = 0; i < HPC_REACTOR_SOURCES; i++) {
         const hpc_source *s = enter(&r->slots[i]);
         if (s == NULL) continue;
@@ -321,7 +322,7 @@ static void *serve(void *arg) {
         uint32_t loops = atomic_load_explicit(&r->loops, memory_order_relaxed);
         int drowsy = atomic_load(&r->drowsy);
         if (atomic_load(&r->broken)) report_broken(r);
-        if (!called && (polls != seen || drowsy)) { /* they see to what is left, too */
+        if (!called && (polls != seen || drowsy)) { /* they handle the rest, too */
             called = nap(r, milliseconds);
             milliseconds = longer(r, milliseconds, drowsy);
         } else if (!called && loops != seen_loops && atomic_load(&r->group->bell->sleepers) == 0) {

@@ -1,9 +1,9 @@
-/* The readers of what comes from other hosts, when nobody waits for it and when everybody does.
+/* Reads arrivals from other hosts, by the threads that wait and by a service thread.
  *
- * One epoll set a context holds what its transports listen to: the streams of tcp, the completion channels of verbs. A
- * wait looks for itself (hpc_transport.progress), so that what comes is handled by the thread that waits for it; when
- * it sleeps, it sleeps in the set (hpc_bed, wait.h). For the time when nobody waits there is one service thread, so
- * that a rank that computes receives all the same; while waits look or sleep, it keeps out of their way by naps. */
+ * One epoll set a context holds the descriptors of its transports: the streams of tcp, the completion channels of
+ * verbs. A wait looks itself (hpc_transport.progress), so the thread that waits for an arrival handles it; when it
+ * sleeps, it sleeps in the set (hpc_bed, wait.h). One service thread reads while no thread waits, so a rank that
+ * computes still receives; while waits look or sleep, it naps to keep out of their way. */
 #ifndef HPC_REACTOR_H
 #define HPC_REACTOR_H
 
@@ -16,17 +16,17 @@ enum { HPC_REACTOR_SOURCES = 4 };
 
 typedef struct hpc_reactor hpc_reactor;
 
-/* A transport's part of it. Any thread may call any of them, several at once; none blocks. */
+/* A transport's part of the reactor. Any thread may call any function, several at once; none blocks. */
 typedef struct hpc_source {
     void *arg;
-    /* Handles what the set said of a descriptor: events as of epoll, tag as given to watch, about how many bytes to
-     * read. Takes what made the event before it looks at what the event is about. Nonzero if more is left. */
+    /* Handles an event of a descriptor: events as of epoll, tag as given to watch, budget: about how many bytes to
+     * read. Takes the event from the descriptor before it looks for arrivals. Nonzero if more is left. */
     int (*handle)(void *arg, uint64_t tag, uint32_t events, size_t budget);
-    /* Before a sleep in the set: what comes from now on has to be an event, and a look follows for what came before. An
-     * event ends it; a new descriptor is armed by who watches it. NULL where all that comes is an event. */
+    /* Before a sleep in the set: makes the next arrival an event; a look follows for earlier arrivals. An event ends
+     * the arm. The caller of watch arms a new descriptor. NULL if every arrival is an event anyway. */
     void (*arm)(void *arg);
-    /* Takes what has come without an event, after arm. Nonzero to be called again in a while: more is left, or
-     * something is awaited that is no event. It is not the look of a wait (hpc_reactor_looked). NULL as arm is. */
+    /* After arm: takes arrivals that made no event. Nonzero to be called again in a while: more is left, or something
+     * awaited makes no event. It is not the look of a wait (hpc_reactor_looked). NULL if arm is. */
     int (*look)(void *arg);
     /* After hpc_reactor_report: tells the group of broken connections; nonzero to be called again in a while. The
      * service thread only. May be NULL. */
@@ -35,31 +35,31 @@ typedef struct hpc_source {
     int patient;
 } hpc_source;
 
-/* all_remote: no peer shares memory with this rank, so nobody but this process rings its bell, and a wait may sleep in
- * the set. NULL with the error recorded. */
+/* all_remote: no peer shares memory with this rank, so only this process rings its bell, and a wait may sleep in the
+ * set. NULL with the error recorded. */
 hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote);
 void hpc_reactor_close(hpc_reactor *reactor); /* ends the thread; NULL is no error */
 
 /* Adds a transport: its number, for watch; at most HPC_REACTOR_SOURCES in the life of a reactor, else -1. */
 int hpc_reactor_add(hpc_reactor *reactor, const hpc_source *source);
-/* Takes it out: no call to it is under way or comes any more. Its descriptors that are still in the set are closed
- * next. Not from within such a call. */
+/* Removes a transport; on return none of its functions runs or will run. The caller closes its descriptors that are
+ * still in the set next. Not to be called from one of these functions. */
 void hpc_reactor_remove(hpc_reactor *reactor, int source);
 
-/* A descriptor into the set, or, again, there once more; 0 or -1 with errno. events as of epoll, with EPOLLET: one
- * event, one reader. tag has 56 bits. */
+/* Puts a descriptor into the set, or with again arms it there once more; 0 or -1 with errno. events as of epoll, with
+ * EPOLLET: one event, one reader. tag has 56 bits. */
 int hpc_reactor_watch(hpc_reactor *reactor, int source, int fd, uint32_t events, uint64_t tag, int again);
 
 /* A wait has looked: the service thread leaves the reading to it. */
 void hpc_reactor_looked(hpc_reactor *reactor);
-/* A call has looked at what is its own, as it will again in a loop: the service thread looks at the rest by naps. */
+/* A call has looked at its own part, and will again in a loop: the service thread looks at the rest between naps. */
 void hpc_reactor_loops(hpc_reactor *reactor);
-/* Handles what the set has by now; nonzero if more is left. By waits. */
+/* Handles the set's present events; nonzero if more is left. */
 int hpc_reactor_poll(hpc_reactor *reactor, size_t budget);
-/* Something has begun to be awaited that is no event, and look will say so (as the look of a wait does, which then does
- * not sleep): whoever sleeps in the set gets up for it. Any thread. */
+/* Wakes the sleeper in the set: something is now awaited that makes no event, and look will say so (as the look of a
+ * wait does, which then does not sleep). Any thread. */
 void hpc_reactor_call(hpc_reactor *reactor);
-/* A connection has broken: report is called soon, and again until it says that there is nothing left. */
+/* A connection has broken: report is called soon, and again until it returns 0. */
 void hpc_reactor_report(hpc_reactor *reactor);
 
 /* Whether a wait sleeps in the set, or is about to. */

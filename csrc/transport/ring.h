@@ -2,8 +2,8 @@
  *
  * The sender's lane is the only producer, and the poller of the receiver's lane the only consumer. tail counts the
  * events written, head the events taken. Both only grow and have 64 bits, so they never wrap around in practice. The
- * consumer owns the entries numbered head to tail - 1; the producer owns all others, and the ring is full while there
- * are none. */
+ * consumer owns the entries numbered head to tail - 1; the producer owns all others, and the ring is full when it owns
+ * no entry. */
 #ifndef HPC_RING_H
 #define HPC_RING_H
 

@@ -130,7 +130,7 @@ static int flush(hpc_lane *lane, int peer) {
     return HPC_OK; /* a put is in place when it returns */
 }
 
-/* Whoever puts much has a fence between two puts, as memcpy may store it past the caches (see worker.c). */
+/* A caller with large puts has a fence between two of them, as memcpy may store past the caches (see worker.c). */
 static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
     (void)c, (void)why;
     return 1;

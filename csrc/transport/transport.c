@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Best first. Those for ranks of one process are taken only when asked for. */
+/* Best first. A transport for ranks of one process is taken only when asked for. */
 static const hpc_transport *const transports[] = {
     // clang-format off
     &hpc_transport_shm,
@@ -52,7 +52,7 @@ static int is_in(const char *names, const hpc_transport *transport) {
     return 0;
 }
 
-/* Whether t reaches the peer; else the reason is added to why, of which *used bytes are taken. */
+/* Whether t reaches the peer; otherwise adds the reason to why, whose first *used bytes are taken. */
 static int reaches(const hpc_transport *t, const struct hpc_address *self, const struct hpc_address *peer, char *why,
                    size_t *used, size_t cap) {
     const char *reason = "";

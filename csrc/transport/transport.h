@@ -1,8 +1,8 @@
-/* A transport is one const struct: what it is called, what it can do, and how.
+/* A transport is one const struct: its name, its capabilities, its functions.
  *
  * The core keeps one window and one lane object for all transports; each transport keeps, in the slot of a peer that it
- * serves, what it needs to reach that peer's part. Unless said otherwise a function is called by the thread that uses
- * the lane, may not block, and returns HPC_OK or a negative status with the error recorded.
+ * serves, the data by which it reaches that peer's part. Unless said otherwise a function is called by the thread that
+ * uses the lane, may not block, and returns HPC_OK or a negative status with the error recorded.
  *
  * Ordering: puts may be delayed and overtaken. A signal or an event may not be seen before any earlier put of the same
  * lane to the same peer. flush ends when every earlier put of the lane to that peer is in place. Only BARRIER and ASYNC
@@ -30,8 +30,8 @@ struct hpc_address;
 typedef struct hpc_carried {
     uint64_t sent, received; /* by connections that are open */
     uint64_t waiting;        /* given to the kernel, and not acknowledged yet */
-    uint64_t sent_to;        /* what of sent went to one rank */
-    uint64_t waiting_to;     /* and what of waiting goes there */
+    uint64_t sent_to;        /* the part of sent that went to one rank */
+    uint64_t waiting_to;     /* the part of waiting that goes there */
 } hpc_carried;
 
 typedef struct hpc_transport {
@@ -52,8 +52,8 @@ typedef struct hpc_transport {
     int (*lane_export)(hpc_lane *lane, int peer, hpc_blob *blob);
     int (*lane_attach)(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline);
     void (*lane_detach)(hpc_lane *lane, int peer);
-    /* A peer's connection for a lane that was exported to it; takes fd over if HPC_OK. Run by the control channel's
-     * thread. NULL if there are none; where there are, the control link is TCP also on one host. */
+    /* A peer's connection for a lane that was exported to it; takes fd over if HPC_OK. Called by the control channel's
+     * thread. NULL: lanes have no connections. If they have, the control link is TCP even on one host. */
     int (*accept_lane)(hpc_context *context, int peer, uint64_t lane, int stream, int fd);
 
     int (*put)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset);
@@ -62,10 +62,10 @@ typedef struct hpc_transport {
     /* HPC_IN_PROGRESS, with nothing done, while the peer's ring is full. */
     int (*put_notify)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                       uint32_t imm);
-    /* The next event from peer: HPC_OK, or HPC_IN_PROGRESS when there is none. */
+    /* The next event from peer: HPC_OK, or HPC_IN_PROGRESS if none has come. */
     int (*poll)(hpc_lane *lane, int peer, hpc_event *event);
-    /* Sends to peer what the lane's puts have left to be sent together while it was corked (hpc_lane.corked): a
-     * transport may keep those back, in their order, while they are few. NULL: it sends each at once. */
+    /* Sends to peer the puts kept while the lane was corked (hpc_lane.corked): a transport may keep a few back, in
+     * their order, to send them together. NULL: it sends each at once. */
     void (*uncork)(hpc_lane *lane, int peer);
     /* HPC_IN_PROGRESS until remote completion. */
     int (*flush)(hpc_lane *lane, int peer);
@@ -73,21 +73,20 @@ typedef struct hpc_transport {
      * not, and what to do about it. NULL: it may not. */
     int (*keeps_order)(const hpc_context *context, char why[HPC_ORDER_BYTES]);
 
-    /* Asks that all that this rank has put, by any lane, be in place with the peers that are here; returns how much is
-     * left. NULL if that is so anyway. Any thread. */
+    /* Asks that all puts of this rank, by any lane, be in place at the peers that are here; returns how much is left.
+     * NULL if they are in place anyway. Any thread. */
     int (*settle)(hpc_context *context);
-    /* The way of the data to peer, in words. NULL: where the control channel's does. */
+    /* The path of the data to peer, in words. NULL: the control channel's path. */
     const char *(*path)(const hpc_context *context, int peer);
-    /* Moves what is held back for this rank; returns what is left, as of hpc_left_over. NULL if nothing ever is. Any
-     * thread. */
+    /* Moves data that is held back for this rank; returns hpc_left_over. NULL if none ever is. Any thread. */
     int (*progress)(hpc_context *context);
-    /* All that progress would find is an event of the reactor's set, which wakes whoever sleeps there. */
+    /* Whether everything that progress would find is an event of the reactor's set, which wakes the sleeper there. */
     int wakes_beds;
-    /* Adds what this rank's connections to other hosts have carried, where they share links with probes of bandwidth
-     * (context/probe.h). to: the rank whose part sent_to and waiting_to are. Any thread may
-     * call it. NULL: the connections share no link with probes, or nobody counts their bytes. */
+    /* Adds the bytes of this rank's connections to other hosts, if they share links with probes of bandwidth
+     * (context/probe.h). to: the rank for sent_to and waiting_to. Any thread. NULL: the connections share no link with
+     * probes, or their bytes are not counted. */
     void (*carried)(hpc_context *context, int to, hpc_carried *sum);
-    /* Frees what the transport keeps in the context. NULL if nothing. */
+    /* Frees the transport's data in the context. NULL if it has none. */
     void (*release)(hpc_context *context);
 
     /* NICs of a context, which one transport has: hpc_nics_open and its like (device.h). NULL: it has none. */
@@ -103,11 +102,11 @@ enum {
     HPC_CAP_NICS = 8         /* the context's NICs carry its data */
 };
 
-/* For transport.c alone, which lists them; everything else asks for what a transport can do. */
+/* For transport.c alone, which lists them; other code asks for capabilities. */
 extern const hpc_transport hpc_transport_shm, hpc_transport_verbs, hpc_transport_tcp, hpc_transport_loop;
 
-/* The best transport of names (NULL: every one that is not for ranks of one process) that reaches the peer, or NULL
- * with the reasons of all in why. The first in names is the best. */
+/* The best transport of names (NULL: every one but for ranks of one process) that reaches the peer, or NULL with the
+ * reasons of all in why. The first in names is the best. */
 const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_address *self,
                                           const struct hpc_address *peer, char *why, size_t cap);
 /* The first transport of this build that is in names and has all caps of `with` and none of `without`; or NULL. */

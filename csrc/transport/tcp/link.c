@@ -1,11 +1,11 @@
 /* One lane's connections to one peer.
  *
- * Sending: a frame goes to the socket at once; what does not fit becomes an order (orders.c), and is sent when the
- * socket has room by whoever finds that out. Nothing waits here. Striped, a large put is cut into a stripe for each
- * stream; whatever has an order (signals, events, FLUSH) goes by stream 0, with fences where stripes went before it.
+ * Sending: a frame goes to the socket at once; bytes that do not fit become an order (orders.c), sent by the thread
+ * that finds room in the socket. No call waits. Striped, a large put is cut into a stripe for each stream; whatever has
+ * an order (signals, events, FLUSH) goes by stream 0, with fences where stripes went before it.
  *
- * A link that breaks falls silent, without a word to the callers: the control channel says what became of the peer, and
- * if it says nothing the service thread reports it after a grace. What the peer had sent is read to its end. */
+ * A link that breaks falls silent, without a word to the callers: the control channel reports the peer's fate, and if
+ * it does not, the service thread reports the break after a grace. Bytes that the peer had sent are still read. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
@@ -38,7 +38,7 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
     if (stream < 0 || stream >= l->n_streams || tcp_stream_fd(&l->streams[stream]) >= 0) return HPC_ERR_INVALID;
     /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
     if (stream == 0 && l->n_streams > 1) setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
-    /* Bytes that the kernel has taken but not sent yet keep their place before all that follows; with little of it the
+    /* Bytes that the kernel has taken but not sent yet keep their place before all later ones; with few of them the
      * flows of a rank share its link evenly to the end.
      */
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
@@ -49,7 +49,7 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
     return HPC_ERR_TRANSPORT;
 }
 
-/* Nothing goes out any more; what the peer sent before it went is still read. First word wins. Under l->sending. */
+/* Sends nothing more; bytes that the peer sent before are still read. The first reason stays. Under l->sending. */
 static void fall_silent(tcp_link *l, const char *what) {
     for (int k = 0; k < l->n_streams; k++) tcp_drop_orders(&l->streams[k]);
     if (atomic_load_explicit(&l->silent, memory_order_relaxed)) return;
@@ -59,7 +59,7 @@ static void fall_silent(tcp_link *l, const char *what) {
     if (!atomic_load(&l->closed_there)) hpc_reactor_report(l->tcp->reactor);
 }
 
-/* Nothing comes any more, either. */
+/* Reads nothing more, either. */
 static void end_link(tcp_link *l, const char *what) {
     pthread_mutex_lock(&l->sending);
     fall_silent(l, what);
@@ -118,7 +118,7 @@ static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
     return 0;
 }
 
-/* ---- what a lane asks for ---- */
+/* ---- calls of a lane ---- */
 
 static void unlock_sent(tcp_link *l, int error) {
     if (error != 0) fall_silent(l, strerror(error));
@@ -127,11 +127,11 @@ static void unlock_sent(tcp_link *l, int error) {
 
 int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, const hpc_lane *lane) {
     const int corked = lane->corked;
-    const uint32_t turn = l->n_streams == 1 ? lane->turn : 0; /* fences hold those behind them to their order */
+    const uint32_t turn = l->n_streams == 1 ? lane->turn : 0; /* frames may not pass fences */
     hpc_frame frame = *given;
     int error = 0;
     pthread_mutex_lock(&l->sending);
-    l->issued++; /* also what is lost: flush must not take it for delivered */
+    l->issued++; /* also a lost put: flush must not take it for delivered */
     if (is_silent(l)) {
         pthread_mutex_unlock(&l->sending);
         return HPC_OK;
@@ -304,8 +304,8 @@ static int answer_flush(tcp_link *l) {
     return 0;
 }
 
-/* Tells whoever waits, and answers the peer, once for all that came. Where little comes at a time the next word may
- * come from there. */
+/* Wakes the waiting threads and answers the peer, once for all arrivals. A link that brought few bytes may bring the
+ * next ones, too. */
 static void tell(tcp_link *l, size_t got) {
     if (l->rings) {
         l->rings = 0;
@@ -322,8 +322,8 @@ static void tell(tcp_link *l, size_t got) {
     }
 }
 
-/* While much is sure to come, no event tells of less than a batch: each would cost a wake-up. Whether reading must go
- * on: what came before the mark was lowered has had no event. */
+/* While many bytes are sure to come, no event tells of less than a batch: each would cost a wake-up. Nonzero if reading
+ * must go on: bytes that came before the mark was lowered have made no event. */
 static int mark_low_water(tcp_stream *s, int fd) {
     const uint64_t left = hpc_reader_left(&s->reader), sure = left + hpc_reader_behind(&s->reader);
     const int mark = left >= LARGE_BATCH ? LARGE_BATCH : sure >= BATCH ? BATCH : 1, before = s->low_water;
@@ -332,7 +332,7 @@ static int mark_low_water(tcp_stream *s, int fd) {
     return mark < before;
 }
 
-/* The others may still have what the peer sent before it went. */
+/* The other streams may still hold bytes that the peer sent before it went. */
 static void end_stream(tcp_link *l, int k, const char *what) {
     l->ended_streams |= 1 << k;
     pthread_mutex_lock(&l->sending);
@@ -341,7 +341,7 @@ static void end_stream(tcp_link *l, int k, const char *what) {
 }
 
 /* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. A short read means that all is
- * read, unless the peer has hung up, which it would not show. */
+ * read, unless the peer has hung up, which a short read does not show. */
 static int read_stream(tcp_link *l, int k, size_t budget) {
     const hpc_sink sink = {place, done, l};
     tcp_stream *s = &l->streams[k];
@@ -408,7 +408,7 @@ int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
     if (stream < 0 || stream >= l->n_streams) return 0;
     if (events & (EPOLLOUT | EPOLLERR)) send_more(l, stream);
     if (!(events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))) return 0;
-    if (events & (EPOLLRDHUP | EPOLLHUP)) atomic_fetch_or(&l->hung_up, 1 << stream); /* whoever reads has to know */
+    if (events & (EPOLLRDHUP | EPOLLHUP)) atomic_fetch_or(&l->hung_up, 1 << stream); /* for the thread that reads */
     atomic_fetch_or(&l->again, 1 << stream);
     while (!atomic_exchange(&l->reading, 1)) {
         int streams = atomic_exchange(&l->again, 0), closed;

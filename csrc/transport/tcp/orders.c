@@ -59,7 +59,7 @@ static int add_parts(const tcp_order *o, struct iovec *parts) {
     return n;
 }
 
-/* The headers of a call say how much was queued behind their frames. What has no header yet gets it now. */
+/* Collects the parts of one call, and writes into each unsent header how much is queued behind its frame. */
 static int gather_parts(const tcp_stream *s, struct iovec *parts, size_t *asked) {
     int n = 0;
     *asked = 0;

@@ -1,7 +1,7 @@
-/* tcp as a source of the context's reactor: who hears of news, and of links that broke.
+/* tcp as a source of the context's reactor: arrivals, and links that broke.
  *
- * Streams are in the set for reading and writing, edge-triggered; all that comes is an event, so nothing has to be
- * armed. Of links that broke the reactor's service thread tells the group. */
+ * Streams are in the set for reading and writing, edge-triggered; every arrival is an event, so nothing has to be
+ * armed. The reactor's service thread tells the group of links that broke. */
 #include <stdlib.h>
 #include <sys/epoll.h>
 
@@ -11,9 +11,9 @@ enum { WAIT_BUDGET = 512 << 10 };
 
 static const double GRACE = 1; /* a broken connection's peer may be about to say that it leaves */
 
-/* ---- what comes ---- */
+/* ---- arrivals ---- */
 
-/* A slot may have a new link since the event: a look at it too many does no harm. */
+/* A slot may have a new link since the event: one look too many does no harm. */
 static int handle(void *arg, uint64_t tag, uint32_t events, size_t budget) {
     hpc_tcp *t = arg;
     tcp_link *link = tcp_link_at(t, (int)(tag >> 8));

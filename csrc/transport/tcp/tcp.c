@@ -2,8 +2,8 @@
  * window; a signal and an event travel in the frame of their data, so they cannot overtake it.
  *
  * Windows and lanes have numbers, given by the rank that owns them and told to the peers in the blobs: a frame, and the
- * hello of a lane's connection, name theirs. A window that was freed keeps its number, so what is still under way to it
- * is dropped; a number that was never given ends the link. */
+ * hello of a lane's connection, name theirs. A freed window keeps its number, so frames still on their way there are
+ * dropped; a number that was never given ends the link. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +70,7 @@ static void window_detach(hpc_window *w, int peer) {
     t->windows[w->number - 1].memory = NULL;
     pthread_mutex_unlock(&t->lock);
     w->number = 0;
-    hpc_memory_release(memory); /* a payload under way has a reference of its own */
+    hpc_memory_release(memory); /* a payload that is being read holds its own reference */
 }
 
 /* ---- lanes ---- */

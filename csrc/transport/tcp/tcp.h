@@ -2,10 +2,10 @@
  *
  *   tcp.c     the vtable: windows, lanes, puts
  *   source.c  how links are read by the context's reactor
- *   link.c    one lane's connections to one peer: what is sent, what is read
- *   carried.c what the connections have carried, as the kernel counts it
+ *   link.c    one lane's connections to one peer: sending, reading
+ *   carried.c bytes of the connections, as the kernel counts them
  *   table.c   the table of links
- *   orders.c  what waits for room in a socket, and in which order it leaves
+ *   orders.c  frames that wait for room in a socket, and their order
  *
  * Each calls only those below it.
  *
@@ -17,12 +17,12 @@
  * looks once more after it let go, so no news is lost. `reading` may be held when `sending` is taken, never the other
  * way. The table of links and windows is under the transport's lock, held for look-ups, and while settle sends.
  *
- * A corked lane (transport.h) queues its frames on its links as orders, which uncork sends with few calls; whoever else
- * sends on the link may do so before.
+ * A corked lane (transport.h) queues its frames on its links as orders, which uncork sends with few calls; another
+ * thread that sends on the link may send them before.
  *
- * Order of the data: payload is read into the window by the holder of `reading`, then the signal is stored (release)
- * or the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload, whichever thread
- * has read it.
+ * Order of the data: payload is read into the window by the holder of `reading`, then the signal is stored (release) or
+ * the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload, no matter which
+ * thread read it.
  */
 #ifndef HPC_TCP_H
 #define HPC_TCP_H
@@ -49,7 +49,7 @@ typedef struct tcp_stream {
     int low_water;     /* bytes that must have come before an event tells of them; likewise */
     tcp_order *first, **last;
     size_t queued;     /* bytes of them that have not been sent */
-    int full;          /* the socket took less than it was given: an event will tell of room */
+    int full;          /* the socket took only a part: an event will tell of room */
     tcp_order *answer; /* the last FLUSHED among them */
     uint64_t pieces;   /* stripes that were put on it; not on stream 0 */
 } tcp_stream;
@@ -68,16 +68,16 @@ typedef struct tcp_link {
     _Atomic int hung_up;              /* bit k: the peer's end of stream k */
     uint64_t landed[HPC_TCP_STREAMS]; /* stripes, by stream */
     size_t signals_offset;            /* of the window of the frame at hand, if it has a signal */
-    uint64_t flush_asked;             /* by the peer, to be answered after what was read */
+    uint64_t flush_asked;             /* by the peer, to be answered after reading */
     int answer_flush, rings, ended_streams;
 
     pthread_mutex_t sending;
-    uint64_t events;          /* sent */
-    _Atomic uint64_t credit;  /* events that the peer has taken */
-    int wanting;              /* it was asked for credit */
-    int corked;               /* has orders that nobody else may send: set and cleared by the lane's thread alone */
-    int fenced;               /* no stripe went out since the last frame with fences */
-    uint64_t issued, asked;   /* puts; up to which a FLUSH was sent */
+    uint64_t events;         /* sent */
+    _Atomic uint64_t credit; /* events that the peer has taken */
+    int wanting;             /* it was asked for credit */
+    int corked;             /* may have orders that only uncork will send: set and cleared by the lane's thread alone */
+    int fenced;             /* no stripe went out since the last frame with fences */
+    uint64_t issued, asked; /* puts; up to which a FLUSH was sent */
     _Atomic uint64_t flushed; /* up to which they are in place */
     _Atomic uint64_t credited;
     _Atomic int wanted;                    /* the peer waits for credit */
@@ -108,7 +108,7 @@ typedef struct hpc_tcp {
     _Atomic int hot;       /* 1 + the slot of the link that spoke last */
 } hpc_tcp;
 
-/* With all that was set before it was installed, whichever thread did that. */
+/* acquire: the caller sees all that any thread set before it installed the stream. */
 static inline int tcp_stream_fd(const tcp_stream *stream) {
     return atomic_load_explicit(&stream->fd, memory_order_acquire);
 }

@@ -1,7 +1,7 @@
 /* Arrivals by a lane's queues at one NIC, and completions.
  *
  * One thread at a time polls a completion queue: a wait of any thread, the lane's own poll, or the reactor's thread
- * when nobody waits. It holds the iface's reading meanwhile. */
+ * when no thread waits. It holds the iface's reading meanwhile. */
 #include "transport/verbs/verbs.h"
 
 #if defined(HPC_HAVE_VERBS)
@@ -22,9 +22,9 @@ static void ring(verbs_iface *f) {
     hpc_bell_ring(f->verbs->context->group.bell);
 }
 
-/* Stores a signal, unless a greater value is there: one that was put by another lane may have overtaken it. An
- * immediate counts from the last value of its own link, which is the word's; where another link has brought the word on
- * since, the immediate is older than that. */
+/* Stores a signal unless a greater value is there: a value put by another lane may have overtaken it. An immediate
+ * counts from the last value of its link. If another link has raised the word since, the immediate is older and stores
+ * nothing. */
 static void store_signal(verbs_link *l, uint32_t number, uint32_t signal, int is_imm, uint64_t value) {
     hpc_verbs *v = l->iface->verbs;
     verbs_window *w = number < VERBS_WINDOWS ? atomic_load_explicit(&v->windows[number], memory_order_acquire) : NULL;

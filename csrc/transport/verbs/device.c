@@ -107,7 +107,7 @@ const verbs_library *verbs_library_get(const char **why) {
     return loaded.ready ? &loaded.library : NULL;
 }
 
-/* ---- what the kernel says ---- */
+/* ---- the kernel's files ---- */
 
 static int is_visible(const struct dirent *entry) {
     return entry->d_name[0] != '.';
@@ -126,7 +126,7 @@ static void free_list(struct dirent **names, int n) {
     free(names);
 }
 
-/* The first line of a file, "" if there is none. */
+/* The first line of a file; "" if it cannot be read. */
 static int read_line(const char *path, char line[LINE_BYTES]) {
     FILE *file = fopen(path, "re");
     int read = file != NULL && fgets(line, LINE_BYTES, file) != NULL;
@@ -321,8 +321,8 @@ static void look(const verbs_library *l, const opened_device *d, int port, port_
 
 /* ---- all ports ---- */
 
-/* 0, or errno. libibverbs waits five seconds for udev to make a device file that is not there, or may not be opened;
- * where it looks is its own: by name, then by number. */
+/* 0, or errno. libibverbs waits five seconds for udev to make a device file that is not there, or may not be opened; it
+ * looks by name, then by number. */
 static int check_file(const struct ibv_device *device) {
     char path[PATH_BYTES], number[LINE_BYTES];
     snprintf(path, sizeof path, "/dev/infiniband/%s", device->dev_name);
@@ -381,7 +381,7 @@ static void each_port(const verbs_library *l, const char *names, int (*take)(voi
 
 typedef struct opening {
     hpc_nics *nics;
-    int state; /* why there is none: how far the best port has come */
+    int state; /* why no port is usable: how far the best one came */
 } opening;
 
 static int take_nic(void *arg, const port_view *v) {

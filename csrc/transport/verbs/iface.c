@@ -171,7 +171,7 @@ void verbs_iface_add(verbs_iface *f, verbs_link *l) {
     atomic_fetch_add_explicit(&f->references, 1, memory_order_relaxed);
 }
 
-/* The table is made anew without it: there are few links, and they go once. */
+/* Rebuilds the table without it: links are few, and each goes once. */
 void verbs_iface_remove(verbs_iface *f, int slot) {
     pthread_mutex_lock(&f->verbs->lock);
     f->links[slot] = NULL;

@@ -1,8 +1,8 @@
-/* One lane's queue pair to one peer: what is sent.
+/* One lane's queue pair to one peer: sending.
  *
- * A put is posted at once; what finds the send queue full, or wants a credit that is not there, becomes an order and is
- * posted by whoever sees sends done or credit come. Nothing waits here. Of many writes one asks for a completion, and a
- * flush asks for one behind the last of them.
+ * A put is posted at once. If the send queue is full, or the credit that it needs is not there, it becomes an order,
+ * posted by the thread that sees sends done or credit come. No call waits. One of many writes asks for a completion,
+ * and a flush asks for one behind the last write.
  *
  * The small puts of a corked lane are kept until uncork and then posted together. Each has its own immediate: an
  * event's names its row, and a signal's counts from the value before it. */
@@ -19,11 +19,11 @@
 enum {
     CHAIN = VERBS_KEPT,   /* sends of one post; they lie on the stack, in less than a page */
     MOST_KEPT = 64 << 10, /* bytes that a corked lane keeps */
-    TOGETHER = 8,         /* puts until one looks for what is done; orders that wait until every one does */
+    TOGETHER = 8,         /* puts until one looks for done sends; waiting orders until every one looks */
     INLINE = 256,         /* bytes that a send should be able to carry itself */
     INLINE_LEAST = 64,    /* and has to */
-    MANY = 16,            /* links, of which each should be small */
-    LARGE = 4096,         /* a write that is worth a completion of its own when all before it are done */
+    MANY = 16,            /* links; with more, each should be small */
+    LARGE = 4096,         /* a write that is worth a completion for itself when all before it are done */
     SPAN = 1 << 20,       /* bytes of writes that share a completion, at most */
     RNR_TIMER = 12,       /* 0.64 ms until a peer without receives is tried again */
     RETRIES = 7,
@@ -151,7 +151,7 @@ static void set_starved(verbs_link *l, int starved) {
     l->starved = starved;
     atomic_fetch_add(&l->iface->starved, starved ? 1 : -1);
     atomic_fetch_add(&l->iface->verbs->starved, starved ? 1 : -1);
-    if (starved) hpc_reactor_call(l->iface->verbs->reactor); /* somebody has to look now and then */
+    if (starved) hpc_reactor_call(l->iface->verbs->reactor); /* a thread has to look now and then */
 }
 
 static void drop_orders(verbs_link *l) {
@@ -206,7 +206,7 @@ static struct ibv_send_wr *add_send(verbs_link *l, chain *c, enum ibv_wr_opcode 
     if (nbytes > 0 && nbytes <= (size_t)l->inline_most) s->send_flags |= IBV_SEND_INLINE;
     l->unsignalled++;
     l->unsignalled_bytes += nbytes;
-    /* Each may wake somebody. Enough of them that a full queue always has one whose completion makes room. */
+    /* Each completion may wake a thread: asks for few, but enough that one always makes room in a full queue. */
     if (asks || (is_alone && nbytes >= LARGE) || l->unsignalled_bytes >= SPAN || l->unsignalled >= l->depth / 4) {
         s->send_flags |= IBV_SEND_SIGNALED;
         l->unsignalled = 0;
@@ -226,7 +226,7 @@ static void post(verbs_link *l, chain *c) {
     l->failed = l->lost = 1;
 }
 
-/* An empty write that asks for the completion which those before it did not. */
+/* Posts an empty write that asks for a completion, as the writes before it did not. */
 static void post_last(verbs_link *l) {
     chain c;
     c.n = 0;
@@ -257,8 +257,8 @@ static const char *hint(enum ibv_wc_status status) {
     }
 }
 
-/* Nothing goes out any more. What is posted fails, here and at the peer, which would wait for it otherwise; the last
- * completion says that all of it has. */
+/* Sends nothing more. Posted sends fail, here and at the peer, which would otherwise wait for them; the last completion
+ * tells that all have failed. */
 static void fall_silent(verbs_link *l) {
     struct ibv_qp_attr failed = {.qp_state = IBV_QPS_ERR};
     l->iface->verbs->library->modify_qp(l->qp, &failed, IBV_QP_STATE);
@@ -267,7 +267,7 @@ static void fall_silent(verbs_link *l) {
     atomic_store(&l->iface->closing, 1);
 }
 
-/* First word wins. */
+/* The first reason stays. */
 static void break_now(verbs_link *l, const char *what, const char *advice, int local) {
     hpc_verbs *v = l->iface->verbs;
     drop_orders(l);
@@ -297,8 +297,8 @@ static int is_silent(const verbs_link *l) {
     return atomic_load_explicit(&l->silent, memory_order_acquire);
 }
 
-/* For a caller of a broken link: what this rank did wrong itself it hears at once; what became of the peer the control
- * channel says, or the reactor's thread after a grace. */
+/* For a caller of a broken link: this rank's own fault is returned at once; the control channel reports the peer's
+ * fate, or the reactor's thread does after a grace. */
 static int broken(const verbs_link *l, const char *op, int otherwise) {
     if (!l->local) return otherwise;
     return hpc_fail_transport(op, "verbs", l->peer, "rank %d: %s: to rank %d: %s", l->iface->verbs->context->group.rank,
@@ -328,8 +328,8 @@ static int is_posted(const verbs_order *o) {
     return o->written && (o->message.kind == VERBS_NONE || o->finished);
 }
 
-/* As much of it as there is credit for, *most sends in all, into the chain; whether that is all of it. What the order
- * says is read by the post: until then it has to stay. */
+/* Adds an order to the chain as far as credit and *most sends in all allow; nonzero if that is all of it. The order has
+ * to stay until the post, which reads it. */
 static int add_order(verbs_link *l, chain *c, verbs_order *o, int *most) {
     while (!is_posted(o) && c->n < *most) {
         int takes_receive = o->written || (o->with_imm && o->nbytes - o->sent <= verbs_link_most(l));
@@ -346,7 +346,7 @@ static int add_order(verbs_link *l, chain *c, verbs_order *o, int *most) {
     return is_posted(o);
 }
 
-/* Posts this order and those behind it as far as they go; the first one that is not posted to its end. */
+/* Posts this order and the ones behind it as far as they go; returns the first one not posted to its end. */
 static verbs_order *post_from(verbs_link *l, verbs_order *o) {
     chain c;
     do {
@@ -371,7 +371,7 @@ static void post_orders(verbs_link *l) {
     set_starved(l, l->first != NULL && room(l) > 0);
 }
 
-/* A copy of it waits behind the orders that wait. */
+/* Puts a copy of it behind the waiting orders. */
 static void let_wait(verbs_link *l, verbs_order *order) {
     verbs_order *o = malloc(sizeof *o);
     if (o == NULL) {
@@ -387,7 +387,7 @@ static void let_wait(verbs_link *l, verbs_order *order) {
 }
 
 static void post_waiting(verbs_link *l) {
-    /* Before the look at done, as its writer looks at busy behind it: one of the two sees the other. */
+    /* Before the load of done: its writer loads busy after the store of done, so one of the two sees the other. */
     atomic_store(&l->busy, 1);
     if (room(l) > 0 && !l->failed) post_orders(l);
 }
@@ -408,7 +408,7 @@ static int may_keep(const verbs_link *l, const verbs_order *o) {
     return o->corked && o->nbytes < MOST_KEPT && l->first == NULL;
 }
 
-/* order: the caller's, changed. One that may not be kept is posted at once, together with those that were. */
+/* order: the caller's, changed. An order that may not be kept is posted at once, together with the kept ones. */
 static void submit(verbs_link *l, verbs_order *order) {
     const int keeps = may_keep(l, order);
     order->next = NULL;
@@ -424,8 +424,8 @@ static void submit(verbs_link *l, verbs_order *order) {
     post_waiting(l);
 }
 
-/* A post that the library refuses leaves the queue pair as it is, and the peer without something: the link is over,
- * before anything goes by it that would be behind. */
+/* A post that the library refuses leaves the queue pair as it is, and a message missing at the peer: the link breaks
+ * before anything later goes by it. */
 static void unlock(verbs_link *l) {
     const enum ibv_wc_status status = IBV_WC_LOC_QP_OP_ERR;
     int failed = l->failed;
@@ -458,7 +458,7 @@ void verbs_link_go_on(verbs_link *l) {
     if (owes) verbs_link_tell(l, message);
 }
 
-/* ---- what a lane asks for ---- */
+/* ---- calls of a lane ---- */
 
 static int may_notify(verbs_link *l) {
     uint64_t taken = atomic_load_explicit(&l->credit->taken, memory_order_acquire);
@@ -545,7 +545,7 @@ int verbs_link_flush(verbs_link *l, const char *op) {
 void verbs_link_tell(verbs_link *l, int message) {
     pthread_mutex_lock(&l->sending);
     if (!is_silent(l) && l->connected) {
-        int closed = atomic_load(&l->closed_here); /* what the peer puts by its lane is still taken */
+        int closed = atomic_load(&l->closed_here); /* puts by the peer's lane are still taken */
         uint64_t words[2] = {(uint64_t)l->iface->credits + atomic_load_explicit(&l->consumed, memory_order_acquire),
                              atomic_load_explicit(&l->ring->head, memory_order_acquire)};
         message = (message || l->owes_message) && !closed;

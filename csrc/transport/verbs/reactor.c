@@ -1,4 +1,4 @@
-/* verbs as a source of the context's reactor: when the ifaces of a context are looked at, and how all of it opens and
+/* verbs as a source of the context's reactor: when the ifaces of a context are polled, and how the transport opens and
  * closes.
  *
  * A wait that goes to sleep arms the queues first (the next completion is then an event of the NIC's channel, which
@@ -81,7 +81,7 @@ static int look_at_all(hpc_verbs *v) {
     return visit_all(v);
 }
 
-/* The credit that orders want is no event. */
+/* Arriving credit makes no event. */
 static int left_over(hpc_verbs *v, int visited) {
     return (visited & VERBS_LEFT ? HPC_LEFT : 0) | (atomic_load(&v->starved) > 0 ? HPC_AWAITED : 0);
 }
@@ -161,7 +161,7 @@ static int take_channel(hpc_verbs *v, int nic) {
     int left = 0;
     while (v->library->get_cq_event(v->channels[nic], &cq, &arg) == 0) {
         verbs_iface *f = arg;
-        pthread_mutex_lock(&v->lock); /* what its opener wrote: that the kernel orders it C does not know */
+        pthread_mutex_lock(&v->lock); /* acquire its opener's stores: the kernel orders them, but C does not know */
         int here = verbs_iface_retain(f);
         pthread_mutex_unlock(&v->lock);
         if (here) atomic_store(&f->armed, 0);
@@ -268,7 +268,7 @@ static int listen_to(hpc_verbs *v, int nic) {
     return 0;
 }
 
-/* Writes the ends of the rails: the peer's addresses, and by which port of this rank. */
+/* Writes the rails' ends: the peer's addresses, and this rank's ports. */
 static void write_path(hpc_verbs *v, int peer) {
     verbs_peer *p = &v->peers[peer];
     size_t used = 0, cap = sizeof p->path;

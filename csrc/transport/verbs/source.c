@@ -1,9 +1,9 @@
 /* Sources that lie in no window: copied into the link's stage, or registered for the one put.
  *
  * A registration is a system call that pins pages; a copy of the same bytes is cheaper up to some size. The stage is a
- * ring that is registered when it is first wanted; what finds it full is registered. Either is a *loan*, given back
+ * ring that is registered at its first use; a source that finds it full is registered. Either is a *loan*, given back
  * when the write is done: writes of a queue pair are done in the order of their posts, so the stage is given back in
- * the order in which it was taken. All of it under the link's sending; verbs_source_lend needs it not. */
+ * the order in which it was taken. All of it runs under the link's sending; verbs_source_lend needs no lock. */
 #define _GNU_SOURCE
 #include "transport/verbs/verbs.h"
 
@@ -81,7 +81,7 @@ int verbs_source_asks(verbs_link *l, const verbs_loan *loan) {
 
 void verbs_source_is_posted(verbs_link *l, verbs_order *o) {
     if (o->loan == NULL) return;
-    atomic_store(&l->busy, 1); /* before the post: whoever takes its completion goes on */
+    atomic_store(&l->busy, 1); /* before the post: the taker of its completion then calls go_on */
     o->loan->until = l->posted;
     *l->last_loan = o->loan;
     l->last_loan = &o->loan->next;

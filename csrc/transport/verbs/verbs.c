@@ -29,7 +29,7 @@ static int reaches(const hpc_address *self, const hpc_address *peer, const char 
 
 _Static_assert(sizeof(verbs_greeting) <= HPC_BLOB_BYTES, "a blob holds it");
 
-/* The rail of a lane, of those of the pair of ranks: by the lane's own number, or by the pair. */
+/* The rail of a lane among the rails of the two ranks: by the lane's own number, or by the pair. */
 static const hpc_rail *rail_of(const hpc_verbs *v, const hpc_lane *lane, int peer) {
     const verbs_peer *p = &v->peers[peer];
     int n = lane->rail == HPC_RAIL_BY_WORKER ? v->context->group.rank + peer : lane->rail;
@@ -100,7 +100,7 @@ static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     return verbs_window_attach(w, peer, blob);
 }
 
-/* Lets what this rank has put to the peer, by any lane, come to its end. */
+/* Waits until this rank's puts to the peer, by any lane, have ended. */
 static void let_puts_end(hpc_verbs *v, int peer) {
     hpc_group *g = &v->context->group;
     double deadline = hpc_deadline(g, -1);
@@ -111,7 +111,7 @@ static void let_puts_end(hpc_verbs *v, int peer) {
     }
 }
 
-/* A window that was attached is left by a word to the peer, behind all that was put into it. */
+/* Leaves an attached window by a message to the peer, behind all puts into it. */
 static void window_detach(hpc_window *w, int peer) {
     hpc_verbs *v = w->context->verbs;
     const verbs_remote *remote = w->parts[peer].remote;
@@ -140,8 +140,8 @@ static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t 
     return nbytes == 0 ? HPC_OK : put_order(lane->peers[peer].out, w, &order, 0, "put");
 }
 
-/* Whether the receiver will find the value by its low bits: it goes on from the last one, which came by the same lane
- * and is near. */
+/* Whether the receiver will find the value by its low bits: it follows the last one, which came by the same lane and is
+ * near. */
 static int fits_imm(const verbs_remote *remote, const verbs_link *link, int signal, uint64_t value) {
     const struct verbs_sent *last = &remote->sent[signal];
     return remote->number < VERBS_IMM_WINDOWS && signal < 1 << VERBS_SIGNAL_BITS &&
@@ -162,7 +162,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
             (verbs_message){.kind = VERBS_SIGNAL, .number = remote->number, .word = (uint32_t)signal, .value = value};
     }
     int status = put_order(link, w, &order, 0, "put_signal");
-    /* A value that is none of the next ones stores nothing there, and does not make this lane the word's. */
+    /* A value that is not greater stores nothing there, and does not make this lane the word's. */
     if (status == HPC_OK && value > remote->sent[signal].value)
         remote->sent[signal] = (struct verbs_sent){value, link->lane};
     return status;
@@ -182,8 +182,8 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
     return put_order(link, w, &order, 1, "put_notify");
 }
 
-/* Once in a round of polls over the peers the lane's queues are looked at. Half of the ring taken, or the peer waits:
- * it hears of it. Its WANT and this look at wanted are in one order with the ring's head: one of the two sides sees the
+/* Polls the lane's queues once in a round over the peers. With half of the ring taken, or if the peer waits, it tells
+ * the peer. Its WANT and this look at wanted are in one order with the ring's head: one of the two sides sees the
  * other. */
 static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
     hpc_ring *ring = lane->peers[peer].in;
@@ -262,7 +262,7 @@ const hpc_transport hpc_transport_verbs = {
 
 #else
 
-/* Built without rdma-core's headers: reaches nobody, and says so. */
+/* Built without rdma-core's headers: reaches no peer, and says so. */
 const hpc_transport hpc_transport_verbs = {.name = "verbs", .caps = HPC_CAP_NICS, .reaches = reaches};
 
 #endif

@@ -1,9 +1,9 @@
 /* The parts of the verbs transport.
  *
  *   verbs.c       the vtable: lanes, windows, puts
- *   reactor.c     when queues are looked at; how the transport opens and closes
- *   completion.c  what has come, what is done
- *   link.c        one lane's queue pair to one peer: what is sent
+ *   reactor.c     when queues are polled; opening and closing the transport
+ *   completion.c  arrivals, and sends that are done
+ *   link.c        one lane's queue pair to one peer: sending
  *   source.c      sources that are in no window
  *   window.c      registered memory: windows
  *   iface.c       a lane's completion queue and shared receive queue at one NIC
@@ -14,10 +14,10 @@
  * A *link* joins a lane of this rank with the peer's lane of the same making by one reliable-connected queue pair, on
  * the lane's rail. The links of a lane at one NIC share an *iface*: a completion queue and a shared receive queue.
  *
- * Messages. A put is an RDMA write. An event is an RDMA write with immediate, which is the caller's. A signal is
- * one, too: its immediate begins with 111 and says the window, the signal and the low bits of the value; the thread
- * that polls the receiver's completion queue stores the word. Anything that does not fit into an immediate (such an
- * immediate of an event, a value far from the last one, more than one message) is said by a verbs_message, sent behind
+ * Messages. A put is an RDMA write. An event is an RDMA write with immediate, which is the caller's. A signal is one,
+ * too: its immediate begins with 111 and says the window, the signal and the low bits of the value; the thread that
+ * polls the receiver's completion queue stores the word. Anything that does not fit into an immediate (an event's
+ * immediate that begins so, a value far from the last one, more than one message) goes in a verbs_message, sent behind
  * the write.
  *
  * Doorbells. Puts of a corked lane are kept, in their order, and one post gives them all to the NIC, which rings its
@@ -25,9 +25,9 @@
  * together with the next message or put of the link that is not corked. Credit words do not wait: they are written at
  * once.
  *
- * Credits. What takes a receive at the peer needs one of its credits; the peer writes how many it has granted into the
- * link's credit words, beside how many events its lane has taken. Those writes take no receive and are answered by the
- * peer's NIC, so there is always a way on: no queue ever waits for the one that it feeds.
+ * Credits. A send that takes a receive at the peer needs one of its credits. The peer writes how many it has granted
+ * into the link's credit words, beside how many events its lane has taken. These writes take no receive, and a NIC
+ * answers them, so they always get through: no queue ever waits for the queue that it feeds.
  *
  * Locks. `sending`, a mutex, guards everything that is posted on a link, the puts that are kept, and the orders that
  * wait for room or credit. The one thread that holds `reading`, a flag, polls a completion queue; a thread that finds
@@ -52,7 +52,7 @@
 #if defined(HPC_HAVE_VERBS)
 
 enum {
-    VERBS_DEPTH = 128,     /* sends under way on a link, at most */
+    VERBS_DEPTH = 128,     /* pending sends of a link, at most */
     VERBS_KEPT = 24,       /* puts that a corked lane keeps for one post, at most */
     VERBS_CREDITS = 512,   /* receives of a link that are kept, at most */
     VERBS_RECEIVES = 8192, /* of all links of an iface together, unless there are very many */
@@ -88,7 +88,7 @@ static inline uint64_t verbs_imm_value(uint32_t imm, uint64_t now) {
     return now + (((uint64_t)imm - now) & ((1u << VERBS_VALUE_BITS) - 1));
 }
 
-/* ---- what a send carries that no immediate can ---- */
+/* ---- messages: contents that fit no immediate ---- */
 
 typedef enum verbs_kind {
     VERBS_NONE = 0,
@@ -125,7 +125,7 @@ typedef struct verbs_window {
     int signals;
     struct ibv_mr *regions[HPC_RAILS]; /* by NIC */
     int holders;                       /* for each peer that knows of it: that peer, and this rank's handle */
-    struct verbs_window *next;         /* of those that are about to go */
+    struct verbs_window *next;         /* in the list of windows about to go */
     pthread_mutex_t storing;
     uint32_t *writers;     /* by signal: the link that brought its value; 0: none yet. Under storing, as stores are */
     unsigned char known[]; /* by rank: 1: this rank's handle reaches it, 2: it may still write */
@@ -145,9 +145,9 @@ typedef struct verbs_remote {
 /* The resources that one put holds. */
 typedef struct verbs_loan {
     struct verbs_loan *next;
-    struct ibv_mr *region; /* its source is registered; NULL: */
-    size_t staged;         /* bytes of the stage */
-    uint64_t until;        /* it may go when so many sends are done */
+    struct ibv_mr *region; /* of a registered source; NULL: staged */
+    size_t staged;         /* bytes of the stage, then */
+    uint64_t until;        /* free to go when so many sends are done */
 } verbs_loan;
 
 /* A link's ring for small sources; head and tail count bytes, ever. */
@@ -161,14 +161,14 @@ typedef struct verbs_stage {
 
 /* ---- links ---- */
 
-/* A put, or a message, of which something is still to be posted. */
+/* A put or a message that is not fully posted yet. */
 typedef struct verbs_order {
     struct verbs_order *next;
     const char *src;
     uint64_t to;
     uint32_t local_key, remote_key;
     size_t nbytes, sent;
-    int written;  /* the write is posted in full, or there is none */
+    int written;  /* the write is posted in full, or not needed */
     int with_imm; /* the last write has one */
     uint32_t imm;
     verbs_message message; /* kind VERBS_NONE: none */
@@ -183,7 +183,7 @@ typedef struct verbs_link {
     uint64_t lane;   /* number of the lane */
     uint32_t number; /* of the link, in this context */
     struct ibv_qp *qp;
-    int depth;       /* sends under way at most */
+    int depth;       /* pending sends at most */
     int inline_most; /* bytes that a send can carry itself */
     int far;         /* the peer's NIC: index of remote keys */
     hpc_ring *ring;
@@ -202,7 +202,7 @@ typedef struct verbs_link {
     uint64_t used;            /* receives of the peer */
     uint64_t events;          /* put_notify */
     int wanting;
-    verbs_order *first, **last; /* those that wait for room or credit */
+    verbs_order *first, **last; /* orders that wait for room or credit */
     int n_orders;
     int n_kept, most_kept; /* puts of a corked lane, while none wait */
     size_t kept_bytes;
@@ -213,10 +213,10 @@ typedef struct verbs_link {
     verbs_stage stage;
     _Atomic uint64_t told_granted, told_taken;
     int owes, owes_message; /* the credit words could not be written yet */
-    _Atomic int busy;       /* there is something for go_on */
-    _Atomic uint64_t done;  /* sends that are; written by the holder of the iface's reading */
+    _Atomic int busy;       /* go_on has work */
+    _Atomic uint64_t done;  /* completed sends; written by the holder of the iface's reading */
 
-    uint64_t reaped; /* of those posted, also when they failed; likewise, like the next one */
+    uint64_t reaped; /* sends that completed or failed; likewise, as is received */
     uint64_t received;
     _Atomic uint64_t consumed; /* receives, posted again */
     _Atomic int wanted;        /* the peer waits for credit */
@@ -233,7 +233,7 @@ typedef struct verbs_link {
 typedef struct verbs_iface {
     struct hpc_verbs *verbs;
     int nic;
-    _Atomic int references; /* the lane's, the links', of those who visit */
+    _Atomic int references; /* the lane's, each link's, each visitor's */
     struct ibv_cq *cq;
     struct ibv_srq *srq;
     int credits, receives, depth; /* of a link; in all; sends of a link */
@@ -246,7 +246,7 @@ typedef struct verbs_iface {
     int n_links, n_slots;      /* slots that there can be */
     struct verbs_number {
         uint32_t qp;
-        int slot; /* -1: nobody */
+        int slot; /* -1: free */
     } * numbers;  /* by queue pair, open addressing */
     uint32_t mask;
     hpc_memory *ring_memory;
@@ -282,10 +282,10 @@ typedef struct hpc_verbs {
     _Atomic(verbs_iface *) hot;                     /* where something came last; only compared */
     _Atomic int hot_in_a_row;                       /* looks that ended there */
     _Atomic int departures;                         /* seen, of the group */
-    _Atomic(verbs_window *) windows[VERBS_WINDOWS]; /* by number; 0 is none */
+    _Atomic(verbs_window *) windows[VERBS_WINDOWS]; /* by number; 0 is unused */
     uint32_t last_number;
     int many_windows;    /* there have been more than an immediate can say */
-    verbs_window *going; /* whose last holder is gone; freed when no completion can name them any more */
+    verbs_window *going; /* without a holder; freed when no completion can name them any more */
     _Atomic int n_going;
     _Atomic int starved; /* links, of all ifaces */
 } hpc_verbs;
@@ -306,7 +306,7 @@ static inline size_t verbs_link_most(const verbs_link *link) { /* bytes of one m
 
 verbs_iface *verbs_iface_open(hpc_verbs *verbs, int nic, hpc_memory *ring_memory, const char *op);
 void verbs_iface_release(verbs_iface *iface);
-void verbs_iface_destroy(verbs_iface *iface);                      /* also if somebody holds it; its links have gone */
+void verbs_iface_destroy(verbs_iface *iface);                      /* even with references; its links have gone */
 void verbs_iface_arm(verbs_iface *iface);                          /* the next completion is an event */
 int verbs_iface_post(verbs_iface *iface, const int *rooms, int n); /* receives, VERBS_BATCH at most; 0 or errno */
 int verbs_iface_slot(verbs_iface *iface);                          /* a free one; -1 */
@@ -366,20 +366,20 @@ struct ibv_mr *verbs_region_of(hpc_verbs *verbs, const hpc_window *window, int n
 
 int verbs_link_open(hpc_verbs *verbs, verbs_iface *iface, hpc_lane *lane, int peer, const hpc_rail *rail,
                     verbs_link **link);
-/* The facts that the peer must know of the link, and those that it said. */
+/* Facts about one end of a link, for the other end. */
 typedef struct verbs_greeting {
     uint64_t credit_to;
     uint32_t qp, sequence, credit_key, credits;
 } verbs_greeting;
 void verbs_link_greet(const verbs_link *link, verbs_greeting *greeting);
 int verbs_link_connect(verbs_link *link, const verbs_greeting *greeting);
-void verbs_link_free(verbs_link *link); /* its queue pair, and what it holds */
+void verbs_link_free(verbs_link *link); /* with its queue pair, orders and stage */
 
 /* Posts it now or later, or keeps it if it is corked; is_event: HPC_IN_PROGRESS, with nothing done, while the peer's
  * ring is full. op is the caller's. *look_due: whether the caller is to look for sends that are done. */
 int verbs_link_put(verbs_link *link, const hpc_window *window, verbs_order *order, int is_event, const char *op,
                    int *look_due);
-void verbs_link_uncork(verbs_link *link); /* posts what was kept; by the thread that puts */
+void verbs_link_uncork(verbs_link *link); /* posts the kept puts; by the thread that puts */
 int verbs_link_flush(verbs_link *link, const char *op);
 int verbs_link_say(verbs_link *link, const verbs_message *message);
 void verbs_link_go_on(verbs_link *link);             /* some sends are done, or credit has come */
@@ -404,14 +404,14 @@ void verbs_source_close(verbs_link *link);
 /* ---- completion.c ---- */
 
 enum { VERBS_LEFT = 1, VERBS_CAME = 2 };   /* more is left, or another thread is at it; something was there */
-int verbs_iface_visit(verbs_iface *iface); /* takes what has come: some of these */
+int verbs_iface_visit(verbs_iface *iface); /* takes arrivals and completions; a mask of these */
 
 /* ---- reactor.c ---- */
 
 hpc_verbs *verbs_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
 void verbs_close(hpc_verbs *verbs);
 int verbs_progress(hpc_context *context);
-/* Flushes what this rank has put, to peer or (-1) to all that are here; how many links are left. */
+/* Flushes this rank's puts to peer, or (-1) to all that are here; returns how many links are not done. */
 int verbs_settle(hpc_verbs *verbs, int peer);
 
 #endif

@@ -116,8 +116,8 @@ int verbs_window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     return HPC_OK;
 }
 
-/* One of its two holders for a peer has let go. After the last one it goes, once no completion can name it any more;
- * its number is taken until then. */
+/* One of a window's two holders for a peer has let go. After the last one the window goes, once no completion can name
+ * it; its number is taken until then. */
 static void drop_holder(hpc_verbs *v, verbs_window *r, int peer, int which) {
     if (!(r->known[peer] & which)) return;
     r->known[peer] &= (unsigned char)~which;
