@@ -1,5 +1,5 @@
 /* Collectives: each rank sends its data to every other one and waits for theirs. Messages are numbered, so a rank that
- * is ahead by one collective fills the inboxes of those that are still at the last. */
+ * is ahead by one collective may fill the inboxes of ranks that are still at the one before. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <stdio.h>
@@ -43,7 +43,7 @@ static int all_replied(void *arg) {
     return all;
 }
 
-/* Takes rank's reply out of the inbox, and drops what an abandoned collective left before it. */
+/* Takes rank's reply out of the inbox, and drops messages that an abandoned collective left before it. */
 static hpc_message *take_reply(hpc_control *c, int rank, uint64_t sequence) {
     hpc_message *m;
     pthread_mutex_lock(&c->lock);
@@ -90,7 +90,7 @@ static int take_turn(hpc_control *c, const char *op, double deadline) {
     while (pthread_mutex_trylock(&c->collective_lock) != 0) { /* not a timed lock: its clock may be set back */
         if (hpc_now() >= deadline)
             return hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, NULL, 0,
-                                  "rank %d: %s: a collective of another thread was under way all the time; call "
+                                  "rank %d: %s: another thread's collective did not end in time; call "
                                   "collectives from one thread",
                                   c->group->rank, op);
         poll(NULL, 0, 1);

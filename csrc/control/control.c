@@ -1,8 +1,8 @@
 /* Opening and leaving the control channel.
  *
- * Whoever leaves says so (BYE, or ABORT with a reason) and then lets its TCP peers finish: the kernel answers a close
- * with unread bytes, such as beats, by a reset, and that may overtake the BYE. So this side ends its half, reads until
- * the peers have ended theirs (their service threads do, at the end of the stream), and closes then. */
+ * A rank that leaves says so (BYE, or ABORT with a reason) and then lets its TCP peers finish: the kernel answers a
+ * close with unread bytes, such as beats, by a reset, which may overtake the BYE. So this side ends its half, reads
+ * until the peers have ended theirs (their service threads do, at the end of the stream), and then closes. */
 #define _GNU_SOURCE
 #include "control/control.h"
 
@@ -58,7 +58,7 @@ static hpc_control *create(hpc_group *group, hpc_memory *bell) {
     return c;
 }
 
-/* HPC_IN_PROGRESS: errno says what failed. */
+/* 0, or -1 with errno. */
 static int listen_unix(hpc_control *c) {
     struct sockaddr_un name;
     socklen_t length = hpc_mesh_name(c->self.name, &name);
@@ -158,7 +158,7 @@ uint32_t hpc_control_told(const hpc_control *c, int rank, int place) {
     return atomic_load_explicit(&c->links[rank].words[place], memory_order_relaxed);
 }
 
-/* One who does not read has not seen who left either, and is missed in the shrink. */
+/* A rank that does not read has not seen departures either; the shrink finds it missing. */
 void hpc_control_revoke(hpc_control *c) {
     double deadline = hpc_now() + LEAVE_SECONDS;
     for (int r = 0; r < c->group->size; r++)
@@ -168,7 +168,7 @@ void hpc_control_revoke(hpc_control *c) {
 /* ---- leaving ---- */
 
 static void say_goodbye(hpc_control *c, const char *why) {
-    double deadline = hpc_now() + LEAVE_SECONDS; /* one who does not read sees the hang-up instead */
+    double deadline = hpc_now() + LEAVE_SECONDS; /* a peer that does not read sees the hang-up instead */
     hpc_last_word word;
     hpc_group_last_word(c->group, why, &word);
     for (int r = 0; r < c->group->size; r++) {
@@ -180,7 +180,7 @@ static void say_goodbye(hpc_control *c, const char *why) {
     }
 }
 
-/* Whether the peer has ended its half; what it still sent is dropped. */
+/* Whether the peer has ended its half; drops the bytes that it still sent. */
 static int has_ended(int fd) {
     char rest[4096];
     ssize_t n;

@@ -1,7 +1,7 @@
 /* The handshake of a TCP connection: the caller states its purpose, and both sides prove that they know the job's key.
  *
  *   caller -> called   hello: purpose, from, to, a nonce
- *   called -> caller   a nonce of its own, HMAC(key, "called" | hello | nonces)
+ *   called -> caller   its own nonce, HMAC(key, "called" | hello | nonces)
  *   caller -> called   HMAC(key, "caller" | hello | nonces)
  *   called -> caller   one byte: welcome
  *
@@ -57,7 +57,7 @@ void hpc_greeting_start(hpc_greeting *greeting);
 /* Reads and answers as much as it can, and never reads a byte from behind the greeting. Returns:
  *   HPC_IN_PROGRESS     call again when fd is readable
  *   HPC_OK              greeting->hello is proven; call hpc_greeting_end once the connection has its place
- *   HPC_ERR_AUTH        the TCP caller is a stranger, or its hello is meant for somebody else
+ *   HPC_ERR_AUTH        the TCP caller is a stranger, or its hello is meant for another listener
  *   HPC_ERR_TRANSPORT   the TCP caller hung up
  * After either error, why holds a few words (static): close fd. If key is NULL, the key is not known yet: call again
  * once it is, whether fd is readable or not. The hello must match name, rank and size; rank -1 accepts any to and size.

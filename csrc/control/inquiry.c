@@ -4,7 +4,7 @@
  *
  * Threads: the waiting thread sends a LOOK. If the link has no room for it, the thread marks the link as wanted and
  * pokes the service thread, which sends the LOOK later. The service thread keeps the NEWS that come back, with their
- * time, under the control's lock, and rings the bell. So a rank that nobody asks sends nothing, and a rank that does
+ * time, under the control's lock, and rings the bell. So a rank that is not asked sends nothing, and a rank that does
  * not read its socket delays only the asking rank, which has 250 ms. */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -19,7 +19,7 @@ enum { MOST = 256 }; /* ranks that one inquiry asks */
 typedef struct asking {
     hpc_control *control;
     const hpc_inquiry *inquiry;
-    hpc_shown_rank *shown; /* what is known of each rank that was asked, in the order of asking */
+    hpc_shown_rank *shown; /* the state of each rank asked, in the order of asking */
     double *asked;         /* time of asking, by index in shown; 0: it has answered, or cannot be asked */
     int *place;            /* by rank: 1 + its index in shown; 0: not asked */
     int n, pending, poke;

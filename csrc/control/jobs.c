@@ -85,7 +85,7 @@ void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     if (hpc_group_left_because(g, rank)) show_blamed(g, 0, shown);
 }
 
-/* Its last news, and what this rank knows of it by itself. */
+/* Shows rank's last news, and this rank's own knowledge of it. */
 static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     const hpc_group *g = c->group;
     const hpc_link *l = &c->links[rank];
@@ -205,7 +205,7 @@ static void call(question *q) {
     q->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (q->fd < 0) return;
     if (connect(q->fd, (struct sockaddr *)&address, length) != 0) {
-        q->found = errno == EAGAIN; /* its backlog is full: it has accepted nobody for long */
+        q->found = errno == EAGAIN; /* its backlog is full: it has accepted no caller for long */
         end(q);
         return;
     }
@@ -261,7 +261,7 @@ static void ask(question *questions, int n, double until) {
     for (int i = 0; i < n; i++) end(&questions[i]);
 }
 
-/* ---- who there is ---- */
+/* ---- ranks of this host ---- */
 
 static int read_name(const char *text, name *to) {
     if (strncmp(text, PREFIX, sizeof PREFIX - 1) != 0) return 0;
@@ -340,7 +340,7 @@ static void identify(hpc_shown_rank *shown, const name *of, const question *foun
     }
 }
 
-/* ---- who is not found here ---- */
+/* ---- ranks that are not found here ---- */
 
 /* Finds the ranks of each job that are missing from found, which is sorted by job and rank. Each missing rank becomes a
  * question to the first connected rank of its job that has answered. The first room questions go into missing; returns

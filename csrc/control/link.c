@@ -1,7 +1,7 @@
 /* Frames on one link. A Unix link carries each frame as a packet. On a TCP link they follow each other as a stream, so
- * both sides keep where they are in it: the reader a frame in part (head, got), the sender what a frame needs to be
- * whole. A frame that the deadline cuts in two ends the sending half of the link, or the next one would be read as its
- * rest. */
+ * both sides keep their place in it: the reader a partial frame (head, got), the sender the rest of a frame
+ * (told_left). A frame that the deadline cuts in two ends the sending half of the link, because the next one would be
+ * read as its rest. */
 #define _GNU_SOURCE
 #include "control/mesh.h"
 
@@ -22,7 +22,7 @@ static const double REST_SECONDS = 0.2;
 
 /* ---- sending ---- */
 
-/* Whether nobody will read what is sent to rank, or nobody waits for the answer any more. */
+/* Whether rank is gone, or no thread here waits for its reply any more. */
 static int is_pointless(const hpc_group *g, int rank, uint32_t type) {
     int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
     return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED || (type == HPC_MESH_GATHER && atomic_load(&g->closed));
@@ -46,7 +46,7 @@ int hpc_link_is_stopped(const hpc_control *c, int rank) {
            hpc_host_is_stopped("", l->address.pid);
 }
 
-/* All of m (which is used up), waiting for room until the deadline; *sent of it when it fails. */
+/* Sends all of m (which is used up), waiting for room until the deadline; *sent: bytes sent, also if it fails. */
 static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, double deadline, size_t *sent) {
     hpc_link *l = &c->links[rank];
     int fd = atomic_load(&l->fd);
@@ -199,11 +199,11 @@ static int is_sound(const hpc_mesh_frame *f, int size) {
 }
 
 static const char garbled[] = "it sent bytes that are not a message of hpcomm";
-static const char no_memory[] = "this rank has no memory for what it sent";
+static const char no_memory[] = "this rank has no memory for its message";
 static const char ended[] = "its process died or closed the connection";
 static const char dropped[] = "it heard nothing from this rank for too long and goes on without it";
 
-/* Room for what the frame brings, never more than twice what has come. */
+/* Makes room for the frame's payload, never for more than twice the bytes that have come. */
 static int make_room(hpc_message *m, size_t more) {
     size_t need = m->got + more, room = need > 2 * m->room ? need : 2 * m->room;
     if (need <= m->room && m->data != NULL) return 1;
@@ -215,7 +215,7 @@ static int make_room(hpc_message *m, size_t more) {
     return 1;
 }
 
-/* The message that the frame goes on with, or begins. NULL, or what is wrong. */
+/* Finds or begins the message of the frame. NULL, or its fault in words. */
 static const char *find_message(hpc_link *l, const hpc_mesh_frame *f) {
     hpc_message *m = l->incoming;
     if (m != NULL && f->offset == 0) { /* the sender gave it up when its deadline passed */
@@ -235,7 +235,7 @@ static const char *find_message(hpc_link *l, const hpc_mesh_frame *f) {
     return make_room(m, f->nbytes) ? NULL : no_memory;
 }
 
-/* Nobody is more than one collective ahead of a rank that takes part in all of them. */
+/* No rank is more than one collective ahead of a rank that takes part in all of them. */
 static int is_far_ahead(hpc_control *c, hpc_message *const *inbox) {
     int waiting = 0;
     pthread_mutex_lock(&c->lock);

@@ -46,7 +46,7 @@ void hpc_mesh_poke(hpc_control *c) {
 
 /* ---- Unix ---- */
 
-/* HPC_IN_PROGRESS when nobody listens there. */
+/* HPC_IN_PROGRESS if no process listens there. */
 static int call_unix(hpc_control *c, int rank, double deadline) {
     const hpc_control_address *to = &c->links[rank].address;
     double start = hpc_now();
@@ -70,7 +70,7 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
         return hpc_group_fail_timeout(c->group, "init", &rank, 1, hpc_now() - start, "cannot connect to rank %d: %s",
                                       rank, strerror(error));
     }
-    /* The name may have been taken over by somebody else after its owner's death. */
+    /* Another process may have taken the name after its owner's death. */
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
         (owner.uid != geteuid() && owner.uid != 0)) {
         close(fd);
@@ -97,7 +97,7 @@ typedef struct attempt {
     hpc_endpoint at;
     int status, open; /* whether it may still lead to the peer */
     int hang_ups;     /* it closed the connection so often: it may have had no place, or have died */
-    int refused;      /* by the kernel there: nobody listens */
+    int refused;      /* by the kernel there: no process listens */
     char why[80];
 } attempt;
 
@@ -123,8 +123,8 @@ void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Lists the addresses of a peer to try: first the one that led to it before, then those in a network that led to
- * another peer. So only the first call pays for a dead network where there are two. */
+/* Lists the addresses of a peer to try: first the one that led to it before, then addresses in a network that led to
+ * another peer. So with two networks only the first call pays for a dead one. */
 static void list_attempts(hpc_control *c, int rank, calls *calls) {
     const hpc_link *l = &c->links[rank];
     hpc_endpoint found[HPC_ENDPOINTS + 2], known, good;
@@ -164,15 +164,15 @@ static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double unt
     hpc_close(fd);
 }
 
-/* A third of what is left, at least a second, while there are other addresses: one that swallows everything must not
- * take the time of those that work. */
+/* A third of the time left, at least a second, while there are other addresses: one that swallows every packet must not
+ * take the time of the others. */
 static double share_of(double deadline, int others) {
     double now = hpc_now(), left = deadline - now, share = left / 3 > 1 ? left / 3 : 1;
     return others > 0 && share < left ? now + share : deadline;
 }
 
-/* Goes round the addresses until one is the peer, none may be any more, or the time is over. A peer that is slow to
- * start keeps callers waiting in its backlog, so an address that did not answer is tried again. */
+/* Tries the addresses in turn until one is the peer, none can be, or the time is over. A peer that is slow to start
+ * keeps callers waiting in its backlog, so an address that did not answer is tried again. */
 static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadline, int *fd, hpc_endpoint *reached) {
     int open;
     do {
@@ -192,7 +192,7 @@ static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadli
     return HPC_ERR_TRANSPORT;
 }
 
-/* Whether nobody listens at any address of the peer. */
+/* Whether every address of the peer has refused. */
 static int is_dead(const calls *calls) {
     for (int i = 0; i < calls->n; i++)
         if (!calls->all[i].refused) return 0;

@@ -4,29 +4,28 @@
  *   link.c        moves frames
  *   mesh.c        connects to the other ranks
  *   collective.c  makes collectives
- *   jobs.c        shows what this rank does, and asks others for it
+ *   jobs.c        shows this rank's state, and asks others for theirs
  *   inquiry.c     follows waits to the ranks at their end
  *   survivors.c   goes on without the ranks that departed
  *   service.c     is the thread that answers and listens
  *   control.c     opens and closes
  *
- * Threads: the service thread; the one that connects; those that make collectives or call lanes; the one that stops.
+ * Threads: the service thread; the connecting thread; threads that make collectives or call lanes; the stopping thread.
  *
  * link->fd is -1 until the link is made, by the connecting thread for lower ranks and by the service thread for higher
- * ones. Whoever makes it fills in kind, path, endpoint and heard first; the store of fd publishes them, and the peer's
- * state (HPC_PEER_ALIVE) comes after that. It is closed by stop alone, which has ended the service thread, and under
- * send_lock.
+ * ones. That thread fills in kind, path, endpoint and heard first; its store of fd publishes them, and the peer's state
+ * (HPC_PEER_ALIVE) comes after that. Only stop closes fd, under send_lock, after it has ended the service thread.
  *
  * Locks: a link's send_lock lets one message at a time go out, and guards cut, told and told_left. lock guards inboxes,
  * ballots, remembered endpoints, the TCP listener's descriptor, and the heir. collective_lock lets one collective at a
  * time run, and guards sequence and broken. round_lock lets one round at a time run, and guards round, ballot and cast.
  * The service thread alone reads sockets and answers: incoming, arriving, head, got, word, heard, quiet, ended, asks,
- * looked, and the strangers. It writes news and news_at under lock; those who put an inquiry read them so.
+ * looked, and the strangers. It writes news and news_at under lock; threads that put an inquiry read them under lock.
  * key, address and allowed are written by connect before the TCP listener is watched and before the first call;
  * epoll_ctl comes before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
  *
  * collective_lock and round_lock come before the others, which are never held together. The service thread never waits
- * for a lock that is held during a wait: it tries a send_lock for what it tells and goes on without. */
+ * for a lock that is held during a wait: to tell something, it tries a send_lock and goes on without it. */
 #ifndef HPC_MESH_H
 #define HPC_MESH_H
 
@@ -52,7 +51,7 @@ typedef enum hpc_mesh_type {
     HPC_MESH_ABOUT,  /* the same, of another rank than the one that is asked */
     HPC_MESH_LOOK,   /* asks a peer for its NEWS */
     HPC_MESH_NEWS,   /* an hpc_shown_rank; one frame */
-    HPC_MESH_REVOKE, /* who has left or leaves counts as failed */
+    HPC_MESH_REVOKE, /* a rank that has left or leaves counts as failed */
     HPC_MESH_WORD    /* sequence is a word for hpc_control_told: its place, then 32 bits of value */
 } hpc_mesh_type;
 
@@ -69,7 +68,7 @@ _Static_assert(sizeof(hpc_mesh_frame) == 104, "a frame has no holes");
 typedef struct hpc_message {
     struct hpc_message *next;
     uint64_t sequence;
-    size_t total, got, room; /* room grows with what has come */
+    size_t total, got, room; /* room grows with the bytes that have come */
     int fd;
     char op[HPC_OP_BYTES], call[HPC_CALLING_BYTES + 4];
     char *data;
@@ -136,13 +135,13 @@ struct hpc_control {
     _Atomic int stopping, tcp_links;
     hpc_stranger strangers[HPC_STRANGERS];
     int greeting;                   /* places that are taken */
-    int full;                       /* nobody is accepted until there is a place */
+    int full;                       /* no caller is accepted until a place is free */
     int told;                       /* of the first stranger that was refused */
-    char refusal[HPC_REASON_BYTES]; /* who was refused last, and why; "" for nobody */
+    char refusal[HPC_REASON_BYTES]; /* the last refused caller, and why; "": none */
     hpc_endpoint good;              /* that led to a peer on another host: its network works */
     double next_tick;               /* 0: none is due */
     _Atomic int inquiries;          /* some link is wanted */
-    int unasked;                    /* somebody could not be asked yet */
+    int unasked;                    /* some rank could not be asked yet */
     hpc_accept_lane *accept_lane;
     void *accept_arg;
     pthread_t thread;
@@ -153,14 +152,14 @@ struct hpc_control {
     int broken; /* the status of the collective that failed */
     pthread_mutex_t round_lock;
     uint64_t round;
-    hpc_message *ballot; /* this rank's own, while the round is under way */
+    hpc_message *ballot; /* this rank's own, until the round is over */
     char *cast;          /* by rank: it was sent there */
     _Atomic char *gave;  /* by rank: hpc_control_gave's */
     hpc_group *heir;     /* a group of survivors that connects; NULL: none does */
     const int *heir_ranks;
     uint64_t heir_round;
     hpc_link *links;
-    char transports[64]; /* shown to whoever asks, as the links' host, once the watch of the group says connected */
+    char transports[64]; /* shown to askers, as the links' host, once the group's watch says connected */
 };
 
 static inline void hpc_close(int *fd) {
@@ -170,15 +169,15 @@ static inline void hpc_close(int *fd) {
 
 /* ---- link.c ---- */
 
-/* The whole message, waiting for room until the deadline; HPC_ERR_PEER if the peer is gone (its state says so soon). No
- * error is recorded. pass_fd: -1 for none; left out over TCP. */
+/* Sends the whole message, waiting for room until the deadline; HPC_ERR_PEER if the peer is gone (its state says so
+ * soon). No error is recorded. pass_fd: -1 for none; left out over TCP. */
 int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, const char *op, const void *data,
                   size_t nbytes, int pass_fd, double deadline);
 
-/* One frame with nbytes, at most HPC_TOLD_BYTES with its head, if they can be sent at once; what has been begun goes on
- * before the next frame. HPC_ERR_TIMEOUT where there is no room, or another message is under way; HPC_ERR_PEER. */
+/* Sends one frame with nbytes, at most HPC_TOLD_BYTES with its head, if it can go at once; a begun frame is finished
+ * before the next one. HPC_ERR_TIMEOUT if the socket has no room, or another thread is sending; HPC_ERR_PEER. */
 int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes);
-/* The same of a WORD. */
+/* The same for a WORD. */
 int hpc_link_tell_word(hpc_control *c, int rank, uint64_t word);
 
 /* Whether the kernel here says that the process of a rank is stopped. */
@@ -187,7 +186,7 @@ int hpc_link_is_stopped(const hpc_control *c, int rank);
 /* Tells the peer, if it can be told at once, that it counts as failed. */
 void hpc_link_drop(hpc_control *c, int rank);
 
-/* Reads what is there, about most bytes of it. NULL to go on, else why the link has ended (valid until the next call).
+/* Reads about most bytes of the link. NULL to go on, or why the link has ended (valid until the next call).
  */
 const char *hpc_link_read(hpc_control *c, int rank, size_t most);
 
@@ -196,10 +195,10 @@ const char *hpc_link_read(hpc_control *c, int rank, size_t most);
  * the rank it asks about (HPC_MESH_ABOUT); HPC_IN_PROGRESS when nothing came yet; HPC_ERR_AUTH for anything else. */
 int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_COOKIE_BYTES], int *bell);
 
-/* One answer to a stranger that asked for the status, in a frame; what cannot be sent at once is not. */
+/* Sends one frame, the answer to a stranger that asked for the status, if it can go at once. */
 void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes);
 /* And the stranger's side: one question, of the rank that is asked itself or of another one, and its answer. 0, or
- * HPC_IN_PROGRESS when there is none yet, or HPC_ERR_AUTH for anything else. */
+ * HPC_IN_PROGRESS if none has come yet, or HPC_ERR_AUTH for anything else. */
 int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]);
 int hpc_link_ask_about(int fd, int rank);
 int hpc_link_read_answer(int fd, void *answer, size_t nbytes);
@@ -216,12 +215,12 @@ int hpc_service_start(hpc_control *c); /* 0, or an errno */
 
 /* ---- survivors.c ---- */
 
-/* Passes on to the heir who has departed or votes again: after what came, by whatever thread learned of it. */
+/* Tells the heir which ranks have departed or vote again; called by the thread that recorded it. */
 void hpc_survivors_look(hpc_control *c);
 
 /* ---- inquiry.c ---- */
 
-/* Asks those who are wanted; whether some could not be asked yet. By the service thread. */
+/* Asks the ranks whose links are wanted; whether some could not be asked yet. By the service thread. */
 int hpc_inquiry_look(hpc_control *c);
 
 /* hpc_group's follow; arg is the control. */
@@ -234,7 +233,7 @@ hpc_follow hpc_inquiry_follow;
 enum { HPC_WATCH_POKE, HPC_WATCH_UNIX, HPC_WATCH_TCP, HPC_WATCH_STRANGER, HPC_WATCH_LINK, HPC_WATCH_PROCESS };
 int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index);
 
-/* Wakes the service thread, so that it looks at what has changed. */
+/* Wakes the service thread to look at changes. */
 void hpc_mesh_poke(hpc_control *c);
 
 /* The peer answers at this endpoint. */

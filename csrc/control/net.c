@@ -192,7 +192,7 @@ static int grade(const hpc_endpoint *e) {
     return e->family == 4 ? 0 : 1;
 }
 
-/* Inserts an endpoint before those that are worse; the last one falls out when there are too many. */
+/* Inserts an endpoint before worse ones; the last one falls out when there are too many. */
 static void insert(hpc_endpoint endpoints[HPC_ENDPOINTS], const hpc_endpoint *e) {
     int at = 0;
     while (at < HPC_ENDPOINTS && is_present(&endpoints[at]) && grade(&endpoints[at]) <= grade(e)) at++;
@@ -346,7 +346,7 @@ int hpc_net_candidates(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint
     return n;
 }
 
-/* A connection from an ephemeral port to that same port where nobody listens connects to itself. */
+/* A connection from an ephemeral port to that same port, if no process listens there, connects to itself. */
 static int is_own_echo(int fd) {
     address here, there;
     socklen_t n_here = sizeof here, n_there = sizeof there;
@@ -355,7 +355,7 @@ static int is_own_echo(int fd) {
            endpoint_of(&here, &a) && endpoint_of(&there, &b) && same_ip(&a, &b) && a.port == b.port;
 }
 
-/* 0 when a connect under way has succeeded, else its errno. */
+/* Waits for a pending connect: 0 when it has succeeded, or its errno. */
 static int await_connected(int fd, double deadline) {
     for (;;) {
         double left = hpc_left(deadline);
@@ -392,7 +392,7 @@ int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error
 }
 
 static void set(int fd, int level, int option, int value) {
-    setsockopt(fd, level, option, &value, sizeof value); /* what the kernel refuses is left at its default */
+    setsockopt(fd, level, option, &value, sizeof value); /* an option that the kernel refuses keeps its default */
 }
 
 void hpc_net_tune(int fd, double silence) {

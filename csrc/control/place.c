@@ -14,7 +14,7 @@
 
 enum { BACKLOG = 4096, ADDRESSES_TEXT = 256 };
 
-/* ---- what a name means ---- */
+/* ---- the addresses of a name ---- */
 
 static int endpoint_of(const struct sockaddr *address, int port, hpc_endpoint *e) {
     memset(e, 0, sizeof *e);

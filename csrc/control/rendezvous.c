@@ -19,7 +19,7 @@ enum { STRANGERS = 64, OWN_FILES = 256, LEAST_SECRET = 16, REFUSED_TEXT = 200, W
 static const double DEFAULT_TIMEOUT = 30, SILENCE = 10;
 static const double ANSWER = 1;        /* seconds that rank 0 has to say who is missing, and a told rank to take it */
 static const double PATIENCE = 1;      /* a stranger keeps its place for so long when others want it */
-static const double LONGEST_KNOCK = 3; /* a connect that is not answered is begun anew, sooner than the kernel would */
+static const double LONGEST_KNOCK = 3; /* an unanswered connect is begun again, sooner than the kernel would */
 
 static const unsigned char NO_NAME[HPC_NAME_BYTES];
 
@@ -39,7 +39,7 @@ typedef struct member {
 struct hpc_rendezvous {
     int rank, size;
     pid_t owner;
-    uint32_t round; /* the one under way, or the next one */
+    uint32_t round; /* the present one, or the next one */
     double since;   /* when this call began */
     hpc_meeting_place place;
     unsigned char key[HPC_DIGEST_BYTES];
@@ -53,7 +53,7 @@ struct hpc_rendezvous {
     int listeners[HPC_PLACES], n_listeners;
     struct pollfd *polled;      /* the open ones of listeners, strangers and members */
     int *polled_of;             /* their numbers, by that order */
-    size_t whole;               /* what every rank is sent in a round, letter included */
+    size_t whole;               /* bytes that every rank is sent in a round, letter included */
     int odd;                    /* a proven rank that has no place: it is told why; -1: none */
     int expired;                /* a rank whose deadline has passed; -1: none */
     char refused[REFUSED_TEXT]; /* the last stranger that said it was a rank, in words */
@@ -90,7 +90,7 @@ static const char *name_ranks(const int *ranks, int n, char text[WHOM_TEXT]) {
 
 /* ---- the end ---- */
 
-/* Nothing unread may be left: the reset that it causes could overtake what was sent last. */
+/* Leaves nothing unread: the reset that unread bytes cause could overtake the last letter. */
 static void drain(int fd) {
     enum { MOST = 4096 };
     char bytes[4096];
@@ -153,7 +153,7 @@ static int fail_again(const hpc_rendezvous *rv) {
     double seconds = hpc_now() - rv->since;
     if (n->status == HPC_ERR_TIMEOUT) {
         snprintf(waited, sizeof waited, "; waited %.3g s", seconds);
-        for (; f.n_culprits < n->n_waiting; f.n_culprits++) /* all wait for those alone, and nobody can be asked */
+        for (; f.n_culprits < n->n_waiting; f.n_culprits++) /* all wait for these alone, and no rank can be asked */
             silent[f.n_culprits] =
                 (hpc_culprit){.rank = n->waiting_for[f.n_culprits], .state = HPC_CULPRIT_SILENT, .seconds = seconds};
     }
@@ -239,7 +239,7 @@ static void on_refused(hpc_rendezvous *rv, stranger *s, const char *why) {
     close_fd(&s->fd);
 }
 
-/* A proven rank: takes its place, unless there is none. */
+/* Gives a proven rank its place, if it has one. */
 static int on_proven(hpc_rendezvous *rv, stranger *s) {
     const hpc_hello hello = s->greeting.hello;
     char first[HPC_ENDPOINT_TEXT], second[HPC_ENDPOINT_TEXT];
@@ -264,7 +264,7 @@ static int on_proven(hpc_rendezvous *rv, stranger *s) {
         hpc_net_peer_text(rv->odd, second);
         return end(
             rv, HPC_ERR_CONFIG, NULL, 0, NULL, 0,
-            "two processes came with RANK=%d, from %s and from %s: give every process of the job a RANK of its own",
+            "two processes came with RANK=%d, from %s and from %s: give every process of the job a different RANK",
             hello.from, first, second);
     }
     m->fd = rv->odd;
@@ -519,7 +519,7 @@ static int give_and_await(hpc_rendezvous *rv, const void *send, void *recv, size
     const struct iovec parts[] = {{&letter, sizeof letter}, {(void *)(uintptr_t)send, nbytes}};
     size_t sent = 0;
     hpc_letters_expect(&rv->in, rv->round, recv, (size_t)rv->size * nbytes);
-    /* Why rank 0 takes no more is in what it sent last. */
+    /* If rank 0 takes no more, its last letter says why. */
     int status = send_by(rv->fd, parts, 2, &sent, deadline);
     return await_all(rv, status != HPC_ERR_TIMEOUT, deadline);
 }
@@ -553,7 +553,7 @@ static int join(hpc_rendezvous *rv, double deadline) {
             if (status == HPC_ERR_AUTH)
                 return end(rv, HPC_ERR_AUTH, NULL, 0, NULL, 0,
                            "rank %d does not know the job's secret, or %s is not rank 0's (%s): HPCOMM_SECRET_FILE "
-                           "must hold the same bytes on every host, and each job needs a port of its own (MASTER_PORT)",
+                           "must hold the same bytes on every host, and each job needs its own port (MASTER_PORT)",
                            rv->rank, rv->place.text, why);
         }
         if (hpc_left(deadline) <= 0)

@@ -5,9 +5,9 @@
  *   0 -> rank r   GATHERED  all parts of a round, in rank order
  *   0 -> rank r   FAILED    a notice: why the rendezvous is over on every rank
  *
- * Round 0 is coming at all: the handshake stands for its GIVE, and its parts are empty. The reader does no input of its
- * own and allocates nothing: it says where the next bytes are to go, and is told how many came. A part goes where its
- * round expects it, and nothing from the wire is believed. */
+ * In round 0 the ranks come: the handshake stands for its GIVE, and its parts are empty. The reader does no input
+ * itself and allocates nothing: it says where the next bytes are to go, and is told how many came. A part goes where
+ * its round expects it, and nothing from the wire is believed. */
 #ifndef HPC_RENDEZVOUS_H
 #define HPC_RENDEZVOUS_H
 
@@ -48,7 +48,7 @@ size_t hpc_notice_write(const hpc_notice *notice, unsigned char bytes[HPC_NOTICE
 int hpc_notice_read(const unsigned char *bytes, size_t nbytes, int size, hpc_notice *notice);
 
 typedef struct hpc_letters {
-    int from_zero; /* what comes is rank 0's; else another rank's */
+    int from_zero; /* letters come from rank 0; otherwise from another rank */
     int awaited;   /* the part, or all parts, of round have not come yet */
     uint32_t round;
     char *into;            /* where they go */
@@ -79,16 +79,16 @@ typedef struct hpc_meeting_place {
     char host[HPC_PLACE_TEXT - 16], text[HPC_PLACE_TEXT]; /* "node1", "node1:29500" */
     int port, n;
     int is_loopback;             /* no other host reaches it */
-    hpc_endpoint at[HPC_PLACES]; /* what the host's name means */
+    hpc_endpoint at[HPC_PLACES]; /* the addresses of host */
 } hpc_meeting_place;
 
-/* Looks up host. HPC_ERR_INVALID for no host or port; HPC_ERR_CONFIG for a name that means nothing, which others than
- * rank 0 ask for until the deadline; HPC_ERR_AUTH for one that is not loopback while there is no secret. A look-up that
- * the resolver has begun ends by the resolver's own limits. */
+/* Looks up host. HPC_ERR_INVALID for no host or port; HPC_ERR_CONFIG for a name that has no address by the deadline;
+ * HPC_ERR_AUTH for one that is not loopback while there is no secret. A look-up that the resolver has begun ends by the
+ * resolver's own limits. */
 int hpc_meeting_place_find(hpc_meeting_place *place, int rank, const char *host, int port, int has_secret,
                            double deadline);
 
-/* Listens on those of the addresses that are this host's: how many, or HPC_ERR_CONFIG. */
+/* Listens on the addresses that are this host's: how many, or HPC_ERR_CONFIG. */
 int hpc_meeting_place_listen(const hpc_meeting_place *place, int rank, int fds[HPC_PLACES]);
 
 #endif

@@ -1,5 +1,5 @@
-/* The service thread: it reads every link, greets whoever calls, watches processes and the clock. It waits in
- * epoll, and for moments elsewhere: a second at the most to answer a caller on the Unix socket.
+/* The service thread: it reads every link, greets callers, watches processes and the clock. It waits in epoll, and for
+ * moments elsewhere: a second at the most to answer a caller on the Unix socket.
  *
  * The clock ticks eight times within config.silence while there is a TCP link. Each tick says a word on links where
  * this rank has said none for two ticks, and gives up peers from which nothing has come for config.silence. If a tick
@@ -22,7 +22,7 @@
 enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
 
 static const double GREETING_SECONDS = 5;   /* a TCP caller has for the whole handshake */
-static const double UNASKED_SECONDS = 2e-3; /* until somebody is asked again whose socket was full */
+static const double UNASKED_SECONDS = 2e-3; /* until a rank whose socket was full is asked again */
 static const double PLACE_SECONDS = 1;      /* and for itself alone, when others want its place */
 
 /* ---- links ---- */
@@ -37,8 +37,8 @@ static void end_link(hpc_control *c, int rank, const char *why) {
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);   /* lets a peer go that waits for it, and ends our sends */
 }
 
-/* The news that rank has asked for: what finds no room goes, as news of then, when there is some. Behind another
- * thread's message that means to look again and again until it is sent, as the socket has room now and then. */
+/* Sends the news that rank has asked for. If the socket has no room, newer news go when it has. Behind another thread's
+ * message this looks again and again until that is sent, as the socket has room now and then. */
 static void tell_news(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     l->asks = hpc_jobs_tell(c, rank) == HPC_ERR_TIMEOUT;
@@ -234,7 +234,7 @@ static int take_lane(hpc_control *c, int fd, const hpc_hello *hello) {
     if (c->accept_lane == NULL || atomic_load(&l->fd) < 0 || l->ended) return 0;
     hpc_net_tune(fd, c->silence);
     if (c->accept_lane(c->accept_arg, hello->from, hello->lane, hello->stream, fd) != HPC_OK) return 0;
-    hpc_greeting_end(fd); /* a caller that is gone has hung up: whoever has fd sees it */
+    hpc_greeting_end(fd); /* a caller that is gone has hung up: the owner of fd sees it */
     return 1;
 }
 
@@ -278,7 +278,7 @@ static void tick_link(hpc_control *c, int rank, double now) {
     char why[HPC_REASON_BYTES];
     if (atomic_load(&l->fd) < 0 || l->kind != HPC_LINK_TCP || l->ended) return;
     if (now - l->heard > c->silence) {
-        on_link(c, rank, TURN_BYTES); /* what came may lie unread */
+        on_link(c, rank, TURN_BYTES); /* its bytes may lie unread */
         if (!l->ended && now - l->heard > c->silence) {
             snprintf(why, sizeof why, "nothing was heard from it for %.3g s", c->silence);
             hpc_link_drop(c, rank); /* should it live after all */

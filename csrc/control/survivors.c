@@ -1,38 +1,38 @@
-/* Agreement among the ranks that are left, after others died or left: who they are, and something that each gives. It
- * runs on the links that are still up, in rounds of its own, so that a collective that failed does not matter.
+/* Agreement among the ranks that are left, after others died or left: on their set, and on data from each. It runs on
+ * the links that are still up, in its own rounds, so a failed collective does not matter.
  *
- * A round: each rank sends one ballot to every other one and waits until of each it has that round's ballot, or the
- * rank has departed. A ballot says whom its sender counts as gone. Votes alone are flood-set agreement: a rank whose
- * round brought, from every rank that it does not count as gone, a ballot that counts the same ones as gone has
- * decided; any other one adds what it heard and saw, and votes again. Sets only grow, so each round after which
- * somebody has not decided has made some rank's set larger, and rounds end. After its vote is decided a rank gives: one
- * more round, whose ballots carry data, and which must bring from everybody the same set again.
+ * A round: each rank sends one ballot to every other one and waits until each has sent its ballot of that round, or has
+ * departed. A ballot says which ranks its sender counts as gone. Votes alone are flood-set agreement: a rank has
+ * decided when every rank that it does not count as gone has sent a ballot with the same set as its own; otherwise it
+ * adds the sets of the ballots and the departures that it saw, and votes again. Sets only grow, so each round after
+ * which some rank has not decided has made some rank's set larger, and rounds end. A rank that has decided gives: one
+ * more round, whose ballots carry data, and which must bring the same set from every rank again.
  *
  * Rounds are numbered by one count, and every rank goes through all of them: one that has decided gives in the next
  * round, one that has not votes in it, and each sees by the other's ballot that not all have decided; both then vote.
- * So whatever goes wrong, also after this file's part, leads to the next round, where all meet again.
+ * So any failure, also after this file's part, leads to the next round, where all meet again.
  *
  * A rank that dies while it sends reaches some ranks and not others. Ranks that have its ballot may count it among the
- * living and decide; ranks that lack it vote again without it. No round can prevent
- * this: the last ballot may always be the one that is lost. It does no harm, because a decision is only a proposal.
- * Only the new context counts, which every member must join, and a barrier in it. A dead member joins nothing, and one
- * that votes again has left the proposal: hpc_survivors_look tells this to ranks that are connecting, and they give the
- * proposal up and vote again. The barrier has the same gap: a rank may die in it when it has told some and not others.
- * Ranks that passed it go on in a context in which a member is dead and others have aborted; their next call says so,
- * and they shrink that context, which makes them vote in the round in which the others wait for them already. Nobody
- * computes meanwhile: a collective or an exchange needs every member.
+ * living and decide; ranks that lack it vote again without it. No round can prevent this: the last ballot may always be
+ * the one that is lost. It does no harm, because a decision is only a proposal. Only the new context counts, which
+ * every member must join, and a barrier in it. A dead member joins nothing, and one that votes again has left the
+ * proposal: hpc_survivors_look tells this to ranks that are connecting, and they give the proposal up and vote again.
+ * The barrier has the same gap: a rank may die in it when it has told some and not others. Ranks that passed it go on
+ * in a context in which a member is dead and others have aborted; their next call says so, and they shrink that
+ * context, which makes them vote in the round in which the others wait for them already. No rank computes meanwhile: a
+ * collective or an exchange needs every member.
  *
  * This is why rounds run on the first context's links, which stay until the last of its heirs is closed, and why a
  * context made by a shrink is shrunk by the links and ranks of the first one.
  *
  * A rank that others count as gone but that lives (silence over TCP) must not go on by itself. It finds itself in the
- * set of a ballot, which ends its part; of two that accuse each other the lower one is believed. Or it was told by a
- * DROP on the link that was given up, after which it hears nothing more by it: that ends its part unless more ranks
- * have voted with it than have dropped it, or one odd rank could end all the others. Where a network falls into parts
- * for good, each part goes on: nobody can tell it from deaths.
+ * set of a ballot, which ends its part; of two that accuse each other the lower one is believed. Or it got a DROP, the
+ * last frame on a link that was given up. That ends its part unless more ranks have voted with it than have dropped it:
+ * otherwise one odd rank could end all the others. If a network falls into parts for good, each part goes on: no rank
+ * can tell that from deaths.
  *
- * A deadline leaves the round as it is, under way: the next call ends it before it begins another one. A ballot is one
- * frame, so it is sent or not; cast remembers to whom. */
+ * A deadline leaves the round unfinished: the next call ends it before it begins another one. A ballot is one frame, so
+ * it is sent or not; cast remembers to which ranks. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +53,7 @@ typedef struct ballot {
 typedef struct round {
     hpc_control *control;
     const hpc_survivors *s;
-    hpc_message **got; /* by rank; one's own too */
+    hpc_message **got; /* by rank; this rank's too */
 } round;
 
 static int name_of(const hpc_survivors *s, int rank) {
@@ -70,9 +70,9 @@ static int fail_dropped(const hpc_control *c, const hpc_survivors *s, int by) {
                               name_of(s, c->group->rank), name_of(s, by));
 }
 
-/* Whether those who gave up their links to this rank are at least as many as those who are left with it: they are the
- * job then. Of each pair only one hears the other's DROP, so two halves do not both end by this. A rank that the
- * caller's context has no name for was settled when that one was made. */
+/* Fails if at least as many ranks gave up their links to this rank as are left with it: they are the job then. Of each
+ * pair only one rank hears the other's DROP, so two halves do not both end by this. A rank without a name in the
+ * caller's context was settled when that context was made. */
 static int check_dropped(const hpc_control *c, const hpc_survivors *s) {
     int by = -1, droppers = 0, left = 0;
     for (int r = c->group->size - 1; r >= 0; r--) {
@@ -108,7 +108,7 @@ static int begin_round(hpc_control *c, const hpc_survivors *s, uint32_t kind, co
     return HPC_OK;
 }
 
-/* Whoever is gone is told if it reads, and not waited for. */
+/* A rank that is gone gets the ballot if it reads, but is not waited for. */
 static void cast_to_all(hpc_control *c, const hpc_survivors *s, double deadline) {
     const hpc_message *m = c->ballot;
     for (int i = 1; i < c->group->size; i++) {
@@ -125,7 +125,7 @@ static int has_ballot(const hpc_control *c, int rank) {
     return 0;
 }
 
-/* A rank that is gone is not waited for. The look at its state comes first: what it sent before it went is there then.
+/* A rank that is gone is not waited for. Its state is loaded first: ballots that it sent before it went are there then.
  */
 static int is_missing(const round *r, int rank) {
     hpc_control *c = r->control;
@@ -153,7 +153,7 @@ static int who_is_missing(void *arg, int *ranks) {
     return n;
 }
 
-/* The wait is not ended by departures: is_over knows what to make of them. So it is made by a group that has none. */
+/* Departures do not end this wait, because is_over handles them. So it uses a group that has none. */
 static int await_ballots(round *r) {
     hpc_control *c = r->control;
     hpc_group *others = hpc_group_calm(c->group);
@@ -195,13 +195,13 @@ static void free_round(round *r) {
     free(r->got);
 }
 
-/* HPC_OK when it is over: got has the ballots that came, and one's own, which is an earlier one where a deadline had
- * left a round under way. */
+/* HPC_OK when it is over: got has the ballots that came and this rank's own, which is an earlier one if a deadline had
+ * left a round unfinished. */
 static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     hpc_control *c = r->control;
     int size = c->group->size, status = begin_round(c, r->s, kind, data, nbytes), blocked[1], n = 0;
     if (status != HPC_OK) return status;
-    cast_to_all(c, r->s, 0); /* nobody has to wait for one who does not read */
+    cast_to_all(c, r->s, 0); /* no rank has to wait for one that does not read */
     cast_to_all(c, r->s, r->s->deadline);
     status = await_ballots(r);
     if (status != HPC_OK) return status;
@@ -225,8 +225,8 @@ static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     return HPC_OK;
 }
 
-/* Adds to gone whom the ballots and this rank's own eyes tell of. HPC_OK if all gave a ballot of this kind with the
- * same ranks gone, and these are all; HPC_IN_PROGRESS if not; HPC_ERR_TRANSPORT if this rank is one of them. */
+/* Adds to gone the ranks that ballots name, and ranks that departed here. HPC_OK if all gave a ballot of this kind with
+ * the same ranks gone, and these are all; HPC_IN_PROGRESS if not; HPC_ERR_TRANSPORT if this rank is one of them. */
 static int judge(const round *r, hpc_survivors *s, uint32_t kind) {
     const hpc_control *c = r->control;
     size_t size = (size_t)c->group->size;
@@ -237,7 +237,7 @@ static int judge(const round *r, hpc_survivors *s, uint32_t kind) {
     for (size_t rank = 0; rank < size; rank++) { /* rising: of two that accuse each other the lower one is believed */
         const ballot *b = r->got[rank] == NULL ? NULL : (const ballot *)(const void *)r->got[rank]->data;
         if (s->gone[rank]) continue;
-        if (b == NULL) s->gone[rank] = 1; /* it departed just now, or sent what is no ballot */
+        if (b == NULL) s->gone[rank] = 1; /* it departed just now, or sent no valid ballot */
         if (b == NULL) continue;
         if (b->gone[c->group->rank]) return fail_dropped(c, s, (int)rank);
         alike &= b->kind == kind && memcmp(b->gone, mine, size) == 0;
@@ -246,7 +246,7 @@ static int judge(const round *r, hpc_survivors *s, uint32_t kind) {
     return alike && memcmp(s->gone, mine, size) == 0 ? HPC_OK : HPC_IN_PROGRESS;
 }
 
-/* ---- what it is for ---- */
+/* ---- votes and data ---- */
 
 static int take_turn(hpc_control *c) {
     if (pthread_mutex_trylock(&c->round_lock) == 0) return HPC_OK;
@@ -306,8 +306,8 @@ void hpc_control_settle(hpc_control *c) {
 
 /* ---- while the new group connects ---- */
 
-/* NULL, or why rank will not join. One that is linked to the heir already says so there, by its last word or its death.
- * It may have joined, and what it sends here is about the next shrink. */
+/* NULL, or why rank i of the heir will not join. A rank that is linked to the heir already says so there, by its last
+ * word or its death. It may have joined, and then its ballots here are for the next shrink. */
 static const char *why_not(const hpc_control *c, int i) {
     int rank = c->heir_ranks[i];
     if (atomic_load_explicit(&c->heir->states[i], memory_order_acquire) != HPC_PEER_JOINING) return NULL;
@@ -337,5 +337,5 @@ void hpc_control_watch(hpc_control *c, hpc_group *heir, const int *ranks) {
     c->heir_ranks = ranks;
     c->heir_round = c->round;
     pthread_mutex_unlock(&c->lock);
-    hpc_survivors_look(c); /* what came before */
+    hpc_survivors_look(c); /* for earlier departures and votes */
 }
