@@ -17,7 +17,7 @@ enum { HPC_REASON_BYTES = 160, HPC_BLAMED = 16 };
 
 /* The message by which a leaving rank says why it leaves: a payload of the control channel, without holes. */
 typedef struct hpc_last_word {
-    uint32_t n_culprits, unused; /* 0: it goes for a reason of its own */
+    uint32_t n_culprits, unused; /* 0: no other rank makes it leave */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
     char why[HPC_REASON_BYTES]; /* reason why it goes or culprits[0] failed; "": none given */
 } hpc_last_word;
@@ -53,7 +53,7 @@ static inline void hpc_blame_settle(hpc_blame *b, const char *op, uint64_t step)
     if (atomic_load_explicit(&b->waits, memory_order_relaxed) != 0) hpc_blame_settle_slow(b, op, step);
 }
 
-/* Nothing is forgotten any more: what this rank does from now on belongs to its leaving. */
+/* Keeps all entries from now on: this rank is leaving, so no later wait settles them. */
 void hpc_blame_freeze(hpc_blame *b);
 
 /* Copies the entries into blamed[HPC_BLAMED], only the told ones if by_wait is 0; returns their number. */

@@ -12,7 +12,7 @@
 typedef enum hpc_call {
     HPC_CALL_SEND,    /* send, sendmsg */
     HPC_CALL_RECEIVE, /* recv, readv */
-    HPC_CALL_EMPTY,   /* those of both that moved nothing */
+    HPC_CALL_EMPTY,   /* both, if they moved no byte */
     HPC_CALL_POLL,    /* epoll_wait, poll */
     HPC_CALL_FUTEX,   /* waits and wakes */
     HPC_CALL_ALARM,   /* reads and writes of eventfds */
@@ -27,7 +27,7 @@ static inline void hpc_calls_count(hpc_call call) {
     atomic_fetch_add_explicit(&hpc_calls[call], 1, memory_order_relaxed);
 }
 
-/* A send or a receive, by what it returned. */
+/* Counts a send or a receive by its return value. */
 static inline void hpc_calls_count_moved(hpc_call call, ssize_t moved) {
     hpc_calls_count(call);
     if (moved <= 0) hpc_calls_count(HPC_CALL_EMPTY);

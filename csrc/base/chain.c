@@ -1,13 +1,13 @@
 /* Chains of waits, followed to their ends: a rank that died, is stopped, does not answer or computes; or a circle. It
- * reads what ranks have said and asks nobody. */
+ * reads the states that ranks have shown and asks no rank. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/blame.h"
 
-/* The search's notes of a rank: where it is in chain->ranks, whether the search has come to it, from whom, and how long
- * others have waited for it. */
+/* The search's notes of a rank: where it is in chain->ranks, whether the search has come to it, from which rank, and
+ * how long others have waited for it. */
 typedef struct visit {
     int known; /* index + 1; 0: nothing is known of it */
     int seen, from;
@@ -33,7 +33,7 @@ static void find(search *s, int rank, int from, double waited, int stopped) {
     s->queue[s->n++] = rank;
 }
 
-/* Whether the chain goes no further there: the rank is an end, or names those who are. */
+/* Whether the chain goes no further there: the rank is an end, or names the ends. */
 static int is_end(const hpc_shown_rank *r, const visit *v) {
     return r->gone[0] != 0 || r->stopped || v->stopped || !r->answers || r->n_culprits > 0 || r->n_waits == 0;
 }
@@ -89,13 +89,13 @@ static hpc_culprit end_of(const hpc_shown_rank *r, const visit *v) {
     return c;
 }
 
-/* One that has just done something for others does not hold them up: it is between two waits. */
+/* A rank that has just done something for others does not hold them up: it is between two waits. */
 static int is_brief(const hpc_culprit *c, const visit *v) {
     return c->state == HPC_CULPRIT_COMPUTING && c->seconds < v->waited / 2;
 }
 
-/* A culprit that another rank has found silent, and that is not silent now: else a finding could go from rank to rank
- * for ever, where waits are tried again and again. */
+/* A culprit that another rank has found silent, and that is not silent now: otherwise a finding could go from rank to
+ * rank for ever, if waits are tried again and again. */
 static int has_answered_since(const search *s, const hpc_culprit *c) {
     if (c->state != HPC_CULPRIT_SILENT || c->rank < 0 || c->rank >= s->chain->size) return 0;
     const int known = s->visits[c->rank].known;
@@ -126,7 +126,7 @@ static double shortest_wait(const hpc_shown_rank *r) {
     return least;
 }
 
-/* Marks in to, by place in the queue, what can be reached from rank. */
+/* Marks in to, by rank, the ranks that can be reached from rank. */
 static void reach(const search *s, int rank, char *to, int *stack) {
     int n = 0;
     memset(to, 0, (size_t)s->chain->size);
@@ -144,7 +144,7 @@ static void reach(const search *s, int rank, char *to, int *stack) {
     }
 }
 
-/* Ranks that wait, and from which all that can be reached leads back to them. One such circle is listed. */
+/* Lists one circle: waiting ranks, such that every rank reached from one of them leads back to it. */
 static int list_circle(const search *s, hpc_culprit *culprits, int cap) {
     size_t size = (size_t)s->chain->size;
     char *from = malloc(2 * size + 1), *back = from + size;

@@ -30,7 +30,7 @@
 
 enum { PATH_BYTES = 4096, LINE_BYTES = 4 * PATH_BYTES };
 
-/* A cgroup's folder, and how much of it is the mount point: the cgroups above it are found by cutting the path. */
+/* A cgroup's folder, and the length of the mount point in it: cutting the path gives the cgroups above. */
 struct cgroup {
     char folder[2 * PATH_BYTES];
     size_t mount_length;
@@ -211,8 +211,8 @@ uint64_t hpc_host_memory(const char *root) {
     return available;
 }
 
-/* Reads the size of the last-level cache from sysfs: the C library tells that of the whole package also on CPUs where
- * groups of cores have caches of their own. */
+/* Reads the size of the last-level cache from sysfs: the C library gives the whole package's, even on CPUs whose groups
+ * of cores have separate caches. */
 size_t hpc_host_cache(const char *root) {
     char folder[PATH_BYTES], line[64], unit;
     unsigned long long value;

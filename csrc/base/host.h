@@ -5,9 +5,9 @@
 
 #include "hpcomm/hpcomm.h"
 
-/* Whole cores that the CPU quotas of this process's cgroup and of those above it leave, at least 1; 0 for no quota.
- * *of: a number of the cgroup whose quota is the least, the highest one of several, the same number in every namespace;
- * 0 if it is not known. */
+/* Whole cores that the CPU quotas of this process's cgroup and of the cgroups above it leave, at least 1; 0 for no
+ * quota. *of: a number of the cgroup whose quota is the least, the highest one of several, the same number in every
+ * namespace; 0 if it is not known. */
 int hpc_host_quota(const char *root, uint64_t *of);
 
 /* Bytes that can be allocated without swapping or running into a memory limit of the cgroups. */

@@ -44,12 +44,12 @@ static void *map(int fd, size_t nbytes) {
     }
     if (start > room) munmap(room, (size_t)(start - room));
     if (room + nbytes + HUGE_PAGE > end) munmap(end, (size_t)(room + nbytes + HUGE_PAGE - end));
-    madvise(data, nbytes, MADV_HUGEPAGE); /* refused where there are no huge pages of this kind: then small ones */
+    madvise(data, nbytes, MADV_HUGEPAGE); /* refused if the system has no huge pages of this kind: then small ones */
     return data;
 }
 
-/* Chooses the node of pages that are not there yet: preferred, for a process bound to a full node would be killed.
- * The policy of a memfd belongs to the file, so it holds whoever touches a page first. */
+/* Chooses the node of pages that are not there yet: preferred, for a process bound to a full node would be killed. The
+ * policy of a memfd belongs to the file, so it holds no matter which process touches a page first. */
 static int prefer(void *data, size_t nbytes, int node) {
     unsigned long nodes[NODES / WORD_BITS] = {0};
     if (node >= NODES) return EINVAL;

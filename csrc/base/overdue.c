@@ -1,5 +1,5 @@
-/* Looks into waits that last, and into waits that have run out of time. The header says what a look may find, and what
- * becomes of the wait then. */
+/* Looks into waits that last, and into waits that have run out of time. The header lists the findings of a look, and
+ * how each changes the wait. */
 #define _GNU_SOURCE
 #include "base/overdue.h"
 
@@ -50,7 +50,7 @@ static _Thread_local double slices_limit; /* seconds; 0: unknown */
 static _Thread_local struct {
     hpc_group *group; /* which may be gone by now: serial tells */
     uint64_t serial;
-    hpc_wait wait;          /* of which op and every count */
+    hpc_wait wait;          /* only op and every count */
     unsigned long failures; /* hpc_failures when this one was recorded; another one since then is not followed */
 } last_timeout;
 
@@ -88,7 +88,7 @@ static int record_timeout(hpc_group *group, const hpc_wait *wait, const int *wai
     return status;
 }
 
-/* The time for answers is at most as long as the wait: who looks often is not kept long. */
+/* The time for answers is at most as long as the wait, so a wait that looks often is not delayed for long. */
 static int ask(hpc_group *group, hpc_inquiry *q) {
     q->most = q->waited < HPC_FOLLOW_SECONDS ? q->waited : HPC_FOLLOW_SECONDS;
     int others = 0;
@@ -161,8 +161,8 @@ static _Thread_local struct {
     double since, due;
     double last;         /* the time of the last look; 0: none yet */
     int stopped, circle; /* it found a rank that is stopped, or a circle */
-    uint64_t moved;      /* what the ranks on its way had moved then */
-    double held, warns;  /* seconds for which a rank had held up the wait then; of which the next warning tells */
+    uint64_t moved;      /* count of the ranks on its way then */
+    double held, warns;  /* seconds that a rank had held up the wait then, and at which the next warning is due */
 } looks;
 
 static _Thread_local int gave_up;
@@ -190,7 +190,7 @@ int hpc_slice_is_over(int status) {
     return status == HPC_ERR_TIMEOUT && !gave_up;
 }
 
-/* Leaves those in the state alone; how many. */
+/* Keeps only culprits in this state; returns how many. */
 static int keep_those(hpc_inquiry *q, hpc_culprit_state state) {
     int n = 0;
     for (int i = 0; i < q->n_culprits; i++)
@@ -206,7 +206,7 @@ static int is_closed(const hpc_inquiry *q, double seconds) {
     return n > 0 && n == q->n_culprits;
 }
 
-/* Seconds for which those who compute or are silent have held others up; those who have just done something have not.
+/* Keeps the culprits that have computed or been silent for `least` seconds; returns the longest time, or 0.
  */
 static double held_for(hpc_inquiry *q, double least) {
     double held = 0;

@@ -45,8 +45,8 @@ int hpc_group_fail_timeout(hpc_group *group, const char *op, const int *ranks, i
 void hpc_group_enter(hpc_group *group);
 void hpc_group_leave(hpc_group *group);
 
-/* While set, waits of this thread are slices of longer ones, whose timeouts are not followed to culprits. Returns what
- * was set before. */
+/* While set, waits of this thread are slices of longer ones, whose timeouts are not followed to culprits. Returns the
+ * value before. */
 int hpc_slice_waits(int sliced);
 int hpc_waits_in_slices(const hpc_group *group, double timeout);
 

@@ -35,7 +35,7 @@ int hpc_fail_transport(const char *op, const char *transport, int peer, const ch
     __attribute__((format(printf, 4, 5)));
 
 /* While mute is set, failures of this thread are returned but not recorded: freeing a handle, which a garbage collector
- * may do at any time, leaves the last error alone. Returns what was set before. */
+ * may do at any time, leaves the last error alone. Returns the value before. */
 int hpc_mute_errors(int mute);
 
 #endif

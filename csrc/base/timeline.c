@@ -32,8 +32,8 @@ typedef struct event {
     char label[HPC_LABEL_BYTES];
 } event;
 
-/* put is the producer's, written is that of the holder of "writing"; the release of each is acquired by the other, so
- * that an event is whole when it is made text and its place free when it is written again. */
+/* put belongs to the producer, written to the holder of "writing"; each acquires the other's release, so that an event
+ * is whole when it is made text and its place free when it is written again. */
 typedef struct track {
     struct track *next;
     hpc_timeline *timeline;
@@ -129,8 +129,8 @@ static void append_metadata(hpc_timeline *t, int thread, const char *name, const
     append(t, line, (size_t)n);
 }
 
-/* Writes the spans of a track into the file. is_last: by close, after which nobody writes; another one leaves the rest
- * to it. */
+/* Writes the spans of a track into the file. is_last: for close, which writes last; once the timeline is closed, other
+ * calls write nothing more. */
 static void flush(track *k, int is_last) {
     hpc_timeline *t = k->timeline;
     char text[TEXT_BYTES];
@@ -302,7 +302,7 @@ typedef struct used_name {
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
 static used_name *names;
 
-/* The how many-th of that name it is in this process, from 1; 0 without memory. */
+/* Counts the uses of a name in this process: 1 for the first; 0 without memory. */
 static int count_name(const char *text) {
     used_name *at;
     pthread_mutex_lock(&names_lock);
@@ -323,7 +323,7 @@ static size_t suffix_at(const char *path) {
     return dot == NULL || (slash != NULL && dot < slash + 2) || dot == path ? strlen(path) : (size_t)(dot - path);
 }
 
-/* Whether it fitted. */
+/* Writes the file's name; whether it fitted. */
 static int name_file(const char *path, int rank, char name[PATH_MAX]) {
     size_t n = 0;
     int replaced = 0;
@@ -360,7 +360,7 @@ static uint64_t process_id(void) {
 }
 
 /* Facts for a reader of several files: which clock ts is of, and how far it is from the wall clock; which files are of
- * one process, and so of one job; and who the rank was in the first context of a family. */
+ * one process, and so of one job; and the rank's number in the first context of a family. */
 static void append_head(hpc_timeline *t, int first, int size, const char *host) {
     char args[1024], id[64] = "", where[7 * 64];
     struct timespec wall;

@@ -1,11 +1,11 @@
-/* A record of what the threads of a rank do and when: a file that chrome://tracing and Perfetto read: a JSON array of
- * trace events, pid being the rank and tid the thread.
+/* A record of a rank's threads over time, in a file that chrome://tracing and Perfetto read: a JSON array of trace
+ * events, with the rank as pid and the thread as tid.
  *
- * Each thread writes its spans into a track of its own, without a lock: a ring of events with one producer. The events
- * are made text and appended to the file when the ring is full, once a second, when the thread is about to sleep, when
- * it ends, and at close. Who makes the text of a track holds its "writing" flag, which is contended at close alone. The
- * file is appended to by whole lines in single writes, so that tracks need no order among each other, and a rank that
- * is killed leaves a file that ends after some line: the format needs no closing bracket.
+ * Each thread writes its spans into its own track, without a lock: a ring of events with one producer. The events are
+ * made text and appended to the file when the ring is full, once a second, when the thread is about to sleep, when it
+ * ends, and at close. The thread that makes the text of a track holds its "writing" flag, which is contended at close
+ * alone. The file is appended to by whole lines in single writes, so that tracks need no order among each other, and a
+ * rank that is killed leaves a file that ends after some line: the format needs no closing bracket.
  *
  * A thread that ends leaves its track to the next new one of its name: Python makes a thread for each collective.
  *
@@ -41,22 +41,22 @@ typedef struct hpc_span {
     uint64_t rows, bytes;
 } hpc_span;
 
-/* Opens the file: path with every %r replaced by number, or else ".rankN" before its suffix; a second timeline of this
- * process at the same path gets "-2" behind that, and so on. number is the rank, or what it was in the first context of
- * those that shrinks have made: no other process has it. HPC_ERR_CONFIG if it cannot be made. */
+/* Opens the file: path with every %r replaced by number, or if it has none, with ".rankN" before its suffix; a second
+ * timeline of this process at the same path gets "-2" behind that, and so on. number is the rank, after shrinks the one
+ * in the first context: no other process has it. HPC_ERR_CONFIG if it cannot be made. */
 int hpc_timeline_open(const char *path, int number, int rank, int size, const char *host, hpc_timeline **timeline);
 
-/* The name that the timelines of all ranks of the context share with no others, once it is known. */
+/* Writes the name that only the timelines of this context's ranks share, once it is known. */
 void hpc_timeline_name_job(hpc_timeline *timeline, const char *job);
 
-/* Writes what all threads have recorded and ends the file; spans that end later are dropped. 0, or the errno of the
- * first write that failed. */
+/* Writes the records of all threads and ends the file; spans that end later are dropped. 0, or the errno of the first
+ * write that failed. */
 int hpc_timeline_close(hpc_timeline *timeline);
 void hpc_timeline_free(hpc_timeline *timeline); /* closes if need be; nothing in a forked child */
 
 void hpc_timeline_record(const hpc_span *span, double end);
 
-/* The calling thread is about to sleep: what it has recorded goes to the file, if the last time is long ago. */
+/* The calling thread is about to sleep: its records go to the file, if the last write is long ago. */
 void hpc_timeline_rest(hpc_timeline *timeline, double now);
 
 /* Now, when a span begins in the calling thread: no rows before it become one span with rows in it. */
@@ -88,7 +88,7 @@ static inline void hpc_span_end(hpc_span *span) {
     if (__builtin_expect(span->timeline != NULL, 0)) hpc_timeline_record(span, hpc_now());
 }
 
-/* A span from here to the end of the block, whichever way it is left. */
+/* A span from here to the end of the block, however it is left. */
 #define HPC_SPAN(timeline, name, label)                                                                                \
     __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_begin(timeline, name, label)
 

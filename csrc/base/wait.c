@@ -84,7 +84,7 @@ static int state_of(const hpc_group *group, int rank) {
     return atomic_load_explicit(&group->states[rank], memory_order_acquire);
 }
 
-/* Whether it departed by its own fault, or of its own will. */
+/* Whether rank departed to this state, and not because of others. */
 static int went_by_itself(const hpc_group *group, int rank, int state) {
     return state_of(group, rank) == state && !hpc_group_left_because(group, rank);
 }
@@ -175,7 +175,7 @@ static const hpc_blamed *find_told(const hpc_blamed *told, int n_told, int rank)
     return NULL;
 }
 
-/* The reason of a rank that failed; "": it ended of its own will; NULL: it is there, and others tell of it. */
+/* The reason of a rank that failed; "": it just left; NULL: it is there, and others tell of it. */
 static const char *why_gone(const hpc_group *group, int rank, const hpc_blamed *told) {
     if (hpc_group_has_departed(group, rank) && (told == NULL || !hpc_group_left_because(group, rank)))
         return strcmp(group->reasons[rank], just_left) == 0 ? "" : group->reasons[rank];
@@ -240,8 +240,8 @@ static void remember(hpc_group *group, const char *op, const hpc_culprit *culpri
     hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), culprits, n);
 }
 
-/* Those of ranks that left of their own will, while they were still waited for, are to blame if this rank leaves
- * because of this failure. Of those that failed their state says so. */
+/* Ranks that left by themselves, while they were still waited for, are to blame if this rank leaves because of this
+ * failure. Failed ranks are known by their state. */
 static void remember_left(hpc_group *group, const char *op, const int *ranks, int n) {
     hpc_culprit left[HPC_BLAMED];
     int n_left = 0;
@@ -261,9 +261,9 @@ static int fail_circle(hpc_group *group, const char *op, const hpc_fault *f, con
     return status;
 }
 
-/* Finds the ranks that failed by themselves, and those that left because of that; a rank that left of its own will
- * counts among the first where it is still asked for, or nobody else is to blame. In a wait (n_waiting is not 0) a
- * deadlock that others have found is HPC_ERR_TIMEOUT. */
+/* Finds the ranks that failed by themselves, and ranks that left because of them; a rank that left by itself counts as
+ * failed if it is still asked for, or no other rank is to blame. In a wait (n_waiting is not 0) a deadlock that others
+ * have found is HPC_ERR_TIMEOUT. */
 static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_asked, const int *waiting,
                       int n_waiting) {
     enum { NONE, CULPRIT, LEFT };
@@ -324,7 +324,7 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
     for (int i = 0; i < q.n_culprits; i++) q.culprits[i] = blamed[i].culprit;
     if (q.n_culprits == 0 && group->follow != NULL) {
         group->follow(group->follow_arg, &q);
-        if (q.n_culprits > 0) remember(group, op, q.culprits, q.n_culprits); /* for those who ask this rank */
+        if (q.n_culprits > 0) remember(group, op, q.culprits, q.n_culprits); /* for ranks that ask this one */
     }
     for (n_ranks = 0; n_ranks < q.n_culprits; n_ranks++) ranks[n_ranks] = q.culprits[n_ranks].rank;
     for (int i = 0; i < n && left != NULL; i++) {
@@ -373,9 +373,9 @@ static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
     }
 }
 
-/* Whether departures end this wait: every rank that is lost does, one that left only if it is waited for;
- * HPC_IN_PROGRESS to go on, HPC_OK when the condition holds. Who has left is looked at first: what a rank sent before
- * that is there then, if only to be taken (from a completion queue), and it is not waited for. */
+/* Whether departures end this wait: every lost rank does, a rank that left only if it is waited for; HPC_IN_PROGRESS to
+ * go on, HPC_OK when the condition holds. The states are loaded first: data that a rank sent before it left is there
+ * then, if only to be taken (from a completion queue), and the rank is not waited for. */
 static int check_departures(hpc_group *group, const hpc_wait *wait, double deadline) {
     size_t size = (size_t)group->size;
     int *waiting = malloc(size * (sizeof *waiting + 1)), n_waiting, ended = 0, status;
@@ -453,16 +453,16 @@ static void doze(void) {
     hpc_calls_count(HPC_CALL_WAKEUP);
 }
 
-/* ---- what others see of a wait ---- */
+/* ---- waits as others see them ---- */
 
 enum { SEEN_RANKS = HPC_WATCHED_RANKS };
 _Static_assert((int)SEEN_RANKS >= (int)HPC_SPAN_RANKS, "a span tells of ranks that were kept");
 
 static const double LONG_SECONDS = 1e-3;    /* a wait of so long is shown, and looked at again as often */
-static const double TRACED_SECONDS = 10e-6; /* the same where there is a timeline: at first, */
+static const double TRACED_SECONDS = 10e-6; /* the same with a timeline: at first, then */
 static const double RETRACED_SECONDS = 100e-6;
 
-/* A wait that lasts: for whom it waited when it looked last, which is the thread's own to find out. */
+/* A wait that lasts, with the ranks that it waited for at its last look. */
 typedef struct seen {
     double start, due;
     double since, look; /* of the whole wait, of which this may be a slice: its beginning, and its next look */
@@ -512,8 +512,8 @@ static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int 
 enum { PROMPT = 8 };
 static const double SOON = 200e-6; /* seconds: of a message and its answer, with a sleep and a wake-up */
 
-/* How many of the last waits of a thread ended soon. What comes over a network is looked for by system calls: where it
- * keeps waits longer than they spin, spinning only takes time from others. */
+/* How many of the last waits of a thread ended soon. Over a network each look is a system call: if waits last longer
+ * than they spin, spinning only takes time from others. */
 static _Thread_local int prompt_waits = PROMPT;
 
 static void learn_waits(const hpc_group *group, double start) {
@@ -539,7 +539,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             for (int i = 0; i < SPINS_PER_CLOCK; i++) {
                 if (wait->ready(wait->arg)) return HPC_OK;
                 if (group->bed != NULL)
-                    held = hpc_group_progress(group); /* what is waited for comes by it */
+                    held = hpc_group_progress(group); /* brings the awaited data */
                 else
                     hpc_cpu_relax();
             }

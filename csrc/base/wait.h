@@ -1,7 +1,7 @@
 /* How a rank waits, everywhere the same: spin briefly, yield, then sleep on its bell.
  *
- * The bell is the only word threads sleep on: one a context, in a page that same-host peers map. Whoever changes
- * something that rank may be waiting for (a signal, a notification, an ACK) rings it afterwards; with nobody asleep
+ * The bell is the only word threads sleep on: one a context, in a page that same-host peers map. A thread that changes
+ * something that the rank may be waiting for (a signal, a notification, an ACK) rings it afterwards; with no sleeper
  * that is one load. */
 #ifndef HPC_WAIT_H
 #define HPC_WAIT_H
@@ -41,7 +41,7 @@ typedef enum hpc_looker { HPC_LOOKS_ALL = 0, HPC_LOOKS_BESIDE_BED } hpc_looker;
 typedef enum hpc_left_over {
     HPC_LEFT = 1,    /* more has come, or another thread is at it */
     HPC_AWAITED = 2, /* something is to come that rings no bell, and it may be long */
-    HPC_MORE = 4     /* beside HPC_LEFT: the caller itself has more to do, and yields to nobody */
+    HPC_MORE = 4     /* beside HPC_LEFT: the caller itself has more to do, and does not yield */
 } hpc_left_over;
 
 /* A question to other ranks: because of whom does nothing come? */
@@ -60,10 +60,10 @@ typedef struct hpc_inquiry {
     uint64_t moved;      /* by all that were asked, see hpc_watch */
     int n_culprits;
     hpc_culprit culprits[HPC_BLAMED];
-    char way[256]; /* from one of waiting_for to the first culprit; "" where there is nothing between */
+    char way[256]; /* from one of waiting_for to the first culprit; "": directly, or a circle */
 } hpc_inquiry;
 
-/* Puts it; 0 culprits if nothing can be found out. It may block for most seconds. */
+/* Puts the question; 0 culprits if none can be found. It may block for most seconds. */
 typedef void hpc_follow(void *arg, hpc_inquiry *inquiry);
 
 /* How a rank departs: the first thread that learns of it writes here, then why, then the rank's state. */
@@ -85,14 +85,14 @@ typedef struct hpc_group {
     _Atomic char *departing;           /* by rank: hpc_departing; written before its state */
     char (*reasons)[HPC_REASON_BYTES]; /* why a rank failed; written before its state */
     hpc_blame blame;
-    hpc_follow *follow; /* NULL: nobody can be asked */
+    hpc_follow *follow; /* NULL: no rank can be asked */
     void *follow_arg;
     _Atomic int departures; /* ranks that left or failed: 0 spares the look at states */
-    _Atomic int revoked;    /* who left counts as failed: hpc_context_revoke */
+    _Atomic int revoked;    /* a rank that left counts as failed: hpc_context_revoke */
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
-    /* Moves what transports and engines have to do; hpc_left_over. NULL if none has. */
+    /* Does the work of transports and engines; hpc_left_over. NULL if they have none. */
     int (*_Atomic progress)(void *arg, hpc_looker looker);
     void *progress_arg;
     const hpc_bed *bed; /* NULL: the futex alone */
@@ -107,7 +107,7 @@ typedef struct hpc_group {
 typedef struct hpc_wait {
     const char *op;
     int (*ready)(void *arg);                   /* nonzero when the wait is over; called often, and again after that */
-    int (*waiting_for)(void *arg, int *ranks); /* fills in whom the wait is for, at most size of them; how many */
+    int (*waiting_for)(void *arg, int *ranks); /* fills in the awaited ranks, at most size; how many */
     void *arg;
     int every; /* every rank must make the call op */
 } hpc_wait;
@@ -132,7 +132,7 @@ static inline void hpc_group_settle(hpc_group *group, const char *op) {
     hpc_blame_settle(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed));
 }
 
-/* Whether nobody can go on in this group because of rank: it failed, or left where that counts as much. */
+/* Whether rank ends every wait of this group: it failed, or left and the group is revoked. */
 int hpc_group_has_lost(const hpc_group *group, int rank);
 
 /* Ranks that have left, or leave, count as failed from now on. */
@@ -141,12 +141,12 @@ void hpc_group_revoke(hpc_group *group);
 /* HPC_ERR_PEER if rank has left or failed. */
 int hpc_group_peer_present(hpc_group *group, int rank, const char *op);
 
-/* The ranks from which something may still come, when it is not known from whom: all others that are here. How many. */
+/* Lists the ranks from which data may still come, if the sender is not known: all others that are here. How many. */
 int hpc_group_others(const hpc_group *group, int *ranks);
 
-/* Marks rank as departed (first word wins), by its own fault, and wakes every local wait. */
+/* Marks rank as departed by itself (the first reason stays) and wakes every local wait. */
 void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason);
-/* The same of a rank that has said why. */
+/* The same for a rank that has sent its last word. */
 void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_last_word *word);
 
 static inline int hpc_group_has_departed(const hpc_group *group, int rank) {
@@ -159,15 +159,15 @@ static inline int hpc_group_left_because(const hpc_group *group, int rank) {
     return atomic_load_explicit(&group->departing[rank], memory_order_relaxed) == HPC_GOES_BECAUSE;
 }
 
-/* The ranks that are known to have failed by themselves or, of those at the end of a chain of waits, what others told
- * (by_wait: and what a wait here has found out), in rising order, into blamed[HPC_BLAMED]; how many. */
+/* Writes into blamed[HPC_BLAMED], in rising order, the ranks that failed by themselves and the culprits that other
+ * ranks told (by_wait: also culprits that a wait here has found); returns how many. */
 int hpc_group_blamed(hpc_group *group, int by_wait, hpc_blamed *blamed);
 
 /* The last words of this rank, if it goes now. why: of an abort; NULL for none. */
 void hpc_group_last_word(hpc_group *group, const char *why, hpc_last_word *word);
 
-/* HPC_ERR_PEER because ranks have closed what this one still needs, as the sentence says. If others are to blame, by
- * what is known here or by what those ranks answer within 250 ms, the failure names them, and those ranks as left. A
+/* HPC_ERR_PEER because ranks have closed an object that this one still needs, as the sentence says. If others are to
+ * blame, as is known here or as those ranks answer within 250 ms, the failure names them, and those ranks as left. A
  * deadlock is HPC_ERR_TIMEOUT. */
 int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, int n, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
@@ -175,7 +175,7 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
 /* A group like this one for a wait that departures do not end; to be freed. NULL without memory. */
 hpc_group *hpc_group_calm(const hpc_group *group);
 
-/* Does what there is to do besides the caller's own; hpc_left_over. */
+/* Does the group's work besides the caller's own; hpc_left_over. */
 static inline int hpc_group_look(hpc_group *group, hpc_looker looker) {
     int (*progress)(void *, hpc_looker) = atomic_load_explicit(&group->progress, memory_order_acquire);
     return progress == NULL ? 0 : progress(group->progress_arg, looker);

@@ -74,8 +74,8 @@ static const void *this_thread(void) {
     return &mine;
 }
 
-/* A place for a new wait: the one that this thread has just left, where this goes on; else the one that has been free
- * for longest; -1 if there is none. */
+/* A place for a new wait: the one that this thread has just left, if this wait continues it; otherwise the one that has
+ * been free for longest; -1 if all are taken. */
 static int find_place(hpc_watch *w, hpc_doing doing, double start) {
     int best = -1;
     for (int i = 0; i < HPC_WATCHED; i++) {
@@ -129,7 +129,7 @@ int hpc_watch_read(hpc_watch *w, double now, hpc_watched *waits, double *ended) 
     return n;
 }
 
-/* ---- what is moved ---- */
+/* ---- moved data ---- */
 
 void hpc_watch_add(hpc_watch *w, hpc_mover *mover) {
     lock(w);

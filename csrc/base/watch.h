@@ -1,4 +1,5 @@
-/* The state that a rank shows to others while it runs (hpcomm status): its step, and for whom its threads wait.
+/* The state that a rank shows to others while it runs (hpcomm status): its step, and the ranks that its threads wait
+ * for.
  *
  * Waits write here when they sleep or have lasted for long, never before; the service thread reads. The step has no
  * order with anything. All else is guarded by busy, a spin lock that is held for a copy of a few hundred bytes. */
@@ -20,7 +21,7 @@ typedef struct hpc_doing {
 hpc_doing hpc_doing_of(const char *op, int every);
 
 typedef struct hpc_watched {
-    const void *thread; /* an address of its own; NULL: nobody has waited here */
+    const void *thread; /* an address that only it has; NULL: no wait was here yet */
     hpc_doing doing;
     double since;
     double until; /* 0 while it lasts */
@@ -31,14 +32,14 @@ typedef struct hpc_watched {
 
 typedef struct hpc_watch {
     _Atomic uint64_t step;  /* the most pushes of one key, or sends to one peer, that a trainer here has made */
-    _Atomic uint64_t moved; /* counts what was sent or has come over a wire */
-    _Atomic int connected;  /* what the peers said is there, and does not change any more */
+    _Atomic uint64_t moved; /* counts sends and arrivals over a wire */
+    _Atomic int connected;  /* the peers' facts are there, and do not change any more */
     _Atomic int busy;
     hpc_watched waits[HPC_WATCHED];
     struct hpc_mover *movers; /* under busy */
 } hpc_watch;
 
-/* An object that counts by itself what it moves: hpc_watch_moved adds its count. count is called under busy. */
+/* An object with its own count of moved data, which hpc_watch_moved adds. count is called under busy. */
 typedef struct hpc_mover {
     uint64_t (*count)(const void *arg);
     const void *arg;
@@ -60,9 +61,9 @@ static inline void hpc_watch_move(hpc_watch *w) {
     atomic_fetch_add_explicit(&w->moved, 1, memory_order_relaxed);
 }
 
-/* The calling thread waits in a call since *since, for n ranks now. place: -1 at first, then what this gave; still -1
- * when as many others wait. A wait that begins within the grace of its predecessor in the same thread and call goes on
- * with the since of that one, which *since becomes: Python waits in slices. */
+/* Shows that the calling thread has waited in a call since *since, now for n ranks. place: -1 at first, then the value
+ * returned; still -1 if all places are taken. A wait that begins within the grace of its predecessor in the same thread
+ * and call continues it, and *since becomes the predecessor's: Python waits in slices. */
 int hpc_watch_wait(hpc_watch *w, int place, hpc_doing doing, const int *ranks, int n, double *since);
 
 /* The wait at place is over; for grace seconds it counts as one that lasts, unless its thread waits for something
