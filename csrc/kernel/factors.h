@@ -2,8 +2,8 @@
  * instruction set, all of them with the same bits, made of factors_kernel.h and chosen at run time in factors.c.
  *
  * Every element sees the same operations in the same order: wu = (float)(weight * u[j]); s += wu * v[d], pair after
- * pair, the product rounded. What a sparse vector leaves out is skipped, or is 0: a sum that begins with 0 never
- * becomes -0, so adding a product that is 0 changes no bit of it.
+ * pair, the product rounded. Elements that a sparse vector leaves out are skipped, or are 0: a sum that begins with 0
+ * never becomes -0, so adding a product that is 0 changes no bit of it.
  *
  * A kernel has at most 192 KiB on its stack, beside 128 KiB of the codec that calls it, and takes no other memory.
  * Indices that are out of range, or that change while it works, cost nothing but wrong sums: nothing outside the part

@@ -19,8 +19,8 @@ typedef float stored __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(fl
 
 enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
 enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
-/* Sparse vectors have at most one value of so many: where one of both is sparse, and where both are. Others go faster
- * with their zeros. */
+/* A vector is sparse with less than one value in SPARSE elements; both of a pair, with less than one in SPARSER. Others
+ * go faster with their zeros. */
 enum { SPARSE = 4, SPARSER = 12 };
 
 /* The use of the weighted sum: added to the values at its place, subtracted from them, or written over them. */
@@ -112,7 +112,7 @@ FACTORS_INLINE void take_values(float *to, const float *sums, size_t n, float ra
 /* ---- dense u and v ------------------------------------------------------------------------------------------------
  */
 
-/* Values of the packed v of a panel, which stay in the second cache, as do those of u of a block of rows. */
+/* PANEL, BLOCK: packed values of v in a panel, and of u in a block of rows; both stay in the second cache. */
 enum { SOON = 6, PANEL = 1 << 14, BLOCK = 24 << 10, DEEP = HPC_FACTOR_DENSE_PAIRS };
 
 /* Tiles of a panel lie a vector further apart than their values: a power of two would put all in the same sets. */
@@ -219,7 +219,7 @@ static __attribute__((noinline)) void tile_at_end(purpose purpose, const float *
     for (size_t i = 0; i < rows; i++) memcpy(to + i * stride, whole + i * WIDE, columns * sizeof *to);
 }
 
-/* A packed panel times a packed block. Memory is asked for some tiles ahead, at the end of a row's those of the next.
+/* A packed panel times a packed block. Prefetches some tiles ahead, at the end of a row of tiles into the next row.
  */
 FACTORS_INLINE void panel_of(purpose purpose, const hpc_factor_part *p, size_t row, size_t rows, size_t column,
                              size_t columns, const float *u, const float *v, size_t depth, float rate) {
@@ -283,8 +283,8 @@ static inline void fill(filling *of, const hpc_factor *f) {
     of->elements += f->indices != NULL ? f->length : f->n;
 }
 
-/* Which vectors of some pairs are taken for sparse ones, if they have indices: 1: u; 2: v. All of them alike, so that
- * vectors about as full as that make no short runs. */
+/* Which vectors of some pairs count as sparse, if they have indices: 1: u; 2: v. The choice is one for all pairs, so
+ * that vectors near the limit make no short runs. */
 static int sparse_of(const hpc_factor_pair *pairs, size_t n) {
     filling u = {0, 0}, v = {0, 0};
     for (size_t k = 0; k < n; k++) fill(&u, &pairs[k].u), fill(&v, &pairs[k].v);

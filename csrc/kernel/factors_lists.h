@@ -1,4 +1,4 @@
-/* The products of pairs of which one vector is sparse, or both: lists of what a row, or a column, takes of all pairs.
+/* Products of pairs with one or two sparse vectors: lists of the entries of all pairs for each row, or column.
  */
 
 enum { ENTRIES = 1 << 13, LISTS = 1 << 11 };
@@ -8,15 +8,15 @@ typedef struct entry {
     uint16_t pair, list;
 } entry;
 
-/* The entries of some rows, or columns, in the order of pairs: those of number i from starts[i] to ends[i]. */
+/* The entries of some rows, or columns, in the order of pairs: list i from starts[i] to ends[i]. */
 typedef struct entry_lists {
     uint32_t from, n;
     uint32_t starts[LISTS + 1], ends[LISTS];
     entry entries[ENTRIES];
 } entry_lists;
 
-/* Makes the lists of so many from number from on as there is room for, at most n. What a piece says when it is read
- * again may be something else: the room of a list bounds it. */
+/* Makes the lists from number from on, as many as there is room for, at most n. A piece may differ when it is read
+ * again: the room of a list bounds its entries. */
 static void make_lists(entry_lists *l, const hpc_factor_pair *pairs, size_t n_pairs, int of_rows, uint32_t from,
                        uint32_t n, int dtype, int wide) {
     l->from = from;
@@ -55,7 +55,7 @@ static void make_lists(entry_lists *l, const hpc_factor_pair *pairs, size_t n_pa
 /* ---- sparse u ------------------------------------------------------------------------------------------------------
  */
 
-/* NEAR: values of v that a second cache may hold; PACKED: of those that are packed; SPAN: columns at once, at most */
+/* NEAR: values of v that a second cache may hold; PACKED: the same if packed; SPAN: columns at once, at most */
 enum { NEAR = 1 << 16, PACKED = 1 << 14, SPAN = 1 << 11, FEW = SUM_PAIRS };
 
 /* The weighted sum of a few vectors, n of them, for each of count elements. n is a constant, so that the loop over
@@ -83,7 +83,7 @@ FACTORS_INLINE void sum_few(purpose purpose, int n, float *to, size_t count, con
     }
 }
 
-/* The same of n vectors, at most FEW. */
+/* The same for n vectors, at most FEW. */
 FACTORS_INLINE void sum_some(purpose purpose, int n, float *to, size_t count, const entry *e, const float *const *v,
                              float rate, const float *ahead) {
 #define SUM_OF(some)                                                                                                   \
@@ -174,8 +174,8 @@ static void add_by_rows(purpose purpose, const hpc_factor_part *p, const hpc_fac
  * WEIGHED: values of the u of as many rows, which the first cache holds; SUMS: of these rows */
 enum { GROUP = 16, TALLEST = 64, WEIGHED = 1 << 13, SUMS = 1 << 11 };
 
-/* The entries of each so many lists in another order: the first ones of all lists, the second ones, and so on. A sum is
- * in memory again before its next product comes. What they name becomes where that lies, among tall values of each. */
+/* Reorders the entries, `together` lists at a time: the first entries of all lists, the second ones, and so on. A sum
+ * is in memory again before its next product comes. Numbers of pairs and lists become offsets, of tall values each. */
 FACTORS_INLINE void interleave(entry *to, const entry_lists *l, uint32_t together, size_t tall) {
     for (uint32_t from = 0; from < l->n; from += together) {
         const uint32_t end = l->n - from < together ? l->n : from + together;

@@ -11,16 +11,16 @@
 
 enum { HPC_FLOAT4_CODES = 16, HPC_FLOAT4_TOP = 7 };
 
-/* The smallest scale with which all values, and half the smallest one, are normal float32 numbers. */
+/* The smallest scale at which all values, and half the smallest one, are normal float32 numbers. */
 #define HPC_FLOAT4_LEAST 0x1p-118f
 
 struct hpc_float4_kernels {
-    /* The largest magnitude of n elements of u, as its bits: those of a NaN are above all others, and those of Inf
-     * next. u is x; with a residual it is x + residual, and replaces the residual. */
+    /* The bits of the largest magnitude of n elements of u: a NaN's are above all others, and Inf's next. u is x; with
+     * a residual it is x + residual, and replaces the residual. */
     uint32_t (*largest)(const float *x, float *residual, size_t n);
     /* Writes the codes that are nearest to n elements of u; of two equally near ones the larger. scale: finite, at
-     * least HPC_FLOAT4_LEAST, and no magnitude of u is larger. Unless it is NULL, rest gets u less what the codes stand
-     * for; it may be u. */
+     * least HPC_FLOAT4_LEAST, and no magnitude of u is larger. Unless it is NULL, rest gets u less the codes' values;
+     * it may be u. */
     void (*put)(const float *u, size_t n, float scale, uint8_t *codes, float *rest);
     /* Adds levels[code] to each of n elements. levels[8 + e] is levels[e] with the other sign. */
     void (*add)(float *acc, size_t n, const uint8_t *codes, const float levels[HPC_FLOAT4_CODES]);

@@ -21,7 +21,7 @@ static inline void put_codes(uint8_t *out, words codes) {
     memcpy(out, &four, sizeof four);
 }
 
-/* Those without the sign. */
+/* The levels without the sign. */
 static inline LEVELS load_levels(const float *levels) {
     return _mm256_loadu_ps(levels);
 }

@@ -1,11 +1,11 @@
 /* The kernels of 4-bit floats, written once. The file of an instruction set includes its lanes and this, and defines
  *     larger(a, b)             the larger ones of words below 2^31
  *     put_codes(out, codes)    writes a vector of codes, two in a byte
- *     LEVELS, load_levels      what codes stand for, in registers where they hold it
- *     levels_of(levels, in)    what the next codes stand for, a vector of them
+ *     LEVELS, load_levels      the values of codes, in registers if they fit
+ *     levels_of(levels, in)    the values of the next codes, a vector of them
  *
- * An exponent is found by the bits of u: those of magnitudes with the same exponent lie in one range of 2^23 numbers,
- * from 3/4 of the value on. That of exponent 1 begins at 1/2 of it instead, where 0 is as near. */
+ * The bits of u give the exponent: magnitudes with the same exponent lie in one range of 2^23 numbers, from 3/4 of its
+ * value on. The range of exponent 1 begins at 1/2 of its value instead, where 0 is as near. */
 #include <math.h>
 #include <string.h>
 

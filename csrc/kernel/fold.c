@@ -33,9 +33,9 @@ hpc_fold_fn *hpc_fold_of(const struct hpc_fold_kernels *kernels, int dtype) {
     }
 }
 
-/* The size from which an output is streamed past the caches: it saves reading the lines that will be overwritten, but
- * whoever reads the output next finds it in memory only. With two inputs, a third of the last cache is where not all
- * three fit any more. A very large cache serves more cores than ours. */
+/* The size from which an output is streamed past the caches: streaming saves reading the lines that will be
+ * overwritten, but leaves the output in memory only for its next reader. With two inputs, all three arrays fit into the
+ * last cache up to a third of it. A very large cache serves more cores than ours. */
 size_t hpc_fold_stream_from(void) {
     static _Atomic size_t chosen;
     size_t nbytes = atomic_load_explicit(&chosen, memory_order_relaxed);

@@ -73,7 +73,7 @@ static void FOLD(void *to, const void *const *in, const double *weights, int n_i
     if (j > count) j = count;
     FOLD_SCALARS(out, in, weights, n_in, 0, j);
 
-    /* A constant n_in gives each input load instructions of its own. Prefetchers that follow the strides of single
+    /* A constant n_in gives each input its own load instructions. Prefetchers that follow the strides of single
      * instructions then see n_in plain streams; a loop over four or eight inputs was up to twice as slow. */
     switch (n_in) {
     case 1:

@@ -1,5 +1,5 @@
-/* One 16-bit float to float32 and back, by integer operations alone: what the vector kernels do on each element. Going
- * out, a NaN keeps its sign and the upper bits of its payload, and becomes a quiet one. */
+/* One 16-bit float to float32 and back, by integer operations alone: the operations of the vector kernels on each
+ * element. To 16 bits, a NaN keeps its sign and the upper bits of its payload, and becomes a quiet one. */
 #ifndef HPC_HALF_H
 #define HPC_HALF_H
 

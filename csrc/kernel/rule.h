@@ -1,12 +1,12 @@
-/* Rules: what a built-in one is, where all of them are, and the checks of any rule. */
+/* Rules: the built-in ones, their tables, and the checks of any rule. */
 #ifndef HPC_RULE_H
 #define HPC_RULE_H
 
 #include "hpcomm/hpcomm.h"
 
-/* A block of float32 inputs folded, the rule applied, and the new parameters written to param and to n_out other
- * places, in one pass and with the bits of doing one after the other. No two arrays overlap. stream: the other places,
- * which are then aligned to 64 bytes, are written past the caches; whoever says that they are written fences first. */
+/* One pass that folds a block of float32 inputs, applies the rule, and writes the new parameters to param and to n_out
+ * other places, with the bits of separate steps. No two arrays overlap. stream: writes the other places, which are then
+ * aligned to 64 bytes, past the caches; the code that tells others of these writes fences first. */
 enum { HPC_PASS_INPUTS = 16 };
 
 typedef struct hpc_pass {
@@ -28,7 +28,7 @@ typedef int hpc_pass_fn(const hpc_pass *pass);
  * of a float; of a negative n they do nothing. */
 typedef struct hpc_builtin_rule {
     hpc_rule rule;     /* as hpc_rule_find gives it */
-    hpc_pass_fn *pass; /* fold, rule and write in one pass; NULL: the engine does one after the other */
+    hpc_pass_fn *pass; /* fold, rule and write in one pass; NULL: the engine does them separately */
     int averages;      /* the fold itself becomes the parameters, so workers push models */
 } hpc_builtin_rule;
 
@@ -37,20 +37,20 @@ extern const hpc_builtin_rule *const *const hpc_rules_generic;
 extern const hpc_builtin_rule *const *const hpc_rules_avx2;   /* built on x86-64; the CPU must have AVX2 */
 extern const hpc_builtin_rule *const *const hpc_rules_avx512; /* and AVX-512F */
 
-/* Those of the instruction set isa, which this CPU has, or of the best one. */
+/* The rules of instruction set isa, which this CPU has, or of the best one. */
 const hpc_builtin_rule *const *hpc_rules_of(int isa);
 
-/* Whether it is a built-in rule that averages, and has no fold of its own. */
+/* Whether it is a built-in rule that averages, with no user's fold. */
 int hpc_rule_averages(const hpc_rule *rule);
 
 /* The pass of the built-in rule whose apply this is; NULL: it has none, or the rule or its fold is a user's own, or
- * parameters are more than what apply makes of them. */
+ * hpc_rule_proxes. */
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule);
 
 /* Whether apply is that of sgd, and so changes only where the fold is not 0, if there is no decay. With dual, of Z. */
 int hpc_rule_is_sgd(const hpc_rule *rule);
 
-/* Whether parameters are more than what apply makes of them: they have a prox, or are made of Z. */
+/* Whether parameters are not just the result of apply: they have a prox, or are made of Z. */
 static inline int hpc_rule_proxes(const hpc_rule *rule) {
     return rule->prox != NULL || rule->dual;
 }

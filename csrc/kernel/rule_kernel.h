@@ -1,5 +1,5 @@
-/* A rule's step applied to a block of elements, for whichever instruction set. The rule_lanes_*.h that comes before
- * defines VECTOR_BYTES, the vector reals, root(reals), the square root, and rule_end().
+/* A rule's step applied to a block of elements. The rule_lanes_*.h of an instruction set, included before, defines
+ * VECTOR_BYTES, the vector reals, root(reals), the square root, and rule_end().
  *
  * Every element sees the same operations in the same order for every vector width, and none is contracted
  * (-ffp-contract=off): all instruction sets give the same bits, and so does every cut of an array into blocks. A tail
@@ -16,10 +16,10 @@
 /* The args of all rules as the elements see them. */
 struct constants {
     float rate;     /* adam: over the bias of the first moment */
-    float decay;    /* what the gradient takes of the parameter */
-    float keep;     /* adamw: what a step leaves of the parameter */
+    float decay;    /* times the parameter, added to the gradient */
+    float keep;     /* adamw: factor of the parameter in a step */
     float momentum; /* adam: of the first moment */
-    float fresh;    /* adam: what its first moment takes of the gradient */
+    float fresh;    /* adam: factor of the gradient in the first moment */
     float momentum2, fresh2;
     float unbias2; /* 1 over the bias of the second moment */
     float epsilon;

@@ -1,8 +1,8 @@
-/* Fold, rule and write of float32 updates in one pass: while a block's gradients come from memory its parameters go
- * there, which block after block, one thing after the other, cannot. The rule_lanes_*.h that comes before also defines
+/* Fold, rule and write of float32 updates in one pass: while a block's gradients come from memory, its parameters go
+ * there; separate loops over a block cannot overlap these. The rule_lanes_*.h that comes before also defines
  * stream_reals(float *to, reals x), a store past the caches.
  *
- * The operations of an element and their order are those of the fold and the rule, so the bits are the same. */
+ * Each element sees the operations of the fold and the rule in the same order, so the bits are the same. */
 #ifndef HPC_RULE_PASS_H
 #define HPC_RULE_PASS_H
 
@@ -33,7 +33,7 @@ INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const str
     enum { LANES = VECTOR_BYTES / sizeof(float) };
     reals s[HPC_RULE_SLOTS];
     float weights[HPC_PASS_INPUTS];
-    hpc_pass own = *p; /* nothing that is stored can be taken for a change of it */
+    hpc_pass own = *p; /* no store can be taken for a change of it */
     const float *in[HPC_PASS_INPUTS];
     for (int i = 0; i < n_in; i++) {
         weights[i] = (float)p->weights[i];

@@ -1,5 +1,5 @@
-/* The built-in rules, each in a file of its own. The file of an instruction set includes this after its rule_lanes_*.h,
- * so every rule is compiled once for each of them. */
+/* The built-in rules, each in its own file. The file of an instruction set includes this after its rule_lanes_*.h, so
+ * every rule is compiled once for each of them. */
 #ifndef HPC_RULES_H
 #define HPC_RULES_H
 

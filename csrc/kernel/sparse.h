@@ -28,8 +28,8 @@ typedef size_t hpc_codes_fn(const void *codes, size_t n, uint64_t *span);
 
 struct hpc_sparse_kernels {
     hpc_filter_fn *filter_f32;
-    /* Rounded to the nearest; beyond the largest number of the format its value is sent and the rest stays. What would
-     * be rounded to 0 is not kept, however small delta is. */
+    /* Rounded to the nearest; beyond the largest number of the format its value is sent and the rest stays. A number
+     * that would be rounded to 0 is not kept, however small delta is. */
     hpc_filter_fn *filter_f16, *filter_bf16;
     hpc_gaps_fn *gaps8, *gaps16;
     hpc_positions_fn *positions8, *positions16;
@@ -40,9 +40,9 @@ struct hpc_sparse_kernels {
     void (*add_bits)(float *acc, size_t n, const uint8_t *bits, const float *values);
 
     /* One bit an element: u = x + residual replaces the residual, the bit says u >= 0. sums: of the u with the bit and
-     * of those without, in float64: element i into sum i % 16, then these pairwise. Returns how many have the bit. */
+     * of the others, in float64: element i into sum i % 16, then these pairwise. Returns how many have the bit. */
     size_t (*signs)(const float *x, float *residual, size_t n, uint8_t *bits, double sums[2]);
-    /* Takes plus from the elements with the bit and minus from those without; 0 where that is NaN or infinite. */
+    /* Takes plus from the elements with the bit and minus from the others; 0 where that is NaN or infinite. */
     void (*take_signs)(float *residual, size_t n, const uint8_t *bits, float plus, float minus);
     void (*add_signs)(float *acc, size_t n, const uint8_t *bits, float plus, float minus);
 };
@@ -54,8 +54,8 @@ extern const struct hpc_sparse_kernels hpc_sparse_avx512; /* and AVX-512F */
 /* The table of an instruction set that hpc_isa_check let pass. Never NULL. */
 const struct hpc_sparse_kernels *hpc_sparse_kernels_of(int isa);
 
-/* values as float32, one for each of the set bits, to their places among n elements: what the other places have becomes
- * 0, or stays. dtype: of the values (HPC_F32, HPC_F16, HPC_BF16); those of spread have the same. */
+/* Move values, one for each set bit, to their places among n elements. spread writes them in the same dtype (HPC_F32,
+ * HPC_F16, HPC_BF16), and 0 elsewhere; return adds them to the residual as float32. */
 void hpc_sparse_spread(void *out, size_t n, const uint8_t *bits, const void *values, int dtype);
 void hpc_sparse_return(float *residual, size_t n, const uint8_t *bits, const void *values, int dtype);
 

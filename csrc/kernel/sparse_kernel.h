@@ -144,7 +144,7 @@ static int64_t filter_bf16(const float *x, float *residual, int64_t n, float del
 /* ---- gaps ----------------------------------------------------------------------------------------------------------
  */
 
-/* The 64 bits from bit j on, and those behind the last byte as 0. */
+/* The 64 bits from bit j on; bits behind the last byte are 0. */
 static inline uint64_t bits_at(const uint8_t *bits, size_t j, size_t n) {
     uint64_t word = 0;
     if (n - j >= GROUP)
@@ -202,7 +202,7 @@ SPARSE_INLINE size_t put_gaps(const uint32_t *positions, size_t count, void *out
 
 #endif
 
-/* The positions of the next few bits of a word, whether it has so many or not; the word without them. */
+/* Writes the positions of the next few bits of a word, even if it has fewer; returns the word without them. */
 SPARSE_INLINE uint64_t put_positions(uint32_t *positions, uint64_t word, uint32_t from, int few) {
 #pragma GCC unroll 16
     for (int i = 0; i < few; i++) {
