@@ -1,6 +1,4 @@
-/* codec.h - codecs of variable length: what an update is on its way where it is no array of a dtype. hpcomm.h
- * includes it.
- */
+/* codec.h - codecs of variable length, for updates that do not travel as arrays of a dtype. hpcomm.h includes it. */
 #ifndef HPCOMM_CODEC_H
 #define HPCOMM_CODEC_H
 
@@ -15,16 +13,16 @@ extern "C" {
 /* cffi: begin */
 
 /* Codecs of pieces: numbers for hpc_row.codec_in and codec_out, and for the wires of planners, beside hpc_dtype. A
- * piece is what a row takes of an update, encoded: at most 16 bytes longer than the float32 that it stands for. What a
- * piece leaves out stays where it was encoded, in a residual that is added to the next update: nothing is lost. A
- * worker encodes what it pushes, an owner what it forwards (hpc_apply_at); parameters have no such codec. All rows that
+ * piece is the encoded part of an update that a row takes, at most 16 bytes longer than its float32 values. The encoder
+ * keeps the values that a piece leaves out in a residual, which it adds to the next update: nothing is lost. A worker
+ * encodes its pushes, an owner the folds that it forwards (hpc_apply_at); parameters have no such codec. All rows that
  * take the same elements of a worker's update get one encoding of them. */
 typedef enum hpc_codec_number {
-    HPC_THRESHOLD = 8,  /* what is larger than delta (Parameter Flow, 3.3) */
-    HPC_TOPK = 9,       /* about the largest fraction, by a delta that follows the density */
+    HPC_THRESHOLD = 8,  /* the elements larger than delta (Parameter Flow, 3.3) */
+    HPC_TOPK = 9,       /* about a fraction of the elements, the largest, by a delta that follows the density */
     HPC_ONEBIT = 10,    /* a bit an element and two values a unit (Poseidon, 5.3) */
-    HPC_OWN_CODEC = 11, /* a codec of one's own */
-    HPC_FACTORS = 12,   /* a matrix as pairs of vectors, whose products are its sum (SFB, section 2) */
+    HPC_OWN_CODEC = 11, /* a user's codec */
+    HPC_FACTORS = 12,   /* pairs of vectors, whose products add up to a matrix (SFB, section 2) */
     HPC_FLOAT4 = 13     /* 4-bit floats and a scale for each unit (Streaming DiLoCo, arXiv 2501.18512) */
 } hpc_codec_number;
 
@@ -40,29 +38,29 @@ typedef enum hpc_compression {
 enum { HPC_CODEC_ARGS = 8, HPC_OWN_CODEC_SLOTS = 8 };
 enum { HPC_PIECE_ELEMENTS = 1 << 29 }; /* of one piece, at most */
 
-/* The filter of n elements. u = x + residual is kept where |u| > delta, or where u is NaN. What is kept goes to values,
- * one behind the other, in a format that is the filter's own; the residual becomes what was not sent: u where it is not
- * kept, else the error of rounding, and 0 where u is NaN or infinite. Bit i % 8 of byte i / 8 of bits is 1 where
- * element i is kept, and 0 behind the last element.
+/* A filter of n elements. It keeps u = x + residual where |u| > delta, or where u is NaN. Kept elements go to values,
+ * one behind the other, in the filter's format; the residual becomes the part that is not sent: u where it is not kept,
+ * else the error of rounding, and 0 where u is NaN or infinite. Bit i % 8 of byte i / 8 of bits is 1 where element i is
+ * kept, and 0 behind the last element.
  *
- * Returns how many are kept. values has room for n of them, of which all may be written; bits for (n + 7) / 8 bytes. A
- * filter may be a user's own: it may choose other elements, and returns a negative number where it fails. Elements that
- * it has seen may come again, x being 0 and the residual all of u: what it answers then counts. */
+ * Returns the number of kept elements. values has room for n of them, and all of it may be written; bits has (n + 7) /
+ * 8 bytes. A user's filter may choose other elements, and returns a negative number if it fails. The same elements may
+ * come again, with x 0 and all of u in the residual: then the last result counts. */
 typedef int64_t hpc_filter_fn(const float *x, float *residual, int64_t n, float delta, void *values, uint8_t *bits);
 
-/* A codec of one's own. encode writes x[0..n) into out, of cap bytes (4 n), and returns how many, or a negative number;
- * state is state_slots arrays of n values, all 0 at first. decode_add adds weight times what nbytes of in say to
- * acc[0..n), or writes nothing and returns nonzero: in may come from another process, and holds anything. args are
- * those of the configuration, and args[0] is the number of the encoding, from 1 (for decode_add 0). Any thread of the
- * engine may call them; they may not block. */
+/* The functions of a user's codec. encode writes x[0..n) into out, of cap bytes (4 n), and returns the number of bytes,
+ * or a negative number; state is state_slots arrays of n values, all 0 at first. decode_add adds weight times the
+ * values that nbytes of in encode to acc[0..n), or writes nothing and returns nonzero: in may come from another
+ * process, and may hold anything. args are the configuration's, but args[0] is the number of the encoding, from 1 (for
+ * decode_add 0). Any thread of the engine may call them; they may not block. */
 typedef int64_t hpc_encode_fn(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
 typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args);
 
-/* How the delta of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3): hpc_codec_config has delta, which is the
- * paper's low one, up and at_least. BY_PROBES: what a worker pushes has `up` while a path that it sends on has less
- * than at_least left, and what an owner forwards while a path of its tree has; probes of hpc_context_bandwidth find
- * that out. SMOOTHLY: without probes, delta goes from up where this rank's connections get at_least to delta where they
- * get twice as much. */
+/* How the delta of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3): hpc_codec_config has delta (the paper's
+ * low one), up and at_least. BY_PROBES: a worker's pushes have `up` while a path that it sends on has less than
+ * at_least left, and an owner's forwarded folds while a path of its tree has less; probes of hpc_context_bandwidth
+ * measure that. SMOOTHLY: without probes, delta goes from up, where this rank's connections get at_least, to delta,
+ * where they get twice as much. */
 typedef enum hpc_follow_how {
     HPC_FOLLOW_NOTHING = 0,
     HPC_FOLLOW_BY_PROBES = 1,
@@ -75,19 +73,19 @@ typedef struct hpc_codec_config {
     double delta;    /* HPC_THRESHOLD: 0 or more */
     int decays;      /* HPC_THRESHOLD: 1: encoding t has delta / sqrt(t) */
     double fraction; /* HPC_TOPK: of the elements, above 0 and at most 1 */
-    uint64_t unit;   /* Elements that no row cuts apart. HPC_ONEBIT: those that share two values. HPC_FLOAT4: those
-                        that share a scale, 16 at least. HPC_FACTORS: a multiple of columns */
+    uint64_t unit;   /* elements that no row cuts apart. They share two values (HPC_ONEBIT) or a scale (HPC_FLOAT4, 16
+                        at least). HPC_FACTORS: a multiple of columns */
     uint64_t rows, columns; /* HPC_FACTORS: of the matrix that the key is */
     int pairs;              /* HPC_FACTORS: the most pairs of vectors of one update */
-    int values;      /* HPC_THRESHOLD, HPC_TOPK, HPC_FACTORS: hpc_dtype of what is sent: HPC_F32, HPC_F16 or HPC_BF16 */
+    int values;             /* HPC_THRESHOLD, HPC_TOPK, HPC_FACTORS: hpc_dtype of sent values: HPC_F32, HPC_F16 or
+                               HPC_BF16 */
     int paper;       /* the same: 0: the form that takes the fewest bytes; 1: indices above 80 % zeros, else dense
                         (Parameter Flow, 3.3.1) */
     int compress;    /* hpc_compression */
-    int no_feedback; /* 1: what a piece leaves out is lost. For comparison; HPC_FLOAT4: as in its paper, and an encoder
-                        has no residual */
-    hpc_filter_fn
-        *filter;      /* HPC_THRESHOLD, HPC_TOPK, with values HPC_F32: a filter of one's own; NULL: the library's */
-    const char *name; /* HPC_OWN_CODEC, as are those below; for errors */
+    int no_feedback; /* 1: values that a piece leaves out are lost. For comparison; HPC_FLOAT4: as in its paper, and an
+                        encoder has no residual */
+    hpc_filter_fn *filter; /* HPC_THRESHOLD, HPC_TOPK, with values HPC_F32: a user's filter; NULL: the library's */
+    const char *name;      /* HPC_OWN_CODEC, as are the next four; for errors */
     hpc_encode_fn *encode;
     hpc_decode_add_fn *decode_add;
     int state_slots;             /* of float32, beside the residual; at most HPC_OWN_CODEC_SLOTS */
@@ -116,7 +114,7 @@ HPC_API int hpc_exchange_factors(hpc_exchange *exchange, int key, double timeout
 HPC_API int hpc_exchange_start_factors(hpc_exchange *exchange, int key, int flags, int count, const float *u,
                                        const float *v, double timeout, uint64_t *ticket);
 
-/* Counts of what this rank has encoded of a key, as worker and as owner, and what its rows have decoded of it. */
+/* Counts of a key's elements that this rank has encoded, as worker and as owner, and that its rows have decoded. */
 typedef struct hpc_codec_stats {
     uint64_t pieces, elements, kept; /* encoded; kept: elements that were sent */
     uint64_t bytes_before, bytes;    /* of these as float32, and as pieces */
@@ -127,19 +125,19 @@ typedef struct hpc_codec_stats {
 
 HPC_API int hpc_exchange_get_codec_stats(const hpc_exchange *exchange, int key, hpc_codec_stats *stats);
 
-/* The state of an encoder between two encodings, for checkpoints: how many it has made, and values: the residual, count
- * of them, then the state of the codec's own, slot by slot, then two of HPC_TOPK's. A worker has an encoder for each
- * key that it pushes, an owner one for each row of its own that forwards pieces. n_values tells how many values there
- * are: 0 where nothing is encoded. A codec of one's own, or HPC_FLOAT4, without feedback has no residual: zeros stand
- * for it, or nothing but the last two where it has no state either. get and set: as hpc_exchange_get_row and set_row;
+/* The state of an encoder between two encodings, for checkpoints: the number of encodings it has made, and values: the
+ * residual (count values), the codec's state, slot by slot, and two values of HPC_TOPK. A worker has an encoder for
+ * each key that it pushes, an owner one for each of its rows that forwards pieces. encoder_values returns the number of
+ * values: 0 if nothing is encoded. A user's codec, or HPC_FLOAT4, without feedback has no residual: zeros stand for it,
+ * or, if it has no state either, there are only the last two values. get and set: as hpc_exchange_get_row and set_row;
  * row -1: the worker's encoder of key. */
 HPC_API int64_t hpc_exchange_encoder_values(const hpc_exchange *exchange, int key, int row);
 HPC_API int hpc_exchange_get_encoder(hpc_exchange *exchange, int key, int row, uint64_t *made, float *values);
 HPC_API int hpc_exchange_set_encoder(hpc_exchange *exchange, int key, int row, uint64_t made, const float *values);
 
-/* HPC_THRESHOLD: sets delta, before it decays, of what this rank encodes of a key from now on, or of all such keys (key
- * -1): of what it pushes, of the folds that it forwards, or of both. Ranks may have different ones, as no decoder knows
- * it. Any thread, at any time. Not for keys whose delta follows the network (hpc_codec_config.follow). */
+/* HPC_THRESHOLD: sets delta, before it decays, for this rank's encodings from now on of a key, or of all such keys (key
+ * -1): of its pushes, of the folds that it forwards, or of both. Ranks may have different deltas, as decoders do not
+ * use them. Any thread, at any time. Not for keys whose delta follows the network (hpc_codec_config.follow). */
 enum { HPC_DELTA_OF_PUSHES = 1, HPC_DELTA_OF_FOLDS = 2 };
 HPC_API int hpc_exchange_set_delta(hpc_exchange *exchange, int key, int of, double delta);
 /* The delta in force now, of pushes or of folds; negative where this rank encodes none there. */

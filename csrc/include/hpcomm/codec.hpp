@@ -66,7 +66,8 @@ struct CodecConfig : hpc_codec_config {
         config.unit = part * columns;
         return config;
     }
-    // Sends what encode writes. The name must live until the exchange has been made, the functions as long as it does.
+    // Sends the bytes that encode writes. The name must live until the exchange has been made, the functions as long as
+    // it does.
     static CodecConfig own(const char *name, hpc_encode_fn encode, hpc_decode_add_fn decode_add,
                            int state_slots = 0) noexcept {
         CodecConfig config(HPC_OWN_CODEC);
@@ -121,7 +122,7 @@ class CodecsByKey {
     const hpc_codec_config *const *data() const noexcept {
         return by_key_.data();
     }
-    // The reason to refuse them; nullptr: there is none.
+    // The reason to refuse them, or nullptr.
     const char *refusal() const noexcept {
         return refusal_.empty() ? nullptr : refusal_.c_str();
     }

@@ -1,4 +1,4 @@
-// context.hpp - how ranks come up, and what all of them do together.
+// context.hpp - start-up of the ranks, and the calls that they make together.
 #ifndef HPCOMM_CONTEXT_HPP
 #define HPCOMM_CONTEXT_HPP
 
@@ -20,8 +20,8 @@ struct Config : hpc_config {
     }
 };
 
-// How ranks come up without MPI: rank 0 listens at host:port, the others call it. secret: empty for none, which
-// loopback alone allows.
+// Start-up of ranks without MPI: rank 0 listens at host:port, and the others connect to it. secret: empty for none,
+// which loopback alone allows.
 class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
   public:
     Rendezvous() noexcept = default;
@@ -42,7 +42,7 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
         report(hpc_rendezvous_allgather(get(), send, recv, nbytes, timeout));
     }
 
-    // A connected context, in the seconds that config gives init; with this secret, unless config has one.
+    // Makes a connected context within config's timeout of init; with this secret, unless config has one.
     int bring_up(Config config, hpc_context **context) {
         using seconds = std::chrono::duration<double>;
         const double limit = hpc_config_init_seconds(&config);
@@ -88,7 +88,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     explicit Context(const hpc_oob &oob, const Config &config = {}, Report report = {})
         : Handle(report, [&](hpc_context **out) { return hpc_init(&oob, &config, out); }) {}
 
-    // The same where ranks have met; the rendezvous may go then.
+    // The same for ranks that have met by a rendezvous, which may be destroyed afterwards.
     explicit Context(Rendezvous &rendezvous, const Config &config = {}, Report report = {})
         : Handle(report, [&](hpc_context **out) { return rendezvous.bring_up(config, out); }) {}
 
@@ -109,8 +109,8 @@ class Context : public Handle<hpc_context, hpc_context_free> {
         return notes;
     }
 
-    // What the paths to peers on other hosts have left, in bytes a second; of several, the probes fill each other's
-    // pauses.
+    // The bandwidth that the paths to peers on other hosts have left, in bytes a second. Probes of several peers fill
+    // each other's pauses.
     std::vector<Bandwidth> bandwidth(const std::vector<int> &peers, const BandwidthOptions &options = {},
                                      Report report = {}) {
         std::vector<Bandwidth> found(peers.size());
@@ -132,7 +132,8 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     }
     // The bytes that every rank gave, in rank order.
     template <class T> std::vector<T> allgather(const T &mine, double timeout = default_timeout, Report report = {}) {
-        static_assert(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>, "bytes are what travels");
+        static_assert(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>,
+                      "T must be trivially copyable, and not bool");
         std::vector<T> all(static_cast<std::size_t>(size()));
         report(hpc_allgather(get(), &mine, all.data(), sizeof(T), timeout));
         return all;
@@ -142,8 +143,8 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     void revoke(Report report = {}) {
         report(hpc_context_revoke(get()));
     }
-    // A new context over the ranks that are left when others died or left; collective over them. This one is the
-    // caller's to close, in any order.
+    // A new context over the ranks that remain after others died or left; collective over them. The caller closes both,
+    // in any order.
     Context shrink(const Config &config = {}, double timeout = default_timeout, Report report = {}) {
         return Context(report, [&](hpc_context **out) { return hpc_context_shrink(get(), &config, timeout, out); });
     }
@@ -165,7 +166,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     template <class Create> Context(const Report &report, Create create) : Handle(report, create) {}
 };
 
-// A part of what this thread does, shown in the timeline from here to the end of the block; nothing without a timeline:
+// A span of this thread in the timeline, from here to the end of the block; nothing without a timeline:
 //     hpcomm::Span forward(context, "forward");
 class Span {
   public:

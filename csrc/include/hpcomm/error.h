@@ -1,5 +1,5 @@
-/* error.h - what a function returns, what its thread can ask about a failure, and the names of calls above the library.
- * hpcomm.h includes it. */
+/* error.h - status codes, the record of a thread's last failure, and the names of calls above the library. hpcomm.h
+ * includes it. */
 #ifndef HPCOMM_ERROR_H
 #define HPCOMM_ERROR_H
 
@@ -34,7 +34,7 @@ typedef enum hpc_culprit_state {
     HPC_CULPRIT_LEFT,      /* it closed, while others still waited for it */
     HPC_CULPRIT_STOPPED,   /* its process is stopped, as the kernel of its host says */
     HPC_CULPRIT_SILENT,    /* it did not answer */
-    HPC_CULPRIT_COMPUTING, /* it answers, and waits for nobody */
+    HPC_CULPRIT_COMPUTING, /* it answers, and does not wait */
     HPC_CULPRIT_CIRCLE     /* it and the other culprits wait for each other, which is a bug of the program */
 } hpc_culprit_state;
 
@@ -79,16 +79,16 @@ typedef struct hpc_error {
 HPC_API const hpc_error *hpc_last_error(void);
 HPC_API const char *hpc_status_text(int status); /* never NULL */
 
-/* Writes what an error says of culprits ("rank 3 is stopped") into text, always with an end, and returns text. */
+/* Writes the sentence of an error about culprits ("rank 3 is stopped") into text, always 0-terminated; returns text. */
 HPC_API const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, size_t cap);
 
 /* After HPC_ERR_TIMEOUT of a call that was made in slices (hpc_config.slice): follows the chain of waits, which takes
- * up to 250 ms, and records the failure anew, with its culprits. waited: seconds that all slices together have waited.
+ * up to 250 ms, and records the failure again, with its culprits. waited: seconds that all slices together have waited.
  * The thread that failed calls it, while the context exists. Returns HPC_ERR_TIMEOUT; if the last failure was another
  * one, returns its status. */
 HPC_API int hpc_follow_timeout(double waited);
 
-/* Says how long the slices that this thread makes from now on may last together, for warnings about them. 0: unknown.
+/* Sets the seconds that all slices of this thread from now on may last together, for warnings about them; 0: unknown.
  * Returns the seconds that were set before. */
 HPC_API double hpc_slices_limit(double seconds);
 

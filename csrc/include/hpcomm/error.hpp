@@ -79,7 +79,7 @@ struct TransportError : Error {
 
 struct PeerFailed : Error {
     using Error::Error;
-    // Those that failed by themselves, and those that ended or left because of them.
+    // Ranks that failed by themselves; left() has the ranks that ended or left because of them.
     const std::vector<int> &ranks() const noexcept {
         return ranks_;
     }
@@ -96,7 +96,7 @@ struct Timeout : Error {
     const std::vector<int> &waiting_for() const noexcept {
         return waiting_for_;
     }
-    // The ends of the chain of waits, and what each of them does.
+    // The ranks at the ends of the chain of waits, each with its state.
     const std::vector<hpc_culprit> &culprits() const noexcept {
         return culprits_;
     }
@@ -141,7 +141,7 @@ struct OutOfMemory : Error {
 
 #endif
 
-// The destination of a failure; made from what the caller gives as the last argument.
+// The destination of a failure, made from the last argument of a call.
 class Report {
   public:
     Report() noexcept = default;

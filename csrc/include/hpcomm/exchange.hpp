@@ -12,7 +12,7 @@
 
 namespace hpcomm {
 
-// A built-in rule by its name, or one's own by its functions. hyper are args[1] and on; those left out are the
+// A built-in rule by its name, or a user's rule by its functions. hyper are args[1] and on; args left out are the
 // built-in's defaults, or 0.
 struct Rule : hpc_rule {
     explicit Rule(const char *name, Report report = {}) : hpc_rule() {
@@ -38,7 +38,7 @@ struct Rule : hpc_rule {
     }
 };
 
-// plan, rule and values are arguments of Exchange, where it has one configuration.
+// With one configuration, plan, rule and values are arguments of Exchange.
 struct ExchangeConfig : hpc_exchange_config {
     // Codecs of variable length, if the plan has some: one for each key, CodecConfig() for keys that have none; or a
     // single one, for all keys that have it by the plan. Needed until the exchange has been made.
@@ -71,7 +71,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     Exchange(Context &context, const Plan &plan, const hpc_rule &rule, const float *const *values,
              const ExchangeConfig &config = {}, double timeout = default_timeout, Report report = {})
         : Exchange(context, plan.get(), rule, values, config, timeout, report) {}
-    // An exchange on a graph, of which plan was made.
+    // An exchange on a graph, from which plan was made.
     Exchange(Context &context, const Plan &plan, const GraphConfig &graph, const hpc_rule &rule,
              const float *const *values, ExchangeConfig config = {}, double timeout = default_timeout,
              Report report = {})
@@ -204,7 +204,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_set_args(get(), key, rule.args));
     }
 
-    // A key of which a push or a pull of this rank is under way; -1: none.
+    // A key with a pending push or pull of this rank; -1: none.
     int under_way() const {
         return hpc_exchange_under_way(get());
     }
@@ -220,7 +220,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void publish(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_publish(get(), timeout));
     }
-    // ASYNC and SSP with servers: of how many pushes of rank this rank's rows have folded all or a part.
+    // ASYNC and SSP with servers: the number of rank's pushes that this rank's rows have folded, in full or in part.
     std::uint64_t folded(int rank, Report report = {}) const {
         std::uint64_t pushes = 0;
         report(hpc_exchange_get_folded(get(), rank, &pushes));
@@ -240,7 +240,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(n < 0 ? static_cast<int>(n) : HPC_OK);
         return n < 0 ? 0 : static_cast<std::size_t>(n);
     }
-    // How many encodings it has made.
+    // Returns the number of encodings that it has made.
     std::uint64_t get_encoder(int key, int row, float *values, Report report = {}) const {
         std::uint64_t made = 0;
         report(hpc_exchange_get_encoder(get(), key, row, &made, values));
@@ -250,17 +250,17 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_set_encoder(get(), key, row, made, values));
     }
 
-    // Sets delta of what this rank encodes of key by HPC_THRESHOLD, -1: of all such keys. of: HPC_DELTA_OF_PUSHES,
+    // Sets delta for this rank's encodings of key by HPC_THRESHOLD, -1: of all such keys. of: HPC_DELTA_OF_PUSHES,
     // HPC_DELTA_OF_FOLDS or both.
     void set_delta(int key, double delta, int of = HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS, Report report = {}) {
         report(hpc_exchange_set_delta(get(), key, of, delta));
     }
-    // What is in force now; negative: nothing is encoded there.
+    // The delta in force now; negative: nothing is encoded there.
     double delta(int key, int of) const noexcept {
         return hpc_exchange_delta(get(), key, of);
     }
 
-    // Who works for this rank's cores, and why, in words.
+    // The threads that work for this rank's cores, and why, in words.
     std::string chosen_progress(Report report = {}) const {
         std::string text(1024, 0);
         report(hpc_exchange_get_progress(get(), &text[0], text.size()));
@@ -306,8 +306,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_get_peer(get(), rank, &peer));
         return peer;
     }
-    // Counts of what this rank has sent to others so far: one entry for each rank and stage, in this order, none of
-    // them 0.
+    // The bytes that this rank has sent to others so far: one entry, never 0, for each rank and stage, in this order.
     std::vector<hpc_traffic> traffic(Report report = {}) const {
         std::vector<hpc_traffic> sent;
         int n = hpc_exchange_get_traffic(get(), nullptr, 0);
@@ -332,12 +331,12 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     }
 
   private:
-    // C copies the codecs, and says itself what is wrong with a plan.
+    // C copies the codecs, and refuses a wrong plan itself.
     static int create(const Context &context, const ExchangeConfig *configs, std::size_t n, double timeout,
                       hpc_exchange **out) {
         std::vector<hpc_exchange_config> c(configs, configs + n);
         std::vector<CodecsByKey> codecs;
-        codecs.reserve(n); // c points to what they hold
+        codecs.reserve(n); // c points into them
         for (std::size_t i = 0; i < n; i++) {
             if (i > 0) c[i - 1].next = &c[i];
             if (configs[i].codecs.empty() || hpc_plan_check(c[i].plan, context.size()) != HPC_OK) continue;

@@ -50,7 +50,7 @@ struct SufficientFactorsConfig {
         peers.sum = sum;
         return peers.plan(context, out);
     }
-    // The elements of the largest matrix that begins as zeros, of those that the exchange accepts.
+    // The elements of the largest matrix that begins as zeros and that the exchange accepts.
     std::size_t most_zeros() const noexcept {
         std::uint64_t most = 0;
         for (const Matrix &matrix : matrices) {
@@ -135,7 +135,7 @@ class SufficientFactors {
         write(V, i, key, report, [=](float *to, std::size_t size) { return scatter(indices, values, n, to, size); });
     }
     // The place of u of pair i, J values, or of v, D values, to compute a vector where it is sent from. It counts as
-    // written, holds what an earlier commit has left there, and is the caller's until commit. nullptr: it failed.
+    // written, holds values of an earlier commit, and is the caller's until commit. nullptr: it failed.
     float *u(int i, int key = 0, Report report = {}) {
         return write(U, i, key, report, in_place);
     }
@@ -182,7 +182,7 @@ class SufficientFactors {
     Exchange &exchange() noexcept {
         return exchange_;
     }
-    // Waits for the commit that is under way, and closes the exchange. mat stays valid.
+    // Waits for the pending commit, and closes the exchange. mat stays valid.
     void close(double timeout = default_timeout, Report report = {}) {
         if (!report(hpc_exchange_close(exchange_.get(), timeout))) return;
         for (Key &key : keys_) key.under_way = false;
@@ -332,7 +332,7 @@ class SufficientFactors {
                report(hpc_exchange_factors(exchange_.get(), index(key), timeout, &key.place));
     }
 
-    // Waits for the commit of a matrix that is under way.
+    // Waits for the pending commit of a matrix.
     bool settle(Key &key, double timeout, const Report &report) {
         if (key.under_way && !report(hpc_exchange_wait(exchange_.get(), index(key), key.ticket, timeout))) return false;
         key.under_way = false;
@@ -343,7 +343,7 @@ class SufficientFactors {
 
     Key *find(const char *op, int key, const Report &report) {
         if (key >= 0 && static_cast<std::size_t>(key) < keys_.size()) return &keys_[static_cast<std::size_t>(key)];
-        const std::string told = keys_.empty() ? "there is none: make this object with a context"
+        const std::string told = keys_.empty() ? "this object has no matrix: make it with a context"
                                                : "must be 0 to " + std::to_string(keys_.size() - 1);
         wrong(op, std::string(op) + ": key " + std::to_string(key) + ": " + told, report);
         return nullptr;

@@ -1,4 +1,4 @@
-// handle.hpp - what frees itself: the base of every handle, and references to mapped memory.
+// handle.hpp - the base of every handle, which frees itself, and references to mapped memory.
 #ifndef HPCOMM_HANDLE_HPP
 #define HPCOMM_HANDLE_HPP
 
@@ -27,7 +27,7 @@ template <class T, void (*Free)(T *)> class Handle {
   protected:
     explicit Handle(T *handle) noexcept : handle_(handle) {}
 
-    // Calls create(T **) and owns what it made.
+    // Calls create(T **) and owns the result.
     template <class Create> Handle(const Report &report, Create create) {
         T *made = nullptr;
         if (report(create(&made))) handle_.reset(made);

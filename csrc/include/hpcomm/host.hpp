@@ -35,7 +35,7 @@ inline std::uint64_t memory_available() {
 
 using Device = hpc_device;
 
-// All ports of this host's RDMA devices, those that hpcomm cannot use among them (why is then not empty).
+// All ports of this host's RDMA devices, also ports that hpcomm cannot use (their why is not empty).
 inline std::vector<Device> devices(Report report = {}) {
     std::vector<Device> found;
     int n, room = 0;

@@ -64,7 +64,7 @@ HPC_API uint64_t hpc_memory_available(void);   /* bytes a new window may take: t
 typedef struct hpc_device {
     char name[64];   /* "mlx5_0" */
     char netdev[16]; /* the interface of a RoCE port, else "" */
-    char gid[48];    /* the address that hpcomm uses, "" if there is none */
+    char gid[48];    /* the address that hpcomm uses, or "" */
     char link_layer[16];
     char state[16]; /* "active" */
     char why[96];   /* "" if hpcomm can use the port, else a sentence */
@@ -87,39 +87,39 @@ typedef struct hpc_context hpc_context;
 typedef struct hpc_config {
     size_t size;         /* sizeof(hpc_config), set by hpc_config_init */
     double timeout;      /* default of every blocking call; 30 minutes */
-    double init_timeout; /* of init, and of connections that are made later; negative: timeout, but 30 s where that
-                            is left at its default */
-    double look_after;   /* a wait finds out who holds it up after a tenth of this, a fifth, a third, and each third
-                            that follows; 30 s. A rank that is stopped or a deadlock, seen by two looks, ends it
-                            (HPC_ERR_TIMEOUT, with HPC_DETAIL_HELD_UP). While ranks compute it goes on, and one rank of
-                            the job warns, after all of look_after */
-    void (*warn)(void *arg, const char *sentence); /* takes such warnings, in the thread that waits. It may not call
-                                                      hpcomm. NULL: they become notes (HPC_NOTE_HELD_UP) */
+    double init_timeout; /* for init and for connections made later; negative: as timeout, or 30 s if timeout has its
+                            default */
+    double look_after;   /* a wait looks for the ranks that hold it up after a tenth, a fifth and a third of look_after,
+                            and after each further third; 30 s. A stopped rank or a deadlock, seen by two looks, ends
+                            the wait (HPC_ERR_TIMEOUT, with HPC_DETAIL_HELD_UP). While ranks compute the wait goes on,
+                            and one rank of the job warns, after all of look_after */
+    void (*warn)(void *arg, const char *sentence); /* called with each such warning, in the waiting thread; it may not
+                                                      call hpcomm. NULL: warnings become notes (HPC_NOTE_HELD_UP) */
     void *warn_arg;
     const char *transports; /* comma list, best first, e.g. "shm"; NULL: all but loop */
     double spin;            /* seconds to spin before yielding; negative: chosen by cores and ranks of the host */
-    double yield;           /* seconds to yield before sleeping; negative: chosen likewise. Where both are, a thread
-                               that others keep from its CPU sleeps at once */
+    double yield;           /* seconds to yield before sleeping; negative: chosen likewise. If both are, a thread that
+                               others keep from its CPU sleeps at once */
     uint64_t loop_seed;     /* loop only: 0 delivers at once; else delays, splits and reorders by this seed */
     double silence;         /* a rank on another host that is silent for this long counts as failed; 10 s */
     const char *interfaces; /* for TCP, in NCCL_SOCKET_IFNAME's grammar: "eth,ib", "=eth0", "^docker"; NULL: all */
     int tcp_streams;        /* connections that a large put is striped over, 1 to HPC_TCP_STREAMS; 1 */
-    const void *secret;     /* that only the ranks of the job know, in addition to the addresses; NULL: none */
+    const void *secret;     /* bytes known to the job's ranks alone, in addition to the addresses; NULL: none */
     size_t secret_bytes;
     const char *devices;  /* for verbs, in NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1"; NULL: all */
     const char *timeline; /* a file for a timeline of this rank, in Chrome's trace event format; the rank's number is
                              put where %r is, or before the suffix ("trace.rank0.json"); NULL: none */
-    double slice; /* for a caller that waits in slices of at most this many seconds, to look at signals in between: a
-                     timeout of such a wait is not followed to its culprits, see hpc_follow_timeout; 0 */
+    double slice; /* seconds of a slice, for a caller that waits in slices to handle Unix signals in between: a timeout
+                     of at most this does not look for culprits, see hpc_follow_timeout; 0 */
     const char *tcp_congestion; /* TCP's congestion control, as the kernel names it ("dctcp"); NULL: the system's, but
                                    cubic or reno in the place of bbr */
-    int threads;                /* with which this rank computes, up to HPC_MOST_THREADS: they need CPUs too; 0: 1 */
+    int threads;                /* this rank's compute threads, up to HPC_MOST_THREADS: they need CPUs too; 0: 1 */
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8, HPC_MOST_THREADS = 1 << 16 };
 
 HPC_API void hpc_config_init(hpc_config *config);                 /* fills in the defaults */
-HPC_API double hpc_config_init_seconds(const hpc_config *config); /* for which init waits */
+HPC_API double hpc_config_init_seconds(const hpc_config *config); /* the timeout of init */
 
 /* Out-of-band allgather, in UCC's shape: every rank gives nbytes, every rank gets size * nbytes in rank order.
  * allgather starts it and may not block; test returns HPC_OK, HPC_IN_PROGRESS or a negative status; free is called
@@ -144,12 +144,13 @@ HPC_API int hpc_context_create(int rank, int size, const hpc_config *config, hpc
 HPC_API int hpc_context_address(const hpc_context *context, void *address);
 HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, double timeout);
 
-/* An out-of-band allgather without a launcher that has one: rank 0 listens at host:port, the others call it. With a
- * secret (16 bytes or more) every connection proves both ways that it knows it; without one, hosts other than loopback
- * are refused (HPC_ERR_AUTH). create returns when all ranks have come; on every rank HPC_ERR_TIMEOUT names those that
- * never did. allgather takes the same number of bytes from every rank, at most 16 MiB in all; an allgather that fails
- * ends the rendezvous on every rank. A negative timeout means 30 s; a rank whose time is over may take a second more to
- * hear who is missing. Rank 0 serves in its own calls. A rendezvous belongs to one thread at a time. */
+/* An out-of-band allgather for jobs whose launcher has none: rank 0 listens at host:port, and the others connect to it.
+ * With a secret (16 bytes or more) both ends of a connection prove that they know it; without one, hosts other than
+ * loopback are refused (HPC_ERR_AUTH). create returns when all ranks have come; HPC_ERR_TIMEOUT names, on every rank,
+ * the ranks that did not come. allgather takes the same number of bytes from every rank, at most 16 MiB in all; an
+ * allgather that fails ends the rendezvous on every rank. A negative timeout means 30 s; a rank whose time is over may
+ * take a second more to hear which ranks are missing. Rank 0 serves the others during its calls. A rendezvous belongs
+ * to one thread at a time. */
 typedef struct hpc_rendezvous hpc_rendezvous;
 HPC_API int hpc_rendezvous_create(int rank, int size, const char *host, int port, const void *secret,
                                   size_t secret_bytes, double timeout, hpc_rendezvous **rendezvous);
@@ -176,10 +177,10 @@ typedef enum hpc_peer_state {
 } hpc_peer_state;
 
 HPC_API int hpc_context_peer(const hpc_context *context, int rank, hpc_peer *peer);
-/* The lowest rank on the host of rank: ranks with the same answer share a host, as all ranks agree. -1: there is no
- * such rank, or the context is not connected. Containers with a network of their own count as hosts. */
+/* The lowest rank on the host of rank, the same on all ranks: ranks with the same result share a host. -1: there is no
+ * such rank, or the context is not connected. A container with a private network counts as a host. */
 HPC_API int hpc_context_host(const hpc_context *context, int rank);
-/* Note i: something that was degraded at start, or odd since; NULL past the end. */
+/* Note i, a sentence about something degraded at start, or unusual since; NULL past the end. */
 HPC_API const char *hpc_context_note(const hpc_context *context, int i);
 typedef enum hpc_note_kind {
     HPC_NOTE_DEGRADED = 0, /* something works, but less well than it could */
@@ -197,23 +198,23 @@ HPC_API int hpc_allgather(hpc_context *context, const void *send, void *recv, si
  * of this rank end with HPC_ERR_INVALID. abort does the same but lets the peers know that this rank failed, and why. */
 HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
-/* After ranks left before the others were done: they count as failed from now on, on every rank. All waits of this
- * context then end by HPC_ERR_PEER, also waits for ranks that are still there, and exchanges stop as when a rank has
+/* Makes ranks that left before the others were done count as failed from now on, on every rank. All waits of this
+ * context then end with HPC_ERR_PEER, even waits for ranks that are still there, and exchanges stop as when a rank has
  * died. A rank that finds out that others left calls it before a shrink; a second call is no error. (ULFM's
- * MPI_Comm_revoke. No wait ends while nobody has gone, but exchanges may stop.) */
+ * MPI_Comm_revoke. While no rank is gone no wait ends, but exchanges may stop.) */
 HPC_API int hpc_context_revoke(hpc_context *context);
-/* After ranks died or left: makes a new context over the remaining ranks, in the same order. Collective over them. They
- * agree on who they are, whatever failed before, and try again when more of them go. If no rank is gone, the new
- * context is a duplicate. config is as for hpc_init; NULL: the defaults. Errors number the ranks as old does. Exchanges
- * with inline progress make no progress during the call.
+/* Makes a new context over the ranks that remain after others died or left, in the same order. Collective over them.
+ * They agree on their membership, whatever failed before, and try again when more of them go. If no rank is gone, the
+ * new context is a duplicate. config is as for hpc_init; NULL: the defaults. Errors number the ranks as old does.
+ * Exchanges with inline progress make no progress during the call.
  *   HPC_ERR_TIMEOUT names the ranks that did not come (a stopped rank is not gone); shrink again when they have woken
  *   up or died.
  *   HPC_ERR_TRANSPORT: the others count this rank as failed and go on without it.
- * old may be closed and freed afterwards, in any order; the connections of the first context stay until the last
- * context that came from it is closed. An abort of one of these contexts ends all of them on this rank, and their peers
- * are told. */
+ * old may be closed and freed afterwards, in any order; the first context's connections stay open until the last
+ * context made from it is closed. Aborting one of these contexts ends all of them on this rank, and tells their
+ * peers. */
 HPC_API int hpc_context_shrink(hpc_context *old, const hpc_config *config, double timeout, hpc_context **fresh);
-/* The number that rank had in the first context, from which shrinks made this one; rank itself if none did. */
+/* The number that rank had in the first context, from which shrinks made this one; rank itself without a shrink. */
 HPC_API int hpc_context_first_rank(const hpc_context *context, int rank);
 
 /* ---- available bandwidth ---- */
@@ -223,15 +224,15 @@ HPC_API int hpc_context_first_rank(const hpc_context *context, int rank);
 typedef struct hpc_bandwidth_options {
     size_t size;       /* sizeof(hpc_bandwidth_options), set by hpc_bandwidth_options_init */
     double at_least;   /* asks only whether a path has this rate left, by fleets of that rate; 0: asks for a range */
-    double timeout;    /* seconds for all of it; a range that is not narrow enough by then is given as it is. 60 */
+    double timeout;    /* seconds for the whole call; a range that is still too wide then is returned as it is. 60 */
     double resolution; /* of a range: its width as a share of its middle. 0.2 */
-    double share;      /* of a fleet's rate: what its streams and the pauses between them may take on average. 0.1 */
+    double share;      /* share of a fleet's rate that its streams may take on average, pauses included. 0.1 */
     double patience; /* seconds to wait for a pause in this rank's own traffic, before a train or a stream; a stream of
                         at_least waits for 0.1 and then goes without one. 1 */
     int streams;     /* of a fleet: 12 */
     int packets;     /* of a stream: 100 */
-    int again;       /* 1: results are those of an earlier call for these peers, whose capacity and bucket still hold; a
-                        bucket without a capacity is a guess, which one train confirms. 0 */
+    int again;       /* 1: results has the answers to an earlier call for these peers, whose capacity and bucket still
+                        hold; a bucket without a capacity is a guess, which one train confirms. 0 */
     const int *stop; /* NULL, or a flag: another thread that sets it ends the call with HPC_ERR_INVALID */
 } hpc_bandwidth_options;
 
@@ -243,9 +244,10 @@ typedef struct hpc_bandwidth {
     int by_own;      /* this rank's own traffic is the answer: it left no pause, or reached the peer at at_least */
     double low;      /* the path has more left than this; 0: not known to have any */
     double high;     /* and less than this; infinite: no rate was too fast */
-    double capacity; /* at which a train of packets came: what the path's narrowest link lets pass; 0: not found out */
-    double own;      /* that this rank sent to other hosts, or the peer got, during the streams: in low and high */
-    double bucket;   /* bytes that pass faster than that at once, as token buckets let them */
+    double capacity; /* rate at which a train of packets arrived: that of the path's narrowest link; 0: not found out */
+    double own;      /* rate that this rank sent to other hosts, or the peer got, during the streams; low and high
+                        include it */
+    double bucket;   /* bytes that pass at once, faster than capacity, as through a token bucket */
     double seconds;  /* from the call to the answer */
     uint64_t nbytes; /* sent by the probe */
     int fleets, streams, discarded; /* discarded: streams that were held up here, or met the job's own traffic */
@@ -253,19 +255,19 @@ typedef struct hpc_bandwidth {
 
 HPC_API void hpc_bandwidth_options_init(hpc_bandwidth_options *options);
 
-/* Finds out how much the paths to n peers on other hosts have left, by self-loading periodic streams (SLoPS, as
- * pathload has it: Jain and Dovrolis, SIGCOMM 2002). The streams to one peer go in the pauses of the others'.
- * results[i] is of peers[i]. Any thread, while exchanges run; the calls of a context take turns. It is not collective:
- * the peers' contexts answer by themselves. NULL options: the defaults. HPC_ERR_INVALID: a peer is this rank itself, on
- * its host, or named twice; HPC_ERR_PEER: one is gone; HPC_ERR_TIMEOUT: one does not answer. */
+/* Measures the bandwidth that the paths to n peers on other hosts have left, by self-loading periodic streams (SLoPS,
+ * as pathload has it: Jain and Dovrolis, SIGCOMM 2002). The streams to one peer go in the pauses of the others'.
+ * results[i] is for peers[i]. Any thread may call it while exchanges run; the calls of a context take turns. It is not
+ * collective: the peers' contexts answer by themselves. NULL options: the defaults. HPC_ERR_INVALID: a peer is this
+ * rank itself, on its host, or named twice; HPC_ERR_PEER: one is gone; HPC_ERR_TIMEOUT: one does not answer. */
 HPC_API int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const hpc_bandwidth_options *options,
                                   hpc_bandwidth *results);
 
-/* Closes if need be and drops the handle; its memory is freed with the last window, lane, queue and memory of it. */
+/* Closes an open context and drops the handle; its memory is freed with its last window, lane, queue and memory. */
 HPC_API void hpc_context_free(hpc_context *context);
 
-/* A span of the caller's own in the timeline of the calling thread: from start (CLOCK_MONOTONIC, in seconds) until now.
- * Spans of a thread lie beside or within each other. name is copied, up to 47 bytes. Nothing without a timeline. */
+/* Adds a span to the timeline of the calling thread: from start (CLOCK_MONOTONIC, in seconds) until now. Spans of a
+ * thread lie beside or within each other. name is copied, up to 47 bytes. Nothing without a timeline. */
 HPC_API int hpc_context_span(hpc_context *context, const char *name, double start);
 
 /* ---- jobs --------------------------------------------------------------------------------------------------- */
@@ -286,36 +288,37 @@ typedef struct hpc_shown_wait {
 typedef struct hpc_shown_rank {
     char job[HPC_JOB_BYTES]; /* the same for all ranks of a context; "" while unknown */
     int answers;             /* 1: it answered; 0: not in time (it may be stopped), and only pid is certain; -1: it hung
-                                up, because its version of hpcomm is another one or because it ends */
+                                up, because it has another version of hpcomm or is ending */
     int connected;           /* its init is over */
     int rank, size;          /* -1: unknown */
     int64_t pid;             /* on its host; 0: in a process namespace that the caller cannot see */
     char host[64];
     char transports[64]; /* in use, e.g. "shm,tcp"; "" in a world of one */
     uint64_t step;       /* the most pushes of one key, or sends to one peer, that it has made */
-    uint64_t moved;      /* counts what it sends and receives; in a deadlock it stands still */
+    uint64_t moved;      /* a count of its sends and receives; constant in a deadlock */
     int n_waits;         /* longest first */
     hpc_shown_wait waits[HPC_SHOWN_WAITS];
-    int told_by;    /* -1: it answered itself; else the rank of this host that answered for one elsewhere, or gone */
+    int told_by;    /* -1: it answered itself; else the rank of this host that answered for it, as it is gone or on
+                       another host */
     double age;     /* age of step and waits in seconds; -1: nothing is known of them */
     double unheard; /* if told_by >= 0: seconds since anything came from it */
     char gone[160]; /* if told_by >= 0: why it has left or failed; "" while it is there */
     int state;      /* if told_by >= 0: hpc_peer_state */
     int stopped;    /* its process is stopped, as the kernel of this host says */
-    double idle;    /* seconds since its last wait that was long enough to be seen ended; -1: unknown */
+    double idle;    /* seconds since the end of its last wait that was long enough to be seen; -1: unknown */
     int n_culprits; /* culprits that it would name if it left now; the first HPC_SHOWN_CULPRITS are in culprits */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
 } hpc_shown_rank;
 
-/* Lists contexts: those of all processes in this network namespace that belong to the caller's user (for root, to any
+/* Lists the contexts of all processes in this network namespace that belong to the caller's user (for root, to any
  * user), and the other ranks of their jobs, about which one process of each job is asked. Writes them into ranks, in
  * order of jobs and ranks, at most cap of them, and returns their number. Processes of this namespace have timeout
  * seconds to answer, all at the same time (negative: 1 s); then the others have as long. A rank that does not answer is
  * listed with answers = 0. Changes nothing. HPC_ERR_UNSUPPORTED if /proc/net/unix cannot be read. */
 HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
 
-/* Writes the culprits for which the n ranks of one job wait in the end into culprits, in rising order, at most cap of
- * them. Returns their number; 0: nobody waits. */
+/* Writes the culprits at the ends of the chains of waits of one job's n ranks into culprits, in rising order, at most
+ * cap of them. Returns their number; 0: no rank waits. */
 HPC_API int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap);
 
 /* ---- lane --------------------------------------------------------------------------------------------------- */
@@ -349,9 +352,9 @@ HPC_API hpc_memory *hpc_window_memory(const hpc_window *window, int rank);
 HPC_API void *hpc_memory_data(const hpc_memory *memory);
 HPC_API void hpc_memory_release(hpc_memory *memory);
 
-/* Memory for addresses that outlive the next write. hpc_memory_view maps the pages of nbytes at `at` a second time;
- * `at` lies in the memory of a window, a queue or an exchange. Its data begins with the page of `at`. hpc_memory_part
- * gives a view pages of its own at the same addresses: from then on it keeps the bytes that it has. Nobody may write
+/* Memory for arrays that outlive the next write. hpc_memory_view maps the pages of nbytes at `at` a second time; `at`
+ * lies in the memory of a window, a queue or an exchange. Its data begins with the page of `at`. hpc_memory_part gives
+ * a view private pages at the same addresses: from then on it keeps its present bytes. No thread or peer may write
  * these pages during the call. */
 HPC_API int hpc_memory_view(const void *at, size_t nbytes, hpc_memory **view);
 HPC_API int hpc_memory_part(hpc_memory *view);
@@ -400,8 +403,7 @@ typedef enum hpc_isa { HPC_ISA_BEST = 0, HPC_ISA_GENERIC = 1, HPC_ISA_AVX2 = 2, 
 
 /* out[j] = weights[0]*in[0][j] + weights[1]*in[1][j] + ..., summed in that order without FMA, so that every instruction
  * set gives the same bits. f32 and f64 are summed in their own type into an out of that type; f16 and bf16 inputs are
- * summed in float32 into a float32 out. out may be one of the inputs (of its own type), but may not overlap one
- * otherwise. */
+ * summed in float32 into a float32 out. out may be an input of the same type, but may not overlap one otherwise. */
 HPC_API int hpc_fold(void *out, const void *const *in, const double *weights, int n_in, size_t count, int dtype,
                      int isa);
 HPC_API int hpc_isa_available(int isa); /* 1 or 0 */
@@ -425,7 +427,7 @@ typedef struct hpc_queue_config {
     const int *out_peers;
     int n_out;
     size_t nbytes;    /* of one update, the same on all ranks */
-    int depth;        /* updates that a sender may have under way, 1 or more */
+    int depth;        /* updates that a sender may have on their way, 1 or more */
     int buffers;      /* registered buffers of this rank, 0 to 64, the same on all ranks */
     const char *type; /* a text all ranks must agree on, e.g. "float32 (1024,)", or NULL */
 } hpc_queue_config;
@@ -448,7 +450,7 @@ HPC_API int hpc_queue_acquire(hpc_queue *queue, int i, double timeout);
 
 /* nbytes must be that of the queue. src may be reused on return, unless it is a registered buffer (see acquire). With
  * buffers > 0 src must be one. After HPC_ERR_TIMEOUT call it again with the same src, unchanged: an update that is
- * already under way is then waited for, not sent again. */
+ * already on its way is awaited, not sent again. */
 HPC_API int hpc_queue_send(hpc_queue *queue, int peer, const void *src, size_t nbytes, double timeout);
 
 /* The next update of peer, in place and read-only, until its ack. Up to depth may be held; ack frees the oldest. */
@@ -482,7 +484,7 @@ typedef struct hpc_key {
 typedef struct hpc_edge {
     int rank;
     int row; /* -1: rank's pushes of the key (in), or rank's parameters (out); else the row, which rank owns. Among
-                peers -2 - r, of an input: rank's pushes, which rank r passes on: its own row takes them too */
+                peers -2 - r, of an input: rank's pushes, passed on by rank r, whose own row takes them too */
     double weight; /* of an input */
 } hpc_edge;
 
@@ -499,7 +501,7 @@ typedef struct hpc_row {
     int key, owner, core;
     int action;              /* hpc_action */
     uint64_t offset, count;  /* elements of the key */
-    int depth;               /* inputs that may be under way on each in-edge, 1 to HPC_PLAN_DEPTH */
+    int depth;               /* inputs that each in-edge may hold at once, 1 to HPC_PLAN_DEPTH */
     int quorum;              /* inputs that make a fold: all, or 1 (each by itself) */
     int codec_in, codec_out; /* hpc_dtype of the inputs, and of the outputs */
     int n_in, n_out;
@@ -515,7 +517,7 @@ typedef struct hpc_plan {
 
 typedef struct hpc_graph hpc_graph; /* plan.h has the planners: hubs, graphs, hierarchies of hosts and trees */
 
-HPC_API void hpc_plan_free(hpc_plan *plan); /* of plan.h's functions; exchanges keep their own copy */
+HPC_API void hpc_plan_free(hpc_plan *plan); /* a plan that a function of plan.h made; exchanges keep copies */
 
 /* ---- exchange ----------------------------------------------------------------------------------------------- */
 
@@ -557,13 +559,13 @@ typedef struct hpc_exchange_config {
     const float *const *values;   /* by key: the initial parameters; rank 0's are used, the others' may be NULL */
     int consistency;              /* hpc_consistency */
     int progress;                 /* hpc_progress; each rank its own */
-    int threads;                  /* with which this rank computes while it is a worker; 0: hpc_config's */
+    int threads;                  /* this rank's compute threads while it is a worker; 0: as hpc_config has it */
     int shared_params;            /* 1: the workers of a host read one copy, which lies in the lowest one's part. Only
-                                     BSP. Ranks of a host map each other's memory (peer_view), and one of them writes
-                                     the copy of several workers: by a plan of hosts where there are several hosts */
+                                     BSP. Ranks of a host must map each other's memory (peer_view), and ranks of a host
+                                     write the copy of several workers: with several hosts that takes a plan of hosts */
     int check_finite;             /* 1: a push with NaN or Inf is refused */
     int isa;                      /* hpc_isa of its kernels */
-    const hpc_graph *graph;       /* the graph of which the plan was made; NULL: the plan has servers */
+    const hpc_graph *graph;       /* the graph from which the plan was made; NULL: the plan has servers */
     int staleness;                /* HPC_SSP: steps, 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
     int quorum;                   /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
                                      left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
@@ -582,9 +584,9 @@ typedef struct hpc_exchange_config {
                   of the plan. Or ASYNC or SSP with servers or peers: each worker keeps its own updates */
     const struct hpc_codec_config *const *codecs; /* by key: how its pieces are written (codec.h); NULL where the plan
                                                      has no codec of variable length */
-    const struct hpc_exchange_config *next; /* further keys, with a plan and settings of their own; NULL: none. Keys and
-                                               rows are numbered one configuration after the other, and calls that name
-                                               no key are for all */
+    const struct hpc_exchange_config *next; /* another configuration, with its own keys, plan and settings; NULL: none.
+                                               Keys and rows are numbered one configuration after the other, and calls
+                                               that name no key are for all */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
@@ -594,11 +596,11 @@ HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config 
  * create. It fails on all ranks if one of them calls create with a refusal in its place. Collective. */
 HPC_API int hpc_exchange_accept(hpc_context *context, double timeout);
 
-/* close waits for the pushes that are under way, then tells every rank that no push comes from here any more. Three
- * kinds of ranks then serve the others until they have closed too: owners in an ASYNC exchange, owners in an exchange
- * with servers and a quorum or SSP, and owners of keys that they do not push. Pushes that found no quorum any more, and
- * that nobody has waited for, become a note (hpc_context_note). Idempotent. free drops the handle without waiting:
- * ranks that still wait for an answer from here get HPC_ERR_PEER; those that wait for it by way of a relay time out. */
+/* close waits for pending pushes, then tells every rank that no more pushes come from this one. Three kinds of ranks
+ * then serve the others until these have closed too: owners in an ASYNC exchange, owners in an exchange with servers
+ * and a quorum or SSP, and owners of keys that they do not push. Pushes that found no quorum any more, and for which no
+ * call has waited, become a note (hpc_context_note). Idempotent. free drops the handle without waiting: ranks that
+ * still wait for an answer from this one get HPC_ERR_PEER; ranks that wait for it through a relay time out. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
@@ -609,8 +611,8 @@ HPC_API int hpc_exchange_gradient(hpc_exchange *exchange, int key, double timeou
  * keys are float32 on the wire: each average then lies in another slot, as neighbours may still read the model that was
  * sent. So call this again after a pull. */
 HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key);
-/* Whether what workers write into their parameters of key, all alike, is what the next update is added to. 0 where
- * owners keep masters of their own: parameters come rounded, or owners go on without some workers. */
+/* 1 if the next update of key is added to values that all workers, alike, write into its parameters. 0 if owners keep
+ * separate masters: parameters come rounded, or owners go on without some workers. */
 HPC_API int hpc_exchange_takes_writes(const hpc_exchange *exchange, int key);
 
 typedef enum hpc_push_flags {
@@ -618,15 +620,15 @@ typedef enum hpc_push_flags {
     HPC_PULL = 2  /* the parameters are asked for */
 } hpc_push_flags;
 
-/* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient, or what else the key's
- * codec reads; NULL: they are there already. *ticket is for test and wait. Waits only while the owner has too many
+/* Starts a push, a pull, or both. src: float32 values to copy (and encode) into the gradient, or other input of the
+ * key's codec; NULL: it is in place already. *ticket is for test and wait. Waits only while the owner has too many
  * events of this rank unpolled. BSP refuses a push of a key whose last push is not applied yet; ASYNC refuses one when
  * all slots of the key are in use. ASYNC and SSP with several stages do as BSP: a pull waits for the answer to the last
  * push, and asks for nothing. Under SSP with servers of one stage a pull ends at once while this rank's copy is fresh
  * enough; a pull without a push before it always asks the owners. There, and on a graph, a push may still be read when
  * its pull has ended: start waits for a free slot, and so does hpc_exchange_gradient, which is to be called before each
- * gradient is written. While pulls of a key are under way its parameters are the exchange's, until the newest has
- * ended. After HPC_ERR_TIMEOUT the same call goes on where this one stopped; so does close. */
+ * gradient is written. While pulls of a key are pending its parameters belong to the exchange, until the newest pull
+ * has ended. After HPC_ERR_TIMEOUT the same call goes on where this one stopped; so does close. */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const void *src, double timeout,
                                uint64_t *ticket);
 /* Whether a push of key would be taken now: HPC_OK, or HPC_IN_PROGRESS while start would refuse it. */
@@ -655,26 +657,26 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
  *
  * Under ASYNC and SSP each update is applied by itself. A fold then keeps this worker's own update, and sends nothing;
  * squares and gather are of that, as it was folded and without its weight in the plan, and have ended when they return.
- * apply scales it, encodes it and is a push with a pull. skip is one without a gradient: this worker's clock goes on,
- * no rule runs, and codecs keep what they had. No call waits for a call of another worker, and nothing compares them.
+ * apply scales it, encodes it and is a push with a pull. skip is such a push without a gradient: this worker's clock
+ * goes on, no rule runs, and codecs keep their residuals. No call waits for a call of another worker, and nothing
+ * compares them.
  */
 /* The rule runs on scale * mean, with the args that set_args gave before this call. All workers give the same. A NaN
  * makes all parameters NaN. */
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
 /* Drops the mean: parameters, state, step, and what codecs keep for later stay as if nothing had been folded. */
 HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
-/* Tells the factor by which updates of key are scaled, from its present fold on; 1 at first. A trainer that scales its
+/* Sets the factor by which updates of key are scaled, from its present fold on; 1 at first. A trainer that scales its
  * loss calls it before it applies, so that residuals of older updates, which had another factor, count as much as they
- * should. Waits for nobody. */
+ * should. Does not wait. */
 HPC_API int hpc_exchange_set_unit(hpc_exchange *exchange, int key, double unit);
-/* Writes the mean, in float32 whatever the codec, to gathered of every worker. Where updates are float32 that is the
- * gradient, and elsewhere it is memory of its own, or the place where gradients that become pieces are written: it is
- * the worker's until its next fold. Among peers and on a graph it is memory that the first gather of a key takes: NULL
- * before. */
+/* Writes the mean, in float32 whatever the codec, to the address that hpc_exchange_gathered returns, on every worker.
+ * That is the gradient's place if updates are float32 or pieces, else separate memory; it belongs to the worker until
+ * its next fold. Among peers and on a graph the first gather of a key allocates it: NULL before. */
 HPC_API int hpc_exchange_gather(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 HPC_API const float *hpc_exchange_gathered(const hpc_exchange *exchange, int key); /* NULL: this rank folds nothing */
-/* Asks for the mean's sum of squares, in float64; get_squares has it when the ticket has ended, alike on all workers.
- */
+/* Asks for the mean's sum of squares, in float64; get_squares has it when the ticket has ended, the same on all
+ * workers. */
 HPC_API int hpc_exchange_squares(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 HPC_API int hpc_exchange_get_squares(hpc_exchange *exchange, int key, double *sum);
 /* A fold by a worker without a gradient: its part is zero, no bytes are sent. Where all say so, apply is a skip. */
@@ -685,8 +687,8 @@ HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double ti
  * receiver has applied them, and so for all workers that have pushed less: where all have made as many pushes, all then
  * have the same parameters. */
 HPC_API int hpc_exchange_settle(hpc_exchange *exchange, double timeout);
-/* together 1: this rank's starts may be kept back from here on, in their order, to travel with those that follow, so
- * that many small keys take few messages. A start by which 64 KiB for one peer are kept sends them. together 0 sends
+/* together 1: this rank's starts may be kept back from here on, in their order, to travel with later ones, so that many
+ * small keys take few messages. A start that brings the kept bytes for one peer to 64 KiB sends them. together 0 sends
  * all that is kept, and so does each wait, test or progress. Shared memory keeps nothing. */
 HPC_API int hpc_exchange_together(hpc_exchange *exchange, int together);
 /* Works for this rank's rows without waiting (inline progress). */
@@ -695,24 +697,24 @@ HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
 HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 
 /* New args of a key's rule, from args[1] on; key -1: of all keys. They travel with this rank's next push of the key
- * (with split: with its next apply), and hold from then on; the call waits for nobody. Under BSP all workers of a key
- * set the same args before the same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC
- * and SSP, and on a graph, a rank's args are for its own updates or its own parameters (with several stages for those
- * of its group, whose ranks set the same); with a quorum of servers the lowest rank in a fold decides. On a rank that
- * only serves they hold until the next push brings others. Where rows apply a worker's updates that send it nothing
- * (each receiver for itself), the plan's depth must be 2 or more. */
+ * (with split: with its next apply), and hold from then on; the call does not wait. Under BSP all workers of a key set
+ * the same args before the same push: else the exchange ends in HPC_ERR_CONFIG, which names two ranks. Under ASYNC and
+ * SSP, and on a graph, a rank's args are for its own updates or its own parameters (with several stages, for its
+ * group's, whose ranks set the same); with a quorum of servers the lowest rank in a fold decides. On a rank that only
+ * serves they hold until the next push brings others. Where rows that send a worker nothing apply its updates (each
+ * receiver for itself), the plan's depth must be 2 or more. */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double *args);
 
-/* Writes the HPC_RULE_ARGS args of the next push of key into args; on a rank that only serves, those of the last push.
- * args[0] is 0. */
+/* Writes the HPC_RULE_ARGS args of the next push of key into args; on a rank that only serves, the args of the last
+ * push. args[0] is 0. */
 HPC_API int hpc_exchange_get_args(hpc_exchange *exchange, int key, double *args);
 
-/* Reads or writes a row that this rank owns, while no push or pull of this rank is under way: its step, parameters
- * (count values) and state (slots * count values, slot by slot). Others may push meanwhile under ASYNC and SSP; it is
- * read between two updates. After set, publish (collective) sends the parameters to all workers. It is refused on all
- * ranks while anything is under way on one. On a graph with a quorum all ranks then go on from one version, and earlier
- * pushes are late. After a rank has died or the context was revoked nothing is under way any more: this rank's part of
- * the exchange stops for good at the first of these calls, and its rows stay as they are. */
+/* Reads or writes a row that this rank owns: its step, parameters (count values) and state (slots * count values, slot
+ * by slot). Refused while a push or pull of this rank is pending. Other ranks may push meanwhile under ASYNC and SSP;
+ * the row is read between two updates. After set, publish (collective) sends the parameters to all workers. It is
+ * refused on all ranks while a push or pull is pending on one. On a graph with a quorum all ranks then go on from one
+ * version, and earlier pushes are late. After a rank has died or the context was revoked nothing counts as pending:
+ * this rank's part of the exchange stops for good at the first of these calls, and its rows stay as they are. */
 HPC_API int hpc_exchange_get_row(hpc_exchange *exchange, int row, uint64_t *step, float *params, float *state);
 HPC_API int hpc_exchange_set_row(hpc_exchange *exchange, int row, uint64_t step, const float *params,
                                  const float *state);
@@ -720,25 +722,26 @@ HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
 /* ASYNC and SSP with servers: how many pushes of rank this rank's rows have folded, in full or in part; the largest
  * number over all keys. Otherwise 0. Others may push meanwhile. After a death or a revoke it does what get_row does. */
 HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *pushes);
-/* For the ranks that are left when others are lost; after get_row has stopped this rank's part. heard[row], for each of
- * the plan's n rows: how many folds this worker's copy of its elements has had since the exchange was made, as its
- * owner has answered (under SSP with servers the updates of the slowest worker that are in it; where pulls are answered
- * by themselves, the pulls); UINT64_MAX: it gets no parameters of them. Parameters that came encoded are decoded
- * before. pushes: how often this worker has begun to push a key; values: the sum of the pieces of its last push (NULL:
- * only the number, at any time); zeros where its codec keeps no residual. folds: how often a row of this rank was
- * folded; values: the piece that it has forwarded last. */
+/* For the ranks that are left when others are lost, after get_row has stopped this rank's part. heard[row], for each of
+ * the plan's n rows: the number of folds that this worker's copy of its elements has had since the exchange was made,
+ * as its owner has answered (under SSP with servers, of the slowest worker's updates in it; where pulls are answered by
+ * themselves, of pulls); UINT64_MAX: this worker gets no parameters of the row. Parameters that came encoded are
+ * decoded first. pushes: how often this worker has begun to push a key; values: the sum of the pieces of its last push
+ * (NULL: only the number, at any time); zeros where its codec keeps no residual. folds: how often a row of this rank
+ * was folded; values: the piece that it forwarded last. */
 HPC_API int hpc_exchange_get_heard(hpc_exchange *exchange, uint64_t *heard, int n);
 HPC_API int hpc_exchange_get_pushed(hpc_exchange *exchange, int key, uint64_t *pushes, float *values);
 HPC_API int hpc_exchange_get_forwarded(hpc_exchange *exchange, int row, uint64_t *folds, float *values);
-/* A key whose push or pull by this rank is under way, so that get_row and set_row are refused; -1: none. Works also on
- * a rank that owns no rows. */
+/* A key whose push or pull by this rank is pending, so that get_row and set_row are refused; -1: none. Works also on a
+ * rank that owns no rows. */
 HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
 
 /* A reference that keeps mapped the memory of rank's part of the exchange in which key lies (see hpc_window_memory). */
 HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int key, int rank);
-/* The same for what hpc_exchange_gradient has given for key. */
+/* The same for the memory that hpc_exchange_gradient has given for key. */
 HPC_API hpc_memory *hpc_exchange_gradient_memory(const hpc_exchange *exchange, int key);
-HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange, int key); /* whose memory holds its parameters; -1 */
+HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange, int key); /* the rank that holds its parameters;
+                                                                                -1 */
 
 /* cffi: end */
 

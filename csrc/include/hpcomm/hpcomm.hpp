@@ -1,8 +1,8 @@
 // hpcomm.hpp - hpcomm.h for C++17: handles that free themselves, and errors as exceptions or as std::error_code.
 //
-// A header for each part, which may be included alone. Every call there is one call of hpcomm.h, whose comments hold; a
-// Context from a Rendezvous is the few that it takes to come up, and SufficientFactors is a layer above them. A call
-// that may fail takes a last argument that says where a failure goes: nothing, and it is thrown as one of
+// Each part has a header, which may be included alone. Every call there is one call of hpcomm.h, whose comments hold;
+// only a Context from a Rendezvous makes several, and SufficientFactors is a layer above them. The last argument of a
+// call that may fail is the destination of a failure. Without it the failure is thrown as one of
 //
 //     Error
 //     ├── InvalidArgument      a bad argument, named with its value
@@ -14,9 +14,9 @@
 //     ├── AuthError            a stranger, or a peer of another job
 //     └── OutOfMemory          too little memory, at creation only
 //
-// or a std::error_code, which is set to the hpc_status (and cleared on success); hpc_last_error() has the rest then,
-// and SufficientFactors::refusal() the sentence of a refusal of its own.
-// With -fno-exceptions a failure that no error_code takes ends the process, as the standard library's do.
+// A std::error_code as the last argument is set to the hpc_status (and cleared on success); hpc_last_error() has the
+// rest then, and SufficientFactors::refusal() the sentence of its last refusal. With -fno-exceptions a failure that no
+// error_code takes ends the process, as the standard library's do.
 //
 // Handles move and do not copy. A moved-from one, and one whose creation failed into an error_code, is empty.
 #ifndef HPCOMM_HPP

@@ -5,8 +5,8 @@
  *     hpc_oob_from_mpi(MPI_COMM_WORLD, &oob);
  *     hpc_init(&oob, NULL, &context);
  *
- * Ranks and size are those of the communicator, which must live until hpc_init has returned. hpc_init is collective
- * over it; after it hpcomm calls MPI no more. The caller links MPI: libhpcomm does not know it.
+ * The communicator, which gives rank and size, must live until hpc_init has returned. hpc_init is collective over it;
+ * after it hpcomm makes no call of MPI. The caller links MPI; libhpcomm does not.
  */
 #ifndef HPCOMM_MPI_H
 #define HPCOMM_MPI_H
@@ -23,12 +23,12 @@
 extern "C" {
 #endif
 
-/* Owns what MPI reads and writes: a collective cannot be cancelled, so one that hpc_init's deadline abandoned may still
- * land here when the caller's memory has gone. */
+/* Owns the memory that MPI reads and writes: a collective cannot be cancelled, so one that hpc_init abandoned at its
+ * deadline may still write here when the caller's memory is gone. */
 typedef struct hpc_mpi_request {
     MPI_Request request;
     int done;
-    unsigned char *bytes; /* what is sent, then what is received */
+    unsigned char *bytes; /* the bytes to send, then the received bytes */
     size_t nbytes_sent, nbytes_received;
     void *recv; /* the caller's, filled when all is there */
 } hpc_mpi_request;

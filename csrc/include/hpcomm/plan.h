@@ -31,8 +31,8 @@ HPC_API int hpc_spare_cores(const hpc_context *context, const int *workers, int 
  * for hub.interfaces, if hub.cores is a multiple of it. */
 HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
 
-/* 1 if two of these ranks neither map each other's memory nor reach each other by NICs of their own, by the addresses
- * of all, else 0: the same on all ranks. Says whether hub.least is of use. */
+/* 1 if two of these ranks neither map each other's memory nor reach each other by RDMA, as the addresses of all ranks
+ * tell, else 0: the same on all ranks. If 1, hub.least is of use. */
 HPC_API int hpc_over_sockets(const hpc_context *context, const int *ranks, int n_ranks);
 
 /* HPC_OK if every rank that is sent a key's parameters gets each element once and every edge has its other end; else
@@ -45,11 +45,11 @@ HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
 HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of);
 
 /* The ranks that apply the rule, in plans with servers (Parameter Flow, section 3.2). Receivers are the workers, or
- * with hpc_plan_hosts one rank of each host, which writes the parameters into the memory of the host's workers. Where
- * they apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the
- * rule to parameters and state of its own: all of them have the same bits, and with float32 those that owners would
- * have. Each receiver has an HPC_APPLY row of each chunk; hpc_exchange_set_row is for all of them. This needs BSP
- * or SSP(s), and a rule without a fold of its own, which would fold the sum again. */
+ * with hpc_plan_hosts one rank of each host, which writes the parameters into the memory of the host's workers. If they
+ * apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the rule to
+ * its own parameters and state: all receivers have the same bits, and with float32 the bits that owners would have.
+ * Each receiver has an HPC_APPLY row of each chunk; hpc_exchange_set_row is for all of them. This needs BSP, SSP(s) or
+ * ASYNC, and a rule without a fold function, which would fold the sum again. */
 typedef enum hpc_apply_at {
     HPC_AT_OWNERS = 0,    /* parameters go back to the workers */
     HPC_AT_RECEIVERS = 1, /* the update does */
@@ -68,11 +68,11 @@ typedef struct hpc_hub {
     int n_workers, n_servers;
     int cores;      /* of each server, 1 or more */
     uint64_t chunk; /* bytes of float32, a multiple of 64; 32 KiB */
-    int depth;      /* updates of one key that a worker may have under way; 1 */
+    int depth;      /* pending updates of one key that a worker may have; 1 */
     int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;        /* 0: the mean of the workers' updates, 1: their sum */
-    int each;       /* 0: updates are applied when those of all workers are there, 1: each as it comes, in full; where
-                       receivers apply, sums of them */
+    int each;       /* 0: updates are applied when all workers' are there, 1: each as it comes, in full; where receivers
+                       apply, sums of them */
     int affinity;   /* hpc_affinity; changes no chunk's core */
     int interfaces; /* NICs of each server that the chunks are balanced over, at most its cores; 0: one */
     int codec_out;  /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all
@@ -80,12 +80,11 @@ typedef struct hpc_hub {
     const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */
     const int *codecs_out;     /* codec_out of each key by itself; NULL: codec_out for all */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
-    int apply_at;              /* hpc_apply_at; other than HPC_AT_OWNERS with a depth of 2 at least,
-                                          under SSP(s) s + 2 */
-    uint64_t least;            /* bytes, at most chunk. 0: each chunk of a key but the last has chunk bytes. Else a key
-                                  has equal chunks of at most chunk bytes, as many for every core of the servers, or
-                                  where those would be smaller than least fewer chunks of at least so many bytes: for
-                                  ranks joined by sockets, with chunk 256 KiB and least 16 KiB */
+    int apply_at;              /* hpc_apply_at; all but HPC_AT_OWNERS need depth 2 or more, under SSP(s) s + 2 */
+    uint64_t least;            /* bytes, at most chunk. 0: each chunk of a key but the last has chunk bytes. Above 0: a
+                                  key has equal chunks of at most chunk bytes, as many for every core of the servers; if
+                                  these would be smaller than least, fewer chunks of at least so many bytes. For ranks
+                                  joined by sockets, with chunk 256 KiB and least 16 KiB */
     const int *parents; /* [server][worker], by their numbers: the number of the worker that sends the folds of the
                            server's chunks on to the worker, or -1 for the server itself: a tree for each server
                            (Parameter Flow, section 3.4.2). Not with HPC_AT_OWNERS. NULL: servers send to all */
@@ -95,7 +94,7 @@ typedef struct hpc_hub {
 HPC_API void hpc_hub_init(hpc_hub *hub);
 HPC_API int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan);
 
-/* A node communication graph (ASAP, section 3): every rank averages its own update with those of its in-neighbours. The
+/* A node communication graph (ASAP, section 3): every rank averages its own update with its in-neighbours' updates. The
  * phases are the graphs of the steps, in turn; a graph that never changes has one phase. */
 struct hpc_graph {
     size_t size; /* sizeof(hpc_graph), set by hpc_graph_init */
@@ -103,8 +102,8 @@ struct hpc_graph {
     int n_keys;
     int ranks;             /* all of the job */
     int n_phases;          /* 1 or more */
-    const double *weights; /* [phase][rank][from]: the weight at rank of the update of from; 0 where there is no edge;
-                              never 0 for rank's own */
+    const double *weights; /* [phase][rank][from]: the weight at rank of the update of from; 0: no edge; never 0 for
+                              rank's own */
     int cores;             /* of each rank, 1 or more */
     uint64_t chunk;        /* bytes of float32, a multiple of 64; 256 KiB */
     int depth;             /* updates of one key that may be on their way to a neighbour; 1 */
@@ -118,7 +117,7 @@ HPC_API void hpc_graph_init(hpc_graph *graph);
 HPC_API int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan);
 
 /* Peers (SFB, section 3): each worker has a row of every chunk, which applies the pushes of all workers that send to it
- * to parameters of its own. Where all send to all (and consistency is BSP), all copies of the parameters are equal. */
+ * to its own parameters. If all send to all (and consistency is BSP), all copies of the parameters are equal. */
 typedef struct hpc_peer_to_peer {
     size_t size; /* sizeof(hpc_peer_to_peer), set by hpc_peer_to_peer_init */
     const hpc_key *keys;
@@ -138,7 +137,7 @@ typedef struct hpc_peer_to_peer {
     int n_wires;        /* n_keys where wires is given, else 0 */
     const int *hosts;   /* by number of worker: a number of its host. One worker of each host has a row of a chunk, and
                            sends the parameters to all workers of the host. Needs BSP, and neither sends nor parents.
-                           NULL: each worker has a row of its own */
+                           NULL: each worker has its own row */
     const unsigned char *leads; /* with hosts, by number of worker: whether it may have rows; NULL: all */
 } hpc_peer_to_peer;
 
@@ -154,9 +153,9 @@ typedef enum hpc_top {
 /* A hierarchy of hosts (PHub, section 3.4). The workers of a host are a group of level 0; hosts may make groups of
  * level 1, such as racks, and so on; the outermost groups make the job. Each chunk has one owner, dealt as a hub's
  * servers are. In every other group one rank folds the group's updates and sends one on; the answer comes to it and
- * goes on to the group. So each chunk crosses once, both ways, between a group and what is outside it. Each leading
- * rank of a host does this for its part of the chunks. A group of one worker has nothing to fold. A fold takes updates
- * in the order of workers, then what groups send, in the order of their first workers. */
+ * goes on to the group. So each chunk crosses the border of a group once in each direction. Each leading rank of a host
+ * does this for its part of the chunks. A group of one worker has nothing to fold. A fold takes updates in the order of
+ * workers, then the groups' folds, in the order of their first workers. */
 typedef struct hpc_hosts {
     size_t size; /* sizeof(hpc_hosts), set by hpc_hosts_init */
     const hpc_key *keys;
@@ -169,7 +168,7 @@ typedef struct hpc_hosts {
     int top;          /* hpc_top */
     int cores;        /* of each leading rank, 1 or more; a chunk has the same core at all of its ranks */
     uint64_t chunk;   /* bytes of float32, a multiple of 64; 64 KiB */
-    int depth;        /* updates of one key that a worker may have under way; 1 */
+    int depth;        /* pending updates of one key that a worker may have; 1 */
     int wire;         /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;          /* 0: the mean of the workers' updates, 1: their sum */
     int codec_out;    /* hpc_dtype of the parameters on their way to workers: HPC_F32, HPC_F16 or HPC_BF16 */
@@ -185,11 +184,11 @@ typedef struct hpc_hosts {
 } hpc_hosts;
 
 HPC_API void hpc_hosts_init(hpc_hosts *hosts);
-/* Makes the plan of a hierarchy. It is that of a hub whose servers lead where no group has more than one worker, or one
- * group has all. */
+/* Makes the plan of a hierarchy. It is the plan of a hub whose servers are the leading ranks if no group has more than
+ * one worker, or one group has all. */
 HPC_API int hpc_plan_hosts(const hpc_hosts *hosts, hpc_plan **plan);
 
-/* A broadcast over a tree (Parameter Flow, section 3.4): what the root pushes becomes every rank's parameters, by rule
+/* A broadcast over a tree (Parameter Flow, section 3.4): the root's pushes become every rank's parameters, by rule
  * average, and each rank relays a chunk to its children as it comes. All ranks push and pull; the others' pushes bring
  * no bytes, and only tell that the parameters of the last step may be written over. A chain has the least to send from
  * any rank, a star the fewest hops. */
@@ -201,7 +200,7 @@ typedef struct hpc_tree {
     int ranks;                 /* all of the job */
     int cores;                 /* of each rank that has children, 1 or more */
     uint64_t chunk;            /* bytes of float32, a multiple of 64; 128 KiB */
-    int depth;                 /* updates of one key that may be under way; 1 */
+    int depth;                 /* pending updates of one key; 1 */
     int wire;                  /* hpc_dtype of the root's own pushes: HPC_F32, HPC_F16 or HPC_BF16 */
     int codec_out;             /* hpc_dtype of the parameters on their way: HPC_F32, HPC_F16 or HPC_BF16 */
     const int *wires;          /* wire of each key by itself, n_keys of them; NULL: wire for all */

@@ -230,8 +230,8 @@ struct TreeConfig {
     }
 };
 
-// Cores that each of the servers can have for threads of its own, beside the threads that workers compute with; 0 when
-// there are none to spare.
+// Cores that each of the servers can have for its threads, beside the threads that workers compute with; 0: none to
+// spare.
 inline int spare_cores(const Context &context, const std::vector<int> &workers, const std::vector<int> &servers) {
     return hpc_spare_cores(context.get(), workers.data(), static_cast<int>(workers.size()), servers.data(),
                            static_cast<int>(servers.size()));

@@ -1,5 +1,4 @@
-/* rule.h - rules, and proxes: what the owner of a chunk does with the folded update. hpcomm.h includes it.
- */
+/* rule.h - rules and proxes, by which the owner of a chunk applies the folded update. hpcomm.h includes it. */
 #ifndef HPCOMM_RULE_H
 #define HPCOMM_RULE_H
 
@@ -13,9 +12,9 @@ extern "C" {
 
 /* cffi: begin */
 
-/* A rule says how the owner of a chunk applies the folded update. The built-in rules and folds, and a user's own
- * (machine code of any compiler, such as Numba's cfunc), have the same signatures. They are called by the thread that
- * works on the chunk, on one block of elements at a time, and return 0, or a number that ends the exchange with an
+/* A rule is the function by which the owner of a chunk applies the folded update. The built-in rules and folds, and a
+ * user's own (machine code of any compiler, such as Numba's cfunc), have the same signatures. The thread that works on
+ * the chunk calls them, on one block of elements at a time. They return 0, or a number that ends the exchange with an
  * error. */
 enum { HPC_RULE_ARGS = 8, HPC_RULE_SLOTS = 4 };
 
@@ -40,7 +39,7 @@ typedef struct hpc_rule {
     unsigned fold_wires;   /* the wire formats that fold reads, 1u << HPC_F32 and so on; a plan with a row whose inputs
                               have another format is refused. 0: all formats */
     double args[HPC_RULE_ARGS];
-    const char *arg_names; /* of args[1] and on, with spaces between: "lr weight_decay"; NULL: they have none */
+    const char *arg_names; /* names of args[1] and on, with spaces between: "lr weight_decay"; NULL: none */
     hpc_prox_fn prox;      /* after apply, on whole rows of the key's matrix; NULL: none */
     uint64_t columns;      /* with prox: elements of a row of that matrix, which divides the key's count. It must also
                               divide the offset and count of each of the plan's rows: make it the key's unit */
@@ -74,7 +73,7 @@ HPC_API const char *hpc_rule_name(int i);
  *   dual_l2           3 lam          gradient of the conjugate of lam/2 |w|^2:              z / lam
  *   dual_elastic_net  3 l1  4 l2     gradient of the conjugate of l1 |w|_1 + l2/2 |w|^2:    soft(z, l1) / l2
  * soft(w, t) is w moved by t towards 0, at most to it. With dual the others are gradients of the conjugate of their
- * function plus 1/2 |w|^2. isa is that of hpc_rule_find. */
+ * function plus 1/2 |w|^2. isa is as for hpc_rule_find. */
 HPC_API int hpc_prox_find(const char *name, int isa, hpc_prox_fn *prox);
 /* The name of built-in prox i, from 0; NULL: there are no more. */
 HPC_API const char *hpc_prox_name(int i);

@@ -1,5 +1,5 @@
-/* scheme.h - what it costs to exchange a layer in each of several ways, and the way that costs least (Poseidon, section
- * 3.2). hpcomm.h includes it.
+/* scheme.h - the costs of several ways to exchange a layer, and the cheapest of them (Poseidon, section 3.2). hpcomm.h
+ * includes it.
  */
 #ifndef HPCOMM_SCHEME_H
 #define HPCOMM_SCHEME_H
@@ -17,8 +17,8 @@ extern "C" {
 typedef enum hpc_scheme {
     HPC_SCHEME_PS = 0,      /* updates to servers that have equal parts of the layer, and parameters back */
     HPC_SCHEME_HOSTS = 1,   /* the same, after the updates of each host are folded there */
-    HPC_SCHEME_FACTORS = 2, /* pairs of vectors to all workers, each of which adds their products (SFB); where there
-                               are several hosts, to one of each host, which adds them for it */
+    HPC_SCHEME_FACTORS = 2, /* pairs of vectors to all workers, each of which adds their products (SFB); with several
+                               hosts, to one worker of each host, which adds them for it */
     HPC_SCHEME_ADAM = 3     /* pairs to one server, and the matrix back */
 } hpc_scheme;
 
@@ -57,15 +57,15 @@ typedef struct hpc_cost {
     double memory;  /* bytes of a rank at most: parameters, gradients, slots and state */
 } hpc_cost;
 
-/* The cost of a step of a layer. codec: of updates that go to servers as arrays; NULL: float32. HPC_ERR_UNSUPPORTED
+/* The cost of a step of a layer. codec: for updates that go to servers as arrays; NULL: float32. HPC_ERR_UNSUPPORTED
  * when the layer cannot go as pairs and the scheme sends them. */
 HPC_API int hpc_scheme_cost(int scheme, const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates,
                             const hpc_codec_rates *codec, hpc_cost *cost);
 
-/* The scheme of HPC_SCHEME_PS, HPC_SCHEME_HOSTS (if hosts have several workers) and HPC_SCHEME_FACTORS that takes the
- * fewest seconds, of those whose memory is at most memory (0: any); the one that takes the least memory if none is.
- * With rates NULL, algorithm 1 of the paper, which counts bytes alone: HPC_SCHEME_FACTORS where 2 K (P1 - 1) (M + N) <=
- * 2 M N (P1 + P2 - 2) / P2, else HPC_SCHEME_PS. */
+/* Chooses one of HPC_SCHEME_PS, HPC_SCHEME_HOSTS (if hosts have several workers) and HPC_SCHEME_FACTORS: the fastest
+ * scheme with at most this memory (0: any), or, if none fits, the scheme with the least memory. With rates NULL it uses
+ * algorithm 1 of the paper, which counts bytes alone: HPC_SCHEME_FACTORS where 2 K (P1 - 1) (M + N) <= 2 M N (P1 + P2 -
+ * 2) / P2, else HPC_SCHEME_PS. */
 HPC_API int hpc_best_scheme(const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates, double memory,
                             int *scheme);
 

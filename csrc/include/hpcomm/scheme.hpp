@@ -1,4 +1,4 @@
-// scheme.hpp - what it costs to exchange a layer in each of several ways, and the way that costs least.
+// scheme.hpp - the costs of several ways to exchange a layer, and the cheapest of them.
 #ifndef HPCOMM_SCHEME_HPP
 #define HPCOMM_SCHEME_HPP
 
@@ -13,7 +13,7 @@ using CodecRates = hpc_codec_rates;
 using Cost = hpc_cost;
 using Scheme = hpc_scheme;
 
-// See hpc_scheme_cost. codec: of updates that go to servers as arrays; null: float32.
+// See hpc_scheme_cost. codec: for updates that go to servers as arrays; null: float32.
 inline Cost scheme_cost(Scheme scheme, const Layer &layer, const Cluster &cluster, const Rates &rates,
                         const CodecRates *codec = nullptr, Report report = {}) {
     Cost cost{};

@@ -1,5 +1,4 @@
-/* stats.h - what an exchange counts: its work, its folds, its peers and its traffic. hpcomm.h includes it.
- */
+/* stats.h - counts of an exchange's work, folds, peers and traffic. hpcomm.h includes it. */
 #ifndef HPCOMM_STATS_H
 #define HPCOMM_STATS_H
 
@@ -22,18 +21,18 @@ typedef struct hpc_exchange_stats {
     int threads;                          /* of its engine; 0: inline */
     double usual;        /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
                             before eight pushes */
-    uint64_t bytes_sent; /* to rows of other ranks: what was pushed, read in place or not, forwarded and relayed */
+    uint64_t bytes_sent; /* to rows of other ranks: pushed (read in place or not), forwarded and relayed */
     /* On a graph: reduces counts folds of a share (one core's rows of a key); the others count neighbours' inputs to
      * them. With a quorum on servers: folds of a share, the updates in them, and the updates missing from them. */
     uint64_t reduces, whole, torn, stale, missing;
     /* With a quorum: shares of this rank's updates that were late and left out, and the version of the parameters when
      * the last of them came. */
     uint64_t dropped, dropped_at;
-    uint64_t events; /* taken by this rank's cores: updates, forwards, and what is asked of folds */
-    /* System calls of this process since the exchange was made, but for those of the control channel: of the tcp
+    uint64_t events; /* taken by this rank's cores: updates, forwards, and requests on folds */
+    /* System calls of this process since the exchange was made, except on the control channel: calls of the tcp
      * transport, of the set of connections, and of waits. Other exchanges and contexts of the process count too. */
     uint64_t sends, receives; /* of sockets */
-    uint64_t empty;           /* those of both that moved nothing */
+    uint64_t empty;           /* sends and receives that moved nothing */
     uint64_t polls;           /* epoll_wait and poll, whether they sleep or look */
     uint64_t futexes;         /* waits and wakes */
     uint64_t alarms;          /* reads and writes of eventfds */
@@ -43,16 +42,16 @@ typedef struct hpc_exchange_stats {
 
 HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_stats *stats);
 
-/* Writes in words who works for this rank's cores, and why, such as "thread: core 0 on CPU 3": at most nbytes, the 0 at
- * the end included. */
+/* Writes which threads work for this rank's cores, and why, such as "thread: core 0 on CPU 3", as text: at most nbytes,
+ * the 0 at the end included. */
 HPC_API int hpc_exchange_get_progress(const hpc_exchange *exchange, char *text, size_t nbytes);
 
-/* With a quorum. late: how many shares (one core's rows of a key; where rows relay, those that send this rank its
+/* With a quorum. late: how many shares (one core's rows of a key; where rows relay, the rows that send this rank its
  * parameters) of this rank's last push of key were late and left out, once the push has ended; key -1: of all keys.
  * version: the newest version of the parameters (the number of their folds) that any owner has answered this rank, on a
  * graph the newest that was folded here; the next push is for the version after it. Without a quorum late is 0, and
- * version is the number of pushes. version_of: the same of a key: with a quorum that of all keys of its configuration,
- * without one its own. */
+ * version is the number of pushes. version_of: the version of a key, which with a quorum all keys of its configuration
+ * share. */
 HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
 HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
 HPC_API uint64_t hpc_exchange_version_of(const hpc_exchange *exchange, int key);
@@ -77,7 +76,7 @@ typedef struct hpc_exchange_peer {
 
 HPC_API int hpc_exchange_get_peer(const hpc_exchange *exchange, int rank, hpc_exchange_peer *peer);
 
-/* Counts of what this rank has sent, by edge, stage and codec. */
+/* Counts of the bytes that this rank has sent, by rank, stage and transport. */
 typedef enum hpc_traffic_stage {
     HPC_TRAFFIC_PUSH,      /* this worker's updates, to the rows that take them */
     HPC_TRAFFIC_FORWARD,   /* folds, from rows of this rank to rows of the other one */
@@ -87,19 +86,19 @@ typedef enum hpc_traffic_stage {
 enum { HPC_TRAFFIC_STAGES = HPC_TRAFFIC_PARAMETERS + 1 };
 
 typedef struct hpc_traffic {
-    int rank;                /* to which it went, always another one */
-    hpc_traffic_stage stage; /* of what was sent */
+    int rank;                /* the receiver, always another rank */
+    hpc_traffic_stage stage; /* of the bytes */
     const char *wire;        /* the transport that connects the two: "shm", "tcp", "verbs" or "loop"; static */
     uint64_t bytes;
 } hpc_traffic;
 
-/* Writes the first cap entries that are not 0, in the order of ranks and then of stages, and returns how many there
- * are; cap 0: only that. Bytes count as they are on the way (2 an element in 16 bits), when they have left or, on a
- * peer whose memory is mapped, are written in place or may be read in place: there parameters count 4 an element, as
- * they are decoded into place. With shared_params a copy on an owner's host is its master, which is sent to nobody; a
- * relay counts one copy, to the rank that holds it. Publish counts, creating the exchange does not, nor do events,
- * answers, versions and arguments. The bytes_sent of a peer are the sum of its entries but for the parameters'. Cores
- * may count meanwhile; after close nothing changes any more. */
+/* Writes the first cap entries that are not 0, in the order of ranks and then of stages, and returns the number of all
+ * such entries; cap 0: writes nothing. Bytes count as they travel (2 an element in 16 bits), when they have left or, on
+ * a peer whose memory is mapped, are written in place or may be read in place: there parameters count 4 an element, as
+ * they are decoded into place. With shared_params a copy on an owner's host is its master, which is not sent; a relay
+ * counts one copy, to the rank that holds it. Publish counts; the exchange's creation, events, answers, versions and
+ * arguments do not. The bytes_sent of a peer are the sum of its entries but for the parameters'. Cores may count
+ * meanwhile; after close nothing changes any more. */
 HPC_API int hpc_exchange_get_traffic(const hpc_exchange *exchange, hpc_traffic *traffic, int cap);
 
 /* The bytes of one key that this rank has sent to all others, in all stages, counted as hpc_exchange_get_traffic counts

@@ -1,4 +1,4 @@
-// window.hpp - memory that others write into, the lanes that carry it, and what tells of its arrival.
+// window.hpp - memory that peers write into, the lanes that order their writes, and signals and events of arrival.
 #ifndef HPCOMM_WINDOW_HPP
 #define HPCOMM_WINDOW_HPP
 
