@@ -41,8 +41,8 @@ int hpc_barrier(hpc_context *c, double timeout) {
     return status;
 }
 
-/* Gives this rank's verdict and gets those of all. A rank that has run into its deadline before has no time left to
- * wait for the others: if it does not get them, its first failure stays, which names who it waited for and why. */
+/* Gives this rank's verdict and gets the others'. A rank that has already run into its deadline has no time left to
+ * wait for them: if it does not get them, its first failure stays, which names the ranks that it waited for and why. */
 static int exchange_verdicts(hpc_context *c, const char *op, int own, const void *mine, size_t nbytes,
                              hpc_reply *replies, double deadline) {
     if (own != HPC_ERR_TIMEOUT)
@@ -56,7 +56,7 @@ static int exchange_verdicts(hpc_context *c, const char *op, int own, const void
     return status != HPC_OK ? status : own;
 }
 
-/* What a rank says of its step. ranks: of its failure, those to blame, then those that it waits for. */
+/* A rank's result of its step. ranks: of its failure, the ranks to blame, then the ranks that it waits for. */
 typedef struct verdict {
     int status, n_ranks, n_waiting, ranks[HPC_BLAMED], n_culprits;
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
@@ -111,14 +111,14 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
         free(replies);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
     }
-    /* One that has left since it began takes nothing, and nobody takes what comes after that. */
+    /* A rank that has left since the call began takes no blob, and no rank takes a blob exported after that. */
     for (size_t r = 0; r < size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, (int)r, op);
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         blobs[r].fd = -1;
         if (r != me) status = joint->export_to(c->transports[r], joint->object, (int)r, &blobs[r]);
         if (blobs[r].fd >= 0) fd = blobs[r].fd;
     }
-    /* One that failed says so in the blob that is meant for itself; the others take nothing of its. */
+    /* A rank that failed says so in its blob for itself; the others then take none of its blobs. */
     memcpy(blobs[me].bytes, &status, sizeof status);
     int exchanged =
         hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, HPC_EQUAL_SIZES, replies, deadline);
@@ -133,7 +133,7 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
             memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
             blob.fd = replies[r].fd;
             replies[r].fd = -1;
-            /* All of them, also after a failure: a blob may hold a reference that only attaching takes over. */
+            /* Attaches all, also after a failure: a blob may hold a reference that only attach takes over. */
             attached = joint->attach(c->transports[r], joint->object, (int)r, &blob, deadline);
             if (status == HPC_OK) status = attached;
         }

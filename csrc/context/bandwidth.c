@@ -1,21 +1,21 @@
-/* hpc_context_bandwidth: what the paths to peers have left.
+/* hpc_context_bandwidth: the bandwidth that the paths to peers have left.
  *
- * Each path is first sent a train as fast as packets go. The rate at which its end arrives bounds the search, and the
- * bytes that came faster than that are a token bucket, as a shaped link has one: it would hide a stream that is shorter
- * than b R / (R - A) bytes. So each stream begins with packets, sent at once, that empty the bucket; the rest, which is
- * judged, then meets a queue that grows where R is above A and shrinks where it is below.
+ * Each path first gets a train, sent as fast as packets go. The rate at which its end arrives bounds the search. Bytes
+ * that came faster than that passed a token bucket, which shaped links have: it would hide a stream shorter than b R /
+ * (R - A) bytes. So each stream begins with packets, sent at once, that empty the bucket; the rest, which is judged,
+ * then meets a queue that grows if R is above A and shrinks if R is below.
  *
  * Then come fleets of streams at one rate each (trend.h). The paths of a call take turns, one stream at a time: a
- * path's next stream is due when its last one has become its share of the rate, and the pauses have the streams of
- * others.
+ * path's next stream is due when the last one, averaged since its start, is down to its share of the rate. Streams of
+ * other paths fill the pauses.
  *
- * This rank's own traffic is no foreign traffic. A stream waits for a pause of it, and is discarded if it met much of
- * it after all, here or at the peer. What little it met counts as if the stream had brought it. Where there is no
- * pause, the throughput of that traffic is the answer: TCP that always has bytes to send takes what a path has.
+ * The job's own traffic is no foreign traffic. A stream waits for a pause in this rank's, and is discarded if it met
+ * much of the job's after all, here or at the peer. The little that it met counts as if the stream had brought it.
+ * Without a pause, the throughput of this rank's traffic is the answer: TCP with a backlog fills a path.
  *
- * Where only at_least is asked for, streams go amid that traffic if there is no pause soon. One without a trend has
- * found room beside it. One that rises shows a path with too little left if what came of the stream and of that
- * traffic, both together, is less than at_least; else it is discarded. */
+ * For at_least alone, streams go amid that traffic if no pause comes soon. A stream without a trend has found room
+ * beside it. A stream that rises shows a path with too little left if stream and traffic together arrived at less than
+ * at_least; otherwise it is discarded. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -48,8 +48,8 @@ static const double MOST_OWN = 0.1;   /* of a stream's bytes */
 static const double DISCARDS = 8;     /* streams that may be discarded, for each stream of a fleet */
 static const double LOOK = 1e-3;      /* seconds between two looks at this rank's own traffic */
 static const double AMID = 0.1;       /* seconds for a pause before a stream that may go without one */
-static const double LEAST_BUSY = 0.3; /* seconds of it that tell what the path lets pass */
-static const double BACKLOG = 0.9;    /* of the looks, for traffic that takes what the path has */
+static const double LEAST_BUSY = 0.3; /* seconds of that traffic, to know its throughput */
+static const double BACKLOG = 0.9;    /* share of the looks at which traffic waited, for traffic that fills the path */
 static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
 static const double CREDIT = 1.5;     /* seconds without a pause that a path may make up for in the next one */
 static const double BEYOND = 1.25;    /* of the rate of trains: a path has no more left */
@@ -62,10 +62,10 @@ typedef struct job {
     hpc_fleet fleet;
     hpc_bandwidth *result;
     int is_done, is_trained, is_limited;
-    int train, trains; /* packets of the next train; trains that told something */
+    int train, trains; /* packets of the next train; trains with a result */
     int is_guessed;    /* the bucket: the first train shows whether it is right */
     int deaf, busy;
-    int crowded, thin; /* trains that met the job's own traffic; of which hardly anything came */
+    int crowded, thin; /* trains that met the job's own traffic; trains that hardly arrived */
     int discarded;     /* of this fleet */
     double slopes;     /* of this fleet's streams that rise, added */
     double bucket, due;
@@ -94,9 +94,9 @@ void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
 
 /* ---- this rank's own traffic ---- */
 
-/* HPC_OK in a pause of it, or where streams go without one. HPC_IN_PROGRESS: there was none, or what went to the path's
- * peer has been fast enough by itself; then rate is its throughput, and backlog the share of the time in which some of
- * it waited. */
+/* HPC_OK in a pause of it, or if streams go without one. HPC_IN_PROGRESS: no pause came, or the traffic to the path's
+ * peer has been fast enough by itself; then rate is its throughput, and backlog the share of looks at which some of it
+ * waited. */
 static int await_pause(const probe_round *c, job *j, double *rate, double *backlog) {
     const int to = j->path.rank;
     hpc_carried before = hpc_probes_carried(c->context, to), first = before, now;
@@ -281,9 +281,9 @@ static hpc_trend trend_of(job *j, const hpc_probe_stream *s, int first, double *
     return trend;
 }
 
-/* A stream that found room beside the job's own traffic has found it: its delays do not grow, it came as fast as it was
- * sent, and lost next to nothing, which a queue that is always full would not let pass. One that did not tells that
- * there is too little only where both together came at less than the rate. */
+/* Whether a stream amid the job's own traffic has a result. It found room if its delays do not grow, it came as fast as
+ * it was sent, and lost next to nothing, which a queue that is always full would not let pass. It shows that the path
+ * has too little left only if stream and traffic together came at less than the rate. */
 static int tells_amid(const probe_round *c, const hpc_probe_stream *s, hpc_trend trend, double came) {
     if (trend == HPC_TREND_NONE) return s->lost <= LOSS_AMID * s->n && came >= WHOLE * c->options->at_least;
     return trend == HPC_TREND_RISING && came + s->own_rate < c->options->at_least;
@@ -298,7 +298,7 @@ static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
     }
     j->deaf = 0;
     j->result->answered |= s->n > 0;
-    /* The packets before one that was late have a trend of their own (pathload, MIN_STREAM_LEN). */
+    /* The packets before a late one are judged by themselves (pathload, MIN_STREAM_LEN). */
     int is_short = s->n - first < (s->is_late ? LEAST_PART : 1) || s->overflowed;
     int is_amid = s->own > MOST_OWN * s->n * nbytes;
     if (is_short || (is_amid && c->options->at_least == 0)) {
@@ -363,8 +363,8 @@ static int step(const probe_round *c, job *j) {
     return j->is_trained ? send_stream(c, j) : send_train(c, j);
 }
 
-/* A peer that lives and cannot be called is one behind a firewall: data connections go from the higher rank to the
- * lower one, so the exchange may work all the same. */
+/* A peer that lives but cannot be called is behind a firewall: data connections go from the higher rank to the lower
+ * one, so the exchange may work all the same. */
 static int connect_to(const probe_round *c, job *j) {
     double limit = hpc_now() + MOST_CALL;
     int peer = j->result->peer, muted = hpc_mute_errors(1);

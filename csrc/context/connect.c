@@ -1,5 +1,5 @@
-/* How a created context comes up: what the ranks say of themselves, a transport for each pair, the control channel, the
- * first lanes. */
+/* Connects a created context: checks the ranks' addresses, chooses a transport for each pair, opens the control channel
+ * and the first lanes. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static int check_addresses(const hpc_context *c) {
         const hpc_address *a = &all[r];
         if (a->magic != HPC_ADDRESS_MAGIC)
             return hpc_fail(HPC_ERR_CONFIG, "init",
-                            "init: what came as rank %d's address is not an address; the out-of-band allgather must "
+                            "init: the bytes received for rank %d are not an address; the out-of-band allgather must "
                             "deliver all bytes in rank order",
                             r);
         if (a->version != first->version || a->nbytes != first->nbytes)
@@ -31,7 +31,7 @@ static int check_addresses(const hpc_context *c) {
                             all[r].size, first->size);
         if (all[r].rank != r)
             return hpc_fail(HPC_ERR_CONFIG, "init",
-                            "init: address %d is that of rank %d; give the addresses in rank order", r, all[r].rank);
+                            "init: address %d belongs to rank %d; give the addresses in rank order", r, all[r].rank);
         if (strcmp(all[r].transports, first->transports) != 0)
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "init: rank %d allows transports \"%s\" and rank 0 \"%s\"; set HPCOMM_TRANSPORT alike", r,
@@ -42,7 +42,7 @@ static int check_addresses(const hpc_context *c) {
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "init: rank %d has %d tcp_streams and rank 0 has %d; set HPCOMM_TCP_STREAMS alike", r,
                             all[r].tcp_streams, first->tcp_streams);
-        if (all[r].silence != first->silence) /* by it each sends its beats, and takes the others for dead */
+        if (all[r].silence != first->silence) /* ranks send beats, and declare others dead, by it */
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "init: rank %d has silence %g s and rank 0 has %g s; set HPCOMM_SILENCE alike", r,
                             all[r].silence, first->silence);
@@ -54,10 +54,11 @@ static int check_addresses(const hpc_context *c) {
     return HPC_OK;
 }
 
-/* Every pair is judged by every rank alike, so that one unreachable pair fails the start of all of them. */
+/* All ranks judge every pair alike, so one unreachable pair fails the start on all of them. */
 static int choose_transports(hpc_context *c) {
     char why[512];
-    for (int apart = 1; apart <= c->group.size; apart++) /* what is wrong is told of two ranks, where there are two */
+    for (int apart = 1; apart <= c->group.size; apart++) /* apart == size pairs a rank with itself: last, so that errors
+                                                            name two ranks */
         for (int a = 0; a < c->group.size; a++) {
             int b = (a + apart) % c->group.size;
             const hpc_transport *t = hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[a],
@@ -73,8 +74,8 @@ static int choose_transports(hpc_context *c) {
     return HPC_OK;
 }
 
-/* Ranks that have a CPU each spin, which costs nobody anything. Where CPUs are fewer, a spin takes the CPU of the rank
- * that is waited for, and yielding for longer beats the futex' wake-up (docs/internals.md, Waiting). */
+/* Ranks that have a CPU each spin, which takes no CPU from others. With fewer CPUs, a spin takes the CPU of the awaited
+ * rank, and yielding for longer beats the futex' wake-up (docs/internals.md, Waiting). */
 static int choose_waiting(hpc_context *c) {
     hpc_cpu_need *needs = calloc((size_t)c->group.size, sizeof *needs);
     hpc_cpu_deal deal;
@@ -92,8 +93,8 @@ static int choose_waiting(hpc_context *c) {
     return HPC_OK;
 }
 
-/* The kinds of link (hpc_link_kind bits) that the transport to this rank can have. Two hosts may look like one, if they
- * are cloned machines, say: their ranks need TCP. One process cannot look like two. */
+/* The kinds of link (hpc_link_kind bits) that the transport to this rank can have. Two hosts may look like one, for
+ * example cloned machines: their ranks need TCP. One process cannot look like two. */
 static unsigned char links_for(const hpc_context *c, size_t rank) {
     const hpc_transport *t = c->transports[rank];
     const hpc_address *self = &c->self, *peer = &c->addresses[rank];
@@ -107,8 +108,8 @@ static unsigned char links_for(const hpc_context *c, size_t rank) {
     return links;
 }
 
-/* Connects the control channel by what the chosen transports need. Where shared memory was chosen and the link comes
- * out as TCP, the pair gets a transport that connects hosts. */
+/* Connects the control channel with the links that the chosen transports need. If shared memory was chosen and the link
+ * became TCP, the pair gets a transport that connects hosts. */
 static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
     hpc_control_address *controls = calloc(size, sizeof *controls);
@@ -122,8 +123,8 @@ static int connect_control(hpc_context *c, double deadline) {
         links[r] = links_for(c, r);
     }
     if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
-    /* Nobody goes on without one that failed or left while others connected: it may have begun the next step, and they
-     * would keep what they gave each other in that. */
+    /* No rank goes on without one that failed or left while others connected: they may have begun the next step, and
+     * would keep the objects that they gave each other in it. */
     for (int r = 0; r < c->group.size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, r, "init");
     c->all_remote = size > 1;
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
@@ -147,8 +148,7 @@ static void list_used(hpc_context *c) {
     }
 }
 
-/* Ports that no pair has chosen are closed again. Where both ranks have some and go by TCP all the same, that is told.
- */
+/* Closes ports that no pair has chosen. A note says so if both ranks of a pair have ports and use TCP all the same. */
 static void settle_nics(hpc_context *c) {
     const hpc_transport *by_nics = hpc_transport_find(hpc_transport_names(&c->self), HPC_CAP_NICS, 0);
     const char *why;
@@ -200,7 +200,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     c->connecting = 1;
     deadline = hpc_deadline(&c->group, timeout < 0 ? c->group.init_timeout : timeout);
     memcpy(c->addresses, addresses, (size_t)c->group.size * sizeof *c->addresses);
-    for (int r = 0; r < c->group.size; r++) { /* they came from outside: end their texts */
+    for (int r = 0; r < c->group.size; r++) { /* from outside: their texts may have no end */
         c->addresses[r].hostname[HPC_HOST_BYTES - 1] = 0;
         c->addresses[r].transports[HPC_TRANSPORTS_BYTES - 1] = 0;
     }
@@ -226,7 +226,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     return HPC_OK;
 }
 
-/* Gives every rank's address in *addresses, to be freed. */
+/* Puts every rank's address into *addresses, which the caller frees. */
 static int carry_out_of_band(const hpc_oob *oob, const hpc_context *c, double deadline, hpc_address **addresses) {
     size_t size = (size_t)oob->size;
     void *request = NULL;

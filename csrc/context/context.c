@@ -1,4 +1,4 @@
-/* The handle: who holds a context, what it says of itself, and what goes with its last holder. */
+/* The handle: holders of a context, facts about it, and its end with the last holder. */
 #include "context/context.h"
 #include "context/probe.h"
 

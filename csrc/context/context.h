@@ -2,11 +2,11 @@
  * calls only files that come before it in this list:
  *
  *   trend.c    judges streams of bandwidth probes: pure
- *   probe_wire.c      what probes send: pure
+ *   probe_wire.c      packets and messages of probes: pure
  *   probe_listener.c  the thread that answers probes
  *   context.c  the handle
  *   nics.c     NICs between its ranks
- *   agree.c    what all ranks do by the control channel
+ *   agree.c    steps of all ranks by the control channel
  *   open.c     makes one
  *   window.c   memory that peers write into
  *   lane.c     one thread's ordered channel to every peer
@@ -17,7 +17,7 @@
  *   connect.c  brings one up
  *   shrink.c   a new one without the ranks that departed
  *   probe_path.c      the caller's end of a probe
- *   bandwidth.c       what the paths to peers have left
+ *   bandwidth.c       bandwidth that the paths to peers have left
  */
 #ifndef HPC_CONTEXT_H
 #define HPC_CONTEXT_H
@@ -43,17 +43,17 @@ void hpc_family_leave(hpc_context *context, const char *why);
 /* HPC_OK if calls may be made on it: connected, open, and this process's own. */
 int hpc_context_ready(const hpc_context *context, const char *op);
 
-/* The task belongs to the context until it is removed; no thread is at it then. */
+/* The task belongs to the context until it is removed; then no thread runs it. */
 void hpc_context_add_task(hpc_context *context, hpc_task *task);
 void hpc_context_remove_task(hpc_context *context, hpc_task *task);
 
-/* Between the two no thread is at the tasks, this one's own waits included, which then only look. Not from within a
- * task, and not twice. */
+/* Between the two calls no thread runs the tasks; this thread's waits then only look. Not from within a task, and not
+ * twice. */
 void hpc_context_hold_tasks(hpc_context *context);
 void hpc_context_let_tasks(hpc_context *context);
 
-/* Runs the tasks once, and says what they leave, as of hpc_left_over. HPC_LEFT when another thread is at them: what it
- * leaves has to be looked at again before a sleep. */
+/* Runs the tasks once, and returns hpc_left_over bits for the work that they leave. HPC_LEFT if another thread runs
+ * them: work that it leaves has to be looked at again before a sleep. */
 int hpc_context_work(hpc_context *context);
 
 /* The work that waits of the context do, as hpc_group's progress: its transports' part and hpc_context_work. */
@@ -65,8 +65,8 @@ hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);
 /* Collective: every rank gives its status; HPC_OK if all do, else the failure of the lowest rank that has one. */
 int hpc_context_agree(hpc_context *context, const char *op, int status, double deadline);
 
-/* Collective: makes every rank's object reachable for every other one, by the transport chosen for each pair. export
- * and attach are called once a peer. When it fails on one rank it fails on all. */
+/* Collective: makes every rank's object reachable for every other rank, by the transport chosen for each pair.
+ * export_to and attach are called once a peer. A failure on one rank fails all. */
 typedef struct hpc_joint {
     void *object;
     int (*export_to)(const hpc_transport *transport, void *object, int peer, hpc_blob *blob);
@@ -74,11 +74,11 @@ typedef struct hpc_joint {
 } hpc_joint;
 int hpc_context_join(hpc_context *context, const char *op, const hpc_joint *joint, double deadline);
 
-/* Collective: HPC_ERR_MEMORY on every rank unless each host can hold what its ranks together ask for. total is what
- * nbytes come to with all that belongs to them. */
+/* Collective: HPC_ERR_MEMORY on every rank unless each host can hold the totals of its ranks. total: nbytes with all
+ * overhead. */
 int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes, size_t total, double deadline);
 
-/* Whether NICs carry what that rank sends to at least one other. */
+/* Whether NICs carry the data of that rank to at least one other. */
 int hpc_context_uses_nics(const hpc_context *context, int rank);
 
 /* HPC_ERR_INVALID unless 0 <= rank < size. */

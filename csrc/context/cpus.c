@@ -11,7 +11,7 @@ enum { MOST_CPUS = 64 * HPC_CPU_WORDS };
 
 /* ---- ranks that share CPUs ---- */
 
-/* The ranks that share CPUs with one rank, those with the smallest masks first. */
+/* The ranks that share CPUs with one rank, smallest masks first. */
 typedef struct sharing {
     const hpc_context *c;
     int *ranks, n;
@@ -73,7 +73,8 @@ static void find_sharing(sharing *s, int rank, char *found) {
     }
 }
 
-/* The least of the quotas of this rank and the ranks before it that have the same; 0 unless it is the first of them. */
+/* The least quota of this rank and later ranks under the same quota (same_quota); 0 unless this rank is the first of
+ * them. */
 static int quota_once(const sharing *s, int at) {
     const hpc_address *all = s->c->addresses, *a = &all[s->ranks[at]];
     int quota = a->quota;
@@ -129,8 +130,8 @@ static int quotas_suffice(const sharing *s, const hpc_cpu_need *needs) {
     return 1;
 }
 
-/* The node on which a core of the rank is best: a core polls the queues of its own NIC alone, on the NIC's node (PHub,
- * section 3.3). */
+/* The node on which a core of the rank is best: a core polls the queues of one NIC, on the NIC's node (PHub, section
+ * 3.3). */
 static int node_wanted(const hpc_context *c, int rank, int core, int affinity) {
     if (!hpc_context_uses_nics(c, rank)) return -1;
     return hpc_node_of_core(&c->addresses[rank].devices, affinity == HPC_KEY_BY_CORE ? core : -1);
@@ -168,8 +169,8 @@ static int deal_group(const sharing *s, int from, int to, const hpc_cpu_need *ne
     return 1;
 }
 
-/* The ranks with the smallest masks choose first. Where masks are nested or apart, as those of job schedulers and
- * containers are, this finds a CPU for everybody if there is a way to. */
+/* The ranks with the smallest masks choose first. If masks are nested or apart, as job schedulers and containers make
+ * them, every thread and core gets a CPU if any deal can give it one. */
 static int deal_all(const sharing *s, const hpc_cpu_need *needs, int affinity, int rank, int *chosen) {
     uint64_t left[HPC_CPU_WORDS];
     memcpy(left, s->cpus, sizeof left);

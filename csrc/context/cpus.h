@@ -15,8 +15,8 @@ typedef struct hpc_cpu_need {
 
 /* The answer, about the ranks that share CPUs with one rank, itself included. */
 typedef struct hpc_cpu_deal {
-    int ranks, threads, cores; /* how many there are, and what they need together */
-    int cpus;                  /* they have, cut by quotas */
+    int ranks, threads, cores; /* how many ranks, and the threads and cores of them all */
+    int cpus;                  /* that they have, cut by quotas */
     int each;                  /* the threads of each rank, if they are equally many; else 0 */
     int enough;                /* every thread and every core gets a CPU to itself */
 } hpc_cpu_deal;

@@ -55,7 +55,7 @@ void hpc_family_leave(hpc_context *c, const char *why) {
         others = close_others(c);
     else
         remove_heir(c);
-    int last = why != NULL || --root->open == 0; /* who aborts has the last word, and does not count itself out */
+    int last = why != NULL || --root->open == 0; /* an abort is the last word, and does not count itself out */
     pthread_mutex_unlock(&root->family);
     hpc_bell_ring(root->group.bell); /* where a shrink waits */
     for (; others != NULL; others = next) {

@@ -38,11 +38,11 @@ int hpc_lane_open(hpc_context *c, int own, int rail, double deadline, hpc_lane *
         for (int r = 0; r < c->group.size; r++) peers[r].in = (hpc_ring *)hpc_memory_data(l->memory) + r;
         status = hpc_context_join(c, op, &(hpc_joint){l, export_to, attach}, deadline);
     }
-    if (status == HPC_OK) { /* to oneself, by the same way as to anybody in this process */
+    if (status == HPC_OK) { /* to this rank itself, as to any rank of this process */
         hpc_blob blob = {.fd = -1};
         const hpc_transport *t = c->transports[c->group.rank];
         status = t->lane_export(l, c->group.rank, &blob);
-        blob.fd = -1; /* the memory's own: nobody sent it, so nobody may close it */
+        blob.fd = -1; /* the descriptor is the memory's, not a received one: attach must not close it */
         if (status == HPC_OK) status = t->lane_attach(l, c->group.rank, &blob, deadline);
     }
     if (status == HPC_OK) hpc_memory_close_descriptor(l->memory);
@@ -59,7 +59,7 @@ int hpc_lane_create(hpc_context *c, double timeout, hpc_lane **lane) {
     int status = hpc_context_ready(c, "lane");
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&c->group, timeout);
-    if (lane == NULL) /* told to the others, who would wait for it otherwise */
+    if (lane == NULL) /* tells the others, which would wait for it otherwise */
         return hpc_context_agree(c, "lane", hpc_fail(HPC_ERR_INVALID, "lane", "lane: lane is NULL"), deadline);
     *lane = NULL;
     return hpc_lane_open(c, 0, c->user_lanes++, deadline, lane);
@@ -132,7 +132,7 @@ struct notifying {
 
 static int try_notify(void *arg) {
     struct notifying *n = arg;
-    if (n->status != HPC_IN_PROGRESS) return 1; /* done once, whoever asks again */
+    if (n->status != HPC_IN_PROGRESS) return 1; /* done once, however often it is asked */
     n->status = n->window->context->transports[n->peer]->put_notify(n->lane, n->window, n->peer, n->src, n->nbytes,
                                                                     n->offset, n->imm);
     return n->status != HPC_IN_PROGRESS;

@@ -31,8 +31,8 @@ static inline void hpc_lane_uncork(hpc_lane *lane) {
 }
 
 /* Until the next call puts of the lane have this turn: they may reach their peer before earlier puts with a later
- * (greater) turn, which a transport does where those still wait for room in a socket. Puts of one turn keep their
- * order, and nothing overtakes those of turn 0. */
+ * (greater) turn, which a transport does while those still wait for room in a socket. Puts of one turn keep their
+ * order, and nothing overtakes puts of turn 0. */
 static inline void hpc_lane_take_turn(hpc_lane *lane, uint32_t turn) {
     lane->turn = turn;
 }

@@ -1,8 +1,8 @@
 /* The NICs between pairs of ranks: whether they reach each other by NICs, and by how many. Addresses tell the NICs of
- * each rank, so every rank finds the same for all pairs, also for those of other ranks. */
+ * each rank, so all ranks find the same for every pair, also for pairs of other ranks. */
 #include "context/context.h"
 
-/* How many rails two ranks have; 0 if no NIC carries what they say to each other. */
+/* The number of rails between two ranks; 0 if no NIC carries their traffic. */
 static int rails_between(const hpc_context *c, int a, int b) {
     const hpc_address *self = &c->addresses[a], *peer = &c->addresses[b];
     const char *no_rail;

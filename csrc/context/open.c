@@ -1,4 +1,4 @@
-/* How a context is made, from its config to what the rank tells the others of itself; connect.c does the rest. */
+/* Creates a context, from its config to the rank's address; connect.c does the rest. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
@@ -77,7 +77,7 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
         a->devices.state = HPC_VERBS_NOT_ALLOWED;
 }
 
-/* Makes a note where RDMA is there, or asked for, and cannot be used. */
+/* Makes a note if RDMA exists here, or was asked for, and cannot be used. */
 static void note_devices(hpc_context *c, const hpc_config *config) {
     int state = c->self.devices.state, asked = config->devices != NULL && config->devices[0] != '\0';
     int there = state == HPC_VERBS_NO_LIBRARY || state == HPC_VERBS_NO_ACCESS || state == HPC_VERBS_NO_PORT;

@@ -9,8 +9,8 @@
  *   HELLO, nonce            ----------->
  *                           <-----------  WELCOME, nonce, UDP port at the address that was called
  *   ASK, packets            ----------->
- *                           <-----------  GRANT: one stream at a time, whoever calls, in a pause of what comes from the
- *                                         job, if there is one soon
+ *                           <-----------  GRANT: one stream at a time, of any caller, in a pause of the job's traffic
+ *                                         to this rank, if one comes soon
  *   packets by UDP          ===========>  stamped by the kernel (SO_TIMESTAMPNS); each has a MAC
  *   END, packets sent       ----------->
  *                           <-----------  REPORT, stamps
@@ -23,14 +23,14 @@
  * bandwidth.c makes the fleets of all paths of a call. Each calls only those before it.
  *
  * Threads: the control channel's service thread brings calls in. The listener's thread owns all connections. The mutex
- * guards what is handed over between the two, and the end. */
+ * guards objects handed over between the two, and the end. */
 #ifndef HPC_PROBE_H
 #define HPC_PROBE_H
 
 #include "context/probe_wire.h"
 #include "transport/objects.h"
 
-#define HPC_PROBE_LANE UINT64_MAX /* the number of no lane: a call for it is a probe's */
+#define HPC_PROBE_LANE UINT64_MAX /* the lane number of a probe's call; no lane has it */
 
 /* ---- probe_listener.c ---- */
 
@@ -43,18 +43,18 @@ int hpc_probes_accept(hpc_context *context, int rank, int fd);
 void hpc_probes_stop(hpc_context *context);
 void hpc_probes_free(hpc_context *context); /* after stop; NULL probes are fine */
 
-/* Bytes that all transports of this rank have sent to and got from other hosts by TCP, what waits to be sent, and
- * what of both is for one rank (-1: none). */
+/* Bytes that all transports of this rank have sent to and got from other hosts by TCP, the bytes that wait to be sent,
+ * and the parts of these for one rank (-1: none). */
 hpc_carried hpc_probes_carried(hpc_context *context, int to);
 
 /* The key of a probe's packets. from: the rank that sends them. */
 void hpc_probes_key(hpc_context *context, int from, int to, const hpc_probe_message *hello,
                     const hpc_probe_message *welcome, unsigned char key[HPC_DIGEST_BYTES]);
 
-/* A caller begins, and ends: calls of a context take turns. deadline: hpc_now's. */
+/* The begin and the end of a call: calls of a context take turns. deadline: hpc_now's. */
 int hpc_probes_begin(hpc_context *context, const int *stop, double deadline, const char *op);
 void hpc_probes_end(hpc_context *context);
-int hpc_probes_first_note(hpc_context *context, int rank); /* whether none was made of this peer */
+int hpc_probes_first_note(hpc_context *context, int rank); /* 1 at the first call for this peer */
 
 /* ---- probe_path.c: the caller's end of one path ---- */
 
@@ -64,9 +64,9 @@ typedef struct hpc_probe_stream {
     double sent[HPC_PROBE_MOST_PACKETS]; /* seconds, from the first one */
     double came[HPC_PROBE_MOST_PACKETS]; /* seconds, from the first that came; < 0: lost */
     int lost, overflowed;
-    int is_late;     /* this thread was kept from its CPU, and what came of it tells nothing */
+    int is_late;     /* this thread was kept from its CPU, so the stream has no result */
     int is_blocked;  /* the socket took no more: a queue on this host is full */
-    double own;      /* bytes of the job's own that left here, or that came there until its end was told */
+    double own;      /* bytes of the job's own that left here, or that arrived there until END */
     double own_rate; /* the same, a second */
     double seconds;  /* from the first packet to the last */
 } hpc_probe_stream;
@@ -74,7 +74,7 @@ typedef struct hpc_probe_stream {
 typedef struct hpc_probe_path {
     hpc_context *context;
     int rank, tcp, udp;
-    int goes_amid;     /* a stream is sent where the job sends too, if there is no pause soon */
+    int goes_amid;     /* a stream is sent amid the job's traffic if no pause comes soon */
     int payload, each; /* bytes of a packet at most: UDP payload, and with the headers of IP and UDP */
     uint32_t streams;
     uint64_t nbytes; /* sent, with headers */
@@ -89,15 +89,16 @@ int hpc_probe_connect(hpc_context *context, int rank, const int *stop, double de
 void hpc_probe_close(hpc_probe_path *path);
 
 /* Sends first packets as fast as they go, then the rest at the rate (bytes a second, headers included; 0: as fast as
- * they go), and gets the report. nbytes: of a packet, headers included. Nothing is sent where this rank sent something
+ * they go), and gets the report. nbytes: of a packet, headers included. Nothing is sent if this rank sent something
  * else while it waited for the grant, unless the path goes amid that. */
 int hpc_probe_send(hpc_probe_path *path, int first, int rest, int nbytes, double rate, double deadline,
                    hpc_probe_stream *stream);
 
-/* HPC_ERR_INVALID when the caller was told to stop. Else the failure if the peer or the context is gone. */
+/* HPC_OK to go on; HPC_ERR_INVALID if the caller was told to stop, or the failure if the peer or the context is
+ * gone. */
 int hpc_probe_goes_on(const hpc_probe_path *path);
 
-/* Sleeps, at most until the deadline; like hpc_probe_goes_on. */
+/* Sleeps, at most until the deadline; returns as hpc_probe_goes_on. */
 int hpc_probe_sleep(const hpc_probe_path *path, double seconds, double deadline);
 
 #endif

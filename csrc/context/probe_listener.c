@@ -1,4 +1,4 @@
-/* The listener of bandwidth probes: a thread that stamps what peers send and says what came. */
+/* The listener of bandwidth probes: a thread that stamps the packets of peers and reports the stamps. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -21,11 +21,11 @@
 enum { MOST_CALLS = 256, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
 
 static const double STRAGGLERS = 0.06; /* seconds that packets may come after END; a link of 50 ms holds that many */
-static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in what comes from the job */
-static const double AMID = 0.03;       /* where a stream may go without one */
-static const double LOOK = 1e-3;       /* between two looks for one */
-static const double TURN = 0.1;        /* between two looks at whether a caller that waits for its turn is to stop */
-static const double GRANT_SLACK = 0.5; /* that a caller may need beyond what it asked for */
+static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in the job's incoming traffic */
+static const double AMID = 0.03;       /* the same for a stream that may go without a pause */
+static const double LOOK = 1e-3;       /* between two looks for a pause */
+static const double TURN = 0.1;        /* between two looks at the stop flag of a caller that waits for its turn */
+static const double GRANT_SLACK = 0.5; /* that a caller may need beyond the time that it asked for */
 
 typedef enum call_state { CALL_NEW, CALL_IDLE, CALL_ASKS, CALL_STREAMS, CALL_ENDS } call_state;
 
@@ -36,14 +36,14 @@ typedef struct probe_call {
     hpc_probe_message in;
     size_t got;
     uint32_t stream;
-    int count, arrived;                      /* packets: asked for or sent, and those that came */
+    int count, arrived;                      /* packets: asked for or sent, and arrived */
     uint64_t turn;                           /* of its ASK */
     double asked, granted;                   /* when */
     double until;                            /* its grant, or its END */
     double length, patience;                 /* seconds that it asked for, and waits for a pause */
     uint64_t received, drops;                /* at its grant */
-    uint64_t own;                            /* bytes of the job's own that came from then to its END */
-    uint32_t micros;                         /* and in so many microseconds */
+    uint64_t own;                            /* bytes of the job's own that came from its grant to its END */
+    uint32_t micros;                         /* from its grant to its END */
     uint64_t stamps[HPC_PROBE_MOST_PACKETS]; /* nanoseconds; 0: did not come */
 } probe_call;
 
@@ -60,14 +60,14 @@ struct hpc_probes {
     int n_calls;
     uint64_t turns;
     probe_call *holder; /* of the grant */
-    uint64_t received;  /* as looked at last, and when */
+    uint64_t received;  /* at the last look, and when that was */
     double looked;
     /* The callers'. */
     pthread_mutex_t calling;
     char *noted;
 };
 
-/* ---- what came ---- */
+/* ---- packets ---- */
 
 static int send_all(int fd, const void *data, size_t nbytes) {
     return send(fd, data, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)nbytes;
@@ -181,7 +181,7 @@ static int report(probe_call *c) {
     return send_all(c->tcp, &answer, sizeof answer.head + (size_t)c->count * sizeof *answer.offsets);
 }
 
-/* 0: the caller is no good. */
+/* 0: the caller is invalid. */
 static int take_message(hpc_context *context, probe_call *c) {
     hpc_probes *p = context->probes;
     const hpc_probe_message *m = &c->in;
@@ -198,7 +198,7 @@ static int take_message(hpc_context *context, probe_call *c) {
         c->state = CALL_ASKS;
         return 1;
     }
-    /* An END after the grant has passed to another caller: the report says what came. */
+    /* An END after the grant has passed to another caller: the report has the packets that came. */
     if (c->state != CALL_STREAMS || m->stream != c->stream || (int)m->count > c->count) return 0;
     const uint64_t received = hpc_probes_carried(context, -1).received;
     c->own = received > c->received ? received - c->received : 0;
@@ -225,7 +225,7 @@ static int read_messages(hpc_context *context, probe_call *c) {
 static int grant(hpc_context *context, probe_call *c) {
     hpc_probes *p = context->probes;
     const hpc_probe_message answer = hpc_probe_say(HPC_PROBE_GRANT, c->stream, c->count, 0, 0);
-    read_packets(c); /* what came late of an earlier stream */
+    read_packets(c); /* late packets of an earlier stream */
     p->holder = c;
     c->state = CALL_STREAMS;
     c->granted = hpc_now();
@@ -260,7 +260,8 @@ static void take_calls(hpc_context *context) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Gives the grant on, and answers whose packets are all here or whose time is over. Seconds to the next deadline. */
+/* Passes the grant on, and answers callers whose packets are all here or whose time is over. Returns the seconds to the
+ * next deadline. */
 static double look_at_calls(hpc_context *context) {
     hpc_probes *p = context->probes;
     double now = hpc_now(), next = 3600;
@@ -304,7 +305,7 @@ static void *listen_on(void *arg) {
             polls[2 + 2 * i] = (struct pollfd){.fd = p->calls[i]->udp, .events = POLLIN};
         }
         if (poll(polls, (nfds_t)(1 + 2 * n), left > 0 ? (int)(left * 1e3) + 1 : 0) < 0 && errno != EINTR) break;
-        for (int i = n - 1; i >= 0; i--) { /* downwards: who hangs up gives its place to the last one */
+        for (int i = n - 1; i >= 0; i--) { /* downwards: a call that ends gives its place to the last one */
             probe_call *c = p->calls[i];
             if (polls[2 + 2 * i].revents != 0) read_packets(c);
             if (polls[1 + 2 * i].revents != 0 && !read_messages(context, c)) hang_up(p, c);

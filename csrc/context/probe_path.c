@@ -24,7 +24,7 @@ static const char op[] = "bandwidth";
 static const double LONG = 0.05;  /* seconds between two packets, in which the caller may be told to stop */
 static const double PIECE = 0.05; /* of a wait, in seconds: between two looks at the peer and at the caller's stop */
 /* Seconds between two sends: more packets go in one where a rate needs it. A thread that sleeps most of the time keeps
- * the right to its CPU, which one that spins through a stream loses where ranks share CPUs. */
+ * its claim to a CPU; a thread that spins through a stream loses it if ranks share CPUs. */
 static const double LEAST_PERIOD = 150e-6;
 static const double SPIN = 10e-6;    /* the end of a sleep that is spun */
 static const double MOST_LATE = 0.2; /* of a stream's length: by which a packet may be late */
@@ -61,7 +61,7 @@ static int fail_timeout(const hpc_probe_path *p, const char *what) {
                           p->context->group.rank, op, p->rank, what);
 }
 
-/* Its connection has ended: why is known in a moment, if the peer has gone. */
+/* Its connection has ended. If the peer is gone, the reason is known in a moment. */
 static int fail_ended(const hpc_probe_path *p) {
     double until = hpc_now() + 1;
     int status = HPC_OK;
@@ -206,8 +206,8 @@ typedef struct hasty {
     sched_of sched;
 } hasty;
 
-/* This thread's sleeps end when they are to, and where threads share its CPU it asks for short slices of it, which come
- * sooner (EEVDF, since Linux 6.12; before that the kernel takes no notice). */
+/* Makes this thread's sleeps end in time. Where threads share its CPU it asks for short slices, which come sooner
+ * (EEVDF, since Linux 6.12; before that the kernel takes no notice). */
 static void make_haste(hasty *before) {
     before->slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1UL);
@@ -223,7 +223,7 @@ static void calm_down(const hasty *before) {
     if (before->is_known) syscall(SYS_sched_setattr, 0, &before->sched, 0);
 }
 
-/* Whether the socket took it; without waiting. A refusal by ICMP is of an earlier packet, and no news. */
+/* Whether the socket took the packet; without waiting. A refusal by ICMP concerns an earlier packet, and is ignored. */
 static int send_one(const hpc_probe_path *p, const hpc_probe_packet *packet, int payload) {
     static const char zeros[HPC_PROBE_MOST_BYTES];
     struct iovec parts[2] = {{(void *)(uintptr_t)packet, sizeof *packet},
@@ -241,7 +241,7 @@ static int wait_for_room(const hpc_probe_path *p) {
     return poll(&out, 1, 100) == 1;
 }
 
-/* Fills in what was sent, up to a packet that could not be sent when it was due. */
+/* Records the packets in s, up to one that could not be sent when it was due. */
 static void send_packets(hpc_probe_path *p, int first, int n, int payload, double period, double deadline,
                          hpc_probe_stream *s) {
     int burst = period > 0 && period < LEAST_PERIOD ? (int)ceil(LEAST_PERIOD / period) : 1;
@@ -275,11 +275,11 @@ static void send_packets(hpc_probe_path *p, int first, int n, int payload, doubl
 static int get_report(const hpc_probe_path *p, hpc_probe_stream *s, double deadline) {
     uint32_t offsets[HPC_PROBE_MOST_PACKETS];
     hpc_probe_message m;
-    int status = hear(p, HPC_PROBE_REPORT, &m, deadline, "report what came");
+    int status = hear(p, HPC_PROBE_REPORT, &m, deadline, "report its stamps");
     if (status == HPC_OK && ((int)m.count != s->n || m.stream != p->streams))
         status = hpc_fail_transport(op, "tcp", p->rank, "rank %d: %s: rank %d reports another stream than was sent",
                                     p->context->group.rank, op, p->rank);
-    if (status == HPC_OK) status = receive_all(p, offsets, m.count * sizeof *offsets, deadline, "report what came");
+    if (status == HPC_OK) status = receive_all(p, offsets, m.count * sizeof *offsets, deadline, "report its stamps");
     if (status != HPC_OK) return status;
     s->overflowed = m.flags & HPC_PROBE_OVERFLOWED;
     /* The narrowest link of the path is at one end. */

@@ -1,5 +1,5 @@
 /* The bytes that bandwidth probes (probe.h) put on the wire: packets of UDP, and messages on a probe's TCP connection.
- * Pure functions; what they read may be anything. Both ranks have the same byte order, as the connection's hello has
+ * Pure functions; their input may be anything. Both ranks have the same byte order, as the connection's hello has
  * shown.
  */
 #ifndef HPC_PROBE_WIRE_H
@@ -12,7 +12,7 @@
 
 enum { HPC_PROBE_MOST_PACKETS = 1024, HPC_PROBE_LEAST_BYTES = 64, HPC_PROBE_MOST_BYTES = 9000, HPC_PROBE_MAC = 16 };
 
-/* The head of a packet; the rest of it is zeros. */
+/* The head of a packet, whose rest is zeros. */
 typedef struct hpc_probe_packet {
     uint32_t magic, stream; /* of its connection, from 1 */
     uint16_t index, nbytes; /* of this packet; its UDP payload */
@@ -24,8 +24,8 @@ _Static_assert(sizeof(hpc_probe_packet) == 32, "a packet has no holes");
 void hpc_probe_seal(hpc_probe_packet *packet, const unsigned char key[HPC_DIGEST_BYTES], uint32_t stream, int index,
                     int nbytes);
 
-/* Whether a datagram of nbytes is a whole packet that was sealed by key. data: its head; what lies behind it is not
- * looked at. */
+/* Whether a datagram of nbytes is a whole packet that was sealed by key. data: its head; the bytes behind it are not
+ * read. */
 int hpc_probe_open(const void *data, size_t nbytes, const unsigned char key[HPC_DIGEST_BYTES],
                    hpc_probe_packet *packet);
 
@@ -35,7 +35,7 @@ typedef enum hpc_probe_kind {
     HPC_PROBE_WELCOME,   /* a, b: a nonce; count: the UDP port */
     HPC_PROBE_ASK,       /* a stream of count packets wants to be sent; a: nanoseconds that it will take; b: 1: amid
                             the job's own traffic, if there is no pause soon */
-    HPC_PROBE_GRANT,     /* nobody else sends a stream to this listener now */
+    HPC_PROBE_GRANT,     /* no other caller sends a stream to this listener now */
     HPC_PROBE_END,       /* count packets of the stream were sent */
     HPC_PROBE_REPORT     /* a: kernel's stamp of the first packet; b: bytes of the job's own that came in
                             micros microseconds, since the grant; flags;

@@ -166,8 +166,9 @@ int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, doubl
                         op, q->buffers);
 
     if (e->flushing != NULL && e->flushing != src)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: update %llu to rank %d is still under way; send that one again first",
-                        op, (unsigned long long)e->sent, peer);
+        return hpc_fail(HPC_ERR_INVALID, op,
+                        "%s: update %llu to rank %d is not sent in full; send that one again first", op,
+                        (unsigned long long)e->sent, peer);
     if (e->flushing != NULL) return end_send(q, e, timeout);
 
     struct slot_wait free_slot = {e, e->sent + 1 > (uint64_t)q->depth ? e->sent + 1 - (uint64_t)q->depth : 0};
@@ -359,7 +360,7 @@ int hpc_queue_versions(const hpc_queue *q, int peer, uint64_t *header, uint64_t 
     const in_edge *e = find_in(q, peer, op);
     if (e == NULL) return HPC_ERR_INVALID;
     if (header == NULL || footer == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: header or footer is NULL", op);
-    atomic_thread_fence(memory_order_acquire); /* acquire: reads of the update precede those of its versions */
+    atomic_thread_fence(memory_order_acquire); /* acquire: reads of the update precede reads of its versions */
     *header = e->header == NULL ? 0 : version_of(e->header);
     *footer = e->footer == NULL ? 0 : version_of(e->footer);
     return HPC_OK;
@@ -398,8 +399,8 @@ static int check_peers(const hpc_context *c, const int *peers, int n, const char
             hpc_context_check_rank(c, peers[i], which[0] == 'i' ? "in_peers: rank" : "out_peers: rank", op_create);
         if (status != HPC_OK) return status;
         if (peers[i] == c->group.rank)
-            return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is one of its own %s_peers; leave it out",
-                            peers[i], which);
+            return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d has itself in %s_peers; leave it out", peers[i],
+                            which);
         for (int j = 0; j < i; j++)
             if (peers[j] == peers[i])
                 return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d is given twice in %s_peers; give it once",
@@ -518,7 +519,7 @@ out:
 
 /* ---- create: the layout ---- */
 
-/* The places in this rank's part that another rank r must know: those of the edge from r, of the edge to r, and of the
+/* The places in this rank's part that another rank r must know: of the edge from r, of the edge to r, and of the
  * buffers. */
 struct places {
     uint64_t slots_offset, slot_stride, buffers_offset;
@@ -621,7 +622,7 @@ int hpc_queue_create(hpc_context *c, const hpc_queue_config *config, double time
     int status = hpc_context_ready(c, op_create);
     if (status != HPC_OK) return status;
     deadline = hpc_deadline(&c->group, timeout);
-    /* A rank whose arguments are wrong says so to the others, who would wait for it otherwise. */
+    /* A rank with wrong arguments tells the others, which would wait for it otherwise. */
     status = config == NULL || queue == NULL ? hpc_fail(HPC_ERR_INVALID, op_create, "queue: config or queue is NULL")
                                              : check_config(c, config);
     status = hpc_context_agree(c, op_create, status, deadline);

@@ -8,14 +8,14 @@
 typedef struct hpc_stamp {
     _Alignas(64) _Atomic uint64_t version;
     uint64_t stamp; /* in a slot whose update is read in place: the version of the buffer it is in */
-    int32_t buffer; /* and which buffer; -1 when the update is in the slot */
+    int32_t buffer; /* the number of that buffer; -1 when the update is in the slot */
 } hpc_stamp;
 
 typedef struct in_edge {
     int rank, in_place, ack_signal;
     _Atomic uint64_t *notify;
     uint64_t received, acked;
-    size_t slots_offset, slot_stride; /* in one's own part */
+    size_t slots_offset, slot_stride; /* in this rank's part */
     const char *peer_buffers;         /* the sender's, mapped here */
     const hpc_stamp *header, *footer; /* of the update that was received last */
     const void *update;

@@ -5,7 +5,7 @@
 
 enum { LEAST_DELAYS = 25, MOST_GROUP = 64, MOST_FLEETS = 20, MOST_GREYS = 2, LEAST_TRAIN = 16, SENDERS_OWN = 24 };
 
-/* The limits are those of the journal version, section IV: a test decides above the first and below the second. */
+/* The limits of the journal version, section IV: a test decides above the first and below the second. */
 static const double PCT_RISING = 0.66, PCT_NONE = 0.54, PDT_RISING = 0.55, PDT_NONE = 0.45;
 static const double STEADY = 0.5;   /* of the rate of one quarter of a train, for the next to be as fast */
 static const double FRACTION = 0.7; /* f: of a fleet's streams that must agree */

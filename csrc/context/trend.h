@@ -1,4 +1,4 @@
-/* Judges one stream and one fleet of a bandwidth probe, and says which rate to try next. Pure functions.
+/* Judges one stream and one fleet of a bandwidth probe, and chooses the next rate to try. Pure functions.
  *
  * Source: Jain and Dovrolis, "End-to-End Available Bandwidth: Measurement Methodology, Dynamics, and Relation with TCP
  * Throughput" (SIGCOMM 2002; IEEE/ACM Transactions on Networking 11(4), 2003): SLoPS and pathload. Delays are one-way
@@ -12,7 +12,7 @@
 
 typedef enum hpc_trend {
     HPC_TREND_UNCLEAR = 0, /* the two tests disagree, or neither decides */
-    HPC_TREND_NONE,        /* the stream was no faster than what the path had left */
+    HPC_TREND_NONE,        /* the stream was no faster than the available bandwidth */
     HPC_TREND_RISING       /* the stream filled a queue */
 } hpc_trend;
 
@@ -36,16 +36,17 @@ typedef struct hpc_train {
     int is_limited; /* the path was slower than the sender, and the bucket ended in the first part of the train */
 } hpc_train;
 
-/* sent, came: seconds, each by its own clock; came[i] < 0: lost. each: bytes of a packet. 0 if too few came to tell. */
+/* sent, came: seconds, on the sender's and on the receiver's clock; came[i] < 0: lost. each: bytes of a packet. 0 if
+ * too few came to tell. */
 int hpc_train_of(const double *sent, const double *came, int n, double each, hpc_train *train);
 
 /* ---- one fleet ---- */
 
 typedef enum hpc_fleet_says {
     HPC_FLEET_OPEN = 0, /* more streams are needed */
-    HPC_FLEET_BELOW,    /* its rate is below what the path has left */
+    HPC_FLEET_BELOW,    /* its rate is below the available bandwidth */
     HPC_FLEET_ABOVE,
-    HPC_FLEET_GREY /* what the path has left went past the rate both ways meanwhile */
+    HPC_FLEET_GREY /* the available bandwidth crossed the rate meanwhile */
 } hpc_fleet_says;
 
 typedef struct hpc_fleet {
@@ -53,7 +54,7 @@ typedef struct hpc_fleet {
     int rising, level, unclear;
 } hpc_fleet;
 
-/* As soon as the streams that are still to come cannot change it. */
+/* The verdict, as soon as the streams that are still to come cannot change it. */
 hpc_fleet_says hpc_fleet_judge(const hpc_fleet *fleet);
 
 /* ---- all fleets ---- */
@@ -64,14 +65,15 @@ typedef struct hpc_search {
     double most;       /* that can be sent; 0: unknown */
     double low, high;  /* high 0: nothing was too fast yet */
     double grey_low, grey_high;
-    double guess; /* of what is left, by the slopes of a fleet that was above; 0: none */
+    double guess; /* of the available bandwidth, by the slopes of a fleet that was above; 0: none */
     double rate;  /* of the next fleet */
     int fleets, greys, is_done;
 } hpc_search;
 
 /* hint: the rate of a train. */
 void hpc_search_begin(hpc_search *search, double at_least, double resolution, double hint, double most);
-/* guess: 0, or what the slopes of a fleet that was above say is left. It only chooses the next rate. */
+/* guess: 0, or an estimate of the available bandwidth by the slopes of a fleet that was above. It only chooses the next
+ * rate. */
 void hpc_search_take(hpc_search *search, hpc_fleet_says says, double guess);
 
 #endif

@@ -71,7 +71,7 @@ static size_t signals_offset(size_t nbytes) {
     return (nbytes + HPC_SIGNAL_STRIDE - 1) / HPC_SIGNAL_STRIDE * HPC_SIGNAL_STRIDE;
 }
 
-/* A rank's description of its own part; the ranks exchange it before their blobs. */
+/* A rank's description of its part; the ranks exchange it before their blobs. */
 struct extent {
     uint64_t nbytes;
     int32_t signals;
