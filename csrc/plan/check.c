@@ -98,7 +98,7 @@ int hpc_plan_check_least(uint64_t least, uint64_t chunk) {
                     (unsigned long long)least, (unsigned long long)chunk);
 }
 
-/* The codecs of this build, for errors: those of updates, or of parameters, which are sent whole. */
+/* The codecs of this build, for errors: of updates, or of parameters, which are sent whole. */
 typedef struct known {
     char text[HPC_CODEC_TEXT];
 } known;
@@ -199,7 +199,7 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
         return wrong(r, "relays, so it has one in-edge, from a row; it has %d%s", row->n_in,
                      row->in[0].row < 0 ? ", the first from a push" : "");
     if (row->codec_in != row->codec_out)
-        return wrong(r, "relays %s as %s; what is relayed is not opened", name_of(row->codec_in),
+        return wrong(r, "relays %s as %s; a relay cannot change the codec", name_of(row->codec_in),
                      name_of(row->codec_out));
     return HPC_OK;
 }
@@ -235,7 +235,7 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
     if ((a->action != HPC_FORWARD) != (b->action == HPC_RELAY))
         return wrong(to,
                      "of action %d has an in-edge from row %d of action %d; a relay (%d) takes parameters, all others "
-                     "what is forwarded (%d)",
+                     "take forwarded folds (%d)",
                      b->action, from, a->action, HPC_RELAY, HPC_FORWARD);
     if (find_row(named == from ? b->in : a->out, named == from ? b->n_in : a->n_out, named) == NULL)
         return wrong(named, "has an edge %s row %d, which lacks the other end of that edge",
@@ -244,7 +244,7 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
         return wrong(from, "sends to row %d, which is of other elements; both must have the same key, offset and count",
                      to);
     if (a->core != b->core)
-        return wrong(from, "of core %d sends to row %d of core %d; a row sends to the core of its own number", a->core,
+        return wrong(from, "of core %d sends to row %d of core %d; a row sends to the core of the same number", a->core,
                      to, b->core);
     const int sum = a->codec_out == HPC_F32 && !hpc_codec_of(b->codec_in)->addressable; /* of pieces that are pushed */
     if (b->codec_in != a->codec_out && !sum && hpc_codec_of(a->codec_out)->addressable) /* pieces come by themselves */
@@ -252,7 +252,7 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
     return HPC_OK;
 }
 
-/* wire: the codec of what is pushed of the row's key, -1 while unknown. */
+/* wire: the codec of the pushes of the row's key, -1 while unknown. */
 static int check_in(const struct check *c, int r, int *wire) {
     const hpc_row *row = &c->plan->rows[r];
     for (int e = 0; e < row->n_in; e++) {
@@ -302,7 +302,7 @@ static int check_out(const struct check *c, int r, int *sent) {
         if (row->action != HPC_FORWARD && edge->row == -1) continue;
         if (edge->row < 0 || edge->row >= c->plan->n_rows)
             return wrong(r, "has out-edge %d to row %d; %s, 0 to %d", e, edge->row,
-                         row->action == HPC_FORWARD ? "what is forwarded goes to a row"
+                         row->action == HPC_FORWARD ? "a forwarded fold goes to a row"
                                                     : "parameters go to a rank (row -1) or to a relay",
                          c->plan->n_rows - 1);
         if (c->row_mark[edge->row] == 2 * r + 1) return wrong(r, "has two out-edges to row %d", edge->row);
@@ -313,7 +313,7 @@ static int check_out(const struct check *c, int r, int *sent) {
     return HPC_OK;
 }
 
-/* Rows are taken once all rows that send to them were; those of a circle never are. */
+/* Takes rows once all rows that send to them were taken; the rows of a cycle never are. */
 static int check_acyclic(const struct check *c) {
     int n = c->plan->n_rows, n_waiting = 0, taken = 0;
     for (int r = 0; r < n; r++) {

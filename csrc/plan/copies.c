@@ -1,4 +1,4 @@
-/* Plans by which several ranks apply the same elements, each to parameters of its own: graphs and peers. */
+/* Plans in which several ranks apply the same elements, each to its own parameters: graphs and peers. */
 #include <stdlib.h>
 
 #include "plan/plan.h"

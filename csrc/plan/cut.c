@@ -34,7 +34,7 @@ static void sift(struct bin *heap, int n) {
 }
 
 struct item {
-    uint64_t size, order; /* what it adds to a bin, and the size by which it is dealt */
+    uint64_t size, order; /* its load for a bin, and the size by which it is dealt */
     int index;
 };
 
@@ -142,11 +142,10 @@ void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int c
 
 enum {
     SMALL = 16 << 10, /* bytes: the largest key whose place among its neighbours counts for more than its size */
-    FINE = 8          /* so many small keys fit into the mean of the bins at least, so that they cannot unbalance it */
+    FINE = 8          /* small keys that fit into the mean of the bins, at least: too small to unbalance it */
 };
 
-/* A chunk to deal: key_order is the size of its key's full chunks, by which all of these are dealt one after another.
- */
+/* A chunk to deal: key_order is the size of its key's full chunks, so that these are dealt one after another. */
 struct chunk {
     uint64_t size, key_order;
     int row, is_key; /* is_key: the whole of its key */
@@ -183,8 +182,8 @@ static int emptiest(const uint64_t *loads, int bins) {
     return best;
 }
 
-/* Small keys fill the bins up. Neighbours, which a trainer pushes close together, go to one bin, as what is sent
- * together to one owner can share a message. */
+/* Small keys fill the bins up. Neighbours, which a trainer pushes close together, go to one bin: pushes to one owner
+ * can share a message. */
 static void fill_bins(const struct chunk *chunks, const int *small, int n, uint64_t mean, uint64_t *loads, int bins,
                       int *bin_of) {
     uint64_t run = HPC_PLAN_RUN; /* bytes that this bin has got in a row */
@@ -227,7 +226,7 @@ err:
     return status;
 }
 
-/* First to the interfaces of all servers; then what each of them has, to its own cores. */
+/* First to the interfaces of all servers, then each interface's chunks to its cores. */
 static int deal_by_interface(const struct chunk *chunks, int n, int servers, int of_each, int interfaces, int *bin_of) {
     const int groups = servers * interfaces;
     struct chunk *own = malloc((size_t)n * sizeof *own);
@@ -257,7 +256,7 @@ err:
     return status;
 }
 
-/* Equal chunks of a key change their bins so that those of a bin lie together, in the order in which the key came to
+/* Equal chunks of a key change their bins so that each bin's chunks lie together, in the order in which the key came to
  * the bins: every bin has as much as before, and passes over memory in long runs. */
 static int gather_chunks(const hpc_row *rows, int n, int bins, int *bin_of) {
     int *was = malloc((size_t)n * sizeof *was), *filled = calloc((size_t)bins, sizeof *filled);

@@ -1,5 +1,5 @@
-/* The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, and is fed by itself
- * and by its in-neighbours. */
+/* The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, whose inputs come
+ * from itself and from its in-neighbours. */
 #include "plan/planner.h"
 
 void hpc_graph_init(hpc_graph *graph) {
@@ -7,7 +7,7 @@ void hpc_graph_init(hpc_graph *graph) {
         (hpc_graph){.size = sizeof *graph, .n_phases = 1, .cores = 1, .chunk = 256 << 10, .depth = 1, .wire = HPC_F32};
 }
 
-/* Whether to is fed by from in any phase. */
+/* Whether from sends to to in any phase. */
 static int has_edge(const hpc_graph *g, int to, int from) {
     for (int p = 0; p < g->n_phases; p++)
         if (hpc_graph_weight(g, p, to, from) != 0) return 1;

@@ -187,7 +187,7 @@ static int deal_owners(struct hpc_leaders *d) {
     return order_chunks(d);
 }
 
-/* The n equal chunks of a run change their leaders so that those of one leader lie together. */
+/* The n equal chunks of a run change their leaders so that each leader's chunks lie together. */
 static void gather_run(struct hpc_leaders *d, int n, int *leader) {
     int at = 0;
     for (int i = 0; i < n; i++) {
@@ -216,7 +216,7 @@ static uint64_t mean_load(const struct hpc_leaders *d, const struct hpc_group_no
 /* Neighbouring small keys of one core above go to one leader, as hpc_plan_deal gives them to one owner. */
 static void deal_small(struct hpc_leaders *d, const struct hpc_group_node *own, const int *above, uint64_t mean,
                        int *leader) {
-    uint64_t run = 0; /* elements that the leader of the last one has got in a row */
+    uint64_t run = 0; /* elements that the last one's leader has got in a row */
     for (int i = 0, last = -1; i < d->n; i++) {
         const int c = d->in_order[i];
         const uint64_t count = d->chunks[c].count;
@@ -234,9 +234,9 @@ static void deal_small(struct hpc_leaders *d, const struct hpc_group_node *own, 
     }
 }
 
-/* A group's leaders. The parent's leader leads the group too where it is in it; the other chunks go, core by core, to
- * the one that leads the least so far. So those of a group differ by a chunk at most, if they did not by more before.
- */
+/* A group's leaders. The parent's leader of a chunk also leads the group if it belongs to it; the other chunks go, core
+ * by core, to the least loaded leader so far. So the loads of a group's leaders differ by a chunk at most, unless they
+ * differed by more before. */
 static void deal_group(struct hpc_leaders *d, int g) {
     const struct hpc_group_node *own = &d->t->groups[g];
     const size_t n = (size_t)d->n;

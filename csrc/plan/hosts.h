@@ -10,7 +10,7 @@ struct hpc_group_node {
     int n_children, n_workers, n_leads;
     int *children;                    /* groups; a host has none */
     int *workers;                     /* all below it, in order */
-    int *leads;                       /* those of them that lead */
+    int *leads;                       /* the workers that lead */
     const hpc_edge *pushes, *answers; /* from and to all its workers, once a row has needed just these */
 };
 
@@ -32,7 +32,7 @@ struct hpc_leaders {
     int *by_size;      /* chunks by core, then size, the largest first */
     int *run, *was;    /* chunks, and their leaders */
     int *filled;       /* by worker; 0 between calls */
-    uint64_t *load;    /* by worker: how many elements its chunks have, those that it leads */
+    uint64_t *load;    /* by worker: the elements of the chunks that it leads */
     unsigned char *in; /* by worker: whether it is in the group */
 };
 

@@ -40,7 +40,7 @@ static int wire_of(const hpc_hosts *h, int key) {
     return h->wires != NULL ? h->wires[key] : h->wire;
 }
 
-/* A codec of which only workers can write pieces: a sum goes on as an array. */
+/* Only workers can write pieces of such a codec: a sum goes on as an array. */
 static int is_of_workers(const hpc_hosts *h, int key) {
     return hpc_codec_of(wire_of(h, key))->source_bytes != NULL;
 }
@@ -184,8 +184,8 @@ static void put_outputs(struct maker *m, const struct task *task) {
     m->rows[task->send].n_out = n;
 }
 
-/* The outermost groups in a circle from the owner's on: each folds what the one before it sends, and passes on the
- * answer that the one before it got. The owner's group is the last to fold and the first to answer. */
+/* The outermost groups in a ring, beginning with the owner's: each folds its predecessor's fold with its own updates,
+ * and passes on the answer that its predecessor got. The owner's group is the last to fold and the first to answer. */
 static void make_ring(struct maker *m, const struct hpc_group_node *root, int row) {
     const int n = root->n_children, owner = leader_of(m, m->d->t->n - 1);
     int at = 0;
@@ -235,7 +235,7 @@ static void make_chunk(struct maker *m, int chunk) {
     }
 }
 
-/* An update is a part of the mean of all workers, or of those of its outermost group. */
+/* An update is a part of the mean of all workers, or of the workers of its outermost group. */
 static void find_weights(struct maker *m) {
     const hpc_hosts *h = m->d->h;
     const struct hpc_group_node *root = &m->d->t->groups[m->d->t->n - 1];

@@ -1,6 +1,6 @@
 /* Trees of a parameter server (Parameter Flow, section 3.4.2): each server sends the folds of its chunks to some
- * workers, which send them on to others. The rows of a chunk are that of its server, and a relay of each worker that
- * has children. hpc_plan_apply_at then makes forwards of both, and rows that apply. */
+ * workers, which send them on to others. A chunk has a row of its server, and a relay of each worker with children.
+ * hpc_plan_apply_at then makes forwards of both, and rows that apply. */
 #include "plan/hub_trees.h"
 
 #include <stdlib.h>
@@ -19,8 +19,7 @@ static int is_server(const hpc_hub *h, int server, int worker) {
     return h->workers[worker] == h->servers[server];
 }
 
-/* From every worker the way up ends at the server: else it comes back to where it was, and is longer than there are
- * workers. */
+/* The way up from every worker must end at the server; in a cycle it gets longer than the number of workers. */
 static int check_tree(const hpc_hub *h, int server) {
     for (int w = 0; w < h->n_workers; w++) {
         const int parent = h->parents[(size_t)server * (size_t)h->n_workers + (size_t)w];
@@ -61,8 +60,8 @@ int hpc_hub_check_trees(const hpc_hub *h) {
     return status;
 }
 
-/* The tree of each server: the number of children of each worker, and of the server (last); and a place of each worker
- * among those with children, the server being 0. */
+/* The tree of each server: the number of children of each worker, and of the server (last); and the place of each
+ * worker among the workers with children; the server has place 0. */
 typedef struct branches {
     int *children, *place;
 } branches;
@@ -90,7 +89,7 @@ static int add_outputs(const hpc_hub *h, int server, int parent, const branches 
     return n;
 }
 
-/* The rows of one chunk, from base on; the first is that of its server. Returns the edges that are left. */
+/* The rows of one chunk, from base on, its server's first. Returns the edges that are left. */
 static hpc_edge *make_chunk(const hpc_hub *h, int bin, const branches *b, const hpc_row *chunk, const hpc_edge *pushes,
                             hpc_row *rows, int base, hpc_edge *edge) {
     const int server = bin / h->cores;

@@ -4,7 +4,7 @@
 
 #include "plan/plan.h"
 
-/* Refuses parents by which some worker gets nothing. */
+/* Refuses parents that leave a worker without input. */
 int hpc_hub_check_trees(const hpc_hub *hub);
 
 /* Fills in a row of the server that owns a chunk, but for its edges. bin: hpc_plan_deal's. */

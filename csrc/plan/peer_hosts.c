@@ -9,18 +9,16 @@
 
 static const char op_plan[] = "plan";
 
-/* The workers of each host lie together in `of`, its leaders first; those of host h begin at first[h]. */
+/* The workers of each host lie together in `of`, its leaders first; host h's begin at first[h]. */
 typedef struct grouped {
-    int n, *of, *first, *leaders; /* leaders: how many each host has */
+    int n, *of, *first, *leaders; /* leaders: the number of each host's */
 } grouped;
 
 static int leads(const hpc_peer_to_peer *p, int worker) {
     return p->leads == NULL || p->leads[worker] != 0;
 }
 
-/* Adds the workers of the host of worker `from` that lead, or those that do not, from this one on. Returns their
- * number.
- */
+/* Adds the workers, from `from` on, of its host that lead, or that do not lead. Returns their number. */
 static int add_workers(const hpc_peer_to_peer *p, int from, int leading, int *to) {
     int n = 0;
     for (int w = from; w < p->n_workers; w++)

@@ -1,5 +1,5 @@
-/* The plan of peers (SFB, section 3): every worker owns a row of every chunk, which applies the pushes that come to it
- * to parameters of its own. Where hosts are given, one worker of each owns the row for all of them (peer_hosts.c). */
+/* The plan of peers (SFB, section 3): every worker owns a row of every chunk, which applies its inputs to its own
+ * parameters. If hosts are given, one worker of each host owns the row for all its workers (peer_hosts.c). */
 #include "plan/peer_hosts.h"
 #include "plan/planner.h"
 #include "base/status.h"
@@ -25,7 +25,7 @@ static int source(const hpc_peer_to_peer *p, int from, int to) {
     return parent == from ? -1 : -2 - p->workers[parent];
 }
 
-/* From every worker the way up ends at the one whose pushes go down the tree. */
+/* The way up from every worker must end at the worker whose pushes go down the tree. */
 static int check_parents(const hpc_peer_to_peer *p) {
     const int n = p->n_workers;
     for (int from = 0; from < n && p->parents != NULL; from++)
@@ -45,7 +45,7 @@ static int check_parents(const hpc_peer_to_peer *p) {
                         p->sends != NULL ? "sends" : "parents");
     if (p->hosts == NULL && p->leads != NULL)
         return hpc_fail(HPC_ERR_INVALID, op_plan,
-                        "plan: leads is given, and hosts is not; without hosts every worker has rows of its own: leave "
+                        "plan: leads is given, and hosts is not; without hosts every worker has its own rows: leave "
                         "leads out, or give hosts");
     if (p->parents == NULL || p->sends == NULL) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op_plan,

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Rows share lists of edges: each of the lists met lately is known by its place, with what was made of it. */
+/* Rows share lists of edges: each list met lately is known by its address, with its copy and its digest. */
 enum { LISTS = 64 };
 
 struct list {

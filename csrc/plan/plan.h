@@ -1,11 +1,11 @@
-/* Plans inside the library: their limits, a copy of one's own, and a number by which ranks agree on one. */
+/* Plans inside the library: their limits, private copies, and a digest by which ranks agree on one. */
 #ifndef HPC_PLAN_H
 #define HPC_PLAN_H
 
 #include "hpcomm/hpcomm.h"
 
 enum {
-    HPC_PLAN_NUMBERS = 1 << 24, /* keys, and rows: what an immediate can name */
+    HPC_PLAN_NUMBERS = 1 << 24, /* keys, and rows: the numbers that fit into an immediate */
     HPC_PLAN_CORES = 1 << 10,   /* of one rank */
     HPC_PLAN_ALIGN = 16         /* elements: every row but the last of its key ends on a cache line */
 };
@@ -65,8 +65,8 @@ int hpc_plan_check_cut(int cores, uint64_t chunk, int depth);
 int hpc_plan_check_least(uint64_t least, uint64_t chunk);
 /* name: of one of them, "worker"; whose: "hub". */
 int hpc_plan_check_ranks(const int *ranks, int n, const char *name, const char *whose);
-/* all: the codec of all keys. by_key: n codecs, one for each key; NULL: all counts. name and names are those of the two
- * fields, for the error. */
+/* all: the codec of all keys. by_key: n codecs, one for each key; NULL: all counts. name, names: of the two fields, for
+ * the error. */
 int hpc_plan_check_codecs(const hpc_key *keys, int n_keys, const char *name, int all, const char *names,
                           const int *by_key, int n);
 /* The wires of updates and the codecs of parameters, which all planners with servers have. */
@@ -76,8 +76,7 @@ int hpc_plan_check_both(const hpc_key *keys, int n_keys, int wire, const int *wi
  * plan's block. hosts: by rank: a number of its host, where the ranks of one have one receiver; NULL: each is one. */
 int hpc_plan_check_apply_at(int apply_at);
 int hpc_plan_apply_at(hpc_plan **plan, const hpc_edge *edges, size_t n_edges, int apply_at, const int *hosts);
-/* copies.c: a plan by which each owner has a row of every chunk, which applies what feeds it to parameters of its own.
- */
+/* copies.c: a plan in which each owner has a row of every chunk, which applies its inputs to its own parameters. */
 typedef struct hpc_copies {
     const hpc_key *keys;
     int n_keys;
@@ -107,7 +106,7 @@ static inline int hpc_edge_via(const hpc_edge *edge) {
     return edge->row < -1 ? -2 - edge->row : -1;
 }
 
-/* Whether some pushes come by way of other ranks. */
+/* Whether other ranks pass some pushes on. */
 int hpc_plan_has_ways(const hpc_plan *plan);
 
 /* The rank that sends an input to the owner of its row. */

@@ -1,10 +1,10 @@
-/* Planners: each makes plans of one kind, from arguments of its own. */
+/* Planners: each makes plans of one kind, from its own struct of arguments. */
 #ifndef HPC_PLANNER_H
 #define HPC_PLANNER_H
 
 #include "plan/plan.h"
 
-/* A planner is one const struct in a file of its own, which planner.c lists. Its arguments are a public struct
+/* A planner is one const struct in its own file, which planner.c lists. Its arguments are a public struct
  * (hpcomm/plan.h) that begins with its size. A planner keeps nothing and asks no other rank: equal arguments give equal
  * plans on all ranks. */
 typedef struct hpc_planner {

@@ -1,9 +1,10 @@
-/* Plans by which receivers apply the rule (Parameter Flow, section 3.2). They are made of plans by which owners do: the
- * row that applied forwards its fold, relays forward it too, and each receiver has a row that applies it. A receiver is
- * a rank that is sent parameters; the ranks of a host have one, which writes the parameters into their memory.
+/* Plans by which receivers apply the rule (Parameter Flow, section 3.2). They are made from plans whose owners apply
+ * it: the row that applied forwards its fold, relays forward it too, and each receiver has a row that applies it. A
+ * receiver is a rank that is sent parameters; the ranks of a host have one, which writes the parameters into their
+ * memory.
  *
  * A worker waits for its own receiver alone, so it may be a step ahead of others. Its rule's arguments for that step
- * lie at all receivers, in the slot of its push: so the plan has two slots at least. */
+ * are at all receivers, in the slot of its push, so the plan has two slots at least. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,8 +37,8 @@ static int is_own(const struct receiving *m, const hpc_row *row, const hpc_edge 
     return m->hosts == NULL ? out->rank == row->owner : m->hosts[out->rank] == m->hosts[row->owner];
 }
 
-/* The receivers to which a row sends on: rows, ranks of other hosts, and its owner for the ranks of its own host (or
- * for itself alone, to keep a master). */
+/* The receivers to which a row sends on: rows, ranks of other hosts, and its owner for the ranks of that owner's host
+ * (or for itself alone, to keep a master). */
 struct ends {
     int rows, others, own, keeps;
 };
@@ -76,8 +77,8 @@ static void add_apply(struct receiving *m, const hpc_row *row, int codec, int ow
     m->rows[r].n_out = n_out;
 }
 
-/* Makes an old row that sends parameters forward them, and the rows that it needs behind those of its chunk. Where its
- * owner is its only receiver it applies by itself. */
+/* Turns an old row that sends parameters into one that forwards, and adds the rows that this needs behind the chunk's
+ * rows. If its owner is its only receiver, it applies by itself. */
 static void send_on(struct receiving *m, int old, int codec) {
     const hpc_row *row = &m->old->rows[old];
     const struct ends n = ends_of(m, row);
@@ -114,7 +115,8 @@ static void send_on(struct receiving *m, int old, int codec) {
 
 /* The rows of a chunk, from first to end, which lie together; one of them applies. */
 static void make_chunk(struct receiving *m, int first, int end) {
-    int codec = HPC_F32, pieces = 0; /* of what is sent on: as updates come from other groups, if they come as pieces */
+    int codec = HPC_F32, pieces = 0; /* codec of forwards: the applying row's inputs', or that of the pieces that other
+                                        groups send */
     for (int r = first; r < end; r++) {
         const hpc_row *row = &m->old->rows[r];
         if (row->action == HPC_APPLY && !pieces) codec = row->codec_in;

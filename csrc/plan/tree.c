@@ -14,8 +14,7 @@ void hpc_tree_init(hpc_tree *tree) {
         .size = sizeof *tree, .cores = 1, .chunk = 128 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
 }
 
-/* Finds the root. From every rank the way up ends there: else it comes back to where it was, and is longer than there
- * are ranks. */
+/* Finds the root. The way up from every rank must end there; in a cycle it gets longer than the number of ranks. */
 static int check_parents(const hpc_tree *t, int *root) {
     *root = -1;
     for (int r = 0; r < t->ranks; r++) {
@@ -57,7 +56,7 @@ static int check_tree(const hpc_tree *t, int *root) {
 /* The ranks with children, the root first, and the place of each rank among them; -1: it has none. */
 struct inner {
     int *ranks, *place, n;
-    int *first, *children; /* children[first[r]] up to children[first[r + 1]] are those of rank r, in order */
+    int *first, *children; /* children[first[r]] up to children[first[r + 1]] are rank r's, in order */
 };
 
 static void find_inner(const hpc_tree *t, int root, struct inner *in) {

@@ -38,7 +38,7 @@ static void make_relays(struct relays *p) {
 int main(void) {
     BROKEN_RELAY("row 1 relays, so it has one in-edge, from a row; it has 1, the first from a push", p.came.row = -1);
     BROKEN_RELAY("row 1 relays, so it has one in-edge, from a row; it has 2", p.rows[1].n_in = p.rows[1].quorum = 2);
-    BROKEN_RELAY("row 1 relays float32 as float16; what is relayed is not opened", p.rows[1].codec_out = HPC_F16);
+    BROKEN_RELAY("row 1 relays float32 as float16; a relay cannot change the codec", p.rows[1].codec_out = HPC_F16);
     BROKEN_RELAY("row 1 has codec_in float16, but row 0 sends it float32",
                  p.rows[1].codec_in = p.rows[1].codec_out = HPC_F16);
     BROKEN_RELAY("row 1 of action 0 has an in-edge from row 0 of action 0", p.rows[1].action = HPC_APPLY);
