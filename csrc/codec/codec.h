@@ -1,9 +1,9 @@
-/* A codec says what the bytes of an update are. It is one const struct, in one file of this folder and in the array of
- * codec.c; nothing else knows how many bytes a number of elements takes.
+/* A codec encodes updates as bytes. It is one const struct, in one file of this folder and in the array of codec.c;
+ * nothing else knows how many bytes a number of elements takes.
  *
  * An addressable codec has no header and may be cut at any element: its piece is folded where it lies, block by block.
- * The others write pieces (piece.h), which have a length of their own, at most max_bytes, and are added as a whole.
- * Their encoder has a state, with a residual in it. Any thread may call them; none may block. */
+ * The others write pieces (piece.h) of varying length, at most max_bytes, which are added as a whole. Their encoder has
+ * a state, with a residual in it. Any thread may call them; none may block. */
 #ifndef HPC_CODEC_H
 #define HPC_CODEC_H
 
@@ -17,16 +17,16 @@ typedef struct hpc_encoding {
     uint64_t made;                 /* encodings, the present one included */
     double asked;                  /* the delta of a codec that is given one, before it decays */
     float delta;                   /* of the present one, where it has a delta */
-    float own[HPC_ENCODER_VALUES]; /* what the codec keeps until the next one; 0 at first */
+    float own[HPC_ENCODER_VALUES]; /* values that the codec keeps until the next one; 0 at first */
 } hpc_encoding;
 
 /* An update of a key, as its trainer or a row has it, and where a piece of it begins. */
 typedef struct hpc_codec_source {
-    const void *data; /* the whole update: float32 values, or what hpc_codec.source_bytes makes room for */
+    const void *data; /* the whole update: float32 values, or the form whose size hpc_codec.source_bytes returns */
     uint64_t from;    /* the piece's first element */
 } hpc_codec_source;
 
-/* A piece of a row, and what it weighs. */
+/* A piece of a row, and its weight. */
 typedef struct hpc_codec_input {
     const void *piece;
     int64_t nbytes;
@@ -47,7 +47,7 @@ typedef struct hpc_codec {
     size_t (*max_bytes)(const hpc_codec_config *config, uint64_t n);
     /* The bytes of the piece that lies in a slot: 0 if it is no piece of n elements, else at most max_bytes. */
     size_t (*length)(const hpc_codec_config *config, const void *piece, uint64_t n);
-    /* n elements of source into out, of cap bytes: how many were written, or a negative number. state is
+    /* Encodes n elements of source into out, of cap bytes; returns the bytes written, or a negative number. state is
      * hpc_codec_state_slots arrays of n values, first the residual of a codec that keeps one; *kept gets the elements
      * that were sent. Of arrays encoding, state and kept are NULL. */
     int64_t (*encode)(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
@@ -57,15 +57,15 @@ typedef struct hpc_codec {
     int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight);
     /* Subtracts rate times the weighted sum of pieces that are not packed from param, in one pass over its n elements.
-     * The sum begins with 0. The bits are those of decode_add and the rule sgd. Nonzero when an input is no piece:
-     * *wrong gets its number, and nothing is written. NULL: pieces are added one by one. */
+     * The sum begins with 0. The same bits as by decode_add and the rule sgd. Nonzero when an input is no piece: *wrong
+     * gets its number, and nothing is written. NULL: pieces are added one by one. */
     int (*add_all)(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                    double rate, int *wrong);
-    /* The same for any rule, a part at a time. check_all: 0 if all inputs are pieces of n elements, else what is wrong
-     * with one of them, whose number *wrong gets. add_range adds elements from to from + count of their weighted sum,
-     * with the bits of decode_add, to sum[0..count). squares: 1 when *squares gets the sum of squares of the weighted
-     * sum, up to rounding, and 0 when it can be had of the sum alone. Pieces that have changed since they were checked
-     * add anything, but nothing outside sum is written. NULL: the sum of a row is made as a whole. */
+    /* The same for any rule, a part at a time. check_all: 0 if all inputs are pieces of n elements, else the error of
+     * one of them, whose number *wrong gets. add_range adds elements from to from + count of their weighted sum, with
+     * the bits of decode_add, to sum[0..count). squares: 1 when *squares gets the sum of squares of the weighted sum,
+     * up to rounding, and 0 when it takes the sum itself. Pieces that have changed since they were checked add
+     * anything, but nothing outside sum is written. NULL: the sum of a row is made as a whole. */
     int (*check_all)(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                      int *wrong);
     void (*add_range)(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
@@ -76,11 +76,11 @@ typedef struct hpc_codec {
     /* Addressable only: the kernel that folds pieces where they lie. */
     hpc_fold_fn *(*fold)(const struct hpc_fold_kernels *kernels);
 
-    /* Pieces only. check: NULL if the configuration is right, else what is wrong with it. */
+    /* Pieces only. check: NULL if the configuration is right, else its fault, in words. */
     const char *(*check)(const hpc_codec_config *config);
     /* Elements in a row that no piece of a key of n elements may cut apart. NULL: 1. */
     uint64_t (*unit)(const hpc_codec_config *config, uint64_t n);
-    /* Whether a residual holds back what a piece leaves out. NULL: it does. */
+    /* Whether a residual keeps the values that a piece leaves out. NULL: it does. */
     int (*keeps)(const hpc_codec_config *config);
     /* Bytes of an update of n elements, as a trainer writes it. NULL: it is an array of n float32. With another source
      * only trainers can encode, and no row can encode a sum. */
@@ -89,8 +89,8 @@ typedef struct hpc_codec {
     void (*scale)(const hpc_codec_config *config, void *source, float factor);
     /* Whether the n values of a source are finite. NULL: it is an array. */
     int (*is_finite)(const hpc_codec_config *config, const hpc_codec_source *source, uint64_t n);
-    /* Before, and after, the pieces of n elements are encoded, which may lie apart: what is the same for all of them.
-     * kept is of them all. NULL: nothing is. */
+    /* Called before and after the pieces of n elements are encoded, which may lie apart, for steps that concern all of
+     * them. kept counts them all. NULL: no such steps. */
     void (*begin)(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n);
     void (*end)(hpc_encoding *encoding, int64_t n, int64_t kept);
 
@@ -99,11 +99,11 @@ typedef struct hpc_codec {
     /* The fault of a piece, or of an encoding, in words: of a nonzero status of decode_add and unpack, or a
      * negative one of encode and pack. */
     const char *(*text)(int status);
-    /* Pieces that are made shorter still after they are encoded, and read only when they have their old form again.
-     * scratch: bytes that pack and unpack need beside pieces of at most so many; 0: this configuration packs none, and
-     * neither of the two is called. pack works on a piece of at most cap bytes where it lies, and returns its bytes.
-     * unpack returns the bytes of the piece that it has written to raw, or 0 for one that was not packed. Both return a
-     * negative status where they fail. */
+    /* Compression: pieces are packed after they are encoded, and unpacked before they are read. scratch: bytes that
+     * pack and unpack need beside pieces of at most so many; 0: this configuration packs none, and neither of the two
+     * is called. pack works on a piece of at most cap bytes where it lies, and returns its bytes. unpack returns the
+     * bytes of the piece that it has written to raw, or 0 for one that was not packed. Both return a negative status
+     * where they fail. */
     size_t (*scratch)(const hpc_codec_config *config, size_t most);
     int64_t (*pack)(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room);
     int64_t (*unpack)(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
@@ -114,14 +114,14 @@ extern const hpc_codec hpc_codec_f32, hpc_codec_f16, hpc_codec_bf16;
 extern const hpc_codec hpc_codec_threshold, hpc_codec_topk, hpc_codec_onebit, hpc_codec_own, hpc_codec_factors,
     hpc_codec_float4;
 
-/* NULL if the configuration of a key's pieces is right, else what is wrong with it (use.c). */
+/* NULL if the configuration of a key's pieces is right, else its fault, in words (use.c). */
 const char *hpc_codec_check(const hpc_codec *codec, const hpc_codec_config *config);
 
 /* The codec with this number, below HPC_CODEC_NUMBERS, or NULL. */
 enum { HPC_CODEC_NUMBERS = 32, HPC_CODEC_TEXT = 128 };
 const hpc_codec *hpc_codec_of(int number);
 /* Texts for errors (use.c). The names of the codecs whose bit (1u << number) is set, each behind a space: " float32
- * float16". And codecs with their numbers, those of pieces too or arrays alone: "0 (float32), 2 (float16)". */
+ * float16". And codecs with their numbers, pieces included or arrays alone: "0 (float32), 2 (float16)". */
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 

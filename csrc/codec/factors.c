@@ -1,5 +1,5 @@
-/* A matrix as pairs of vectors, whose products u v^T are its sum (SFB, section 2). A piece of n elements is its rows of
- * each u, and all of each v; or the sum itself, where that takes fewer bytes. Nothing is held back. */
+/* A matrix as pairs of vectors, whose products u v^T add up to it (SFB, section 2). A piece of n elements is its rows
+ * of each u, and all of each v; or the sum itself, where that takes fewer bytes. Nothing is held back. */
 #include "codec/factors.h"
 
 #include <math.h>
@@ -93,7 +93,7 @@ static int write_vector(outlet *o, char *table, const float *vector, uint64_t le
     const uint64_t nbytes = hpc_factors_vector(length, entries, o->sizes.item, index);
     if (nbytes > (uint64_t)(o->end - o->at)) return HPC_PIECE_FAILED;
     memcpy(table, &entries, sizeof entries);
-    if (nbytes > 0) memset(o->at + nbytes - 4, 0, 4); /* of which some may be padding */
+    if (nbytes > 0) memset(o->at + nbytes - 4, 0, 4); /* the end may be padding */
     if (entries == HPC_FACTOR_DENSE) {
         write_values(o, o->at, vector, length);
         o->at += nbytes;
@@ -251,7 +251,7 @@ int hpc_factors_add(const hpc_codec_config *config, float *acc, int64_t n, const
     return status;
 }
 
-/* Part by part: the sum, then what it takes from the parameters. */
+/* Part by part: makes the sum, then subtracts it from the parameters. */
 static void take_by_sums(float *param, hpc_factors_walk walk, float rate, const struct hpc_factor_kernels *kernels) {
     enum { TALL = 96, WIDE = 256 };
     float sum[TALL * WIDE];

@@ -127,7 +127,7 @@ void hpc_factors_begin(hpc_factors_walk *walk, const hpc_codec_config *config, i
         .sizes = hpc_factors_sizes(config, (uint64_t)n), .inputs = inputs, .n_inputs = n_inputs, .n = n};
 }
 
-/* A piece that has changed since it was checked adds what was read of it until then. */
+/* A piece that has changed since its check adds the pairs read before the change shows. */
 size_t hpc_factors_next(hpc_factors_walk *w, hpc_factor_pair *pairs, hpc_factors_array *array) {
     size_t some = 0;
     array->values = NULL;

@@ -4,7 +4,7 @@
  *
  *     form                 bytes
  *     HPC_PIECE_FACTORS    count vectors v, then the piece's rows of count vectors u: values
- *     HPC_PIECE_SPARSE     2 count lengths (uint32_t), those of v first: entries, or HPC_FACTOR_DENSE; then the vectors
+ *     HPC_PIECE_SPARSE     2 count lengths (uint32_t), v's first: entries, or HPC_FACTOR_DENSE; then the vectors
  *                          in the same order, each from a multiple of 4 bytes on: its values if it is dense, else its
  *                          indices, which ascend, and from a multiple of 4 bytes on its values
  *     HPC_PIECE_DENSE      the sum
@@ -36,8 +36,8 @@ static inline uint64_t hpc_factors_vector(uint64_t length, uint64_t entries, siz
     return (entries * index + 3) / 4 * 4 + (entries * item + 3) / 4 * 4;
 }
 
-/* 0 if n elements are rows of a matrix, and in is a piece of them, with all its lengths and indices; else what is wrong
- * with it. */
+/* 0 if n elements are rows of a matrix, and in is a sound piece of them, with all its lengths and indices; else the
+ * error (HPC_PIECE_*). */
 int hpc_factors_check(const hpc_codec_config *config, int64_t n, const void *in, int64_t nbytes);
 
 /* Walks over the pairs of some pieces that were checked, in order. The number of pairs that lie behind each other, at

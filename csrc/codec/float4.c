@@ -19,7 +19,7 @@ static size_t length(const hpc_codec_config *config, const void *piece, uint64_t
     return hpc_piece_length(piece, max_bytes(config, n));
 }
 
-/* Without feedback what rounding leaves out is lost, as in the paper. */
+/* Without feedback the errors of rounding are lost, as in the paper. */
 static int keeps(const hpc_codec_config *config) {
     return !config->no_feedback;
 }

@@ -27,9 +27,9 @@ static float mean_of(double sum, size_t count) {
     return count > 0 ? (float)(sum / (double)count) : 0;
 }
 
-/* A bit an element (CNTK's 1-bit SGD): units of elements in a row, each with the mean of its elements from 0 up and
- * that of the others; the residual is what these miss. Dense float32 where units are so small that this takes less. A
- * piece begins with a unit. */
+/* A bit an element (CNTK's 1-bit SGD): units of elements in a row, each with the mean of its elements from 0 up and the
+ * mean of the others; the residual is the difference to these. Dense float32 where units are so small that this takes
+ * less. A piece begins with a unit. */
 static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
                       int64_t cap, int64_t *kept) {
     const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(HPC_ISA_BEST);

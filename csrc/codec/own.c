@@ -1,11 +1,11 @@
-/* A codec of a user's own. Its bytes lie behind a head, and the residual is kept here: it is what is left when what was
- * sent is taken from it. */
+/* A user's codec. Its bytes lie behind a head. The residual is kept here: it is the update minus its decoded
+ * encoding. */
 #include <math.h>
 #include <string.h>
 
 #include "codec/piece.h"
 
-/* Without feedback what a piece leaves out is lost, or nothing is left out. */
+/* Without feedback, values that a piece leaves out are lost, if it leaves out any. */
 static int keeps(const hpc_codec_config *config) {
     return !config->no_feedback;
 }

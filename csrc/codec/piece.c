@@ -21,7 +21,7 @@ const char *hpc_piece_text(int status) {
     case HPC_PIECE_BAD_HEAD:
         return "its head names a form, a format or a number of elements that it cannot have";
     case HPC_PIECE_BAD_LENGTH:
-        return "its length is not that of its form, or not what came";
+        return "its length does not fit its form, or the bytes that came";
     case HPC_PIECE_BAD_COUNT:
         return "it keeps another number of elements than it has values";
     case HPC_PIECE_BAD_INDEX:
@@ -166,7 +166,7 @@ static int add_by_bits(const piece_intake *in, float *acc) {
     if (in->kernels->count(in->rest, n) != entries) return HPC_PIECE_BAD_COUNT;
     for (size_t from = 0; from < n; from += BLOCK) {
         float block[BLOCK];
-        uint8_t bits[BLOCK / 8]; /* what is counted is what is added, even if the piece changes meanwhile */
+        uint8_t bits[BLOCK / 8]; /* a copy: adds the bits that were counted, even if the piece changes meanwhile */
         size_t some = n - from < BLOCK ? n - from : BLOCK;
         memcpy(bits, in->rest + from / 8, (some + 7) / 8);
         size_t count = in->kernels->count(bits, some);
@@ -178,13 +178,13 @@ static int add_by_bits(const piece_intake *in, float *acc) {
     return 0;
 }
 
-/* Prefetches the elements that a piece is about to add to, into the second cache: more loads can be under way there
- * than to the first. */
+/* Prefetches the elements that a piece is about to add to, into the second cache: it allows more pending loads than the
+ * first. */
 static void fetch(const float *acc, const uint32_t *positions, size_t count) {
     for (size_t i = 0; i < count; i++) __builtin_prefetch(acc + positions[i], 0, 2);
 }
 
-/* No two positions are the same. Two are loaded at once: loads and stores are what takes the time. */
+/* No two positions are the same. Two are loaded at once: loads and stores take most of the time. */
 static void add_at(float *restrict acc, const uint32_t *restrict positions, const float *restrict values,
                    size_t count) {
     size_t i = 0;
@@ -231,7 +231,7 @@ static void add_eights(float *restrict acc, const uint8_t *restrict codes, size_
     }
 }
 
-/* Adds blocks that are copied first: what is counted is what is added, even if the piece changes meanwhile. */
+/* Copies each block, then adds it: so the counted codes are the added ones, even if the piece changes meanwhile. */
 static int add_near_bytes(const piece_intake *in, float *acc) {
     size_t entries = in->head->entries, n = in->head->n, next = 0, used = 0;
     for (size_t from = 0; from < in->nbytes; from += CODES) {

@@ -1,23 +1,23 @@
 /* The wire form of a piece of variable length, and the codecs that write it. Pure functions of their arguments: any
  * thread may call them, and none blocks or allocates.
  *
- * A piece of n elements is a head of 16 bytes, the values that were kept, and what says where they belong. All numbers
- * are little-endian; the values begin right behind the head, and the rest right behind the values.
+ * A piece of n elements is a head of 16 bytes, the values that were kept, and their places. All numbers are
+ * little-endian; the values begin right behind the head, and the rest right behind the values.
  *
  *     form                 values                                    rest
  *     HPC_PIECE_DENSE      n, 0 where none was kept                  nothing
  *     HPC_PIECE_BITS       those kept                                (n + 7) / 8 bytes of bits (kernel/sparse.h)
  *     HPC_PIECE_GAPS8      those kept                                gaps, a byte a code (kernel/sparse.h)
  *     HPC_PIECE_GAPS16     those kept                                gaps, two bytes a code
- *     HPC_PIECE_SIGNS      two float32 for each unit of elements:    for each unit its bits, from a byte of its own on
+ *     HPC_PIECE_SIGNS      two float32 for each unit of elements:    for each unit its bits, from a new byte on
  *                          where the bit is set, and where not
- *     HPC_PIECE_OWN        what a codec of a user's own has written; entries is 0
+ *     HPC_PIECE_OWN        the bytes that a user's codec has written; entries is 0
  *     HPC_PIECE_FACTORS    vectors whose products are the update (factors_read.h); entries is the number of pairs
- *     HPC_PIECE_SPARSE     the same; of some vectors only what is not 0
+ *     HPC_PIECE_SPARSE     the same; of some vectors only the values that are not 0
  *     HPC_PIECE_FLOAT4     a float32 for each unit: its scale        for each unit its codes, two in a byte, from a
- *                                                                    byte of its own on (kernel/float4.h)
+ *                                                                    new byte on (kernel/float4.h)
  *
- * A sum that is folded of pieces depends on no form: dense is the same update, with its zeros. */
+ * The fold of pieces does not depend on their forms: a dense piece is the same update, with its zeros. */
 #ifndef HPC_PIECE_H
 #define HPC_PIECE_H
 
@@ -56,12 +56,12 @@ static inline int hpc_piece_is_factors(const hpc_piece_head *head) {
 enum {
     HPC_PIECE_BAD_ARGS = -1,   /* arguments out of range */
     HPC_PIECE_NO_ROOM = -2,    /* cap is less than max_bytes */
-    HPC_PIECE_FAILED = -3,     /* a filter or an encoder of a user's own failed */
+    HPC_PIECE_FAILED = -3,     /* a user's filter or encoder failed */
     HPC_PIECE_BAD_HEAD = -4,   /* form, format of values or elements */
     HPC_PIECE_BAD_LENGTH = -5, /* not as many bytes as came, or as the form takes */
     HPC_PIECE_BAD_COUNT = -6,  /* not as many elements are kept as there are values */
     HPC_PIECE_BAD_INDEX = -7,  /* an element at n or behind it */
-    HPC_PIECE_REFUSED = -8,    /* by the decoder of a user's own */
+    HPC_PIECE_REFUSED = -8,    /* by a user's decoder */
     HPC_PIECE_BAD_PACK = -9,   /* its body cannot be decompressed to the length that it should have */
     HPC_PIECE_NO_LIBRARY = -10 /* the library of its compression cannot be loaded */
 };
@@ -69,15 +69,15 @@ enum {
 /* The same in words, for errors: "its length is wrong". */
 const char *hpc_piece_text(int status);
 
-/* The most bytes of a piece: those of dense values, and the head. values: HPC_F32, HPC_F16 or HPC_BF16. */
+/* The most bytes of a piece: dense values, and the head. values: HPC_F32, HPC_F16 or HPC_BF16. */
 size_t hpc_piece_max_bytes(uint64_t n, int values);
 
 /* Reads the head of a piece of n elements and nbytes once (its memory may change after that), and holds it against n
- * and nbytes. Returns 0, or the error that says what is wrong with it. in is aligned to 4 bytes. */
+ * and nbytes. Returns 0, or its error. in is aligned to 4 bytes. */
 int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t n);
 
 /* hpc_codec's decode_add, for every form. Nothing is written if the piece is refused. If its memory changes meanwhile,
- * what is added is undefined, but no element outside acc[0..n) is touched. config is not read and may be NULL. */
+ * the added values are undefined, but no element outside acc[0..n) is touched. config is not read and may be NULL. */
 int hpc_piece_decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                          double weight);
 
@@ -110,7 +110,7 @@ typedef struct hpc_piece_filter {
     hpc_filter_fn *filter; /* NULL: the kernel for the format of values */
     float delta;
     int values;
-    int paper; /* gaps above 80 % zeros, else dense (Parameter Flow 3.3.1); else what takes the fewest bytes */
+    int paper; /* gaps above 80 % zeros, else dense (Parameter Flow 3.3.1); else the form with the fewest bytes */
     int isa;   /* hpc_isa */
 } hpc_piece_filter;
 
@@ -125,10 +125,10 @@ int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const hpc_codec_
                                   void *out, int64_t cap, int64_t *kept);
 const char *hpc_piece_check_filter(const hpc_codec_config *config);
 
-/* Whether n, values and cap are in range: 0, or why not. */
+/* 0 if n, values and cap are in range, else the error. */
 int hpc_piece_check(int64_t n, int values, int64_t cap);
 
-/* Writes the head of a piece whose other bytes, so many, are there; returns those of all. */
+/* Writes the head of a piece whose other nbytes are there; returns the bytes of the whole piece. */
 int64_t hpc_piece_finish(void *out, int form, int values, int64_t n, int64_t entries, size_t nbytes);
 
 /* Bytes behind the head of a piece of signs, and of one of 4-bit floats. unit is at least 1. */

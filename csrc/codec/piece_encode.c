@@ -3,7 +3,7 @@
 
 #include "codec/piece.h"
 
-/* The bits of a piece of up to SMALL elements lie on the stack while it is written. Those of a larger one lie at the
+/* The bits of a piece of up to SMALL elements lie on the stack while it is written. A larger piece has its bits at the
  * end of its room, which the values reach only if nearly all elements are kept: it is dense then. Its slack, STEP
  * elements, lets the filter go on by steps of some length. */
 enum { SMALL = 1 << 16, STEP = 1024 };
@@ -28,8 +28,8 @@ static hpc_filter_fn *filter_of(const hpc_piece_filter *how, const struct hpc_sp
                                     : kernels->filter_bf16;
 }
 
-/* The filter on count elements: how many it kept, or HPC_PIECE_FAILED. One of a user's own may set other bits than it
- * says. */
+/* Filters count elements. Returns how many it kept, or HPC_PIECE_FAILED: a user's filter may set another number of bits
+ * than it returns. */
 static int64_t filter_some(const piece_outlet *out, const float *x, float *residual, size_t count, void *values,
                            uint8_t *bits) {
     int64_t kept = out->filter(x, residual, (int64_t)count, out->how->delta, values, bits);
@@ -62,8 +62,8 @@ static int64_t filter_all(piece_outlet *out) {
     return (int64_t)at;
 }
 
-/* Takes back what the filter did to the first elements: their residual is all of u then, and the filter of u + 0 keeps
- * the same again. So everything is filtered by blocks, and spread. */
+/* Undoes the filter on the first elements: their residual becomes all of u, and filtering u + 0 keeps the same elements
+ * again. Then filters everything by blocks, and spreads the values. */
 static int64_t write_dense(piece_outlet *out, size_t done) {
     static const float zeros[STEP];
     float values[STEP];
@@ -162,7 +162,7 @@ int64_t hpc_piece_encode(const hpc_piece_filter *how, const float *x, int64_t n,
 const char *hpc_piece_check_filter(const hpc_codec_config *config) {
     if (config->values != HPC_F32 && config->values != HPC_F16 && config->values != HPC_BF16)
         return "values must be 0 (float32), 2 (float16) or 3 (bfloat16)";
-    if (config->filter != NULL && config->values != HPC_F32) return "a filter of one's own needs values 0 (float32)";
+    if (config->filter != NULL && config->values != HPC_F32) return "a user's filter needs values 0 (float32)";
     return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
 }
 

@@ -1,4 +1,4 @@
-/* Keeps what is larger than a delta that is given (Parameter Flow, 3.3). */
+/* Keeps the elements larger than a given delta (Parameter Flow, 3.3). */
 #include <float.h>
 #include <math.h>
 

@@ -44,15 +44,15 @@ static float sampled_delta(const float *x, const float *residual, int64_t n, dou
         sizes[i] = hpc_bits_of_float(x[at] + residual[at]) & 0x7fffffff;
     }
     int most = (int)(fraction * count);
-    uint32_t least = select_at(sizes, count, most > 1 ? most - 1 : 0); /* of those that are kept */
+    uint32_t least = select_at(sizes, count, most > 1 ? most - 1 : 0); /* the least one kept */
     if (least == 0) return 0;
     return least > hpc_bits_of_float(FLT_MAX) ? FLT_MAX : hpc_float_of_bits(least - 1);
 }
 
 /* Sets the delta of the next step, or 0 for one from a sample. If the density is exp(-(delta / b)^p), GAIN brings delta
- * nearer by the factor 1 - GAIN p at each step. It is small because residuals pile up right below delta: where all
- * elements are alike, p is more than Gauss's 2, and a larger GAIN goes back and forth. At first residuals grow from
- * step to step, and what is right for this one is too little for the next: trend, a sum of what was corrected, goes
+ * nearer by the factor 1 - GAIN p at each step. It is small because residuals pile up right below delta: if all
+ * elements are alike, p is more than Gauss's 2, and a larger GAIN oscillates. At first residuals grow from step to
+ * step, so that a delta that fits this step is too small for the next: trend, the sum of past corrections, goes
  * ahead. */
 static void follow(float state[HPC_ENCODER_VALUES], float delta, int64_t kept, int64_t n, double fraction) {
     double wanted = fraction * (double)n < 1 ? 1 / (double)n : fraction, got = (double)kept / (double)n;
