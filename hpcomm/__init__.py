@@ -188,7 +188,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every name for one of
             try:
                 return _importlib.import_module(f".{name}", __name__)
             except ImportError as missing:
-                if missing.name != f"{__name__}.{name}":  # a module of ours, which needs what is not here
+                if missing.name != f"{__name__}.{name}":  # our module imports a package that is missing
                     raise AttributeError(str(missing)) from missing
             hints = _importlib.import_module(".words", __name__).ATTRIBUTES
             hint = f": {hints[name]}" if name in hints else ""

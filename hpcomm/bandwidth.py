@@ -1,4 +1,4 @@
-"""What the path to a peer has left: the result of Context.bandwidth, and its arguments."""
+"""The available bandwidth of the path to a peer: the result of Context.bandwidth, and its arguments."""
 
 import math
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ from .errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """What the path from this rank to a peer has left, in bytes a second with headers, as `Context.bandwidth` found it.
+    """The available bandwidth from this rank to a peer, in bytes a second with headers: see `Context.bandwidth`.
 
     Attributes:
         peer: the rank at the other end.
-        low, high: the path has more left than low and less than high. low is 0 where no rate was slow enough, high is
-            infinite where none was too fast. Both are None where nothing was found out.
-        sufficient: with at_least, whether the path has that much left; None where it was not asked, or not found out.
-        capacity: the rate at which a train of packets came: what the narrowest link lets pass. None: not found out.
-        seconds: what the answer took.
-        nbytes: what the probe sent, with headers.
-        answered: whether any packet of the probe came there. If not, a firewall may drop UDP, and a note says so.
+        low, high: bounds of the available bandwidth. low is 0 if every rate was too fast, high is infinite if every
+            rate passed. None: the probe found no bounds.
+        sufficient: with at_least, whether the path has that much left; None if not asked, or not found out.
+        capacity: the rate at which a train of packets arrived: the capacity of the narrowest link. None: unknown.
+        seconds: duration of the measurement.
+        nbytes: bytes that the probe sent, with headers.
+        answered: whether any packet of the probe arrived. If not, a firewall may drop UDP, and a note says so.
         by_own: whether this rank's own traffic left no pause for a probe, so that its throughput is the answer.
     """
 

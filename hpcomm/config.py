@@ -159,9 +159,7 @@ class Config:
         _path,
         "file for a timeline of each rank (Chrome's trace format); the rank replaces %r, or is added as .rankN",
     )
-    debug: str = _setting(
-        "WARN", "level", _debug, "what the logger is told: WARN, INFO (peers, notes) or TRACE (calls)"
-    )
+    debug: str = _setting("WARN", "level", _debug, "level of the logger: WARN, INFO (peers, notes) or TRACE (calls)")
     overlap: bool = _setting(
         False, "switch", _switch, "hpcomm.torch: 1: step() returns while parameters are on their way"
     )

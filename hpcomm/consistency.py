@@ -11,19 +11,19 @@ _ASYNC_AHEAD = 4  # steps for which a peer or a receiver has room under ASYNC, u
 
 @dataclass(frozen=True)
 class Consistency:
-    """How far workers may drift apart, and what a fold waits for. BSP, ASYNC, NOTIFY_ACK, BARRIER and SSP(s) are such.
+    """How far workers may drift apart, and the inputs that a fold waits for; see BSP, ASYNC, NOTIFY_ACK, BARRIER, SSP.
 
     Attributes:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
-        quorum: updates that make a fold, 1 or more; None: those of all workers. With a Hierarchy those of hosts, or of
-            racks where there are some, whose ranks fold first. On a graph those of in-neighbours, beside one's own; as
-            many as a rank has are all. Exchange.late tells what came after its fold.
+        quorum: updates that suffice for a fold, 1 or more; None: all workers' updates. With a Hierarchy it counts
+            updates of hosts, or of racks if it has racks: their ranks fold first. On a graph it counts in-neighbours'
+            updates beside the rank's own, at most all of them. Exchange.late names keys whose update missed its fold.
         grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
             None: as long as they usually take, which is learned.
-        late: what becomes of an update that misses its fold. With a quorum "drop", which leaves it out, is the only
-            value and the default. Without one, and under ASYNC, no update misses its fold, and late is None.
-        waits_for: "all" the other workers, or on a graph "neighbours" only, those that a rank exchanges updates with.
-        whole: False takes what is there when it has waited, be it missing, stale or torn (and then left out).
+        late: fate of an update that misses its fold. With a quorum "drop", which leaves it out, is the only value and
+            the default. Without a quorum, and under ASYNC, no update misses its fold, and late must be None.
+        waits_for: "all" the other workers, or on a graph only "neighbours": ranks that a rank exchanges updates with.
+        whole: False: after its wait a fold takes the whole inputs, and leaves out missing, stale and torn ones.
 
     Raises:
         InvalidArgument: a number is out of range or no int, or late is given where it has no meaning.
@@ -81,17 +81,17 @@ BSP = Consistency()
 """A fold waits for all workers, and every worker for the fold: the same parameters everywhere after each step."""
 
 ASYNC = Consistency(staleness=None, quorum=1)
-"""Each update is applied by itself as it comes; no worker waits for another. On a graph a reduce takes what is there
-and whole."""
+"""Each update is applied by itself as it comes; no worker waits for another. On a graph a reduce takes the inputs that
+have come and are whole."""
 
 NOTIFY_ACK = Consistency(waits_for="neighbours")
-"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the out-neighbours' ACK of what was in its
-slot; every input is whole and of this step, and nobody waits for ranks further away (ASAP, section 4)."""
+"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the out-neighbours' ACK of the update in its
+slot; every input is whole and of this step, and no rank waits for ranks further away (ASAP, section 4)."""
 
 BARRIER = Consistency(whole=False)
-"""Graphs, for comparison: all ranks meet, but the barrier may overtake the updates, and a fast rank may write over what
-a slow one still reads (ASAP, section 6.2). With servers, and among peers, updates come before the word of them: there
-it is BSP."""
+"""Graphs, for comparison: all ranks meet, but the barrier may overtake the updates, and a fast rank may overwrite an
+update that a slow one still reads (ASAP, section 6.2). With servers, and among peers, it is BSP, as every update
+arrives before its event."""
 
 
 def SSP(staleness: int) -> Consistency:
@@ -99,7 +99,7 @@ def SSP(staleness: int) -> Consistency:
 
     With servers each update is applied by itself as it comes, and a pull waits for the slow workers only while this
     rank's copy is too old for its next step; 0 to 64, and SSP(0) takes BSP's path (Parameter Flow, section 2.3.2). With
-    apply_at="receivers" servers send the sum of what has come once all workers have made a step; 0 to 30 (UCC-SSP,
+    apply_at="receivers" servers send the sum of received updates once all workers have made a step; 0 to 30 (UCC-SSP,
     section 3.2.1). On a graph a reduce takes the newest update of each in-neighbour, none more than staleness steps
     old; 0 to 30, and SSP(0) is NOTIFY_ACK (ASAP, section 7).
 
@@ -115,9 +115,9 @@ _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIE
 
 
 def with_servers(consistency: Consistency) -> Consistency:
-    """A consistency as servers and peers have it: there SSP(0) and BARRIER are BSP, while on graphs they are NOTIFY_ACK
-    and a consistency of its own. So it is with a quorum. Every worker is a neighbour of every server, and an update
-    that a fold has waited for is there and whole."""
+    """A consistency as servers and peers have it, also with a quorum: SSP(0) and BARRIER are BSP there, as every worker
+    is a neighbour of every server, and an update that a fold has waited for is whole. On graphs SSP(0) is NOTIFY_ACK,
+    and BARRIER differs from BSP."""
     return replace(consistency, waits_for="all", whole=True) if consistency.staleness == 0 else consistency
 
 

@@ -50,8 +50,8 @@ class Closes(Protocol):
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank as this one knows it. state: joining, alive, left or failed. transport: "self" for oneself. path: how it
-    is reached, e.g. "10.0.0.2:40001 by eth0" over tcp; else ""."""
+    """A rank as this one knows it. state: joining, alive, left or failed. transport: "self" for this rank itself. path:
+    how the rank is reached, e.g. "10.0.0.2:40001 by eth0" over tcp; else ""."""
 
     rank: int
     transport: str
@@ -65,8 +65,8 @@ def init(comm: Communicator | Any | None = None, **config: "Unpack[Settings]") -
     """Brings this rank up and waits for all the others.
 
     Args:
-        comm: an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]. None: what the
-            launcher says (mpirun, mpiexec and srun by MPI, torchrun and srun by their variables), else a world of
+        comm: an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]. None: the
+            launcher's ranks (mpirun, mpiexec and srun by MPI, torchrun and srun by their variables), else a world of
             one. MPI is not called any more once init has returned.
         config: the settings of Config, e.g. timeout=10 (seconds) or transport="shm". One that is not given, or None, is
             its HPCOMM_ variable, else its default; `hpcomm info -c` prints them all.
@@ -94,10 +94,10 @@ class Context:
         ranks: by rank, what each was called in the first context, from which this one came by shrinks.
         config: the settings it was made with.
         racks: by rank: the switches or the block that its host hangs on, as SLURM_TOPOLOGY_ADDR told it; "" if unknown.
-        local_rank, local_size: this rank among those of its host, and how many these are.
-        peers: what is known of every rank now.
-        notes: what was degraded at start, and what was odd since, e.g. a stranger refused or a push lost; a sentence
-            each. The logger is told the latter too when the context is closed.
+        local_rank, local_size: this rank's number among the ranks of its host, and how many there are.
+        peers: the current state of every rank.
+        notes: sentences about features degraded at start, and about incidents since, e.g. a stranger refused or a push
+            lost. Incidents are logged too when the context is closed.
 
     Collectives (window, receive_queue, lane, barrier, allgather, an Exchange and its load_state_dict) are made by all
     ranks in the same order. All methods raise InvalidArgument after close.
@@ -174,13 +174,13 @@ class Context:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """The lowest rank on the host of each rank. A container with a network of its own is a host."""
+        """The lowest rank on the host of each rank. A container with its own network is a host."""
         return tuple(_core.context_host(self._handle, rank) for rank in range(self.size))
 
     @property
     def local_rank(self) -> int:
-        """This rank's number among the ranks of its host, from 0, in the order of their ranks. After shrink those that
-        are left count anew."""
+        """This rank's number among the ranks of its host, from 0, in the order of their ranks. After shrink the
+        survivors are numbered again."""
         return self._mates().index(self.rank)
 
     @property
@@ -253,7 +253,7 @@ class Context:
         Args:
             in_peers, out_peers: ranks; rank a has b in out_peers exactly when b has a in in_peers.
             shape, dtype: of one update, the same on every rank.
-            depth: updates of one sender that may be under way, 1 or more.
+            depth: pending updates of one sender, 1 or more.
             buffers: registered buffers of each rank, 0 to 64: with 2 or more, updates are read where they were written.
             timeout: seconds to wait for the other ranks.
 
@@ -314,9 +314,9 @@ class Context:
     def bandwidth(
         self, peer: int | Iterable[int], *, at_least: float | None = None, timeout: float | None = None
     ) -> Bandwidth | tuple[Bandwidth, ...]:
-        """What the path to a peer on another host has left beside all traffic of others, without filling it (SLoPS as
-        pathload has it: Jain and Dovrolis, SIGCOMM 2002; Parameter Flow, section 3.3.3). From any thread, also while
-        exchanges run; the calls of a context take turns. Not collective: the peer's context answers by itself.
+        """Measures the available bandwidth to a peer on another host beside all other traffic, without filling the path
+        (SLoPS as in pathload: Jain and Dovrolis, SIGCOMM 2002; Parameter Flow, section 3.3.3). From any thread, also
+        while exchanges run; the calls of a context take turns. Not collective: the peer's context answers by itself.
 
         Args:
             peer: a rank, or several, whose probes fill each other's pauses; the answer is a tuple then.
@@ -347,23 +347,23 @@ class Context:
             with suppress(HpcommError):
                 _core.context_span(self._handle, str(name), start)
 
-    # ---- who is left -----------------------------------------------------------------------------------------------
+    # ---- survivors -------------------------------------------------------------------------------------------------
 
     def revoke(self) -> None:
         """After ranks left before the others were done: they count as failed from now on, on every rank, so that all
-        waits of this context end by PeerFailed, also those for ranks that are there but go on without them. For
-        whoever finds it out, before shrink; recover and run do it. Again is no error. With nobody gone
-        no wait ends yet, but exchanges of this context may stop. (ULFM's MPI_Comm_revoke.)"""
+        waits of this context end by PeerFailed, also waits for ranks that are alive but go on without the gone ones.
+        The rank that notices calls it before shrink; recover and run do so. Again is no error. If no rank is gone, no
+        wait ends yet, but exchanges of this context may stop. (ULFM's MPI_Comm_revoke.)"""
         _core.context_revoke(self._handle)
 
     def shrink(self, timeout: float | None = None) -> "Context":
-        """A new context over the ranks that are left, in the same order, when others died or left. Collective over
-        those that are left.
+        """A new context over the survivors, in the same order, when other ranks died or left. Collective over the
+        survivors.
 
-        They agree on who they are, whatever failed before, and agree anew when more of them die meanwhile. With
-        nobody gone it is a duplicate. What this context made (windows, queues, exchanges) stays with it: its arrays
-        can be read, and new ones are made of the new context. This context is to be closed, not aborted, when it is
-        not needed any more; close then raises nothing, whatever its exchanges have lost. (ULFM's MPI_Comm_shrink.)
+        They agree on who they are, whatever failed before, and agree again when more of them die meanwhile. If no rank
+        is gone the new context is a duplicate. Windows, queues and exchanges of this context stay with it: their arrays
+        can be read; make new ones of the new context. Close this context, do not abort it, when it is not needed any
+        more; close then raises nothing, whatever its exchanges have lost. (ULFM's MPI_Comm_shrink.)
 
         Args:
             timeout: seconds for all of it.

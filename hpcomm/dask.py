@@ -34,10 +34,9 @@ def run(
 ) -> list[Result]:
     """Calls function(*args) on one thread of each worker, as the ranks of a job, and returns what each rank returned.
 
-    workers: addresses of client.nthreads(), rank 0 first; by default all of them, by address. Each has to be a process
-    of its own, and free: a worker that computes something else is waited for until init's deadline. A
-    worker is in one job at a time. port: the TCP port of rank 0's host at which the ranks meet; 0 takes a free one from
-    20000 to 31999.
+    workers: addresses of client.nthreads(), rank 0 first; by default all of them, by address. Each has to be a separate
+    process, and free: a worker that computes something else is waited for until init's deadline. A worker is in one job
+    at a time. port: the TCP port of rank 0's host at which the ranks meet; 0 takes a free one from 20000 to 31999.
 
     Raises:
         InvalidArgument: there is no worker, or two of them share a process.

@@ -32,7 +32,7 @@ class ConfigError(HpcommError, ValueError):
 
 
 class NotSupported(HpcommError):
-    """This transport, host or build cannot do what was asked."""
+    """This transport, host or build lacks the feature."""
 
 
 class TransportError(HpcommError):
@@ -68,16 +68,16 @@ class PeerFailed(HpcommError):
 
 @dataclass(frozen=True)
 class Culprit:
-    """A rank at the end of a chain of waits, and what it does.
+    """A rank at the end of a chain of waits, and its state.
 
     Attributes:
         rank: its number.
         state: "died", "left" (it closed while others still waited for it), "stopped" (the kernel of its host says so),
-            "silent" (it did not answer), "computing" (it answers and waits for nobody) or "circle" (it and the other
+            "silent" (it did not answer), "computing" (it answers and waits for no rank) or "circle" (it and the other
             culprits wait for each other, which is a bug of the program).
-        seconds: silent: how long others have waited for it. Computing: for how long. Else 0.
+        seconds: silent: how long others have waited for it. Computing: for how long. Otherwise 0.
         step: computing: the most pushes of one key, or sends to one peer, that it has made.
-        op: circle: the operation that it waits in. Else "".
+        op: circle: the operation that it waits in. Otherwise "".
     """
 
     rank: int
@@ -88,8 +88,8 @@ class Culprit:
 
 
 class Timeout(HpcommError, TimeoutError):
-    """The deadline of `op` passed and nobody died; `waiting_for` are the ranks that it still waited for. `culprits` are
-    the ends of the chain of waits: `op` may wait for rank 2, which waits for rank 3, which is stopped."""
+    """The deadline of `op` passed and no rank died; `op` still waited for the ranks `waiting_for`. `culprits` are the
+    ends of the chain of waits: `op` may wait for rank 2, which waits for rank 3, which is stopped."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class OutOfMemory(HpcommError, MemoryError):
 
 
 class CheckpointError(HpcommError, OSError):
-    """A checkpoint cannot be written, read or found. `path` is that of the file or directory, `__cause__` what the
-    system said, if it was that."""
+    """A checkpoint cannot be written, read or found. `path` names the file or directory, `__cause__` is the system's
+    error, if any."""
 
     def __init__(self, message: str = "", *, path: str | PathLike[str] = "") -> None:
         super().__init__(message)

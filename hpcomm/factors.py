@@ -61,9 +61,9 @@ def sufficient_factors(
         K: the most pairs of vectors of one commit, for each key.
         rule: as Exchange takes it: SGD, ProxSGD, Dual or another one. None: SGD(), and a warning says so once.
         staleness: 0: BSP. s: SSP(s), by which a rank may be s commits ahead of others (equation 4).
-        peers: to how many ranks each rank sends, 1 to P - 1: to those that topology.spread chooses (section 3, partial
-            broadcast; equation 3). None: to all others.
-        relay: with peers: whether updates go on to those that no edge leads to.
+        peers: number of ranks that each rank sends to, 1 to P - 1; topology.spread chooses them (section 3, partial
+            broadcast; equation 3). None: all others.
+        relay: with peers: whether updates go on to ranks that no edge leads to.
         options: Exchange's other ones. reduce is "sum" unless given: W -= lr * the sum of all ranks' products. For a
             step by the mean of a minibatch of K samples of each of P ranks, scale each u by 1 / (K P).
 
@@ -141,8 +141,8 @@ class SufficientFactors:
 
         Args:
             i: pairs are numbered from 0 without gaps; a pair that is written twice counts as it was written last.
-            vec: J float32 values, or (indices, values) of those that are not 0.
-            key: of the matrix; None where there is one.
+            vec: J float32 values, or (indices, values) of the nonzero ones.
+            key: of the matrix; None if there is only one.
 
         Raises:
             InvalidArgument: an unknown key, an i out of range, a vector of another length.
@@ -206,7 +206,7 @@ class SufficientFactors:
         return self.mats[self._of(None).name]
 
     def _settle(self, name: str, timeout: float | None = None) -> None:
-        """Waits for the key's commit that is under way."""
+        """Waits for the key's pending commit."""
         handle = self._handles.get(name)
         if handle is not None:
             handle.wait(timeout)
@@ -251,7 +251,7 @@ class SufficientFactors:
         return self.exchange.stats()
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for the commit that is under way, and closes the exchange. mat stays valid. See Exchange.close."""
+        """Waits for the pending commit, and closes the exchange. mat stays valid. See Exchange.close."""
         self.exchange.close(timeout)
         self._handles.clear()
 
@@ -279,7 +279,7 @@ class SufficientFactors:
 
 
 class _Mats(Mapping[str, NDArray[np.float32]]):
-    """A look at a key waits for its commit that is under way."""
+    """A look at a key waits for its pending commit."""
 
     __slots__ = ("_app",)
 

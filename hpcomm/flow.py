@@ -11,7 +11,7 @@ Lists = tuple[list[Edges], list[int], list[int]]  # of Rows.lists
 
 
 def feeders(lists: Lists) -> list[int]:
-    """The ranks whose pushes go into each row, through any stages: a bit for each rank. A relay has those of the row
+    """The ranks whose pushes go into each row, through any stages: a bit for each rank. A relay has the bits of the row
     whose parameters it passes on.
 
     Rows are taken once all that send to them were; a plan has no circle."""
@@ -70,7 +70,7 @@ def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
     found = {part for kind, owner, *masks in ends for part in _folded(kind, owner, *masks)}
     ranks = _mask(rank for link in sent for rank in link)
     groups = sorted(found - {ranks}, key=lambda mask: (mask.bit_count(), mask))
-    if any(a & b not in (0, a, b) for a in groups for b in groups):  # a ring: what is folded on its way is no group
+    if any(a & b not in (0, a, b) for a in groups for b in groups):  # a ring: its partial folds are no groups
         groups = [a for a in groups if not any(b != a and b & a == b for b in groups)]
     tree = _tree(ranks, groups, lambda mask: _load(mask, sent, set(flow.owner), told))
     hosts = [a for a in groups if not any(b != a and b & a == b for b in groups)]

@@ -33,7 +33,7 @@ _HELLO_BYTES = 64
 _RACK_BYTES = 192
 _SETTING = "that of HPCOMM_MASTER_PORT, or of init(master_port=)"
 _OUTGOING = 32768  # the first port that Linux gives to outgoing connections
-_FIRST_PORT, _PORTS = 20000, 12000  # below those of outgoing connections, any of which may be taken
+_FIRST_PORT, _PORTS = 20000, 12000  # below the ports of outgoing connections, each of which may be taken
 _OF_LAUNCHERS = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
@@ -65,7 +65,7 @@ class Communicator(Protocol):
 
 
 class Group(Protocol):
-    """The ranks of a context, and the exchange of what they must know of each other; dropped when the context is up."""
+    """The ranks of a context, and the exchange of data with which they connect; dropped when the context is up."""
 
     rank: int
     size: int
@@ -133,7 +133,7 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 def meeting(environ: Mapping[str, str], port: int = 0) -> Meeting | None:
     """The place to meet the other ranks by torchrun's variables, else by SLURM's, else by Kubeflow Trainer's; None when
-    none of them has started several. port: instead of what the variables say, if not 0.
+    none of them has started several. port: overrides the variables' port, if not 0.
 
     Raises:
         ConfigError: variables are missing or make no sense; the sentence names them.
@@ -232,7 +232,7 @@ def _port_of_step(env: Mapping[str, str]) -> int:
 
 
 def _folded(number: int) -> int:
-    """A port for a number, below those of outgoing connections, any of which may be taken."""
+    """A port for a number, below the ports of outgoing connections, each of which may be taken."""
     return _FIRST_PORT + number % _PORTS
 
 

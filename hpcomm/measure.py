@@ -1,4 +1,4 @@
-"""The rates of a context's machine, measured once and kept: what hpcomm.model predicts by.
+"""The rates of a context's machine, measured once and kept, by which hpcomm.model predicts.
 
 Measuring is collective. Before each measurement the ranks agree whether all of them have its result already.
 """
@@ -55,7 +55,7 @@ def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float 
 
 def measure_rates(ctx: Context, timeout: float | None = None) -> Rates:
     """The rates of this context's machine, by which hpcomm.model predicts. Collective; all ranks get the same numbers,
-    those of the slowest rank and link. They are measured once for a context.
+    of the slowest rank and link. They are measured once for a context.
 
     Args:
         ctx: the ranks.
@@ -121,8 +121,8 @@ def _folder() -> Callable[[], None]:
 def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:
     """The rates of a codec, on the slowest rank. Collective; measured once for a context.
 
-    For a codec of pieces an exchange of its own pushes random updates with a normal distribution, and each rank owns
-    its part of them. A codec that is tried as another one (WireFormat.trial) is measured as that. Arrays of 16 bits are
+    For a codec of pieces a separate exchange pushes random updates with a normal distribution, and each rank owns its
+    part of them. A codec that is tried as another one (WireFormat.trial) is measured as that. Arrays of 16 bits are
     encoded, and folded beside arrays of float32.
 
     Args:
@@ -176,7 +176,7 @@ def _multiplied(ctx: Context, make: Callable[..., Any], timeout: float | None) -
 
 
 def forget(ctx: Context) -> None:
-    """The rates of a context are measured anew when they are next asked for. Every rank calls it."""
+    """Drops the rates of a context: the next call measures them again. Every rank calls it."""
     _kept.pop(ctx, None)
 
 
@@ -206,7 +206,7 @@ def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
         seen = []
         for _ in range(_STEPS):
             ex.push_pull("trial", random.standard_normal(_TRIED, np.float32))
-            ctx.barrier(timeout)  # owners have folded what the others pushed
+            ctx.barrier(timeout)  # owners have folded the others' pushes
             seen.append(ex.stats().codecs["trial"])
     best = [
         min((getattr(now, name) - getattr(before, name)) / _TRIED for before, now in pairwise(seen[_STEPS // 2 :]))
@@ -228,7 +228,7 @@ def measure_bandwidths(
 
     Args:
         ctx: the ranks.
-        topology: its hosts and racks; those that it leaves out are the context's.
+        topology: its hosts and racks; the context gives those left out.
         nbytes: that each of these ranks writes in a round.
         timeout: seconds for each part.
 
@@ -256,7 +256,7 @@ def measure_bandwidths(
 
 
 def _checked(nbytes: int) -> int:
-    """0 for what is no number of bytes: every rank hears of it."""
+    """The number of bytes, 0 for an invalid one: every rank hears of it."""
     try:
         return whole("nbytes", nbytes, 1, 1 << 62)
     except InvalidArgument:
@@ -265,8 +265,8 @@ def _checked(nbytes: int) -> int:
 
 def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) -> Hierarchy:
     """A hierarchy that asks for measured bandwidths, with them; without, where it has no racks for which they count.
-    Collective; measured once for a context. Args and errors are those of measure_bandwidths, and topology knows its
-    hosts and racks."""
+    Collective; measured once for a context. Args and errors: see measure_bandwidths; topology knows its hosts and
+    racks."""
     several = any(sum(host[0] in rack for host in topology.hosts or ()) > 1 for rack in topology.racks or ())
     if len(topology.racks or ()) < 2 or not several:
         return replace(topology, bandwidths=None)

@@ -1,4 +1,4 @@
-"""Rules: what the owner of a chunk does with the folded update (PHub, section 3.2.2).
+"""Rules: how the owner of a chunk applies the folded update (PHub, section 3.2.2).
 
 A rule is a value. Its code is machine code in the C library, or a user's own; here are its hyper-parameters, their
 limits and their order. All arithmetic is float32, in the order of the formulas, without fused multiply-adds: the same
@@ -210,8 +210,8 @@ def _check_prox(rule: "ProxSGD | Dual") -> None:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of one's own: machine code of the shapes in hpcomm.h, called by the engine's cores without the
-    interpreter. `hpcomm.kernels` makes one of a Python function.
+    """A user's rule: machine code of the shapes in hpcomm.h, called by the engine's cores without the interpreter.
+    `hpcomm.kernels` makes one of a Python function.
 
     Every rank of an exchange gives the same name, slots and args; that the code behind them is the same is up to the
     caller.
@@ -257,7 +257,7 @@ RuleOrRules: TypeAlias = AnyRule | Mapping[str, AnyRule]
 
 
 def check_rule(rule: object) -> None:
-    """Refuses what is no rule; a class in place of its value is the usual slip."""
+    """Refuses a value that is no rule; a class in place of its value is the usual slip."""
     if not isinstance(rule, AnyRule):
         known = ", ".join(kind.__name__ for kind in (*BuiltIn.__subclasses__(), Rule))
         slip = f": {rule.__name__}() makes one" if isinstance(rule, type) and issubclass(rule, BuiltIn) else ""
@@ -282,7 +282,7 @@ def by_key(rule: RuleOrRules, names: Iterable[str]) -> dict[str, AnyRule]:
     """The rule of each key.
 
     Raises:
-        InvalidArgument: what is given is no rule; a mapping has no rule for a key, or names what is no key.
+        InvalidArgument: the value is no rule; a mapping has no rule for a key, or names an unknown key.
     """
     keys = list(names)
     if not isinstance(rule, Mapping):
@@ -371,7 +371,7 @@ def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
     """The rule with some hyper-parameters changed, by name.
 
     Raises:
-        InvalidArgument: a name that the rule has not, with those that it has; a value out of range.
+        InvalidArgument: a name that the rule lacks (the error lists its names); a value out of range.
     """
     if isinstance(rule, Rule):
         names = tuple(rule.args) if isinstance(rule.args, Mapping) else ("args",)

@@ -51,15 +51,15 @@ _AFFINITY = {value: name for name, value in _core.AFFINITIES.items()}
 class Plan:
     """A table of stages: the rank and core that work each one, its chunk of a key, and its edges. It never changes.
 
-    Plan.hub makes that of a parameter server; any other topology is given row by row. All of it is checked before a
-    plan exists: ranks, numbers and edges that have both their ends, no circle of forwards, and for every rank that is
-    sent parameters that it is sent each element of the key once.
+    Plan.hub makes the plan of a parameter server; any other topology is given row by row. A plan is checked before it
+    exists: ranks, numbers and edges that have both their ends, no circle of forwards, and every rank that gets
+    parameters gets each element of the key once.
 
     Args:
-        keys: what is exchanged, in order: Key values, or a mapping from names to float32 arrays or shapes.
+        keys: the tensors, in order: Key values, or a mapping from names to float32 arrays or shapes.
         rows: the stages, in order of key, then offset.
         size: ranks of the job.
-        places: every (rank, core) that serves; None: those of the rows.
+        places: every (rank, core) that serves; None: the rows' owners and cores.
         affinity: which of several NICs carries a chunk, see hub.
 
     Attributes:
@@ -71,7 +71,7 @@ class Plan:
         handle: the plan in C, valid while this plan is.
 
     Raises:
-        InvalidArgument: names the key or the row, and what is wrong with it.
+        InvalidArgument: names the key or the row, and its fault.
     """
 
     __slots__ = ("__weakref__", "affinity", "handle", "keys", "places", "rows", "size")
@@ -132,7 +132,7 @@ class Plan:
 
         Keys are cut into chunks, and each chunk, the largest first, goes to the core that has the least so far; among
         equal ones to a server that has the least. The fullest core has at most 4/3 of the least possible, and at most
-        the mean and one chunk. A chunk stays with its core, whichever worker its updates come from (section 4.5).
+        the mean and one chunk. A chunk stays with its core, for updates of all workers (section 4.5).
 
         Servers with several NICs have their chunks dealt to NICs first and then, in each of them, to its cores, which
         are every interfaces-th one: each deal is within 4/3 of the best (section 3.2.4, section 3.3).
@@ -145,8 +145,8 @@ class Plan:
             chunk_bytes: of float32, a multiple of 64. A chunk lies in one key. None: 32 KiB, or as over_sockets says;
                 where a key has a codec of pieces, as many as leave each core of the servers eight chunks, from 32 KiB
                 to 1 MiB. With parents at most 128 KiB, as each hop takes a chunk's time.
-            depth: gradients of a key, 1 to 32: under ASYNC so many pushes may be under way, under BSP the next gradient
-                may be written while one is.
+            depth: slots for gradients of a key, 1 to 32: under ASYNC the most pending pushes; under BSP, with 2 or
+                more, the next gradient may be written while a push is pending.
             codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
                 of keys to these, and keys that it does not name are float32. Of a codec of
                 pieces a plan has the kind and the unit only: give the exchange the codec as well.
@@ -154,13 +154,13 @@ class Plan:
                 rounded values, in float32 arrays, and the servers keep masters in float32.
             reduce: "mean" or "sum" of the workers' updates.
             each: True gives each update weight 1, and owners apply it by itself as it comes; False: the fold of all.
-            affinity: which of several NICs carries a chunk, there and back (section 4.5): "key", that of the chunk's
+            affinity: which of several NICs carries a chunk, there and back (section 4.5): "key", the NIC of the chunk's
                 core, so that a worker uses all of them; "worker", one for each pair of ranks. It changes no chunk's
                 core, and nothing at all between ranks that share memory or use TCP.
             interfaces: NICs of each server, 1 to cores, that the chunks are balanced over.
-            apply_at: who applies the rule: "owners", which send parameters; "receivers": owners send the folded update
-                on, as codec says, and each worker applies it by itself, with state of its own; "both": so do servers
-                that are no workers. What it costs: docs/topology.md.
+            apply_at: the ranks that apply the rule: "owners", which send parameters; "receivers": owners send the
+                folded update on, encoded by codec, and each worker applies it by itself, with its own state; "both":
+                so do servers that are no workers. docs/topology.md gives the costs.
             parents: [server][worker], by their numbers in servers and workers: the number of the worker that sends the
                 folds of the server's chunks on to that worker, unopened; -1: the server does. So each server has a tree
                 (Parameter Flow, section 3.4.2). Not with apply_at "owners". None: servers send to all workers.
@@ -170,7 +170,7 @@ class Plan:
                 four chunks of all keys. A key has fewer parts where they would be smaller than 16 KiB.
 
         Raises:
-            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
+            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key.
         """
         choice("reduce", reduce, ("mean", "sum"))
         choice("affinity", affinity, _core.AFFINITIES)
@@ -234,15 +234,15 @@ class Plan:
         of ranks, then what groups send, in the order of their lowest ranks: the same bits for the same groups.
 
         Args:
-            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, over_sockets: as hub takes them; cores are
-                those of each leader, and chunk_bytes is 64 KiB where hub's is 32 KiB.
+            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, over_sockets: as hub takes them; cores of
+                each leader, and chunk_bytes is 64 KiB where hub's is 32 KiB.
             levels: of groups of ranks, the innermost first: hosts, then perhaps racks, and so on. Each level has every
                 rank that works once, and a group lies in one group of the next level.
             leaders: ranks that may own chunks and fold for others, one at least of each host; None: all.
             top: "sharded", each outermost group sends to the owner of a chunk; or "ring", the fold of a chunk goes
                 around them, and so does the answer.
             apart: an owner gets each outermost group's updates by one input, its own group's too, as SSP(s) and a
-                quorum of groups need. Else the owner folds those of its own group itself.
+                quorum of groups need. Without it the owner folds its own group's updates itself.
             each: apart, and such an update is the mean (or the sum) of its group's own ranks, as for ASYNC.
             apply_at: who applies the rule: "owners"; or "receivers", and "both": one rank of each host applies the
                 folded update for its ranks, and with apart each rank does, as SSP(s) needs (docs/topology.md).
@@ -260,7 +260,7 @@ class Plan:
         workers = sorted(groups[0])
         own_leaders = workers if leaders is None else _ranks("leaders", leaders, size)
         if stranger := set(own_leaders) - set(workers):
-            raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader is one of its own")
+            raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader belongs to one")
         own_keys, codecs = coded(own_keys, codec)
         if apply_at != "owners":
             _check_sums(own_keys, codecs, f"apply_at is {apply_at!r}, where owners send the sum of all updates on")
@@ -300,14 +300,14 @@ class Plan:
         codec_out: Codecs | None = None,
         over_sockets: bool = False,
     ) -> "Plan":
-        """The plan of a broadcast: what the root pushes passes from rank to rank, chunk by chunk (Parameter Flow,
+        """The plan of a broadcast: the root's pushes pass from rank to rank, chunk by chunk (Parameter Flow,
         section 3.4).
 
         Args:
             keys, depth, codec, codec_out: as hub takes them.
             parents: by rank: the rank that sends to it; -1: the root.
             cores: of each rank that has children.
-            chunk_bytes: as hub takes it, but 128 KiB where hub's is 32 KiB; what a rank waits for before it sends on.
+            chunk_bytes: as hub takes it, but 128 KiB where hub's is 32 KiB; a rank sends whole chunks on.
             over_sockets: has no meaning, as chunk_bytes suits every tree.
 
         Raises:
@@ -347,14 +347,14 @@ class Plan:
 
         Args:
             keys: as hub takes them.
-            weights: float64 (phases, ranks, ranks): of the update of the third at the second, 0 where there is no edge;
-                never 0 of a rank's own. Steps take the phases in turn.
+            weights: float64 (phases, ranks, ranks): [phase, i, j] weighs rank j's update at rank i, 0 without an edge;
+                never 0 for i == j. Steps take the phases in turn.
             cores: of each rank, to which its chunks are dealt, the largest first.
             chunk_bytes, codec: as hub takes them.
             depth: updates of a key, 1 to 32, that may be on their way to a neighbour that has not folded them.
 
         Raises:
-            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key.
+            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key.
         """
         if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or weights.dtype != np.float64:
             raise InvalidArgument(
@@ -394,8 +394,8 @@ class Plan:
         reduce: str = "mean",
     ) -> "Plan":
         """The plan of peers (SFB, section 3): every rank owns a row of every chunk, which applies the updates of all
-        ranks that send to it, and its own, to parameters of its own. Where all send to all and the consistency is BSP,
-        all copies of the parameters are equal.
+        ranks that send to it, and its own, to its own copy of the parameters. If all send to all and the consistency is
+        BSP, all copies are equal.
 
         Args:
             keys, size, codec: as hub takes them.
@@ -403,18 +403,18 @@ class Plan:
                 own. None: all send to all.
             parents: int32 (size, size): the rank that sends the updates of the first rank to the second: the first one
                 itself, or a rank that passes them on, unopened. None: each rank sends its own.
-            hosts: the ranks of each host. One rank of each host owns a row of a chunk, to which all ranks push, and
-                sends the parameters to the ranks of its host: for BSP, and without sends or parents. None: each rank
-                has a row of its own.
+            hosts: the ranks of each host. One rank of each host owns a row of a chunk, gets the pushes of all ranks,
+                and sends the parameters to the ranks of its host: for BSP, and without sends or parents. None: each
+                rank owns a row of every chunk.
             leaders: with hosts: ranks that may own rows, one at least of each host; None: all.
             cores: of each rank, to which its chunks are dealt, the largest first.
             chunk_bytes: as hub takes it, but 256 KiB where hub's is 32 KiB.
             depth: updates of a key, 1 to 32, that may be on their way to a peer that has not applied them. BSP needs 2,
                 and SSP(s) s + 2.
-            reduce: "mean": an update weighs 1 / size, whoever sends it; "sum": it weighs 1.
+            reduce: "mean": every update weighs 1 / size; "sum": it weighs 1.
 
         Raises:
-            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names what is no key;
+            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key;
                 parents do not lead from every rank to every other one; sends, parents and hosts are given at once, or
                 leaders without hosts; a rank is on no host, or on two, or a host has no leader.
         """
@@ -529,8 +529,8 @@ class Plan:
         return tuple(np.unique(self.rows.column("owner")[found.start : found.stop]).tolist())
 
     def loads(self) -> dict[tuple[int, int], int]:
-        """Bytes of float32 that each (rank, core) folds for a whole update, by place; 0 for an idle one. What it only
-        passes on does not count."""
+        """Bytes of float32 that each (rank, core) folds for a whole update, by place; 0 for an idle one. Bytes that it
+        only passes on do not count."""
         return {place: nbytes for place, (nbytes, _) in self._shares().items()}
 
     @property
@@ -657,8 +657,8 @@ def _planned(planner: str, keys: tuple[Key, ...], **arguments: Any) -> Any:
 
 
 def chunk_size(given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int) -> int:
-    """Bytes of float32 of a chunk, of chunk_bytes as a user gave it and of what is usual. Each piece is a message of
-    its own, however little it keeps: with codecs of pieces each of all cores has eight chunks, from 32 KiB to 1 MiB."""
+    """Bytes of float32 of a chunk, from the user's chunk_bytes and the usual size. Each piece is a separate message,
+    however little it keeps: with codecs of pieces each of all cores has eight chunks, from 32 KiB to 1 MiB."""
     if given is not None:
         return whole("chunk_bytes", given, 0, (1 << 64) - 1)
     if all(isinstance(codec, Codec) for codec in codecs):

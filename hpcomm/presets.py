@@ -46,16 +46,16 @@ def parameter_hub(
     Args:
         ctx, params, consistency: as Exchange takes them; under ASYNC every update counts in full.
         rule: likewise; None: Nesterov(lr=0.01, momentum=0.9), and a warning says so once.
-        topology: "auto": updates are folded inside each host first (section 3.4), where some of several hosts have
-            several ranks, or some of several racks that are told several hosts, none of the six arguments below is
-            given, and there is no quorum. Else, as by "flat", every worker sends to the owners itself.
+        topology: "auto": updates are folded inside each host first (section 3.4) if some of several hosts have several
+            ranks, or some of several known racks have several hosts, none of the six arguments below is given, and
+            there is no quorum. Otherwise, as by "flat", every worker sends to the owners itself.
             Or a Hierarchy, or a ParameterServer; or a mapping from names of keys to these, and keys that it does not
             name are flat.
         placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,
             centralized or sharded; None: "CS".
         servers: of ParameterServer.
         affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
-        apply_at: of ParameterServer: who applies the rule. A Hierarchy has one of its own.
+        apply_at: of ParameterServer: the ranks that apply the rule. A Hierarchy has its own apply_at.
         tree: of ParameterServer: the way of updates to workers that apply the rule.
         options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16" or codec_out="bfloat16". plan=... stands
             for the topology too.
@@ -112,15 +112,15 @@ def parameter_flow(
     rule: RuleOrRules = _UPDATES,
     **options: "Unpack[MoreButCodec]",
 ) -> Exchange:
-    """Parameter Flow: updates alone travel, and each worker applies their sum by itself (UCC, section 3.2); what is
-    small waits (DVF, section 3.3); sums go down trees (TSB, section 3.4). Under BSP, SSP(s) or ASYNC.
+    """Parameter Flow: updates alone travel, and each worker applies their sum by itself (UCC, section 3.2); small
+    elements wait (DVF, section 3.3); sums go down trees (TSB, section 3.4). Under BSP, SSP(s) or ASYNC.
 
         ex = hpcomm.parameter_flow(ctx, {"w": w0}, delta=1e-4, up=2e-4, at_least=6.25e6)
         for t, batch in enumerate(batches, 1):
             w = ex.push_pull("w", eta / math.sqrt(t) * gradient(w, batch))
 
-    delta is compared with what is pushed. The paper pushes updates with the learning rate in them, which the rule
-    SGD(lr=1.0) subtracts. By a rule with a rate of its own gradients are pushed, and delta is one of gradients.
+    delta is compared with the pushed values. The paper pushes updates that contain the learning rate, and the rule
+    SGD(lr=1.0) subtracts them. For a rule with a learning rate push gradients; delta then bounds gradients.
 
     Where neither servers nor a tree are given, and parameter_hub would take a Hierarchy, so does this: each host sends
     one update, and gets one.
@@ -178,7 +178,7 @@ def broadcast(
         ex = hpcomm.broadcast(ctx, {"w": w0}, hpcomm.Tree(arity=1))
         w = ex.push_pull("w", new) if ctx.rank == 0 else ex.push_pull("w")
 
-    A rank that is not the root gives nothing: its push says that it is done with what came before, and waits.
+    A rank that is not the root gives nothing: its push says that it is done with the last parameters, and waits.
 
     Args:
         ctx, params, consistency: as Exchange takes them.
@@ -209,8 +209,8 @@ def stochastic_reduce(
     hosts_first: bool = False,
     **options: "Unpack[More]",
 ) -> Exchange:
-    """ASAP (Kadav and Kruus, 2016): every rank averages its model with those of its in-neighbours in a sparse graph,
-    and waits for nobody else (sections 3 and 4).
+    """ASAP (Kadav and Kruus, 2016): every rank averages its model with the models of its in-neighbours in a sparse
+    graph, and waits for no other rank (sections 3 and 4).
 
         ex = hpcomm.stochastic_reduce(ctx, {"w": w0}, in_place=True)
         w = ex.params["w"]
@@ -224,13 +224,13 @@ def stochastic_reduce(
             a number of ranks, by which recover rebuilds them; None: root_expander, two out-neighbours each.
         consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. Consistency(quorum=q) goes on without
             stragglers (docs/stochastic_reduce.md).
-        rule: Average: what is pushed are models. Any other rule takes gradients, which are folded by the graph's
-            weights and applied to this rank's own parameters.
+        rule: Average: ranks push models. Any other rule takes gradients, which are folded by the graph's weights and
+            applied to this rank's own parameters.
         hosts_first: the nodes of topology are the hosts: the ranks of a host average their models first, and one goes
             over each edge between hosts (topology.HostGraph). All ranks of a host then have the same model. Under
             NOTIFY_ACK or BSP, without in_place.
         options: Exchange's other ones, e.g. chunk_bytes=65536, codec="bfloat16" or depth=2. Without in_place, which
-            is for models, params stay where they are, and what is pushed is written into gradient(name).
+            is for models, params stay where they are, and the trainer writes its update into gradient(name).
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.

@@ -115,14 +115,14 @@ class Simplex(Prox):
 
 @dataclass(frozen=True)
 class OwnProx(Prox):
-    """A prox of one's own: machine code. `hpcomm.kernels.prox` makes one of a Python function.
+    """A user's prox: machine code. `hpcomm.kernels.prox` makes one of a Python function.
 
     Attributes:
         code: `int prox(float *rows, int64_t n_rows, int64_t columns, const double *args)`; 0, or a status that ends the
             exchange with an error. An address, a ctypes function pointer, or an object with an address.
         args: its numbers, which it finds from args[3] on; args[0] is the step, from 1, and args[1] is t. A mapping
             gives them names for `Exchange.set(name=value)`. At most 5.
-        per: "rows": it gets some rows at a time, whichever; "matrix": all of W, which then is one chunk of one core.
+        per: "rows": it gets any rows, some at a time; "matrix": all of W, which then is one chunk of one core.
         name: told in errors and checkpoints; ranks compare it.
 
     Raises:

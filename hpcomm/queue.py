@@ -41,11 +41,11 @@ class Queue:
     Attributes:
         in_peers, out_peers: ranks.
         shape, dtype, nbytes: of one update, the same on every rank.
-        depth: updates of one sender that may be under way.
+        depth: the most pending updates of one sender.
         buffers: this rank's registered buffers, writable arrays; write between acquire and send only.
 
-    Every method raises InvalidArgument for what is out of range or not an update's shape or dtype, Timeout and
-    PeerFailed with the ranks still waited for. A queue belongs to one thread at a time.
+    Every method raises InvalidArgument for an argument out of range or of another shape or dtype than an update,
+    Timeout and PeerFailed with the ranks still waited for. A queue belongs to one thread at a time.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class Queue:
         """Waits for a free slot at peer, writes the update there and notifies. update is free to reuse on return,
         unless it is a registered buffer (see acquire); a queue that has buffers sends nothing else.
 
-        After a Timeout send the same object again, unchanged: what is under way already is waited for, not sent twice.
+        After a Timeout send the same object again, unchanged: an update on its way is waited for, not sent twice.
         """
         given, data = self._unsent.get(peer, (None, None))
         if given is not update:

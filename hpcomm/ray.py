@@ -53,8 +53,8 @@ class HpcommConfig(BackendConfig):
 
 
 class _RayBackend(Backend):
-    """Gives the workers their ranks. Ray calls it for each group of workers, so a restart after a failure has a meeting
-    place and a secret of its own."""
+    """Gives the workers their ranks. Ray calls it for each group of workers, so a restart after a failure has a new
+    meeting place and secret."""
 
     def on_start(self, worker_group: Any, backend_config: HpcommConfig) -> None:
         """Ray's workers are in the order of their world ranks.

@@ -23,12 +23,12 @@ class Key:
     Attributes:
         name: of the tensor.
         shape: of the tensor, () for a single number; an int stands for one dimension.
-        count: float32 elements; None: what the shape holds.
+        count: float32 elements; None: as many as the shape holds.
         unit: elements in a row that no chunk cuts apart, as OneBit and Float4 need; 1: chunks end anywhere.
 
     Raises:
-        InvalidArgument: the name is not a text that C can hold, the shape is none or holds nothing, the count is
-            another one, or the unit is out of range.
+        InvalidArgument: the name is not a text that C can hold, the shape is invalid or holds nothing, the count does
+            not fit the shape, or the unit is out of range.
     """
 
     name: str
@@ -84,8 +84,8 @@ class Edge:
 
     Attributes:
         rank: the peer.
-        row: a row that the peer owns; -1: what the peer pushes of the key (in), its parameters (out); -2 - r: what the
-            peer pushes, and rank r passes on (in, among peers).
+        row: a row that the peer owns; -1: the peer's pushes of the key (in), its parameters (out); -2 - r: the peer's
+            pushes, which rank r passes on (in, among peers).
         weight: of an input in the fold; of no meaning on the way out.
 
     Raises:
@@ -110,8 +110,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage of a chunk: inputs come over the in-edges, are added up by their weights (a rule may bring a fold of
-    its own), and go where the action says.
+    """A stage of a chunk: inputs come over the in-edges, are added up by their weights (or by a rule's own fold), and
+    go where the action says.
 
     Attributes:
         key: number of the key that the chunk lies in.
@@ -121,14 +121,14 @@ class Row:
         action: "apply": the rule changes the parameters, which go to the out-edges; "emit": the fold goes to the
             out-edges as parameters; "forward": it goes to the rows of the out-edges; "relay": the parameters that the
             row of its in-edge sends go on to the out-edges, unopened.
-        depth: inputs that may be under way on each in-edge, 1 to 32.
+        depth: the most pending inputs of each in-edge, 1 to 32.
         quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
-        codec_in, codec_out: "float32", "float16" or "bfloat16", for what comes and for what goes; or for updates a
-            codec of pieces, "threshold", "topk", "onebit", "float4" or "own". A row takes what others forward in
-            the codec_out of their rows; all rows that send parameters of a key have one codec_out.
+        codec_in, codec_out: "float32", "float16" or "bfloat16", of the inputs and of the outputs; or for updates a
+            codec of pieces, "threshold", "topk", "onebit", "float4" or "own". Inputs that other rows forward have
+            the codec_out of those rows; all rows that send parameters of a key have one codec_out.
 
     Raises:
-        InvalidArgument: a value is out of range or unknown; what one row cannot tell is checked by Plan.
+        InvalidArgument: a value is out of range or unknown; Plan checks whether rows fit together.
     """
 
     key: int
@@ -200,7 +200,7 @@ def choice(name: str, value: object, values: Iterable[str]) -> None:
 
 
 def nearest(name: object, names: Collection[str]) -> str:
-    """For the error about a name that is none of names: those that are spelt much like it, else the first of all."""
+    """For the error about an unknown name: the names that are spelt much like it, else the first of all."""
     close = difflib.get_close_matches(name, names, 3, 0.5) if isinstance(name, str) else []
     if close:
         return f"did you mean {', '.join(map(repr, close))}?"

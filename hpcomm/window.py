@@ -34,7 +34,7 @@ class Sources:
 
 
 class Lane:
-    """One thread's ordered channel to every peer; made by Context.lane. A signal follows the data of its own lane only.
+    """One thread's ordered channel to every peer; made by Context.lane. A signal follows only data of the same lane.
 
     A lane belongs to one thread at a time. None stands for the context's first lane wherever a lane is asked for.
     """
@@ -100,7 +100,7 @@ def as_source(src: object) -> Any:
     if not isinstance(src, np.ndarray) and hasattr(src, "__dlpack__"):
         try:
             src = np.from_dlpack(src)
-        except Exception as wrong:  # a library's own exception: what it says is all there is to say
+        except Exception as wrong:  # a library's own exception
             raise InvalidArgument(f"a {type(src).__name__} cannot be read through DLPack: {wrong}") from None
     if isinstance(src, np.ndarray):
         if src.dtype.hasobject:
@@ -130,8 +130,8 @@ class Window:
     Offsets are bytes from the start of the block. Sources are anything with the buffer protocol or DLPack,
     C-contiguous, read-only or not. A window that was made with a dtype takes sources of that dtype, and bytes.
 
-    Every method raises InvalidArgument for what is out of range, with the value and the limits, and PeerFailed when the
-    peer is gone.
+    Every method raises InvalidArgument for an argument out of range, with the value and the limits, and PeerFailed when
+    the peer is gone.
     """
 
     __slots__ = (
@@ -319,7 +319,7 @@ class Window:
     def peer_view(self, peer: int) -> NDArray[Any] | None:
         """peer's block, with the window's shape and dtype, where the transport can map it, else None.
 
-        What the peer writes there is seen as it happens: signals order it.
+        The peer's writes show as they happen: signals order them.
         """
         if not 0 <= peer < self._size:
             raise InvalidArgument(f"peer is {peer!r}: must be from 0 to {self._size - 1}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 _CODEC = 'give codec="float16" or codec="bfloat16"'
 _MEAN = 'give reduce="mean" (the default) or reduce="sum"'
-_RANKS = "the ranks are those of ctx, which hpcomm.init(comm) makes of a communicator"
+_RANKS = "the ranks come from ctx, which hpcomm.init(comm) makes of a communicator"
 _HOST = "leave it out: parameters lie in the memory of the host"
 _UNUSED = "leave it out: parameters without a gradient need no option"
 _RULE = "give it to the rule, as in rule=hpcomm.Momentum(lr=0.1, momentum=0.9), or to the wrapped optimizer"
