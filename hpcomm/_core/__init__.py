@@ -1,9 +1,9 @@
 """The C library as Python sees it: the only package that touches ffi and lib, with the names that the others use.
 
 A file for each part of hpcomm.h, over status, memory and handle, which they share. The functions that a step of a job
-calls are bound there under their own names, so that one call costs one global look-up; those of a ping-pong come from
-_fast, which spares them what cffi costs. Every handle is freed when the last Python object that uses it goes; none is
-freed while a call on it is under way.
+calls are bound there under their own names, so that one call costs one global look-up; the functions of a ping-pong
+come from _fast, without cffi's overhead. Every handle is freed when the last Python object that uses it goes, and never
+during a call on it.
 """
 
 from .calling import enter, entered, named, named_call, within

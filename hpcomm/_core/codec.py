@@ -1,4 +1,4 @@
-"""Codecs of variable length: how pieces are written, what they have cost, and what encoders keep."""
+"""Codecs of variable length: how pieces are written, their costs, and the state that encoders keep."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,8 +32,8 @@ _FUNCTIONS = {"filter": "hpc_filter_fn *", "encode": "hpc_encode_fn *", "decode_
 
 
 def codec_config(fields: Mapping[str, Any]) -> Any:
-    """An hpc_codec_config with these fields: functions by their addresses, args from args[1] on, the name as text. It
-    keeps its name; whoever gives functions keeps their code."""
+    """An hpc_codec_config with these fields: functions by their addresses, args from args[1] on, the name as text. The
+    config keeps the name alive; the caller keeps the code of functions alive."""
     config = ffi.new("hpc_codec_config *")
     lib.hpc_codec_config_init(config)
     name = ffi.NULL

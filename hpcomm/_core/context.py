@@ -43,7 +43,7 @@ def hpcomm_warn(_arg: Any, sentence: Any) -> None:
 
 
 def _settings(config: Config, threads: int, secret: bytes | None) -> tuple[Any, ...]:
-    """An hpc_config, and what it points to."""
+    """An hpc_config, and the objects that it points to."""
     transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
     devices, timeline = _chars(config.devices), _path_chars(config.timeline)
     congestion = _chars(config.tcp_congestion)
@@ -70,7 +70,7 @@ def context_create(rank: int, size: int, config: Config, threads: int, secret: b
 
 
 def context_shrink(old: Any, config: Config, threads: int, secret: bytes | None, timeout: float, keep: object) -> Any:
-    """The new context of those that are left of the old one's ranks."""
+    """The new context of the old one's survivors."""
     settings = _settings(config, threads, secret)
 
     def shrink(seconds: float, out: Any) -> int:
@@ -117,7 +117,7 @@ def context_bandwidth(
     context: Any, peers: tuple[int, ...], at_least: float, timeout: float
 ) -> list[tuple[bool, bool | None, float, float, float, float, int, bool]]:
     """By peer: answered, sufficient (None: not asked, or not found out), low, high, capacity, seconds, nbytes, and
-    whether this rank's own traffic is the answer. C works in a thread of its own, so that Ctrl-C ends the call."""
+    whether this rank's own traffic is the answer. C works in a separate thread, so that Ctrl-C ends the call."""
     options, results = ffi.new("hpc_bandwidth_options *"), ffi.new("hpc_bandwidth[]", len(peers))
     stop = ffi.new("int *")
     lib.hpc_bandwidth_options_init(options)

@@ -1,4 +1,4 @@
-"""Exchanges: the calls of a step, what they moved, and the rows that owners keep."""
+"""Exchanges: the calls of a step, their counts, and the rows that owners keep."""
 
 from itertools import pairwise
 from typing import Any
@@ -40,8 +40,8 @@ exchange_step = _fast.exchange_step
 
 
 def spare_cores(context: Any, workers: tuple[int, ...], servers: tuple[int, ...]) -> int:
-    """Cores that each of these servers can have for threads of its own, beside the threads that workers compute with;
-    the same number on all ranks."""
+    """Cores that each of these servers can have for its own threads, beside the threads that workers compute with; the
+    same number on all ranks."""
     return int(lib.hpc_spare_cores(context, workers, len(workers), servers, len(servers)))
 
 
@@ -74,8 +74,8 @@ def exchange_config(
     isa: int,
     codecs: list[Any],
 ) -> tuple[Any, object]:
-    """One configuration of an exchange, and what it points to. codecs: by key, what codec_config made, None for
-    an array of a dtype; empty where all are."""
+    """One configuration of an exchange, and the objects that it points to. codecs: by key, the result of codec_config,
+    None for an array of a dtype; empty if all keys are arrays."""
     buffers = [from_buffer("float[]", array) for array in values]
     c_values = ffi.new("const float *[]", buffers)
     config = _exchange_config()
@@ -209,7 +209,7 @@ def exchange_get_squares(exchange: Any, key: int) -> float:
 
 
 def exchange_under_way(exchange: Any) -> int:
-    """The number of a key that this rank has under way; -1: none."""
+    """The number of a key whose push or pull by this rank is pending; -1: no key."""
     return int(lib.hpc_exchange_under_way(exchange))
 
 
@@ -242,7 +242,7 @@ def exchange_heard(exchange: Any, rows: int) -> NDArray[np.int64]:
 
 
 def exchange_pushed(exchange: Any, key: int, values: NDArray[np.float32] | None) -> int:
-    """How often this rank has begun to push a key; values gets what the last push had as pieces."""
+    """How often this rank has begun to push a key; values gets the sum of the pieces of its last push."""
     pushes = new_word()
     check(
         lib.hpc_exchange_get_pushed(exchange, key, pushes, NULL if values is None else from_buffer("float[]", values))
@@ -251,7 +251,7 @@ def exchange_pushed(exchange: Any, key: int, values: NDArray[np.float32] | None)
 
 
 def exchange_forwarded(exchange: Any, row: int, values: NDArray[np.float32] | None) -> int:
-    """How often a row of this rank was folded; values gets what it has forwarded last as a piece."""
+    """How often a row of this rank was folded; values gets the piece that it has forwarded last."""
     folds = new_word()
     into = NULL if values is None else from_buffer("float[]", values)
     check(lib.hpc_exchange_get_forwarded(exchange, row, folds, into))

@@ -48,8 +48,8 @@ class Device:
         state: "active" where it can send; else "down", "init" or "armed".
         link_layer: "InfiniBand" or "Ethernet" (RoCE).
         netdev: the network interface of a RoCE port, else "".
-        gid: the address that hpcomm takes, in IPv6's notation ("::ffff:10.0.0.1" is 10.0.0.1); "" if there is none.
-        gid_index: its place in the port's table; -1 if there is none.
+        gid: the address that hpcomm takes, in IPv6's notation ("::ffff:10.0.0.1" is 10.0.0.1); "" without one.
+        gid_index: its place in the port's table; -1 without one.
         lid: InfiniBand's local address, else 0.
         mtu: bytes of the largest packet; 0 if unknown.
         gbits: Gb/s of the link; 0.0 if unknown.
@@ -77,8 +77,8 @@ class Device:
 
 
 def devices() -> tuple[Device, ...]:
-    """Every port of every RDMA device of this host, usable or not and whatever HPCOMM_DEVICES says; () where there is
-    none.
+    """Every port of every RDMA device of this host, usable or not and whatever HPCOMM_DEVICES says; () if the host has
+    no port.
 
     Raises:
         NotSupported: this build has no verbs (rdma-core's headers were missing), or this host no libibverbs.
@@ -136,7 +136,7 @@ class ShownRank:
     age: float
     unheard: float
     gone: str
-    moved: int = 0  # counts what it sends and receives; in a deadlock it stands still
+    moved: int = 0  # counts its sends and receives; in a deadlock it stands still
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,14 @@ class Blamed:
 @dataclass(frozen=True)
 class Jobs:
     """Every context of this host that this user may see, and the other ranks of their jobs, in order of jobs and ranks;
-    by job, who is to blame for what is waited for (no entry: nobody waits)."""
+    by job, the ranks to blame for the waits (no entry: no rank waits)."""
 
     ranks: tuple[ShownRank, ...]
     blamed: dict[str, Blamed]
 
 
 def jobs(timeout: float) -> Jobs:
-    """The ranks that there are now. timeout: seconds to answer for the ranks of here, and then for the others.
+    """The present ranks. timeout: seconds to answer for the ranks of this host, and then for the others.
 
     Ranks that exchange updates wait for each other now and then. So a circle of waits is looked at twice, and is a
     deadlock only if it is the same circle of the same waits at both looks, and its ranks have moved nothing in between.
@@ -183,7 +183,7 @@ class Look(NamedTuple):
 
 
 def without_passing_circles(first: Look, second: Look) -> Jobs:
-    """What the second look has found, without circles of waits that were not there at the first one."""
+    """The jobs of the second look, without circles of waits that the first one did not show."""
     ranks = {(rank.job, rank.rank): rank for rank in first.jobs.ranks}
     since_first = second.end - first.begin
     blamed = {}

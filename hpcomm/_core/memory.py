@@ -65,10 +65,10 @@ def address_of(pointer: Any) -> int:
 
 
 def function_address(function: Any, name: str) -> int:
-    """The address of machine code: an int, a ctypes function pointer, or what has an `address`.
+    """The address of machine code: an int, a ctypes function pointer, or an object with an `address`.
 
     Raises:
-        InvalidArgument: it is none of these, or null.
+        InvalidArgument: function is another object, or null.
     """
     if isinstance(function, _CFunction):
         address = ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -67,8 +67,8 @@ def _plan_keys(keys: list[PlanKey]) -> tuple[Any, list[Any]]:
 
 
 def plan_arguments(planner: str, keys: list[PlanKey], **fields: Any) -> Any:
-    """The struct of arguments of a planner, hpc_hub for "hub", with what is given and C's defaults for the rest. A list
-    or an array becomes a C array, and its length the field n_NAME, where there is one that is not given."""
+    """The struct of arguments of a planner, hpc_hub for "hub": the given fields, and C's defaults for the rest. A list
+    or an array becomes a C array, and its length the field n_NAME, if the struct has one that is not given."""
     struct = f"hpc_{planner}"
     made, types = ffi.new(f"{struct} *"), dict(ffi.typeof(struct).fields)
     check(lib.hpc_plan_args_init(planner.encode(), made, ffi.sizeof(struct)))

@@ -1,4 +1,4 @@
-"""What a layer costs by each scheme (hpcomm/scheme.h)."""
+"""The cost of a layer by each scheme (hpcomm/scheme.h)."""
 
 from collections.abc import Sequence
 from typing import Any
