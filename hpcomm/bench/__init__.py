@@ -1,4 +1,4 @@
-"""The benchmarks of `hpcomm bench`: what this machine and its links could do, and what hpcomm makes of them.
+"""The benchmarks of `hpcomm bench`: the bounds of this machine and its links, and how much of them hpcomm reaches.
 
 Each benchmark is one file here that fills a harness.Benchmark, and finds its row in TABLE. The benchmarks of the papers
 are in the repository's folder bench, which builds on these files.
@@ -9,7 +9,7 @@ from typing import Any
 
 # A line of help for each benchmark, which is the module of the same name; all run in this order.
 TABLE = {
-    "limits": "memory, links between hosts, and PCIe: what they can do, with hpcomm beside it",
+    "limits": "bounds of memory, links between hosts, and PCIe, with hpcomm beside them",
     "loopback": "put between two ranks of one host, by each transport",
     "put_lat": "latency of put_signal -> wait_signal, one way",
     "put_bw": "bandwidth of put between ranks 0 and 1",

@@ -1,9 +1,9 @@
-"""What a user would write instead of push_pull: a collective of MPI or Gloo, and Nesterov momentum by NumPy or torch.
+"""Replacements of push_pull that a user would write: a collective of MPI or Gloo, and Nesterov by NumPy or torch.
 
 Three ways by mpi4py, each with the update over whole arrays and in blocks that the cache holds; all forms of a way
 advance the same parameters. MPI calls get their buffers in the form that mpi4py takes fastest, NumPy's calls
 their constants as zero-dimensional arrays and their outputs by position. Arrays start on a cache line. Reductions are
-in place where that is faster: the gradients are written anew before each.
+in place where that is faster: the gradients are rewritten before each.
 """
 
 import importlib

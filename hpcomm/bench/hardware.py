@@ -15,8 +15,8 @@ class Adapter:
         name: eth0, or mlx5_0:1.
         gbits: of its link, each way; 0: the kernel does not say.
         pcie: its slot, "PCIe 16 GT/s x8"; "": it is on no PCIe bus.
-        slot_gbits: what the slot carries each way, without the headers of packets; 0: not known.
-        most_gbits: what the device's own PCIe port could, by its fastest speed and all its lanes.
+        slot_gbits: bandwidth of the slot each way, without the headers of packets; 0: not known.
+        most_gbits: the same of the device's own PCIe port, by its fastest speed and all its lanes.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Adapter:
 
 
 def read(path: Path) -> str:
-    """A line of sysfs; "" where there is none: the speed of an interface that is down cannot be read."""
+    """A line of sysfs; "" if it cannot be read, as the speed of an interface that is down."""
     with suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace").strip()
     return ""

@@ -64,7 +64,7 @@ class Contender:
         role: hpcomm, peer or bound.
         measure: takes n samples and says how many answers were wrong. A sample is the seconds of one operation; ranks
             that do not measure give none. One of training.Job's also keeps the processor time of each.
-        close: lets go of what the contender holds; collective.
+        close: frees the contender's resources; collective.
         bus: bytes that are moved for each of an operation's, where it is not the benchmark's.
         cycles: this rank's samples of each cycle.
         processor: its processor seconds of an operation in each cycle; empty where measure keeps none.
@@ -82,7 +82,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What a benchmark is besides its contenders.
+    """A benchmark's settings, beside its contenders.
 
     Attributes:
         bus: bus bytes for each algorithm byte, see docs/bench.md.
@@ -93,7 +93,7 @@ class Benchmark:
         quick: options of --quick.
         refuses: why ranks cannot run it, or "".
         facts: more of the document; collective.
-        verdict: what comes of the document, with sentences as "told"; None: there is no verdict.
+        verdict: makes a summary of the document, with sentences as "told"; None: the benchmark has no verdict.
     """
 
     name: str
@@ -128,9 +128,9 @@ class Bench:
         comm: all ranks: an mpi4py communicator, or ranks.Channel.
         mpi: comm is MPI's, so that peers can use it.
         cores: of this rank's host, that the ranks on it may use.
-        hosts: what tells the hosts of all ranks from each other, by rank; apart: there are several.
+        hosts: the identity of each rank's host, by rank; apart: there are several hosts.
         transports: by which hpcomm reaches other ranks.
-        ends: what is called before all contexts close; collective.
+        ends: functions that are called before all contexts close; collective.
     """
 
     def __init__(self, options: argparse.Namespace, comm: Any) -> None:
@@ -160,7 +160,7 @@ class Bench:
         return not parts or any(part in name.lower() for part in parts)
 
     def meet(self) -> None:
-        """A barrier whose waiters leave the cores to those who still work."""
+        """A barrier whose waiting ranks leave the cores to the ranks that still work."""
         self.comm.Barrier()
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class Bench:
 def parser(benchmark: Benchmark, prog: str = "") -> argparse.ArgumentParser:
     """prog: the command that starts it; default: as hpcomm does."""
     title = prog or f"hpcomm bench {benchmark.name}"
-    # fold_bench has an -i of its own
+    # fold_bench has another -i
     p = argparse.ArgumentParser(prog=title, description=benchmark.about, conflict_handler="resolve")
     p.add_argument("-b", "--minbytes", type=nbytes, help="smallest size, e.g. 8 or 64K")
     p.add_argument("-e", "--maxbytes", type=nbytes, help="largest size")
@@ -354,7 +354,7 @@ def measured(benchmark: Benchmark, bench: Bench) -> Row:
         if not quiet:
             print("\n".join(table(found, benchmark.scale)), flush=True)
         rows += found
-        if bench.rank == 0 and options.output_file is not None:  # what is there if this run is ended
+        if bench.rank == 0 and options.output_file is not None:  # the rows so far, for a run that is killed
             write(options, json.dumps({**facts, "rows": rows}, indent=1))
     bench.close()
     document = {**facts, "wrong": bench.comm.bcast(sum(row["wrong"] for row in rows)), "rows": rows}
@@ -364,7 +364,7 @@ def measured(benchmark: Benchmark, bench: Bench) -> Row:
 
 
 def options_of(benchmark: Benchmark, arguments: Sequence[str], prog: str = "") -> argparse.Namespace:
-    """What the arguments say, and --quick where they do not. prog: of parser."""
+    """The options of the arguments, with --quick's for those not given. prog: of parser."""
     p = parser(benchmark, prog)
     options = p.parse_args(arguments)
     return p.parse_args([*benchmark.quick, *arguments]) if getattr(options, "quick", False) else options

@@ -1,7 +1,7 @@
 """limits: what bounds this machine, in one table: memory copy, add, loopback and the links, each with hpcomm beside it.
 
 Memory is that of rank 0's host. Loopback is measured between rank 0 and the next rank of its host, and links between
-the first ranks of each two hosts, each way by itself. Where there are no such ranks their rows are not there.
+the first ranks of each two hosts, each way by itself. Without such ranks the table lacks these rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ SIZE = max(64 * MIB, 2 * last_cache() // MIB * MIB)  # no cache holds it
 
 
 class Blocks:
-    """Memory of this rank: what is read, what is written, floats to add."""
+    """Memory of this rank: blocks to read, to write, and floats to add."""
 
     def __init__(self, bench: Any, size: int) -> None:
         """bench: a harness.Bench."""
@@ -134,7 +134,7 @@ _windows: WeakKeyDictionary[Bench, dict[str, hpcomm.Window]] = WeakKeyDictionary
 
 
 def window_of(bench: Bench, transport: str, nbytes: int) -> hpcomm.Window:
-    """A window of a context of its own, made once. transport: "" what reaches each peer best. Collective."""
+    """A window of a separate context, made once. transport: "": the best for each peer. Collective."""
     made = _windows.setdefault(bench, {})
     if transport not in made:
         context = bench.another(transport)

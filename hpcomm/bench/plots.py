@@ -1,4 +1,4 @@
-"""What the benchmarks' figures look like: lines over size, bars where there is one size. Needs matplotlib."""
+"""The benchmarks' figures: lines over size, bars if there is one size. Needs matplotlib."""
 
 import statistics
 import sys
@@ -43,7 +43,7 @@ def title(document: Row) -> str:
 
 
 def figure(path: Path, draws: Sequence[Draw], heading: str, columns: int = 3) -> bool:
-    """One panel for each of draws, which gets matplotlib axes; False where there is no matplotlib."""
+    """One panel for each of draws, which gets matplotlib axes; False if matplotlib is missing."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -119,7 +119,7 @@ def rates(axis: Any, rows: Sequence[Row], heading: str) -> None:
 
 
 def panel(document: Row) -> Draw:
-    """The figure of a benchmark that has none of its own: lines over size, or bars of its one size."""
+    """The default figure of a benchmark: lines over size, or bars of its one size."""
     rows, name = document["rows"], document["benchmark"]
     sizes = {row["size"] for row in rows}
     if len(sizes) == 1:

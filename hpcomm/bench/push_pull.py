@@ -1,4 +1,4 @@
-"""push_pull: gradients in, parameters after a step of Nesterov momentum out, beside what a user would write.
+"""push_pull: gradients in, parameters after a step of Nesterov momentum out, beside replacements in mpi4py and others.
 
 One flat buffer of each size. Each rank is a worker and a server too (CS). The gradient lies in the exchange's memory,
 for a composite in its own arrays. training.py says how the answers are known.

@@ -1,8 +1,8 @@
 """put_lat: how long until a peer has seen 8 bytes and the signal behind them, one way.
 
 Pairs of ranks (0 and 1, 2 and 3, ...) play ping-pong, all pairs at once. One sample is agg_iters round trips, and the
-time is half of one. Each operation writes a place of its own, all of them are compared after the sample, when the clock
-has stopped; the values of the signals are compared on the way.
+time is half of one. Each operation writes a different place, and all are compared after the sample, when the clock has
+stopped; the values of the signals are compared on the way.
 """
 
 import os
@@ -26,7 +26,7 @@ def odd(bench: Any) -> str:
 
 
 class PingPong:
-    """A rank and its peer, and what they send each other in each sample."""
+    """A rank and its peer, and the words that they send each other in each sample."""
 
     def __init__(self, bench: Any, size: int) -> None:
         """bench: a harness.Bench."""

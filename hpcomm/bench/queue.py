@@ -37,7 +37,7 @@ class Circulant:
         self.offsets = np.array(bench.options.graph, np.intc)
         if len({k % bench.size for k in bench.options.graph} - {0}) < self.offsets.size:
             raise SystemExit(
-                f"queue: --graph {bench.options.graph} names a neighbour of {bench.size} ranks twice, or oneself"
+                f"queue: --graph {bench.options.graph} names a neighbour of {bench.size} ranks twice, or a rank itself"
             )
         self.in_peers = [int(bench.rank - k) % bench.size for k in self.offsets]
         self.out_peers = [int(bench.rank + k) % bench.size for k in self.offsets]
@@ -51,7 +51,7 @@ class Circulant:
         self.touch_of(self.bench.rank, x, step)
 
     def touch_of(self, rank: int, x: Floats, step: int) -> None:
-        """What a rank changes of its values before a step."""
+        """Changes some of a rank's values before a step."""
         x[step * 61 % PERIOD :: PERIOD] += np.float32(1 + arrays.word(step * 64 + rank) % 255)
 
     def advance(self, model: Floats, step: int, sum_first: bool) -> Floats:
@@ -156,7 +156,7 @@ def mpi_numpy(graph: Circulant, blocks: bool) -> Contender:
 
 
 def fold_alone(graph: Circulant) -> Contender:
-    """The same fold on every rank with nobody to wait for and nothing sent."""
+    """The same fold on every rank, without waits and sends."""
     own, other, out = (arrays.zeros(graph.count) for _ in range(3))
     graph.fill(own)
     graph.fill(other)
@@ -192,7 +192,7 @@ def offsets(text: str) -> list[int]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-g", "--graph", type=offsets, default=[1], help="in-neighbours, as ranks behind oneself, e.g. 1,2"
+        "-g", "--graph", type=offsets, default=[1], help="in-neighbours, by how many ranks they are behind, e.g. 1,2"
     )
 
 

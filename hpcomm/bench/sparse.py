@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class SparseUpdate:
-    """This rank's update, the sum of all ranks' updates, and what the parameters must be."""
+    """This rank's update, the sum of all ranks' updates, and the expected parameters."""
 
     def __init__(self, bench: Any, size: int, percent: float) -> None:
         """bench: a harness.Bench. percent: of the elements that are kept."""

@@ -5,7 +5,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
-# What makes each MPI talk to ranks of its own host by TCP, over loopback.
+# Options by which each MPI talks to ranks of the same host by TCP, over loopback.
 TCP = {
     "Open MPI": ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"),
     # Its other way, UCX, takes twice as long for large messages here and does not find loopback.
@@ -23,8 +23,8 @@ TCP = {
 
 
 def mpirun(path: str, library: str, ranks: int, transport: str = "") -> list[str]:
-    """The mpirun of an MPI library, with what it needs for more ranks than cores, for root, and to use sockets where
-    transport is tcp."""
+    """The mpirun of an MPI library, with its options for more ranks than cores, for root, and for sockets if transport
+    is tcp."""
     command = [path]
     if "Open MPI" in library:
         # Without yielding every figure of Open MPI's is unfairly bad when ranks outnumber cores.

@@ -6,7 +6,7 @@ the learning rate, the momentum and the number of ranks are powers of two: produ
 
     velocity = momentum * velocity + gradient        parameter -= rate * (gradient + momentum * velocity)
 
-only the three sums round, whichever way it is written. Every right answer has the same bits.
+only the three sums round, in every form of the step. Every right answer has the same bits.
 """
 
 import resource
@@ -91,8 +91,8 @@ class Task:
         """measure of a contender whose step exchanges all keys once.
 
         Before every step the trainer reads its parameters and writes its gradients to the contender's places, outside
-        the clock: lines that nobody touches would stay in the cache of whoever had them last. timed makes the m steps
-        itself, and all but the first of these turns, and gives the seconds of one. reference is that of the
+        the clock: untouched lines would stay in the cache of the core that used them last. timed makes the m steps
+        itself, and all but the first of these turns, and gives the seconds of one. reference: the Reference of the
         parameters, if other contenders advance them too.
         """
         expected, spoil = reference or Reference(self), self.bench.options.plant
@@ -181,12 +181,12 @@ class Reference:
 
     @property
     def values(self) -> Floats:
-        """What the parameters of each class must be."""
+        """The expected parameters of each class."""
         values: Floats = self._params
         return values
 
     def wrong(self, params: Sequence[Floats]) -> int:
-        """How many elements are not what they must be."""
+        """How many elements differ from the expected ones."""
         return sum(
             wrong_classes(array, np.roll(self._params, -shift))
             for array, shift in zip(params, self.job.shifts, strict=True)

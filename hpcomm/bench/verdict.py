@@ -19,13 +19,13 @@ BOUNDS = {"iperf3 (bound)": "iperf3", "socket stream (bound)": "a bare socket"}
 
 @dataclass(frozen=True)
 class Share:
-    """What one place could do and what hpcomm gives of it, in bytes a second.
+    """The bound of one place, and hpcomm's rate there, in bytes a second.
 
     Attributes:
         place: "memory of h1", or "h1 -> h2".
         could, by: the bound that was measured, and by what.
         gives, what: hpcomm's rate, and of which operation.
-        nic: what the NIC's link carries, as the kernel says; 0: it does not.
+        nic: the rate of the NIC's link, as the kernel says; 0: unknown.
     """
 
     place: str
@@ -102,7 +102,7 @@ def summary(found: Sequence[Share]) -> str:
 
 
 def verdict(document: Row) -> dict[str, Any]:
-    """Of a document of limits: shares, sentences, the least ratio (1.0 where there is none)."""
+    """The verdict of a document of limits: shares, sentences, the least ratio (1.0 without shares)."""
     found = shares(document)
     return {
         "shares": [{**asdict(share), "ratio": share.ratio} for share in found],

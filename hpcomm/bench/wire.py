@@ -99,7 +99,7 @@ def iperf3(bench: Bench, to: int, seconds: int, sender: int = 0) -> float:
 
 
 def has_rates(bench: Bench) -> bool:
-    """Are there links between hosts, and is it known what they carry?"""
+    """Are there links between hosts, and are their rates known?"""
     return bench.apart and (bool(bench.options.wire) or has_iperf3())
 
 
