@@ -1,6 +1,6 @@
 """Checkpoints on disk: checkpointer saves while the training goes on, resume finds the newest, files reads and writes.
 
-What is in one comes from hpcomm.exchange.
+The values in a checkpoint come from hpcomm.exchange.
 """
 
 from .checkpointer import Checkpointer, CheckpointStats

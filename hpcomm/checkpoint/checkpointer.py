@@ -1,24 +1,24 @@
 """Checkpoints of a training as it goes on (ASAP, section 5: "fault tolerance by check-pointing the trained model
 periodically to the disk").
 
-After every k-th step a rank copies what it owns, and a thread writes the copy to disk. The trainer pauses for the copy
-only; no rank waits for another's disk, and there is no barrier. What makes the ranks' copies one checkpoint:
+After every k-th step a rank copies its part of the state, and a thread writes the copy to disk. The trainer pauses for
+the copy only; no rank waits for another's disk, and there is no barrier. The ranks' copies form one checkpoint:
 
 - *BSP hubs.* At the boundary after its step k a worker has pulled every key: each row has been applied k times. For
   the next time a row needs this rank's own push of step k + 1, which comes after the copy. So all ranks copy step k,
-  whenever each of them does. What others have pushed of step k + 1 meanwhile is in no copy, and is pushed again after
-  a restart.
-- *Graphs under NOTIFY-ACK.* At its boundary k a rank has folded all that its in-peers sent of step k, and nothing of
-  step k + 1: that is folded in its own step k + 1. What lies in its queues at the cut is sent again after a restart, so
+  whenever each of them does. Pushes of step k + 1 that others have made meanwhile are in no copy, and are made again
+  after a restart.
+- *Graphs under NOTIFY-ACK.* At its boundary k a rank has folded all updates of step k from its in-peers, and none of
+  step k + 1: it folds them in its own step k + 1. Updates in its queues at the cut are sent again after a restart, so
   the queues of the cut are empty, and clocks are the steps of the rows. (Under SSP, BARRIER and ASYNC an update of step
   k may come after its receiver's cut: it is lost with the job.)
 - *ASYNC hubs.* There is no common step: the cut is per owner, and each row of it between two updates. An owner's step k
-  is that of its own worker; updates of others that are in no row at the cut are lost.
+  is its worker's step k; updates of others that are in no row at the cut are lost.
 - *Hubs with a quorum* may apply rows without this rank's push: as under ASYNC the cut is per owner, and rows may be
-  some steps further than what the checkpoint is called.
+  some steps further than the checkpoint's number.
 - *Owners that only serve* have no steps. The first worker tells them that it is at the boundary, and goes on when they
-  have copied: under BSP their rows cannot change before. This is the one wait for another rank: it lasts as long as
-  that copy, and as what is left of writing the one before.
+  have copied: under BSP their rows cannot change before. This is the one wait for another rank: it lasts until they
+  have written the previous copy and made this one.
 
 Files are named after step and rank, and a rank writes and removes its own only, so one directory may be shared by all
 ranks or be each host's own. A rank that has written tells all others so, by a signal in their memory. Older files go
@@ -52,7 +52,7 @@ Extra = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 _SLOTS = 4  # the last files of a rank, whose steps it tells the others
 _BITS = 12  # of a signal, for the steps that the exchange has made, less their upper bits
 _ANY = 2**_BITS - 1  # in place of them: they are not counted
-_END = 2**63  # what the first worker tells instead of a step when it saves no more
+_END = 2**63  # in place of a step: the first worker saves no more
 
 
 @dataclass(frozen=True)
@@ -86,28 +86,28 @@ class Checkpointer:
                 ckpt.after(step + 1, {"epoch": step // 1000})
 
     A checkpoint is complete when every rank has written its file; `latest` and `restore` find the newest such one.
-    It takes one more copy of what this rank owns in memory.
+    It keeps one more copy of this rank's part of the state in memory.
 
     Args:
         ex: the exchange. On a rank that only serves call Checkpointer.serve, not Exchange.serve.
         directory: of this exchange alone; shared by all ranks, or each host's own; made if it is missing.
         every: steps from one checkpoint to the next.
-        keep: complete checkpoints to keep, those of earlier runs in this directory among them. Older files are removed
-            after a newer checkpoint is complete, so there are a few more while other ranks still write theirs.
+        keep: complete checkpoints to keep, including checkpoints of earlier runs in this directory. Older files are
+            removed after a newer checkpoint is complete, so there are a few more while other ranks still write.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
-    An error of the thread that writes (a full disk, say) is raised by the next call of this rank, when that has begun
-    to save what it has to. Then, and where `after` refuses a step that is due, the checkpoint of that step stays
-    incomplete, and the ones before it stay. The other ranks do not stop for it: they say so by a warning, at a
-    later step that is due or in close, when they have heard of it. A checkpointer belongs to the exchange's thread.
+    An error of the thread that writes (a full disk, say) is raised by the next call of this rank, after that call has
+    begun its own save. Then, and if `after` refuses a step that is due, the checkpoint of that step stays incomplete,
+    and the ones before it stay. The other ranks do not stop for it: they log a warning, at a later step that is due or
+    in close, when they have heard of it. A checkpointer belongs to the exchange's thread.
 
     Raises:
         CheckpointError: this rank cannot write into its directory.
         ConfigError: the ranks give different every or keep.
-        InvalidArgument: an argument that cannot be, or something is under way; another rank refuses, e.g. because it
-            cannot write.
-        NotSupported: a plan of one's own in which a row can be applied without its owner's push, so that no rank can
-            tell at which step it is.
+        InvalidArgument: an argument that cannot be, or a push or pull is pending; another rank refuses, e.g. because
+            it cannot write.
+        NotSupported: a user's plan in which a row can be applied without its owner's push, so that no rank can tell at
+            which step it is.
     """
 
     def __init__(
@@ -178,9 +178,9 @@ class Checkpointer:
     def after(self, step: int, extra: Extra | None = None) -> bool:
         """Says that this rank has done so many steps, each after the one before; whether a checkpoint was begun.
 
-        Called by every worker after each step, while nothing is under way. It saves when step is a multiple of every,
-        or has passed one: with a quorum steps are those that ex.version counts, or ex.clock on a graph, of which a
-        worker whose update was late skips some.
+        Called by every worker after each step, while no push or pull is pending. It saves when step is a multiple of
+        every, or has passed one: with a quorum ex.version counts the steps, or ex.clock on a graph, and a worker whose
+        update was late skips some.
 
         Args:
             step: 1 after the first step, 101 after the first that follows a restart from step 100.
@@ -189,8 +189,8 @@ class Checkpointer:
 
         Raises:
             CheckpointError: the last checkpoint could not be written; this one, if it is due, is begun.
-            InvalidArgument: a step that does not follow; or a key is under way, or no file can hold an extra value, and
-                then this rank saves nothing of the step and tells the others.
+            InvalidArgument: a step that does not follow; or a push or pull is pending, or no file can hold an extra
+                value, and then this rank saves nothing of the step and tells the others.
             Timeout, PeerFailed: a rank that only serves does not copy.
         """
         self._check_open("after")
@@ -251,8 +251,8 @@ class Checkpointer:
         return CheckpointStats(self._saved, self._nbytes, self._pause, self._longest, self._waited, self._wrote)
 
     def close(self) -> None:
-        """Waits until this rank's last file is on disk; again is no error. It waits for no other rank. Ranks that only
-        serve learn by it that nothing more is to be saved. Context.close does it, where nobody has.
+        """Waits until this rank's last file is on disk; again is no error. It waits for no other rank. The first worker
+        tells ranks that only serve that no checkpoint follows. Context.close closes a checkpointer that is still open.
 
         Raises:
             CheckpointError: the last checkpoint could not be written.
@@ -280,7 +280,7 @@ class Checkpointer:
         if raised is None:
             self.close()
             return
-        with suppress(HpcommError):  # what was raised first is told
+        with suppress(HpcommError):  # the first error is raised
             self.close()
 
     def __repr__(self) -> str:
@@ -351,7 +351,7 @@ class Checkpointer:
         return lost
 
     def _look(self) -> None:
-        """Raises what the thread has met."""
+        """Raises the thread's error, if any."""
         if self._writing is not None and self._writing.done():
             self._finish()
 
@@ -363,7 +363,7 @@ class Checkpointer:
         writing.result()
 
     def _miss(self, step: int) -> None:
-        """Tells all ranks that this one has no file of a step, after what the thread has still to tell."""
+        """Tells all ranks that this one has no file of a step, after the thread's pending signals."""
         self._writer.submit(self._tell, self._size + self._rank, step)
 
     def _hear(self) -> None:
@@ -455,9 +455,7 @@ class Checkpointer:
         self._mine = [step for step in self._mine if step > newest]
         self._complete = [one for one in self._complete if one[0] not in done] + [(step, self._run) for step in done]
         kept = self._complete[-self.keep :]
-        older = {
-            step for step, run in kept if run != self._run
-        }  # of which there may be files of ranks that are no more
+        older = {step for step, run in kept if run != self._run}  # may have files of ranks that are gone
         steps = {step for step, _ in kept}
         files.remove(
             found.path
@@ -470,7 +468,7 @@ class Checkpointer:
 
 def _check_steps(plan: Plan, workers: tuple[int, ...], own: frozenset[str]) -> None:
     """Refuses a plan by which a row can change while its owner, or the first worker if the owner only serves, stands
-    at the end of a step. own: keys of which each rank has parameters of its own, which change in its own steps."""
+    at the end of a step. own: keys with separate parameters on each rank, which change in that rank's steps."""
     fed = feeders(plan.rows.lists())
     for row, (owner, key) in enumerate(
         zip(*(plan.rows.column(name).tolist() for name in ("owner", "key")), strict=True)

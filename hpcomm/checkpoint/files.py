@@ -1,6 +1,6 @@
-"""One rank's file of a checkpoint: written whole or not at all, and known for torn if a single bit of it is wrong.
+"""One rank's file of a checkpoint: written whole or not at all, and refused as torn if a single bit is wrong.
 
-    "hpcomm checkpoint 1\\n"    what it is
+    "hpcomm checkpoint 1\\n"    magic
     8 bytes, little-endian     length of the header
     header                     JSON: the label, all values that are no arrays, and where the arrays lie
     arrays                     as in memory, each from a multiple of 64 bytes on
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class NewerFormat(CheckpointError):
-    """A file that a newer hpcomm wrote: whole perhaps, so a job must not start anew beside it."""
+    """A file that a newer hpcomm wrote: whole perhaps, so a job must not start over beside it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Label:
     Attributes:
         run: a word that the files of one Checkpointer share.
         plan: a digest of who owns what.
-        complete: the newest step of which every rank had written its file before; 0: there was none.
+        complete: the newest step whose file every rank had written before; 0: no step.
         made: the steps that the exchange had made on this rank, by which files of one number that were saved at
             different steps are told apart; UNCOUNTED where ranks are not at one step, or this one only serves.
     """
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 
 def folder(directory: str | PathLike[str]) -> Path:
-    """Raises InvalidArgument for what is no path."""
+    """The directory as a Path. Raises InvalidArgument for another type."""
     try:
         return Path(directory)
     except TypeError:
@@ -88,7 +88,7 @@ def folder(directory: str | PathLike[str]) -> Path:
 
 
 def listed(directory: Path) -> Iterator[Found]:
-    """The files of checkpoints in a directory; none where there is no directory."""
+    """The files of checkpoints in a directory; none if it does not exist."""
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def write(directory: Path, label: Label, sections: Sections) -> int:
     before it gets its name, and the directory after.
 
     Raises:
-        CheckpointError: with the path and what the system said; nothing of the name has changed then.
+        CheckpointError: with the path and the system's error; a file of that name is unchanged then.
     """
     path = directory / label.name
     part = path.with_name(path.name + _PART)
@@ -218,7 +218,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def prepare(directory: Path, rank: int) -> None:
-    """Makes the directory, and what is left of a process that was killed while it wrote this rank's files goes.
+    """Makes the directory, and removes partial files that a killed process of this rank has left.
 
     Raises:
         CheckpointError: this rank cannot write there.
@@ -261,7 +261,7 @@ def read(path: Path) -> tuple[Label, dict[str, dict[str, Any]]]:
 
     Raises:
         NewerFormat: a newer hpcomm wrote it.
-        CheckpointError: it is torn or a bit of it is wrong, or it cannot be read.
+        CheckpointError: it is torn or corrupt, or it cannot be read.
     """
 
     def load(file: BinaryIO) -> tuple[Label, dict[str, dict[str, Any]]]:

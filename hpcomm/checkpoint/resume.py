@@ -33,20 +33,21 @@ class Resumable(NamedTuple):
 @dataclass(frozen=True)
 class Restored:
     """A checkpoint that restore has found: the step after which the checkpoint was taken, and the extra values that the
-    trainer of this rank had given; where all files are read, and for a rank that was not there or gave none, those of
-    the lowest rank that gave some."""
+    trainer of this rank had given. If all files are read, a rank that was not in the job or gave no values gets the
+    values of the lowest rank that gave some."""
 
     step: int
     extra: dict[str, Any]
 
 
 def latest(directory: str | PathLike[str]) -> int | None:
-    """The step of the newest complete checkpoint in a directory that all ranks write into; None: there is none.
+    """The step of the newest complete checkpoint in a directory that all ranks write into; None: no checkpoint is
+    complete.
 
-    Every file of it has been read and its checksum found right. Newer ones that are torn or damaged, or whose files
-    were saved at different steps, are left out, with a warning; newer ones of which files are missing, as they are
-    while ranks still write, without. Not collective: it asks nobody, and where each host has a directory of its own
-    finds none; restore does.
+    All its files have been read and their checksums found right. Newer ones that are torn or damaged, or whose files
+    were saved at different steps, are left out with a warning; newer ones with missing files, as while ranks still
+    write, without a warning. Not collective: it asks no other rank. If each host has its own directory it finds no
+    checkpoint, and restore does.
 
     Raises:
         CheckpointError: the directory cannot be read, or has a file in the format of a newer hpcomm.
@@ -76,8 +77,8 @@ def restore(
     """Restores an exchange bit for bit from the newest checkpoint that every rank can load. Collective.
 
     Under the plan by which it was saved each rank reads its own file, so directories may be each host's own. Under
-    another one (other ranks, servers or chunks) each reads all files and takes what it owns, from a directory that all
-    can read.
+    another one (other ranks, servers or chunks) each reads all files, from a directory that all can read, and takes its
+    own part.
 
     Args:
         directory: of the Checkpointer.
