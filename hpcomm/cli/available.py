@@ -36,7 +36,7 @@ Gather = Callable[[Any, float], list[Any]]
 
 def measure(group: Group, config: Config, hosts: Sequence[Host], gather: Gather) -> tuple[Way, ...]:
     """Collective over the ranks; all ways between hosts, the same on every rank. The lowest rank of each host probes
-    those of all others. gather: gives a value of each rank to all, within so many seconds.
+    the lowest ranks of all others. gather: gives a value of each rank to all, within so many seconds.
 
     Raises:
         HpcommError: not every rank comes up, or one is gone.

@@ -1,4 +1,4 @@
-"""hpcomm bench: what this machine or this cluster could do, and what hpcomm makes of it."""
+"""hpcomm bench: the bounds of this machine or cluster, and how much of them hpcomm reaches."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def start_ranks(count: int, words: Sequence[str], transport: str) -> int:
 
 
 def as_rank(job: Callable[[Any], int]) -> int:
-    """What a job of all ranks returns. An error of one rank ends all: MPI's others would wait for ever."""
+    """The result of a job of all ranks. An error of one rank ends all: MPI's other ranks would wait for ever."""
     comm = ranks.world()
     try:
         return job(comm)
@@ -62,7 +62,7 @@ def run_one(name: str, arguments: Sequence[str]) -> int:
 
 
 def _one(name: str, about: str) -> click.Command:
-    """The command of a benchmark. Its options are those of its own parser, harness.parser."""
+    """The command of a benchmark. harness.parser reads its options."""
     return click.Command(
         name,
         callback=lambda arguments: sys.exit(run_one(name, arguments)),
@@ -98,19 +98,19 @@ def _words(quick: bool, as_json: bool, **values: Any) -> list[str]:
     "--at-least",
     type=click.FloatRange(0, 1),
     default=0.0,
-    help="End with 3 if hpcomm gives less than this part of what a place could do, e.g. 0.9.",
+    help="End with 3 if hpcomm reaches less than this part of a bound, e.g. 0.9.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 @click.option("-J", "--output_file", type=_FILE, help="Write JSON to this file too.")
 @click.option("--plot", type=_FILE, help="Draw all into this file (needs matplotlib).")
 @click.pass_context
 def command(ctx: click.Context, /, quick: bool, count: int, **given: Any) -> None:
-    """Measure memory, links and hpcomm's operations beside what they could be, and say what comes of it.
+    """Measure memory, links and hpcomm's operations beside their bounds, and print a verdict.
 
     Alone it starts two ranks here; under mpirun, srun or torchrun it takes theirs:
     mpirun -H node1,node2 hpcomm bench. Without NAME all benchmarks run, and a verdict ends them.
 
-    hpcomm bench NAME --help lists the options of one, which are those of nccl-tests.
+    hpcomm bench NAME --help lists the options of one, named as in nccl-tests.
 
     Ends with 1 if an answer was wrong, with 3 below --at-least, with 2 for bad options, and with 4 if a rank failed.
     """

@@ -1,4 +1,4 @@
-"""hpcomm doctor: what is wrong with this host for hpcomm, or between the hosts of a job, and the fix."""
+"""hpcomm doctor: faults of this host, or between the hosts of a job, and their fixes."""
 
 import json
 import math
@@ -172,7 +172,7 @@ def addresses(ranks: int) -> Check:
 
 
 def loopback(ranks: int) -> Check:
-    """A connection to oneself, by the means that `doctor --network` tests other hosts with."""
+    """A connection of this host to itself, by the means that `doctor --network` tests other hosts with."""
     token = secrets.token_bytes(reach.TOKEN_BYTES)
     try:
         with reach.Responder(token, [token], [], 2 * reach.LONGEST, bind="127.0.0.1") as responder:
@@ -182,14 +182,14 @@ def loopback(ranks: int) -> Check:
         return Check("loopback", FAIL, str(error), "ip link set lo up")
     if not finding.passes:
         seen = f"127.0.0.1:{finding.port}: {finding.outcome} {finding.why}".strip()
-        return Check("loopback", FAIL, seen, "ip link set lo up; let the firewall pass what comes from lo")
+        return Check("loopback", FAIL, seen, "ip link set lo up; let the firewall pass packets from lo")
     return Check(
         "loopback", OK, f"TCP to 127.0.0.1 in {finding.seconds * 1e6:.0f} us, {verdict.speed(finding.rate)} for 1 MiB"
     )
 
 
 def socket_buffers(ranks: int) -> Check:
-    """Checks how many bytes one connection may have under way."""
+    """Checks how many bytes one connection may have in flight."""
     numbers = {}
     for name in ("tcp_rmem", "tcp_wmem"):
         try:
@@ -203,7 +203,7 @@ def socket_buffers(ranks: int) -> Check:
         if values[2] < _IN_FLIGHT
     ]
     if small:
-        need = f"; 25 Gb/s over 1 ms has {_IN_FLIGHT / _MIB:.3g} MiB under way"
+        need = f"; 25 Gb/s over 1 ms has {_IN_FLIGHT / _MIB:.3g} MiB in flight"
         return Check("socket buffers", WARN, seen + need, "; ".join(small))
     return Check("socket buffers", OK, seen)
 
@@ -308,7 +308,7 @@ CHECKS: tuple[Look, ...] = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(ranks: int, between: bool | None, bandwidth: bool, wait: float, as_json: bool) -> None:
-    """Look for what is wrong with this host, or between the hosts of a job, and say the fix.
+    """Find faults of this host, or between the hosts of a job, and print their fixes.
 
     Ends with 1 if a check failed, or if two hosts cannot reach each other.
     """
@@ -360,7 +360,7 @@ def _leave(status: int) -> None:
 
 
 def tell(ranks: int, wanted: Sequence[Look], as_json: bool) -> None:
-    """Prints what the checks find; ends with 1 if one failed."""
+    """Prints the findings of the checks; ends with 1 if one failed."""
     checks: list[Check] = []
     for look in wanted:
         found = look(ranks)

@@ -39,7 +39,7 @@ def draw(graphs: Sequence[Graph | Sequence[Graph]], path: Path) -> None:
 
 
 def draw_tree(parents: Sequence[int], title: str, path: Path) -> None:
-    """Draws a tree into a file, the root on top and a row for each hop. Errors are those of draw.
+    """Draws a tree into a file, the root on top and a row for each hop. Errors: as draw.
 
     Args:
         parents: by rank the rank that sends to it, -1 for the root.

@@ -91,7 +91,7 @@ def from_file(file: TextIO, n: int | None) -> Graph:
     """The graph of a file with an edge on each line: source, target and, on all lines or none, a weight.
 
     Raises:
-        InvalidArgument: a line is none, or they make no graph.
+        InvalidArgument: a line is no edge, or the edges make no graph.
     """
     edges: list[tuple[int, int]] = []
     weights: list[float] = []
@@ -119,8 +119,8 @@ def name_of(graph: Graphs) -> str:
 
 
 def facts(graph: Graphs, nbytes: int, rates: Rates | None = None, compute: float = 0.0) -> dict[str, Any]:
-    """The measures of a graph; None for those that it lacks, as phases and a graph that falls apart have no diameter.
-    With rates also the predicted seconds of a step."""
+    """The measures of a graph; None for a missing one, as phases and a graph that falls apart have no diameter. With
+    rates also the predicted seconds of a step."""
     phases = as_phases(graph)
     sigma = topology.second_singular(graph)
     diameter = topology.diameter(phases[0]) if len(phases) == 1 else math.inf
@@ -230,7 +230,7 @@ def _asked(words: tuple[str, ...], edges: TextIO | None, seeds: int, seed: int) 
                 try:
                     found.append(make(one, n, seeds, seed))
                 except InvalidArgument:
-                    if kind != "all":  # which is all that there are
+                    if kind != "all":  # all: without kinds that n does not suit
                         raise
     return found
 

@@ -1,4 +1,4 @@
-"""hpcomm info: what this build is, what it found, and how it is configured."""
+"""hpcomm info: the build, its findings on this host, and its configuration."""
 
 import json
 import os
@@ -134,7 +134,7 @@ def _print_table(console: Console, title: str, columns: tuple[str, ...], rows: l
 @click.option("--lib-dir", "path", flag_value="lib_dir", help="Print the folder of libhpcomm.")
 @click.option("--pkg-config-dir", "path", flag_value="pkg_config_dir", help="Print the folder of hpcomm.pc.")
 def command(config: bool, devices: bool, as_json: bool, path: str | None) -> None:
-    """Print the version, the build, what was found, and the configuration."""
+    """Print the version, the build, its findings on this host, and the configuration."""
     if path is not None:
         click.echo(folders()[path])
         return

@@ -1,4 +1,4 @@
-"""The addresses of this host, asked of the kernel by netlink, and those of them that hpcomm may use."""
+"""The addresses of this host, asked of the kernel by netlink, and the ones that hpcomm may use."""
 
 import fcntl
 import ipaddress
@@ -45,13 +45,13 @@ def allows(asked: str, interface: str) -> bool:
 
 
 def addresses(asked: str = "") -> tuple[Address, ...]:
-    """This host's addresses: not IPv6's link-local ones, nor those of interfaces that are down. Those that hpcomm uses
-    under HPCOMM_SOCKET_IFNAME=asked come first."""
+    """This host's addresses, without IPv6's link-local ones and without interfaces that are down. Addresses that hpcomm
+    uses under HPCOMM_SOCKET_IFNAME=asked come first."""
     return choose([(ip, prefix, name, _mtu(name)) for ip, prefix, name in _dump() if _is_up(name)], asked)
 
 
 def choose(found: list[tuple[str, int, str, int]], asked: str) -> tuple[Address, ...]:
-    """Those of these (address, bits of its network, interface, MTU) that hpcomm uses; best first."""
+    """The addresses (address, bits of its network, interface, MTU), best first, each marked if hpcomm uses it."""
 
     def allowed(ip: str, name: str) -> bool:
         if asked:

@@ -86,8 +86,8 @@ def ephemeral() -> str:
 def examine(
     group: Group, self: Self, timeout: float, patience: float = PATIENCE, watch: Callable[[int], Any] | None = None
 ) -> Report:
-    """Collective; the same report on every rank, in a bounded time. The lowest rank of each host acts for it; watch is
-    given the number of steps of this rank's host and returns what is to be called after each.
+    """Collective; the same report on every rank, in a bounded time. The lowest rank of each host acts for it; watch
+    gets the number of steps of this rank's host and returns a function to call after each.
 
     Raises:
         Timeout, ConfigError: not every rank takes part, or not with the same hpcomm.
@@ -261,7 +261,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def rows(report: Report) -> list[tuple[str, str, str, str]]:
-    """Hosts, result, what is wrong, the fix; of those with the same fix the first few."""
+    """Hosts, result, problem, fix; of problems with the same fix the first few."""
     found = [
         (" - ".join(report.hosts[i].name for i in pair.hosts), problem)
         for pair in report.pairs
@@ -313,7 +313,7 @@ def main(
     json_wanted: bool,
     probing: Config | None = None,
 ) -> bool:
-    """Takes part in the examination, on rank 0 tells what came of it, and returns whether all pairs work. probing: the
+    """Takes part in the examination, on rank 0 prints the report, and returns whether all pairs work. probing: the
     settings with which hosts that work probe the bandwidth between them; None: they do not.
 
     Raises:

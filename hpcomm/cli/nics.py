@@ -105,7 +105,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> str:
-    """A line of sysfs; "" where there is none: an empty GID's attributes cannot be read."""
+    """A line of sysfs; "" if it cannot be read, as an empty GID's attributes."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

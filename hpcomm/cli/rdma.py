@@ -32,7 +32,7 @@ _UNLOCK = (
 )
 _HEADERS = 96  # bytes that the kernel takes off a netdev's MTU for RoCE's headers
 _MTUS = (256, 512, 1024, 2048, 4096)
-_CAP_IPC_LOCK = 14  # capabilities(7): may lock what it likes
+_CAP_IPC_LOCK = 14  # capabilities(7): may lock any memory
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def told(device: Device) -> str:
 
 
 def listed(root: Path = Path("/")) -> tuple[tuple[Device, ...], str]:
-    """All ports, and with none why there is none."""
+    """All ports, and if there are no ports the reason."""
     try:
         devices = _core.devices()
     except NotSupported as error:
@@ -173,7 +173,7 @@ def _build(here: Here) -> Check:
 
 
 def _library(here: Here, unheard: Sequence[Device]) -> Check:
-    """libibverbs, and its drivers. unheard: what it cannot open, though the kernel would let it."""
+    """libibverbs, and its drivers. unheard: devices that it cannot open, though the kernel would let it."""
     if here.missing:
         return Check("RDMA library", WARN, f"{LIBRARY} cannot be loaded: {here.missing}", INSTALL)
     if unheard:
@@ -261,7 +261,7 @@ def _seen(port: Port, device: Device | None) -> str:
 
 
 def _hint(port: Port, device: Device | None, root: Path) -> str:
-    """A hint by which a port that works would work better; "" if there is none."""
+    """A hint by which a port that works would work better; "" for no hint."""
     if port.link_layer == "InfiniBand":
         return ""
     if port.routable[0].is_link_local:
@@ -314,7 +314,7 @@ def _may_lock_all(root: Path) -> bool:
 
 
 def _numa(here: Here, found: Sequence[Nic]) -> Check:
-    """A NIC moves data of its own node without crossing to another."""
+    """A NIC moves data of its NUMA node without crossing to another."""
     name = "RDMA NUMA"
     mine = {node for cpu in here.cpus if (node := node_of(here.root, cpu)) is not None}
     far = [nic for nic in found if nic.node >= 0 and mine and nic.node not in mine]

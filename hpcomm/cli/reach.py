@@ -29,7 +29,7 @@ LONGEST = 10.0  # seconds of one transfer
 
 OK, REFUSED, SILENT, NO_ROUTE, MUTE, WRONG, BROKEN, UNTRIED = (
     "ok",
-    "refused",  # nobody listens there
+    "refused",  # no process listens there
     "silent",  # no answer to a connect
     "no route",  # the kernel says that it cannot get there
     "mute",  # connects, and answers nothing
@@ -102,7 +102,7 @@ class Finding:
 class Responder:
     """Answers callers on an ephemeral TCP port, and probes on a UDP port of each address, until the with block ends.
 
-    knows: the tokens of those that it answers. idle: seconds that a caller may take between two transfers. bind: one
+    knows: tokens of the callers that it answers. idle: seconds that a caller may take between two transfers. bind: one
     address; "": all. seen: by the token of each caller, the addresses from which it called.
     """
 
@@ -275,7 +275,7 @@ def _drop(connection: socket.socket) -> None:
 
 
 def call(caller: int, token: bytes, target: Target, patience: float) -> tuple[Finding, socket.socket | None]:
-    """Connects and exchanges tokens. The socket is None unless the right host has answered."""
+    """Connects and exchanges tokens. Gives a socket only if the right host has answered, else None."""
     finding = Finding(caller, target.host, target.ip, target.port, target.interface, target.used, OK)
     connection = socket.socket(_family(target.ip), socket.SOCK_STREAM)
     start = time.monotonic()
@@ -317,7 +317,7 @@ def transfer(finding: Finding, connection: socket.socket) -> Finding:
         start = time.monotonic()
         connection.sendall(struct.pack("!cQ", _SEND, BLOCK))
         _give(connection, BLOCK)
-        # The called host tells what came once no more comes.
+        # The called host tells how many bytes came once no more come.
         (sent,) = struct.unpack("!Q", _read(connection, 8, LONGEST + 2 * STALL))
         finding = replace(finding, sent=sent, rate=BLOCK / (time.monotonic() - start) if sent == BLOCK else 0.0)
         if sent < BLOCK:
@@ -415,8 +415,8 @@ def probe(
     budget: float,
     tell: Callable[[], Any] = lambda: None,
 ) -> list[Finding]:
-    """Calls every target, then sends data to those that answer, in the order given. mtus: of each local address. After
-    budget seconds the rest is left untried. tell is called twice for each target."""
+    """Calls every target, then sends data to targets that answer, in the given order. mtus: of each local address.
+    After budget seconds the rest is left untried. tell is called twice for each target."""
 
     def first(target: Target) -> tuple[Finding, socket.socket | None]:
         try:

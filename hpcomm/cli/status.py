@@ -1,4 +1,4 @@
-"""hpcomm status: what the jobs with ranks on this host are at: each rank's step, and whom it waits for since when."""
+"""hpcomm status: the state of jobs with ranks on this host: each rank's step, and whom it waits for, since when."""
 
 import json
 import sys
@@ -130,7 +130,7 @@ def _console() -> Console:
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the ranks of this host may take to answer, and then those of other hosts.",
+    help="How long the ranks of this host may take to answer, and then the ranks of other hosts.",
 )
 def command(json_: bool, watch: float | None, wait: float) -> None:
     """The state of the jobs that have ranks on this host: each rank's process, step, and whom it waits for, since when.

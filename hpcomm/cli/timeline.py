@@ -19,8 +19,8 @@ _CLOCK, _JOB, _END = "hpcomm_clock", "hpcomm_job", "hpcomm_end"
 
 @dataclass
 class Trace:
-    """The timeline of one rank: its events, what it says of its clock, the context that it is of ("" before all ranks
-    had met), and whether the rank has closed it."""
+    """The timeline of one rank: its events, its readings of the clocks, its context ("" before all ranks had met), and
+    whether the rank has closed it."""
 
     path: Path
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -99,7 +99,7 @@ def read(path: Path) -> Trace:
 
 
 def shift(trace: Trace, first: Trace) -> float:
-    """Microseconds to add to a rank's times, so that they are those of the first one's host: by the wall clocks."""
+    """Microseconds to add to a rank's times to get times of the first one's host, by the wall clocks."""
     if trace.clock["boot"] == first.clock["boot"]:
         return 0.0
     ahead = [t.clock["realtime_us"] - t.clock["monotonic_us"] for t in (trace, first)]
@@ -133,7 +133,7 @@ def contexts_of(traces: list[Trace]) -> list[list[Trace]]:
 
 
 def merged(contexts: list[list[Trace]]) -> Iterator[dict[str, Any]]:
-    """All events on the first one's clock. The ranks of each context are processes of their own."""
+    """All events on the first one's clock. The ranks of each context appear as separate processes."""
     before = 0
     for context in contexts:
         for trace in context:
@@ -160,7 +160,7 @@ def write(events: Iterator[dict[str, Any]], to: Path) -> int:
 
 
 def waits(context: list[Trace]) -> dict[int, dict[int, float]]:
-    """Seconds that each rank waited for each other one alone: who is the last to come is who is waited for."""
+    """Seconds that each rank waited for each other one alone, the last rank to come."""
     total: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for trace in context:
         for event in trace.events:
@@ -170,8 +170,7 @@ def waits(context: list[Trace]) -> dict[int, dict[int, float]]:
 
 
 def _print_waits(contexts: list[list[Trace]]) -> None:
-    """A table for each context: its ranks have numbers of their own. Who they were before any shrink stands beside
-    them."""
+    """A table for each context, as each numbers its ranks from 0. Their numbers before any shrink stand beside them."""
     for number, context in enumerate(contexts, 1):
         total = waits(context)
         ranks = sorted({trace.rank for trace in context} | {peer for row in total.values() for peer in row})
@@ -194,9 +193,9 @@ def _print_waits(contexts: list[list[Trace]]) -> None:
 @click.option("-o", "--output", metavar="FILE", help="Write the merged timeline here; the default is PATH.")
 @click.option("--waits", "waits_", is_flag=True, help="Print how long each rank waited for which, and write nothing.")
 def command(path: str, output: str | None, waits_: bool) -> None:
-    """Make one timeline of those that the ranks have written.
+    """Merge the timelines that the ranks have written.
 
-    PATH is what HPCOMM_TIMELINE (or init's timeline) was: trace.json, of which the ranks made trace.rank0.json and so
+    PATH is the value of HPCOMM_TIMELINE (or init's timeline): for trace.json the ranks made trace.rank0.json and so
     on. Open the result in https://ui.perfetto.dev or chrome://tracing. Files of ranks that were killed are read as far
     as they go. Ranks of one host share a clock; between hosts the wall clocks count, as NTP keeps them.
     """

@@ -1,4 +1,4 @@
-"""hpcomm graph tree: the cheapest broadcast tree, what it costs and how it looks (Parameter Flow, section 3.4.1)."""
+"""hpcomm graph tree: the cheapest broadcast tree, its cost and its picture (Parameter Flow, section 3.4.1)."""
 
 import json
 from math import ceil
@@ -18,7 +18,7 @@ from . import drawing
 
 
 def costs_of(ranks: int | None, racks: int | None, pods: int | None, file: Path | None, bandwidths: bool) -> Any:
-    """The costs of a file with a row of numbers on each line, or those of racks of ranks in turn: neighbours share one.
+    """The costs of a file with a row of numbers on each line, or of racks of ranks in turn: neighbours share a rack.
 
     Raises:
         InvalidArgument: the file cannot be read or is no matrix, or racks and ranks do not go together.
@@ -101,7 +101,7 @@ def command(
 ) -> None:
     """Print the broadcast tree that costs least (Parameter Flow, section 3.4.1), and draw it.
 
-    Costs are those of racks, 0.1 within one, 0.5 within a pod and else 1.0, or those of a file.
+    Costs come from racks (0.1 within a rack, 0.5 within a pod, otherwise 1.0) or from a file.
     """
     try:
         matrix = costs_of(ranks, racks, pods, costs, bandwidths)

@@ -11,7 +11,7 @@ from .reach import Finding
 OK, WARN, FAIL = "ok", "warn", "fail"
 _SLOW = 4  # times less than the median
 _LOST = 0.9  # seconds to connect: the kernel sends a lost first packet again after 1 s
-_DEFAULT = "^lo,docker,br-"  # what an unset HPCOMM_SOCKET_IFNAME means
+_DEFAULT = "^lo,docker,br-"  # for an unset HPCOMM_SOCKET_IFNAME
 _ONE_NETWORK = (
     "give each host an address that all others reach: the host's own network for containers (docker run "
     f"--network=host, hostNetwork: true), or a VPN over all hosts and {VARIABLE} with its interface"
@@ -27,7 +27,7 @@ class Host:
     asked: str  # its HPCOMM_SOCKET_IFNAME
     addresses: tuple[Address, ...]
     ports: str  # the ephemeral ones, "32768-60999"
-    token: str  # what it answers with, in hex
+    token: str  # its answer to callers, in hex
     wrong: str = ""  # why it takes no part
     rdma: tuple[str, ...] = ()  # its ports that verbs can use
     masks: tuple[str, ...] = ()  # addresses from which the others saw its calls come, and which it does not have
@@ -70,7 +70,7 @@ class Pair:
 
 
 def judge(hosts: Sequence[Host], findings: Iterable[Finding]) -> list[Pair]:
-    """Every pair of hosts, those that fail first."""
+    """Every pair of hosts, failed pairs first."""
     ways: dict[tuple[int, int], list[Finding]] = {}
     for finding in findings:
         ways.setdefault((finding.caller, finding.called), []).append(finding)
@@ -167,7 +167,7 @@ def _none_used(host: Host) -> Problem:
 
 
 class _Way:
-    """From one host to another, by every address; back is what the other found. needed: of two ranks the higher one
+    """From one host to another, by every address; back: the other's findings. needed: of two ranks the higher one
     calls, so that not every job calls both ways."""
 
     def __init__(
@@ -256,7 +256,7 @@ class _Way:
         )
 
     def _doubt(self, finding: Finding) -> Problem | None:
-        """A doubt about a connection by which all bytes came through; None: there is none."""
+        """A doubt about a connection that passed every byte; None: no doubt."""
         a, b = self._caller.name, self._called.name
         device, other = self._caller.holder(finding.local), self._called.holder(finding.ip)
         direct = device is not None and device.shares_network(finding.ip)  # no router that could tell what fits
