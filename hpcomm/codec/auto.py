@@ -17,11 +17,11 @@ class Auto(WireFormat):
     gets the codec if that takes less time than sending float32. A key of fewer than 4096 elements gets float32, as the
     time of a short message does not depend on its bytes, and so does a key whose rule is Average, as models are no
     updates. Where all ranks map each other's memory every key gets float32, and nothing is measured. Threshold is
-    measured as TopK(0.01), as nobody knows yet how much it keeps.
-    Exchange.codecs tells what was chosen, and Exchange.stats why.
+    measured as TopK(0.01), as its density is not known before.
+    Exchange.codecs tells the choice, and Exchange.stats its reasons.
 
     Attributes:
-        codec: the one that is tried, which sends pieces; TopK(0.01) if none is given.
+        codec: the one that is tried, which sends pieces; TopK(0.01) by default.
 
     Raises:
         InvalidArgument: it is no codec of pieces.

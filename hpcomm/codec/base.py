@@ -30,17 +30,17 @@ class WireFormat(ABC):
 
     @property
     def kernel(self) -> Any:
-        """The filter: "auto", "numba", "c", or machine code of a user's own. None: it has none."""
+        """The filter: "auto", "numba", "c", or a user's machine code. None: the codec has no filter."""
         return None
 
     @property
     def keeps(self) -> bool:
-        """Of pieces: whether an encoder keeps what they leave out."""
+        """Of pieces: whether an encoder keeps a residual."""
         return True
 
     @property
     def loses(self) -> bool:
-        """Of pieces: whether what they leave out is lost, unless ErrorFeedback keeps it."""
+        """Of pieces: whether they lose their error, unless ErrorFeedback keeps it."""
         return False
 
     @property
@@ -57,8 +57,8 @@ class WireFormat(ABC):
         return None
 
     def most_bytes(self, shape: Sequence[int], count: int) -> int | None:
-        """Bytes at most of a piece of count elements of a key of this shape, as slots have room for; None: those of the
-        float32 that it stands for."""
+        """Bytes at most of a piece of count elements of a key of this shape, as slots have room for; None: as many as
+        the float32 that it stands for."""
         return None
 
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The codec of each key, of what a user gives: one for all keys, or a mapping from names of keys."""
+"""The codec of each key, from a user's argument: one for all keys, or a mapping from names of keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -9,13 +9,13 @@ from .auto import Auto
 from .base import WireFormat
 from .dtype import FLOAT32, Codec, check_dtype, dtype_name
 
-# One codec for all keys, by its value or its name, or those of some keys by the key's name: the others are float32.
+# One codec for all keys, by its value or its name, or a mapping from names of keys: the other keys are float32.
 Codecs: TypeAlias = WireFormat | str | Mapping[str, WireFormat | str]
 
 
 def name_of(codec: object) -> Any:
     """A codec that is given by its value or its name, unchecked: the name of an array's dtype, else the value; float32
-    where none is given. Of a mapping those by key."""
+    by default. Of a mapping a dict by key."""
     if isinstance(codec, Mapping):
         return {key: name_of(value) for key, value in codec.items()}
     return "float32" if codec is None else codec.name if type(codec) is Codec else dtype_name(codec)

@@ -22,7 +22,7 @@ class Factors(WireFormat):
     gradient of the loss by a sample's outputs, and v the sample's inputs.
 
     Trainers write the pairs into Exchange.factors(name), or give them to push: push(name, (u, v)). A vector goes dense
-    or as indices and values, whichever takes fewer bytes. Where all pairs take more bytes than the matrix, their sum
+    or as indices and values: the form with fewer bytes. Where all pairs take more bytes than the matrix, their sum
     goes instead. Nothing is left out, so nothing is kept back.
 
     Attributes:
@@ -31,7 +31,7 @@ class Factors(WireFormat):
             Each part is sent with all of v, so the bytes of v are multiplied. The parts are a little larger where
             blocks of them would not end at multiples of 16 elements. 1: the matrix stays in one part, and v is sent
             once.
-        values: what the vectors are sent in: "float32", "float16" or "bfloat16". The error of rounding is lost.
+        values: dtype of the sent vectors: "float32", "float16" or "bfloat16". The error of rounding is lost.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -95,7 +95,7 @@ class Factors(WireFormat):
         }
 
     def most_bytes(self, shape: Sequence[int], count: int) -> int:
-        """Bytes of a piece at most: those of all K pairs, or of the matrix where it is smaller."""
+        """Bytes of a piece at most: of all K pairs, or of the matrix where it is smaller."""
         columns = shape[1]
         pairs = self.K * (count // columns + columns)
         return min(pairs, count) * Codec(self.values).dtype.itemsize + _HEAD

@@ -1,4 +1,4 @@
-"""Error feedback: what a codec leaves out is added to the next update."""
+"""Error feedback: a codec's error is added to the next update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class ErrorFeedback(WireFormat):
 
     Attributes:
         codec: a codec, by its value or its name.
-        on: False: what the codec leaves out is lost. For comparison.
+        on: False: the codec's error is lost. For comparison.
 
     Raises:
         InvalidArgument: there is no such codec, it is one that is still to be chosen, or one that leaves nothing out.
@@ -34,7 +34,7 @@ class ErrorFeedback(WireFormat):
             object.__setattr__(self, "codec", Codec(self.codec))
         if not isinstance(self.codec, WireFormat) or isinstance(self.codec, ErrorFeedback):
             raise InvalidArgument(
-                f"ErrorFeedback: codec is {self.codec!r}: must be a codec of hpcomm.codec without feedback of its own"
+                f"ErrorFeedback: codec is {self.codec!r}: must be a codec of hpcomm.codec that is no ErrorFeedback"
             )
         self.codec.name  # noqa: B018  # Auto has none
         if not self.codec.keeps and not self.codec.loses:

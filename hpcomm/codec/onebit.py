@@ -15,12 +15,12 @@ _SHORTEST = 16  # elements of a column, below which its two values cost too much
 
 @dataclass(frozen=True)
 class OneBit(WireFormat):
-    """Sends a bit for each element and two values for each unit of elements: the mean of those that are 0 or more, and
-    of those below (Poseidon, 5.3). What this misses stays in a residual, which is added to the next update.
+    """Sends a bit for each element and two values for each unit of elements: the mean of its elements of 0 or more, and
+    the mean of its negative ones (Poseidon, 5.3). The error stays in a residual, which is added to the next update.
 
     Attributes:
         unit: elements in a row that share two values. None: the weights of one output, which CNTK calls a column:
-            the product of all dimensions but the first. Keys of one dimension, and those with columns of fewer than 16
+            the product of all dimensions but the first. Keys of one dimension, and keys with columns of fewer than 16
             elements, have units of 4096. No chunk cuts a unit apart.
         compress: as Threshold has it.
 

@@ -1,4 +1,4 @@
-"""A codec of one's own, in machine code."""
+"""A user's codec, in machine code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ MOST_SLOTS = _core.CODEC_SLOTS
 
 @dataclass(frozen=True)
 class Own(WireFormat):
-    """A codec of one's own: two functions of machine code, which hpcomm.kernels.encode and hpcomm.kernels.decode_add
-    make of Python functions. What a piece leaves out stays in a residual, which is added to the next update; the engine
-    finds it by decoding the piece.
+    """A user's codec: two functions of machine code, which hpcomm.kernels.encode and hpcomm.kernels.decode_add make of
+    Python functions. The error of a piece stays in a residual, which is added to the next update; the engine finds it
+    by decoding the piece.
 
     Attributes:
         encode, decode_add: machine code of the shapes hpc_encode_fn and hpc_decode_add_fn: an address, a ctypes
-            function pointer, or what has an `address`.
-        title: told in errors, and the same on all ranks; None: that of encode.
+            function pointer, or an object with an `address`.
+        title: told in errors, and the same on all ranks; None: encode's title.
         args: at most 7 numbers for both functions, as args[1] and following; the same on all ranks. A mapping gives
             them names for the reader.
         state_slots: float32 values of state for each element, 0 to 8, that encode keeps beside the residual; None:

@@ -1,4 +1,4 @@
-"""Rules and folds of one's own, written in Python and compiled by Numba (the extra `kernels`).
+"""A user's rules and folds, written in Python and compiled by Numba (the extra `kernels`).
 
     @hpcomm.kernels.rule(slots=1, args={"lr": 0.1, "decay": 0.9})
     def rms(param, acc, count, state, args):              # arrays in, arrays out; args[0] is the step, from 1
@@ -18,7 +18,7 @@ keeps it float32.
 A fold is compiled for one dtype. An exchange whose plan has a row that takes its inputs in another wire format is
 refused; a fold that is handed such inputs all the same, as by its bare address, ends with status MISFIT.
 
-Filters say which elements of an update are sent: `threshold()` is the built-in one, `filter` compiles one's own, and
+Filters choose the elements of an update that are sent: `threshold()` is the built-in one, `filter` compiles another;
 Threshold and TopK of hpcomm.codec take it as kernel=. `encode` and `decode_add` compile the two functions of a whole
 codec, hpcomm.codec.Own. `prox` compiles a proximal operator for the rules ProxSGD and Dual.
 """
@@ -169,9 +169,9 @@ def prox(
 
 
 def threshold() -> Kernel:
-    """The filter of a threshold: what is larger than delta is sent, the rest stays in the residual. Its source, to be
-    read and changed, is hpcomm/kernels/filters.py; it gives the same bytes as the C kernel. Compiled once, and kept in
-    Numba's cache on disk.
+    """The filter of a threshold: elements larger than delta are sent, the rest stays in the residual. Its source, to
+    be read and changed, is hpcomm/kernels/filters.py; it gives the same bytes as the C kernel. Compiled once, and kept
+    in Numba's cache on disk.
 
     Raises:
         NotSupported: Numba is missing.
@@ -194,14 +194,13 @@ def _threshold() -> Kernel:
 
 
 def filter(function: Callable[..., Any]) -> Kernel:
-    """Makes a filter of a function(x, residual, n, delta, values, bits), such as a changed copy of that of threshold().
+    """Makes a filter of a function(x, residual, n, delta, values, bits), such as a changed copy of threshold()'s.
 
     The function gets pointers: x, of n float32, which it reads; residual, of n float32, which it changes; delta, a
     float32; values, room for n float32; bits, room for (n + 7) // 8 bytes. It writes the elements of x + residual that
     it keeps to values, in order, sets their bits, and leaves the others in the residual. It is called for the parts of
-    a piece, each a multiple of 64 elements but for the last; elements may come twice, x being 0 and the residual all
-    that there is of them the second time. It returns how many it kept; a negative number ends the
-    exchange with an error.
+    a piece, each a multiple of 64 elements but for the last; elements may come twice, the second time with x = 0 and
+    their whole value in the residual. It returns how many it kept; a negative number ends the exchange with an error.
 
     Raises:
         NotSupported: Numba is missing.
@@ -453,7 +452,7 @@ def _inner(nb: Any, function: Callable[..., Any], signature: tuple[Any, ...]) ->
     title = f"kernel {getattr(function, '__name__', function)!r}"
     if not callable(function):
         raise InvalidArgument(f"{title}: must be a function")
-    # Without the wrappers by which Python would call it, what is left of the interpreter is the kernel's own use of it.
+    # Without wrappers for calls from Python, the code calls the interpreter only if the kernel itself does.
     options = {"error_model": "numpy", "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     try:
         inner = nb.njit(function, **options)

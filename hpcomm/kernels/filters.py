@@ -1,14 +1,14 @@
 """The filter of a threshold as Numba compiles it: the same bytes as the C kernel's (csrc/kernel/sparse.h).
 
-A filter takes n elements. u = x + residual is kept where its magnitude is larger than delta, or where it is NaN. What
-is kept goes to values, one behind the other; bit i % 8 of byte i // 8 of bits says whether element i is kept; the
-residual becomes 0 where it is and u elsewhere. It returns how many are kept. values has room for n elements, and all
-of it may be written. Arrays are pointers, as a kernel in C gets them: x[i] reads one.
+A filter takes n elements. u = x + residual is kept where its magnitude is larger than delta, or where it is NaN. Kept
+elements go to values, one behind the other; bit i % 8 of byte i // 8 of bits says whether element i is kept; the
+residual becomes 0 for kept elements and u elsewhere. It returns how many are kept. values has room for n elements, and
+all of it may be written. Arrays are pointers, as a kernel in C gets them: x[i] reads one.
 
 Copy this file and change it to keep other elements; `hpcomm.kernels.filter` compiles the result. Below the filters are
 the vectors that they work on: sixteen float32 at once, for CPUs with AVX-512. LLVM makes vectors of Numba's loops, but
-of no loop the instruction that packs chosen lanes. So a vector is a value of its own here, and each function on it is
-one instruction or a few. A mask is an int with bit i for lane i.
+of no loop the instruction that packs chosen lanes. So a vector is a value here, and each function on it is one
+instruction or a few. A mask is an int with bit i for lane i.
 
 This module imports Numba, which takes a second; hpcomm imports it when a filter is asked for.
 """
