@@ -1,7 +1,8 @@
-"""Local steps: ranks train by themselves and exchange what they have learned once in H steps (DiLoCo).
+"""Local steps: ranks train by themselves and exchange their progress once in H steps (DiLoCo).
 
 fragments says which keys are exchanged together, schedule at which steps, values where a rank's own parameters lie,
-agree whether all ranks want the same, roll_call how they meet, fragment what has begun, steps does it, stats counts.
+agree checks that all ranks want the same, roll_call is how they meet, fragment holds a begun exchange, steps does it
+all, stats counts.
 """
 
 from .fragments import Strided

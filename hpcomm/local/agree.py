@@ -34,7 +34,7 @@ def check_exchange(ex: Exchange, schedule: Schedule, fragments: Fragments) -> No
     if schedule.mix < 1 and held is not None:
         raise InvalidArgument(
             f"local steps: mix is {schedule.mix}, and the codec of {held!r}, {ex.codecs[held]!r}, keeps a residual: "
-            "what is held back would count twice, in the residual and in this rank's parameters: give mix=1, or a "
+            "values held back would count twice, in the residual and in this rank's parameters: give mix=1, or a "
             'codec without a residual such as Float4() or "bfloat16"'
         )
     if len(fragments) > 1 and inside.has_quorum(ex) and not inside.counts_apart(ex, fragments):
@@ -74,7 +74,7 @@ def ended_early(ctx: Context, failed: PeerFailed, made: str, at: int, cure: str)
     """The same failure in the words of steps, if it says only that ranks have ended, or have closed their exchange.
 
     Args:
-        made: what is known of the number of their steps: "" or " (5)".
+        made: the number of their steps, if known: "" or " (5)".
         at: the step of this rank.
         cure: the calls that take unequal numbers of steps.
     """

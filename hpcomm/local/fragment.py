@@ -16,15 +16,15 @@ class Fragment:
 
     Attributes:
         names: of its keys.
-        begun: the step at which the exchange has begun; None: there is none.
+        begun: the step at which the exchange has begun; None: no exchange.
         full: that exchange is of a sync, and is taken in full.
         is_extra: it is of a sync, and was not due by its step.
         pushed: the keys whose updates are on their way, or encoded; all of them where a checkpoint was loaded.
-        cut: those of them whose push was cut short.
-        handles: of those of its keys that have not come, the first one last; none where a checkpoint was loaded.
+        cut: pushed keys whose push was cut short.
+        handles: of its keys that have not come, the first one last; none where a checkpoint was loaded.
         left: the keys that are still to be taken.
-        since: by key, this rank's parameters from which on what it learns is its own when it takes the key: those at
-            the begin, or those at the step of a take that was cut short. Keys that were taken at their step need none.
+        since: by key, a copy of this rank's parameters, at the begin or at the step of a take that was cut short: the
+            take keeps later changes. Keys that were taken at their step need no copy.
         is_late: the take was cut short at its step; since is of that step.
         scheduled: exchanges that were begun and due by their step.
         extra: exchanges that were begun by a sync and not due by their step.

@@ -78,8 +78,8 @@ def _number_of(op: str) -> int:
 
 
 class Aside:
-    """A collective call of several parts that runs in a thread of its own. Where its caller was cut short it goes on,
-    and the next caller waits for the same one."""
+    """A collective call of several parts that runs in its own thread. If its caller was cut short it goes on, and the
+    next caller waits for the same one."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call, self._over = call, threading.Lock()

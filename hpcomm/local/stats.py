@@ -14,7 +14,7 @@ class FragmentStats:
         late: with a quorum: those in which an update of this rank missed its fold.
         bytes: that this rank has sent for it: updates to owners, and parameters or sums as an owner, as they are on the
             way.
-        hidden: seconds in which exchanges were under way while this rank trained, as it sees them at its steps.
+        hidden: seconds in which exchanges were pending while this rank trained, as it sees them at its steps.
         waited: seconds that training stood still for it: to make and push updates, to wait, and to take parameters.
     """
 

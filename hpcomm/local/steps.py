@@ -47,20 +47,20 @@ def local_steps(
     delay: int = 0,
     mix: float = 1.0,
 ) -> "LocalSteps":
-    """Trains by local steps: each rank trains alone, and what ranks have learned is exchanged once in H steps (DiLoCo,
-    arXiv 2311.08105, algorithm 1; with several fragments, a delay or a mix Streaming DiLoCo, arXiv 2501.18512,
-    algorithm 2). Collective.
+    """Trains by local steps: each rank trains alone, and ranks exchange their progress once in H steps (DiLoCo, arXiv
+    2311.08105, algorithm 1; with several fragments, a delay or a mix Streaming DiLoCo, arXiv 2501.18512, algorithm 2).
+    Collective.
 
         ex = hpcomm.Exchange(ctx, {"w": w0}, rule=hpcomm.Nesterov(lr=0.7, momentum=0.9))
         local = hpcomm.local_steps(ex, every=50)
         for batch in batches:
-            local.params["w"] -= rate * gradient(local.params["w"], batch)   # any optimizer of one's own
+            local.params["w"] -= rate * gradient(local.params["w"], batch)   # or any optimizer
             local.step()
         local.sync()
 
     The rule of the exchange is the outer optimizer: its gradient is the mean over ranks of *parameters at the last
     exchange minus parameters now*. SGD(lr=1) is local SGD: ranks take the mean of their parameters. The codec of the
-    exchange is that of updates: TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706), TopK with Nesterov keeps the
+    exchange encodes updates: TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706), TopK with Nesterov keeps the
     outer momentum. With apply_at="receivers" updates come back as small as they go.
 
     Args:
@@ -114,7 +114,7 @@ class _States(NamedTuple):
 
 
 class LocalSteps:
-    """Parameters that this rank trains, and the exchange of what it has learned: see local_steps, which makes it.
+    """Parameters that this rank trains, and the exchange of their changes: see local_steps, which makes it.
 
     Attributes:
         exchange: of the updates; another one after recover.
@@ -132,13 +132,13 @@ class LocalSteps:
         self._meets = 0  # meetings before exchanges, in a join block, that have not ended
         self._joined = self._is_entered = False
         self._syncs = 0  # calls of sync
-        self._syncing, self._phase = False, 0  # of a sync: what has ended of it
+        self._syncing, self._phase = False, 0  # of a sync: its last part that has ended
         self._aside: Aside | None = None
         self._scratch: Array | None = None
 
     @property
     def context(self) -> Context:
-        """The ranks: those that are left after recover."""
+        """The ranks: after recover the survivors."""
         return self.exchange.context
 
     @property
@@ -155,8 +155,8 @@ class LocalSteps:
 
     @named("local.step()", every=False)
     def step(self) -> None:
-        """After each step of this rank's training: begins the exchanges that are due, and takes those that were begun
-        `delay` steps before. It waits for other ranks only where an exchange that it takes has not come yet.
+        """After each step of this rank's training: begins the exchanges that are due, and takes exchanges that were
+        begun `delay` steps before. It waits for other ranks only where an exchange that it takes has not come yet.
 
         After a Timeout or Ctrl-C the step counts, and nothing is lost: train on, and the next step, sync or wait
         completes it.
@@ -195,8 +195,8 @@ class LocalSteps:
         self._cut = False
 
     def _remember(self) -> None:
-        """The step is cut short. What this rank learns from here on is not in the exchanges that it should have taken:
-        it stays when they are taken."""
+        """The step is cut short. The exchanges that it should have taken lack the changes that this rank makes from
+        here on: these stay when the exchanges are taken."""
         for one in self._fragments:
             if one.begun is None or one.full or not self._is_due(one):
                 continue
@@ -230,14 +230,13 @@ class LocalSteps:
 
     @named("local.sync()", every=True)
     def sync(self) -> None:
-        """Exchanges what has been learned since the last exchange of each fragment, and takes all fragments in full:
-        afterwards all ranks have the same parameters, those of the exchange. For the end of the training, or before an
-        evaluation. Collective. Ranks that have made fewer steps, as after a recovery, count as many as the others from
-        here on.
+        """Exchanges the changes since the last exchange of each fragment, and takes all fragments in full: afterwards
+        all ranks have the same parameters, the exchange's. For the end of the training, or before an evaluation.
+        Collective. Ranks that have made fewer steps, as after a recovery, count as many as the others from here on.
 
-        An exchange that has begun and is not taken yet comes first. What a rank has learned since its begin is the
-        update of one more exchange. A fragment of which no rank has learned anything since its last exchange gets none,
-        as the outer momentum alone would act.
+        An exchange that has begun and is not taken yet comes first. A rank's changes since its begin are the update of
+        one more exchange. A fragment that no rank has trained since its last exchange gets none, as the outer momentum
+        alone would act.
 
         After a Timeout or Ctrl-C call it again: it goes on where it stopped. step is refused until it has ended.
         """
@@ -251,7 +250,7 @@ class LocalSteps:
         self._syncing, self._phase, self._aside = True, 0, None
 
     def _finish_sync(self) -> None:
-        """What is left of a sync, which may have been cut short at any point."""
+        """The rest of a sync, which may have been cut short at any point."""
         if self._phase < _ALIGNED:
             self._align(SYNC)
             self._phase = _ALIGNED
@@ -266,8 +265,8 @@ class LocalSteps:
         self._syncing = False
 
     def _align(self, op: str) -> None:
-        """All ranks count the steps of the one that has made the most. In a sync they agree on the fragments of which
-        some rank has learned what is in no exchange so far, nor will be in one that its steps have made due.
+        """All ranks count the steps of the one that has made the most. In a sync they agree on the fragments with
+        changes of some rank that are in no exchange so far, nor will be in one that its steps have made due.
         Collective."""
         told = [2 * one.scheduled + one.has_learned for one in self._fragments]
         every = self._roll_call.gather(op, [self.steps, *told])
@@ -278,7 +277,7 @@ class LocalSteps:
             one.is_owed = op == SYNC and bool((learned & (scheduled >= due)).any())
 
     def _meet(self) -> None:
-        """Except under BSP a rank's parameters may lack what others have pushed: owners have all updates when all ranks
+        """Except under BSP a rank's parameters may lack other ranks' pushes: owners have all updates when all ranks
         have met, and give them to all. Peers have added them in different orders: their copies are made equal.
         Collective."""
         if self._phase < _MET:
@@ -312,7 +311,7 @@ class LocalSteps:
         one.waited += one.trained_since - start
 
     def _push_rest(self, one: Fragment) -> None:
-        """Pushes what has not been pushed; a Timeout or Ctrl-C may have cut that short."""
+        """Pushes the keys that are not pushed yet; a Timeout or Ctrl-C may have cut that short."""
         ex = self.exchange
         trains_on = self.schedule.delay > 0 and not one.full
         self._values.begin()
@@ -343,9 +342,9 @@ class LocalSteps:
         return self._scratch[: like.size].reshape(like.shape)
 
     def _take(self, number: int) -> None:
-        """Takes what has come. What this rank has learned between the begin and the step of the take counts for 1 - mix
-        of it. All of that stays where the rank itself has not come to that step, as in a sync; and what it has learned
-        after that step stays, if the take was cut short there."""
+        """Waits for the exchange and takes it. This rank's changes between the begin and the step of the take count
+        for 1 - mix. They stay in full if the rank itself has not come to that step, as in a sync; changes after that
+        step stay, if the take was cut short there."""
         self._unhide(number)
         one, ex, start = self._fragments[number], self.exchange, monotonic()
         assert one.begun is not None
@@ -430,9 +429,9 @@ class LocalSteps:
                     ...
                     local.step()
 
-        A rank that has left the loop takes part in the exchanges of the others, with what it had learned until then and
-        nothing more, until all have left theirs. In the block ranks meet whenever an exchange begins, and wait for the
-        slowest one there. Afterwards all ranks count as many steps as the one that has made the most.
+        A rank that has left the loop takes part in the exchanges of the others, with its changes until then, until all
+        have left their loops. In the block ranks meet whenever an exchange begins, and wait for the slowest one there.
+        Afterwards all ranks count as many steps as the one that has made the most.
         """
         if self._joined:
             raise InvalidArgument(f"rank {self.context.rank}: join: these local steps are in a join block already")
@@ -470,16 +469,16 @@ class LocalSteps:
             except hpcomm.PeerFailed:
                 local.recover()
 
-        Parameters come from those that are left. What a dead rank had learned since its last exchange is lost, and what
-        codecs held back there; where owners apply the rule, its state of the elements that the dead rank owned is zero,
-        such as the outer momentum: a warning says so. What this rank has learned stays: exchanges that were cut short
-        begin again. Under SSP and with a quorum it comes with the next exchange, codecs that keep a residual may lose
-        what was on its way, and slow ranks count as many steps as the others. The step or the sync that raised is
-        completed: go on with the next step. Where some ranks were in a sync that others had ended, all make it again. A
-        Checkpointer is closed, and made anew.
+        Parameters come from the survivors. A dead rank's changes since its last exchange and its residuals are lost;
+        where owners apply the rule, the rule's state, such as the outer momentum, becomes zero for elements that the
+        dead rank owned: a warning says so. This rank's changes stay: exchanges that were cut short begin again. Under
+        SSP and with a quorum the changes come with the next exchange, codecs that keep a residual may lose a push that
+        was on its way, and slow ranks count as many steps as the others. The step or the sync that raised is completed:
+        go on with the next step. If some ranks were in a sync that others had ended, all make it again. Close the
+        Checkpointer, and make another.
 
         Returns:
-            what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
+            the result of hpcomm.recover; its clock is this rank's number of steps. context and exchange are others now.
 
         Raises:
             InvalidArgument: in a join block: leave it first.
@@ -526,9 +525,9 @@ class LocalSteps:
     def _drop_lost(self, done: NDArray[np.int64]) -> None:
         """Forgets the exchanges that had begun, with the lost exchange. One that has come to another rank is in the
         shared parameters, and has come here too. Another one begins again under BSP, where all ranks push a fragment
-        equally often, and else comes with the next one: the update is measured anew. What a codec has kept of it, and
-        under BSP what was not applied, has gone back into the residual, and so is not in this rank's parameters any
-        more."""
+        equally often, and otherwise comes with the next one: the update is computed again. The part that a codec has
+        kept of it, and under BSP the part that was not applied, are in the residual, and so not in this rank's
+        parameters any more."""
         ex, whole = self.exchange, inside.is_whole(self.exchange)
         for one, most in zip(self._fragments, done.max(axis=0).tolist(), strict=True):
             one.handles.clear()
@@ -553,8 +552,8 @@ class LocalSteps:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank has beside the exchange: its own parameters, its steps, and what it has still to take; a dict
-        of arrays and numbers, for the extra of a Checkpointer or for numpy.savez. It waits for what is under way.
+        """This rank's state beside the exchange: its own parameters, its steps, and its exchanges not taken yet; a dict
+        of arrays and numbers, for the extra of a Checkpointer or for numpy.savez. It waits for pending exchanges.
 
             saver = hpcomm.Checkpointer(ex, "checkpoints", every=1000)
             local.step()
@@ -604,11 +603,11 @@ class LocalSteps:
         }
 
     def since(self) -> dict[str, Array]:
-        """The arrays of state_dict beside this rank's parameters: those at the begin of exchanges that have begun."""
+        """The arrays of state_dict beside this rank's parameters: copies from the begin of pending exchanges."""
         return {name: value for one in self._fragments for name, value in one.since.items()}
 
     def check_progress(self, found: Mapping[str, Any]) -> None:
-        """Raises InvalidArgument for what progress has given of other local steps."""
+        """Raises InvalidArgument for the progress of other local steps."""
         mine = self.progress()
         if missing := [name for name in mine if name not in found]:
             raise InvalidArgument(
@@ -622,7 +621,8 @@ class LocalSteps:
             )
 
     def set_progress(self, found: Mapping[str, Any], since: Mapping[str, Any]) -> None:
-        """Takes what progress and since gave: what has begun counts as come. Waits for what has begun here."""
+        """Loads the results of progress and since: an exchange that had begun there counts as come. Waits for exchanges
+        that have begun here."""
         self.check_progress(found)
         self.wait()
         self.steps = self._trained = int(found["steps"])

@@ -1,4 +1,4 @@
-"""A rank's own parameters, which it trains between exchanges: NumPy arrays. hpcomm.torch has those of a model."""
+"""A rank's own parameters, which it trains between exchanges: NumPy arrays. hpcomm.torch has a model's parameters."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -12,8 +12,8 @@ Array = NDArray[np.float32]
 
 
 class Values(Protocol):
-    """The parameters of a rank by the names of an exchange's keys. `shared` are those of all ranks, as the exchange has
-    them: float32 of the key's shape."""
+    """The parameters of a rank by the names of an exchange's keys. `shared`: the exchange's parameters, float32 of the
+    key's shape."""
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -30,7 +30,7 @@ class Values(Protocol):
 
     def take(self, name: str, shared: Array, mix: float, since: Array | None = None) -> None:
         """own = (1 - mix) * own + mix * shared, and with mix 1 the same bits as shared. With since, a copy of own from
-        before, what was learned from there on stays: own = (1 - mix) * since + mix * shared + (own - since)."""
+        before, changes after it stay: own = (1 - mix) * since + mix * shared + (own - since)."""
 
     def end(self) -> None:
         """After values were taken."""
