@@ -143,7 +143,7 @@ def test_lossy_codecs_are_taken_where_they_are_faster() -> None:
         (
             lambda: best_scheme(Layer("w", (4, 4)), Cluster(2)),
             InvalidArgument,
-            'by="measured" needs those of the machine',
+            'by="measured" needs the rates of the machine',
         ),
         (
             lambda: best_scheme(Layer("w", (4, 4)), Cluster(2), by="bytes"),

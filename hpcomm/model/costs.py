@@ -70,8 +70,8 @@ def update_seconds(load: Load, between: float, codecs: Sequence[CodecRates] = ()
 
 
 def saved_seconds(bytes_before: int, nbytes: int, working: float, between: float) -> float:
-    """Seconds that a codec has saved, by what was counted of it: bytes as float32, bytes as pieces, and the seconds in
-    which they were encoded and decoded. between: bytes a second of a host's link to other hosts."""
+    """Seconds that a codec has saved, by its counts: bytes as float32, bytes as pieces, and the seconds of encoding and
+    decoding. between: bytes a second of a host's link to other hosts."""
     return (bytes_before - nbytes) / between - working
 
 
@@ -80,7 +80,7 @@ def racks_pay(bandwidths: Bandwidths, hosts: float, racks: int) -> bool:
     N(R-1)/(R B_Core) > max(N/B_PBox, 1/B_Wkr) + C, where C = (R-1)/(R min(B_PBox, B_Core)).
 
     Args:
-        bandwidths: those of the paper.
+        bandwidths: as in the paper.
         hosts: N, of a rack.
         racks: R.
     """

@@ -30,7 +30,7 @@ class Sent:
         stage: int64: its number in STAGES.
         pieces: bool: whether a codec of pieces writes it.
         nbytes: int64: bytes as they are on the way; of pieces, whose length no plan knows, the most that their codec
-            takes where it was given and says so, and else those of the float32 that they stand for.
+            takes if it was given and says so, otherwise as many as the float32 that they stand for.
     """
 
     key: Counts
@@ -75,8 +75,8 @@ class Load:
         """Bytes that each rank sends to others, and that each gets: two arrays float64 (keys, ranks).
 
         Args:
-            stages: those that count.
-            codecs: by key: what its codec makes of pieces; (): they count as float32.
+            stages: the stages that count.
+            codecs: by key: the rates of its codec of pieces; (): they count as float32.
         """
         which = self._of(stages)
         return self._sums(self.sent.source, which, codecs), self._sums(self.sent.target, which, codecs)
@@ -85,7 +85,7 @@ class Load:
         self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Bytes that leave each host, and that enter it: two arrays float64 (keys, ranks), where the lowest rank of a
-        host stands for it and other ranks have 0. Args are those of by_rank."""
+        host stands for it and other ranks have 0. Args: as by_rank."""
         source, target = self.hosts[self.sent.source], self.hosts[self.sent.target]
         which = self._of(stages) & (source != target)
         return self._sums(source, which, codecs), self._sums(target, which, codecs)
@@ -120,10 +120,10 @@ def load_of(
 
     Args:
         plan: the rows.
-        hosts: by rank a number of its host; None: each rank is a host of its own.
+        hosts: by rank a number of its host; None: one host a rank.
         weights: (ranks, ranks), for a graph whose phases take turns: the weights of this step's phase, as Plan.graph
             takes them. The rows have the edges of all phases, and an edge without weight carries nothing. None: the
-            weights of the rows, which are those of the first phase.
+            weights of the rows, from the first phase.
         codecs: by key, as values of hpcomm.codec: of pieces a plan has only the kind, and Factors(K) takes bytes by K.
             (): pieces count as float32.
 
@@ -183,7 +183,7 @@ def _parameters(table: Table, hosts: Counts) -> _Columns:
 
 
 def _summed(*flows: _Columns) -> Sent:
-    """The entries of equal place as one. What a rank gives itself is not sent."""
+    """The entries of equal place as one, without entries from a rank to itself."""
     key, stage, source, target, pieces, nbytes = (np.concatenate(columns) for columns in zip(*flows, strict=True))
     goes = source != target
     first, which = _firsts(*(column[goes] for column in (key, stage, source, target, pieces)))

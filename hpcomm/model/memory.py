@@ -24,11 +24,11 @@ class Memory:
     Attributes:
         parameters: of a worker, all keys in float32.
         gradients: the slots of a worker's pushes.
-        masters: what an owner keeps apart from the parameters that it reads itself.
+        masters: an owner's masters that lie apart from the parameters that it reads itself.
         receive: slots for what other ranks send to rows here.
         encoded: of a worker, the place where parameters in 16 bits come from another host.
         state: of the rules, for the rows that apply here.
-        residuals: what encoders of pieces keep back.
+        residuals: of encoders of pieces.
     """
 
     parameters: Counts
@@ -64,7 +64,7 @@ def memory_of(
 
     Args:
         plan: the rows.
-        hosts: by rank a number of its host; None: each rank is a host of its own.
+        hosts: by rank a number of its host; None: one host a rank.
         state: by key, the float32 values of state an element that its rule keeps, 1 for Momentum, 2 for Adam; (): 0.
         takes_turns: the plan is that of a graph: an edge without weight in the first phase has slots like all others.
         codecs: by key, as values of hpcomm.codec, such as Factors(K); (): pieces count as float32. The vectors that

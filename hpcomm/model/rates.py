@@ -25,7 +25,7 @@ DENSE = CodecRates(1.0, 0.0, 0.0)  # updates as arrays
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a machine. Those that are left at their defaults cost nothing.
+    """The rates of a machine. Rates that are left at their defaults cost nothing.
 
     Attributes:
         between: bytes a second of a host's link to other hosts, in each direction.

@@ -1,7 +1,7 @@
 """The way to exchange a layer that costs least (Poseidon, section 3.2): by bytes, as in the paper, or by seconds.
 
-The formulas are in C (hpcomm/scheme.h), where C++ trainers have them too. They count what load_of counts of the plans
-of these schemes, and answer for layers and clusters that nobody has.
+The formulas are in C (hpcomm/scheme.h), where C++ trainers have them too. They count the same as load_of counts of the
+plans of these schemes, and answer for hypothetical layers and clusters too.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class Layer:
         name: of its key.
         shape: of its parameters: (M, N) for a fully connected one.
         pairs: K: pairs of vectors of a worker's update, such as the samples of its batch; 0: its updates are no sums of
-            products u v^T, as those of a convolution.
+            products u v^T, as of a convolution.
         slots: float32 values of state that its rule keeps of an element: 0 for SGD, 2 for Adam.
         type: of the layer, in words, such as "Linear".
 
@@ -63,7 +63,7 @@ class Cluster:
     Attributes:
         workers: P1.
         servers: P2, of the workers; None: all of them.
-        hosts: over which both are spread evenly; None: each worker is a host of its own.
+        hosts: number of hosts, with workers and servers spread evenly over them; None: one host a worker.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -111,7 +111,7 @@ class SchemeChoice:
     Attributes:
         way: "ps", "hosts" (the same with the updates of each host folded there first), "factors", or "codec": to
             servers, by the codec.
-        costs: by way, of all that were compared; those of codecs by their repr.
+        costs: by way, of all that were compared; costs of codecs by the codec's repr.
         by: "measured" or "paper".
         codec: of way "codec".
         why: a sentence where the fastest way does not fit in memory, else "".
@@ -148,7 +148,7 @@ def cost_of(
 
     Args:
         scheme: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
-        layer, cluster: what is exchanged, and among whom.
+        layer, cluster: the layer to exchange, and its ranks.
         rates: of the machine; None: only bytes are asked for.
         codec: of updates that go to servers as arrays; None: float32.
 
@@ -173,11 +173,11 @@ def best_scheme(
     """The way to exchange a layer that costs least. A pure function: all ranks that ask the same get the same.
 
     Args:
-        layer, cluster: what is exchanged, and among whom.
+        layer, cluster: the layer to exchange, and its ranks.
         rates: of the machine (hpcomm.measure.measure_rates); by="paper" needs none.
         by: "measured": the fewest seconds of servers, servers with hosts first, and factors to all. "paper": algorithm
             1, which counts bytes alone.
-        codecs: lossy ones that may be taken too, with their rates, such as those of bf16, Threshold, TopK and OneBit.
+        codecs: lossy ones that may be taken too, with their rates, such as bf16, Threshold, TopK and OneBit.
         memory: bytes of a rank that a layer may take; 0: any. A way that needs more bytes is left out if another fits.
 
     Raises:
@@ -185,7 +185,7 @@ def best_scheme(
     """
     choice("by", by, BY)
     if by == "measured" and rates is None:
-        raise InvalidArgument('rates is None: by="measured" needs those of the machine, see hpcomm.measure')
+        raise InvalidArgument('rates is None: by="measured" needs the rates of the machine, see hpcomm.measure')
     ways = ["ps", *(["hosts"] if cluster.hosts != cluster.workers else []), *(["factors"] if layer.pairs else [])]
     costs = {way: cost_of(way, layer, cluster, rates) for way in ways}
     terms = _terms(rates) if by == "measured" else None
@@ -194,7 +194,7 @@ def best_scheme(
     if by == "measured":
 
         def rank(cost: Cost) -> tuple[bool, float]:
-            """As C compares: those that fit by their seconds, before the others by their bytes."""
+            """As C compares: ways that fit by their seconds, before the others by their bytes."""
             fits = not memory or cost.memory <= memory
             return not fits, cost.seconds if fits else cost.memory
 

@@ -50,8 +50,7 @@ class Table:
 
 
 def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
-    """The lowest rank on the host of each rank. hosts: by rank a number of its host; None: each rank is one of its
-    own."""
+    """The lowest rank on the host of each rank. hosts: by rank a number of its host; None: one host a rank."""
     if hosts is None:
         return np.arange(plan.size)
     given = np.asarray(hosts)
@@ -62,11 +61,11 @@ def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
 
 
 def wire_bytes(plan: Plan, codecs: Sequence[WireFormat], key: Counts, count: Counts, codec: Counts) -> Counts:
-    """Bytes of so many elements of each of these keys in these codecs. A piece counts as the most that it takes, where
-    codecs, by key, say so, and else as the float32 that it stands for.
+    """Bytes of so many elements of each of these keys in these codecs. A piece counts as the most that it takes, if
+    codecs, by key, say so, otherwise as the float32 that it stands for.
 
     Raises:
-        InvalidArgument: codecs are not those of the plan's keys.
+        InvalidArgument: codecs do not fit the plan's keys.
     """
     if codecs and len(codecs) != len(plan.keys):
         raise InvalidArgument(f"codecs are {len(codecs)}: the plan has {len(plan.keys)} keys, and each has one")

@@ -59,10 +59,10 @@ def broadcast_seconds(
     between: float = 1.0,
     latency: float = 0.0,
 ) -> float:
-    """Seconds in which all owners' updates go to all ranks: of the busiest link, and of one chunk for each further hop.
+    """Seconds to send all owners' updates to all ranks: of the busiest link, and of one chunk for each further hop.
 
     Args:
-        trees, nbytes, hosts, costs: those of broadcast_bytes.
+        trees, nbytes, hosts, costs: as broadcast_bytes takes them.
         chunk_bytes: that a rank has before it sends them on.
         between: bytes a second of a host's link, in each direction.
         latency: seconds of a hop in addition to sending.
