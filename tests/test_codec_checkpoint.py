@@ -262,7 +262,7 @@ def _recovers(consistency: str) -> dict[str, Any]:
 def test_those_that_are_left_keep_what_they_held_back(consistency: str) -> None:
     ended = mpi.spawn(3, _recovers, consistency, check=False)
     assert ended.codes == [0, -signal.SIGKILL, 0], ended.err
-    assert "what they held back by codecs is lost" in ended.err
+    assert "the lost ranks' residuals are lost" in ended.err
     for rank in (0, 2):
         told = ended.values[rank]
         assert told["kept"] > 500

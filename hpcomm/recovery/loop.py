@@ -23,25 +23,25 @@ def run(
     least: int = 1,
     timeout: float | None = None,
 ) -> Exchange:
-    """Calls step(exchange, n) for n from first to steps - 1. When a rank dies or leaves meanwhile, those that are left
-    recover and go on from the step that they have agreed on. Collective; a rank that only serves makes no steps, but
-    serves until the workers have closed.
+    """Calls step(exchange, n) for n from first to steps - 1. If a rank dies or leaves meanwhile, the survivors recover
+    and go on from the step that they have agreed on. Collective; a rank that only serves makes no steps, but serves
+    until the workers have closed.
 
         def step(ex, n):
             ex.step(gradients(ex.params))
 
         ex = hpcomm.run(ex, step, steps)
 
-    A loop of one's own gets PeerFailed instead, and calls recover.
+    Any other loop gets PeerFailed instead, and calls recover.
 
     Args:
         step: makes one step: every key is pushed and pulled once, of the exchange that it is given: after a recovery
             that is another one, with other arrays. It is to let PeerFailed pass, and may be called again for an n that
             it has been called for. With a quorum a rank whose update was late goes on from the n of the others.
         first: the step to begin with, of an exchange that was restored.
-        recovered: is called after each recovery; a Checkpointer is closed and made anew there.
-        checkpoint, survivors, timeout: as recover. The end, where nobody goes before all are done, has no deadline, as
-            serve has none: the slowest may be far behind.
+        recovered: is called after each recovery; close the Checkpointer and make another there.
+        checkpoint, survivors, timeout: as recover. The end, where ranks wait until all are done, has no deadline, nor
+            has serve: the slowest may be far behind.
         least: with fewer ranks left PeerFailed is raised instead of going on. More than half of the ranks is what keeps
             the two sides of a broken network from both going on.
 
@@ -61,14 +61,14 @@ def run(
                 recovered(news)
             make_steps(exchange, step, n, steps)
             if len(exchange.plan.workers) == exchange.context.size:
-                exchange.context.barrier(math.inf)  # nobody goes while others may have to recover
+                exchange.context.barrier(math.inf)  # no rank goes while others may have to recover
             return exchange
         except PeerFailed:
             lost = exchange.context
         try:
             news = recover(exchange, checkpoint=checkpoint, survivors=survivors, timeout=timeout)
         except BaseException:
-            with suppress(HpcommError):  # what went wrong first is what counts
+            with suppress(HpcommError):  # the first error counts
                 if lost is not given:
                     lost.close()
             raise
@@ -99,7 +99,7 @@ def _folds(exchange: Exchange) -> int:
 
 
 def check_least(op: str, first: Context, context: Context, least: int) -> None:
-    """Raises PeerFailed if fewer than least ranks are left of those of the first context."""
+    """Raises PeerFailed if fewer than least ranks of the first context are left."""
     if context.size >= least:
         return
     lost = tuple(rank for rank, name in enumerate(first.ranks) if name not in context.ranks)

@@ -1,4 +1,4 @@
-"""Going on after a rank died or left: over those that are left, with what they keep."""
+"""Going on after a rank died or left: over the survivors, with the state that they keep."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,14 +27,13 @@ class Recovered:
     """An exchange over the ranks that are left.
 
     Attributes:
-        exchange: made like the one that was lost, with the parameters and the rule's state of those that are left. Its
-            context is a new one; exchange.context.ranks says what its ranks were called at first.
+        exchange: made like the lost one, with the parameters and the rule's state of the survivors. It has a new
+            context; exchange.context.ranks has the numbers of its ranks in the first context.
         clock: the step that all of them have agreed to go on from: the number of steps made.
         lost: the ranks that are gone, as the lost exchange called them.
-        gap: the graph's spectral gap before and after; None where there are servers, and for more than 512 ranks
-            without SciPy.
-        extra: what the trainer had given to the checkpoint, on the rank that had this one's number then; empty without
-            a checkpoint.
+        gap: the graph's spectral gap before and after; None with servers, and for more than 512 ranks without SciPy.
+        extra: the extra values in the checkpoint, given by the rank that had this one's number then; empty without a
+            checkpoint.
     """
 
     exchange: Exchange
@@ -52,8 +51,8 @@ def recover(
     survivors: bool = False,
     timeout: float | None = None,
 ) -> Recovered:
-    """After PeerFailed: a new exchange over the ranks that are left when others died, or left in the middle. Collective
-    over them; more may die meanwhile. Those of them who still wait in the lost exchange are told by PeerFailed too
+    """After PeerFailed: a new exchange over the survivors when ranks died, or left in the middle. Collective over the
+    survivors; more may die meanwhile. Survivors that still wait in the lost exchange get PeerFailed too
     (Context.revoke).
 
         try:
@@ -63,71 +62,70 @@ def recover(
             ex, step = recovered.exchange, recovered.clock
 
     On a graph every rank keeps its own parameters and state as they are, the graph is rebuilt (by the function that
-    was given as the topology, or by topology.among), and those that are behind take the clock of the furthest: what
-    they would have pushed is not made up for. Of a step that was cut short the chunks whose updates were all there are
-    folded, the others not.
+    was given as the topology, or by topology.among), and ranks that are behind take the clock of the furthest: their
+    missing pushes are not made up for. A step that was cut short is folded in the chunks that have all its updates, and
+    in no others.
 
-    With servers that are all there the lost workers' part is dropped: their updates count no more, also not in the
-    mean, and a quorum of more than are left becomes that of all; each group of keys (EngineOptions.groups) goes on from
-    its newest version. A step that was cut short is in those chunks that had
-    all updates, and left out of the others. A rank that owned parameters takes them with it, also when it leaves, and
-    the last checkpoint is restored (ASAP, section 5): of a directory that all ranks can read. Likewise where receivers
-    apply the rule (apply_at), whoever is gone: a step that was cut short may be in some of their copies only.
+    If all servers survive, the lost workers' part is dropped: their updates count no more, also not in the mean, and a
+    quorum of more ranks than are left becomes one of all; each group of keys (EngineOptions.groups) goes on from its
+    newest version. A step that was cut short is in the chunks that had all its updates, and in no others. A rank that
+    owned parameters takes them with it, also when it leaves, and the last checkpoint is restored (ASAP, section 5),
+    from a directory that all ranks can read. The same holds for any lost rank if receivers apply the rule (apply_at): a
+    step that was cut short may be in some of their copies only.
 
-    Among peers under BSP every rank has all parameters, and nothing is lost. The copies of those that are left are made
-    equal: each chunk comes from the rank that has applied most steps to it. Peers under SSP(s) need a checkpoint.
-    Where keys have schemes of their own, all are under BSP, with servers and among peers, or all are under one quorum
-    with servers (groups of keys), and each goes on as above.
+    Among peers under BSP every rank has all parameters, and nothing is lost. The survivors' copies are made equal: each
+    chunk comes from the rank that has applied most steps to it. Peers under SSP(s) need a checkpoint. If keys have
+    separate schemes, all must be under BSP, with servers and among peers, or all under one quorum with servers (groups
+    of keys), and each goes on as above.
 
-    Under ASYNC and SSP(s) servers that are all there keep what they have: every update that was folded, those of the
-    lost workers as well, counts once. All workers go on from the first step of which no server has anything of any of
-    them: none pushes again what was folded, and those that are behind skip what they had not pushed. An update that was
-    on its way is in those chunks that had it already, and lost for the others.
+    Under ASYNC and SSP(s), if all servers survive, they keep their state: every folded update counts once, also updates
+    of lost workers. All workers go on from the first step that no server has folded any part of: no worker pushes a
+    folded update again, and workers that are behind skip steps. An update that was on its way is in the chunks that had
+    it already, and lost for the others.
 
-    With survivors=True no checkpoint is read, whoever is gone, and recovered.clock is the most steps of any row:
+    With survivors=True no checkpoint is read, for any lost rank, and recovered.clock is the most steps of any row:
 
-    - A row whose owner is left goes on as it is: parameters, the rule's state and what owners held back of it. A row of
-      an owner that is gone goes on from the newest copy that a worker has, by the answers that have come there, with a
-      state of zero; in 16 bits where codec_out says so. All ranks take the same copy. A fold that the owner was writing
-      when it died may be in some elements of that copy.
-    - Where several ranks apply a row (apply_at, peers) it comes from the one that has applied most steps to it, with
-      its state.
+    - A row whose owner survives goes on as it is: parameters, the rule's state and the owner's residuals. A row whose
+      owner is gone goes on from the newest copy that a worker has, by the answers that have come there, with a state of
+      zero; in 16 bits where codec_out says so. All ranks take the same copy. A fold that the owner was writing when it
+      died may be in some elements of that copy.
+    - If several ranks apply a row (apply_at, peers) it comes from the one that has applied most steps to it, with its
+      state.
     - All rows of a key go on from the most steps of any of them; with a quorum all rows of a group of keys.
     - Under BSP a piece of this rank's last push (TopK, OneBit, Threshold) that a row has not applied goes back into
-      what this rank holds back, and so does a piece that a row of this rank had forwarded: nothing of a worker that is
-      left is lost. Under a quorum, ASYNC and SSP(s), and with split=True, the last push may be lost where it was cut
-      short.
+      this rank's residual, and so does a piece that a row of this rank had forwarded: nothing of a surviving worker is
+      lost. Under a quorum, ASYNC and SSP(s), and with split=True, the last push may be lost where it was cut short.
     - Under ASYNC and SSP(s) workers go on from the first step that none of them has begun, and a peer's copy that is
-      taken has not all updates of the others.
+      taken lacks some updates of the others.
 
-    With codecs of pieces each rank keeps what it held back; what lost ranks held back is lost, which the log says. What
-    was held back of a step that was cut short is added to the next update, also where that step is made again.
+    With codecs of pieces each rank keeps its residuals; residuals of lost ranks are lost, which the log says. The
+    residual of a step that was cut short is added to the next update, also if that step is made again.
 
-    A Checkpointer of the lost exchange is closed before, and made anew. The trainer closes exchange.context in the end,
+    Close a Checkpointer of the lost exchange before, and make another. The trainer closes exchange.context in the end,
     and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
     before and after is logged by rank 0 (logging's "hpcomm", WARNING), if it can be computed.
 
     Args:
-        ex: what raised.
+        ex: the exchange that raised.
         checkpoint: a Checkpointer's directory, for a server that died; it is not read otherwise.
-        survivors: the ranks that are left go on from what they have, also where owners are gone. On graphs they always
-            do. All ranks give the same.
-        timeout: seconds for each part: to agree on who is left, to make the exchange, to restore; anew when another
+        survivors: go on from the survivors' state, also if owners are gone. On graphs recover always does. All ranks
+            give the same.
+        timeout: seconds for each part: to agree on the survivors, to make the exchange, to restore; again when another
             rank dies.
 
     Raises:
         CheckpointError: a rank that owned parameters is gone, there is no checkpoint to restore, and survivors is
             False.
         ConfigError: no worker is left, only ranks that serve; or ranks give different survivors.
-        NotSupported: the plan was given by its rows, so that nobody knows what it is without a rank; or each host has a
-            model of its own (hosts_first); or keys have schemes of their own, and one of them is on a graph, or neither
-            under BSP nor all under one quorum.
+        NotSupported: the plan was given by its rows, so that it cannot be remade without a rank; or each host has its
+            own model (hosts_first); or keys have separate schemes, and one of them is on a graph, or they are neither
+            all under BSP nor all under one quorum.
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
     """
     made, old = inside.made(ex), ex.context
-    old.revoke()  # where a rank has left, only those who wait for that one know
+    old.revoke()  # if a rank has left, only ranks that wait for it know
     inside.check_recovers(ex)
     for scheme in made.schemes:  # what cannot be rebuilt is refused before the links change hands
         scheme.among(range(len(made.ranks)), len(made.ranks))
@@ -138,12 +136,12 @@ def recover(
         found: Recovered | None = None
         try:
             found = _over(ex, lost, fresh, checkpoint, survivors, timeout)
-            fresh.barrier(timeout)  # who has passed it may push, to those who have not as well
+            fresh.barrier(timeout)  # a rank that has passed it may push, also to ranks that have not
             return found
-        except PeerFailed:  # some may have passed: they recover from that exchange, and so does who has it
+        except PeerFailed:  # ranks that have passed it recover from found; so does this rank if it has one
             dead = fresh
         except BaseException:
-            with suppress(HpcommError):  # what went wrong first is what counts
+            with suppress(HpcommError):  # the first error counts
                 fresh.close()
             raise
         try:
@@ -165,9 +163,9 @@ class _Lost:
     """An exchange that has lost ranks.
 
     Attributes:
-        kept: what this rank keeps of it.
-        extra: what came with the checkpoint that it was restored from.
-        heard: what this rank knows of the others' rows; None: it has not looked yet.
+        kept: this rank's state from it.
+        extra: extra values of the checkpoint that it was restored from.
+        heard: this rank's knowledge of the others' rows; None: it has not looked yet.
     """
 
     exchange: Exchange
@@ -195,18 +193,18 @@ def _over(
     timeout: float | None,
 ) -> Recovered:
     """The exchange over the ranks of a shrunk context. first: the one that recover was called for. every: that one, and
-    those that were made since and have lost ranks as well.
+    the ones made since that have lost ranks as well.
 
-    When a rank dies before all have it, some come again with it, others with the one before. So what is made here
-    depends on what the job's first exchange was made of and on who is left, and on nothing between.
+    When a rank dies before all have it, some come again with it, others with the one before. So the new exchange
+    depends on the arguments of the job's first exchange and on the survivors, and on nothing between.
     """
     if len(set(fresh.allgather(bytes([survivors]), timeout))) > 1:
         raise ConfigError("recover: some ranks give survivors=True and others do not: give all ranks the same")
     lost = _common(fresh, every, timeout) if survivors else every[-1]
     ex = lost.exchange
     made, old = inside.made(ex), ex.context
-    left = [made.ranks.index(name) for name in fresh.ranks]  # what the topology calls them
-    here = [old.ranks.index(name) for name in fresh.ranks]  # what ex calls them
+    left = [made.ranks.index(name) for name in fresh.ranks]  # their numbers in the topology
+    here = [old.ranks.index(name) for name in fresh.ranks]  # their numbers in ex
     gone = tuple(rank for rank, name in enumerate(first.context.ranks) if name not in fresh.ranks)
     schemes = [scheme.among(left, len(made.ranks)) for scheme in made.schemes]
     plan = made.plan
@@ -221,7 +219,7 @@ def _over(
         raise CheckpointError(
             f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} "
             f"{'is gone, and copies of the parameters may differ' if differ else 'owned parameters and is gone'}: give "
-            "checkpoint, the directory of a Checkpointer, or survivors=True, to go on from what the others have (the "
+            "checkpoint, the directory of a Checkpointer, or survivors=True, to go on from the survivors' copies (the "
             "rank is numbered as in the first context)"
         )
     keys = {key.name: (key.shape, row) for key, row in zip(ex.plan.keys, args.tolist(), strict=True)}
@@ -255,7 +253,7 @@ def _over(
     gap = _gaps(first.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
         if not survivors and gone and inside.holds_back(new):
-            held = "; what they held back by codecs is lost"
+            held = "; the lost ranks' residuals are lost"
         _tell(gone, clock, fresh.size, held + ("" if not ex.graph else _told(gap)))
     return Recovered(new, clock, gone, gap, extra)
 
@@ -277,7 +275,7 @@ def _go_on(
     folded: int,
     timeout: float | None,
 ) -> int:
-    """Gives every rank its rows of the new exchange, from those that have them. Returns the clock. Collective."""
+    """Gives every rank its rows of the new exchange, from ranks that have them. Returns the clock. Collective."""
     ex, kept = lost.exchange, lost.kept
     shard = survivor_rows.residuals(ex, kept, lost.look(), found)
     mine = survivor_rows.moved(ctx, ex, kept, found, new, args, timeout)
@@ -322,5 +320,5 @@ def _told(gap: tuple[float, float] | None) -> str:
 
 
 def _tell(lost: Sequence[int], clock: int, left: int, more: str) -> None:
-    who = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}" if lost else "nobody"
+    who = f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}" if lost else "no rank"
     logger.warning("%s lost: %d ranks go on from step %d%s", who, left, clock, more)

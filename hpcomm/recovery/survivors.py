@@ -1,5 +1,5 @@
 """Recovery without a checkpoint after ranks that owned parameters are gone: each row goes on from its owner if that one
-lives, and else from the newest copy that a worker has."""
+lives, otherwise from the newest copy that a worker has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,13 +44,13 @@ def layout(plan: Plan) -> Layout:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks that are left know of the lost exchange, in the new order of the ranks.
+    """The survivors' common knowledge of the lost exchange, in the new order of the ranks.
 
     Attributes:
         rows: of its plan.
         spans: a row that applies for each range of elements.
         source: by span, the rank that has it.
-        lives: by span, whether an owner of it is left, so that its state is there.
+        lives: by span, whether one of its owners survives, so that its state is there.
         folds: by span, how many folds of the lost exchange are in it.
         steps: by key, the step from which its rows go on.
         owner: by row, the new number of its owner; -1: it is gone.
@@ -153,7 +153,7 @@ class _Transfer:
         self._ends[to] += n
 
     def run(self, give: Any, timeout: float | None) -> dict[int, NDArray[np.float32]]:
-        """By number, what has come here. give(number): the values, at their source. Collective."""
+        """By number, the values that have come here. give(number): the values, at their source. Collective."""
         ctx = self._ctx
         if max(self._ends) == 0:
             return {}
@@ -239,7 +239,7 @@ def residuals(ex: Exchange, kept: inside.Kept, heard: inside.Heard, found: Agree
     ):
         residual = shard["encoders"][at : at + count]
         at += n
-        if n < count or not alike[key] or gone:  # no residual; or nobody can say what was applied
+        if n < count or not alike[key] or gone:  # no residual; or no rank knows the applied part
             continue
         back, made, row = _piece(heard, found, (key, is_row, offset, count))
         for span in np.flatnonzero((found.key == key) & (found.folds < made)).tolist():
@@ -267,8 +267,8 @@ def _piece(
 
 
 def _is_held(ex: Exchange, found: Agreed, span: int, made: int, row: int) -> bool:
-    """Whether the piece of this number has come into the fold of a row that keeps a residual of its own, whose owner is
-    left: that one takes it back."""
+    """Whether the piece of this number has come into the fold of a row that keeps its own residual, and whose owner
+    survives: the owner takes the piece back."""
     rows, plan, rank = found.rows, ex.plan.rows, ex.context.rank
     pieces = set(inside.forwards_pieces(ex))
     if row < 0:
@@ -356,12 +356,12 @@ def _kept_rows(shard: Mapping[str, Any]) -> dict[tuple[int, int, int], tuple[NDA
 
 
 def losses(ex: Exchange, kept: inside.Kept, found: Agreed, *, gone: bool) -> str:
-    """What is lost, for the log."""
+    """A sentence about the losses, for the log."""
     slots = np.asarray(kept.shard["slots"], np.int64)[found.key]
     lost, every = (int(found.count[(slots > 0) & chosen].sum()) for chosen in (~found.lives, slots >= 0))
     told = "; the updates of the lost ranks since their last exchange are lost" if gone else ""
     if gone and inside.holds_back(ex):
-        told += ", and what they held back by codecs"
+        told += ", and so are their residuals"
     if lost:
         told += f"; the state of the rule begins at zero for {lost} of {every} elements"
     return told
