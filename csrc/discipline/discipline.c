@@ -66,7 +66,9 @@ static const choice choices[] = {
     {HPC_NOTIFY_ACK, HPC_GRAPH, ALL, SPLIT, &hpc_discipline_split_graph},
     {ANY, HPC_SERVERS | HPC_ALIKE | HPC_PEERS, QUORUM, APPLY, &hpc_discipline_quorum},
     {ANY, HPC_SERVERS | HPC_ALIKE | HPC_PEERS, QUORUM, SPLIT, &hpc_discipline_split_quorum},
-    {ANY, HPC_STAGES | HPC_RECEIVERS, QUORUM, EITHER, &hpc_discipline_groups_quorum},
+    {ANY, HPC_STAGES, QUORUM, APPLY, &hpc_discipline_groups_quorum},
+    {ANY, HPC_STAGES, QUORUM, SPLIT, &hpc_discipline_split_groups_quorum},
+    {ANY, HPC_RECEIVERS, QUORUM, EITHER, &hpc_discipline_groups_quorum},
     {ANY, HPC_GRAPH, QUORUM, EITHER, &hpc_discipline_graph_quorum},
     // clang-format on
 };

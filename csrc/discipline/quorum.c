@@ -279,7 +279,8 @@ int hpc_quorum_plan(hpc_engine *en, const char *op) {
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
         hpc_share *share = &en->layout.shares[s];
         const int owns = share->owner == hpc_me(en) && action_of(en, share) != HPC_FORWARD;
-        const int sends = hpc_share_is_awaited_by(en, share, hpc_me(en)) && !(owns && en->graph != NULL);
+        const int relays = action_of(en, share) == HPC_RELAY && (en->discipline->traits & HPC_ANSWERS_ALL);
+        const int sends = hpc_share_is_awaited_by(en, share, hpc_me(en)) && !relays && !(owns && en->graph != NULL);
         if (!owns && !sends) continue;
         hpc_quorum_share *its = share->own = hpc_engine_take(en, 1, sizeof *its, op);
         if (its == NULL) return HPC_ERR_MEMORY;
@@ -348,13 +349,18 @@ static int first_own(const hpc_engine *en, const hpc_share *share) {
 }
 
 /* An own push comes to all rows of a share at once, so its version is said before any of them forwards. */
-static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+void hpc_quorum_say_version(hpc_core *core, const hpc_work *w, int input, int slot) {
     const hpc_input *in = &w->inputs[input];
+    if (in->rank == hpc_me(core->engine) && in->forwarded < 0 && w->index == first_own(core->engine, w->share))
+        say_version(core, w->share, slot);
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     if (w->row->action == HPC_APPLY) return hpc_intake_row_came(core, w, input, slot);
     if (w->row->action == HPC_RELAY)
         pass_on(core, w);
-    else if (in->rank == hpc_me(core->engine) && in->forwarded < 0 && w->index == first_own(core->engine, w->share))
-        say_version(core, w->share, slot);
+    else
+        hpc_quorum_say_version(core, w, input, slot);
     return hpc_whole_row_came(core, w, input, slot);
 }
 

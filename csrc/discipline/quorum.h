@@ -66,6 +66,7 @@ typedef struct hpc_asker {
 /* The fate of the last mean. */
 typedef struct hpc_decided {
     int rank; /* that has said so; -1: all that had updates in it have closed */
+    int gets; /* the sender to which it has brought parameters, until that is answered; -1: none */
     hpc_use use;
     double scale;
     int doubts;
@@ -206,10 +207,14 @@ static inline uint64_t hpc_asker_heard(const hpc_engine *en, int s) {
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f);
 int hpc_quorum_plan(hpc_engine *en, const char *op);
 int hpc_quorum_open(hpc_engine *en, const char *op);
+/* An input has come to a row that forwards: where it is this rank's push, says its version to the next rows. */
+void hpc_quorum_say_version(hpc_core *core, const hpc_work *w, int input, int slot);
 
 /* ---- the owner's side ---- */
 
 int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_discipline.open */
+/* Fails the exchange: there is room for one update of a sender. Returns 1. */
+int hpc_intake_refuse_second(hpc_engine *en, const hpc_share *share, int rank);
 /* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_intake_work(hpc_core *core);

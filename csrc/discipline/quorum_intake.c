@@ -89,8 +89,7 @@ static void hold(hpc_core *core, hpc_share *share, int sender, int slot, uint64_
     hpc_intake_look_after(core, share);
 }
 
-/* Fails the exchange: there is room for one update of a sender. */
-static int refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
+int hpc_intake_refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: rank %d has sent an update of key %.64s before its last one was answered",
              hpc_me(en), rank, en->plan->keys[share->key].name);
@@ -116,7 +115,7 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     if (number == 0 || (from->rows > 0 && number != from->at)) return 0;
     from->at = number;
     if (is_led(en) && rank == share->owner) return !hpc_clock_row(from, share) || lead_came(core, share);
-    if (hpc_version_from(share, sender) != 0) return refuse_second(en, share, rank);
+    if (hpc_version_from(share, sender) != 0) return hpc_intake_refuse_second(en, share, rank);
     if (en->layout.stages.many && share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1))
         return 1;
     if (hpc_clock_row(from, share)) hold(core, share, sender, slot, number);
@@ -125,13 +124,14 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- answers ---- */
 
-/* The outcome of the sender's update goes before the parameters where relays pass them on. */
+/* The outcome of the sender's update goes before the parameters where relays pass it on. */
 void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) {
     const hpc_engine *en = core->engine;
     const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
+    const int by_relays = !(en->discipline->traits & HPC_ANSWERS_ALL);
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        for (int o = 0; o < w->n_outputs && w->sends_to_rows; o++) {
+        for (int o = 0; o < w->n_outputs && w->sends_to_rows && by_relays; o++) {
             const hpc_output *out = &w->outputs[o];
             if (out->row >= 0 && out->lowest == sender)
                 hpc_core_check_put(
@@ -150,7 +150,7 @@ static void answer(hpc_core *core, const hpc_share *share, int sender, hpc_told 
     const int s = (int)(share - en->layout.shares), many = en->layout.stages.many;
     hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
     *told = outcome;
-    if (many || !(outcome.used || is_led(en) || keeping_of(en) != NULL)) hpc_intake_send_params(core, share, sender);
+    if (keeping_of(en) == NULL && (many || !(outcome.used || is_led(en)))) hpc_intake_send_params(core, share, sender);
     const uint64_t answered = ++share->clocks[sender].answered;
     for (int i = 0; i < (many ? share->n_members : 1); i++) {
         const int rank = many ? share->members[i] : sender;
@@ -260,6 +260,7 @@ hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
     hpc_inputs inputs = hpc_row_take(core, w, taking, HPC_SCALE_MEANS);
     const int all = inputs.n;
     inputs.n = 0;
+    inputs.slot = 0; /* the only one */
     for (int i = 0; i < all; i++) {
         const hpc_input *in = core->base_inputs[i];
         if (hpc_asker_of(w->share, in->lowest)->empty) {

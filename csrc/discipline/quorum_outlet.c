@@ -42,6 +42,7 @@ static int refuse_answer(hpc_engine *en, const hpc_share *share, uint64_t answer
  */
 static void take_row_back(hpc_engine *en, int index, uint64_t n) {
     const hpc_plan *plan = en->plan;
+    const int empty = hpc_versions_of(en, plan->rows[index].key)->empty;
     const hpc_row *answers = &plan->rows[index];
     int i = index;
     while (i > 0 && plan->rows[i - 1].key == answers->key && plan->rows[i - 1].offset == answers->offset) i--;
@@ -49,7 +50,8 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
         const hpc_row *row = &plan->rows[i];
         if (hpc_forwards_to_rule(plan, row) && row->owner == hpc_me(en) && en->work[en->work_of[i]].encoder != NULL)
             hpc_pieces_leave_out(&en->work[en->work_of[i]]);
-        if (row->action == HPC_APPLY && hpc_key_pushes_pieces(en, row->key) && hpc_row_input(row, hpc_me(en)) != NULL)
+        if (row->action == HPC_APPLY && !empty && hpc_key_pushes_pieces(en, row->key) &&
+            hpc_row_input(row, hpc_me(en)) != NULL)
             hpc_pieces_return(en, row, hpc_slot_of_push(en, row->key, n));
     }
 }
@@ -58,7 +60,6 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
  * sent: the next push waits until this one was heard of (hear). Of rows that relay, each has a word of its own that
  * says so, which the next reply writes. */
 static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
-    if (hpc_versions_of(en, share->key)->empty) return;
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++) {
         const int row = share->rows[i], relays = en->plan->rows[row].action == HPC_RELAY;
         const int here = en->plan->rows[row].owner == hpc_me(en);

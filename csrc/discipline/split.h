@@ -85,13 +85,16 @@ static inline int hpc_split_action(const hpc_engine *en, const hpc_share *share)
 /* ---- the owner (split_owner.c) ---- */
 
 int hpc_split_open_owner(hpc_engine *en, const char *op);
+void hpc_split_open_relays(const hpc_engine *en); /* a fold waits for no relay */
 /* Takes a place for the squares of each row of a share. */
 int hpc_split_open_squares(hpc_engine *en, const hpc_share *share, hpc_split_means *m, const char *op);
 /* A row has its inputs: forgets the last mean. A core with a thread makes the next one now. */
 int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares);
-/* Does for a row what pulls ask for. rank: the only one to which parameters, or the mean, go; or HPC_EVERYBODY. args:
+/* Does for a row what pulls ask for. sender: the only one to which parameters, or the mean, go; or HPC_EVERYBODY. args:
  * the scale, and the arguments of the rule. Nonzero when the exchange has failed. */
-int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int rank, const double *args, double *squares);
+int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, const double *args, double *squares);
+/* A relay has its input: the parameters that an owner sends in answer to pulls, or the word that there are none. */
+void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how);
 /* Ends the exchange: two ranks have made different calls, or have given different scales. */
 void hpc_split_fail_use(hpc_engine *en, const hpc_share *share, const int ranks[2], const hpc_use uses[2]);
 void hpc_split_fail_scale(hpc_engine *en, const hpc_share *share, const int ranks[2], const double scales[2]);

@@ -58,11 +58,16 @@ int hpc_split_open_owner(hpc_engine *en, const char *op) {
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
         if (en->layout.shares[s].owner == en->context->group.rank) status = open_share(en, &en->layout.shares[s], op);
-        if (hpc_split_action(en, &en->layout.shares[s]) == HPC_RELAY) /* a fold waits for no relay */
+    }
+    hpc_split_open_relays(en);
+    return status;
+}
+
+void hpc_split_open_relays(const hpc_engine *en) {
+    for (int s = 0; s < en->layout.n_shares; s++)
+        if (hpc_split_action(en, &en->layout.shares[s]) == HPC_RELAY)
             atomic_store_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), UINT64_MAX,
                                   memory_order_relaxed);
-    }
-    return status;
 }
 
 /* ---- the core: work ---- */
@@ -271,7 +276,7 @@ static int find_squares(hpc_core *core, hpc_work *w, double *squares) {
     return 0;
 }
 
-static int gather(hpc_core *core, hpc_work *w, int rank, double *squares, int empty) {
+static int gather(hpc_core *core, hpc_work *w, int sender, double *squares, int empty) {
     int failed = 0;
     if (w->mean == NULL && keeps_inputs(core, w)) {
         const hpc_inputs inputs = present_inputs(core, w);
@@ -279,7 +284,7 @@ static int gather(hpc_core *core, hpc_work *w, int rank, double *squares, int em
     } else if (w->mean == NULL) {
         failed = fold(core, w, squares);
     }
-    if (!failed) hpc_row_gather(core, w, rank, empty && !keeps_inputs(core, w));
+    if (!failed) hpc_row_gather(core, w, sender, empty && !keeps_inputs(core, w));
     return failed;
 }
 
@@ -292,10 +297,10 @@ static int gather_here(hpc_core *core, hpc_work *w) {
     return 0;
 }
 
-int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int rank, const double *args, double *squares) {
+int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, const double *args, double *squares) {
     const int empty = is_empty(core, w);
-    const hpc_receivers to = {.whom = rank == HPC_EVERYBODY ? HPC_TO_ALL : HPC_TO_RANK, .rank = rank};
-    if (w->sends_to_rows && (use != HPC_USE_APPLY || empty)) hpc_forward_empty(core, w); /* relays answer as well */
+    const hpc_receivers to = {.whom = sender == HPC_EVERYBODY ? HPC_TO_ALL : HPC_TO_GROUP, .rank = sender};
+    if (use != HPC_USE_APPLY || empty) hpc_forward_row(core, w, HPC_KEPT_EMPTY, sender); /* relays answer as well */
     switch (use) {
     case HPC_USE_APPLY:
         return empty ? 0 : apply(core, w, to, args, squares);
@@ -304,7 +309,7 @@ int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int rank, const 
     case HPC_USE_SQUARES:
         return find_squares(core, w, squares);
     case HPC_USE_GATHER:
-        return hpc_split_among_peers(core->engine) ? gather_here(core, w) : gather(core, w, rank, squares, empty);
+        return hpc_split_among_peers(core->engine) ? gather_here(core, w) : gather(core, w, sender, squares, empty);
     }
     return 0;
 }
@@ -420,8 +425,7 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input, int how
     add_work(core, w->share);
 }
 
-/* A relay has its input: the parameters that an owner sends when all have pulled, or the word that there are none. */
-static void relayed_came(hpc_core *core, hpc_work *w, int how) {
+void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how) {
     hpc_engine *en = core->engine;
     hpc_share *share = w->share;
     hpc_split_means *m = share->own;
@@ -446,7 +450,7 @@ static void relayed_came(hpc_core *core, hpc_work *w, int how) {
 
 static void came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     if (w->row->action == HPC_RELAY)
-        relayed_came(core, w, how);
+        hpc_split_relayed_came(core, w, how);
     else
         input_came(core, w, slot, input, how);
 }

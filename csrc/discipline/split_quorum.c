@@ -1,5 +1,5 @@
 /* Fold and apply in two calls with a quorum: quorum_intake.c says which updates are in a fold, and split.c what becomes
- * of its mean. Here the two meet, on servers that ranks push to themselves.
+ * of its mean. Here the two meet. A worker is a rank, or with several stages a group of them.
  *
  * A fold of version v is made when its quorum is there and its grace is over, and each update has its answer as in
  * quorum.c: it is in the mean, or late. The mean is kept until it is *over*: applied, or skipped. Folds of v + 1 wait
@@ -32,15 +32,26 @@
  * pull. Parameters are written into a worker's memory between its apply or skip and the answer to that, as in split.c.
  * What is put to a worker has a copy of its own for each, as the others go on meanwhile.
  *
+ * Groups. Ranks of a group are told the same, so they make the same calls, with the same scale; else the exchange
+ * fails. Each rank sends its pulls to the owners themselves, and the pull of a group is there when those of all its
+ * ranks are: one of them speaks for it. A rank that closes lets a mate speak that applies. Owners answer each rank
+ * themselves, the outcomes of its updates and its pulls. Versions, forwards and their slots are as in quorum.c. A relay
+ * passes on parameters alone, or the word that a pull brings none, and answers its ranks' pulls too, as in split.c: it
+ * gets one of the two for each pull of its group. So what the owner writes for a group, in its own slots, copies and
+ * relays, is over with the answers to the group's pull.
+ *
  * Encoders. An update that was left out goes back into the residual. After that they are told what its worker has said:
  * a fold that it has skipped is forgotten, be it that it was late, and so nothing is returned twice. */
 #include <string.h>
 
 #include "discipline/discipline.h"
+#include "discipline/grouping.h"
 #include "discipline/quorum.h"
+#include "discipline/whole.h"
 #include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/core.h"
+#include "engine/forward.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
 #include "engine/stages.h"
@@ -66,6 +77,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 static int open_askers(hpc_engine *en, hpc_share *share, const char *op) {
     hpc_quorum_share *its = share->own;
     const int size = en->context->group.size;
+    its->decided.gets = NOBODY;
     its->askers = hpc_engine_take(en, (size_t)size, sizeof *its->askers, op);
     for (int r = 0; r < size && its->askers != NULL; r++) {
         its->askers[r].squares = hpc_engine_take(en, (size_t)share->n_rows, sizeof(double), op);
@@ -76,8 +88,9 @@ static int open_askers(hpc_engine *en, hpc_share *share, const char *op) {
 
 static int open_all(hpc_engine *en, const char *op) {
     int status = hpc_quorum_open(en, op);
+    hpc_split_open_relays(en);
     for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
-        if (en->layout.shares[s].owner == hpc_me(en)) status = open_askers(en, &en->layout.shares[s], op);
+        if (hpc_intake_of(&en->layout.shares[s]) != NULL) status = open_askers(en, &en->layout.shares[s], op);
     return status;
 }
 
@@ -87,12 +100,14 @@ static hpc_work *work_at(const hpc_engine *en, const hpc_share *share, int place
     return &en->work[en->work_of[share->rows[place]]];
 }
 
-static int use_rows(hpc_core *core, hpc_share *share, hpc_use use, int rank) {
+/* rank speaks for the sender. */
+static int use_rows(hpc_core *core, hpc_share *share, int sender, int rank) {
     const double *args = hpc_args_of(core->engine, share, rank, 0);
+    const hpc_use use = hpc_asker_of(share, rank)->use;
     hpc_split_means *m = share->own;
     int failed = 0;
     for (int i = 0; i < share->n_rows && !failed; i++)
-        failed = hpc_split_use_row(core, work_at(core->engine, share, i), use, rank, args, &m->squares[i]);
+        failed = hpc_split_use_row(core, work_at(core->engine, share, i), use, sender, args, &m->squares[i]);
     return failed;
 }
 
@@ -107,12 +122,28 @@ static void keep(hpc_share *share) {
         atomic_store_explicit(&hpc_asker_of(share, in->from[i])->in_mean, in->takes[in->from[i]], memory_order_relaxed);
 }
 
-static int is_in_mean(const hpc_share *share, int rank) {
-    return atomic_load_explicit(&hpc_asker_of(share, rank)->in_mean, memory_order_relaxed);
+static int is_in_mean(const hpc_share *share, int sender) {
+    return atomic_load_explicit(&hpc_asker_of(share, sender)->in_mean, memory_order_relaxed);
 }
 
 static int asks(const hpc_share *share, int rank) {
     return atomic_load_explicit(&hpc_asker_of(share, rank)->asks, memory_order_relaxed);
+}
+
+/* Whether a rank may have closed, and left the mean to the others. */
+static int leaves(const hpc_asker *a) {
+    return a->use == HPC_USE_SKIP && a->doubts;
+}
+
+/* The rank of a sender that speaks for it; NOBODY: some have not pulled. */
+static int speaker(const hpc_engine *en, const hpc_share *share, int sender) {
+    int speaks = asks(share, sender) ? sender : NOBODY;
+    for (int r = sender + 1; r < en->context->group.size && en->group_of != NULL && speaks != NOBODY; r++) {
+        if (hpc_sender_of(en, share->key, r) != sender) continue;
+        if (!asks(share, r)) return NOBODY;
+        if (leaves(hpc_asker_of(share, speaks)) && !leaves(hpc_asker_of(share, r))) speaks = r;
+    }
+    return speaks;
 }
 
 /* The rank whose pull decides. */
@@ -120,12 +151,11 @@ static int decider(const hpc_core *core, const hpc_share *share) {
     const hpc_intake *in = hpc_intake_of(share);
     int open = 0, doubts = NOBODY;
     for (int i = 0; i < in->n_from; i++) {
-        const int rank = in->from[i];
-        const hpc_asker *a = hpc_asker_of(share, rank);
-        if (!is_in_mean(share, rank)) continue;
-        if (!asks(share, rank) || !ends_mean(a->use))
-            open |= !hpc_intake_is_gone(core, rank);
-        else if (!a->doubts)
+        if (!is_in_mean(share, in->from[i])) continue;
+        const int rank = speaker(core->engine, share, in->from[i]);
+        if (rank == NOBODY || !ends_mean(hpc_asker_of(share, rank)->use))
+            open |= !hpc_intake_is_gone(core, in->from[i]);
+        else if (!hpc_asker_of(share, rank)->doubts)
             return rank;
         else if (doubts == NOBODY || rank < doubts)
             doubts = rank;
@@ -133,17 +163,22 @@ static int decider(const hpc_core *core, const hpc_share *share) {
     return open ? NOT_YET : doubts;
 }
 
+static hpc_decided said_by(const hpc_engine *en, const hpc_share *share, int rank) {
+    const hpc_asker *a = hpc_asker_of(share, rank);
+    return (hpc_decided){.rank = rank,
+                         .gets = hpc_sender_of(en, share->key, rank),
+                         .use = a->use,
+                         .scale = *hpc_args_of(en, share, rank, 0),
+                         .doubts = a->doubts};
+}
+
 static int decide(hpc_core *core, hpc_share *share) {
     hpc_quorum_share *its = share->own;
     const int rank = decider(core, share);
     if (rank == NOT_YET) return 0;
-    its->decided = (hpc_decided){.rank = rank, .use = HPC_USE_SKIP};
-    if (rank != NOBODY) {
-        const hpc_asker *a = hpc_asker_of(share, rank);
-        const double scale = *hpc_args_of(core->engine, share, rank, 0);
-        its->decided = (hpc_decided){.rank = rank, .use = a->use, .scale = scale, .doubts = a->doubts};
-        if (use_rows(core, share, a->use, rank) != 0) return -1;
-    }
+    its->decided = (hpc_decided){.rank = NOBODY, .gets = NOBODY, .use = HPC_USE_SKIP};
+    if (rank != NOBODY) its->decided = said_by(core->engine, share, rank);
+    if (rank != NOBODY && use_rows(core, share, its->decided.gets, rank) != 0) return -1;
     its->means.kept = 0;
     for (int i = 0; i < its->intake.n_from; i++)
         atomic_store_explicit(&hpc_asker_of(share, its->intake.from[i])->in_mean, 0, memory_order_relaxed);
@@ -152,27 +187,24 @@ static int decide(hpc_core *core, hpc_share *share) {
 
 /* ---- the core: answers ---- */
 
-/* Whether the version that a rank was told last is over. */
-static int is_over(const hpc_share *share, int rank) {
+/* Whether the version that a sender was told last is over. */
+static int is_over(const hpc_share *share, int sender) {
     return !((const hpc_split_means *)share->own)->kept ||
-           hpc_intake_of(share)->senders[rank].told.folded < hpc_folded_of(share);
+           hpc_intake_of(share)->senders[sender].told.folded < hpc_folded_of(share);
 }
 
-static int may_be_answered(const hpc_share *share, int rank) {
+static int may_be_answered(const hpc_share *share, int sender, int rank) {
+    if (rank == NOBODY) return 0;
     const hpc_asker *a = hpc_asker_of(share, rank);
-    if (!asks(share, rank) || share->clocks[rank].answered % AFTER_UPDATES != (uint64_t)a->after) return 0;
-    return !ends_mean(a->use) || is_over(share, rank);
+    if (share->clocks[sender].answered % AFTER_UPDATES != (uint64_t)a->after) return 0;
+    return !ends_mean(a->use) || is_over(share, sender);
 }
 
-/* Whether a rank whose update was in the last mean says what was decided; else the exchange fails. */
-static int agrees(hpc_engine *en, const hpc_share *share, int rank) {
-    const hpc_quorum_share *its = share->own;
-    const hpc_decided *d = &its->decided;
+/* Whether a rank says what another one has said; else the exchange fails. */
+static int agrees(hpc_engine *en, const hpc_share *share, int rank, const hpc_decided *d) {
     const hpc_asker *a = hpc_asker_of(share, rank);
-    const hpc_told *told = &its->intake.senders[rank].told;
     const double scale = *hpc_args_of(en, share, rank, 0);
     const int ranks[] = {d->rank, rank};
-    if (!told->used || told->folded < hpc_folded_of(share) || a->doubts || d->doubts || d->rank == NOBODY) return 1;
     if (a->use != d->use) {
         hpc_split_fail_use(en, share, ranks, (const hpc_use[]){d->use, a->use});
         return 0;
@@ -180,6 +212,29 @@ static int agrees(hpc_engine *en, const hpc_share *share, int rank) {
     if (a->use == HPC_USE_SKIP || hpc_split_scales_agree(scale, d->scale)) return 1;
     hpc_split_fail_scale(en, share, ranks, (const double[]){d->scale, scale});
     return 0;
+}
+
+/* The same of one whose update was in the last mean, and what was decided. */
+static int agrees_to_decided(hpc_engine *en, const hpc_share *share, int sender, int rank) {
+    const hpc_quorum_share *its = share->own;
+    const hpc_told *told = &its->intake.senders[sender].told;
+    if (!told->used || told->folded < hpc_folded_of(share)) return 1;
+    if (hpc_asker_of(share, rank)->doubts || its->decided.doubts || its->decided.rank == NOBODY) return 1;
+    return agrees(en, share, rank, &its->decided);
+}
+
+/* The same of the ranks of a group. */
+static int mates_agree(hpc_engine *en, const hpc_share *share, int rank) {
+    const hpc_asker *a = hpc_asker_of(share, rank);
+    const int group = hpc_sender_of(en, share->key, rank);
+    for (int r = group; r < en->context->group.size && en->group_of != NULL; r++) {
+        const hpc_asker *mate = hpc_asker_of(share, r);
+        if (hpc_sender_of(en, share->key, r) != group || !asks(share, r)) continue;
+        if (ends_mean(a->use) && ends_mean(mate->use) && (leaves(a) || leaves(mate))) continue;
+        const hpc_decided said = said_by(en, share, r);
+        if (!agrees(en, share, rank, &said)) return 0;
+    }
+    return 1;
 }
 
 static void send_answer(hpc_core *core, const hpc_share *share, int rank) {
@@ -194,23 +249,38 @@ static void send_answer(hpc_core *core, const hpc_share *share, int rank) {
                           ++share->clocks[rank].asked);
 }
 
-/* The rank that has decided has the newest parameters. */
-static int answer(hpc_core *core, hpc_share *share, int rank) {
+static void answer_rank(hpc_core *core, const hpc_share *share, int rank, int known) {
     hpc_quorum_share *its = share->own;
     hpc_asker *a = &its->askers[rank];
-    if (ends_mean(a->use)) {
-        if (!its->means.kept && !agrees(core->engine, share, rank)) return -1;
-        if (rank != its->decided.rank) hpc_intake_send_params(core, share, rank);
-        a->version = hpc_folded_of(share) - (uint64_t)its->means.kept;
-    } else if (its->means.kept && use_rows(core, share, a->use, rank) != 0) {
-        return -1;
-    }
-    const int known = its->means.kept || its->intake.senders[rank].told.folded == hpc_folded_of(share);
+    a->version = hpc_folded_of(share) - (uint64_t)its->means.kept;
     for (int i = 0; i < share->n_rows && a->use == HPC_USE_SQUARES; i++)
         a->squares[i] = known ? its->means.squares[i] : HPC_SPLIT_UNKNOWN;
     atomic_store_explicit(&a->asks, 0, memory_order_relaxed);
     its->means.n_used--;
     send_answer(core, share, rank);
+}
+
+/* Relays hear of every pull. */
+static int bring_nothing(hpc_core *core, const hpc_share *share, int sender) {
+    for (int i = 0; i < share->n_rows; i++)
+        hpc_forward_row(core, work_at(core->engine, share, i), HPC_KEPT_EMPTY, sender);
+    return 0;
+}
+
+/* A sender that has decided has the newest parameters. rank speaks for the sender. */
+static int answer(hpc_core *core, hpc_share *share, int sender, int rank) {
+    const hpc_engine *en = core->engine;
+    hpc_quorum_share *its = share->own;
+    const int kept = its->means.kept, ends = ends_mean(its->askers[rank].use);
+    const uint64_t folded = atomic_load_explicit(&its->intake.folded, memory_order_relaxed);
+    const int known = kept || its->intake.senders[sender].told.folded == folded;
+    if (ends && !kept && !agrees_to_decided(core->engine, share, sender, rank)) return -1;
+    if (ends && sender != its->decided.gets) hpc_intake_send_params(core, share, sender);
+    if (ends && sender == its->decided.gets) its->decided.gets = NOBODY;
+    if (!ends && (kept ? use_rows(core, share, sender, rank) : bring_nothing(core, share, sender)) != 0) return -1;
+    for (int i = 0; i < share->n_members; i++)
+        if (hpc_sender_of(en, share->key, share->members[i]) == sender)
+            answer_rank(core, share, share->members[i], known);
     return 0;
 }
 
@@ -218,8 +288,10 @@ static int answer(hpc_core *core, hpc_share *share, int rank) {
 static int work(hpc_core *core, hpc_share *share, int *waits) {
     const hpc_quorum_share *its = share->own;
     int n = its->means.kept ? decide(core, share) : 0;
-    for (int i = 0; i < its->intake.n_from && its->means.n_used > 0 && n >= 0; i++)
-        if (may_be_answered(share, its->intake.from[i])) n = answer(core, share, its->intake.from[i]) == 0 ? n + 1 : -1;
+    for (int i = 0; i < its->intake.n_from && its->means.n_used > 0 && n >= 0; i++) {
+        const int sender = its->intake.from[i], rank = speaker(core->engine, share, sender);
+        if (may_be_answered(share, sender, rank)) n = answer(core, share, sender, rank) == 0 ? n + 1 : -1;
+    }
     *waits = its->means.kept;
     return n;
 }
@@ -227,10 +299,10 @@ static int work(hpc_core *core, hpc_share *share, int *waits) {
 /* ---- the core: events ---- */
 
 static int came(hpc_core *core, hpc_work *w, int input, int slot, int empty) {
-    const int rank = w->inputs[input].rank;
+    const int sender = w->inputs[input].lowest;
     if (hpc_engine_has_failed(core->engine)) return 1;
-    if (is_in_mean(w->share, rank)) return 0;
-    hpc_asker_of(w->share, rank)->empty = empty;
+    if (is_in_mean(w->share, sender)) return hpc_intake_refuse_second(core->engine, w->share, w->inputs[input].rank);
+    hpc_asker_of(w->share, sender)->empty = empty;
     return hpc_intake_row_came(core, w, input, slot);
 }
 
@@ -258,22 +330,54 @@ static int pull_came(hpc_core *core, hpc_share *share, int rank, int said) {
     a->doubts = (said & DOUBTS) != 0;
     atomic_store_explicit(&a->asks, 1, memory_order_relaxed);
     ((hpc_split_means *)share->own)->n_used++;
+    if (!mates_agree(core->engine, share, rank)) return 1;
     hpc_intake_look_after(core, share);
     return 1;
+}
+
+static int use_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    return !hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES) ||
+           pull_came(core, share, event->peer, hpc_imm_slot(event->imm));
 }
 
 static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const int slot = hpc_imm_slot(event->imm);
     switch (share == NULL ? HPC_OP_PULL : hpc_imm_operation(event->imm)) {
     case HPC_OP_USE:
-        return !hpc_core_brings(core, event, "the arguments of share", share->key, HPC_ARGS_BYTES) ||
-               pull_came(core, share, event->peer, slot);
+        return use_came(core, share, event);
     case HPC_OP_EMPTY:
         return !hpc_core_brings(core, event, "no gradient of share", share->key, sizeof(uint64_t)) ||
                empty_came(core, share, event->peer, slot);
     default:
         return 0;
     }
+}
+
+/* ---- the core: events with several stages ---- */
+
+static int stage_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
+    if (w->row->action == HPC_APPLY) return came(core, w, input, slot, how == HPC_CAME_EMPTY);
+    if (w->row->action == HPC_RELAY) {
+        hpc_split_relayed_came(core, w, how);
+        return 1;
+    }
+    hpc_quorum_say_version(core, w, input, slot);
+    if (how == HPC_CAME) return hpc_whole_row_came(core, w, input, slot);
+    hpc_whole_empty_came(core, w, input);
+    return 1;
+}
+
+static int stage_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    return stage_came(core, w, input, slot, HPC_CAME);
+}
+
+static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    stage_came(core, w, input, slot, HPC_CAME_EMPTY);
+}
+
+static int stage_other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    if (hpc_imm_operation(event->imm) != HPC_OP_USE) return hpc_core_empty_came(core, share, event, nothing_came);
+    return share != NULL && hpc_split_action(core->engine, share) == HPC_APPLY && use_came(core, share, event);
 }
 
 /* ---- the worker ---- */
@@ -304,10 +408,11 @@ static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 static int send_pull(hpc_engine *en, int s, int doubts, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
-    const uint64_t updates = out->sent + (out->decided < en->keys[share->key].pushes);
+    const uint64_t updates = out == NULL ? 0 : out->sent + (out->decided < en->keys[share->key].pushes);
     const int said = (int)hpc_split_ask_of(en, share->key)->use | (int)(updates % AFTER_UPDATES) << AFTER_SHIFT |
                      (doubts ? DOUBTS : 0);
     if (en->keys[share->key].at_share == 0) hpc_split_fill_args(en, share->key);
+    if (out == NULL) return HPC_OK;
     out->pulled = hpc_asker_heard(en, s);
     return hpc_send_event(en, share->core, share->owner, en->rules[share->key].out[0], HPC_ARGS_BYTES,
                           hpc_args_at(en, share, hpc_me(en), 0), hpc_imm(HPC_OP_USE, said, s), l);
@@ -359,16 +464,45 @@ static double squares(const hpc_engine *en, int key) {
     return hpc_split_squares(en, key);
 }
 
-/* Adds the ranks that have to say what becomes of the mean; where none is kept, those whose updates are missing. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
+/* Adds the ranks that have to say what becomes of the mean of a share, and those of sender (NOBODY: of none) that have
+ * not pulled. Returns whether there is a mean. */
+static int add_silent(const hpc_engine *en, const hpc_share *share, int sender, int *ranks, int *found) {
     int kept = 0;
     for (int r = 0; r < en->context->group.size; r++) {
-        if (!is_in_mean(share, r)) continue;
-        kept = 1;
-        if (!asks(share, r)) found = hpc_add_rank(ranks, found, r);
+        const int its = hpc_sender_of(en, share->key, r), in_mean = its >= 0 && is_in_mean(share, its);
+        kept |= in_mean;
+        if ((in_mean || (its >= 0 && its == sender)) && !asks(share, r)) *found = hpc_add_rank(ranks, *found, r);
     }
-    return kept ? found : hpc_outlet_missing(en, s, ticket, ranks, found);
+    return kept;
+}
+
+/* Where no mean is kept, those whose updates are missing. */
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    return add_silent(en, share, NOBODY, ranks, &found) ? found : hpc_outlet_missing(en, s, ticket, ranks, found);
+}
+
+/* As far as this rank's own shares of the key tell; else the owner, and a relay alone where all owners have answered. A
+ * pull also waits for the others of its group. */
+static int missing_in_groups(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    const hpc_pushed *k = &en->keys[share->key];
+    const int pulls = (ticket & HPC_PULL_TICKET) && hpc_share_has_answered(en, s, 2 * k->pushes), before = found;
+    const int group = pulls ? hpc_sender_of(en, share->key, hpc_me(en)) : NOBODY;
+    int owners = 0; /* that have not answered */
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *other = &en->layout.shares[k->shares[i]];
+        if (hpc_intake_of(other) != NULL) add_silent(en, other, group, ranks, &found);
+        owners |= hpc_outlet_of(other) != NULL && !hpc_share_has_answered(en, k->shares[i], ticket);
+    }
+    if (found > before) return found;
+    if (!pulls) return hpc_outlet_missing_in_groups(en, s, 2 * k->pushes, ranks, found);
+    if (share->owner == hpc_me(en) || (hpc_outlet_of(share) == NULL && owners)) return found;
+    return hpc_add_rank(ranks, found, share->owner);
+}
+
+static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    return !(ticket & HPC_PULL_TICKET) && hpc_groups_is_late(en, rank, key, ticket, pushes);
 }
 
 /* ---- the value ---- */
@@ -382,6 +516,8 @@ static int plan(hpc_engine *en, const char *op) {
     q->split.inputs = hpc_intake_inputs;
     return hpc_split_plan(en, &q->split, op);
 }
+
+static const hpc_mean_use use = {.set_use = hpc_split_set_use, .squares = squares};
 
 const hpc_discipline hpc_discipline_split_quorum = {
     .name = "a quorum in two calls",
@@ -399,5 +535,27 @@ const hpc_discipline hpc_discipline_split_quorum = {
                               .note = note,
                               .ends = hpc_split_ends_pull,
                               .ask = ask},
-    .use = &(const hpc_mean_use){.set_use = hpc_split_set_use, .squares = squares},
+    .use = &use,
+};
+
+const hpc_discipline hpc_discipline_split_groups_quorum = {
+    .name = "a quorum of groups in two calls",
+    .check = check,
+    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_PULLS | HPC_ANSWERS_ALL,
+    .plan = plan,
+    .open = open_all,
+    .gate = &(const hpc_gate){.row_came = stage_row_came,
+                              .other_came = stage_other_came,
+                              .work = hpc_intake_work,
+                              .missing = missing_in_groups},
+    .pace = &(const hpc_pace){.may_push = may_push,
+                              .wait_slot = wait_slot,
+                              .send_share = hpc_outlet_send_share,
+                              .moments = HPC_ON_SEND | HPC_ON_SENT | HPC_ON_END | HPC_ON_ASKED | HPC_ON_HEAR |
+                                         HPC_ON_FINISH | HPC_ON_PUBLISH | HPC_ON_CLOSE,
+                              .note = note,
+                              .is_late = is_late,
+                              .ends = hpc_split_ends_pull,
+                              .ask = ask},
+    .use = &use,
 };

@@ -5,6 +5,7 @@
 #include "discipline/discipline.h"
 #include "engine/answer.h"
 #include "engine/forward.h"
+#include "engine/pieces.h"
 #include "engine/send.h"
 
 /* ---- answers ---- */
@@ -34,6 +35,7 @@ static void work(hpc_core *core, hpc_work *w, int slot) {
 static void work_present(hpc_core *core, hpc_work *w, int slot) {
     const hpc_inputs inputs = hpc_row_present(core, w, slot);
     int failed = 0;
+    if (inputs.n == 0 && w->encoder != NULL) hpc_pieces_settle(core->engine, w, &core->packing);
     if (inputs.n > 0)
         failed = hpc_whole_work(core, w, &inputs);
     else

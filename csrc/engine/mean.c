@@ -5,6 +5,7 @@
 
 #include "engine/answer.h"
 #include "engine/block.h"
+#include "engine/clocks.h"
 #include "engine/kind.h"
 #include "engine/layout.h"
 #include "engine/prox.h"
@@ -86,24 +87,27 @@ int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, c
     return 0;
 }
 
-/* The source of a put of the mean: a copy, where others may go on while the put lasts. */
-static const void *leaving_to(const hpc_work *w, int rank, size_t nbytes) {
+/* The source of puts of the mean: a copy, where others may go on while the puts last. */
+static const void *leaving_to(const hpc_work *w, int sender, size_t nbytes) {
     for (int o = 0; o < w->n_outputs; o++)
-        if (w->outputs[o].rank == rank && w->outputs[o].copy != NULL)
+        if (w->outputs[o].lowest == sender && w->outputs[o].copy != NULL)
             return memcpy(w->outputs[o].copy, w->mean, nbytes);
     return w->mean;
 }
 
-void hpc_row_gather(hpc_core *core, hpc_work *w, int rank, int zero) {
+void hpc_row_gather(hpc_core *core, hpc_work *w, int sender, int zero) {
     hpc_engine *en = core->engine;
     size_t nbytes = (size_t)w->row->count * sizeof(float);
+    const void *from = NULL;
     if (zero) w->mean = memset(w->acc, 0, nbytes);
     for (int r = 0; r < en->context->group.size; r++) {
-        if ((rank != HPC_EVERYBODY && r != rank) || !hpc_row_gives_mean(en, w->index, r)) continue;
+        if (sender != HPC_EVERYBODY && hpc_sender_of(en, w->row->key, r) != sender) continue;
+        if (!hpc_row_gives_mean(en, w->index, r)) continue;
         size_t at = hpc_gathered_at(en, r, w->row->key) + (size_t)w->row->offset * sizeof(float);
         char *here = hpc_is_mapped(en, r) ? (char *)hpc_window_peer_view(en->window, r) + at : NULL;
+        if (here == NULL && from == NULL) from = leaving_to(w, sender, nbytes);
         if (here == NULL)
-            hpc_core_check_put(core, hpc_put(core->out, en->window, r, leaving_to(w, r, nbytes), nbytes, at));
+            hpc_core_check_put(core, hpc_put(core->out, en->window, r, from, nbytes, at));
         else if (here != (const char *)w->mean)
             en->kernels->copy(here, w->mean, nbytes, en->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);

@@ -9,8 +9,8 @@
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
 int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *args);
 double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* of the mean */
-/* Sends the mean, or zeros, as float32 to one worker of the row, or to all (hpc_gathered_at). */
-void hpc_row_gather(hpc_core *core, hpc_work *w, int rank, int zero);
+/* Sends the mean, or zeros, as float32 to the workers of one sender of the row, or to all (hpc_gathered_at). */
+void hpc_row_gather(hpc_core *core, hpc_work *w, int sender, int zero);
 
 /* hpc_row_kind.fold of rows that take arrays. */
 int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);

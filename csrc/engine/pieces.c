@@ -376,10 +376,12 @@ void hpc_pieces_leave_out(hpc_work *w) {
 }
 
 void hpc_pieces_settle(hpc_engine *en, hpc_work *w, const hpc_packing *packing) {
-    if (w->encoder->before != NULL) settle_fold(w);
-    if (!atomic_load_explicit(&w->encoder->left_out, memory_order_relaxed)) return;
-    atomic_store_explicit(&w->encoder->left_out, 0, memory_order_relaxed);
-    put_back(en, w->row, w->encoder, w->encoder->state, w->encoded, packing);
+    hpc_encoder *encoder = w->encoder;
+    const int left_out = atomic_load_explicit(&encoder->left_out, memory_order_relaxed);
+    atomic_store_explicit(&encoder->left_out, 0, memory_order_relaxed);
+    if (left_out && (encoder->before == NULL || encoder->fresh))
+        put_back(en, w->row, encoder, encoder->state, w->encoded, packing);
+    if (encoder->before != NULL) settle_fold(w);
 }
 
 size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const char *slot) {

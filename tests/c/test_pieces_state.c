@@ -287,6 +287,43 @@ static void nothing_of_a_host(rank *r) {
     play_free(p);
 }
 
+/* A host comes late with an update, with one that it skips, and with none: the first alone goes back. Then the other
+ * one does, and the first host sends on what has gone back. */
+static void host_comes_late(rank *r) {
+    const setup s = {
+        .plan = HOSTS, .per_host = 2, .quorum = 1, .split = 1, .kinds = {LARGE, TOP, ALL}, .progress = r->arg};
+    enum { COMES, SKIPS, NOTHING, HOWS };
+    play *p = play_new(r, &s);
+    double *computed = calloc(p->all, sizeof *computed), *skipped = calloc(p->all, sizeof *skipped);
+    uint64_t ticket;
+    for (int step = 0; step < 2 * HOWS; step++) {
+        const bool late = r->rank / 2 == (step < HOWS);
+        const int how = late ? step % HOWS : COMES;
+        if (late) progress_until(r, p->e, WORD + step, 2);
+        for (int key = 0; key < p->j.n_keys; key++) {
+            if (how == NOTHING)
+                CHECK_OK(hpc_exchange_fold_nothing(p->e, key, -1, &ticket));
+            else
+                ticket = play_start(p, r, step, key, HPC_PUSH, false, how == SKIPS ? skipped : computed);
+            CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
+            CHECK_OK(how == SKIPS ? hpc_exchange_skip(p->e, key, -1, &ticket)
+                                  : hpc_exchange_apply(p->e, key, 1, -1, &ticket));
+            CHECK_OK(hpc_exchange_wait(p->e, key, ticket, -1));
+            CHECK((hpc_exchange_late(p->e, key) > 0) == late);
+        }
+        if (!late) atomic_fetch_add(&r->board[WORD + step], 1);
+        play_meet(r, p, (step + 2) * WORD);
+    }
+    CHECK_OK(hpc_exchange_close(p->e, -1));
+    CHECK_OK(hpc_barrier(r->context, -1));
+    play_add_residuals(p, r, -1, computed);
+    play_check_servers(p, r, computed);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    free(computed);
+    free(skipped);
+    play_free(p);
+}
+
 /* Copies what this rank keeps of a key, encoders and receivers, to values or (set) from there. */
 static void copy_state(const play *p, const rank *r, int key, int set, float *values) {
     const float *end = values + 2 * MOST_VALUES;
@@ -355,7 +392,7 @@ static void closed_by_publish(rank *r) {
 }
 
 int main(int argc, char **argv) {
-    ranks_case cases[TWICE + 12] = {{0}};
+    ranks_case cases[TWICE + 13] = {{0}};
     int n = 0;
     for (int i = 0; i < TWICE; i++)
         cases[n++] = (ranks_case){.name = twice[i].name, .size = twice[i].size, .run = goes_on, .arg = i};
@@ -371,6 +408,7 @@ int main(int argc, char **argv) {
     cases[n++] = (ranks_case){
         .name = "between_receivers_threads", .size = 3, .run = between, .arg = AT_RECEIVERS | HPC_PROGRESS_THREAD};
     cases[n++] = (ranks_case){.name = "nothing_of_a_host", .size = 4, .run = nothing_of_a_host};
+    cases[n++] = (ranks_case){.name = "host_comes_late", .size = 4, .run = host_comes_late};
     cases[n++] = (ranks_case){.name = "closed_by_publish", .size = 3, .run = closed_by_publish};
     cases[n++] = (ranks_case){
         .name = "closed_by_publish_threads", .size = 3, .run = closed_by_publish, .arg = HPC_PROGRESS_THREAD};
