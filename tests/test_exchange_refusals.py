@@ -142,10 +142,6 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(1), "shared_params": True},
         "a quorum of servers does not go with shared_params",
     ),
-    "quorum of hosts and split": (
-        {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(1), "split": True},
-        r"split needs BSP, or ASYNC or SSP.*here is a quorum of groups",
-    ),
     "a topology of no key": (
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
         "topology has an entry for 'fcc', which is not a key",

@@ -37,6 +37,15 @@ def expected(topology: HostGraph, step: int, n: int, size: int) -> list[Any]:
     return [sum(weight * means[j] for j, weight in graph.in_edges(i)) for i in range(len(hosts))]
 
 
+def in_two_calls(ex: hpcomm.Exchange, key: str, update: Any, right: Any) -> Any:
+    """The parameters after an apply; NaN where the mean that is kept is not right."""
+    ex.fold(key, update + 1)
+    ex.skip(key)
+    ex.fold(key, update)
+    keeps = np.isclose(ex.squares(key), right @ right) and np.allclose(ex.gather(key), right, rtol=1e-6, atol=1e-4)
+    return ex.apply(key) * (1 if keeps else np.nan)
+
+
 def averages(options: dict[str, Any]) -> dict[str, str]:
     told = {}
     with hpcomm.init(mpi.world(), timeout=30) as ctx:
@@ -49,8 +58,9 @@ def averages(options: dict[str, Any]) -> dict[str, str]:
                 with hpcomm.Exchange(ctx, start, topology, hpcomm.NOTIFY_ACK, hpcomm.Average(), **options) as ex:
                     for step in range(STEPS):
                         for key, n in COUNTS.items():
-                            got = ex.push_pull(key, model(ctx.rank, step, n))
-                            right = expected(topology, step, n, ctx.size)[own]
+                            update, right = model(ctx.rank, step, n), expected(topology, step, n, ctx.size)[own]
+                            split = options.get("split")
+                            got = in_two_calls(ex, key, update, right) if split else ex.push_pull(key, update)
                             if not np.allclose(got, right, rtol=1e-6, atol=1e-4):
                                 told[f"{where}, {name}"] += (
                                     f"rank {ctx.rank}, step {step}, {key}: {got[:3]} {right[:3]}; "
@@ -60,8 +70,10 @@ def averages(options: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_hosts_average_first(transport: str) -> None:
-    job = mpi.spawn(6, averages, {"chunk_bytes": 1024}, timeout=120, env={"HPCOMM_TRANSPORT": transport})
+@pytest.mark.parametrize("split", [False, True])
+def test_hosts_average_first(transport: str, split: bool) -> None:
+    options = {"chunk_bytes": 1024, "split": split}
+    job = mpi.spawn(6, averages, options, timeout=120, env={"HPCOMM_TRANSPORT": transport})
     assert [told for rank in job.values for told in rank.values() if told] == []
 
 

@@ -24,6 +24,15 @@ def given_by_root(step: int, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return ((np.arange(n) * (step + 3)) % 251).astype(np.float32)
 
 
+def in_two_calls(ex: hpcomm.Exchange, key: str, new: Any, is_root: bool) -> Any:
+    """The parameters after an apply; NaN where the model that is kept is not right, or where nothing changes it."""
+    ex.fold(key, new if is_root else None)
+    keeps = np.array_equal(ex.gather(key), new) and np.isclose(ex.squares(key), new.astype(np.float64) @ new)
+    ex.apply(key)
+    ex.fold(key, nothing=True)
+    return ex.apply(key, 2) * (1 if keeps else np.nan)
+
+
 def broadcasts(options: dict[str, Any]) -> dict[str, str]:
     """What went wrong with each tree."""
     told = {}
@@ -36,7 +45,10 @@ def broadcasts(options: dict[str, Any]) -> dict[str, str]:
                 for step in range(STEPS):
                     for key, value in start.items():
                         new = given_by_root(step, value.size)
-                        got = ex.push_pull(key, new) if ctx.rank == root else ex.push_pull(key)
+                        if options.get("split"):
+                            got = in_two_calls(ex, key, new, ctx.rank == root)
+                        else:
+                            got = ex.push_pull(key, new) if ctx.rank == root else ex.push_pull(key)
                         if not np.array_equal(got, new):
                             told[name] += f"rank {ctx.rank}, step {step}, {key}: {int((got != new).sum())} are wrong; "
                 if ctx.rank != root:
@@ -50,8 +62,9 @@ def broadcasts(options: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_all_have_what_the_root_pushed(transport: str) -> None:
-    options = {"chunk_bytes": 4096} if transport == "shm" else {}
+@pytest.mark.parametrize("split", [False, True])
+def test_all_have_what_the_root_pushed(transport: str, split: bool) -> None:
+    options: dict[str, Any] = {"chunk_bytes": 4096, "split": split} if transport == "shm" else {"split": split}
     job = mpi.spawn(5, broadcasts, options, timeout=90, env={"HPCOMM_TRANSPORT": transport})
     assert [rank for rank in job.values if any(rank.values())] == []
 

@@ -143,7 +143,7 @@ int hpc_split_plan(hpc_engine *en, hpc_split *its, const char *op) {
     }
     for (int i = 0; i < en->plan->n_rows; i++)
         its->counts[i] = hpc_split_among_peers(en) ? en->plan->rows[i].owner == en->context->group.rank
-                                                   : !hpc_row_is_copy(en, i, -1);
+                                                   : hpc_row_has_mean_of(en, i, en->context->group.rank);
     for (int s = 0; s < en->layout.n_shares; s++) {
         hpc_split_ask *a = &its->asks[en->layout.shares[s].key];
         if (a->last < 0) a->first = s;

@@ -28,7 +28,7 @@ typedef struct hpc_split {
                          const hpc_work *w); /* of a fold that is kept; NULL: split_owner.c knows them */
     hpc_split_ask *asks;                     /* by key */
     size_t *squares_at;                      /* by share: bytes in hpc_place.own of a worker */
-    char *counts; /* by row: its squares count; where several apply the same elements: the first, or this rank's */
+    char *counts;                            /* by row: its squares count, as the mean is this rank's */
 } hpc_split;
 
 /* A share's own, at its owner. */

@@ -418,7 +418,7 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input, int how
     if (hpc_engine_has_failed(core->engine)) return;
     if (m->kept && (rank == w->share->owner || !hpc_split_among_peers(core->engine))) end_fold(core, w->share);
     if (hpc_row_has_too_many(core, w, came, 1, rank)) return;
-    atomic_store_explicit(came, (char)how, memory_order_relaxed);
+    atomic_store_explicit(came, (char)(w->inputs[input].empty ? HPC_CAME_EMPTY : how), memory_order_relaxed);
     if (++w->arrived[slot] < w->row->n_in) return;
     w->arrived[slot] = 0;
     m->ready[m->n_ready++] = place_of(w->share, w->index);

@@ -32,13 +32,13 @@
  * pull. Parameters are written into a worker's memory between its apply or skip and the answer to that, as in split.c.
  * What is put to a worker has a copy of its own for each, as the others go on meanwhile.
  *
- * Groups. Ranks of a group are told the same, so they make the same calls, with the same scale; else the exchange
- * fails. Each rank sends its pulls to the owners themselves, and the pull of a group is there when those of all its
- * ranks are: one of them speaks for it. A rank that closes lets a mate speak that applies. Owners answer each rank
- * themselves, the outcomes of its updates and its pulls. Versions, forwards and their slots are as in quorum.c. A relay
- * passes on parameters alone, or the word that a pull brings none, and answers its ranks' pulls too, as in split.c: it
- * gets one of the two for each pull of its group. So what the owner writes for a group, in its own slots, copies and
- * relays, is over with the answers to the group's pull.
+ * Groups. Ranks of a group are told the same, and make the same calls in the same order, with the same scale; else the
+ * exchange fails. Each rank sends its pulls to the owners themselves, and the pull of a group is there when those of
+ * all its ranks are: one of them speaks for it. A rank that closes lets a mate speak that applies. Owners answer each
+ * rank themselves, the outcomes of its updates and its pulls. Versions, forwards and their slots are as in quorum.c. A
+ * relay passes on parameters alone, or the word that a pull brings none, and answers its ranks' pulls too, as in
+ * split.c: it gets one of the two for each pull of its group. So what the owner writes for a group, in its own slots,
+ * copies and relays, is over with the answers to the group's pull.
  *
  * Encoders. An update that was left out goes back into the residual. After that they are told what its worker has said:
  * a fold that it has skipped is forgotten, be it that it was late, and so nothing is returned twice. */

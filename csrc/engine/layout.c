@@ -256,8 +256,9 @@ int hpc_layout_make(hpc_engine *en, const char *op) {
         p->own = p->encoded = p->dense = HPC_NOWHERE;
         if (p->worker && !en->rotates && en->layout.holders[r] == r)
             p->params = hpc_layout_take(p, en->layout.params_bytes);
-        if (p->gives) p->gradients = hpc_layout_take(p, en->layout.gradient_bytes * (size_t)en->layout.depth);
-        if (p->gives && en->layout.dense_bytes > 0) p->dense = hpc_layout_take(p, en->layout.dense_bytes);
+        const int holds = p->gives || (en->use != NULL && p->worker); /* a mean is gathered to all workers */
+        if (holds) p->gradients = hpc_layout_take(p, en->layout.gradient_bytes * (size_t)en->layout.depth);
+        if (holds && en->layout.dense_bytes > 0) p->dense = hpc_layout_take(p, en->layout.dense_bytes);
         if (en->rotates) p->params = p->gradients;
         if (p->worker) p->pushed = hpc_layout_take(p, counts);
         p->closed = hpc_layout_take(p, counts * (size_t)size);

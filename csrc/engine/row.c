@@ -75,14 +75,16 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
 
 hpc_inputs hpc_row_present(hpc_core *core, const hpc_work *w, int slot) {
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
+    const int all = inputs.n;
     int n = 0;
     inputs.n_updates = 0;
-    for (int e = 0; e < w->row->n_in; e++) {
-        if (!hpc_row_brings(w, slot, e)) continue;
-        core->bases[n] = core->bases[e];
-        core->base_inputs[n] = core->base_inputs[e];
-        core->base_weights[n++] = core->base_weights[e];
-        inputs.n_updates += w->inputs[e].updates;
+    for (int i = 0; i < all; i++) {
+        const hpc_input *in = core->base_inputs[i];
+        if (!hpc_row_brings(w, slot, (int)(in - w->inputs))) continue;
+        core->bases[n] = core->bases[i];
+        core->base_inputs[n] = in;
+        core->base_weights[n++] = core->base_weights[i];
+        inputs.n_updates += in->updates;
     }
     inputs.n = n;
     return inputs;

@@ -88,7 +88,7 @@ int hpc_send_ahead(hpc_engine *en, int core, int owner, const void *src, size_t 
 static int push_empty(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     const uint32_t imm = hpc_imm(HPC_OP_EMPTY, en->layout.stages.many ? 0 : slot, s);
-    if (share->pushed == 0 && !en->passes_on) return HPC_OK;
+    if (share->pushed == 0 && share->tells == 0 && !en->passes_on) return HPC_OK;
     const int status = hpc_send_event(en, share->core, share->owner, NULL, 0, 0, imm, l);
     return hpc_owners_leave(en) ? hpc_unless_left(en, share->owner, status) : status;
 }

@@ -188,10 +188,13 @@ int hpc_row_is_copy(const hpc_engine *en, int row, int step) {
     return 0;
 }
 
-int hpc_row_gives_mean(const hpc_engine *en, int row, int rank) {
-    if (!hpc_row_is_fed_by(en, row, rank)) return 0;
+int hpc_row_has_mean_of(const hpc_engine *en, int row, int rank) {
     if (!hpc_row_is_copy(en, row, -1) && !hpc_row_is_copy(en, row, 1)) return 1;
     return en->plan->rows[row].n_out > 0 && hpc_row_reaches(en, row, rank);
+}
+
+int hpc_row_gives_mean(const hpc_engine *en, int row, int rank) {
+    return hpc_row_is_fed_by(en, row, rank) && hpc_row_has_mean_of(en, row, rank);
 }
 
 /* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */

@@ -16,8 +16,9 @@ int hpc_input_is_empty(const hpc_engine *en, const hpc_edge *edge); /* a push of
 int hpc_row_is_fed_by(const hpc_engine *en, int row, int rank);     /* pushes of rank reach row, through any stages */
 int hpc_row_is_copy(const hpc_engine *en, int row, int step); /* a row before (-1) or behind (1) applies the same */
 int hpc_row_reaches(const hpc_engine *en, int row, int rank); /* its parameters reach rank, in the same way */
-/* Whether a mean of the row is gathered by it for rank: where several rows apply the same elements, by the one whose
- * parameters rank gets. */
+/* Whether a mean of the row is that of rank: where several rows apply the same elements, that of the one whose
+ * parameters rank gets; and whether it is gathered for rank. */
+int hpc_row_has_mean_of(const hpc_engine *en, int row, int rank);
 int hpc_row_gives_mean(const hpc_engine *en, int row, int rank);
 int hpc_feeds_share(const hpc_engine *en, const hpc_share *share, int rank); /* some of its rows */
 int hpc_feeds_share_by_stages(const hpc_engine *en, const hpc_share *share,

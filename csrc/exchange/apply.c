@@ -96,7 +96,7 @@ const float *hpc_exchange_gathered(const hpc_exchange *ex, int key) {
     if (en == NULL || en->use == NULL) return NULL;
     const int me = en->context->group.rank;
     if (en->gathered != NULL) return en->gathered[key];
-    if (!en->layout.places[me].gives) return NULL;
+    if (en->layout.places[me].gradients == HPC_NOWHERE) return NULL;
     return (const float *)(const void *)(hpc_own_part(en) + hpc_gathered_at(en, me, key));
 }
 

@@ -138,10 +138,10 @@ static int check_empty(const hpc_exchange_config *f) {
         for (int e = 0; e < row->n_in; e++) empty += row->in[e].row < 0 && row->in[e].weight == 0;
         if (empty == row->n_in)
             return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: all %d inputs of row %d have weight 0", row->n_in, i);
-        if (empty > 0 && (d == NULL || !(d->traits & HPC_WHOLE) || d->use != NULL))
+        if (empty > 0 && (d == NULL || !(d->traits & HPC_WHOLE)))
             return hpc_fail(HPC_ERR_CONFIG, op_create,
                             "exchange: row %d takes a push with weight 0, which only tells that its rank is ready; "
-                            "that needs BSP without split",
+                            "that needs BSP",
                             i);
     }
     return HPC_OK;

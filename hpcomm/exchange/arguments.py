@@ -146,7 +146,7 @@ def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float3
         interfaces=interfaces,
         cores=_cores(spare, interfaces, made),
         chunk_bytes=options.chunk_bytes,
-        depth=2 if phases and made.engine.split and options.depth == 1 else options.depth,
+        depth=2 if (phases or weighs) and made.engine.split and options.depth == 1 else options.depth,
         codec=codec,
         codec_out=codec_out,
         over_sockets=_core.over_sockets(ctx._handle, _involved(topology, ctx.size)),

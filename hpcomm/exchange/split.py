@@ -53,7 +53,8 @@ class SplitCalls(Calls):
 
     With a quorum the first apply or skip of a worker whose update is in the mean counts for all. A late worker gets
     squares and gather of the mean that is kept; its apply or skip waits until others have ended that mean, changes
-    nothing, and brings the newest parameters. Each fold is ended before the next one.
+    nothing, and brings the newest parameters. Each fold is ended before the next one. With a Hierarchy a host counts as
+    one worker: its ranks make the same calls, with the same scale.
 
     Under SSP(s) and ASYNC each update is applied by itself, so what a fold keeps is this worker's own update: nothing
     is sent before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits

@@ -181,8 +181,7 @@ static bool is_graph(const combination *c) {
 }
 
 static bool splits_not(const combination *c) {
-    const bool by_quorum = c->quorum > 0 && c->edges == SERVERS;
-    return !(c->with & SPLIT) && !by_quorum && (leaves_out(c) || c->edges == GRAPH);
+    return !(c->with & SPLIT) && c->edges == GRAPH;
 }
 
 static bool is_split(const combination *c) {

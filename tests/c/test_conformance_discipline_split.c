@@ -303,13 +303,13 @@ static void dies_between(rank *r) {
     trial_free(t);
 }
 
-/* A rank closes with a fold that no rank has applied or skipped; a peer's others may apply theirs. */
+/* A rank closes with a fold that no rank has applied or skipped; a peer's others may apply theirs, and with a quorum
+ * those of its group too. */
 static void closes_between(rank *r) {
     trial *t = trial_open(r, NULL);
-    for (int key = 0; key < t->j->n_keys; key++) {
-        fold(t, key, 0);
-        if (decides_alone(t->c) && r->rank != t->slow) apply(t, key, 0.5);
-    }
+    const bool applies = (decides_alone(t->c) || has_quorum(t->c)) && r->rank != t->slow;
+    for (int key = 0; key < t->j->n_keys; key++) fold(t, key, 0);
+    for (int key = 0; key < t->j->n_keys && applies; key++) apply(t, key, 0.5);
     trial_close(t);
 }
 

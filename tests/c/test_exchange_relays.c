@@ -222,10 +222,10 @@ static void empty_is_refused(rank *r) {
     job_init(&j, r);
     hand_tree(h, &j, r->size, 1, 512);
     j.plan = &h->plan;
-    j.split = 1;
+    j.quorum = 1;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("row 0 takes a push with weight 0, which only tells that its rank is ready; that needs BSP");
-    j.split = 0;
+    j.quorum = 0;
     ((hpc_edge *)h->rows[0].in)[0].weight = 0;
     CHECK_STATUS(job_create(r, &j, -1, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("inputs of row 0 have weight 0");

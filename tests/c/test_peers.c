@@ -484,9 +484,8 @@ static void refused(rank *r) {
     game_free(g);
     g = game_new(r, GRAPH);
     CHECK_STATUS(create(r, g, HPC_SSP, 1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE(
-        "split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum of hosts or neighbours; here is "
-        "SSP on a graph");
+    CHECK_MESSAGE("split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum of neighbours; here is "
+                  "SSP on a graph");
     g->j.rule = "average", g->j.in_place = 1;
     CHECK_STATUS(create(r, g, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("in_place trains the last one where it lies");
