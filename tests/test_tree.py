@@ -24,12 +24,12 @@ def given_by_root(step: int, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return ((np.arange(n) * (step + 3)) % 251).astype(np.float32)
 
 
-def in_two_calls(ex: hpcomm.Exchange, key: str, new: Any, is_root: bool) -> Any:
+def in_two_calls(ex: hpcomm.Exchange, key: str, new: Any, root: int) -> Any:
     """The parameters after an apply; NaN where the model that is kept is not right, or where nothing changes it."""
-    ex.fold(key, new if is_root else None)
+    ex.fold(key, new if ex.context.rank == root else None)
     keeps = np.array_equal(ex.gather(key), new) and np.isclose(ex.squares(key), new.astype(np.float64) @ new)
     ex.apply(key)
-    ex.fold(key, nothing=True)
+    ex.fold(key, nothing=ex.context.rank % 2 == root % 2)
     return ex.apply(key, 2) * (1 if keeps else np.nan)
 
 
@@ -46,7 +46,7 @@ def broadcasts(options: dict[str, Any]) -> dict[str, str]:
                     for key, value in start.items():
                         new = given_by_root(step, value.size)
                         if options.get("split"):
-                            got = in_two_calls(ex, key, new, ctx.rank == root)
+                            got = in_two_calls(ex, key, new, root)
                         else:
                             got = ex.push_pull(key, new) if ctx.rank == root else ex.push_pull(key)
                         if not np.array_equal(got, new):

@@ -489,7 +489,7 @@ static void check_waits(trial *t, int key, uint64_t ticket) {
     CHECK_EQ(hpc_exchange_test(t->e, key, ticket), HPC_IN_PROGRESS);
     CHECK_STATUS(hpc_exchange_wait(t->e, key, ticket, 0.05), HPC_ERR_TIMEOUT);
     CHECK(hpc_last_error()->n_culprits > 0);
-    CHECK(!ranks_error_names(t->slow)); /* but those that say what becomes of the mean, or the owner */
+    CHECK(!ranks_error_waits_for(t->slow)); /* but those that say what becomes of the mean, or the owner */
 }
 
 static uint64_t start_apply(trial *t, int key, double scale) {
@@ -688,6 +688,23 @@ static void all_but_one_close(rank *r) {
     trial_close(t);
 }
 
+/* The last group decides for all. Then the others close, so its next update finds no quorum, and is dropped. */
+static void one_is_left(rank *r) {
+    trial *t = trial_open(r, trial_in_time);
+    uint64_t ticket;
+    for (int key = 0; key < t->j->n_keys; key++) fold(t, key, 0);
+    for (int key = 0; key < t->j->n_keys && is_own(t, t->slow); key++) apply(t, key, 1);
+    trial_meet(t);
+    for (int key = 0; key < t->j->n_keys; key++) {
+        if (!is_own(t, t->slow)) apply(t, key, 1);
+        if (!is_own(t, t->slow)) continue;
+        CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &ticket));
+        CHECK_STATUS(hpc_exchange_wait(t->e, key, ticket, -1), HPC_ERR_PEER);
+        skip(t, key);
+    }
+    trial_close(t);
+}
+
 int main(int argc, char **argv) {
     static const property properties[] = {
         {.name = "between", .run = between, .applies = is_split},
@@ -713,6 +730,7 @@ int main(int argc, char **argv) {
         {.name = "one_stands", .run = one_stands, .applies = misses_one},
         {.name = "one_overtakes", .run = one_overtakes, .applies = needs_one},
         {.name = "two_doubt", .run = two_doubt, .applies = misses_one_of_three},
+        {.name = "one_is_left", .run = one_is_left, .applies = misses_one_of_three},
         {.name = "all_but_one_close", .run = all_but_one_close, .applies = misses_one},
         {0},
     };

@@ -263,8 +263,8 @@ static void between(rank *r) {
 }
 
 /* The workers of one host push nothing: the owner there takes the fold of the other host alone, which is a piece. With
- * a quorum (arg) one host comes late: with an update, with one that it skips, and with none. The first alone goes back,
- * and is sent on when the other host comes late. */
+ * a quorum (arg) one host comes late: with an update, of one of its workers, with one that it skips, and with none. The
+ * first alone goes back, and is sent on when the other host comes late. */
 static void one_host(rank *r) {
     const setup s = {.plan = HOSTS, .per_host = 2, .quorum = r->arg, .split = 1, .kinds = {LARGE, TOP, ALL}};
     enum { COMES, SKIPS, NOTHING, HOWS };
@@ -276,7 +276,7 @@ static void one_host(rank *r) {
         const int how = !it ? COMES : s.quorum > 0 ? step % HOWS : NOTHING;
         if (it && s.quorum > 0) progress_until(r, p->e, WORD + step, 2);
         for (int key = 0; key < p->j.n_keys; key++) {
-            if (how == NOTHING)
+            if (how == NOTHING || (it && (r->rank + key) % 2))
                 CHECK_OK(hpc_exchange_fold_nothing(p->e, key, -1, &ticket));
             else
                 ticket = play_start(p, r, step, key, HPC_PUSH, false, how == SKIPS ? skipped : computed);
