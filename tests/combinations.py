@@ -71,8 +71,8 @@ class Edges:
 _HOSTS = ((0, 1), (2, 3))
 _RACKS = Hierarchy(hosts=((0, 1), (2,), (3,)), racks=((0, 1), (2, 3)))
 _RING = from_edges(4, [(i, (i + 1) % 4) for i in range(4)])
-_BACK = from_edges(4, [(i, (i - 1) % 4) for i in range(4)])
 _THREE = from_edges(5, [(i, (i + k) % 5) for i in range(5) for k in (1, 2, 3)])  # of which a quorum can be two
+_BACK = from_edges(5, [(i, (i - k) % 5) for i in range(5) for k in (1, 2, 3)])
 
 EDGES: dict[str, Edges] = {
     "servers, all ranks": Edges(ParameterServer()),
@@ -89,7 +89,7 @@ EDGES: dict[str, Edges] = {
     "peers of a graph": Edges(PeerToPeer(_RING), kind="peers", quorum=1, settles="close"),
     "peers that pass on": Edges(PeerToPeer(_RING, relay=True), kind="peers", settles="close"),
     "a graph": Edges(_THREE, 5, kind="graph", quorum=2),
-    "a graph of phases": Edges([_RING, _BACK], kind="graph", quorum=1),
+    "a graph of phases": Edges([_THREE, _BACK], 5, kind="graph", quorum=2),
     "models on a graph": Edges(_THREE, 5, kind="models", quorum=2),
     "models on a graph of hosts": Edges(HostGraph(complete(2), _HOSTS), kind="models", quorum=1),
     "models down a tree": Edges(Tree(), kind="models", quorum=1),

@@ -196,7 +196,6 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         {"topology": ring(3), "consistency": Consistency(staleness=3)},
         r"on a graph it must be BSP, NOTIFY_ACK, SSP\(s\), BARRIER or ASYNC",
     ),
-    "phases and SSP": ({"topology": (ring(3), ring(3)), "consistency": SSP(1)}, r"SSP needs a graph of one phase"),
     "staleness too large": (
         {"topology": ring(3), "consistency": SSP(31)},
         r"staleness is 31; 0 to 30 are possible on a graph",
@@ -218,7 +217,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: the job has 3"),
     "quorum on a graph": (
         {"topology": complete(3), "consistency": Consistency(quorum=1, whole=False)},
-        r"quorum is 1 under BARRIER.*a quorum needs NOTIFY_ACK and one phase",
+        r"quorum is 1 under BARRIER.*a quorum needs NOTIFY_ACK or SSP",
     ),
     "quorum and in_place": (
         {

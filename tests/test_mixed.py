@@ -210,8 +210,8 @@ def test_any_consistencies_stand_side_by_side(consistencies: list[Any], graph: b
         (
             {"a": ring},
             {"a": SSP(1)},
-            {"split": True, "depth": 3},
-            "split needs BSP, or ASYNC or SSP",
+            {"split": True, "depth": 2},
+            r"the plan has depth 2; SSP\(1\) on a graph needs 3 or more",
         ),
         ("flat", {"a": ASYNC}, {"shared_params": True}, "shared_params"),
         ({"a": Hierarchy(top="ring")}, {"a": SSP(2)}, {}, "key 'a': consistency is SSP"),

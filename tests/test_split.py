@@ -2,6 +2,7 @@
 between."""
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ from conftest import run_threads
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import AdamW, Exchange, InvalidArgument, Momentum, NotSupported, ParameterServer, Timeout
-from hpcomm.topology import ring, spread
+from hpcomm import AdamW, Exchange, InvalidArgument, Momentum, ParameterServer, Timeout
+from hpcomm.topology import complete, ring, spread
 
 F32 = np.float32
+ALL = hpcomm.Consistency(quorum=1, whole=True, late=None, grace=math.inf)  # who may come is waited for
 SHAPES = {"conv": (3, 5, 2), "fc": (400, 70), "bias": (7,), "scale": ()}
 JOBS: dict[str, dict[str, Any]] = {
     "CS": {"rule": AdamW(lr=0.1)},
@@ -22,6 +24,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "peers that pass on": {"topology": hpcomm.PeerToPeer(spread(3, 1), relay=True), "rule": Momentum(lr=0.1)},
     "a graph": {"topology": ring, "depth": 2, "rule": Momentum(lr=0.1)},
     "a graph, NOTIFY_ACK": {"topology": ring, "depth": 3, "rule": AdamW(lr=0.1), "consistency": hpcomm.NOTIFY_ACK},
+    "a graph of phases": {"topology": [ring(3), complete(3)], "rule": AdamW(lr=0.1)},
+    "a graph, a quorum of all": {"topology": complete, "rule": Momentum(lr=0.1), "consistency": ALL},
     "rules by key": {"rule": {name: AdamW(lr=0.1) if name == "fc" else Momentum(lr=0.2) for name in SHAPES}},
 }
 
@@ -179,11 +183,6 @@ def test_refusals(alone: hpcomm.Context) -> None:
         with pytest.raises(InvalidArgument, match="it must be finite"):
             ex.apply("w", float("inf"))
         ex.apply("w")
-    for wrong, error, text in [
-        ({"topology": hpcomm.topology.ring, "consistency": hpcomm.SSP(1), "depth": 3}, NotSupported, "split needs BSP"),
-    ]:
-        with pytest.raises(error, match=text):
-            Exchange(alone, made, split=True, **wrong)  # type: ignore[arg-type]
 
 
 def test_who_does_not_apply_is_named(transport: dict[str, Any]) -> None:

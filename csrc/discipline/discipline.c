@@ -19,7 +19,7 @@ static int serves_others(const hpc_plan *plan) {
 
 hpc_edges hpc_edges_of(const hpc_exchange_config *f) {
     int other;
-    if (f->graph != NULL) return HPC_GRAPH;
+    if (f->graph != NULL) return f->graph->n_phases > 1 ? HPC_PHASES : HPC_GRAPH;
     const int stages = hpc_plan_has_stages(f->plan), copies = hpc_plan_find_copy(f->plan, &other) >= 0;
     if (!copies) return stages ? HPC_STAGES : HPC_SERVERS;
     if (stages) return HPC_RECEIVERS;
@@ -48,28 +48,34 @@ static const choice choices[] = {
     {HPC_BSP, HPC_OWNERS, ALL, SPLIT, &hpc_discipline_split},
     {HPC_BSP, HPC_PEERS, ALL, APPLY, &hpc_discipline_peers},
     {HPC_BSP, HPC_PEERS, ALL, SPLIT, &hpc_discipline_split_peers},
-    {HPC_BSP, HPC_GRAPH, ALL, APPLY, &hpc_discipline_graph_bsp},
+    {HPC_BSP, HPC_GRAPHS, ALL, APPLY, &hpc_discipline_graph_bsp},
     {HPC_BSP, HPC_GRAPH, ALL, SPLIT, &hpc_discipline_split_graph},
+    {HPC_BSP, HPC_PHASES, ALL, SPLIT, &hpc_discipline_split_phases},
     {HPC_SSP, HPC_SERVERS, ALL, EITHER, &hpc_discipline_server_ssp},
     {HPC_SSP, HPC_STAGES, ALL, EITHER, &hpc_discipline_groups},
     {HPC_SSP, HPC_RECEIVERS | HPC_ALIKE, ALL, EITHER, &hpc_discipline_updates_ssp},
     {HPC_SSP, HPC_PEERS, ALL, EITHER, &hpc_discipline_peers_ssp},
-    {HPC_SSP, HPC_GRAPH, ALL, EITHER, &hpc_discipline_ssp},
+    {HPC_SSP, HPC_GRAPHS, ALL, APPLY, &hpc_discipline_ssp},
+    {HPC_SSP, HPC_GRAPHS, ALL, SPLIT, &hpc_discipline_split_ssp},
     {HPC_ASYNC, HPC_SERVERS, ALL, EITHER, &hpc_discipline_async},
     {HPC_ASYNC, HPC_STAGES, ALL, EITHER, &hpc_discipline_groups},
     {HPC_ASYNC, HPC_RECEIVERS | HPC_ALIKE, ALL, EITHER, &hpc_discipline_updates_ssp},
     {HPC_ASYNC, HPC_PEERS, ALL, EITHER, &hpc_discipline_peers_ssp},
-    {HPC_ASYNC, HPC_GRAPH, ALL, EITHER, &hpc_discipline_unflushed},
-    {HPC_BARRIER, HPC_OWNERS | HPC_PEERS | HPC_GRAPH, ALL, EITHER, &hpc_discipline_unflushed},
+    {HPC_ASYNC, HPC_GRAPHS, ALL, APPLY, &hpc_discipline_unflushed},
+    {HPC_ASYNC, HPC_GRAPHS, ALL, SPLIT, &hpc_discipline_split_unflushed},
+    {HPC_BARRIER, HPC_OWNERS | HPC_PEERS | HPC_GRAPHS, ALL, APPLY, &hpc_discipline_unflushed},
+    {HPC_BARRIER, HPC_OWNERS | HPC_PEERS | HPC_GRAPHS, ALL, SPLIT, &hpc_discipline_split_unflushed},
     {HPC_NOTIFY_ACK, HPC_OWNERS | HPC_PEERS, ALL, EITHER, &hpc_discipline_notify_ack},
-    {HPC_NOTIFY_ACK, HPC_GRAPH, ALL, APPLY, &hpc_discipline_notify_ack},
+    {HPC_NOTIFY_ACK, HPC_GRAPHS, ALL, APPLY, &hpc_discipline_notify_ack},
     {HPC_NOTIFY_ACK, HPC_GRAPH, ALL, SPLIT, &hpc_discipline_split_graph},
+    {HPC_NOTIFY_ACK, HPC_PHASES, ALL, SPLIT, &hpc_discipline_split_phases},
     {ANY, HPC_SERVERS | HPC_ALIKE | HPC_PEERS, QUORUM, APPLY, &hpc_discipline_quorum},
     {ANY, HPC_SERVERS | HPC_ALIKE | HPC_PEERS, QUORUM, SPLIT, &hpc_discipline_split_quorum},
     {ANY, HPC_STAGES, QUORUM, APPLY, &hpc_discipline_groups_quorum},
     {ANY, HPC_STAGES, QUORUM, SPLIT, &hpc_discipline_split_groups_quorum},
     {ANY, HPC_RECEIVERS, QUORUM, EITHER, &hpc_discipline_groups_quorum},
-    {ANY, HPC_GRAPH, QUORUM, EITHER, &hpc_discipline_graph_quorum},
+    {ANY, HPC_GRAPHS, QUORUM, APPLY, &hpc_discipline_graph_quorum},
+    {ANY, HPC_GRAPHS, QUORUM, SPLIT, &hpc_discipline_split_graph_quorum},
     // clang-format on
 };
 

@@ -8,7 +8,8 @@ extern const hpc_discipline hpc_discipline_bsp, hpc_discipline_graph_bsp, hpc_di
     hpc_discipline_server_ssp, hpc_discipline_notify_ack, hpc_discipline_quorum, hpc_discipline_graph_quorum,
     hpc_discipline_unflushed, hpc_discipline_split, hpc_discipline_groups, hpc_discipline_groups_quorum,
     hpc_discipline_updates_ssp, hpc_discipline_peers, hpc_discipline_peers_ssp, hpc_discipline_split_peers,
-    hpc_discipline_split_graph, hpc_discipline_split_quorum, hpc_discipline_split_groups_quorum;
+    hpc_discipline_split_graph, hpc_discipline_split_phases, hpc_discipline_split_ssp, hpc_discipline_split_unflushed,
+    hpc_discipline_split_quorum, hpc_discipline_split_graph_quorum, hpc_discipline_split_groups_quorum;
 
 /* Whether a configuration asks for BSP. With servers SSP(0) is that; on a graph it is NOTIFY_ACK. */
 static inline int hpc_config_is_bsp(const hpc_exchange_config *config) {
@@ -26,7 +27,9 @@ typedef enum hpc_edges {
     HPC_STAGES = 4,    /* rows forward or relay to others: hosts and racks */
     HPC_RECEIVERS = 8, /* the same, and several rows apply the fold of the same elements */
     HPC_PEERS = 16,    /* each worker pushes to others, and has a row that applies the same elements for itself alone */
-    HPC_GRAPH = 32,    /* the configuration has a graph */
+    HPC_GRAPH = 32,    /* the configuration has a graph of one phase */
+    HPC_PHASES = 64,   /* or of several */
+    HPC_GRAPHS = HPC_GRAPH | HPC_PHASES,
     HPC_OWNERS = HPC_SERVERS | HPC_ALIKE | HPC_STAGES | HPC_RECEIVERS /* a row serves several workers */
 } hpc_edges;
 hpc_edges hpc_edges_of(const hpc_exchange_config *config);

@@ -1,5 +1,6 @@
 #include "discipline/graph.h"
 
+#include "discipline/split.h"
 #include "engine/answer.h"
 #include "engine/stages.h"
 
@@ -34,10 +35,12 @@ int hpc_graph_check_partial(const hpc_exchange_config *f, const char *by, const 
     return HPC_OK;
 }
 
-int hpc_graph_check_constant(const hpc_exchange_config *f, const char *by, const char *op) {
-    if (f->graph->n_phases <= 1) return HPC_OK;
-    return hpc_fail(HPC_ERR_UNSUPPORTED, op, "%s: %s needs a graph of one phase; this one has %d", op, by,
-                    f->graph->n_phases);
+int hpc_graph_check_split(const hpc_exchange_config *f, const char *op) {
+    if (!f->split || !f->in_place) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, op,
+                    "%s: split keeps the models of all steps until they are applied, and in_place trains the last one "
+                    "where it lies: leave one of the two out",
+                    op);
 }
 
 /* ---- the owner ---- */
@@ -55,11 +58,18 @@ void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share) {
     hpc_share_count_fold(core, n);
 }
 
-/* Finds the shares of the key and core of share, of all ranks. */
-static int find_siblings(hpc_engine *en, hpc_share *share, const char *op) {
+int hpc_graph_work_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    return (core->engine->use == NULL ? hpc_row_work : hpc_split_keep_row)(core, w, inputs);
+}
+
+void hpc_graph_end_fold(hpc_core *core, hpc_share *share) {
+    if (core->engine->use != NULL) hpc_split_keep(core, share);
+}
+
+/* Finds the shares of the key and core of a share, of all ranks. */
+static int find_siblings(hpc_engine *en, const hpc_share *share, const char *op) {
     const int size = en->context->group.size;
-    int *siblings = share->own = hpc_engine_take(en, (size_t)size, sizeof *siblings, op);
-    if (siblings == NULL) return HPC_ERR_MEMORY;
+    int *siblings = en->graph->siblings + (size_t)(share - en->layout.shares) * (size_t)size;
     for (int r = 0; r < size; r++) siblings[r] = -1;
     for (int s = 0; s < en->layout.n_shares; s++)
         if (en->layout.shares[s].key == share->key && en->layout.shares[s].core == share->core)
@@ -73,22 +83,49 @@ static int find_siblings(hpc_engine *en, hpc_share *share, const char *op) {
 }
 
 int hpc_graph_open_clocks(hpc_engine *en, const char *op) {
+    const size_t n = (size_t)en->layout.n_shares * (size_t)en->context->group.size;
     int status = hpc_clocks_open(en, op);
+    en->graph->siblings = hpc_engine_take(en, n, sizeof *en->graph->siblings, op);
+    if (en->graph->siblings == NULL) return HPC_ERR_MEMORY;
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++)
         for (int i = 0; i < en->cores[c].n_clocked && status == HPC_OK; i++)
             status = find_siblings(en, en->cores[c].clocked[i], op);
+    if (status == HPC_OK && en->use != NULL) status = hpc_split_open_means(en, op);
     return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
 }
 
-int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    const int rank = w->inputs[input].rank;
+/* The update is the next one that its rank sends here. Its slot was free: it is not the one of an update that has no
+ * answer. */
+static int input_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
+    const hpc_engine *en = core->engine;
+    const hpc_share *share = w->share;
+    const int rank = w->inputs[input].rank, to = share->owner;
     hpc_clock *from = &w->share->clocks[rank];
-    const uint64_t came = hpc_clock_came(from), gone = rank == w->share->owner ? w->share->version : from->answered;
-    (void)slot;
-    if (!hpc_clock_row(from, w->share)) return 1;
-    if (came - gone >= (uint64_t)core->engine->layout.depth) return 0; /* more than there are slots */
-    hpc_tally_add(&from->came, 1);
+    const uint64_t gone = rank == to ? share->version : from->answered;
+    hpc_row_mark(w, slot, input, how);
+    if (!hpc_clock_row(from, share)) return 1;
+    const uint64_t n = hpc_sends_from(en, share->key, hpc_clock_came(from) + 1, to, rank);
+    if (hpc_sends_from(en, share->key, gone + 1, to, rank) + (uint64_t)en->layout.depth <= n) return 0;
+    atomic_store_explicit(&from->came, n, memory_order_relaxed);
     return 1;
+}
+
+int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    return input_came(core, w, input, slot, HPC_CAME);
+}
+
+static void empty_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    input_came(core, w, input, slot, HPC_CAME_EMPTY);
+}
+
+int hpc_graph_came_besides(hpc_core *core, hpc_share *share, const hpc_event *event, hpc_nothing_came *came) {
+    if (core->engine->use == NULL) return 0;
+    if (hpc_imm_operation(event->imm) == HPC_OP_USE) return hpc_split_other_came(core, share, event);
+    return hpc_core_empty_came(core, share, event, came);
+}
+
+int hpc_graph_other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    return hpc_graph_came_besides(core, share, event, empty_came);
 }
 
 int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its) {

@@ -3,6 +3,7 @@
 #define HPC_DISCIPLINE_GRAPH_H
 
 #include "engine/clocks.h"
+#include "engine/core.h"
 #include "engine/graph.h"
 #include "engine/row.h"
 #include "engine/send.h"
@@ -15,20 +16,28 @@ int hpc_graph_is_given(const hpc_exchange_config *config, const char *op);
 /* HPC_OK if folds may miss some inputs. Refuses a fold of one's own, and negative weights. by: the discipline, for the
  * error. */
 int hpc_graph_check_partial(const hpc_exchange_config *config, const char *by, const char *op);
-/* HPC_ERR_UNSUPPORTED if the graph has several phases. */
-int hpc_graph_check_constant(const hpc_exchange_config *config, const char *by, const char *op);
+/* HPC_ERR_CONFIG if fold and apply are two calls, and cannot be. */
+int hpc_graph_check_split(const hpc_exchange_config *config, const char *op);
 
 /* ---- the owner ---- */
 
 /* Counts the inputs of the neighbours to the step that has just been folded. */
 void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share);
 
-/* Opens the clocks of shares whose folds take the updates that are there: came counts those that are there, applied is
- * the newest that was folded, answered those whose slots are free. own: the shares of the same key and core of all
- * ranks, by rank. As hpc_discipline.open. */
+/* A row has its inputs: works it off, or with split folds it, and keeps the mean. All rows of a share are folded. */
+int hpc_graph_work_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
+void hpc_graph_end_fold(hpc_core *core, hpc_share *share);
+
+/* Opens the clocks of shares whose folds take the updates that are there, by the numbers of pushes: came is the last
+ * that is there, applied the newest that was folded, answered the last whose slot is free. Opens the counts of folds,
+ * and with split the means. As hpc_discipline.open. */
 int hpc_graph_open_clocks(hpc_engine *en, const char *op);
-/* hpc_discipline's slot: counts an input; 0 when its rank has no slot left to have sent it from. */
+/* hpc_discipline's slots: count an input; 0 when its rank has no slot left to have sent it from. With split an input
+ * may be empty, and pulls come. */
 int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+int hpc_graph_other_came(hpc_core *core, hpc_share *share, const hpc_event *event);
+/* The same, where came counts an input without an update. */
+int hpc_graph_came_besides(hpc_core *core, hpc_share *share, const hpc_event *event, hpc_nothing_came *came);
 /* Makes all folds for which it is time, of all shares of a core; returns their number. As hpc_gate.work. */
 typedef struct hpc_graph_fold {
     int (*is_time)(const hpc_engine *en, const hpc_share *share);

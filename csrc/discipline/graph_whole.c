@@ -3,13 +3,15 @@
  * alone, and a push for the out-neighbours' answers that they have folded the update that used its slot before. */
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
+#include "discipline/split.h"
 #include "discipline/whole.h"
 
 #include "engine/answer.h"
 #include "engine/stages.h"
 
 static int open_counts(hpc_engine *en, const char *op) {
-    return hpc_share_open_counts(en, 1, op);
+    const int status = en->use != NULL ? hpc_split_open_means(en, op) : HPC_OK;
+    return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
 }
 
 /* ---- answers ---- */
@@ -25,11 +27,12 @@ static void answer_all(hpc_core *core, hpc_share *share) {
     for (int i = 0; i < share->n_members; i++)
         if (all || hpc_sends(en, share->key, share->version, share->owner, share->members[i]))
             hpc_share_answer(core, share->members[i], signal, share->version);
+    hpc_graph_end_fold(core, share);
 }
 
 /* Nonzero when a user's kernel has failed: then nothing is answered. */
 static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
-    int failed = hpc_whole_work(core, w, inputs);
+    int failed = hpc_graph_work_row(core, w, inputs);
     if (failed) return failed;
     if (--w->share->left == 0) answer_all(core, w->share);
     return 0;
@@ -37,26 +40,28 @@ static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
 
 /* ---- turns ---- */
 
-/* On a graph that changes, the inputs of each rank are counted apart: a rank that sends nothing in this step may
- * already have sent its input of a later one. Inputs of one rank come in order, so each belongs to the next step in
- * which the rank sends. */
+/* On a graph that changes an input may come to a slot before an earlier step has taken its own inputs from that slot:
+ * that step goes without its rank. A rank writes a slot anew when the update in it is folded. So what is in a slot
+ * belongs to the next step with that slot in which its rank sends. */
 static int has_inputs(const hpc_engine *en, const hpc_work *w, uint64_t n) {
+    const int slot = (int)((n - 1) % (uint64_t)en->layout.depth);
     for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_sends(en, w->row->key, n, w->row->owner, w->inputs[e].rank) &&
-            atomic_load_explicit(&w->came[e], memory_order_relaxed) == 0)
+        if (hpc_sends(en, w->row->key, n, w->row->owner, w->inputs[e].rank) && hpc_row_mark_of(w, slot, e) == 0)
             return 0;
     return 1;
 }
 
 /* Takes the inputs that the graph of step n has. */
-static hpc_inputs take_inputs(hpc_core *core, const hpc_work *w, uint64_t n) {
+static hpc_inputs take_inputs(hpc_core *core, hpc_work *w, uint64_t n) {
     const hpc_engine *en = core->engine;
     int slot = (int)((n - 1) % (uint64_t)en->layout.depth), found = 0;
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
     for (int e = 0; e < w->row->n_in; e++) {
         double weight = hpc_edge_weight(en, w->row->key, n, w->row->owner, w->inputs[e].rank);
         if (weight == 0) continue;
-        atomic_store_explicit(&w->came[e], (char)(w->came[e] - 1), memory_order_relaxed);
+        const int brings = hpc_row_brings(w, slot, e);
+        hpc_row_mark(w, slot, e, 0);
+        if (!brings) continue;
         core->bases[found] = core->bases[e];
         core->base_inputs[found] = core->base_inputs[e];
         core->base_weights[found++] = weight;
@@ -70,7 +75,7 @@ static void work_in_turn(hpc_core *core, hpc_work *w) {
     hpc_engine *en = core->engine;
     const hpc_share *share = w->share;
     const uint64_t n = share->version + 1;
-    if (atomic_load_explicit(&w->folded, memory_order_relaxed) == n || !has_inputs(en, w, n)) return;
+    if (!has_inputs(en, w, n)) return;
     const hpc_inputs inputs = take_inputs(core, w, n);
     if (work_off(core, w, &inputs) != 0 || share->version < n) return;
     for (int i = 0; i < share->n_rows && !hpc_engine_has_failed(en); i++)
@@ -79,20 +84,32 @@ static void work_in_turn(hpc_core *core, hpc_work *w) {
 
 /* ---- events ---- */
 
-static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+static void came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     hpc_engine *en = core->engine;
-    if (hpc_engine_has_failed(en)) return 1;
+    if (hpc_engine_has_failed(en)) return;
     if (en->turns) { /* see has_inputs */
-        _Atomic char *came = &w->came[input];
-        if (!hpc_row_has_too_many(core, w, came, en->layout.depth, w->inputs[input].rank))
-            atomic_store_explicit(came, (char)(*came + 1), memory_order_relaxed);
+        _Atomic char *its = &w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input];
+        if (hpc_row_has_too_many(core, w, its, 1, w->inputs[input].rank)) return;
+        hpc_row_mark(w, slot, input, how);
         work_in_turn(core, w);
     } else if (hpc_row_count(core, w, slot, input)) {
         const hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
         work_off(core, w, &inputs);
         hpc_row_took(w, slot);
     }
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    came(core, w, slot, input, HPC_CAME);
     return 1;
+}
+
+static void empty_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    came(core, w, slot, input, HPC_CAME_EMPTY);
+}
+
+static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    return hpc_graph_came_besides(core, share, event, empty_came);
 }
 
 /* ---- the ranks that a wait waits for ---- */
@@ -102,7 +119,7 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
     const hpc_share *share = &en->layout.shares[s];
     uint64_t n = hpc_share_next_fold(en, s); /* a fold that is awaited waits for those before it */
     (void)ticket;
-    int slot = en->turns ? 0 : (int)((n - 1) % (uint64_t)en->layout.depth);
+    int slot = (int)((n - 1) % (uint64_t)en->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
@@ -117,8 +134,9 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
 /* ---- the values ---- */
 
 static int check_notify_ack(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_graph_is_given(f, "exchange");
     (void)c;
-    return hpc_graph_is_given(f, "exchange");
+    return status == HPC_OK ? hpc_graph_check_split(f, "exchange") : status;
 }
 
 /* The last push of rank, up to the ticket's, that is sent to this rank has to be there. */
@@ -129,13 +147,13 @@ static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uin
         const hpc_share *share = &en->layout.shares[k->shares[i]];
         if (share->owner != me || !hpc_feeds_share(en, share, rank)) continue;
         const uint64_t first = hpc_share_next_fold(en, k->shares[i]); /* n waits for those before */
-        for (uint64_t v = ticket / 2; v >= first; v--)
-            if (hpc_sends(en, key, v, me, rank)) return pushes < v;
+        const uint64_t last = hpc_sends_until(en, key, hpc_push_of(en, key, ticket), me, rank);
+        if (last >= first) return pushes < last;
     }
     return 0;
 }
 
-static const hpc_gate gate = {.row_came = row_came, .missing = missing};
+static const hpc_gate gate = {.row_came = row_came, .other_came = other_came, .missing = missing};
 
 const hpc_discipline hpc_discipline_graph_bsp = {
     .name = "BSP",
@@ -152,4 +170,21 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .open = open_counts,
     .gate = &gate,
     .pace = &(const hpc_pace){.is_late = is_late},
+};
+
+const hpc_discipline hpc_discipline_split_phases = {
+    .name = "BSP in two calls",
+    .check = check_notify_ack,
+    .traits = HPC_WHOLE | HPC_OWN_PARAMS | HPC_PULLS | HPC_KEEPS_MEANS,
+    .plan = hpc_split_plan_alone,
+    .open = open_counts,
+    .gate = &gate,
+    .pace = &(const hpc_pace){.may_push = hpc_split_may_push,
+                              .wait_slot = hpc_split_wait_slot,
+                              .moments = HPC_SPLIT_MOMENTS,
+                              .note = hpc_split_note,
+                              .is_late = is_late,
+                              .ends = hpc_split_ends_pull,
+                              .ask = hpc_split_ask_share},
+    .use = &hpc_split_use,
 };

@@ -210,16 +210,18 @@ int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f) {
 }
 
 static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
-    const int status = hpc_config_misses_some(f) ? check_pieces_on_graph(f) : HPC_OK;
+    int status = hpc_config_misses_some(f) ? check_pieces_on_graph(f) : HPC_OK;
     (void)c;
-    if (status != HPC_OK) return status;
-    if (f->consistency != HPC_NOTIFY_ACK || f->graph->n_phases > 1)
-        return hpc_fail(
-            HPC_ERR_UNSUPPORTED, "exchange",
-            "exchange: quorum is %d under %s, on a graph of %d phases; on a graph a quorum needs NOTIFY_ACK "
-            "and one phase",
-            f->quorum, hpc_consistency_name(f->consistency), f->graph->n_phases);
-    return hpc_graph_check_partial(f, "NOTIFY_ACK with a quorum", "exchange");
+    if (status == HPC_OK && f->consistency != HPC_NOTIFY_ACK && f->consistency != HPC_SSP)
+        status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                          "exchange: quorum is %d under %s; on a graph a quorum needs NOTIFY_ACK or SSP(s): BSP and "
+                          "BARRIER wait for all ranks, and ASYNC for none",
+                          f->quorum, hpc_consistency_name(f->consistency));
+    if (status == HPC_OK && f->consistency == HPC_SSP && (f->staleness < 0 || f->staleness > HPC_MOST_STALENESS))
+        status = hpc_fail(HPC_ERR_INVALID, "exchange", "exchange: staleness is %d; 0 to %d are possible", f->staleness,
+                          HPC_MOST_STALENESS);
+    if (status == HPC_OK) status = hpc_graph_check_split(f, "exchange");
+    return status == HPC_OK ? hpc_graph_check_partial(f, "a quorum", "exchange") : status;
 }
 
 /* ---- open ---- */
@@ -295,7 +297,8 @@ int hpc_quorum_open(hpc_engine *en, const char *op) {
     if (en->graph == NULL) en->heard = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *en->heard, op);
     if (en->outcomes == NULL || (en->graph == NULL && en->heard == NULL)) return HPC_ERR_MEMORY;
     if (en->layout.stages.many) hpc_groups_name_outputs(en);
-    return hpc_intake_open(en, op);
+    const int status = en->discipline->traits & HPC_KEEPS_MEANS ? hpc_split_open_means(en, op) : HPC_OK;
+    return status == HPC_OK ? hpc_intake_open(en, op) : status;
 }
 
 /* ---- the core: rows that forward ---- */
@@ -364,6 +367,30 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     return hpc_whole_row_came(core, w, input, slot);
 }
 
+/* ---- fold and apply in two calls, on a graph ---- */
+
+static int plan_split(hpc_engine *en, const char *op) {
+    const int status = hpc_quorum_plan(en, op);
+    return status == HPC_OK ? hpc_split_plan(en, en->own, op) : status;
+}
+
+static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_split_wait_over(en, key, l, op);
+    return status == HPC_OK ? hpc_outlet_wait_slot(en, key, l, op) : status;
+}
+
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    const int status = moment & HPC_SPLIT_MOMENTS ? hpc_split_note(en, key, moment, l, op) : HPC_OK;
+    return status == HPC_OK ? hpc_outlet_note(en, key, moment, l, op) : status;
+}
+
+static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    const hpc_operation operation = hpc_imm_operation(event->imm);
+    if (share == NULL || hpc_engine_has_failed(core->engine)) return share != NULL;
+    if (operation == HPC_OP_EMPTY) return hpc_intake_empty_came(core, share, event);
+    return core->engine->use != NULL && operation == HPC_OP_USE && hpc_split_other_came(core, share, event);
+}
+
 /* ---- the values ---- */
 
 enum { MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE }; /* of all quorums */
@@ -399,17 +426,43 @@ const hpc_discipline hpc_discipline_groups_quorum = {
                               .is_late = hpc_groups_is_late},
 };
 
+static const hpc_gate graph_gate = {
+    .row_came = hpc_intake_row_came, .other_came = other_came, .work = hpc_intake_work, .missing = hpc_outlet_missing};
+enum {
+    GRAPH_TRAITS = HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_BRINGS_NUMBER,
+    GRAPH_MOMENTS = MOMENTS | HPC_ON_SENT | HPC_ON_LOOK | HPC_ON_PUBLISH | HPC_ON_FINISH
+};
+
 const hpc_discipline hpc_discipline_graph_quorum = {
     .name = "a quorum",
     .check = check_graph,
-    .traits = HPC_BY_QUORUM | HPC_WHOLE | HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_BRINGS_NUMBER,
+    .traits = GRAPH_TRAITS,
     .plan = hpc_quorum_plan,
     .open = hpc_quorum_open,
-    .gate = &gate,
+    .gate = &graph_gate,
     .pace = &(const hpc_pace){.wait_slot = hpc_outlet_wait_slot,
                               .send_share = hpc_outlet_send_share,
-                              .moments = MOMENTS | HPC_ON_SENT | HPC_ON_LOOK | HPC_ON_PUBLISH | HPC_ON_FINISH,
+                              .moments = GRAPH_MOMENTS,
                               .note = hpc_outlet_note,
                               .has_read = hpc_outlet_has_read,
                               .restored = hpc_outlet_restored},
+};
+
+const hpc_discipline hpc_discipline_split_graph_quorum = {
+    .name = "a quorum in two calls",
+    .check = check_graph,
+    .traits = GRAPH_TRAITS | HPC_PULLS | HPC_KEEPS_MEANS,
+    .plan = plan_split,
+    .open = hpc_quorum_open,
+    .gate = &graph_gate,
+    .pace = &(const hpc_pace){.may_push = hpc_split_may_push,
+                              .wait_slot = wait_slot,
+                              .send_share = hpc_outlet_send_share,
+                              .moments = GRAPH_MOMENTS | HPC_SPLIT_MOMENTS,
+                              .note = note,
+                              .has_read = hpc_outlet_has_read,
+                              .restored = hpc_outlet_restored,
+                              .ends = hpc_split_ends_pull,
+                              .ask = hpc_split_ask_share},
+    .use = &hpc_split_use,
 };

@@ -35,6 +35,7 @@ typedef struct hpc_intake {
     _Atomic uint64_t folded;  /* the version that was folded last */
     _Atomic double grace;     /* seconds that a fold waits for the others */
     _Atomic uint64_t reached; /* on a graph: the newest version that a quorum has brought */
+    _Atomic uint64_t ended;   /* likewise: updates up to this version count in no fold any more */
 } hpc_intake;
 
 /* Counts of what this rank has sent to the owner of a share, or with several stages to the rows whose parameters the
@@ -58,7 +59,6 @@ typedef struct hpc_asker {
     _Atomic int asks;    /* a pull of it has come, which has no answer yet */
     hpc_use use;         /* of that pull */
     int after, doubts;   /* likewise: the low bits of how many updates came before it; see split_quorum.c */
-    int empty;           /* its last update is that it has none */
     uint64_t version;    /* of the parameters, and */
     double *squares;     /* by place: what answers to pulls bring, from where a put may still read it */
 } hpc_asker;
@@ -89,7 +89,7 @@ typedef struct hpc_quorum_share {
 typedef struct hpc_key_versions {
     uint64_t number;                  /* the version that its last push is for */
     uint64_t numbers[HPC_PLAN_DEPTH]; /* the versions of the pushes in the slots */
-    int empty;                        /* the last push is that there is no gradient */
+    char empty[HPC_PLAN_DEPTH];       /* by slot: the push is that there is no gradient */
     double waits_since;               /* since when a push waits for neighbours to take an earlier one; 0: none does */
 } hpc_key_versions;
 
@@ -217,6 +217,8 @@ int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_discipline.open *
 int hpc_intake_refuse_second(hpc_engine *en, const hpc_share *share, int rank);
 /* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
+int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how); /* the same, as HPC_CAME or empty */
+int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *event); /* HPC_OP_EMPTY */
 int hpc_intake_work(hpc_core *core);
 /* The updates of a row in the last fold that bring something. */
 hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w);

@@ -35,6 +35,19 @@ static const hpc_keeping *keeping_of(const hpc_engine *en) {
     return hpc_quorum_of(en)->keeping;
 }
 
+/* The oldest version that counts in the fold of a version: under SSP on a graph some steps older. */
+static uint64_t least_of(const hpc_engine *en, const hpc_share *share, uint64_t version) {
+    const uint64_t before = hpc_clock_behind(en, version - 1);
+    const uint64_t ended = atomic_load_explicit(&hpc_intake_of(share)->ended, memory_order_relaxed);
+    return !is_led(en) ? version : 1 + (before > ended ? before : ended);
+}
+
+/* Whether a sender's push of a version brings something: on a graph of several phases to the neighbours of its step
+ * alone. To all others it says that the sender has come so far. */
+static int sends(const hpc_engine *en, const hpc_share *share, uint64_t version, int sender) {
+    return !en->turns || hpc_sends(en, share->key, version, share->owner, sender);
+}
+
 /* Whether a push that leads a fold has come and is not folded. */
 static int has_lead(const hpc_share *share) {
     return hpc_intake_of(share)->pushes > share->version;
@@ -105,8 +118,14 @@ static int lead_came(hpc_core *core, hpc_share *share) {
     return 1;
 }
 
+/* The slot from which rows read an update that has come in a slot of its sender's. */
+static int slot_at(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
+    const int in_place = !(en->discipline->traits & HPC_ONE_SLOT) || hpc_reads_in_place(en, share->owner, rank);
+    return in_place ? slot : 0;
+}
+
 /* The version lies beside the update of each row. Groups agree on the arguments of the rule. */
-int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
     hpc_engine *en = core->engine;
     hpc_share *share = w->share;
     const int rank = w->inputs[input].rank, sender = w->inputs[input].lowest;
@@ -114,12 +133,30 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     const uint64_t number = number_of(en, share, rank, slot);
     if (number == 0 || (from->rows > 0 && number != from->at)) return 0;
     from->at = number;
+    hpc_row_mark(w, slot_at(en, share, rank, slot), input, how);
     if (is_led(en) && rank == share->owner) return !hpc_clock_row(from, share) || lead_came(core, share);
     if (hpc_version_from(share, sender) != 0) return hpc_intake_refuse_second(en, share, rank);
     if (en->layout.stages.many && share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1))
         return 1;
     if (hpc_clock_row(from, share)) hold(core, share, sender, slot, number);
     return 1;
+}
+
+int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    return hpc_intake_came(core, w, input, slot, HPC_CAME);
+}
+
+int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    const hpc_engine *en = core->engine;
+    const int slot = hpc_imm_slot(event->imm);
+    if (!hpc_core_brings(core, event, "no gradient of share", share->key, sizeof(uint64_t))) return 1;
+    int known = slot < en->layout.depth;
+    for (int i = 0; i < share->n_rows && known; i++) {
+        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const int input = hpc_row_input_of(w, event->peer, 0);
+        known = input >= 0 && hpc_intake_came(core, w, input, slot, HPC_CAME_EMPTY);
+    }
+    return known;
 }
 
 /* ---- answers ---- */
@@ -172,7 +209,8 @@ static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, u
     for (int i = 0; i < in->n_from && in->held > 0; i++) {
         const int sender = in->from[i];
         if (hpc_version_from(share, sender) == 0 || hpc_version_from(share, sender) >= least) continue;
-        atomic_fetch_add_explicit(&core->engine->peers.late[sender], 1, memory_order_relaxed);
+        if (sends(core->engine, share, hpc_version_from(share, sender), sender))
+            atomic_fetch_add_explicit(&core->engine->peers.late[sender], 1, memory_order_relaxed);
         answer(core, share, sender, (hpc_told){folded, 0});
         release(share, sender);
         n++;
@@ -189,13 +227,15 @@ typedef struct survey {
 
 static survey look(const hpc_core *core, const hpc_share *share, uint64_t version) {
     const hpc_intake *in = hpc_intake_of(share);
+    const uint64_t least = least_of(core->engine, share, version);
     survey found = {0, 0, 0};
     for (int i = 0; i < in->n_from; i++) {
         const int sender = in->from[i];
         const uint64_t newest = in->senders[sender].newest, waits = hpc_version_from(share, sender);
-        const int brought = is_led(core->engine) ? newest >= version : waits == version;
+        const int brought = is_led(core->engine) ? newest >= least : waits == version;
         const watched *its = &((const watch *)core->own)->seen[sender];
         const int open = !brought && waits == 0 && !its->gone;
+        if (!sends(core->engine, share, version, sender)) continue;
         found.brought += brought;
         found.open += open;
         found.expected += open && !its->absent && newest + NEAR >= version;
@@ -250,27 +290,16 @@ static uint64_t next_version(const hpc_engine *en, const hpc_share *share) {
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_engine *en = core->engine;
     const hpc_share *share = w->share;
-    const int in_place = !(en->discipline->traits & HPC_ONE_SLOT) || hpc_reads_in_place(en, share->owner, in->rank);
-    uint64_t slot = in_place ? (uint64_t)share->clocks[in->lowest].slot : 0;
-    if (is_led(en) && in->rank == share->owner) slot = share->version;
-    return (hpc_taken){hpc_intake_of(share)->takes[in->lowest], slot};
+    uint64_t slot = (uint64_t)slot_at(en, share, in->rank, share->clocks[in->lowest].slot);
+    uint64_t version = hpc_version_from(share, in->lowest);
+    if (is_led(en) && in->rank == share->owner) slot = share->version, version = next_version(en, share);
+    return (hpc_taken){hpc_intake_of(share)->takes[in->lowest], slot, version};
 }
 
 hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
-    hpc_inputs inputs = hpc_row_take(core, w, taking, HPC_SCALE_MEANS);
-    const int all = inputs.n;
-    inputs.n = 0;
-    inputs.slot = 0; /* the only one */
-    for (int i = 0; i < all; i++) {
-        const hpc_input *in = core->base_inputs[i];
-        if (hpc_asker_of(w->share, in->lowest)->empty) {
-            inputs.n_updates -= in->updates;
-            continue;
-        }
-        core->bases[inputs.n] = core->bases[i];
-        core->base_inputs[inputs.n] = in;
-        core->base_weights[inputs.n++] = core->base_weights[i];
-    }
+    hpc_inputs inputs = hpc_row_take(core, w, taking, next_version(core->engine, w->share),
+                                     is_led(core->engine) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
+    if (keeping_of(core->engine) != NULL) inputs.slot = 0; /* the only one */
     return inputs;
 }
 
@@ -280,20 +309,26 @@ hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
 static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     const hpc_engine *en = core->engine;
     hpc_intake *in = hpc_intake_of(share);
-    int n = 0;
+    int n = 0, missing = 0;
     in->since = 0;
     atomic_store_explicit(&in->folded, version, memory_order_release);
     share->version++;
     if (keeping_of(en) != NULL) keeping_of(en)->keep(share);
-    for (int i = 0; i < in->n_from; i++) n += in->takes[in->from[i]];
+    for (int i = 0; i < in->n_from; i++) {
+        const int sender = in->from[i];
+        const int brings = in->takes[sender] && sends(en, share, hpc_version_from(share, sender), sender);
+        n += brings;
+        missing += !brings && sends(en, share, version, sender);
+    }
     hpc_share_count_fold(core, n);
-    hpc_tally_add(&core->tally.missing, (uint64_t)(in->n_from - n));
+    hpc_tally_add(&core->tally.missing, (uint64_t)missing);
     for (int i = 0; i < in->n_from; i++)
         if (in->takes[in->from[i]]) answer(core, share, in->from[i], (hpc_told){version, 1});
     if (is_led(en))
         hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
     for (int i = 0; i < in->n_from; i++)
         if (in->takes[in->from[i]]) release(share, in->from[i]);
+    if (is_led(en)) hpc_graph_end_fold(core, share);
 }
 
 /* The arguments of the rule on servers are those of the lowest rank in the fold. */
@@ -312,30 +347,33 @@ static const double *find_args(const hpc_engine *en, const hpc_share *share, con
 static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_t version) {
     const hpc_engine *en = core->engine;
     const char *takes = hpc_intake_of(share)->takes;
-    hpc_inputs inputs = hpc_row_take(core, w, taking, is_led(en) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
+    hpc_inputs inputs = hpc_intake_inputs(core, w);
     inputs.to = (hpc_receivers){.whom = en->layout.stages.many ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = takes};
     if (is_led(en))
         w->step = (uint64_t)((int64_t)version - 1 + en->graph->keys[share->key].ahead);
     else
         inputs.args = find_args(en, share, w);
-    return hpc_row_work(core, w, &inputs);
+    return is_led(en) ? hpc_graph_work_row(core, w, &inputs) : hpc_row_work(core, w, &inputs);
 }
 
 static void count_received(const hpc_core *core, const hpc_work *w) {
     const char *takes = hpc_intake_of(w->share)->takes;
     for (int e = 0; e < w->row->n_in; e++) {
-        const int sender = w->inputs[e].lowest;
-        const int empty = keeping_of(core->engine) != NULL && hpc_asker_of(w->share, sender)->empty;
-        if (takes[sender] && !empty) hpc_row_count_received(core, w, e);
+        const hpc_input *in = &w->inputs[e];
+        const int slot = slot_at(core->engine, w->share, in->rank, w->share->clocks[in->lowest].slot);
+        if (takes[in->lowest] && hpc_row_brings(w, slot, e)) hpc_row_count_received(core, w, e);
     }
 }
 
 /* No update that waits is older than the fold. */
 static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     hpc_intake *in = hpc_intake_of(share);
+    const uint64_t least = least_of(core->engine, share, version);
     for (int i = 0; i < in->n_from; i++) {
-        const uint64_t waits = hpc_version_from(share, in->from[i]);
-        in->takes[in->from[i]] = waits == version || (is_led(core->engine) && waits > version);
+        const int sender = in->from[i];
+        const uint64_t waits = hpc_version_from(share, sender);
+        in->takes[sender] = waits == version || (is_led(core->engine) && waits >= least &&
+                                                 (waits < version || sends(core->engine, share, version, sender)));
     }
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &core->engine->work[core->engine->work_of[share->rows[i]]];
@@ -356,7 +394,7 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
 static int step(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     const uint64_t version = next_version(en, share);
-    int n = drop_before(core, share, version, version - 1);
+    int n = drop_before(core, share, least_of(en, share, version), version - 1);
     if (is_led(en) && !has_lead(share)) return n;
     if (keeping_of(en) != NULL) {
         int waits = 0;

@@ -36,13 +36,17 @@ static int refuse_answer(hpc_engine *en, const hpc_share *share, uint64_t answer
     return hpc_engine_check(en, "push");
 }
 
+static int slot_of(const hpc_engine *en, uint64_t n) {
+    return (int)((n - 1) % (uint64_t)en->layout.depth);
+}
+
 /* Puts the piece of push number n back into the residual, for the elements of row index, which answers this rank. The
  * piece is of this rank's own push, or of the fold of its group. Rows of the same elements lie side by side in the
  * plan.
  */
 static void take_row_back(hpc_engine *en, int index, uint64_t n) {
     const hpc_plan *plan = en->plan;
-    const int empty = hpc_versions_of(en, plan->rows[index].key)->empty;
+    const int empty = hpc_versions_of(en, plan->rows[index].key)->empty[slot_of(en, n)];
     const hpc_row *answers = &plan->rows[index];
     int i = index;
     while (i > 0 && plan->rows[i - 1].key == answers->key && plan->rows[i - 1].offset == answers->offset) i--;
@@ -56,10 +60,22 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
     }
 }
 
+/* Whether the graph of push number n has no edge to the owner of a share: all that goes there is its version. */
+static int passes_by(const hpc_engine *en, const hpc_share *share, uint64_t n) {
+    const uint64_t version = hpc_versions_of(en, share->key)->numbers[slot_of(en, n)];
+    return en->turns && !hpc_sends(en, share->key, version, share->owner, hpc_me(en));
+}
+
+/* Whether push number n brings a share no update. */
+static int is_empty(const hpc_engine *en, const hpc_share *share, uint64_t n) {
+    return hpc_versions_of(en, share->key)->empty[slot_of(en, n)] || passes_by(en, share, n);
+}
+
 /* Puts all pieces of push number n back, which was left out or is not sent at all. Their bytes are still as they were
  * sent: the next push waits until this one was heard of (hear). Of rows that relay, each has a word of its own that
  * says so, which the next reply writes. */
 static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
+    if (passes_by(en, share, n)) return;
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(en, share->key); i++) {
         const int row = share->rows[i], relays = en->plan->rows[row].action == HPC_RELAY;
         const int here = en->plan->rows[row].owner == hpc_me(en);
@@ -70,6 +86,7 @@ static void take_back(hpc_engine *en, const hpc_share *share, uint64_t n) {
 /* Notes that a share has left push number n out. A push after it may have been given up already. */
 static void leave_out(hpc_engine *en, const hpc_share *share, uint64_t n) {
     hpc_outlet *out = hpc_outlet_of(share);
+    if (passes_by(en, share, n)) return;
     if (n > out->lost) out->lost = n;
     hpc_quorum_of(en)->lost = hpc_versions_of(en, share->key)->number;
     en->peers.dropped[share->owner]++;
@@ -134,8 +151,8 @@ static int carry(hpc_engine *en, const hpc_share *share, uint64_t n) {
 static int send_update(hpc_engine *en, int s, uint64_t n) {
     const hpc_share *share = &en->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
-    int me = hpc_me(en), owner = share->owner, status = HPC_OK, slot = (int)((n - 1) % (uint64_t)en->layout.depth);
-    const int empty = hpc_versions_of(en, share->key)->empty;
+    int me = hpc_me(en), owner = share->owner, status = HPC_OK, slot = slot_of(en, n);
+    const int empty = is_empty(en, share, n);
     if (!empty && !hpc_reads_in_place(en, owner, me) && out->carried != n) status = carry(en, share, n);
     out->carried = n;
     out->version = hpc_versions_of(en, share->key)->numbers[slot];
@@ -174,7 +191,8 @@ static int send_pending(hpc_engine *en, int s) {
         out->decided = k->pushes;
     }
     while (out->decided < k->pushes && out->sent == out->answered && status == HPC_OK) {
-        if (hpc_versions_of(en, share->key)->numbers[out->decided % (uint64_t)en->layout.depth] <= out->told) {
+        if (hpc_versions_of(en, share->key)->numbers[slot_of(en, out->decided + 1)] <=
+            hpc_clock_behind(en, out->told)) {
             skip(en, share);
             continue;
         }
@@ -273,7 +291,7 @@ static uint64_t reached_by(const hpc_engine *en, int s) {
 static uint64_t next_version(const hpc_engine *en) {
     uint64_t next = en->graph != NULL ? hpc_quorum_of(en)->number + 1 : 1;
     for (int key = 0; key < en->plan->n_keys; key++) {
-        const uint64_t its = en->graph != NULL ? most_of(en, key, reached_by) : told(en, key) + 1;
+        const uint64_t its = en->graph != NULL ? hpc_clock_behind(en, most_of(en, key, reached_by)) : told(en, key) + 1;
         if (its > next) next = its;
     }
     return next;
@@ -330,10 +348,11 @@ int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
     const int core = share->core, owner = share->owner, applies = en->plan->rows[share->rows[0]].action == HPC_APPLY;
+    const hpc_operation operation = en->keys[share->key].started & HPC_PUSH_EMPTY ? HPC_OP_EMPTY : HPC_OP_SHARE;
     const size_t at = hpc_number_at(en, share, hpc_me(en), slot);
     int status = HPC_OK;
     if (en->graph != NULL && owner == hpc_me(en))
-        return hpc_send_event(en, core, owner, number, sizeof *number, at, hpc_imm(HPC_OP_SHARE, slot, s), l);
+        return hpc_send_event(en, core, owner, number, sizeof *number, at, hpc_imm(operation, slot, s), l);
     if (!en->layout.stages.many) return HPC_OK;
     if (applies && share->pushed > 0 && en->keys[share->key].at_row == 0)
         status = hpc_put(en->in_lanes[core], en->window, owner, number, sizeof *number, at);
@@ -401,9 +420,21 @@ int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) 
     return status == HPC_OK ? hear_key(en, key) : status;
 }
 
-/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. */
+/* Of updates to this rank those up to a version are late from now on; its cores answer them. */
+static void leave_out_until(hpc_engine *en, int key, uint64_t version) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_shares; i++) {
+        hpc_intake *in = hpc_intake_of(&en->layout.shares[k->shares[i]]);
+        if (in != NULL) atomic_store_explicit(&in->ended, version, memory_order_relaxed);
+    }
+    hpc_bell_ring(en->context->group.bell);
+}
+
+/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. What they have
+ * sent for a version of this rank's is in no fold any more: they may wait for the answer. */
 static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &en->keys[key];
+    leave_out_until(en, key, hpc_versions_of(en, key)->number);
     int status = wait_taken(en, key, 2 * k->pushes, l, op);
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];
@@ -435,6 +466,7 @@ int hpc_outlet_missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks,
     (void)ticket;
     for (int r = 0; r < en->context->group.size; r++)
         if ((en->graph == NULL || r != share->owner) && hpc_feeds_share(en, share, r) &&
+            (!en->turns || hpc_sends(en, share->key, hpc_versions_of(en, share->key)->number, share->owner, r)) &&
             hpc_closed_signal(en, r) == 0 && hpc_version_from(share, r) == 0)
             found = hpc_add_rank(ranks, found, r);
     return found;
@@ -510,9 +542,9 @@ static void go_on_from(hpc_engine *en, uint64_t newest) {
             if (in != NULL) atomic_store_explicit(&in->folded, newest, memory_order_release);
             if (hpc_outlet_of(share) != NULL) drop(en, share, k->pushes);
         }
+        leave_out_until(en, key, newest);
     }
     hpc_quorum_of(en)->number = newest;
-    hpc_bell_ring(en->context->group.bell); /* its cores answer the updates that are late now */
 }
 
 /* Whether an update to share s has no answer yet. */
@@ -557,9 +589,15 @@ static int level(hpc_engine *en, hpc_limit *l, const char *op) {
 
 /* ---- the moments ---- */
 
+static int sent(hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    hpc_versions_of(en, key)->empty[slot_of(en, k->pushes)] = (k->started & HPC_PUSH_EMPTY) != 0;
+    return send_key(en, key);
+}
+
 int hpc_outlet_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     if (moment == HPC_ON_SEND) begin_push(en, key);
-    if (moment == HPC_ON_SENT) return send_key(en, key);
+    if (moment == HPC_ON_SENT) return sent(en, key);
     if (moment == HPC_ON_END) return ended(en, key, op);
     if (moment == HPC_ON_LOOK) return send_all(en);
     if (moment == HPC_ON_HEAR) return hear_outcome(en, key);

@@ -38,7 +38,14 @@
  * would wait for peers that wait for it.
  *
  * On a graph of one phase it is the same with the edges and the weights of the graph. A fold waits for the updates of
- * the in-neighbours alone, under BSP as under NOTIFY_ACK: the bits are the same. */
+ * the in-neighbours alone, under BSP as under NOTIFY_ACK: the bits are the same.
+ *
+ * On other graphs (HPC_KEEPS_MEANS: phases, SSP, ASYNC, BARRIER, a quorum) a fold is made as without split, of the same
+ * updates with the same weights, and its mean is kept in memory of the rows. So a neighbour's slot is free, and is
+ * answered, when the fold is made: no neighbour waits for an apply. The mean is what an apply would apply then: squares
+ * and gather look at that. It is written between the push that leads its fold and the answer to that, and read and
+ * freed between a pull and the answer to that, all by the core; its worker has at most one of the two under way. A pull
+ * that comes before its fold is made waits for it (hpc_split_keep). */
 #include "discipline/split.h"
 
 #include <math.h>
@@ -69,16 +76,10 @@ static int check_peers(const hpc_context *c, const hpc_exchange_config *f) {
     return status == HPC_OK ? check_depth(f, "among peers") : status;
 }
 
-/* A graph that changes would have folds of several phases in the slots, and an update would not be for all of them. */
 static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
-    const int status = hpc_graph_check_constant(f, "split", op_create);
+    const int status = hpc_graph_check_split(f, op_create);
     (void)c;
-    if (status != HPC_OK) return status;
-    if (f->in_place)
-        return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: split keeps the models of all steps until they are applied, and in_place trains the "
-                        "last one where it lies: leave one of the two out");
-    return check_depth(f, "on a graph");
+    return status == HPC_OK ? check_depth(f, "on a graph") : status;
 }
 
 static int pushes(const hpc_plan *plan, int key, int rank) {
@@ -154,16 +155,21 @@ int hpc_split_plan(hpc_engine *en, hpc_split *its, const char *op) {
     return HPC_OK;
 }
 
-static int plan(hpc_engine *en, const char *op) {
-    hpc_split *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
-    if (its == NULL) return HPC_ERR_MEMORY;
+int hpc_split_plan_own(hpc_engine *en, size_t nbytes, const char *op) {
+    en->own = hpc_engine_take(en, 1, nbytes, op);
+    if (en->own == NULL) return HPC_ERR_MEMORY;
+    if (en->use == NULL) return HPC_OK;
     hpc_layout_take_own(en, part);
-    return hpc_split_plan(en, its, op);
+    return hpc_split_plan(en, en->own, op);
+}
+
+int hpc_split_plan_alone(hpc_engine *en, const char *op) {
+    return hpc_split_plan_own(en, sizeof(hpc_split), op);
 }
 
 /* ---- folds ---- */
 
-static int may_push(hpc_engine *en, int key, const char *op) {
+int hpc_split_may_push(hpc_engine *en, int key, const char *op) {
     const int status = hpc_push_after_last(en, key, op);
     return status == HPC_OK ? hpc_push_after(en, key, hpc_split_last_pull(en, key), op) : status;
 }
@@ -175,7 +181,7 @@ int hpc_split_wait_over(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 }
 
 /* A gather writes the slot; and a mean may lie there until it is used. */
-static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+int hpc_split_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     const int status = hpc_split_wait_over(en, key, l, op);
     return status == HPC_OK && hpc_split_among_peers(en) ? hpc_push_wait_slot(en, key, l, op) : status;
 }
@@ -238,7 +244,7 @@ void hpc_split_fill_args(const hpc_engine *en, int key) {
     rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
 }
 
-static int ask_share(hpc_engine *en, int s, hpc_limit *l) {
+int hpc_split_ask_share(hpc_engine *en, int s, hpc_limit *l) {
     const hpc_share *share = &en->layout.shares[s];
     const hpc_split_ask *a = hpc_split_ask_of(en, share->key);
     const hpc_key_rule *rule = &en->rules[share->key];
@@ -258,7 +264,7 @@ void hpc_split_asked(hpc_engine *en, int key) {
     const int applies = a->use == HPC_USE_APPLY;
     if (applies || a->use == HPC_USE_SKIP) {
         a->keeps = 0;
-        if (en->discipline->traits & HPC_BY_QUORUM)
+        if (en->discipline->traits & HPC_BY_QUORUM && !hpc_split_among_peers(en))
             a->ended = 1 + applies;
         else
             hpc_pieces_end_fold(en, key, applies);
@@ -288,7 +294,7 @@ static void finish(hpc_engine *en, int key) {
     hpc_split_ask_of(en, key)->keeps = 0;
 }
 
-static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+int hpc_split_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     (void)l, (void)op;
     if (moment == HPC_ON_ENCODE) drop_fold(en, key); /* the next fold replaces it */
     if (moment == HPC_ON_SENT) hpc_split_ask_of(en, key)->keeps = 1;
@@ -324,27 +330,27 @@ static int missing_among_peers(const hpc_engine *en, int s, uint64_t ticket, int
 
 /* ---- the values ---- */
 
-static const hpc_mean_use use = {.set_use = hpc_split_set_use, .squares = hpc_split_squares};
+const hpc_mean_use hpc_split_use = {.set_use = hpc_split_set_use, .squares = hpc_split_squares};
 
 const hpc_discipline hpc_discipline_split = {
     .name = "BSP in two calls",
     .check = hpc_split_check,
     .traits = HPC_WHOLE | HPC_PULLS | HPC_ANSWERS_ALL,
-    .plan = plan,
+    .plan = hpc_split_plan_alone,
     .open = hpc_split_open_owner,
     .gate = &(const hpc_gate){.row_came = hpc_split_row_came,
                               .other_came = hpc_split_other_came,
                               .work = hpc_split_work,
                               .missing = missing},
-    .pace = &(const hpc_pace){.may_push = may_push,
-                              .wait_slot = wait_slot,
+    .pace = &(const hpc_pace){.may_push = hpc_split_may_push,
+                              .wait_slot = hpc_split_wait_slot,
                               .send_share = hpc_push_in_turn,
                               .moments = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED,
-                              .note = note,
+                              .note = hpc_split_note,
                               .is_late = hpc_whole_is_late,
                               .ends = hpc_split_ends_pull,
-                              .ask = ask_share},
-    .use = &use,
+                              .ask = hpc_split_ask_share},
+    .use = &hpc_split_use,
 };
 
 /* Peers and neighbours keep their inputs. */
@@ -353,34 +359,34 @@ static const hpc_gate peers_gate = {.row_came = hpc_split_row_came,
                                     .work = hpc_split_work,
                                     .missing = missing_among_peers};
 
-static const hpc_pace peers_pace = {.may_push = may_push,
-                                    .wait_slot = wait_slot,
+static const hpc_pace peers_pace = {.may_push = hpc_split_may_push,
+                                    .wait_slot = hpc_split_wait_slot,
                                     .send_share = hpc_push_in_turn,
-                                    .moments = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED | HPC_ON_FINISH,
-                                    .note = note,
+                                    .moments = HPC_SPLIT_MOMENTS,
+                                    .note = hpc_split_note,
                                     .has_read = has_read,
                                     .is_late = hpc_peers_is_late,
                                     .ends = hpc_split_ends_pull,
-                                    .ask = ask_share};
+                                    .ask = hpc_split_ask_share};
 
 const hpc_discipline hpc_discipline_split_peers = {
     .name = "BSP among peers in two calls",
     .check = check_peers,
     .traits = HPC_WHOLE | HPC_PULLS | HPC_KEEPS_INPUTS | HPC_OWN_PARAMS | HPC_PASSES_ON,
-    .plan = plan,
+    .plan = hpc_split_plan_alone,
     .open = hpc_split_open_owner,
     .gate = &peers_gate,
     .pace = &peers_pace,
-    .use = &use,
+    .use = &hpc_split_use,
 };
 
 const hpc_discipline hpc_discipline_split_graph = {
     .name = "BSP in two calls",
     .check = check_graph,
     .traits = HPC_WHOLE | HPC_PULLS | HPC_KEEPS_INPUTS | HPC_OWN_PARAMS,
-    .plan = plan,
+    .plan = hpc_split_plan_alone,
     .open = hpc_split_open_owner,
     .gate = &peers_gate,
     .pace = &peers_pace,
-    .use = &use,
+    .use = &hpc_split_use,
 };

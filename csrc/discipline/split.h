@@ -55,10 +55,21 @@ typedef struct hpc_split_means {
 /* The worker's slots, which are the same with a quorum. */
 int hpc_split_check(const hpc_context *c, const hpc_exchange_config *f);
 int hpc_split_plan(hpc_engine *en, hpc_split *its, const char *op);
+/* The same for an engine's own of nbytes, of which an hpc_split is the first; it is taken too. Without two calls
+ * nothing else is. hpc_split_plan_alone: an hpc_split is all. */
+int hpc_split_plan_own(hpc_engine *en, size_t nbytes, const char *op);
+int hpc_split_plan_alone(hpc_engine *en, const char *op);
+int hpc_split_may_push(hpc_engine *en, int key, const char *op);
+int hpc_split_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
+int hpc_split_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op);
+int hpc_split_ask_share(hpc_engine *en, int s, hpc_limit *l);
+enum { HPC_SPLIT_MOMENTS = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED | HPC_ON_FINISH }; /* where each decides alone */
 int hpc_split_ends_pull(hpc_engine *en, int key);
 void hpc_split_asked(hpc_engine *en, int key);
 int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
 double hpc_split_squares(const hpc_engine *en, int key); /* of the rows of which they are known */
+
+extern const hpc_mean_use hpc_split_use;
 
 static inline hpc_split_ask *hpc_split_ask_of(const hpc_engine *en, int key) {
     return &((const hpc_split *)en->own)->asks[key];
@@ -74,7 +85,10 @@ int hpc_split_wait_over(hpc_engine *en, int key, hpc_limit *l, const char *op);
 
 /* Each rank's own core uses what its own worker says. */
 static inline int hpc_split_among_peers(const hpc_engine *en) {
-    return (en->discipline->traits & HPC_KEEPS_INPUTS) != 0;
+    return (en->discipline->traits & (HPC_KEEPS_INPUTS | HPC_KEEPS_MEANS)) != 0;
+}
+static inline int hpc_split_keeps_means(const hpc_engine *en) {
+    return (en->discipline->traits & HPC_KEEPS_MEANS) != 0;
 }
 
 /* The action of all rows of a share, which is the same. */
@@ -111,6 +125,11 @@ static inline int hpc_split_scales_agree(double a, double b) {
 }
 /* Ends the last fold of a share of this rank, if it is complete and not over. By the worker. */
 void hpc_split_drop(hpc_engine *en, hpc_share *share);
+/* HPC_KEEPS_MEANS: opens the means of this rank's shares. A row's fold is made: keeps its mean, which arguments of the
+ * rule come to with a pull. All rows of a share have theirs: does what a pull has asked for that has come before. */
+int hpc_split_open_means(hpc_engine *en, const char *op);
+int hpc_split_keep_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
+void hpc_split_keep(hpc_core *core, hpc_share *share);
 /* hpc_discipline's slots. */
 int hpc_split_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_split_other_came(hpc_core *core, hpc_share *share, const hpc_event *event);

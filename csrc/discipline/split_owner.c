@@ -33,9 +33,10 @@ int hpc_split_open_squares(hpc_engine *en, const hpc_share *share, hpc_split_mea
     return m->squares != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
+/* With a quorum the share has its own already, of which the means are the first. */
 static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
     const size_t n = (size_t)share->n_rows;
-    hpc_split_means *m = share->own = hpc_engine_take(en, 1, sizeof *m, op);
+    hpc_split_means *m = share->own = share->own != NULL ? share->own : hpc_engine_take(en, 1, sizeof *m, op);
     if (m == NULL) return HPC_ERR_MEMORY;
     m->askers = hpc_split_among_peers(en) ? &share->owner : share->members;
     m->n_askers = hpc_split_among_peers(en) ? 1 : share->n_members;
@@ -53,13 +54,10 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     return list != NULL && list->words != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-int hpc_split_open_owner(hpc_engine *en, const char *op) {
+int hpc_split_open_means(hpc_engine *en, const char *op) {
     int status = HPC_OK;
-    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
-    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
+    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
         if (en->layout.shares[s].owner == en->context->group.rank) status = open_share(en, &en->layout.shares[s], op);
-    }
-    hpc_split_open_relays(en);
     return status;
 }
 
@@ -70,9 +68,16 @@ void hpc_split_open_relays(const hpc_engine *en) {
                                   memory_order_relaxed);
 }
 
+int hpc_split_open_owner(hpc_engine *en, const char *op) {
+    int status = hpc_split_open_means(en, op);
+    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
+    hpc_split_open_relays(en);
+    return status;
+}
+
 /* ---- the core: work ---- */
 
-static void add_work(const hpc_core *core, const hpc_share *share) {
+static void add_work(hpc_core *core, hpc_share *share) {
     worklist *list = core->own;
     size_t s = (size_t)(share - core->engine->layout.shares);
     uint64_t bit = (uint64_t)1 << s % 64;
@@ -115,6 +120,7 @@ static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
 /* No worker has a gradient. */
 static int is_empty(hpc_core *core, const hpc_work *w) {
     const hpc_split *its = core->engine->own;
+    if (hpc_split_keeps_means(core->engine)) return w->mean == NULL;
     if (its->inputs != NULL) return its->inputs(core, w).n == 0;
     int e = 0;
     while (e < w->row->n_in && !hpc_row_brings(w, slot_of(w), e)) e++;
@@ -123,17 +129,21 @@ static int is_empty(hpc_core *core, const hpc_work *w) {
 
 /* Whether no mean of a row is made before a pull asks for it, and then of the inputs in their slots. */
 static int keeps_inputs(const hpc_core *core, const hpc_work *w) {
-    return hpc_split_among_peers(core->engine) || hpc_row_keeps_inputs(w);
+    return core->engine->discipline->traits & HPC_KEEPS_INPUTS || hpc_row_keeps_inputs(w);
 }
 
-/* Makes the mean of a row. Nonzero when a user's kernel has failed. */
-static int fold(hpc_core *core, hpc_work *w, double *squares) {
+/* Makes the mean of a row's inputs. Nonzero when a user's kernel has failed. */
+static int fold_inputs(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
     const hpc_split_means *m = w->share->own;
+    *squares = m->squared || inputs->n == 0 ? 0 : HPC_SPLIT_UNKNOWN;
+    if (inputs->n == 0 || (keeps_inputs(core, w) && !m->squared)) return 0;
+    if (keeps_inputs(core, w)) return hpc_row_read_kept(core, w, inputs, NULL, squares);
+    return hpc_row_fold(core, w, inputs, m->squared ? squares : NULL);
+}
+
+static int fold(hpc_core *core, hpc_work *w, double *squares) {
     const hpc_inputs inputs = present_inputs(core, w);
-    *squares = m->squared || inputs.n == 0 ? 0 : HPC_SPLIT_UNKNOWN;
-    if (inputs.n == 0 || (keeps_inputs(core, w) && !m->squared)) return 0;
-    if (keeps_inputs(core, w)) return hpc_row_read_kept(core, w, &inputs, NULL, squares);
-    return hpc_row_fold(core, w, &inputs, m->squared ? squares : NULL);
+    return fold_inputs(core, w, &inputs, squares);
 }
 
 static void look_at_inputs(const hpc_core *core, hpc_work *w, double *squares) {
@@ -153,8 +163,9 @@ static void end_fold(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     hpc_split_means *m = share->own;
     const uint64_t n = share->version;
-    for (int i = 0; i < share->n_rows; i++) hpc_row_took(work_at(en, share, i), m->slot);
     m->kept = 0;
+    if (hpc_split_keeps_means(en)) return;
+    for (int i = 0; i < share->n_rows; i++) hpc_row_took(work_at(en, share, i), m->slot);
     m->slot = m->slot + 1 == en->layout.depth ? 0 : m->slot + 1;
     if (!hpc_split_among_peers(en)) return;
     atomic_store_explicit(&m->n_over, n, memory_order_release);
@@ -271,6 +282,7 @@ static int apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *ar
 
 static int find_squares(hpc_core *core, hpc_work *w, double *squares) {
     ((hpc_split_means *)w->share->own)->squared = 1;
+    if (hpc_split_keeps_means(core->engine) && w->mean == NULL) return 0; /* it was empty when it was made */
     if (keeps_inputs(core, w) ? *squares == HPC_SPLIT_UNKNOWN : w->mean == NULL) return fold(core, w, squares);
     if (*squares == HPC_SPLIT_UNKNOWN) *squares = hpc_row_squares(core, w);
     return 0;
@@ -289,11 +301,17 @@ static int gather(hpc_core *core, hpc_work *w, int sender, double *squares, int 
 }
 
 /* Among peers the mean is for this rank's worker alone. */
-static int gather_here(hpc_core *core, hpc_work *w) {
+static int gather_here(hpc_core *core, hpc_work *w, int empty) {
     float *to = core->engine->gathered[w->row->key] + w->row->offset;
-    const hpc_inputs inputs = present_inputs(core, w);
-    if (inputs.n > 0) return hpc_row_read_kept(core, w, &inputs, to, NULL);
-    memset(to, 0, (size_t)w->row->count * sizeof *to);
+    const size_t nbytes = (size_t)w->row->count * sizeof *to;
+    if (!empty && !hpc_split_keeps_means(core->engine)) {
+        const hpc_inputs inputs = present_inputs(core, w);
+        return hpc_row_read_kept(core, w, &inputs, to, NULL);
+    }
+    if (empty)
+        memset(to, 0, nbytes);
+    else
+        memcpy(to, w->mean, nbytes);
     return 0;
 }
 
@@ -309,7 +327,8 @@ int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, cons
     case HPC_USE_SQUARES:
         return find_squares(core, w, squares);
     case HPC_USE_GATHER:
-        return hpc_split_among_peers(core->engine) ? gather_here(core, w) : gather(core, w, sender, squares, empty);
+        return hpc_split_among_peers(core->engine) ? gather_here(core, w, empty)
+                                                   : gather(core, w, sender, squares, empty);
     }
     return 0;
 }
@@ -371,6 +390,16 @@ static int fold_next(hpc_core *core, hpc_share *share) {
         if (m->n_finished == share->n_rows) answer_pulls(core, share);
     }
     return 0;
+}
+
+static void use_kept(hpc_core *core, hpc_share *share) {
+    int failed = 0;
+    while (is_finishing(share) && !failed) failed = use_next(core, share);
+}
+
+void hpc_split_keep(hpc_core *core, hpc_share *share) {
+    ((hpc_split_means *)share->own)->kept = 1;
+    use_kept(core, share);
 }
 
 int hpc_split_work(hpc_core *core) {
@@ -464,6 +493,13 @@ static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
     came(core, w, slot, input, HPC_CAME_EMPTY);
 }
 
+int hpc_split_keep_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
+    hpc_inputs its = *inputs;
+    its.args = w->args[0];
+    w->mean = NULL;
+    return fold_inputs(core, w, &its, &((hpc_split_means *)w->share->own)->squares[place_of(w->share, w->index)]);
+}
+
 void hpc_split_fail_use(hpc_engine *en, const hpc_share *share, const int ranks[2], const hpc_use uses[2]) {
     static const char *const names[] = {"apply", "skip", "gather", "squares"};
     const char *first = names[uses[0]];
@@ -493,7 +529,7 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     if (++m->n_used < m->n_askers || !pulls_agree(core, share)) return 1;
     share->args_from = m->askers[0];
     share->args_slot = 0;
-    add_work(core, share);
+    (hpc_split_keeps_means(core->engine) ? use_kept : add_work)(core, share);
     return 1;
 }
 

@@ -298,27 +298,15 @@ static int work(hpc_core *core, hpc_share *share, int *waits) {
 
 /* ---- the core: events ---- */
 
-static int came(hpc_core *core, hpc_work *w, int input, int slot, int empty) {
-    const int sender = w->inputs[input].lowest;
+static int came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
     if (hpc_engine_has_failed(core->engine)) return 1;
-    if (is_in_mean(w->share, sender)) return hpc_intake_refuse_second(core->engine, w->share, w->inputs[input].rank);
-    hpc_asker_of(w->share, sender)->empty = empty;
-    return hpc_intake_row_came(core, w, input, slot);
+    if (is_in_mean(w->share, w->inputs[input].lowest))
+        return hpc_intake_refuse_second(core->engine, w->share, w->inputs[input].rank);
+    return hpc_intake_came(core, w, input, slot, how);
 }
 
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    return came(core, w, input, slot, 0);
-}
-
-/* A worker has no gradient. */
-static int empty_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    int known = slot < core->engine->layout.depth;
-    for (int i = 0; i < share->n_rows && known; i++) {
-        hpc_work *w = work_at(core->engine, share, i);
-        const int input = hpc_row_input_of(w, rank, 0);
-        known = input >= 0 && came(core, w, input, slot, 1);
-    }
-    return known;
+    return came(core, w, input, slot, HPC_CAME);
 }
 
 static int pull_came(hpc_core *core, hpc_share *share, int rank, int said) {
@@ -346,8 +334,9 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
     case HPC_OP_USE:
         return use_came(core, share, event);
     case HPC_OP_EMPTY:
-        return !hpc_core_brings(core, event, "no gradient of share", share->key, sizeof(uint64_t)) ||
-               empty_came(core, share, event->peer, slot);
+        if (hpc_engine_has_failed(core->engine)) return 1;
+        if (is_in_mean(share, event->peer)) return hpc_intake_refuse_second(core->engine, share, event->peer);
+        return hpc_intake_empty_came(core, share, event);
     default:
         return 0;
     }
@@ -356,7 +345,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 /* ---- the core: events with several stages ---- */
 
 static int stage_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
-    if (w->row->action == HPC_APPLY) return came(core, w, input, slot, how == HPC_CAME_EMPTY);
+    if (w->row->action == HPC_APPLY) return came(core, w, input, slot, how);
     if (w->row->action == HPC_RELAY) {
         hpc_split_relayed_came(core, w, how);
         return 1;
@@ -443,10 +432,7 @@ static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 }
 
 static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    if (moment == HPC_ON_SENT) {
-        hpc_split_ask_of(en, key)->keeps = 1;
-        hpc_versions_of(en, key)->empty = (en->keys[key].started & HPC_PUSH_EMPTY) != 0;
-    }
+    if (moment == HPC_ON_SENT) hpc_split_ask_of(en, key)->keeps = 1;
     if (moment == HPC_ON_FINISH) return finish(en, key, l, op);
     if (moment == HPC_ON_ASKED) hpc_split_asked(en, key);
     if (moment == HPC_ON_ASKED) return HPC_OK;

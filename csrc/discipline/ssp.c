@@ -1,9 +1,14 @@
 /* SSP on a graph (ASAP, section 6.2): a share is folded as a whole when this rank has pushed it and every in-neighbour
  * is at most staleness steps behind. An in-neighbour's newest update counts; under another rule than average, all its
  * updates that have not counted yet. An update is answered once it is no longer needed, so no slot that may be read is
- * written. */
+ * written.
+ *
+ * On a graph of several phases an in-neighbour is behind if it has not made a push that it sends here. Each update has
+ * the weight of the step that it was pushed in, and counts once: a model too, as its sender may need its slot before it
+ * sends the next one here. */
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
+#include "discipline/split.h"
 #include "engine/answer.h"
 #include "engine/stages.h"
 
@@ -11,7 +16,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     const int moves = f->in_place && hpc_plan_takes_float32(f->plan);
     const int more = 2 + moves; /* slots: one is folded, one comes, and with in_place one is the model */
-    int status = hpc_graph_check_constant(f, "SSP", "exchange");
+    int status = hpc_graph_check_split(f, "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, "SSP", "exchange");
     if (status != HPC_OK) return status;
     if (f->staleness < 0 || f->staleness > HPC_PLAN_DEPTH - more)
@@ -31,19 +36,29 @@ static int is_time(const hpc_engine *en, const hpc_share *share) {
     const hpc_work *w = hpc_first_work(en, share);
     const uint64_t n = share->version + 1;
     if (hpc_clock_came(&share->clocks[share->owner]) < n) return 0;
-    for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_clock_came(&share->clocks[w->inputs[e].rank]) < hpc_clock_behind(en, n)) return 0;
+    for (int e = 0; e < w->row->n_in; e++) {
+        const int rank = w->inputs[e].rank;
+        if (hpc_clock_came(&share->clocks[rank]) <
+            hpc_sends_until(en, share->key, hpc_clock_behind(en, n), share->owner, rank))
+            return 0;
+    }
     return 1;
+}
+
+/* Whether a model counts again until a newer one is there. */
+static int counts_again(const hpc_engine *en, const hpc_work *w) {
+    return w->rule->averages && !en->turns;
 }
 
 /* Chooses the updates of an input: the newest one, or every one that has not counted yet. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_clock *from = &w->share->clocks[in->rank];
-    (void)core;
-    uint64_t newest = hpc_clock_came(from), first = hpc_clock_applied(from) + 1;
+    const uint64_t applied = hpc_clock_applied(from);
+    uint64_t newest = hpc_clock_came(from), first = applied + 1;
     if (in->rank == w->share->owner) newest = w->share->version + 1;
     if (in->rank == w->share->owner || w->rule->averages) first = newest;
-    return newest == 0 ? (hpc_taken){0, 0} : (hpc_taken){(int)(newest - first + 1), first - 1};
+    if (newest == 0 || (first <= applied && !counts_again(core->engine, w))) return (hpc_taken){0, 0, 0};
+    return (hpc_taken){(int)(newest - first + 1), first - 1, first};
 }
 
 /* Counts each neighbour's input, and answers updates that are no longer needed. Under average the newest update is kept
@@ -55,11 +70,11 @@ static void end_fold(hpc_core *core, hpc_share *share) {
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
         hpc_clock *from = &share->clocks[rank];
-        const uint64_t newest = hpc_clock_came(from), answered = newest - (newest > 0 && w->rule->averages);
+        const uint64_t newest = hpc_clock_came(from), answered = newest - (newest > 0 && counts_again(en, w));
         if (rank == share->owner) continue;
         if (newest > hpc_clock_applied(from))
             hpc_share_count_received(en, share, rank), whole++;
-        else
+        else if (hpc_sends(en, share->key, share->version + 1, share->owner, rank))
             hpc_tally_add(newest == 0 ? &core->tally.missing : &core->tally.stale, 1);
         atomic_store_explicit(&from->applied, newest, memory_order_relaxed);
         if (answered == from->answered) continue;
@@ -69,14 +84,16 @@ static void end_fold(hpc_core *core, hpc_share *share) {
     hpc_share_count_fold(core, whole);
     share->version++;
     hpc_share_answer(core, share->owner, signal, share->version);
+    hpc_graph_end_fold(core, share);
 }
 
 static int fold(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &en->work[en->work_of[share->rows[i]]];
-        const hpc_inputs inputs = hpc_row_take(core, w, taking, w->rule->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
-        int failed = hpc_row_work(core, w, &inputs);
+        const hpc_inputs inputs =
+            hpc_row_take(core, w, taking, share->version + 1, w->rule->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
+        int failed = hpc_graph_work_row(core, w, &inputs);
         if (failed) return failed;
     }
     end_fold(core, share);
@@ -91,12 +108,20 @@ static int work(hpc_core *core) {
 
 static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
     const hpc_pushed *k = &en->keys[key];
-    int me = en->context->group.rank;
+    const uint64_t needed = hpc_clock_behind(en, hpc_push_of(en, key, ticket));
+    const int me = en->context->group.rank;
     for (int i = 0; i < k->n_shares && rank != me; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (share->owner == me && hpc_feeds_share(en, share, rank)) return pushes < hpc_clock_behind(en, ticket / 2);
+        if (share->owner == me && hpc_feeds_share(en, share, rank))
+            return pushes < hpc_sends_until(en, key, needed, me, rank);
     }
     return 0;
+}
+
+/* Updates of steps before may still be on their way. So the phases go on as they did. */
+static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
+    (void)step;
+    en->graph->keys[w->row->key].ahead = 0;
 }
 
 /* The in-neighbours that are too far behind. */
@@ -108,11 +133,32 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
     return found;
 }
 
+static const hpc_gate gate = {
+    .row_came = hpc_graph_row_came, .other_came = hpc_graph_other_came, .work = work, .missing = missing};
+
 const hpc_discipline hpc_discipline_ssp = {
     .name = "SSP",
     .check = check,
     .traits = HPC_OWN_PARAMS | HPC_UNREAD,
     .open = hpc_graph_open_clocks,
-    .gate = &(const hpc_gate){.row_came = hpc_graph_row_came, .work = work, .missing = missing},
-    .pace = &(const hpc_pace){.is_late = is_late},
+    .gate = &gate,
+    .pace = &(const hpc_pace){.is_late = is_late, .restored = restored},
+};
+
+const hpc_discipline hpc_discipline_split_ssp = {
+    .name = "SSP in two calls",
+    .check = check,
+    .traits = HPC_OWN_PARAMS | HPC_UNREAD | HPC_PULLS | HPC_KEEPS_MEANS,
+    .plan = hpc_split_plan_alone,
+    .open = hpc_graph_open_clocks,
+    .gate = &gate,
+    .pace = &(const hpc_pace){.may_push = hpc_split_may_push,
+                              .wait_slot = hpc_split_wait_slot,
+                              .moments = HPC_SPLIT_MOMENTS,
+                              .note = hpc_split_note,
+                              .is_late = is_late,
+                              .restored = restored,
+                              .ends = hpc_split_ends_pull,
+                              .ask = hpc_split_ask_share},
+    .use = &hpc_split_use,
 };

@@ -5,11 +5,13 @@
  * update lies between two marks of its version: the sender writes the first, the data, the last; the reader reads the
  * last, copies the data, reads the first. Equal marks say that all of that version was there when the copy began, and
  * nothing of the next when it had ended. An update that is not whole, or has been folded before, is left out, and the
- * weights of the rest are scaled up in its place. So puts must keep their order (hpc_transport.keeps_order). */
+ * weights of the rest are scaled up in its place. So puts must keep their order (hpc_transport.keeps_order). Of a push
+ * without an update the marks alone are written, and say so. */
 #include <string.h>
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
+#include "discipline/split.h"
 #include "engine/answer.h"
 #include "engine/stages.h"
 
@@ -18,6 +20,8 @@
 typedef struct stamp {
     _Alignas(64) _Atomic uint64_t version;
 } stamp;
+
+static const uint64_t NOTHING = (uint64_t)1 << 63; /* in a version: there is no update */
 
 _Static_assert(2 * sizeof(stamp) == HPC_MARGIN_BYTES, "a slot has room for two stamps");
 
@@ -28,10 +32,14 @@ typedef struct scratch {
     const char **rows_from; /* where each row of an input begins */
 } scratch;
 
-/* The exchange's own, by key: the mark of the update that is being sent. */
+/* The exchange's own. */
+typedef struct unflushed {
+    hpc_split split; /* the first */
+    stamp *marks;    /* by key: of the update that is being sent */
+} unflushed;
+
 static stamp *mark_of(const hpc_engine *en, int key) {
-    stamp *marks = en->own;
-    return &marks[key];
+    return &((const unflushed *)en->own)->marks[key];
 }
 
 static int has_barrier(const hpc_engine *en) {
@@ -54,6 +62,7 @@ static int check_order(const hpc_context *c, const char *name) {
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     const char *name = f->consistency == HPC_BARRIER ? "BARRIER" : "ASYNC";
     int status = hpc_graph_is_given(f, "exchange");
+    if (status == HPC_OK) status = hpc_graph_check_split(f, "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, name, "exchange");
     return status == HPC_OK ? check_order(c, name) : status;
 }
@@ -81,10 +90,15 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     return its->input != NULL && its->sum != NULL && its->rows_from != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
+static int plan(hpc_engine *en, const char *op) {
+    return hpc_split_plan_own(en, sizeof(unflushed), op);
+}
+
 static int open_all(hpc_engine *en, const char *op) {
     int status = hpc_graph_open_clocks(en, op);
-    en->own = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof(stamp), op);
-    if (en->own == NULL) return HPC_ERR_MEMORY;
+    unflushed *its = en->own;
+    its->marks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->marks, op);
+    if (its->marks == NULL) return HPC_ERR_MEMORY;
     for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
     return status;
 }
@@ -93,7 +107,8 @@ static int open_all(hpc_engine *en, const char *op) {
 
 /* How often rank has said that it sent the key and core of a share. */
 static uint64_t said_by(const hpc_engine *en, const hpc_share *share, int rank) {
-    const int *siblings = share->own, signal = hpc_signal_applied(en, siblings[rank]);
+    const size_t at = (size_t)(share - en->layout.shares) * (size_t)en->context->group.size + (size_t)rank;
+    const int signal = hpc_signal_applied(en, en->graph->siblings[at]);
     return atomic_load_explicit(hpc_own_signal(en->window, signal), memory_order_acquire);
 }
 
@@ -107,7 +122,7 @@ static int is_time(const hpc_engine *en, const hpc_share *share) {
 
 /* ---- the core: folds ---- */
 
-typedef enum found { WHOLE, TORN, STALE, MISSING } found;
+typedef enum found { WHOLE, EMPTY, TORN, STALE, MISSING } found;
 
 /* Another rank may write the source meanwhile; the marks tell whether it did. nbytes is a multiple of 64. */
 __attribute__((no_sanitize("thread"))) static void copy_racy(char *to, const char *from, size_t nbytes) {
@@ -141,9 +156,10 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
         to += nbytes;
     }
     if (version == 0) return MISSING;
-    if (version == hpc_clock_applied(&share->clocks[rank])) return STALE;
-    atomic_store_explicit(&share->clocks[rank].applied, version, memory_order_relaxed);
-    return WHOLE;
+    const uint64_t n = version & ~NOTHING;
+    if (n == hpc_clock_applied(&share->clocks[rank])) return STALE;
+    atomic_store_explicit(&share->clocks[rank].applied, n, memory_order_relaxed);
+    return n == version ? WHOLE : EMPTY;
 }
 
 /* Adds weight times the update at rows_from, which lies row by row, to the sum; or begins the sum with it. */
@@ -178,54 +194,59 @@ static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_
     }
 }
 
-/* Adds the whole inputs of step n to the sum. Returns the weights of all inputs divided by those of the added ones. */
-static double add_all(hpc_core *core, hpc_share *share, uint64_t n) {
+/* Adds the whole inputs of step n to the sum. *scale: the weights of all inputs divided by those of the ones that are
+ * there. Returns 0 if all of these are empty. */
+static int add_all(hpc_core *core, hpc_share *share, uint64_t n, double *scale) {
     hpc_engine *en = core->engine;
     const hpc_work *first = hpc_first_work(en, share);
     double all = 0, present = 0;
-    int whole = 0, own = 0;
+    int whole = 0, own = 0, added = 0;
     while (first->inputs[own].rank != share->owner) own++;
+    const int slot = (int)((n - 1) % (uint64_t)en->layout.depth);
     for (int step = 0; step <= first->row->n_in; step++) { /* this rank's own first */
         int e = step == 0 ? own : step - 1;
         if (step > 0 && e == own) continue;
         double weight = hpc_edge_weight(en, share->key, n, share->owner, first->inputs[e].rank);
         if (weight == 0) continue;
         all += weight;
-        found what = step == 0 ? WHOLE : read_input(core, share, e);
+        found what = step > 0 ? read_input(core, share, e) : hpc_row_brings(first, slot, own) ? WHOLE : EMPTY;
         if (what == TORN) hpc_tally_add(&core->tally.torn, 1);
         if (what == STALE) hpc_tally_add(&core->tally.stale, 1);
         if (what == MISSING) hpc_tally_add(&core->tally.missing, 1);
-        if (what != WHOLE) continue;
+        if (what > EMPTY) continue;
         present += weight;
+        if (step > 0) whole++;
+        if (what == EMPTY) continue;
         find_rows(core, share, e, step == 0, n);
-        add_update(core, share, weight, step == 0);
-        if (step == 0) continue;
-        whole++;
-        hpc_share_count_received(en, share, first->inputs[e].rank);
+        add_update(core, share, weight, added++ == 0);
+        if (step > 0) hpc_share_count_received(en, share, first->inputs[e].rank);
     }
     hpc_share_count_fold(core, whole);
-    return all == present ? 1 : all / present;
+    *scale = all == present ? 1 : all / present;
+    return added > 0;
 }
 
 static int fold(hpc_core *core, hpc_share *share) {
     hpc_engine *en = core->engine;
     const scratch *its = core->own;
-    const double scale = add_all(core, share, share->version + 1);
+    double scale;
+    const int any = add_all(core, share, share->version + 1, &scale);
     const char *sum = (const char *)its->sum;
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &en->work[en->work_of[share->rows[i]]];
         const hpc_inputs inputs = {.bases = &sum,
                                    .weights = &scale,
-                                   .n = 1,
+                                   .n = any,
                                    .codec = hpc_codec_of(HPC_F32),
                                    .args = w->args[share->version % (uint64_t)en->layout.depth],
                                    .slot = share->version};
-        int failed = hpc_row_work(core, w, &inputs);
+        int failed = hpc_graph_work_row(core, w, &inputs);
         if (failed) return failed;
         sum += w->row->count * sizeof(float);
     }
     share->version++;
     hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
+    hpc_graph_end_fold(core, share);
     return 0;
 }
 
@@ -237,20 +258,18 @@ static int work(hpc_core *core) {
 
 /* An update that may be overwritten unread has no ACK: the last one has left when the transport says so. */
 static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    int status = hpc_push_wait_slot(en, key, l, op);
+    int status = (en->use == NULL ? hpc_push_wait_slot : hpc_split_wait_slot)(en, key, l, op);
     return status == HPC_OK ? hpc_flush_key(en, key, l) : status;
-}
-
-static void begin_push(hpc_engine *en, int key) {
-    atomic_store_explicit(&mark_of(en, key)->version, en->keys[key].pushes + 1, memory_order_relaxed);
 }
 
 /* Puts mark, data, mark into the neighbour's slots, read or not; the transport keeps this order. */
 static int overwrite_share(hpc_engine *en, const hpc_share *share) {
     int me = en->context->group.rank, status = HPC_OK, owner = share->owner;
     hpc_lane *lane = en->in_lanes[share->core];
-    const stamp *its = mark_of(en, share->key);
+    stamp *its = mark_of(en, share->key);
     const char *slot = hpc_push_slot(en, share->key);
+    const uint64_t nothing = en->keys[share->key].started & HPC_PUSH_EMPTY ? NOTHING : 0;
+    atomic_store_explicit(&its->version, (en->keys[share->key].pushes + 1) | nothing, memory_order_relaxed);
     if (hpc_has_left(en, owner)) return HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &en->plan->rows[share->rows[i]];
@@ -259,12 +278,12 @@ static int overwrite_share(hpc_engine *en, const hpc_share *share) {
         size_t data = at + sizeof *its, last = data + hpc_row_bytes(en, row);
         status = hpc_put(lane, en->window, owner, &its->version, sizeof its->version, at);
         hpc_end_gradient(); /* the data could overtake the stamp */
-        if (status == HPC_OK)
+        if (status == HPC_OK && !nothing)
             status = hpc_put(lane, en->window, owner, slot + hpc_row_from(en, row), hpc_input_bytes(en, row), data);
         hpc_end_gradient(); /* and the last mark the data */
         if (status == HPC_OK) status = hpc_put(lane, en->window, owner, &its->version, sizeof its->version, last);
     }
-    if (status == HPC_OK) hpc_count_sent(en, share, slot);
+    if (status == HPC_OK && !nothing) hpc_count_sent(en, share, slot);
     return hpc_unless_left(en, owner, status);
 }
 
@@ -290,33 +309,54 @@ static int pushed(hpc_engine *en, int key) {
 }
 
 static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    (void)l, (void)op;
-    if (moment == HPC_ON_SENT) return pushed(en, key);
-    begin_push(en, key);
-    return HPC_OK;
+    const int status = en->use == NULL ? HPC_OK : hpc_split_note(en, key, moment, l, op);
+    return status == HPC_OK && moment == HPC_ON_SENT ? pushed(en, key) : status;
 }
 
 static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    (void)rank, (void)key;
-    return has_barrier(en) && pushes < ticket / 2;
+    (void)rank;
+    return has_barrier(en) && pushes < hpc_push_of(en, key, ticket);
 }
 
 static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     for (int r = 0; r < en->context->group.size && has_barrier(en); r++)
-        if (r != share->owner && said_by(en, share, r) < ticket / 2) found = hpc_add_rank(ranks, found, r);
+        if (r != share->owner && said_by(en, share, r) < hpc_push_of(en, share->key, ticket))
+            found = hpc_add_rank(ranks, found, r);
     return found;
 }
+
+enum { TRAITS = HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_MARGINS | HPC_TEARS | HPC_UNREAD };
+
+static const hpc_gate gate = {
+    .row_came = hpc_graph_row_came, .other_came = hpc_graph_other_came, .work = work, .missing = missing};
 
 const hpc_discipline hpc_discipline_unflushed = {
     .name = "BARRIER or ASYNC on a graph",
     .check = check,
-    .traits = HPC_ONE_SLOT | HPC_OWN_PARAMS | HPC_PUTS | HPC_MARGINS | HPC_TEARS | HPC_UNREAD,
+    .traits = TRAITS,
+    .plan = plan,
     .open = open_all,
-    .gate = &(const hpc_gate){.row_came = hpc_graph_row_came, .work = work, .missing = missing},
-    .pace = &(const hpc_pace){.wait_slot = wait_slot,
+    .gate = &gate,
+    .pace =
+        &(const hpc_pace){
+            .wait_slot = wait_slot, .send_share = send_share, .moments = HPC_ON_SENT, .note = note, .is_late = is_late},
+};
+
+const hpc_discipline hpc_discipline_split_unflushed = {
+    .name = "BARRIER or ASYNC on a graph in two calls",
+    .check = check,
+    .traits = TRAITS | HPC_PULLS | HPC_KEEPS_MEANS,
+    .plan = plan,
+    .open = open_all,
+    .gate = &gate,
+    .pace = &(const hpc_pace){.may_push = hpc_split_may_push,
+                              .wait_slot = wait_slot,
                               .send_share = send_share,
-                              .moments = HPC_ON_SEND | HPC_ON_SENT,
+                              .moments = HPC_SPLIT_MOMENTS,
                               .note = note,
-                              .is_late = is_late},
+                              .is_late = is_late,
+                              .ends = hpc_split_ends_pull,
+                              .ask = hpc_split_ask_share},
+    .use = &hpc_split_use,
 };

@@ -28,8 +28,9 @@ void hpc_row_turn(const hpc_engine *en, hpc_work *w, uint64_t slot) {
 
 int hpc_row_keeps_fold(const hpc_engine *en, const hpc_row *row) {
     const hpc_codec *codec = row->action == HPC_APPLY ? hpc_row_pieces(en, row) : NULL;
-    return en->use != NULL && !(en->discipline->traits & HPC_KEEPS_INPUTS) &&
-           (codec == NULL || codec->add_range == NULL);
+    if (en->use == NULL) return 0;
+    if (en->discipline->traits & HPC_KEEPS_MEANS) return 1;
+    return !(en->discipline->traits & HPC_KEEPS_INPUTS) && (codec == NULL || codec->add_range == NULL);
 }
 
 hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row) {

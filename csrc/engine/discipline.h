@@ -78,6 +78,8 @@ typedef enum hpc_trait {
     /* Fold and apply are two calls: rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is
      * gathered by its worker's own core, into hpc_engine.gathered. */
     HPC_KEEPS_INPUTS = 8192,
+    /* The same, but rows keep a mean, as with servers: it is made when the fold is, and its inputs are free then. */
+    HPC_KEEPS_MEANS = 4096,
     HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
     HPC_TEARS = 32768,   /* a fold may find an update half written, and does without: it cannot take pieces */
     HPC_UNREAD = 65536,  /* owners may never read a push: close only waits until it has left this rank */

@@ -17,6 +17,7 @@ struct hpc_phases {
     int n;
     double *weights; /* [phase][to][from], as hpc_graph has them */
     hpc_graph_key *keys;
+    int *siblings; /* [share * size + rank]: rank's share of the same key and core; NULL: not known */
 };
 
 int hpc_graph_open(hpc_engine *en, const hpc_graph *graph, const char *op);
@@ -42,6 +43,16 @@ static inline double hpc_edge_weight(const hpc_engine *en, int key, uint64_t n, 
 /* Whether from sends its push number n of a key to rank to. */
 static inline int hpc_sends(const hpc_engine *en, int key, uint64_t n, int to, int from) {
     return en->graph->n <= 1 || hpc_edge_weight(en, key, n, to, from) != 0;
+}
+
+/* The number of the first step from n on, and of the last one up to n (0: none), whose graph has the edge. */
+static inline uint64_t hpc_sends_from(const hpc_engine *en, int key, uint64_t n, int to, int from) {
+    while (!hpc_sends(en, key, n, to, from)) n++;
+    return n;
+}
+static inline uint64_t hpc_sends_until(const hpc_engine *en, int key, uint64_t n, int to, int from) {
+    while (n > 0 && !hpc_sends(en, key, n, to, from)) n--;
+    return n;
 }
 
 /* ---- the worker ---- */

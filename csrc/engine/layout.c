@@ -160,7 +160,7 @@ static int find_keys(hpc_engine *en, const char *op) {
             const int forwards = plan->rows[share->rows[0]].action == HPC_FORWARD, wraps = share->owner <= rank;
             if (forwards == (round < 2) && wraps == round % 2) add_share(en, s);
         }
-    const int keeps_mean = en->use != NULL && !(en->discipline->traits & HPC_KEEPS_INPUTS);
+    const int keeps_mean = en->use != NULL && !(en->discipline->traits & (HPC_KEEPS_INPUTS | HPC_KEEPS_MEANS));
     en->layout.depth = keeps_mean ? 1 : plan->rows[0].depth; /* a plan has one, and a key one codec */
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];

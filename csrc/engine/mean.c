@@ -23,10 +23,11 @@ int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *
     return w->kind->fold(core, w, inputs, args, squares);
 }
 
-/* The only input stays where it is, if it is the mean. */
+/* The only input stays where it is, if it is the mean and its slot is not free yet. */
 int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares) {
     const hpc_engine *en = core->engine;
-    int in_place = inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain && w->rule->rule.fold == NULL;
+    int in_place = inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain && w->rule->rule.fold == NULL &&
+                   !(en->discipline->traits & HPC_KEEPS_MEANS);
     w->mean = in_place ? (const float *)(const void *)inputs->bases[0] : w->acc;
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);

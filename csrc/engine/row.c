@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/answer.h"
+#include "engine/graph.h"
 #include "engine/kind.h"
 
 /* ---- inputs ---- */
@@ -25,21 +26,28 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *
     return 1;
 }
 
-hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, hpc_scaling scaling) {
+/* The weight of an input's update of a step; without a graph that changes the plan's, however many ranks are in it. */
+static double weight_of(const hpc_engine *en, const hpc_work *w, const hpc_input *in, uint64_t step) {
+    return en->turns ? hpc_edge_weight(en, w->row->key, step, w->row->owner, in->rank) : in->mass;
+}
+
+hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, uint64_t step, hpc_scaling scaling) {
     const hpc_engine *en = core->engine;
     double all = 0, present = 0;
     int n = 0, n_updates = 0;
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_input *in = &w->inputs[e];
         const hpc_taken taken = taking(core, w, in);
-        all += in->mass;
-        if (taken.n > 0) present += in->mass;
-        n_updates += taken.n * in->updates;
+        all += weight_of(en, w, in, step);
         for (int i = 0; i < taken.n; i++) {
-            uint64_t slot = (taken.first + (uint64_t)i) % (uint64_t)en->layout.depth;
+            const int slot = (int)((taken.first + (uint64_t)i) % (uint64_t)en->layout.depth);
+            const double weight = weight_of(en, w, in, taken.step + (uint64_t)i);
+            if (i == 0) present += weight;
+            if ((en->turns && weight == 0) || hpc_row_mark_of(w, slot, e) == HPC_CAME_EMPTY) continue;
             core->bases[n] = in->slots + (size_t)slot * in->stride;
             core->base_inputs[n] = in;
-            core->base_weights[n++] = w->weights[e];
+            core->base_weights[n++] = en->turns ? weight : w->weights[e];
+            n_updates += in->updates;
         }
     }
     int scales = scaling == HPC_SCALE_ALL || (scaling == HPC_SCALE_MEANS && fabs(all - 1) < 1e-9);

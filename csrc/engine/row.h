@@ -39,9 +39,15 @@ hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only)
 
 /* How an input has come to a slot, as hpc_work.came has it. Empty: it brings no bytes, and its part is zero. */
 enum { HPC_CAME = 1, HPC_CAME_EMPTY = 2 };
+static inline int hpc_row_mark_of(const hpc_work *w, int slot, int input) {
+    return atomic_load_explicit(&w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input], memory_order_relaxed);
+}
 static inline int hpc_row_brings(const hpc_work *w, int slot, int input) {
-    const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
-    return atomic_load_explicit(&came[input], memory_order_relaxed) == HPC_CAME;
+    return hpc_row_mark_of(w, slot, input) == HPC_CAME;
+}
+static inline void hpc_row_mark(hpc_work *w, int slot, int input, int how) {
+    atomic_store_explicit(&w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input], (char)how,
+                          memory_order_relaxed);
 }
 /* The inputs that have come to a slot with bytes; the weights of the others are left out. They are counted as received.
  */
@@ -49,15 +55,17 @@ hpc_inputs hpc_row_present(hpc_core *core, const hpc_work *w, int slot);
 void hpc_row_count_present(const hpc_core *core, const hpc_work *w, int slot);
 
 /* The inputs that a discipline chooses, one by one: of an input the updates in n slots, from push or slot number first
- * on. With HPC_SCALE_ALL the weights of what is there grow until they add up to those of all inputs; with
- * HPC_SCALE_MEANS only those that add up to 1 do. Scaling is for at most one slot of an input. */
+ * on, but for those that are marked as empty. Where the graph changes an update has the weight of the step that it was
+ * pushed in, which is step for the first. With HPC_SCALE_ALL the weights of what is there grow until they add up to
+ * those of all inputs; with HPC_SCALE_MEANS only those that add up to 1 do. Scaling is for at most one slot of an
+ * input. step: of the fold. */
 typedef struct hpc_taken {
     int n;
-    uint64_t first;
+    uint64_t first, step;
 } hpc_taken;
 typedef hpc_taken hpc_taking(const hpc_core *core, const hpc_work *w, const hpc_input *in);
 typedef enum hpc_scaling { HPC_SCALE_NONE, HPC_SCALE_MEANS, HPC_SCALE_ALL } hpc_scaling;
-hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, hpc_scaling scaling);
+hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, uint64_t step, hpc_scaling scaling);
 
 /* The number of the input that rank pushes, or (forwarded) that a row of rank forwards; -1: none. */
 int hpc_row_input_of(const hpc_work *w, int rank, int forwarded);

@@ -252,10 +252,10 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
         return hpc_fail(HPC_ERR_UNSUPPORTED, op_create, "exchange: this build has no consistency %s %s",
                         hpc_consistency_name(f->consistency), f->graph != NULL ? "on a graph" : "with servers");
     if (f->split && d->use == NULL && !(d->traits & HPC_EACH))
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
-                        "exchange: split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum of "
-                        "neighbours; here is %s %s",
-                        d->name, f->graph != NULL ? "on a graph" : "with servers");
+        return hpc_fail(
+            HPC_ERR_UNSUPPORTED, op_create,
+            "exchange: split with a quorum needs workers that push to owners themselves, or a graph; here is %s %s",
+            d->name, f->graph != NULL ? "on a graph" : "with servers");
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 

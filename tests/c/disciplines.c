@@ -62,10 +62,20 @@ const combination combinations[] = {
     {"ack_graph_phases", GRAPH, 5, HPC_NOTIFY_ACK, 0, 0, DEEP | THREADS, ONE_PEER},
     {"split_graph", GRAPH, 4, HPC_NOTIFY_ACK, 0, 0, SPLIT | DEEP, RING},
     {"split_graph_bsp", GRAPH, 3, HPC_BSP, 0, 0, SPLIT | THREADS | DEEP, COMPLETE},
+    {"split_phases", GRAPH, 5, HPC_NOTIFY_ACK, 0, 0, SPLIT | THREADS, ONE_PEER},
+    {"split_phases_bsp", GRAPH, 4, HPC_BSP, 0, 0, SPLIT | DEEP, DEGREES},
+    {"split_phases_models", GRAPH, 4, HPC_NOTIFY_ACK, 0, 0, SPLIT | DEEP | MODELS, MATCHING},
     {"ssp0_graph", GRAPH, 3, HPC_SSP, 0, 0, 0, COMPLETE},
     {"ssp1_graph", GRAPH, 4, HPC_SSP, 1, 0, THREADS, COMPLETE},
     {"ssp3_graph_models", GRAPH, 4, HPC_SSP, 3, 0, MODELS, COMPLETE},
     {"ssp2_graph_in_place", GRAPH, 4, HPC_SSP, 2, 0, MODELS | IN_PLACE, COMPLETE},
+    {"ssp3_phases", GRAPH, 5, HPC_SSP, 3, 0, THREADS, ONE_PEER},
+    {"ssp2_phases_models", GRAPH, 4, HPC_SSP, 2, 0, MODELS | DEEP, DEGREES},
+    {"split_ssp1_graph", GRAPH, 4, HPC_SSP, 1, 0, SPLIT | THREADS, COMPLETE},
+    {"split_ssp3_models", GRAPH, 3, HPC_SSP, 3, 0, SPLIT | MODELS, COMPLETE},
+    {"split_ssp4_phases", GRAPH, 4, HPC_SSP, 4, 0, SPLIT | DEEP, DEGREES},
+    {"split_async_graph", GRAPH, 4, HPC_ASYNC, 0, 0, SPLIT | MODELS, COMPLETE},
+    {"split_barrier_phases", GRAPH, 3, HPC_BARRIER, 0, 0, SPLIT | MODELS | THREADS, DEGREES},
     {"async_graph", GRAPH, 4, HPC_ASYNC, 0, 0, MODELS, COMPLETE},
     {"async_graph_phases", GRAPH, 4, HPC_ASYNC, 0, 0, MODELS | THREADS | DEEP, DEGREES},
     {"async_graph_in_place", GRAPH, 4, HPC_ASYNC, 0, 0, MODELS | IN_PLACE, COMPLETE},
@@ -75,6 +85,11 @@ const combination combinations[] = {
     {"barrier_graph_large", GRAPH, 3, HPC_BARRIER, 0, 0, MODELS | LARGE | THREADS, COMPLETE},
     {"quorum_graph", GRAPH, 3, HPC_NOTIFY_ACK, 0, 1, MODELS, COMPLETE},
     {"quorum_graph_gradients", GRAPH, 4, HPC_NOTIFY_ACK, 0, 2, THREADS | DEEP, COMPLETE},
+    {"quorum_ssp2_graph", GRAPH, 4, HPC_SSP, 2, 2, THREADS, COMPLETE},
+    {"quorum_phases", GRAPH, 5, HPC_NOTIFY_ACK, 0, 1, DEEP, ONE_PEER},
+    {"quorum_split_graph", GRAPH, 4, HPC_NOTIFY_ACK, 0, 2, SPLIT | THREADS | DEEP, COMPLETE},
+    {"quorum_split_phases", GRAPH, 5, HPC_NOTIFY_ACK, 0, 1, SPLIT, ONE_PEER},
+    {"quorum_split_ssp1", GRAPH, 3, HPC_SSP, 1, 1, SPLIT | MODELS, COMPLETE},
     {"bsp_peers", PEERS, 3, HPC_BSP, 0, 0, 0, 0},
     {"bsp_peers_partial", PEERS, 5, HPC_BSP, 0, 0, PARTIAL | THREADS, 0},
     {"bsp_peers_leaders", PEERS, 5, HPC_BSP, 0, 0, LEADERS, 0},
@@ -105,7 +120,13 @@ static bool has(const combination *c, unsigned what) {
     return (c->with & what) != 0;
 }
 
+bool has_phases(const combination *c) {
+    return c->edges == GRAPH && c->shape >= ONE_PEER;
+}
+
+/* Where the graph changes a model counts once under SSP. */
 bool leaves_out(const combination *c) {
+    if (c->consistency == HPC_SSP && has(c, MODELS) && has_phases(c)) return true;
     return c->quorum > 0 || (c->edges == GRAPH && (c->consistency == HPC_ASYNC || c->consistency == HPC_BARRIER));
 }
 

@@ -61,6 +61,7 @@ int combinations_count(void);
 bool is_whole(const combination *c);   /* a fold has all updates of its step */
 bool leaves_out(const combination *c); /* a fold goes without late updates */
 bool goes_on(const combination *c);    /* without ranks that have closed */
+bool has_phases(const combination *c); /* the graph changes from step to step */
 bool has_equal_parameters(const combination *c);
 /* A settle brings the updates of all that have made as many steps, and waits for them. */
 bool settles_for_all(const combination *c);

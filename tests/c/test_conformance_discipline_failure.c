@@ -165,7 +165,7 @@ static bool is_stale(const combination *c) {
 }
 
 static bool has_slots(const combination *c) {
-    return is_ssp(c) && c->edges != SERVERS && c->edges != HOSTS;
+    return is_ssp(c) && c->edges != SERVERS && c->edges != HOSTS && c->quorum == 0;
 }
 
 static bool shares_none(const combination *c) {
@@ -181,7 +181,8 @@ static bool is_graph(const combination *c) {
 }
 
 static bool splits_not(const combination *c) {
-    return !(c->with & SPLIT) && c->edges == GRAPH;
+    const bool shallow = c->edges == GRAPH && c->shape == RING;
+    return !(c->with & SPLIT) && (shallow || (c->with & IN_PLACE) != 0);
 }
 
 static bool is_split(const combination *c) {
@@ -194,7 +195,7 @@ static bool has_quorum(const combination *c) {
 
 /* On a ring one neighbour is all. */
 static bool takes_no_quorum(const combination *c) {
-    if (c->edges == GRAPH) return c->quorum == 0 && c->consistency != HPC_NOTIFY_ACK && c->shape != RING;
+    if (c->edges == GRAPH) return c->consistency == HPC_ASYNC || c->consistency == HPC_BARRIER;
     const bool splits = is_split(c) && c->edges != SERVERS;
     return c->quorum == 0 && (!is_whole(c) || splits) && c->edges != PEERS && c->edges != RECEIVERS;
 }

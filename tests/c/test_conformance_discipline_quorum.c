@@ -12,6 +12,11 @@ static bool has_quorum(const combination *c) {
     return c->quorum > 0 && !(c->with & SPLIT);
 }
 
+/* A rank that stands still is waited for by all others. */
+static bool has_one_phase(const combination *c) {
+    return has_quorum(c) && !has_phases(c);
+}
+
 /* A push is for the version after the newest. */
 static bool has_versions(const combination *c) {
     return has_quorum(c) && c->edges != GRAPH && c->consistency == HPC_BSP;
@@ -298,7 +303,7 @@ int main(int argc, char **argv) {
         {.name = "published", .run = published, .applies = has_three},
         {.name = "one_grace", .run = one_grace, .applies = has_versions},
         {.name = "sleeps_again", .run = sleeps_again, .applies = is_inline},
-        {.name = "names_slow", .run = names_slow, .applies = has_quorum, .how = {.where = RANKS_UNSEEDED}},
+        {.name = "names_slow", .run = names_slow, .applies = has_one_phase, .how = {.where = RANKS_UNSEEDED}},
         {.name = "too_few", .run = too_few, .applies = has_three},
         {.name = "too_few_waited", .run = too_few, .applies = has_three, .variant = 1},
         {.name = "in_steps", .run = in_steps, .applies = has_versions},

@@ -9,7 +9,13 @@
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
 static bool is_split(const combination *c) {
-    return (c->with & SPLIT) != 0 && (is_whole(c) || c->quorum > 0);
+    return (c->with & SPLIT) != 0 && (is_whole(c) || c->quorum > 0 || c->edges == GRAPH);
+}
+
+/* Whether it is known which updates are in a mean, while no rank is late: not of models, which are not what the
+ * reference has. */
+static bool is_known(const combination *c) {
+    return is_split(c) && (is_whole(c) || (c->quorum > 0 && c->staleness == 0)) && !(c->with & MODELS);
 }
 
 /* Each update is applied by itself, so a fold keeps its worker's own. */
@@ -28,11 +34,15 @@ static bool decides_together(const combination *c) {
 
 /* Whether the updates of some ranks decide for all, and the others are late. */
 static bool has_quorum(const combination *c) {
-    return is_split(c) && c->quorum > 0;
+    return decides_together(c) && c->quorum > 0;
 }
 
 static bool waits_for_all(const combination *c) {
-    return is_split(c) && c->quorum == 0;
+    return is_split(c) && is_whole(c);
+}
+
+static bool is_known_and_alone(const combination *c) {
+    return is_known(c) && decides_alone(c);
 }
 
 static bool decides_by_args(const combination *c) {
@@ -52,16 +62,20 @@ static bool is_empty(int who, int step, int key) {
     return step % 5 == 4 && (step % 10 == 9 || (who + key) % 2 == 0);
 }
 
-/* The fold of a step at this rank, and whether any of its workers has an update. */
-static bool sum_of(const trial *t, int step, int key, double *sum) {
+/* The fold of a step at this rank, by the graph of its push, and whether any of its workers has an update. */
+static bool sum_of_push(const trial *t, int push, int step, int key, double *sum) {
     bool any = false;
     memset(sum, 0, t->j->keys[key].count * sizeof *sum);
     for (int who = 0; who < t->r->size; who++) {
-        if (!trial_hears(t, t->r->rank, who, step) || is_empty(who, step, key)) continue;
+        if (!trial_hears(t, t->r->rank, who, push) || is_empty(who, step, key)) continue;
         any = true;
         for (uint64_t i = 0; i < t->j->keys[key].count; i++) sum[i] += (double)job_gradient(t->j, who, step, key, i);
     }
     return any;
+}
+
+static bool sum_of(const trial *t, int step, int key, double *sum) {
+    return sum_of_push(t, step, step, key, sum);
 }
 
 static void fold(trial *t, int key, int step) {
@@ -71,6 +85,7 @@ static void fold(trial *t, int key, int step) {
     else
         ticket = job_start(t->r, t->j, t->e, key, step, HPC_PUSH, false);
     do_wait(t, key, ticket);
+    t->pushed[key]++;
 }
 
 static void apply(trial *t, int key, double scale) {
@@ -128,10 +143,10 @@ static void between(rank *r) {
             const uint64_t count = t->j->keys[key].count;
             const double scale = step % 2 ? 0.5 : 1;
             double *sum = malloc(count * sizeof *sum), squares = 0;
-            const bool any = sum_of(t, step, key, sum);
-            for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
-            if (step % 6 == 5 && !has_quorum(t->c)) fold(t, key, step + 1); /* which is replaced */
+            if (step % 6 == 5 && t->c->quorum == 0) fold(t, key, step + 1); /* which is replaced */
             fold(t, key, step);
+            const bool any = sum_of_push(t, t->pushed[key] - 1, step, key, sum);
+            for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
             for (int twice = 0; twice < step % 3; twice++) check_squares(t, key, squares);
             if (step % 4 == 1) check_gathered(t, key, sum);
             if (has_quorum(t->c)) trial_meet(t); /* the first apply ends the mean for all */
@@ -206,6 +221,55 @@ static void one_skips(rank *r) {
     trial_close(t);
 }
 
+/* A mean that this rank has looked at: squares are its own, and these elements are 0. */
+static bool is_all_zero(trial *t, int key, float *mean) {
+    const uint64_t count = t->j->keys[key].count;
+    double found = -1, squares = 0;
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_gather(t->e, key, -1, &ticket));
+    do_wait(t, key, ticket);
+    memcpy(mean, hpc_exchange_gathered(t->e, key), count * sizeof *mean);
+    CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
+    do_wait(t, key, ticket);
+    CHECK_OK(hpc_exchange_get_squares(t->e, key, &found));
+    for (uint64_t i = 0; i < count; i++) squares += (double)mean[i] * (double)mean[i];
+    CHECK(fabs(found - squares) <= 1e-6 * squares);
+    return squares == 0;
+}
+
+/* An apply applies the mean that its rank has looked at, times the scale, whatever its neighbours push meanwhile. */
+static void applies_as_seen(rank *r) {
+    trial *t = trial_open(r, NULL);
+    uint64_t random = 5 * (uint64_t)r->rank + r->mode->seed, ticket;
+    for (int step = 0; step < 12; step++)
+        for (int key = 0; key < t->j->n_keys; key++) {
+            const uint64_t count = t->j->keys[key].count;
+            const float scale = step % 2 ? 0.5f : 1;
+            float *mean = malloc(count * sizeof *mean);
+            trial_dawdle(&random);
+            if ((step + r->rank) % 5 == 4)
+                CHECK_OK(hpc_exchange_fold_nothing(t->e, key, -1, &ticket));
+            else
+                CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &ticket));
+            do_wait(t, key, ticket);
+            memcpy(t->before[key], hpc_exchange_params(t->e, key), count * sizeof *mean);
+            const bool empty = is_all_zero(t, key, mean), skips = step % 4 == 3;
+            trial_dawdle(&random);
+            if (skips)
+                skip(t, key);
+            else
+                apply(t, key, (double)scale);
+            for (uint64_t i = 0; i < count; i++) {
+                const float base = t->before[key][i], moved = t->c->with & MODELS ? 0 : base;
+                const float sign = t->c->with & MODELS ? 1 : -1;
+                mean[i] = skips || empty ? base : moved + sign * scale * mean[i];
+            }
+            CHECK(same_floats(hpc_exchange_params(t->e, key), mean, count, "applied", r->rank, key));
+            free(mean);
+        }
+    trial_close(t);
+}
+
 enum { SCALE, ARGUMENTS, CALL };
 
 /* Ends a step of which one key is done, and makes more of them until something fails. */
@@ -273,7 +337,8 @@ static void stands_between(rank *r) {
         CHECK_STATUS(status, HPC_ERR_TIMEOUT);
         named = names_alone(t->slow);
     }
-    CHECK(named || t->c->with & PARTIAL || t->c->shape == RING); /* a peer that hears others alone is done */
+    CHECK(named || t->c->with & PARTIAL ||
+          (t->c->edges == GRAPH && t->c->shape != COMPLETE)); /* a peer that hears others alone is done */
     if (!stands) atomic_fetch_add(&r->board[0], 1);
     do_wait(t, KEY, ticket);
     trial_close(t);
@@ -707,9 +772,10 @@ static void one_is_left(rank *r) {
 
 int main(int argc, char **argv) {
     static const property properties[] = {
-        {.name = "between", .run = between, .applies = is_split},
-        {.name = "at_once", .run = at_once, .applies = is_split},
-        {.name = "one_skips", .run = one_skips, .applies = decides_alone},
+        {.name = "between", .run = between, .applies = is_known},
+        {.name = "at_once", .run = at_once, .applies = is_known},
+        {.name = "one_skips", .run = one_skips, .applies = is_known_and_alone},
+        {.name = "applies_as_seen", .run = applies_as_seen, .applies = decides_alone},
         {.name = "differ_in_scale",
          .run = differ,
          .applies = decides_together,

@@ -314,7 +314,7 @@ static void told(rank *r) {
 }
 
 static bool counts_folds(const combination *c) {
-    return c->edges == GRAPH && leaves_out(c);
+    return c->edges == GRAPH && leaves_out(c) && (c->consistency != HPC_SSP || c->quorum > 0);
 }
 
 /* On a graph each fold counts its inputs, and a quorum tells neighbours what it has dropped: each push of theirs was
@@ -344,7 +344,7 @@ static void counted_folds(rank *r) {
     CHECK_OK(hpc_exchange_close(t->e, -1));
     for (int who = 0; who < r->size; who++) rank_set(r, FOLDED + RANKS_MAX * who + r->rank, folded[who]);
     CHECK_OK(hpc_barrier(r->context, -1));
-    for (int who = 0; who < r->size && t->c->quorum > 0; who++) {
+    for (int who = 0; who < r->size && t->c->quorum > 0 && !has_phases(t->c); who++) {
         const uint64_t taken = atomic_load(&r->board[FOLDED + RANKS_MAX * r->rank + who]);
         CHECK_OK(hpc_exchange_get_peer(t->e, who, &peer));
         if (who == r->rank) continue;

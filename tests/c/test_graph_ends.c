@@ -320,10 +320,6 @@ static void refusals(rank *r) {
     g.j.in_place = last, g.j.depth = 2;
     refused(r, &g, HPC_ERR_CONFIG, "in_place 1 and rank 0 has 0");
     good(&g, r);
-    g.consistency = HPC_SSP, g.staleness = 1, g.j.depth = 3;
-    graph_job_shape(&g, ONE_PEER);
-    refused(r, &g, HPC_ERR_UNSUPPORTED, "one phase");
-    good(&g, r);
     g.graph.ranks = r->size - 1;
     g.weights[r->size - 1] = 0.5; /* a row is shorter: make its own weights sound */
     for (int i = 0; i < (r->size - 1) * (r->size - 1); i++) g.weights[i] = 0.5;
@@ -335,14 +331,14 @@ static void refusals(rank *r) {
         refused(r, &g, HPC_ERR_UNSUPPORTED, "fold of its own");
     }
     for (int consistency = HPC_BSP; consistency <= HPC_BARRIER; consistency++) {
+        if (consistency == HPC_NOTIFY_ACK || consistency == HPC_SSP) continue;
         good(&g, r);
-        g.quorum = 1, g.consistency = consistency, g.j.depth = 3, g.staleness = consistency == HPC_SSP;
-        if (consistency == HPC_NOTIFY_ACK) graph_job_shape(&g, ONE_PEER);
-        refused(r, &g, HPC_ERR_UNSUPPORTED, "on a graph a quorum needs NOTIFY_ACK");
+        g.quorum = 1, g.consistency = consistency;
+        refused(r, &g, HPC_ERR_UNSUPPORTED, "on a graph a quorum needs NOTIFY_ACK or SSP(s)");
     }
     good(&g, r);
     g.quorum = 1, g.user = true;
-    refused(r, &g, HPC_ERR_UNSUPPORTED, "under NOTIFY_ACK with a quorum");
+    refused(r, &g, HPC_ERR_UNSUPPORTED, "under a quorum");
     g.user = false, g.weights[1] = -1;
     refused(r, &g, HPC_ERR_CONFIG, "a quorum scales");
     good(&g, r);

@@ -483,9 +483,6 @@ static void refused(rank *r) {
     CHECK_MESSAGE("the plan has depth 1; split among peers needs 2 or more");
     game_free(g);
     g = game_new(r, GRAPH);
-    CHECK_STATUS(create(r, g, HPC_SSP, 1, &e), HPC_ERR_UNSUPPORTED);
-    CHECK_MESSAGE("split needs BSP, or ASYNC or SSP(s) with servers or peers, without a quorum of neighbours; here is "
-                  "SSP on a graph");
     g->j.rule = "average", g->j.in_place = 1;
     CHECK_STATUS(create(r, g, HPC_BSP, 0, &e), HPC_ERR_CONFIG);
     CHECK_MESSAGE("in_place trains the last one where it lies");
