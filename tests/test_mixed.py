@@ -207,12 +207,6 @@ def test_any_consistencies_stand_side_by_side(consistencies: list[Any], graph: b
     [
         ("flat", {"x": BSP}, {}, "consistency has an entry for 'x', which is not a key"),
         ("flat", {"a": "BSP"}, {}, "consistency of 'a' is 'BSP': must be a Consistency"),
-        (
-            {"a": ring},
-            {"a": SSP(1)},
-            {"split": True, "depth": 2},
-            r"the plan has depth 2; SSP\(1\) on a graph needs 3 or more",
-        ),
         ("flat", {"a": ASYNC}, {"shared_params": True}, "shared_params"),
         ({"a": Hierarchy(top="ring")}, {"a": SSP(2)}, {}, "key 'a': consistency is SSP"),
         (

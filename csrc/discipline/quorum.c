@@ -76,6 +76,18 @@
  * A rank that has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all
  * others.
  *
+ * SSP(s) on a graph: an update that is at most s versions older than the fold counts too, and is late after that. A
+ * straggler catches up to s versions behind the quorum. When this rank ends its pushes, what still lies there for one
+ * of its versions is late, as no fold of its own will take it.
+ *
+ * Graphs of several phases: the version of a fold says its phase, and its quorum is one of the in-neighbours of that
+ * phase. A rank that skips a version would be awaited in vain by the neighbours of the skipped phase. So each push goes
+ * to the neighbours of all phases; to those of other phases than its own it brings its version alone (HPC_OP_EMPTY),
+ * which no count of updates counts. An update has the weight of its own version. One that is newer than the fold stays
+ * for its own version, unless its sender, which has skipped this one, is a neighbour now.
+ *
+ * Fold and apply in two calls, on a graph: folds are the same, and split.c says what becomes of their means.
+ *
  * Nobody waits in a circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
  * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
  * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go

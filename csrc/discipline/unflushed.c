@@ -344,7 +344,7 @@ const hpc_discipline hpc_discipline_unflushed = {
 };
 
 const hpc_discipline hpc_discipline_split_unflushed = {
-    .name = "BARRIER or ASYNC on a graph in two calls",
+    .name = "BARRIER or ASYNC on a graph",
     .check = check,
     .traits = TRAITS | HPC_PULLS | HPC_KEEPS_MEANS,
     .plan = plan,

@@ -141,8 +141,7 @@ class Exchange(SplitCalls):
     With a Hierarchy a host comes late as a whole, and all its ranks are told.
 
     Where keys have schemes of their own: reduce is for those with servers and peers; shared_params needs BSP for all
-    keys, split BSP (or NOTIFY_ACK on a graph), and in_place graphs; checkpoints hold all keys, and recover needs BSP
-    with servers or peers.
+    keys, and in_place graphs; checkpoints hold all keys, and recover needs BSP with servers or peers.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
     The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL

@@ -77,10 +77,11 @@ class EngineOptions:
             each host writes its copy: so with topology "auto" or a Hierarchy, not with "flat".
         check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.
         split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange): owners keep the mean in
-            between, 4 bytes an element; peers, and ranks on a graph, keep the updates. BSP, with servers that all
-            workers push to also with a quorum; or NOTIFY_ACK on a graph, which has one phase and a depth of 2 or more.
-            One update of a key is under way, whatever the depth. Or SSP(s) or ASYNC with servers or peers: then each
-            worker keeps its own update until it applies it. Owners work for the keys that were given first.
+            between, 4 bytes an element; peers, and ranks on a graph of one phase, keep the updates. BSP, with servers
+            that all workers push to also with a quorum. On a graph any consistency, quorum and number of phases: each
+            rank decides for its own parameters, and sees the mean that apply would apply. One update of a key is under
+            way, whatever the depth. Or SSP(s) or ASYNC with servers or peers: then each worker keeps its own update
+            until it applies it. Owners work for the keys that were given first.
         progress: who works for the chunks that this rank owns: "thread" (a thread for each core), "inline" (every wait
             of this rank's), or "auto": threads where the ranks that share CPUs with this one have one for each thread
             that they compute with and one for each core, else inline. A worker computes with torch.get_num_threads()

@@ -221,10 +221,11 @@ static void one_skips(rank *r) {
     trial_close(t);
 }
 
-/* A mean that this rank has looked at: squares are its own, and these elements are 0. */
-static bool is_all_zero(trial *t, int key, float *mean) {
+/* Gathers the mean, whose squares are as they are told. */
+static float *seen_mean(trial *t, int key) {
     const uint64_t count = t->j->keys[key].count;
     double found = -1, squares = 0;
+    float *mean = malloc(count * sizeof *mean);
     uint64_t ticket;
     CHECK_OK(hpc_exchange_gather(t->e, key, -1, &ticket));
     do_wait(t, key, ticket);
@@ -234,7 +235,13 @@ static bool is_all_zero(trial *t, int key, float *mean) {
     CHECK_OK(hpc_exchange_get_squares(t->e, key, &found));
     for (uint64_t i = 0; i < count; i++) squares += (double)mean[i] * (double)mean[i];
     CHECK(fabs(found - squares) <= 1e-6 * squares);
-    return squares == 0;
+    return mean;
+}
+
+/* Parameters that have come of a mean. In a share in which no rank has a model it changes none. */
+static float after(const trial *t, float before, float mean, float now) {
+    if (t->c->with & MODELS) return mean == 0 && now == before ? before : mean;
+    return before - mean;
 }
 
 /* An apply applies the mean that its rank has looked at, times the scale, whatever its neighbours push meanwhile. */
@@ -245,26 +252,23 @@ static void applies_as_seen(rank *r) {
         for (int key = 0; key < t->j->n_keys; key++) {
             const uint64_t count = t->j->keys[key].count;
             const float scale = step % 2 ? 0.5f : 1;
-            float *mean = malloc(count * sizeof *mean);
             trial_dawdle(&random);
             if ((step + r->rank) % 5 == 4)
                 CHECK_OK(hpc_exchange_fold_nothing(t->e, key, -1, &ticket));
             else
                 CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &ticket));
             do_wait(t, key, ticket);
-            memcpy(t->before[key], hpc_exchange_params(t->e, key), count * sizeof *mean);
-            const bool empty = is_all_zero(t, key, mean), skips = step % 4 == 3;
+            memcpy(t->before[key], hpc_exchange_params(t->e, key), count * sizeof(float));
+            float *mean = seen_mean(t, key);
+            const float *params = hpc_exchange_params(t->e, key), *before = t->before[key];
             trial_dawdle(&random);
-            if (skips)
+            if (step % 4 == 3)
                 skip(t, key);
             else
                 apply(t, key, (double)scale);
-            for (uint64_t i = 0; i < count; i++) {
-                const float base = t->before[key][i], moved = t->c->with & MODELS ? 0 : base;
-                const float sign = t->c->with & MODELS ? 1 : -1;
-                mean[i] = skips || empty ? base : moved + sign * scale * mean[i];
-            }
-            CHECK(same_floats(hpc_exchange_params(t->e, key), mean, count, "applied", r->rank, key));
+            for (uint64_t i = 0; i < count; i++)
+                mean[i] = step % 4 == 3 ? before[i] : after(t, before[i], scale * mean[i], params[i]);
+            CHECK(same_floats(params, mean, count, "applied", r->rank, key));
             free(mean);
         }
     trial_close(t);

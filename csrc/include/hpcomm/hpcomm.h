@@ -579,9 +579,9 @@ typedef struct hpc_exchange_config {
                                      wire one of the plan's slots is the model, so its depth is 2 or more */
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
-    int split; /* 1: fold and apply are two calls. BSP, with servers also by a quorum, or NOTIFY_ACK on a graph of one
-                  phase; one update of a key is under way, whatever the depth of the plan. Or ASYNC or SSP with servers
-                  or peers: each worker keeps its own updates */
+    int split; /* 1: fold and apply are two calls. BSP, with servers also by a quorum; or any consistency and quorum on a
+                  graph; one update of a key is pending, whatever the depth of the plan. Or ASYNC or SSP with servers or
+                  peers: each worker keeps its own updates */
     const struct hpc_codec_config *const *codecs; /* by key: how its pieces are written (codec.h); NULL where the plan
                                                      has no codec of variable length */
     const struct hpc_exchange_config *next; /* another configuration, with its own keys, plan and settings; NULL: none.
@@ -647,7 +647,8 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
  *
  * Among peers each rank keeps the updates that come to it, and its calls are for its own parameters: they wait for no
  * call of another rank, and nothing compares them. Copies stay equal while all ranks make the same calls with the same
- * scale and args. The plan's depth is 2 or more. On a graph of one phase it is the same.
+ * scale and args. The plan's depth is 2 or more. On a graph of one phase it is the same under BSP and NOTIFY_ACK. On
+ * other graphs each rank keeps the mean of what its fold has found, and no neighbour waits for its calls.
  *
  * With a quorum the first apply or skip of a worker whose update is in the mean counts for all, and its args. Other
  * workers whose updates are in it give the same scale. The apply or skip of a late worker changes nothing; it ends when
