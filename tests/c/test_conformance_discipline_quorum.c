@@ -221,6 +221,19 @@ static void names_slow(rank *r) {
     trial_close(t);
 }
 
+static bool has_stale(const combination *c) {
+    return has_one_phase(c) && c->staleness > 0;
+}
+
+/* Under SSP the updates of two ranks that stand still count for some steps more. */
+static void counts_older(rank *r) {
+    trial *t = trial_open(r, trial_in_time);
+    CHECK_OK(trial_step(t, -1));
+    for (int step = 0; step < t->c->staleness && r->rank < 2; step++) CHECK_OK(trial_step(t, -1));
+    trial_meet(t);
+    trial_close(t);
+}
+
 static bool is_inline(const combination *c) {
     return has_versions(c) && !(c->with & THREADS);
 }
@@ -303,6 +316,7 @@ int main(int argc, char **argv) {
         {.name = "published", .run = published, .applies = has_three},
         {.name = "one_grace", .run = one_grace, .applies = has_versions},
         {.name = "sleeps_again", .run = sleeps_again, .applies = is_inline},
+        {.name = "counts_older", .run = counts_older, .applies = has_stale},
         {.name = "names_slow", .run = names_slow, .applies = has_one_phase, .how = {.where = RANKS_UNSEEDED}},
         {.name = "too_few", .run = too_few, .applies = has_three},
         {.name = "too_few_waited", .run = too_few, .applies = has_three, .variant = 1},

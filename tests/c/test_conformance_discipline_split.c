@@ -252,14 +252,19 @@ static void applies_as_seen(rank *r) {
         for (int key = 0; key < t->j->n_keys; key++) {
             const uint64_t count = t->j->keys[key].count;
             const float scale = step % 2 ? 0.5f : 1;
+            const bool idle = t->c->consistency == HPC_ASYNC || t->c->consistency == HPC_BARRIER; /* all at once */
+            const bool meets = idle && step % 5 == 4;
             trial_dawdle(&random);
-            if ((step + r->rank) % 5 == 4)
+            if (meets) trial_meet(t);
+            if (step % 5 == (idle ? 4 : r->rank))
                 CHECK_OK(hpc_exchange_fold_nothing(t->e, key, -1, &ticket));
             else
                 CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &ticket));
             do_wait(t, key, ticket);
             memcpy(t->before[key], hpc_exchange_params(t->e, key), count * sizeof(float));
+            if (meets) trial_meet(t);
             float *mean = seen_mean(t, key);
+            for (uint64_t i = 0; i < count && meets; i++) CHECK(mean[i] == 0); /* no rank has an update */
             const float *params = hpc_exchange_params(t->e, key), *before = t->before[key];
             trial_dawdle(&random);
             if (step % 4 == 3)
