@@ -155,11 +155,11 @@ def test_the_library_links_with_one_more(dial: Dial, tmp_path: Path) -> None:
 # What a configuration may ask for, by column of the table of disciplines; and names that stand for several.
 ASKED = [
     ["HPC_BSP", "HPC_SSP", "HPC_ASYNC", "HPC_NOTIFY_ACK", "HPC_BARRIER"],
-    ["HPC_SERVERS", "HPC_ALIKE", "HPC_STAGES", "HPC_RECEIVERS", "HPC_PEERS", "HPC_GRAPH"],
+    ["HPC_SERVERS", "HPC_ALIKE", "HPC_STAGES", "HPC_RECEIVERS", "HPC_PEERS", "HPC_GRAPH", "HPC_PHASES"],
     ["ALL", "QUORUM"],
     ["APPLY", "SPLIT"],
 ]
-SEVERAL = {"ANY": ASKED[0], "HPC_OWNERS": ASKED[1][:4], "EITHER": ASKED[3]}
+SEVERAL = {"ANY": ASKED[0], "HPC_OWNERS": ASKED[1][:4], "HPC_GRAPHS": ASKED[1][5:], "EITHER": ASKED[3]}
 
 
 def test_a_configuration_fits_one_row() -> None:
