@@ -329,7 +329,6 @@ static int use_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
 }
 
 static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const int slot = hpc_imm_slot(event->imm);
     switch (share == NULL ? HPC_OP_PULL : hpc_imm_operation(event->imm)) {
     case HPC_OP_USE:
         return use_came(core, share, event);
