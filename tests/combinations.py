@@ -338,14 +338,15 @@ def without_the_last(ctx: hpcomm.Context, one: Combination, works: bool) -> Foun
         ctx.barrier()
         if is_late:
             step(ctx, one, ex, given(ctx.rank))
-            if edges.kind == "servers" and ex.late != ("w",):
+            if edges.kind in ("servers", "peers") and ex.late != ("w",):
                 return Found("wrong", f"rank {ctx.rank} came late, and late is {ex.late}")
         if not works:
             ex.serve()
     if is_late or not works:
         return Found("runs")
     its = weights(edges, one.value, 0) * (np.arange(n) < n - edges.group)
-    if edges.kind != "servers" and np.count_nonzero(its[ctx.rank]) != edges.quorum + 1:  # with its own
+    counts = edges.quorum + (edges.kind in ("graph", "models"))  # there a rank's own update does not count
+    if edges.kind != "servers" and np.count_nonzero(its[ctx.rank]) != counts:
         return Found("runs")  # one more has come, which a fold may leave out
     its /= np.maximum(its.sum(axis=1, keepdims=True), 1e-9)
     return compared(ctx.rank, params, expected(edges, [its], [1], one.codec)[ctx.rank], 1e-5)

@@ -7,9 +7,10 @@
 extern const hpc_discipline hpc_discipline_bsp, hpc_discipline_graph_bsp, hpc_discipline_async, hpc_discipline_ssp,
     hpc_discipline_server_ssp, hpc_discipline_notify_ack, hpc_discipline_quorum, hpc_discipline_graph_quorum,
     hpc_discipline_unflushed, hpc_discipline_split, hpc_discipline_groups, hpc_discipline_groups_quorum,
-    hpc_discipline_updates_ssp, hpc_discipline_peers, hpc_discipline_peers_ssp, hpc_discipline_split_peers,
-    hpc_discipline_split_graph, hpc_discipline_split_phases, hpc_discipline_split_ssp, hpc_discipline_split_unflushed,
-    hpc_discipline_split_quorum, hpc_discipline_split_graph_quorum, hpc_discipline_split_groups_quorum;
+    hpc_discipline_updates_ssp, hpc_discipline_peers, hpc_discipline_peers_ssp, hpc_discipline_peers_quorum,
+    hpc_discipline_split_peers, hpc_discipline_split_graph, hpc_discipline_split_phases, hpc_discipline_split_ssp,
+    hpc_discipline_split_unflushed, hpc_discipline_split_quorum, hpc_discipline_split_graph_quorum,
+    hpc_discipline_split_groups_quorum;
 
 /* Whether a configuration asks for BSP. With servers SSP(0) is that; on a graph it is NOTIFY_ACK. */
 static inline int hpc_config_is_bsp(const hpc_exchange_config *config) {

@@ -246,6 +246,7 @@ static int open_keys(hpc_engine *en, const char *op) {
     hpc_quorum *q = en->own = hpc_engine_take(en, 1, sizeof *q, op);
     const int splits = en->use != NULL;
     if (q == NULL) return HPC_ERR_MEMORY;
+    if (hpc_has_decider(en)) q->verdicts = en->context->group.size * en->layout.depth;       /* see peers_quorum.c */
     if (splits) q->from = (size_t)(en->plan->n_rows + en->layout.n_shares) * sizeof(double); /* squares, versions */
     q->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *q->keys, op);
     q->given_up = hpc_engine_take(en, (size_t)en->context->group.size, 1, op);
@@ -256,8 +257,9 @@ static int open_keys(hpc_engine *en, const char *op) {
 static size_t part(const hpc_engine *en, int rank) {
     const size_t numbers = (size_t)en->layout.places[rank].shares * (size_t)en->context->group.size;
     const int told = en->layout.n_shares + (en->layout.stages.many ? en->plan->n_rows : 0);
+    const size_t verdicts = (size_t)(en->layout.places[rank].shares * hpc_quorum_of(en)->verdicts);
     return hpc_quorum_of(en)->from + (size_t)told * sizeof(hpc_told) +
-           numbers * (size_t)en->layout.depth * sizeof(uint64_t);
+           (numbers * (size_t)en->layout.depth + verdicts * hpc_verdict_words(en)) * sizeof(uint64_t);
 }
 
 /* A version belongs to all keys, so a group does too. */
@@ -282,6 +284,20 @@ static size_t take_copy(hpc_engine *en, const hpc_share *share) {
     return hpc_layout_take(&en->layout.places[hpc_me(en)], nbytes);
 }
 
+/* Among peers the shares of the same elements follow one of them: for each share another one, so that all ranks decide
+ * for some. */
+static int find_decider(const hpc_engine *en, const hpc_share *share) {
+    const hpc_pushed *k = &en->keys[share->key];
+    const int size = en->context->group.size;
+    int best = -1, distance = size;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *other = &en->layout.shares[k->shares[i]];
+        const int its = (other->owner + size - share->at % size) % size;
+        if (other->core == share->core && its < distance) best = k->shares[i], distance = its;
+    }
+    return best;
+}
+
 /* A rank sends to the shares that it gets parameters from, each of which has one answer for each of its pushes; on a
  * graph to its out-neighbours. */
 int hpc_quorum_plan(hpc_engine *en, const char *op) {
@@ -294,11 +310,13 @@ int hpc_quorum_plan(hpc_engine *en, const char *op) {
         hpc_share *share = &en->layout.shares[s];
         const int owns = share->owner == hpc_me(en) && action_of(en, share) != HPC_FORWARD;
         const int relays = action_of(en, share) == HPC_RELAY && (en->discipline->traits & HPC_ANSWERS_ALL);
-        const int sends = hpc_share_is_awaited_by(en, share, hpc_me(en)) && !relays && !(owns && en->graph != NULL);
+        const int gets = hpc_share_is_awaited_by(en, share, hpc_me(en)) && !relays && !(owns && en->graph != NULL);
+        const int sends = hpc_has_decider(en) ? owns && hpc_pushes_key(en, hpc_me(en), share->key) : gets;
         if (!owns && !sends) continue;
         hpc_quorum_share *its = share->own = hpc_engine_take(en, 1, sizeof *its, op);
         if (its == NULL) return HPC_ERR_MEMORY;
         its->sends = sends;
+        its->decider = hpc_has_decider(en) ? find_decider(en, share) : s;
         its->outlet.staged = sends ? take_copy(en, share) : HPC_NOWHERE;
     }
     return status;

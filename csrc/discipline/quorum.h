@@ -36,6 +36,9 @@ typedef struct hpc_intake {
     _Atomic double grace;     /* seconds that a fold waits for the others */
     _Atomic uint64_t reached; /* on a graph: the newest version that a quorum has brought */
     _Atomic uint64_t ended;   /* likewise: updates up to this version count in no fold any more */
+    /* Among peers: the version that was decided last; verdicts that this rank has given, and that the share has
+     * followed. */
+    uint64_t decided, given, followed;
 } hpc_intake;
 
 /* Counts of what this rank has sent to the owner of a share, or with several stages to the rows whose parameters the
@@ -79,6 +82,7 @@ typedef struct hpc_quorum_share {
     hpc_asker *askers;     /* by rank; NULL: one call */
     hpc_decided decided;
     int sends;
+    int decider; /* among peers the share of the rank that decides */
     hpc_intake intake;
     hpc_outlet outlet;
     hpc_told passed; /* a put may still read it */
@@ -116,6 +120,7 @@ typedef struct hpc_quorum {
     int n_pending;      /* how many outlets are pending */
     uint64_t *of_ranks; /* a number of each */
     uint64_t told;      /* with several stages: the newest version when a state was loaded last */
+    int verdicts;       /* among peers: how many of them a share has room for */
 } hpc_quorum;
 
 static inline int hpc_me(const hpc_engine *en) {
@@ -169,6 +174,17 @@ static inline size_t hpc_passed_at(const hpc_engine *en, int row) {
         (size_t)en->layout.places[owner].shares * (size_t)en->context->group.size * (size_t)en->layout.depth;
     return hpc_told_at(en, owner, en->layout.n_shares + row) + numbers * sizeof(uint64_t);
 }
+/* Among peers a verdict is words: 0 and then bits, of the ranks whose updates are in the next fold; or 1 more than the
+ * rank whose update is left out. Its offset in the part of the owner of a share. */
+static inline size_t hpc_verdict_words(const hpc_engine *en) {
+    return 1 + ((size_t)en->context->group.size + 63) / 64;
+}
+static inline size_t hpc_verdict_at(const hpc_engine *en, const hpc_share *share, uint64_t n) {
+    const size_t shares = (size_t)en->layout.places[share->owner].shares, most = (size_t)hpc_quorum_of(en)->verdicts;
+    const size_t numbers = shares * (size_t)en->context->group.size * (size_t)en->layout.depth;
+    const size_t words = numbers + ((size_t)share->at * most + n % most) * hpc_verdict_words(en);
+    return hpc_told_at(en, share->owner, en->layout.n_shares) + words * sizeof(uint64_t);
+}
 static inline hpc_told *hpc_told_here(const hpc_engine *en, size_t at) {
     return (hpc_told *)(void *)(hpc_own_part(en) + at);
 }
@@ -202,6 +218,20 @@ static inline uint64_t hpc_asker_heard(const hpc_engine *en, int s) {
     return *(const uint64_t *)(const void *)(hpc_own_part(en) + hpc_version_at(en, hpc_me(en), s));
 }
 
+/* ---- among peers (peers_quorum.c) ---- */
+
+static inline int hpc_has_decider(const hpc_engine *en) {
+    return (en->discipline->traits & HPC_DECIDES) != 0;
+}
+/* The share at which a rank's pushes to its own share are counted: that itself, or its decider's. */
+static inline const hpc_share *hpc_decider_of(const hpc_engine *en, const hpc_share *share) {
+    return hpc_has_decider(en) ? &en->layout.shares[((const hpc_quorum_share *)share->own)->decider] : share;
+}
+/* Says what becomes of the update of a rank, which is left out; or -1: of the ranks that the intake takes. */
+void hpc_verdict_give(hpc_core *core, const hpc_share *share, int left_out);
+/* Does for a share what has been decided, as far as its inputs are there: returns how much, or -1 after a failure. */
+int hpc_verdicts_follow(hpc_core *core, hpc_share *share);
+
 /* ---- what disciplines with a quorum have in common ---- */
 
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f);
@@ -220,6 +250,11 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how); /* the same, as HPC_CAME or empty */
 int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *event); /* HPC_OP_EMPTY */
 int hpc_intake_work(hpc_core *core);
+/* Among peers: a rank has put the version of its push beside a share that decides. */
+int hpc_intake_vote_came(hpc_core *core, hpc_share *share, int rank, int slot);
+/* Folds the updates that the intake takes; nonzero when the exchange has failed. Answers a sender. */
+int hpc_intake_fold(hpc_core *core, hpc_share *share, uint64_t version);
+void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome);
 /* The updates of a row in the last fold that bring something. */
 hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w);
 /* Adds a share to those at which the core looks, or takes it away when nothing waits in it. */

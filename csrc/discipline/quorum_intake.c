@@ -110,6 +110,13 @@ int hpc_intake_refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
     return 1;
 }
 
+int hpc_intake_vote_came(hpc_core *core, hpc_share *share, int rank, int slot) {
+    const uint64_t number = number_of(core->engine, share, rank, slot);
+    if (number == 0 || hpc_version_from(share, rank) != 0) return 0;
+    hold(core, share, rank, slot, number);
+    return 1;
+}
+
 /* Counts a push that leads a fold. Returns 0 if there is no slot from which it could have come. */
 static int lead_came(hpc_core *core, hpc_share *share) {
     if (hpc_intake_of(share)->pushes - share->version >= (uint64_t)core->engine->layout.depth) return 0;
@@ -182,9 +189,10 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) 
  * has been read, for the update came after it. Parameters go first: on servers those of a late update, with several
  * stages all, where relays answer the ranks that get parameters from them; none where they go to pulls. After this the
  * sender's next update may be written. */
-static void answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
+void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
     const hpc_engine *en = core->engine;
     const int s = (int)(share - en->layout.shares), many = en->layout.stages.many;
+    const size_t nbytes = hpc_has_decider(en) && sender != share->owner ? 0 : sizeof outcome;
     hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
     *told = outcome;
     if (keeping_of(en) == NULL && (many || !(outcome.used || is_led(en)))) hpc_intake_send_params(core, share, sender);
@@ -192,7 +200,7 @@ static void answer(hpc_core *core, const hpc_share *share, int sender, hpc_told 
     for (int i = 0; i < (many ? share->n_members : 1); i++) {
         const int rank = many ? share->members[i] : sender;
         if (hpc_sender_of(en, 0, rank) == sender)
-            hpc_share_answer_with(core, rank, told, sizeof *told, hpc_told_at(en, rank, s), hpc_signal_applied(en, s),
+            hpc_share_answer_with(core, rank, told, nbytes, hpc_told_at(en, rank, s), hpc_signal_applied(en, s),
                                   answered);
     }
 }
@@ -202,6 +210,16 @@ static void release(const hpc_share *share, int sender) {
     hpc_intake_of(share)->held--;
 }
 
+static void leave_out(hpc_core *core, const hpc_share *share, int sender, uint64_t folded) {
+    if (hpc_has_decider(core->engine)) {
+        hpc_verdict_give(core, share, sender);
+        return;
+    }
+    if (sends(core->engine, share, hpc_version_from(share, sender), sender))
+        atomic_fetch_add_explicit(&core->engine->peers.late[sender], 1, memory_order_relaxed);
+    hpc_intake_answer(core, share, sender, (hpc_told){folded, 0});
+}
+
 /* Leaves the updates out that are older than version least. Returns how many there were. */
 static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, uint64_t folded) {
     const hpc_intake *in = hpc_intake_of(share);
@@ -209,9 +227,7 @@ static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, u
     for (int i = 0; i < in->n_from && in->held > 0; i++) {
         const int sender = in->from[i];
         if (hpc_version_from(share, sender) == 0 || hpc_version_from(share, sender) >= least) continue;
-        if (sends(core->engine, share, hpc_version_from(share, sender), sender))
-            atomic_fetch_add_explicit(&core->engine->peers.late[sender], 1, memory_order_relaxed);
-        answer(core, share, sender, (hpc_told){folded, 0});
+        leave_out(core, share, sender, folded);
         release(share, sender);
         n++;
     }
@@ -283,6 +299,7 @@ static int is_due(hpc_core *core, const hpc_share *share, const survey *found, u
 /* The version of the next fold. Updates of an older one are late. */
 static uint64_t next_version(const hpc_engine *en, const hpc_share *share) {
     const int slot = (int)(share->version % (uint64_t)en->layout.depth);
+    if (hpc_has_decider(en)) return hpc_intake_of(share)->decided + 1;
     return has_lead(share) ? number_of(en, share, share->owner, slot) : hpc_folded_of(share) + 1;
 }
 
@@ -310,7 +327,6 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     const hpc_engine *en = core->engine;
     hpc_intake *in = hpc_intake_of(share);
     int n = 0, missing = 0;
-    in->since = 0;
     atomic_store_explicit(&in->folded, version, memory_order_release);
     share->version++;
     if (keeping_of(en) != NULL) keeping_of(en)->keep(share);
@@ -323,10 +339,10 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     hpc_share_count_fold(core, n);
     hpc_tally_add(&core->tally.missing, (uint64_t)missing);
     for (int i = 0; i < in->n_from; i++)
-        if (in->takes[in->from[i]]) answer(core, share, in->from[i], (hpc_told){version, 1});
+        if (in->takes[in->from[i]]) hpc_intake_answer(core, share, in->from[i], (hpc_told){version, 1});
     if (is_led(en))
         hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
-    for (int i = 0; i < in->n_from; i++)
+    for (int i = 0; i < in->n_from && !hpc_has_decider(en); i++)
         if (in->takes[in->from[i]]) release(share, in->from[i]);
     if (is_led(en)) hpc_graph_end_fold(core, share);
 }
@@ -365,16 +381,7 @@ static void count_received(const hpc_core *core, const hpc_work *w) {
     }
 }
 
-/* No update that waits is older than the fold. */
-static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
-    hpc_intake *in = hpc_intake_of(share);
-    const uint64_t least = least_of(core->engine, share, version);
-    for (int i = 0; i < in->n_from; i++) {
-        const int sender = in->from[i];
-        const uint64_t waits = hpc_version_from(share, sender);
-        in->takes[sender] = waits == version || (is_led(core->engine) && waits >= least &&
-                                                 (waits < version || sends(core->engine, share, version, sender)));
-    }
+int hpc_intake_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     for (int i = 0; i < share->n_rows; i++) {
         hpc_work *w = &core->engine->work[core->engine->work_of[share->rows[i]]];
         const hpc_keeping *keeping = keeping_of(core->engine);
@@ -386,6 +393,30 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     return 0;
 }
 
+static void decide(hpc_core *core, const hpc_share *share, uint64_t version) {
+    hpc_intake *in = hpc_intake_of(share);
+    hpc_verdict_give(core, share, -1);
+    in->decided = version;
+    for (int i = 0; i < in->n_from; i++)
+        if (in->takes[in->from[i]]) release(share, in->from[i]);
+}
+
+/* No update that waits is older than the fold. */
+static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
+    hpc_intake *in = hpc_intake_of(share);
+    const uint64_t least = least_of(core->engine, share, version);
+    for (int i = 0; i < in->n_from; i++) {
+        const int sender = in->from[i];
+        const uint64_t waits = hpc_version_from(share, sender);
+        in->takes[sender] = waits == version || (is_led(core->engine) && waits >= least &&
+                                                 (waits < version || sends(core->engine, share, version, sender)));
+    }
+    in->since = 0;
+    if (!hpc_has_decider(core->engine)) return hpc_intake_fold(core, share, version);
+    decide(core, share, version);
+    return 0;
+}
+
 /* ---- the core's work ---- */
 
 /* Advances a share by a step: drops, then a fold; returns how much was done, or -1 after a failure. Where too few
@@ -393,8 +424,10 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
  * that are left. */
 static int step(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
+    const int followed = hpc_has_decider(en) ? hpc_verdicts_follow(core, share) : 0;
+    if (followed < 0 || hpc_decider_of(en, share) != share) return followed;
     const uint64_t version = next_version(en, share);
-    int n = drop_before(core, share, least_of(en, share, version), version - 1);
+    int n = followed + drop_before(core, share, least_of(en, share, version), version - 1);
     if (is_led(en) && !has_lead(share)) return n;
     if (keeping_of(en) != NULL) {
         int waits = 0;
@@ -471,6 +504,7 @@ int hpc_intake_tell(hpc_engine *en) {
         for (int i = 0; i < in->n_from && status == HPC_OK; i++) {
             hpc_told *told = &in->senders[in->from[i]].told;
             told->folded = share->version;
+            if (hpc_has_decider(en) && in->from[i] != share->owner) continue;
             status = hpc_put(core->out, en->window, in->from[i], told, sizeof *told, hpc_told_at(en, in->from[i], s));
         }
         hpc_core_resume(core);

@@ -54,6 +54,7 @@ static void take_row_back(hpc_engine *en, int index, uint64_t n) {
         const hpc_row *row = &plan->rows[i];
         if (hpc_forwards_to_rule(plan, row) && row->owner == hpc_me(en) && en->work[en->work_of[i]].encoder != NULL)
             hpc_pieces_leave_out(&en->work[en->work_of[i]]);
+        if (hpc_has_decider(en) && i != index) continue;
         if (row->action == HPC_APPLY && !empty && hpc_key_pushes_pieces(en, row->key) &&
             hpc_row_input(row, hpc_me(en)) != NULL)
             hpc_pieces_return(en, row, hpc_slot_of_push(en, row->key, n));
@@ -149,21 +150,24 @@ static int carry(hpc_engine *en, const hpc_share *share, uint64_t n) {
 /* Sends push number n: its data, unless the owner reads that in place, then an event with its version. Returns
  * HPC_IN_PROGRESS while the owner's ring is full. */
 static int send_update(hpc_engine *en, int s, uint64_t n) {
-    const hpc_share *share = &en->layout.shares[s];
+    const hpc_share *share = &en->layout.shares[s], *to = hpc_decider_of(en, share);
     hpc_outlet *out = hpc_outlet_of(share);
-    int me = hpc_me(en), owner = share->owner, status = HPC_OK, slot = slot_of(en, n);
-    const int empty = is_empty(en, share, n);
-    if (!empty && !hpc_reads_in_place(en, owner, me) && out->carried != n) status = carry(en, share, n);
+    int me = hpc_me(en), owner = to->owner, status = HPC_OK, slot = slot_of(en, n);
+    const int empty = is_empty(en, share, n), votes = hpc_has_decider(en);
+    if (!empty && !votes && !hpc_reads_in_place(en, owner, me) && out->carried != n) status = carry(en, share, n);
     out->carried = n;
     out->version = hpc_versions_of(en, share->key)->numbers[slot];
     if (status == HPC_OK)
         status = hpc_lane_try_notify(en->in_lanes[share->core], en->window, owner, &out->version, sizeof out->version,
-                                     hpc_number_at(en, share, me, slot),
-                                     hpc_imm(empty ? HPC_OP_EMPTY : HPC_OP_SHARE, slot, s));
+                                     hpc_number_at(en, to, me, slot),
+                                     hpc_imm(votes   ? HPC_OP_USE
+                                             : empty ? HPC_OP_EMPTY
+                                                     : HPC_OP_SHARE,
+                                             slot, (int)(to - en->layout.shares)));
     if (status != HPC_OK) return unless_gone(en, status);
     out->sent++;
     out->under_way = n;
-    if (!empty) hpc_count_sent(en, share, hpc_slot_of_push(en, share->key, n));
+    if (!empty && !votes) hpc_count_sent(en, share, hpc_slot_of_push(en, share->key, n));
     return HPC_OK;
 }
 

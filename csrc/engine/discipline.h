@@ -75,6 +75,8 @@ typedef enum hpc_trait {
      * brings no bytes, of updates that are read in place, and each put is told by an event of its row. */
     HPC_BRINGS_NUMBER = 1024,
     HPC_PULLS = 2048, /* pulls ask owners, and have a signal of their own; else the answer to a push is theirs */
+    /* Shares of the same elements follow what one of their owners says, by a second signal of its share. */
+    HPC_DECIDES = 4096,
     /* Fold and apply are two calls: rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is
      * gathered by its worker's own core, into hpc_engine.gathered. */
     HPC_KEEPS_INPUTS = 8192,

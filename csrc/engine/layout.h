@@ -39,11 +39,12 @@ static inline int hpc_signal_args(const hpc_engine *en, int owner, int core) {
 static inline int hpc_signal_applied(const hpc_engine *en, int share) {
     return en->context->group.size + en->layout.n_cores + share;
 }
-static inline int hpc_signal_second(const hpc_engine *en, int share) { /* of a pull, where pulls ask */
+static inline int hpc_signal_second(const hpc_engine *en, int share) { /* of a pull, or HPC_DECIDES */
     return hpc_signal_applied(en, share) + en->layout.n_shares;
 }
 static inline int hpc_signals(const hpc_engine *en) {
-    return hpc_signal_applied(en, 0) + en->layout.n_shares * (en->discipline->traits & HPC_PULLS ? 2 : 1);
+    return hpc_signal_applied(en, 0) +
+           en->layout.n_shares * (en->discipline->traits & (HPC_PULLS | HPC_DECIDES) ? 2 : 1);
 }
 
 /* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */

@@ -33,8 +33,8 @@ static int check_outputs(const hpc_engine *en) {
             if (gets && !gives)
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: row %d sends parameters to rank %d, which sends it no update", i, r);
-            if ((en->discipline->traits & HPC_GOES_ON) && row->action != HPC_RELAY &&
-                (reached != gives || gives != pushes))
+            if ((en->discipline->traits & HPC_GOES_ON) && !(en->discipline->traits & HPC_OWN_PARAMS) &&
+                row->action != HPC_RELAY && (reached != gives || gives != pushes))
                 return hpc_fail(HPC_ERR_CONFIG, op_create,
                                 "exchange: under %s all rows of a key must take updates from the same ranks, and send "
                                 "parameters to those ranks; row %d does not do so with rank %d",

@@ -94,11 +94,15 @@ class PeerToPeer(Topology):
     def refuses(self, job: Job) -> str | None:
         consistency = with_servers(job.consistency)
         staleness = consistency.staleness
-        if consistency not in (BSP, ASYNC) and (not staleness or consistency != SSP(staleness)):
+        if consistency.quorum is not None and staleness != 0 and consistency != ASYNC:
+            return (
+                f"consistency is {consistency}: with ASYNC and SSP(s) peers take each update as it comes, and no fold "
+                "waits for several: leave quorum out, or give BSP"
+            )
+        if consistency.quorum is None and consistency not in (BSP, ASYNC) and consistency != SSP(staleness or 0):
             return (
                 f"consistency is {consistency}: peers apply each update of each rank once and in order, which needs "
-                "BSP, SSP(s) or ASYNC, without a quorum: give ParameterServer(), with which one owner says whose "
-                "updates count"
+                "BSP, SSP(s) or ASYNC"
             )
         if staleness and staleness > _MOST_STALE:
             return (

@@ -104,6 +104,9 @@ const combination combinations[] = {
     {"async_peers", PEERS, 4, HPC_ASYNC, 3, 0, 0, 0},
     {"async_peers_partial", PEERS, 5, HPC_ASYNC, 1, 0, PARTIAL | THREADS | ROUNDED, 0},
     {"async_peers_tree", PEERS, 5, HPC_ASYNC, 2, 0, TREE, 0},
+    {"quorum_peers", PEERS, 4, HPC_BSP, 0, 3, 0, 0},
+    {"quorum1_peers", PEERS, 3, HPC_BSP, 0, 1, THREADS | ROUNDED, 0},
+    {"quorum_peers_tree", PEERS, 5, HPC_BSP, 0, 2, TREE | THREADS | DEEP, 0},
     {"split_async_peers", PEERS, 3, HPC_ASYNC, 2, 0, SPLIT, 0},
     {"split_ssp1_peers", PEERS, 3, HPC_SSP, 1, 0, SPLIT | ROUNDED, 0},
     {"split_ssp2_peers_tree", PEERS, 5, HPC_SSP, 2, 0, SPLIT | TREE, 0},
@@ -224,7 +227,7 @@ static void plan_peers(trial *t) {
     }
     hpc_peer_to_peer_init(&peers);
     peers.keys = j->keys, peers.n_keys = j->n_keys, peers.workers = j->workers, peers.n_workers = n;
-    peers.cores = j->cores, peers.chunk = j->chunk, peers.depth = j->depth, peers.sum = 1, peers.wire = j->wire;
+    peers.cores = j->cores, peers.chunk = j->chunk, peers.depth = j->depth, peers.sum = j->sum, peers.wire = j->wire;
     if (has(c, TREE))
         peers.parents = parents;
     else if (has(c, LEADERS))

@@ -1,0 +1,184 @@
+/* A quorum among peers: every worker has a copy of the parameters, to which it applies the same folds as all others.
+ * For the shares of the same elements one rank decides, each rank for some of them. It knows by quorum.c's rules which
+ * updates count, as the owner does there, and gives *verdicts*: a fold, of the ranks whose updates are in it, or that
+ * the update of a rank is left out. All shares follow its verdicts, in their order: so copies stay equal, bit for bit.
+ *
+ * A worker sends its update to its peers as under BSP, and to the rank that decides a vote: the version that the update
+ * is for. A verdict is about the next update of a rank, for these come in order; a share follows it when all these
+ * updates are there. Then it answers their ranks, whose slots are free. The worker's own share tells it the outcome,
+ * behind parameters that have all that was decided before. So an update counts everywhere or nowhere, and goes back
+ * into the residual once.
+ *
+ * Who writes what, and what orders it. A vote lies in the part of the rank that decides, and comes with its event. The
+ * worker votes again when the last vote was decided, so there is one of each rank. Verdicts lie in a ring in the part
+ * of each rank, the decider's own included, from where its puts read them; a signal behind each says how many there
+ * are, which the follower's core acquires. Each is about one update or more, and a rank has no more of these under way
+ * than slots, as it waits for the answers of all its peers: so the ring has room for all verdicts that some rank has
+ * not followed.
+ *
+ * Nobody waits in a circle, as in quorum.c: a share that follows waits for updates that were sent before their vote. A
+ * core that stands still holds up its peers when their slots are used up, as a server's does at once. */
+#include <string.h>
+
+#include "discipline/discipline.h"
+#include "discipline/peers.h"
+#include "discipline/quorum.h"
+#include "engine/answer.h"
+#include "engine/core.h"
+#include "engine/send.h"
+#include "engine/stages.h"
+
+static int check(const hpc_context *c, const hpc_exchange_config *f) {
+    const int status = hpc_peers_check(c, f);
+    return status == HPC_OK ? hpc_quorum_check(c, f) : status;
+}
+
+/* ---- the core: verdicts ---- */
+
+static uint64_t *verdict_here(const hpc_engine *en, const hpc_share *share, uint64_t n) {
+    return (uint64_t *)(void *)(hpc_own_part(en) + hpc_verdict_at(en, share, n));
+}
+
+void hpc_verdict_give(hpc_core *core, const hpc_share *share, int left_out) {
+    const hpc_engine *en = core->engine;
+    const hpc_pushed *k = &en->keys[share->key];
+    hpc_intake *in = hpc_intake_of(share);
+    const size_t nbytes = hpc_verdict_words(en) * sizeof(uint64_t);
+    uint64_t *verdict = memset(verdict_here(en, share, in->given), 0, nbytes);
+    verdict[0] = (uint64_t)(left_out + 1);
+    for (int i = 0; i < in->n_from && left_out < 0; i++)
+        verdict[1 + in->from[i] / 64] |= (uint64_t)(in->takes[in->from[i]] != 0) << in->from[i] % 64;
+    for (int i = 0; i < k->n_shares; i++) {
+        const hpc_share *to = &en->layout.shares[k->shares[i]];
+        if (to == share || to->core != share->core) continue;
+        hpc_share_answer_with(core, to->owner, verdict, nbytes, hpc_verdict_at(en, to, in->given),
+                              hpc_signal_second(en, (int)(share - en->layout.shares)), in->given + 1);
+    }
+    in->given++;
+}
+
+static uint64_t verdicts_of(const hpc_engine *en, const hpc_share *share) {
+    const hpc_share *by = hpc_decider_of(en, share);
+    const int signal = hpc_signal_second(en, (int)(by - en->layout.shares));
+    if (by == share) return hpc_intake_of(share)->given;
+    return atomic_load_explicit(hpc_own_signal(en->window, signal), memory_order_acquire);
+}
+
+static int is_about(const uint64_t *verdict, int rank) {
+    return verdict[0] > 0 ? verdict[0] == (uint64_t)rank + 1 : verdict[1 + rank / 64] >> rank % 64 & 1;
+}
+
+/* Whether an update of rank waits in a share. */
+static int has_come(const hpc_share *share, int rank) {
+    return hpc_clock_came(&share->clocks[rank]) > hpc_clock_applied(&share->clocks[rank]);
+}
+
+/* Whether all inputs that a verdict is about are there. Notes them, and their slots, for the fold. */
+static int is_there(const hpc_engine *en, const hpc_share *share, const uint64_t *verdict) {
+    const hpc_work *w = hpc_first_work(en, share);
+    for (int e = 0; e < w->row->n_in; e++) {
+        const int rank = w->inputs[e].rank, about = is_about(verdict, rank);
+        if (about && !has_come(share, rank)) return 0;
+        hpc_intake_of(share)->takes[rank] = (char)about;
+        share->clocks[rank].slot = (int)(hpc_clock_applied(&share->clocks[rank]) % (uint64_t)en->layout.depth);
+    }
+    return 1;
+}
+
+static void end(const hpc_engine *en, const hpc_share *share) {
+    const hpc_work *w = hpc_first_work(en, share);
+    hpc_intake *in = hpc_intake_of(share);
+    for (int e = 0; e < w->row->n_in; e++) {
+        const int rank = w->inputs[e].rank;
+        if (!in->takes[rank]) continue;
+        hpc_tally_add(&share->clocks[rank].applied, 1);
+        in->held--;
+    }
+    in->followed++;
+}
+
+int hpc_verdicts_follow(hpc_core *core, hpc_share *share) {
+    const hpc_engine *en = core->engine;
+    hpc_intake *in = hpc_intake_of(share);
+    int n = 0;
+    for (; in->followed < verdicts_of(en, share); n++) {
+        const uint64_t *verdict = verdict_here(en, share, in->followed);
+        const int left_out = (int)verdict[0] - 1;
+        if (!is_there(en, share, verdict)) break;
+        if (left_out >= 0) {
+            atomic_fetch_add_explicit(&core->engine->peers.late[left_out], 1, memory_order_relaxed);
+            hpc_intake_answer(core, share, left_out, (hpc_told){share->version, 0});
+        } else if (hpc_intake_fold(core, share, share->version + 1) != 0) {
+            return -1;
+        }
+        end(en, share);
+    }
+    return n;
+}
+
+/* ---- the core: events ---- */
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    hpc_share *share = w->share;
+    hpc_clock *from = &share->clocks[w->inputs[input].rank];
+    (void)slot;
+    if (!hpc_clock_row(from, share)) return 1;
+    if (hpc_clock_came(from) - hpc_clock_applied(from) >= (uint64_t)core->engine->layout.depth) return 0;
+    hpc_tally_add(&from->came, 1);
+    hpc_intake_of(share)->held++;
+    hpc_intake_look_after(core, share);
+    return 1;
+}
+
+static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
+    if (share == NULL || hpc_imm_operation(event->imm) != HPC_OP_USE) return 0;
+    if (hpc_decider_of(core->engine, share) != share || hpc_imm_slot(event->imm) >= core->engine->layout.depth)
+        return 0;
+    if (!hpc_core_brings(core, event, "a vote for share", share->key, sizeof(uint64_t))) return 1;
+    return hpc_pushes_key(core->engine, event->peer, share->key) &&
+           hpc_intake_vote_came(core, share, event->peer, hpc_imm_slot(event->imm));
+}
+
+/* ---- the worker ---- */
+
+/* Adds the peers whose next update has not come; where all have, the rank that decides. */
+static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &en->layout.shares[s];
+    const hpc_work *w = hpc_first_work(en, share);
+    const int before = found;
+    (void)ticket;
+    for (int e = 0; e < w->row->n_in; e++)
+        if (!has_come(share, w->inputs[e].rank) && hpc_closed_signal(en, w->inputs[e].rank) == 0)
+            found = hpc_add_rank(ranks, found, hpc_edge_sender(&w->row->in[e]));
+    return found > before ? found : hpc_add_rank(ranks, found, hpc_decider_of(en, share)->owner);
+}
+
+/* All ranks go on from the same folds: every share has followed all verdicts when it has answered all pushes. */
+static int level(hpc_engine *en, hpc_limit *l, const char *op) {
+    int status = HPC_OK;
+    for (int key = 0; key < en->plan->n_keys && status == HPC_OK; key++)
+        if (en->keys[key].n_shares > 0)
+            status = hpc_ticket_wait_slot(en, key, 2 * en->keys[key].pushes, hpc_limit_left(en, l), op);
+    return hpc_context_agree(en->context, op, status, l->deadline);
+}
+
+static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    return moment == HPC_ON_PUBLISH ? level(en, l, op) : hpc_outlet_note(en, key, moment, l, op);
+}
+
+const hpc_discipline hpc_discipline_peers_quorum = {
+    .name = "a quorum among peers",
+    .check = check,
+    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_OWN_PARAMS | HPC_PASSES_ON | HPC_DECIDES,
+    .plan = hpc_quorum_plan,
+    .open = hpc_quorum_open,
+    .gate =
+        &(const hpc_gate){.row_came = row_came, .other_came = other_came, .work = hpc_intake_work, .missing = missing},
+    .pace = &(const hpc_pace){.may_push = hpc_outlet_may_push,
+                              .wait_slot = hpc_outlet_wait_slot,
+                              .send_share = hpc_push_in_turn,
+                              .moments = HPC_ON_SEND | HPC_ON_SENT | HPC_ON_END | HPC_ON_HEAR | HPC_ON_LOOK |
+                                         HPC_ON_PUBLISH | HPC_ON_PUBLISHED | HPC_ON_CLOSE,
+                              .note = note,
+                              .has_read = hpc_share_has_answered},
+};
