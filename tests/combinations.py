@@ -71,6 +71,7 @@ class Edges:
 _HOSTS = ((0, 1), (2, 3))
 _RACKS = Hierarchy(hosts=((0, 1), (2,), (3,)), racks=((0, 1), (2, 3)))
 _RING = from_edges(4, [(i, (i + 1) % 4) for i in range(4)])
+_TWO = from_edges(4, [(i, (i + k) % 4) for i in range(4) for k in (1, 2)])
 _THREE = from_edges(5, [(i, (i + k) % 5) for i in range(5) for k in (1, 2, 3)])  # of which a quorum can be two
 _BACK = from_edges(5, [(i, (i - k) % 5) for i in range(5) for k in (1, 2, 3)])
 
@@ -86,7 +87,7 @@ EDGES: dict[str, Edges] = {
     "receivers and servers apply": Edges(ParameterServer("NCS", [4], apply_at="both"), 5, settles="close", workers=4),
     "hosts, receivers apply": Edges(Hierarchy(hosts=_HOSTS, apply_at="receivers"), quorum=1, group=2, settles="close"),
     "peers": Edges(PeerToPeer(), kind="peers", settles="close"),
-    "peers of a graph": Edges(PeerToPeer(_RING), kind="peers", quorum=1, settles="close"),
+    "peers of a graph": Edges(PeerToPeer(_TWO), kind="peers", quorum=2, settles="close"),
     "peers that pass on": Edges(PeerToPeer(_RING, relay=True), kind="peers", settles="close"),
     "a graph": Edges(_THREE, 5, kind="graph", quorum=2),
     "a graph of phases": Edges([_THREE, _BACK], 5, kind="graph", quorum=2),
@@ -348,7 +349,8 @@ def without_the_last(ctx: hpcomm.Context, one: Combination, works: bool) -> Foun
     counts = edges.quorum + (edges.kind in ("graph", "models"))  # there a rank's own update does not count
     if edges.kind != "servers" and np.count_nonzero(its[ctx.rank]) != counts:
         return Found("runs")  # one more has come, which a fold may leave out
-    its /= np.maximum(its.sum(axis=1, keepdims=True), 1e-9)
+    if edges.kind != "peers" or edges.topology.all_to_all:  # else weights are no means
+        its /= np.maximum(its.sum(axis=1, keepdims=True), 1e-9)
     return compared(ctx.rank, params, expected(edges, [its], [1], one.codec)[ctx.rank], 1e-5)
 
 

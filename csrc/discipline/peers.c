@@ -34,8 +34,7 @@ static int check_row(const hpc_row *row, int i) {
     return hpc_row_has_input(row, row->owner) ? HPC_OK : refuse_row(i, "takes no pushes of its owner");
 }
 
-/* The in-edge by which the row of owner, of the same elements as row, takes the pushes of rank; NULL: no such edge. */
-static const hpc_edge *find_push(const hpc_plan *plan, int row, int owner, int rank) {
+const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, int rank) {
     const hpc_row *own = &plan->rows[row];
     while (row > 0 && plan->rows[row - 1].key == own->key && plan->rows[row - 1].offset == own->offset) row--;
     for (; row < plan->n_rows && plan->rows[row].key == own->key && plan->rows[row].offset == own->offset; row++)
@@ -47,7 +46,7 @@ static const hpc_edge *find_push(const hpc_plan *plan, int row, int owner, int r
 static int check_way(const hpc_plan *plan, int i, const hpc_edge *in) {
     const hpc_edge *at = in;
     for (int steps = 0; at != NULL && hpc_edge_via(at) >= 0 && steps < plan->n_rows; steps++)
-        at = find_push(plan, i, hpc_edge_via(at), in->rank);
+        at = hpc_peers_find_push(plan, i, hpc_edge_via(at), in->rank);
     if (at != NULL && hpc_edge_via(at) < 0) return HPC_OK;
     return hpc_fail(HPC_ERR_CONFIG, "exchange",
                     "exchange: row %d takes pushes of rank %d by way of rank %d, to which they do not come", i,
@@ -57,7 +56,7 @@ static int check_way(const hpc_plan *plan, int i, const hpc_edge *in) {
 /* An event names the update that it brings by the row of its rank, and comes to the core of its sender's number. */
 static int check_passed(const hpc_plan *plan, int i, const hpc_edge *in) {
     const hpc_row *row = &plan->rows[i], *before = i > 0 ? row - 1 : row;
-    if (find_push(plan, i, in->rank, in->rank) == NULL)
+    if (hpc_peers_find_push(plan, i, in->rank, in->rank) == NULL)
         return hpc_fail(HPC_ERR_CONFIG, "exchange",
                         "exchange: row %d takes pushes of rank %d by way of rank %d, and rank %d has no row of these "
                         "elements; among peers each rank has one",

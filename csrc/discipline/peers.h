@@ -7,6 +7,9 @@
 /* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
 int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);
 
+/* The in-edge by which the row of owner, of the same elements as row, takes the pushes of rank; NULL: no such edge. */
+const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, int rank);
+
 /* hpc_discipline's slots. Under BSP: each push needs as many of every rank that sends to this one; a wait names the
  * ranks that have not sent their updates, or have not answered. */
 int hpc_peers_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);

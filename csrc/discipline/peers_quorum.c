@@ -76,6 +76,7 @@ static int has_come(const hpc_share *share, int rank) {
 /* Whether all inputs that a verdict is about are there. Notes them, and their slots, for the fold. */
 static int is_there(const hpc_engine *en, const hpc_share *share, const uint64_t *verdict) {
     const hpc_work *w = hpc_first_work(en, share);
+    memset(hpc_intake_of(share)->takes, 0, (size_t)en->context->group.size);
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank, about = is_about(verdict, rank);
         if (about && !has_come(share, rank)) return 0;
@@ -83,6 +84,14 @@ static int is_there(const hpc_engine *en, const hpc_share *share, const uint64_t
         share->clocks[rank].slot = (int)(hpc_clock_applied(&share->clocks[rank]) % (uint64_t)en->layout.depth);
     }
     return 1;
+}
+
+/* A rank whose updates do not come here waits for the answer too. */
+static void answer_others(hpc_core *core, const hpc_share *share, const uint64_t *verdict) {
+    const hpc_intake *in = hpc_intake_of(share);
+    for (int i = 0; i < in->n_from; i++)
+        if (is_about(verdict, in->from[i]) && !in->takes[in->from[i]])
+            hpc_intake_answer(core, share, in->from[i], (hpc_told){0});
 }
 
 static void end(const hpc_engine *en, const hpc_share *share) {
@@ -108,8 +117,9 @@ int hpc_verdicts_follow(hpc_core *core, hpc_share *share) {
         if (left_out >= 0) {
             atomic_fetch_add_explicit(&core->engine->peers.late[left_out], 1, memory_order_relaxed);
             hpc_intake_answer(core, share, left_out, (hpc_told){share->version, 0});
-        } else if (hpc_intake_fold(core, share, share->version + 1) != 0) {
-            return -1;
+        } else {
+            answer_others(core, share, verdict);
+            if (hpc_intake_fold(core, share, share->version + 1) != 0) return -1;
         }
         end(en, share);
     }
@@ -169,7 +179,7 @@ static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const 
 const hpc_discipline hpc_discipline_peers_quorum = {
     .name = "a quorum among peers",
     .check = check,
-    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_OWN_PARAMS | HPC_PASSES_ON | HPC_DECIDES,
+    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_OWN_PARAMS | HPC_INVOLVES_ALL | HPC_PASSES_ON | HPC_DECIDES,
     .plan = hpc_quorum_plan,
     .open = hpc_quorum_open,
     .gate =

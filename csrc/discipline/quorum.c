@@ -96,6 +96,7 @@
 
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
+#include "discipline/peers.h"
 #include "discipline/whole.h"
 #include "engine/answer.h"
 #include "engine/pieces.h"
@@ -139,6 +140,19 @@ static int has_other_workers(const hpc_plan *plan, int i) {
     return row->n_in != first->n_in;
 }
 
+static int is_of_row(const hpc_plan *plan, int i, int row) {
+    return plan->rows[i].key == plan->rows[row].key && plan->rows[i].offset == plan->rows[row].offset;
+}
+
+/* The same among peers, whose rows may have different inputs. Looks once at the rows of the same elements. */
+static int has_other_peers(const hpc_plan *plan, int i) {
+    const int me = plan->rows[i].owner;
+    const int is_first = i == 0 || !is_of_row(plan, i - 1, i);
+    for (int r = 0; is_first && r < plan->n_rows && is_of_row(plan, r, 0); r++)
+        if (hpc_peers_find_push(plan, i, plan->rows[r].owner, plan->rows[r].owner) == NULL) return 1;
+    return hpc_peers_find_push(plan, 0, me, me) == NULL;
+}
+
 static int takes_part(const hpc_plan *plan, int i) {
     const hpc_row *row = &plan->rows[i];
     return row->action == HPC_EMIT || (row->quorum != row->n_in && row->action != HPC_APPLY) || has_no_weight(row);
@@ -157,6 +171,12 @@ static int forwards_one(const hpc_plan *plan, int i) {
 static const refusal of_ranks[] = {
     {applies_not, "emits, or has a weight of 0 or less; a quorum needs rows that apply what workers push"},
     {has_other_workers, "is pushed by other workers than row 0; with a quorum all push every key"},
+    {NULL, NULL},
+};
+
+static const refusal of_peers[] = {
+    {applies_not, "has a weight of 0 or less, of which a quorum makes no mean"},
+    {has_other_peers, "has other peers than row 0; with a quorum all push every key"},
     {NULL, NULL},
 };
 
@@ -206,6 +226,7 @@ static int check_pieces_on_graph(const hpc_exchange_config *f) {
 /* A quorum that is all inputs leaves out no update. */
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f) {
     const int many = hpc_plan_has_stages(f->plan);
+    const refusal *refusals = many ? of_groups : hpc_edges_of(f) == HPC_PEERS ? of_peers : of_ranks;
     int other, copy = many ? hpc_plan_find_copy(f->plan, &other) : -1;
     int status = many && (copy >= 0 || hpc_config_misses_some(f)) ? check_pieces(f) : HPC_OK;
     (void)c;
@@ -215,7 +236,7 @@ int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f) {
                           "exchange: rows %d and %d apply the same elements; with a quorum they have one owner", other,
                           copy);
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++)
-        for (const refusal *its = many ? of_groups : of_ranks; its->refuses != NULL && status == HPC_OK; its++)
+        for (const refusal *its = refusals; its->refuses != NULL && status == HPC_OK; its++)
             if (its->refuses(f->plan, i))
                 status = hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: row %d %s", i, its->row);
     return status;

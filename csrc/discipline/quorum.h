@@ -39,6 +39,7 @@ typedef struct hpc_intake {
     /* Among peers: the version that was decided last; verdicts that this rank has given, and that the share has
      * followed. */
     uint64_t decided, given, followed;
+    int partial; /* verdicts may be about ranks whose updates do not come here: the share is always looked at */
 } hpc_intake;
 
 /* Counts of what this rank has sent to the owner of a share, or with several stages to the rows whose parameters the

@@ -63,7 +63,8 @@ static uint64_t number_of(const hpc_engine *en, const hpc_share *share, int rank
 void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
     watch *its = core->own;
     hpc_intake *in = hpc_intake_of(share);
-    const int waits = in->held > 0 || has_lead(share) || ((const hpc_split_means *)share->own)->n_used > 0;
+    const int waits =
+        in->held > 0 || in->partial || has_lead(share) || ((const hpc_split_means *)share->own)->n_used > 0;
     if (waits == (in->place < its->n)) return;
     const int to = waits ? its->n++ : --its->n;
     hpc_share *other = core->clocked[to];
@@ -241,22 +242,42 @@ typedef struct survey {
     int brought, open, expected;
 } survey;
 
+static void look_at(const hpc_core *core, const hpc_share *share, int sender, uint64_t version, survey *found) {
+    const uint64_t newest = hpc_intake_of(share)->senders[sender].newest, waits = hpc_version_from(share, sender);
+    const int brought = is_led(core->engine) ? newest >= least_of(core->engine, share, version) : waits == version;
+    const watched *its = &((const watch *)core->own)->seen[sender];
+    const int open = !brought && waits == 0 && !its->gone;
+    if (!sends(core->engine, share, version, sender)) return;
+    found->brought += brought;
+    found->open += open;
+    found->expected += open && !its->absent && newest + NEAR >= version;
+}
+
 static survey look(const hpc_core *core, const hpc_share *share, uint64_t version) {
     const hpc_intake *in = hpc_intake_of(share);
-    const uint64_t least = least_of(core->engine, share, version);
     survey found = {0, 0, 0};
-    for (int i = 0; i < in->n_from; i++) {
-        const int sender = in->from[i];
-        const uint64_t newest = in->senders[sender].newest, waits = hpc_version_from(share, sender);
-        const int brought = is_led(core->engine) ? newest >= least : waits == version;
-        const watched *its = &((const watch *)core->own)->seen[sender];
-        const int open = !brought && waits == 0 && !its->gone;
-        if (!sends(core->engine, share, version, sender)) continue;
-        found.brought += brought;
-        found.open += open;
-        found.expected += open && !its->absent && newest + NEAR >= version;
-    }
+    for (int i = 0; i < in->n_from; i++) look_at(core, share, in->from[i], version, &found);
     return found;
+}
+
+/* How many updates are there for a fold, or may come, where they are fewest: among peers each has to have a quorum of
+ * those that come to it. */
+static survey look_where_fewest(const hpc_core *core, const hpc_share *share, uint64_t version, survey all) {
+    const hpc_engine *en = core->engine;
+    const hpc_pushed *k = &en->keys[share->key];
+    int most = all.brought + all.open;
+    for (int i = 0; i < k->n_shares && hpc_has_decider(en); i++) {
+        const hpc_share *its = &en->layout.shares[k->shares[i]];
+        const hpc_row *row = &en->plan->rows[its->rows[0]];
+        survey found = {0, 0, 0};
+        if (its->core != share->core || row->n_in == hpc_intake_of(share)->n_from) continue;
+        if (hpc_intake_is_gone(core, its->owner)) continue;
+        for (int e = 0; e < row->n_in; e++) look_at(core, share, row->in[e].rank, version, &found);
+        if (found.brought < all.brought) all.brought = found.brought;
+        if (found.brought + found.open < most) most = found.brought + found.open;
+    }
+    all.open = most - all.brought;
+    return all;
 }
 
 /* Learns how long after the quorum the others came, or were given. */
@@ -337,6 +358,7 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
         missing += !brings && sends(en, share, version, sender);
     }
     hpc_share_count_fold(core, n);
+    if (hpc_has_decider(en)) missing = hpc_first_work(en, share)->row->n_in - n;
     hpc_tally_add(&core->tally.missing, (uint64_t)missing);
     for (int i = 0; i < in->n_from; i++)
         if (in->takes[in->from[i]]) hpc_intake_answer(core, share, in->from[i], (hpc_told){version, 1});
@@ -435,13 +457,13 @@ static int step(hpc_core *core, hpc_share *share) {
         if (done < 0 || waits) return done < 0 ? -1 : n + done;
         n += done;
     }
-    const survey found = look(core, share, version);
+    const survey found = look(core, share, version), fewest = look_where_fewest(core, share, version, found);
     int quorum = en->asked.quorum;
-    if (found.brought + found.open < quorum) {
+    if (fewest.brought + fewest.open < quorum) {
         if (!is_led(en)) return n + drop_before(core, share, UINT64_MAX, version - 1);
-        quorum = found.brought + found.open;
+        quorum = fewest.brought + fewest.open;
     }
-    if (found.brought < quorum || !is_due(core, share, &found, version)) return n;
+    if (fewest.brought < quorum || !is_due(core, share, &found, version)) return n;
     return fold(core, share, version) == 0 ? n + 1 : -1;
 }
 
@@ -515,6 +537,7 @@ int hpc_intake_tell(hpc_engine *en) {
 /* ---- open ---- */
 
 static int is_sender(const hpc_engine *en, const hpc_share *share, int rank) {
+    if (hpc_has_decider(en)) return hpc_pushes_key(en, rank, share->key);
     if (hpc_sender_of(en, 0, rank) != rank || (is_led(en) && rank == hpc_me(en))) return 0;
     return en->layout.stages.many ? hpc_feeds_share(en, share, rank) : hpc_share_answers(en, share, rank);
 }
@@ -535,6 +558,7 @@ static int open_intake(hpc_engine *en, hpc_core *core, int place, const char *op
         if (r != own && is_sender(en, share, r)) in->from[in->n_from++] = r;
     }
     if (own >= 0 && is_sender(en, share, own)) in->from[in->n_from++] = own;
+    in->partial = hpc_has_decider(en) && hpc_first_work(en, share)->row->n_in < in->n_from;
     return HPC_OK;
 }
 
@@ -546,6 +570,7 @@ int hpc_intake_open(hpc_engine *en, const char *op) {
         if (its != NULL) its->seen = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *its->seen, op);
         if (its == NULL || its->seen == NULL) return HPC_ERR_MEMORY;
         for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) status = open_intake(en, core, i, op);
+        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) hpc_intake_look_after(core, core->clocked[i]);
     }
     return status == HPC_OK ? hpc_share_open_counts(en, is_led(en), op) : status;
 }

@@ -90,7 +90,7 @@ static void leave_out(hpc_engine *en, const hpc_share *share, uint64_t n) {
     if (passes_by(en, share, n)) return;
     if (n > out->lost) out->lost = n;
     hpc_quorum_of(en)->lost = hpc_versions_of(en, share->key)->number;
-    en->peers.dropped[share->owner]++;
+    en->peers.dropped[hpc_decider_of(en, share)->owner]++;
     if (out->told > en->stats.dropped_at) en->stats.dropped_at = out->told;
     take_back(en, share, n);
 }

@@ -106,6 +106,7 @@ const combination combinations[] = {
     {"async_peers_tree", PEERS, 5, HPC_ASYNC, 2, 0, TREE, 0},
     {"quorum_peers", PEERS, 4, HPC_BSP, 0, 3, 0, 0},
     {"quorum1_peers", PEERS, 3, HPC_BSP, 0, 1, THREADS | ROUNDED, 0},
+    {"quorum_peers_partial", PEERS, 5, HPC_BSP, 0, 2, PARTIAL | THREADS, 0},
     {"quorum_peers_tree", PEERS, 5, HPC_BSP, 0, 2, TREE | THREADS | DEEP, 0},
     {"split_async_peers", PEERS, 3, HPC_ASYNC, 2, 0, SPLIT, 0},
     {"split_ssp1_peers", PEERS, 3, HPC_SSP, 1, 0, SPLIT | ROUNDED, 0},

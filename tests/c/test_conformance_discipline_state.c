@@ -147,7 +147,7 @@ static void bits(rank *r) {
 /* ---- versions ---------------------------------------------------------------------------------------------------- */
 
 static bool counts_late(const combination *c) {
-    return c->quorum > 0 && c->edges != GRAPH;
+    return c->quorum > 0 && has_equal_parameters(c);
 }
 
 static bool has_versions(const combination *c) {
