@@ -91,6 +91,25 @@ int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
     return status;
 }
 
+/* ---- the core ---- */
+
+_Atomic char *hpc_peers_came_at(const hpc_engine *en, const hpc_share *share, uint64_t push, int input) {
+    const hpc_work *w = hpc_first_work(en, share);
+    return &w->came[(push - 1) % (uint64_t)en->layout.depth * (uint64_t)w->row->n_in + (uint64_t)input];
+}
+
+int hpc_peers_note_came(const hpc_engine *en, const hpc_share *share, int input, int slot, int how) {
+    hpc_clock *from = &share->clocks[hpc_first_work(en, share)->inputs[input].rank];
+    _Atomic char *at = hpc_peers_came_at(en, share, (uint64_t)slot + 1, input);
+    if (atomic_load_explicit(at, memory_order_relaxed)) return 0; /* more than there are slots */
+    atomic_store_explicit(at, (char)how, memory_order_relaxed);
+    uint64_t n = atomic_load_explicit(&from->came, memory_order_relaxed);
+    const uint64_t most = atomic_load_explicit(&from->applied, memory_order_relaxed) + (uint64_t)en->layout.depth;
+    while (n < most && atomic_load_explicit(hpc_peers_came_at(en, share, n + 1, input), memory_order_relaxed)) n++;
+    atomic_store_explicit(&from->came, n, memory_order_relaxed);
+    return 1;
+}
+
 /* ---- the worker ---- */
 
 /* Whether rank sends its pushes of a key to this rank. */

@@ -2,13 +2,19 @@
 #ifndef HPC_DISCIPLINE_PEERS_H
 #define HPC_DISCIPLINE_PEERS_H
 
-#include "engine/discipline.h"
+#include "engine/clocks.h"
 
 /* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
 int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);
 
 /* The in-edge by which the row of owner, of the same elements as row, takes the pushes of rank; NULL: no such edge. */
 const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, int rank);
+
+/* Where an input of a share has come, by slot: the first row notes it for all. 0: not yet, or it is applied. */
+_Atomic char *hpc_peers_came_at(const hpc_engine *en, const hpc_share *share, uint64_t push, int input);
+/* Notes that an input is there, with bytes or (how) without, and counts how many of its rank are. What comes straight
+ * and what other ranks pass on may overtake each other: then it waits for the push before it. 0: it has no slot. */
+int hpc_peers_note_came(const hpc_engine *en, const hpc_share *share, int input, int slot, int how);
 
 /* hpc_discipline's slots. Under BSP: each push needs as many of every rank that sends to this one; a wait names the
  * ranks that have not sent their updates, or have not answered. */

@@ -100,6 +100,8 @@ static void end(const hpc_engine *en, const hpc_share *share) {
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank;
         if (!in->takes[rank]) continue;
+        atomic_store_explicit(hpc_peers_came_at(en, share, hpc_clock_applied(&share->clocks[rank]) + 1, e), 0,
+                              memory_order_relaxed);
         hpc_tally_add(&share->clocks[rank].applied, 1);
         in->held--;
     }
@@ -128,25 +130,39 @@ int hpc_verdicts_follow(hpc_core *core, hpc_share *share) {
 
 /* ---- the core: events ---- */
 
-static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    hpc_share *share = w->share;
-    hpc_clock *from = &share->clocks[w->inputs[input].rank];
-    (void)slot;
-    if (!hpc_clock_row(from, share)) return 1;
-    if (hpc_clock_came(from) - hpc_clock_applied(from) >= (uint64_t)core->engine->layout.depth) return 0;
-    hpc_tally_add(&from->came, 1);
-    hpc_intake_of(share)->held++;
+static int came(hpc_core *core, hpc_share *share, int input, int slot, int how) {
+    const hpc_clock *from = &share->clocks[hpc_first_work(core->engine, share)->inputs[input].rank];
+    const uint64_t before = hpc_clock_came(from);
+    if (!hpc_peers_note_came(core->engine, share, input, slot, how)) return 0;
+    hpc_intake_of(share)->held += (int)(hpc_clock_came(from) - before);
     hpc_intake_look_after(core, share);
     return 1;
 }
 
+/* Marks an input of a row; those of the first row are marked when all have come. */
+static int mark(const hpc_core *core, hpc_work *w, int input, int slot, int how) {
+    const int first = w == hpc_first_work(core->engine, w->share);
+    if (!first) hpc_row_mark(w, slot, input, how);
+    return first;
+}
+
+static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
+    mark(core, w, input, slot, HPC_CAME);
+    hpc_clock *from = &w->share->clocks[w->inputs[input].rank];
+    return !hpc_clock_row(from, w->share) || came(core, w->share, input, slot, HPC_CAME);
+}
+
+static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
+    if (mark(core, w, input, slot, HPC_CAME_EMPTY)) came(core, w->share, input, slot, HPC_CAME_EMPTY);
+}
+
 static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    if (share == NULL || hpc_imm_operation(event->imm) != HPC_OP_USE) return 0;
-    if (hpc_decider_of(core->engine, share) != share || hpc_imm_slot(event->imm) >= core->engine->layout.depth)
-        return 0;
+    const hpc_engine *en = core->engine;
+    const int rank = event->peer, slot = hpc_imm_slot(event->imm);
+    if (hpc_imm_operation(event->imm) != HPC_OP_USE) return hpc_core_empty_came(core, share, event, nothing_came);
+    if (share == NULL || hpc_decider_of(en, share) != share || slot >= en->layout.depth) return 0;
     if (!hpc_core_brings(core, event, "a vote for share", share->key, sizeof(uint64_t))) return 1;
-    return hpc_pushes_key(core->engine, event->peer, share->key) &&
-           hpc_intake_vote_came(core, share, event->peer, hpc_imm_slot(event->imm));
+    return hpc_pushes_key(en, rank, share->key) && hpc_intake_vote_came(core, share, rank, slot);
 }
 
 /* ---- the worker ---- */
@@ -179,7 +195,8 @@ static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const 
 const hpc_discipline hpc_discipline_peers_quorum = {
     .name = "a quorum among peers",
     .check = check,
-    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_OWN_PARAMS | HPC_INVOLVES_ALL | HPC_PASSES_ON | HPC_DECIDES,
+    .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_OWN_PARAMS | HPC_INVOLVES_ALL | HPC_PASSES_ON | HPC_EACH |
+              HPC_DECIDES,
     .plan = hpc_quorum_plan,
     .open = hpc_quorum_open,
     .gate =

@@ -115,12 +115,6 @@ static int n_inputs(const hpc_engine *en, const hpc_share *share) {
     return hpc_first_work(en, share)->row->n_in;
 }
 
-/* Where an input of a share has come, by slot: the first row notes it for all. 0: not yet, or it is applied. */
-static _Atomic char *came_at(const hpc_engine *en, const hpc_share *share, uint64_t push, int input) {
-    const hpc_work *w = hpc_first_work(en, share);
-    return &w->came[(push - 1) % (uint64_t)en->layout.depth * (uint64_t)w->row->n_in + (uint64_t)input];
-}
-
 /* How far the open peer that is most behind is: the updates of it that have come, or n if that is less. */
 static uint64_t least_of_open(const hpc_engine *en, const hpc_share *share, uint64_t n) {
     for (int e = 0; e < n_inputs(en, share); e++) {
@@ -206,7 +200,7 @@ static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t ow
         if (from->at <= hpc_clock_applied(from)) continue;
         const uint64_t pushes = from->base + from->at;
         for (uint64_t t = atomic_load_explicit(&from->applied, memory_order_relaxed) + 1; t <= pushes; t++)
-            atomic_store_explicit(came_at(en, share, t, e), 0, memory_order_relaxed);
+            atomic_store_explicit(hpc_peers_came_at(en, share, t, e), 0, memory_order_relaxed);
         atomic_store_explicit(&from->applied, pushes, memory_order_release);
         if (rank == share->owner) share->version = pushes;
         hpc_share_answer(core, rank, signal, pushes);
@@ -231,18 +225,8 @@ static int go_on(hpc_core *core, hpc_share *share) {
     return n;
 }
 
-/* An input is there, with bytes or (how) without. What comes straight and what other ranks pass on may overtake each
- * other: then it waits for the push before it. */
 static int came(hpc_core *core, hpc_share *share, int input, int slot, int how) {
-    const hpc_engine *en = core->engine;
-    hpc_clock *from = input_clock(en, share, input);
-    _Atomic char *at = came_at(en, share, (uint64_t)slot + 1, input);
-    if (atomic_load_explicit(at, memory_order_relaxed)) return 0; /* more than there are slots */
-    atomic_store_explicit(at, (char)how, memory_order_relaxed);
-    uint64_t n = atomic_load_explicit(&from->came, memory_order_relaxed);
-    const uint64_t most = atomic_load_explicit(&from->applied, memory_order_relaxed) + (uint64_t)en->layout.depth;
-    while (n < most && atomic_load_explicit(came_at(en, share, n + 1, input), memory_order_relaxed)) n++;
-    atomic_store_explicit(&from->came, n, memory_order_relaxed);
+    if (!hpc_peers_note_came(core->engine, share, input, slot, how)) return 0;
     go_on(core, share);
     return 1;
 }

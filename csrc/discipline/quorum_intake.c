@@ -335,9 +335,10 @@ static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input
 }
 
 hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
-    hpc_inputs inputs = hpc_row_take(core, w, taking, next_version(core->engine, w->share),
-                                     is_led(core->engine) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
-    if (keeping_of(core->engine) != NULL) inputs.slot = 0; /* the only one */
+    const hpc_engine *en = core->engine;
+    hpc_inputs inputs =
+        hpc_row_take(core, w, taking, next_version(en, w->share), is_led(en) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
+    if (keeping_of(en) != NULL) inputs.slot = 0; /* the only one */
     return inputs;
 }
 
@@ -386,6 +387,10 @@ static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_
     const hpc_engine *en = core->engine;
     const char *takes = hpc_intake_of(share)->takes;
     hpc_inputs inputs = hpc_intake_inputs(core, w);
+    if (inputs.n == 0 && hpc_has_decider(en)) {
+        if (takes[share->owner]) hpc_row_reply(core, w, share->owner, 0);
+        return 0;
+    }
     inputs.to = (hpc_receivers){.whom = en->layout.stages.many ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = takes};
     if (is_led(en))
         w->step = (uint64_t)((int64_t)version - 1 + en->graph->keys[share->key].ahead);

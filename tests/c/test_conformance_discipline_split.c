@@ -9,7 +9,7 @@
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
 static bool is_split(const combination *c) {
-    return (c->with & SPLIT) != 0 && (is_whole(c) || c->quorum > 0 || c->edges == GRAPH);
+    return (c->with & SPLIT) != 0 && (is_whole(c) || (c->quorum > 0 && c->edges != PEERS) || c->edges == GRAPH);
 }
 
 /* Whether it is known which updates are in a mean, while no rank is late: not of models, which are not what the
@@ -465,7 +465,7 @@ static void check_runs(trial *t, int steps) {
  * waits for one that skips, and no rule runs for it. */
 static void own(rank *r) {
     enum { STEPS = 16 };
-    trial *t = trial_open(r, NULL);
+    trial *t = trial_open(r, trial_in_time);
     uint64_t random = 3 * (uint64_t)r->rank + r->mode->seed, steps[RANKS_MAX] = {0};
     for (int round = 1; round <= 2; round++) {
         for (int step = (round - 1) * STEPS / 2; step < round * STEPS / 2 && trial_works(t, r->rank); step++)
