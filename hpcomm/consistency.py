@@ -17,7 +17,8 @@ class Consistency:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
         quorum: updates that suffice for a fold, 1 or more; None: all workers' updates. With a Hierarchy it counts
             updates of hosts, or of racks if it has racks: their ranks fold first. On a graph it counts in-neighbours'
-            updates beside the rank's own, at most all of them. Exchange.late names keys whose update missed its fold.
+            updates beside the rank's own, at most all of them. Among peers of a graph it counts updates that come to a
+            rank, its own included. Exchange.late names keys whose update missed its fold.
         grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
             None: as long as they usually take, which is learned.
         late: fate of an update that misses its fold. With a quorum "drop", which leaves it out, is the only value and

@@ -1,6 +1,8 @@
 """Updates as pairs of vectors (codec.Factors), through servers and from peer to peer (PeerToPeer)."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -369,10 +371,11 @@ def test_a_checkpoint_under_ssp_has_all_updates_of_its_step(topology: PeerToPeer
     [
         (PeerToPeer(), BSP, False),
         (PeerToPeer(ring(4), relay=True), BSP, False),
+        (PeerToPeer(), Consistency(quorum=3, grace=math.inf), False),
         (PeerToPeer(spread(4, 2), relay=True), SSP(2), True),
         (PeerToPeer(), ASYNC, True),
     ],
-    ids=["direct", "relay", "relay under SSP", "direct under ASYNC"],
+    ids=["direct", "relay", "direct under a quorum", "relay under SSP", "direct under ASYNC"],
 )
 def test_peers_go_on_without_a_rank(
     topology: PeerToPeer, consistency: Consistency, needs_checkpoint: bool, tmp_path: Path
@@ -563,7 +566,7 @@ def test_neighbours_that_are_left_keep_their_parameters() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "quorum": ({"consistency": Consistency(quorum=2)}, "peers apply each update .* without a quorum"),
+    "quorum": ({"consistency": replace(SSP(2), quorum=2)}, "with ASYNC and SSP.s. peers take each update as it comes"),
     "too stale": ({"consistency": SSP(31)}, r"room for s \+ 2 updates .* give SSP\(30\) or less"),
     "models": ({"rule": Average()}, "its rule is Average, and peers send updates, not models"),
     "other size": ({"topology": PeerToPeer(from_edges(3, [(0, 1)]))}, "graph is .* must have 2 ranks, as the job has"),

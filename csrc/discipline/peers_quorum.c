@@ -16,6 +16,10 @@
  * than slots, as it waits for the answers of all its peers: so the ring has room for all verdicts that some rank has
  * not followed.
  *
+ * Among peers of a graph all updates of all ranks are voted for and decided in the same way. A fold waits until each
+ * rank has a quorum of those that come to it. A share answers all ranks, also those whose updates do not come to it, so
+ * that the ring is long enough for it too.
+ *
  * Nobody waits in a circle, as in quorum.c: a share that follows waits for updates that were sent before their vote. A
  * core that stands still holds up its peers when their slots are used up, as a server's does at once. */
 #include <string.h>
@@ -39,7 +43,7 @@ static uint64_t *verdict_here(const hpc_engine *en, const hpc_share *share, uint
     return (uint64_t *)(void *)(hpc_own_part(en) + hpc_verdict_at(en, share, n));
 }
 
-void hpc_verdict_give(hpc_core *core, const hpc_share *share, int left_out) {
+static void give(hpc_core *core, const hpc_share *share, int left_out) {
     const hpc_engine *en = core->engine;
     const hpc_pushed *k = &en->keys[share->key];
     hpc_intake *in = hpc_intake_of(share);
@@ -108,7 +112,7 @@ static void end(const hpc_engine *en, const hpc_share *share) {
     in->followed++;
 }
 
-int hpc_verdicts_follow(hpc_core *core, hpc_share *share) {
+static int follow(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
     hpc_intake *in = hpc_intake_of(share);
     int n = 0;
@@ -192,12 +196,19 @@ static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const 
     return moment == HPC_ON_PUBLISH ? level(en, l, op) : hpc_outlet_note(en, key, moment, l, op);
 }
 
+static int plan(hpc_engine *en, const char *op) {
+    static const hpc_verdicts verdicts = {give, follow};
+    const int status = hpc_quorum_plan(en, op);
+    if (status == HPC_OK) hpc_quorum_of(en)->verdicts = &verdicts;
+    return status;
+}
+
 const hpc_discipline hpc_discipline_peers_quorum = {
     .name = "a quorum among peers",
     .check = check,
     .traits = HPC_GOES_ON | HPC_BY_QUORUM | HPC_WHOLE | HPC_OWN_PARAMS | HPC_INVOLVES_ALL | HPC_PASSES_ON | HPC_EACH |
               HPC_DECIDES,
-    .plan = hpc_quorum_plan,
+    .plan = plan,
     .open = hpc_quorum_open,
     .gate =
         &(const hpc_gate){.row_came = row_came, .other_came = other_came, .work = hpc_intake_work, .missing = missing},

@@ -267,7 +267,7 @@ static int open_keys(hpc_engine *en, const char *op) {
     hpc_quorum *q = en->own = hpc_engine_take(en, 1, sizeof *q, op);
     const int splits = en->use != NULL;
     if (q == NULL) return HPC_ERR_MEMORY;
-    if (hpc_has_decider(en)) q->verdicts = en->context->group.size * en->layout.depth;       /* see peers_quorum.c */
+    if (hpc_has_decider(en)) q->room = en->context->group.size * en->layout.depth;           /* see peers_quorum.c */
     if (splits) q->from = (size_t)(en->plan->n_rows + en->layout.n_shares) * sizeof(double); /* squares, versions */
     q->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *q->keys, op);
     q->given_up = hpc_engine_take(en, (size_t)en->context->group.size, 1, op);
@@ -278,7 +278,7 @@ static int open_keys(hpc_engine *en, const char *op) {
 static size_t part(const hpc_engine *en, int rank) {
     const size_t numbers = (size_t)en->layout.places[rank].shares * (size_t)en->context->group.size;
     const int told = en->layout.n_shares + (en->layout.stages.many ? en->plan->n_rows : 0);
-    const size_t verdicts = (size_t)(en->layout.places[rank].shares * hpc_quorum_of(en)->verdicts);
+    const size_t verdicts = (size_t)(en->layout.places[rank].shares * hpc_quorum_of(en)->room);
     return hpc_quorum_of(en)->from + (size_t)told * sizeof(hpc_told) +
            (numbers * (size_t)en->layout.depth + verdicts * hpc_verdict_words(en)) * sizeof(uint64_t);
 }

@@ -109,6 +109,14 @@ typedef struct hpc_keeping {
     int (*work)(hpc_core *core, hpc_share *share, int *waits);
 } hpc_keeping;
 
+/* The way of verdicts among peers. The core's. */
+typedef struct hpc_verdicts {
+    /* Says that the update of a rank is left out; or -1: that a fold takes those that the intake takes. */
+    void (*give)(hpc_core *core, const hpc_share *share, int left_out);
+    /* Does for a share what was decided, as far as its inputs are there: returns how much, or -1 after a failure. */
+    int (*follow)(hpc_core *core, hpc_share *share);
+} hpc_verdicts;
+
 /* The exchange's own. */
 typedef struct hpc_quorum {
     hpc_split split;            /* the first: where fold and apply are two calls hpc_engine.own is that too */
@@ -116,12 +124,13 @@ typedef struct hpc_quorum {
     size_t from;                /* the bytes that split takes of a rank's part, before the rest */
     uint64_t lost; /* the last version of which this rank misses some means, or they miss updates of its own */
     hpc_key_versions *keys;
-    uint64_t number;    /* the version that keys are pushed for */
-    char *given_up;     /* by rank: it let a push wait in vain, and has answered none since */
-    int n_pending;      /* how many outlets are pending */
-    uint64_t *of_ranks; /* a number of each */
-    uint64_t told;      /* with several stages: the newest version when a state was loaded last */
-    int verdicts;       /* among peers: how many of them a share has room for */
+    uint64_t number;              /* the version that keys are pushed for */
+    char *given_up;               /* by rank: it let a push wait in vain, and has answered none since */
+    int n_pending;                /* how many outlets are pending */
+    uint64_t *of_ranks;           /* a number of each */
+    uint64_t told;                /* with several stages: the newest version when a state was loaded last */
+    const hpc_verdicts *verdicts; /* NULL: owners decide for themselves */
+    int room;                     /* verdicts that a share has room for */
 } hpc_quorum;
 
 static inline int hpc_me(const hpc_engine *en) {
@@ -181,7 +190,7 @@ static inline size_t hpc_verdict_words(const hpc_engine *en) {
     return 1 + ((size_t)en->context->group.size + 63) / 64;
 }
 static inline size_t hpc_verdict_at(const hpc_engine *en, const hpc_share *share, uint64_t n) {
-    const size_t shares = (size_t)en->layout.places[share->owner].shares, most = (size_t)hpc_quorum_of(en)->verdicts;
+    const size_t shares = (size_t)en->layout.places[share->owner].shares, most = (size_t)hpc_quorum_of(en)->room;
     const size_t numbers = shares * (size_t)en->context->group.size * (size_t)en->layout.depth;
     const size_t words = numbers + ((size_t)share->at * most + n % most) * hpc_verdict_words(en);
     return hpc_told_at(en, share->owner, en->layout.n_shares) + words * sizeof(uint64_t);
@@ -228,10 +237,6 @@ static inline int hpc_has_decider(const hpc_engine *en) {
 static inline const hpc_share *hpc_decider_of(const hpc_engine *en, const hpc_share *share) {
     return hpc_has_decider(en) ? &en->layout.shares[((const hpc_quorum_share *)share->own)->decider] : share;
 }
-/* Says what becomes of the update of a rank, which is left out; or -1: of the ranks that the intake takes. */
-void hpc_verdict_give(hpc_core *core, const hpc_share *share, int left_out);
-/* Does for a share what has been decided, as far as its inputs are there: returns how much, or -1 after a failure. */
-int hpc_verdicts_follow(hpc_core *core, hpc_share *share);
 
 /* ---- what disciplines with a quorum have in common ---- */
 

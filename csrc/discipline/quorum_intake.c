@@ -213,7 +213,7 @@ static void release(const hpc_share *share, int sender) {
 
 static void leave_out(hpc_core *core, const hpc_share *share, int sender, uint64_t folded) {
     if (hpc_has_decider(core->engine)) {
-        hpc_verdict_give(core, share, sender);
+        hpc_quorum_of(core->engine)->verdicts->give(core, share, sender);
         return;
     }
     if (sends(core->engine, share, hpc_version_from(share, sender), sender))
@@ -422,7 +422,7 @@ int hpc_intake_fold(hpc_core *core, hpc_share *share, uint64_t version) {
 
 static void decide(hpc_core *core, const hpc_share *share, uint64_t version) {
     hpc_intake *in = hpc_intake_of(share);
-    hpc_verdict_give(core, share, -1);
+    hpc_quorum_of(core->engine)->verdicts->give(core, share, -1);
     in->decided = version;
     for (int i = 0; i < in->n_from; i++)
         if (in->takes[in->from[i]]) release(share, in->from[i]);
@@ -451,7 +451,7 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
  * that are left. */
 static int step(hpc_core *core, hpc_share *share) {
     const hpc_engine *en = core->engine;
-    const int followed = hpc_has_decider(en) ? hpc_verdicts_follow(core, share) : 0;
+    const int followed = hpc_has_decider(en) ? hpc_quorum_of(en)->verdicts->follow(core, share) : 0;
     if (followed < 0 || hpc_decider_of(en, share) != share) return followed;
     const uint64_t version = next_version(en, share);
     int n = followed + drop_before(core, share, least_of(en, share, version), version - 1);

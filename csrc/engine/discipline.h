@@ -85,8 +85,9 @@ typedef enum hpc_trait {
     HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
     HPC_TEARS = 32768,   /* a fold may find an update half written, and does without: it cannot take pieces */
     HPC_UNREAD = 65536,  /* owners may never read a push: close only waits until it has left this rank */
-    /* Each update is applied by itself. So the mean that a fold keeps is its worker's own update, which stays with the
-     * worker until it is applied (hpc_held), and a skip is a push without an update (HPC_OP_EMPTY). */
+    /* Each update is applied by itself, or those that a fold takes are known only when it is applied. So the mean that
+     * a fold keeps is its worker's own update, which stays with the worker until it is applied (hpc_held), and a skip
+     * is a push without an update (HPC_OP_EMPTY). */
     HPC_EACH = 131072
 } hpc_trait;
 

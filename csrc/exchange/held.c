@@ -1,5 +1,6 @@
 /* Fold and apply in two calls where each update is applied by itself (HPC_EACH): under ASYNC and SSP(s), with servers,
- * with hosts, among peers and where receivers apply. The mean that a fold keeps is this rank's own update. So it stays
+ * with hosts, among peers and where receivers apply; and under a quorum of peers, who have no owner that keeps a mean
+ * until a late worker has said what becomes of it. The mean that a fold keeps is this rank's own update. So it stays
  * with its worker: fold holds it where the next push will send it from, squares and gather read it there, and apply
  * scales it, encodes it and pushes it. What they read is the update as it was folded, without its weight in the plan:
  * a worker clips its own gradient. Nobody else hears of a fold, and ranks need not make the same calls.

@@ -54,7 +54,7 @@ class Compiled:
 
     @property
     def counts_versions(self) -> bool:
-        """Whether all its keys have their versions together: with servers, under a quorum."""
+        """Whether all its keys have their versions together: with servers and among peers, under a quorum."""
         return self.scheme.consistency.quorum is not None and self.mode == "BSP"
 
     @property
@@ -64,8 +64,9 @@ class Compiled:
 
     @property
     def is_copied(self) -> bool:
-        """Whether every rank has a copy of its keys, with equal bits at equal steps: among peers under BSP."""
-        return self.peers and not self.own and self.scheme.consistency == BSP
+        """Whether every rank has a copy of its keys, with equal bits at equal steps: among peers under BSP, and under a
+        quorum of them."""
+        return self.peers and not self.own and self.mode == "BSP"
 
 
 @dataclass(frozen=True)

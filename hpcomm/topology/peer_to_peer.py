@@ -29,8 +29,9 @@ class PeerToPeer(Topology):
 
     Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits. Under SSP(s) a
     rank applies its own update at once, and those of others up to its own step, none of them more than s steps late
-    (equation 4). The copies differ then, and close in on each other. Under ASYNC it applies all that has come, each
-    update in full, and slots alone bound how far it may be ahead of others: depth - 2 steps.
+    (equation 4). The copies differ then, and close in on each other. With a quorum one rank decides for all, of each
+    share of a key, whose updates are in a fold: copies have the same bits. Under ASYNC it applies all that has come,
+    each update in full, and slots alone bound how far it may be ahead of others: depth - 2 steps.
 
     Where a graph says who sends to whom, a rank applies the updates of its in-neighbours and its own alone, and its
     copy differs from those of other ranks (section 3, partial broadcast).
