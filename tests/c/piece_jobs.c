@@ -107,6 +107,7 @@ static void make_plan(play *p, const rank *r) {
     int groups[2 * RANKS_MAX];
     hpc_hub hub;
     hpc_hosts hosts;
+    hpc_peer_to_peer peers;
     if (p->s->plan == GRAPH) {
         graph_job_init(&p->g, r);
         graph_job_shape(&p->g, (shape)p->s->shape);
@@ -126,6 +127,12 @@ static void make_plan(play *p, const rank *r) {
         CHECK_OK(hpc_plan_hosts(&hosts, &p->plan));
     } else if (p->s->plan == BY_HAND) {
         make_by_hand(p);
+    } else if (p->s->plan == PEERS) {
+        hpc_peer_to_peer_init(&peers);
+        peers.keys = j->keys, peers.n_keys = j->n_keys, peers.workers = j->workers, peers.n_workers = j->n_workers;
+        peers.cores = 2, peers.chunk = 1024, peers.sum = 1, peers.depth = j->depth;
+        peers.wires = p->c.wires, peers.n_wires = j->n_keys;
+        CHECK_OK(hpc_plan_peer_to_peer(&peers, &p->plan));
     } else {
         hpc_hub_init(&hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
@@ -251,7 +258,7 @@ void play_check_none(const play *p, const double *sum) {
 
 void play_check_servers(const play *p, const rank *r, double *sum) {
     double *all = malloc((size_t)r->size * p->all * sizeof *all);
-    play_add_applied(p, r, -1, sum);
+    if (p->s->plan != PEERS || r->rank == 0) play_add_applied(p, r, -1, sum); /* each has a copy of all */
     CHECK_OK(hpc_allgather(r->context, sum, all, p->all * sizeof *all, -1));
     for (int who = 0; who < r->size; who++)
         for (size_t i = 0; i < p->all; i++) sum[i] = (who == 0 ? 0 : sum[i]) + all[(size_t)who * p->all + i];

@@ -35,7 +35,7 @@ typedef struct codecs {
     codec_kind kinds[JOB_KEYS];
 } codecs;
 
-typedef enum made_of { HUB, SERVER, HOSTS, RACKS, GRAPH, BY_HAND, RECEIVERS } made_of;
+typedef enum made_of { HUB, SERVER, HOSTS, RACKS, GRAPH, BY_HAND, RECEIVERS, PEERS } made_of;
 
 typedef struct setup {
     const char *name;

@@ -41,6 +41,8 @@ static const setup setups[] = {
      .progress = HPC_PROGRESS_THREAD},
     {"by_hand_quorum", 3, BY_HAND, .quorum = 1, .kinds = {LARGE, OWN, TOP}, .progress = HPC_PROGRESS_THREAD},
     {"racks_quorum", 8, RACKS, .per_host = 2, .quorum = 1, .kinds = {LARGE, OWN, BRAIN}, .scale = 37},
+    {"peers_quorum", 4, PEERS, .quorum = 2, .kinds = {LARGE, HALF, OWN}, .depth = 3, .scale = 37},
+    {"peers_quorum_1", 3, PEERS, .quorum = 1, .kinds = {BITS, TOP, DECAYS}, .progress = HPC_PROGRESS_THREAD},
     {"graph_bsp", 4, GRAPH, .shape = ROOT, .kinds = {LARGE, DENSE, OWN}},
     {"graph_notify", 4, GRAPH, .shape = UNEQUAL, .consistency = HPC_NOTIFY_ACK, .depth = 2, .kinds = {LARGE, TOP, HALF},
      .scale = 37},
