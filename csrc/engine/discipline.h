@@ -75,8 +75,6 @@ typedef enum hpc_trait {
      * brings no bytes, of updates that are read in place, and each put is told by an event of its row. */
     HPC_BRINGS_NUMBER = 1024,
     HPC_PULLS = 2048, /* pulls ask owners, and have a signal of their own; else the answer to a push is theirs */
-    /* Shares of the same elements follow what one of their owners says, by a second signal of its share. */
-    HPC_DECIDES = 4096,
     /* Fold and apply are two calls: rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is
      * gathered by its worker's own core, into hpc_engine.gathered. */
     HPC_KEEPS_INPUTS = 8192,
@@ -88,7 +86,9 @@ typedef enum hpc_trait {
     /* Each update is applied by itself, or those that a fold takes are known only when it is applied. So the mean that
      * a fold keeps is its worker's own update, which stays with the worker until it is applied (hpc_held), and a skip
      * is a push without an update (HPC_OP_EMPTY). */
-    HPC_EACH = 131072
+    HPC_EACH = 131072,
+    /* Shares of the same elements follow what one of their owners says, by a second signal of its share. */
+    HPC_DECIDES = 524288
 } hpc_trait;
 
 /* The event waits, with all later ones of its rank; it is handed over again later. */
