@@ -28,7 +28,7 @@ TITLES = {
 }
 STATES = {
     "measured": "measured as in the paper, on this kind of machine",
-    "stand-in": "measured with something in the place of what is not here",
+    "stand-in": "measured with a substitute for hardware or data missing here",
     "partial": "measured in part",
     "diagram": "measures nothing",
     "to do": "not measured yet",
@@ -43,9 +43,9 @@ class Item:
     """A figure, table or section of a paper.
 
     Attributes:
-        command: what python -m gets for all of it; quick: for a look at it in 60 s. None: there is nothing to run.
+        command: the arguments of python -m for all of it; quick: for a look at it in 60 s. None: no command.
         seconds: that the command takes on two cores, about.
-        needs: what a machine must have for it besides hpcomm.
+        needs: requirements of the machine besides hpcomm.
         where: the page that has the numbers, or shows the mechanism.
     """
 
@@ -79,7 +79,7 @@ def show(listed: Sequence[Item]) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table("item", "what it shows", "state", "takes", "python -m", box=None, pad_edge=False)
+    table = Table("item", "subject", "state", "takes", "python -m", box=None, pad_edge=False)
     paper = ""
     for each in listed:
         if each.paper != paper:

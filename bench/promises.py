@@ -1,7 +1,7 @@
 """What hpcomm promises, judged by the figures of the benchmarks: one row each, met or missed.
 
 Documents are the benchmarks' JSON by name. A benchmark that ran under another Python too, with another MPI or torch, is
-"name @ 1", "name @ 2" ...: each ratio is taken within its own group of processes, and the worst of them counts.
+"name @ 1", "name @ 2" ...: each ratio is taken within one group of processes, and the worst ratio counts.
 """
 
 import statistics
@@ -178,7 +178,7 @@ GROUPED: tuple[tuple[str, Callable[[Sequence[Row]], Iterable[Promise]]], ...] = 
 
 
 def promises(documents: Documents) -> list[Promise]:
-    """Those that the documents answer."""
+    """The promises that the documents answer."""
     found: list[Promise] = []
     for name, judge in ALONE:
         if name in documents:
@@ -192,7 +192,7 @@ def promises(documents: Documents) -> list[Promise]:
 
 
 def notes(documents: Documents) -> list[str]:
-    """What the table does not say by itself."""
+    """Facts that the table leaves out."""
     libraries = {library(document) for name, _ in GROUPED for document in groups(documents, name)}
     absent = sorted({"Open MPI", "MPICH"} - libraries)
     if not libraries or not absent:

@@ -34,9 +34,9 @@ class Run:
 
     Attributes:
         ranks: 0: it starts its own.
-        again: under the Pythons of --python too: "peers" all of them, "MPI" one for each other MPI, "itself" it gets
-            them all and does it by itself; "" none.
-        memory: GiB that all ranks together need; with less it is left out.
+        again: whether it runs under the Pythons of --python too: "peers": all of them; "MPI": one for each other MPI;
+            "itself": it gets them all as arguments; "": none.
+        memory: GiB that all ranks together need; with less free memory the benchmark is left out.
     """
 
     key: str
@@ -152,7 +152,7 @@ def start(
 
 
 def plot(documents: dict[str, Row], path: Path) -> bool:
-    """One panel for each benchmark that has something to show; False where there is no matplotlib."""
+    """One panel for each benchmark that has something to show; False without matplotlib."""
     draws: list[plots.Draw] = []
     for key, title, unit, value in (
         ("latency", "put_signal to wait_signal, one way", "time (us)", plots.microseconds),
@@ -210,7 +210,7 @@ def plot(documents: dict[str, Row], path: Path) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.summary", description="All benchmarks and what they promise."
+        prog="python -m bench.summary", description="All benchmarks, and the table of promises."
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "build" / "bench", help="folder of the JSON and the plot"

@@ -1,6 +1,6 @@
 """Text as sparse rows and labels of two classes, for train_text_svm.py; and as bytes, for train_local_steps.py.
 
-Rank 0 reads, and puts into a window of every other rank what that rank trains on, and the test set.
+Rank 0 reads, and puts each rank's training rows, and the test set, into the rank's window.
 """
 
 import json
@@ -21,7 +21,7 @@ from paper_data import BadData
 import hpcomm
 
 TRAINED = 0.8  # the share of the rows that is trained on; the rest tests
-HEADER = 1 << 16  # bytes of what rank 0 tells all others first
+HEADER = 1 << 16  # bytes of the facts that rank 0 tells all others first
 FEWEST = 100  # rows of either class, for a task that can be learnt
 FIELD = re.compile(r"^(Section|Description(?:-en)?): (.*)$", re.MULTILINE)
 
@@ -41,7 +41,7 @@ class Rows:
 
     @classmethod
     def of(cls, indptr: Any, indices: Any, values: Any, positive: Any, features: int) -> "Rows":
-        """Of arrays of any types, positive saying of each row whether it is of that class."""
+        """Of arrays of any types. positive: whether each row is of the positive class."""
         labels = np.where(positive, 1, -1).astype(np.float32)
         return cls(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32), labels, features)
 
@@ -68,7 +68,7 @@ class Rows:
 
     @property
     def majority(self) -> float:
-        """The accuracy of who says the same of every row."""
+        """The accuracy of the same answer for every row."""
         share = float((self.labels > 0).mean())
         return max(share, 1 - share)
 
@@ -81,7 +81,7 @@ class Rows:
 
     @property
     def sizes(self) -> list[int]:
-        """What unpack needs: rows, stored values, features."""
+        """The sizes for unpack: rows, stored values, features."""
         return [len(self), len(self.values), self.features]
 
     @classmethod
@@ -100,18 +100,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Task:
-    """What is told apart, in words, and rows to train on and to test with."""
+    """A task of two classes: its name in words, and rows to train on and to test with."""
 
     name: str
     train: Rows
     test: Rows
 
 
-# ---- what there is to read -------------------------------------------------------------------------------------------
+# ---- sources of texts ------------------------------------------------------------------------------------------------
 
 
 def split(n: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which of n rows are trained on, and which test: in random order, the same for the same seed."""
+    """The rows of n to train on, and the rows to test with: in random order, the same for the same seed."""
     order = np.random.default_rng(seed).permutation(n)
     cut = int(n * TRAINED)
     return order[:cut], order[cut:]
@@ -166,7 +166,7 @@ def packages(section: str, features: int, seed: int, hashed: bool = False) -> Ta
 def svmlight(path: str, features: int, seed: int) -> Task:
     """A file in svmlight's format, or a folder of paper_data, of two labels: the greater one is the positive class.
 
-    The tests are those of the folder, or some of the rows where it has none.
+    The tests are the folder's, or some of the rows if it has no tests.
     """
     read = paper_data.rows(path, features)
     if read.classes != 2:
@@ -190,13 +190,13 @@ def digits(seed: int) -> Task:
 
 
 def read(path: str | None, section: str, features: int, seed: int, hashed: bool = False) -> Task:
-    """The task that is asked for. hashed is for the packages alone.
+    """The task by these options. hashed is for the packages alone.
 
     Raises:
         BadData: the file, the folder or the section is no task of two classes, or hashed is asked for without packages.
     """
     if hashed and path is not None:
-        raise BadData(f"{path} has columns of its own: --hashed is for the packages, leave out one of the two")
+        raise BadData(f"{path} has its own columns: --hashed is for the packages, leave out one of the two")
     task = svmlight(path, features, seed) if path is not None else packages(section, features, seed, hashed)
     if hashed and task is None:
         raise BadData("--hashed is for the packages, and apt's lists are missing: apt-get update")
@@ -226,7 +226,7 @@ def deal(labels: NDArray[np.float32], ranks: int, by_class: bool = False) -> lis
 
 
 def share(ctx: hpcomm.Context, reading: Callable[[], Task], by_class: bool = False) -> Task:
-    """What rank 0 reads, with the rows that this rank trains on, as deal has them. Collective.
+    """The task that rank 0 reads, with the rows that this rank trains on, as deal has them. Collective.
 
     Raises:
         BadData: on every rank, if rank 0's reading does, or if there are fewer rows than ranks.

@@ -1,10 +1,10 @@
-"""Ranks train the same classifier once with each codec, and say what each has sent.
+"""Ranks train the same classifier once with each codec, and print the bytes that each codec sends.
 
     mpirun -n 4 python examples/train_codecs.py
     HPCOMM_TRANSPORT=tcp mpirun -n 4 python examples/train_codecs.py     # as between hosts: "auto" may choose TopK
 
-The classifier has one hidden layer, and learns to tell apart classes of random points. Every rank has points of its
-own. A codec's part that is not sent in a step is sent later, so the loss falls with each of them.
+The classifier has one hidden layer, and learns to tell apart classes of random points. Every rank has its own points.
+A codec sends later the part of an update that it leaves out, so the loss falls with each codec.
 """
 
 from collections.abc import Mapping

@@ -7,14 +7,14 @@
 They average their models with their neighbours' by NOTIFY-ACK, or hand the gradient of each layer to a parameter hub as
 soon as the backward pass has it.
 
-The data are scikit-learn's 1797 handwritten digits; three quarters are trained on, the rest tests. The ranks' shards
-are unlike each other on purpose: four fifths of a shard are the rank's own few digits, the rest is of every kind. A
-rank that keeps to itself therefore reads the other digits badly, which is what the exchange has to make good.
+The data are scikit-learn's 1797 handwritten digits: three quarters to train on, the rest to test. The ranks' shards
+differ on purpose: four fifths of a shard are the rank's own few digits, the rest is of every kind. So a rank that
+trains alone reads the other digits badly, and the exchange must make up for that.
 
 Each model is trained three times with equally many steps: by all ranks exchanging, by all ranks without exchanging, and
 by rank 0 alone on all the data (its step takes as many examples as all the ranks' steps together; beside a hub, the
-very same ones, so it ends with the hub's weights, up to rounding). The exit code is 0 when the exchanging ranks
-agree with each other and test as well as the one with all the data, less at most one point in a hundred.
+very same ones, so it ends with the hub's weights, up to rounding). The exit code is 0 if the exchanging ranks agree
+with each other and test as well as the one with all the data, less at most one point in a hundred.
 """
 
 import os
@@ -48,7 +48,7 @@ Array = NDArray[Any]
 
 AGREE = 1e-5  # how far two ranks' weights may lie apart at the end
 REACH = 0.01  # how much test accuracy the exchange may cost
-CONSENSUS = 1e-7  # what the last averaging rounds leave of a disagreement
+CONSENSUS = 1e-7  # factor by which the last averaging rounds shrink a disagreement
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class Digits:
         return np.sort(np.concatenate([dealt[rank::size], by_digit[first:last]]))
 
     def export(self, path: str) -> None:
-        """Writes what examples/cpp reads: numbers of examples, tests, pixels and digits, then a line for each image."""
+        """Writes data for examples/cpp: numbers of examples, tests, pixels and digits, then a line for each image."""
         with open(path, "w") as file:
             file.write(f"{len(self.y)} {len(self.y_test)} {self.x.shape[1]} {self.y.max() + 1}\n")
             for x, y in ((self.x, self.y), (self.x_test, self.y_test)):
@@ -94,7 +94,7 @@ class Digits:
 class Network:
     """Layers of rectified units under a softmax; with no hidden layer it is multiclass logistic regression.
 
-    All of its weights are one flat vector, which is what travels. The last row of a layer is its bias.
+    All weights are one flat vector, which the ranks exchange. The last row of a layer is its bias.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Network:
             layer[:-1] = rng.normal(0, math.sqrt(2 / len(layer)), layer[:-1].shape)
 
     def forward(self, layers: list[Array], x: Array) -> tuple[list[Array], Array]:
-        """What goes into each layer, and the logarithms of the probabilities that come out."""
+        """The input of each layer, and the logarithms of the output probabilities."""
         *hidden, last = layers
         inputs = [x]
         for layer in hidden:
@@ -204,7 +204,7 @@ class Graph:
         return [(rank - offset) % self.size for offset in self.offsets]
 
     def consensus_rounds(self) -> int:
-        """How many averagings shrink a disagreement to CONSENSUS, from the second eigenvalue of the averaging."""
+        """The number of averagings that shrink a disagreement to CONSENSUS, by the second eigenvalue of averaging."""
         row = np.zeros(self.size)
         row[[0, *self.offsets]] = 1 / (1 + len(self.offsets))
         second = sorted([0, *np.abs(np.fft.fft(row))])[-2]
@@ -216,14 +216,14 @@ class Graph:
 
 @dataclass(frozen=True)
 class Hub:
-    """Who serves (PHub, sections 2.1 and 3.3)."""
+    """The ranks that serve (PHub, sections 2.1 and 3.3)."""
 
     placement: str
     size: int
 
     @property
     def workers(self) -> list[int]:
-        """The one server of NCC is a rank of its own."""
+        """All ranks, except the one server of NCC."""
         return list(range(self.placement == "NCC", self.size))
 
     def __str__(self) -> str:
@@ -306,7 +306,7 @@ class Averaging(Alone):
         self.queue = queue
 
     def average(self) -> None:
-        """Both sides of it are registered buffers of the queue, which the neighbours read in place."""
+        """Sends from, and reduces into, registered buffers of the queue, which the neighbours read in place."""
         self.queue.send_all(self.weights)
         self.weights = self.queue.reduce(self.weights, out=self.queue.acquire())
 
@@ -385,7 +385,7 @@ def in_turn(rows: Array, batch: int) -> Batches:
 
 
 def at_once(parts: list[Batches]) -> Batches:
-    """What a step of all ranks takes."""
+    """The rows that a step of all ranks takes."""
     return lambda step: np.concatenate([part(step) for part in parts])
 
 
@@ -645,7 +645,7 @@ def main(
         if dtype != "float32":
             raise click.BadParameter(f"{dtype}: a hub's parameters are float32", param_hint="--dtype")
     elif checkpoint is not None:
-        raise click.BadParameter("only what a hub trains is saved: --exchange parameter_hub", param_hint="--checkpoint")
+        raise click.BadParameter("only a hub saves its training: --exchange parameter_hub", param_hint="--checkpoint")
     if resume and checkpoint is None:
         raise click.BadParameter("from which directory? give --checkpoint too", param_hint="--resume")
     if every > len(data.y) // batch:

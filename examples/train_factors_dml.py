@@ -4,8 +4,8 @@
     mpirun -n 4 python examples/train_factors_dml.py --compare --plot dml.png
 
 This is distance metric learning, the second application of SFB (section 2), with a projection W of 512 x 10,000. The
-update of each pair of packages (x, y) is the product of two vectors: W (x - y), and x - y, most of which is 0. --data
-takes pairs of the rows of a folder, half of them of one class.
+update of each pair of packages (x, y) is the product of two vectors: W (x - y), and the sparse x - y. --data takes
+pairs of the rows of a folder, half of them of one class.
 """
 
 import os

@@ -5,8 +5,8 @@
     mpirun -n 4 python examples/train_factors_mlr.py --compare --plot mlr.png
 
 This is the first application of SFB (section 2 and figure 3). The update of each sample is the product of two vectors:
-its features, most of which are 0, and what the predicted probabilities of the classes lack. The ranks send these
-vectors to each other, and each of them rebuilds the sum of the products.
+its sparse features, and the errors of the predicted probabilities of the classes. The ranks send these vectors to each
+other, and each rank rebuilds the sum of the products.
 
 W is features x classes, so that a sample picks the rows of its features. With --classes-first W is classes x features,
 and the features of a sample scatter over all rows. Where apt's lists are missing, synthetic samples take their place.

@@ -7,7 +7,7 @@
 The transformer predicts the next byte of a text: the one-line descriptions of Debian's packages (apt-cache dumpavail),
 or Python's own help pages where apt's lists are missing. All ways begin with the same weights, which --pretrain
 synchronous steps have reached (as DiLoCo does, arXiv 2311.08105), and take the same number of steps with the same
-batches. So a loss after as many tokens says what local steps cost. --ways, of which diloco@100 has an H of its own:
+batches. So losses after equally many tokens show the cost of local steps. --ways; diloco@100 sets H of that way:
 
     sync        every step exchanges gradients (hpcomm.torch.DistributedOptimizer)
     diloco      an exchange after --every local steps, outer Nesterov (arXiv 2311.08105)
@@ -54,7 +54,7 @@ SENT_BY = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes a second
 CAPTION = """Validation loss of the model that all ranks share: after local steps, that of the last exchange of each
 fragment. Bytes: sent by a rank, mean over the ranks. Seconds at {bandwidth}: a step computes {ms:.1f} ms (median
 processor time of a forward and backward pass, all ways); an exchange takes its bytes by the bandwidth, one after the
-other. Exchanges of sync hide behind the backward pass, those of streaming behind the steps of its delay, the others
+other. Exchanges of sync hide behind the backward pass, exchanges of streaming behind the steps of its delay, the others
 behind nothing; a step waits for the rest. Latency, encoding and the optimizers count nothing."""
 
 
@@ -63,7 +63,7 @@ behind nothing; a step waits for the rest. Latency, encoding and the optimizers 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all ways have in common."""
+    """The settings of all ways."""
 
     steps: int
     every: int
@@ -90,7 +90,7 @@ class Plan:
 
 
 class Trainer(Protocol):
-    """What the optimizers of all ways can do."""
+    """The interface of all ways' optimizers."""
 
     exchange: Any
 
@@ -103,8 +103,8 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Way:
-    """How ranks exchange what they have learnt. options: of hpcomm.torch.DiLoCo; None: every step exchanges. every: H
-    in place of the plan's; 0: the plan's."""
+    """A way of exchange. options: of hpcomm.torch.DiLoCo; None: every step exchanges. every: H in place of the plan's;
+    0: the plan's."""
 
     name: str
     options: Callable[[Plan], dict[str, Any]] | None
@@ -112,7 +112,7 @@ class Way:
 
     @classmethod
     def named(cls, text: str) -> "Way":
-        """A way by its name, such as diloco, or with an H of its own, as diloco@100.
+        """A way by its name, such as diloco, or with its own H, such as diloco@100.
 
         Raises:
             click.BadParameter: there is no such way.
@@ -176,7 +176,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a training leaves on a rank.
+    """The results of a training on a rank.
 
     Attributes:
         way: its name.
@@ -362,7 +362,7 @@ def told(curves: list[Curve]) -> str:
 
 
 def draw(curves: list[Curve], title: str, caption: str, path: str) -> bool:
-    """Loss by token, by second and by byte; False where there is no matplotlib."""
+    """Draws the loss by token, by second and by byte; False without matplotlib."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -396,7 +396,7 @@ def bytes_a_second(text: str) -> float:
     """A bandwidth, such as 100mbit or 1.5gbit, in bytes a second.
 
     Raises:
-        click.BadParameter: it is none.
+        click.BadParameter: text is no bandwidth.
     """
     unit = text.lstrip("0123456789.").lower()
     try:
@@ -409,7 +409,7 @@ def bytes_a_second(text: str) -> float:
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
-@click.option("--ways", default="sync,diloco,streaming", help="What is compared; the ratio is to the first.")
+@click.option("--ways", default="sync,diloco,streaming", help="Ways to compare; the ratio is to the first.")
 @click.option("--steps", type=click.IntRange(1), default=1200, help="Of each way.")
 @click.option("--pretrain", type=click.IntRange(0), default=600, help="Synchronous steps before, for all ways.")
 @click.option("--every", type=click.IntRange(1), default=30, help="H: local steps from one exchange to the next.")

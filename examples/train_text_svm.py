@@ -9,11 +9,11 @@ and after every --period of them the average of the models of a rank and its in-
 graph and consistency after another on the same data, and draws accuracy against time and bytes sent (figures 5 to 10).
 One rank that is started alone, with --compare alone, is the paper's single machine.
 
-The texts are what Debian's packages say of themselves (apt-cache dumpavail), and the task is to find those of one
+The texts are the descriptions of Debian's packages (apt-cache dumpavail), and the task is to find the packages of one
 section; where apt's lists are missing, scikit-learn's handwritten digits take their place. --data reads the data of the
 paper, RCV1 or webspam, from a folder, or any file in svmlight's format. --hashed gives the model --features weights,
-however few words the texts have: 11000000 is the paper's largest, splice-site, 44 MB a model; --points copies of it are
-kept.
+however few words the texts have: 11000000 is the paper's largest, splice-site, 44 MB a model; a rank keeps --points
+copies.
 """
 
 import os
@@ -58,7 +58,7 @@ GRAPHS: dict[str, Callable[[int], hpcomm.topology.Graph | tuple[hpcomm.topology.
     "one_peer_exponential": hpcomm.topology.one_peer_exponential,  # one neighbour, another each step
     "hypercube": hpcomm.topology.hypercube,
     "ring": hpcomm.topology.ring,
-    "chain": partial(hpcomm.topology.chain, directed=False),  # along a directed one rank 0 hears of nobody
+    "chain": partial(hpcomm.topology.chain, directed=False),  # in a directed chain rank 0 takes no model
 }
 ALLREDUCE, ALONE = "MPI_Allreduce", "alone"
 COMPARED = ",".join(
@@ -76,7 +76,7 @@ COMPARED = ",".join(
 )
 SAMPLE = 1000  # rows that the first rate of learning is tried on
 INIT = 300.0  # seconds: where ranks outnumber cores, their imports take turns
-NOISE = 0.001  # of an accuracy: what a dozen of the tests are worth
+NOISE = 0.001  # of an accuracy: about a dozen of the tests
 MOST = (1 << 31) - 1  # columns: their numbers are int32
 BIAS_RATE = 0.01  # of learning the bias, beside that of a weight: it has a part in every row
 
@@ -185,7 +185,7 @@ def consistency_of(text: str) -> Any:
 
 
 class Averaging(Protocol):
-    """model is what this rank trains; average makes it the mean with others', perhaps in another array."""
+    """model: the weights that this rank trains. average makes it the mean with others', perhaps in another array."""
 
     model: Floats
 
@@ -197,13 +197,13 @@ class Averaging(Protocol):
     @property
     def inputs(self) -> tuple[int, int, int, int]:
         """Models of in-neighbours that were averaged whole, were torn, had been averaged before, or were not there; all
-        0 where nobody counts."""
+        0 without a count."""
 
     def close(self) -> None: ...
 
 
 class StochasticReduce:
-    """The mean over oneself and the in-neighbours of a graph (ASAP, section 3)."""
+    """The mean over this rank and its in-neighbours in a graph (ASAP, section 3)."""
 
     def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
         start, graph = {"w": np.zeros(size, np.float32)}, GRAPHS[how.graph](ctx.size)
@@ -228,8 +228,8 @@ class StochasticReduce:
 
 
 class Allreduce:
-    """The mean over all ranks by MPI. It does not tell what it sends: bytes_sent is the least that an allreduce can do
-    with, 2(n-1)/n of the model."""
+    """The mean over all ranks by MPI, which does not count bytes: bytes_sent is the least that an allreduce needs,
+    2(n-1)/n of the model."""
 
     def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
         from mpi4py import MPI  # noqa: PLC0415 - the ranks may come from another launcher
@@ -258,7 +258,7 @@ class Allreduce:
 
 
 class Alone:
-    """Each rank keeps its own model: what one machine does with its data."""
+    """Each rank keeps its own model, as one machine does."""
 
     bytes_sent: int = 0
     inputs: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -299,7 +299,7 @@ class Plan:
 
     @property
     def kept(self) -> set[int]:
-        """After which exchanges; after the last in any case."""
+        """The numbers of exchanges after which the model is kept; the last is among them."""
         return {math.ceil(self.exchanges * i / self.points) for i in range(1, self.points + 1)}
 
     def batches(self, rank: int) -> Iterator[Array]:
@@ -312,8 +312,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run:
-    """What one training found. The arrays have a row for each rank and a column for each of its kept models, the first
-    of them the one before training."""
+    """The results of a training. The arrays have a row for each rank and a column for each of its kept models, first
+    the model before training."""
 
     how: How
     exchanges: int
@@ -337,7 +337,7 @@ class Run:
         return times, sent, accuracy, made
 
     def reached(self, target: float) -> tuple[float, float, float] | None:
-        """After how many seconds, bytes and exchanges the accuracy was target for the first time."""
+        """The seconds, bytes and exchanges until the accuracy first was target."""
         times, sent, accuracy, made = self.curve()
         found = np.flatnonzero(accuracy >= target)
         if len(found) == 0:

@@ -6,7 +6,7 @@
     python examples/train_torch.py                              # one rank
 
 A convolutional network learns to read scikit-learn's handwritten digits, and a small transformer to foretell the next
-character of Python's own help pages. What hpcomm changes in a trainer is three lines, marked 1, 2 and 3.
+character of Python's own help pages. hpcomm changes three lines of a trainer, marked 1, 2 and 3.
 
 A step takes --batch examples of each rank. Rank 0 prints the loss, the time of a step and the test accuracy. It draws
 the loss and a timeline of a few steps, which shows when each rank computes and when it waits for others. The exit code
@@ -57,7 +57,7 @@ TEXT = 48  # characters that the next one is foretold from
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt. Inputs and targets, to train on and to test with."""
+    """A model, and its inputs and targets, to train on and to test with."""
 
     name: str
     model: nn.Module
@@ -130,22 +130,22 @@ TASKS: dict[str, Callable[[], Task]] = {"digits": digits, "text": text}
 
 @dataclass
 class Timeline:
-    """What a rank did in some steps: rows of (what, from, to), in seconds of the machine's clock."""
+    """The work of a rank in some steps: rows of (what, from, to), in seconds of the machine's clock."""
 
     rows: list[tuple[str, float, float]] = field(default_factory=list)
     on: bool = False
     _since: float = 0.0
 
     def note(self, what: str) -> None:
-        """This has been done since the last note."""
+        """Notes that this was done since the last note."""
         now = time.monotonic()
         if self.on:
             self.rows.append((what, self._since, now))
         self._since = now
 
     def before_layers(self, model: nn.Module, what: str) -> None:
-        """Notes it before each layer computes. Hooks run in the order in which they were registered: what was
-        registered between two calls of this makes the time between their notes."""
+        """Calls note(what) before each layer computes. Hooks run in the order of their registration, so the notes of
+        two calls enclose the time of hooks registered between these calls."""
         for module in model.modules():
             if next(module.parameters(recurse=False), None) is not None:
                 module.register_forward_pre_hook(lambda *_: self.note(what))
@@ -160,7 +160,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Run:
-    """What a training leaves on a rank: the loss and the seconds of each step, and what `Timeline` says of a few."""
+    """The results of a training on a rank: the loss and the seconds of each step, and the Timeline of a few."""
 
     losses: list[float]
     seconds: list[float]
@@ -184,7 +184,7 @@ def train(
     timeline: Timeline,
     tell: Callable[[int, float], None],
 ) -> Run:
-    """torch's own loop: nothing in it is hpcomm's."""
+    """The usual loop of torch, without hpcomm."""
     losses, seconds = list[float](), list[float]()
     random, order = torch.Generator().manual_seed(1), rows[:0]
     for step in range(steps):
@@ -216,7 +216,7 @@ def digest(model: nn.Module) -> str:
 
 
 def gather(ctx: hpcomm.Context, run: Run) -> list[Run]:
-    """Those of all ranks."""
+    """The runs of all ranks."""
     mine = json.dumps(vars(run)).encode()
     longest = max(int(told) for told in ctx.allgather(b"%20d" % len(mine)))
     return [Run(**json.loads(told)) for told in ctx.allgather(mine.ljust(longest))]
@@ -236,7 +236,7 @@ def teller(ctx: hpcomm.Context, what: str, steps: int) -> Callable[[int, float],
 
 
 def draw(told: dict[str, list[Run]], how: str, path: str) -> bool:
-    """The losses, and below them the timelines; False where there is no matplotlib."""
+    """Draws the losses, and below them the timelines; False without matplotlib."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:

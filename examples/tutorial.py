@@ -12,7 +12,7 @@ rank takes its part. The ways of --ways are trained one after the other from the
     overlap     parameters travel too, while the next forward pass runs
     bfloat16    as overlap, in 16 bits both ways
     topk        as overlap, the largest 1 % of the gradients; the rest is sent later
-    local       DiLoCo: ranks exchange what they have learned once in 48 steps, while they train on
+    local       DiLoCo: ranks exchange their updates once in 48 steps, while they train on
 
 Rank 0 prints for each way the time of a step and the test accuracy, and --plot draws the accuracy by second. The clock
 stands still while rank 0 tests.

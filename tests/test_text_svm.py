@@ -281,7 +281,7 @@ def test_a_target_that_is_missed_fails(cancer: Path, tmp_path: Path) -> None:
         ("--compare ring", "'' is no consistency"),
         ("--eta0 1e6", "must be less than 1 / decay, 100000"),
         ("--svmlight {}", "no svmlight file"),
-        ("--svmlight {} --hashed", "has columns of its own: --hashed is for the packages"),
+        ("--svmlight {} --hashed", "has its own columns: --hashed is for the packages"),
     ],
 )
 def test_bad_arguments_end_it_at_once(tmp_path: Path, options: str, told: str) -> None:

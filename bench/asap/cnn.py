@@ -3,7 +3,7 @@
 Eight ranks compute gradients of a smaller examples/train_flow_cnn.py by torch, a few pictures each, and average their
 models over the complete graph after each step. The paper's BSP is a barrier that does not wait for the data, which is
 hpcomm's BARRIER. The ranks are on this machine (shm), and on eight hosts of one rank each, joined by links of 1 Gb/s
-(hosts; tests/cluster/hosts.py). The consistencies take turns in one process group; a cycle has a seed of its own. One
+(hosts; tests/cluster/hosts.py). The consistencies take turns in one process group; each cycle has another seed. One
 rank with all the data, which exchanges nothing, is the paper's single machine (alone).
 #wrong counts, under NOTIFY_ACK and BSP, inputs that were not whole, and ranks that end with another model than rank 0.
 """
@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable
 
 RANKS, LIMIT = 8, 900.0  # seconds of one cycle
-UNABLE = 77  # the exit status of what the machine cannot run
+UNABLE = 77  # the exit status where the machine cannot run it
 ALONE = "alone"
 GROUPS = (ALONE, "shm", "hosts")
 NAMES = ("NOTIFY_ACK", "BSP", "BARRIER", "ASYNC")
@@ -56,7 +56,7 @@ class Line:
         rate: images a second of all ranks.
         alone: seconds of one machine over these; None where either missed the aim in some cycle.
         exchanging: the part of the time that a rank is in the exchange.
-        processor, moving: processor seconds of a rank in a step, and those of them that are not its trainer's.
+        processor, moving: processor seconds of a rank in a step, and the part that its trainer does not use.
         whole, torn, stale, missing: parts of all inputs.
     """
 
@@ -169,7 +169,7 @@ def curves(axis: Any, rows: Sequence[Row], aim: float, heading: str) -> None:
 
 
 def inputs(axis: Any, rows: Sequence[Row], aim: float, heading: str) -> None:
-    """What the reduces of each consistency found, over all cycles."""
+    """The inputs of each consistency's reduces, over all cycles."""
     found = list(lines(rows, aim))
     left = np.zeros(len(found))
     for kind, colour in (("whole", "tab:blue"), ("torn", "tab:red"), ("stale", "tab:orange"), ("missing", "lightgray")):
@@ -274,9 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for row in measure(options, given):
             document["rows"].append(row)
-            write(options, json.dumps(document, indent=1))  # what is there if this run is ended
+            write(options, json.dumps(document, indent=1))  # kept if this run is ended early
     except Unavailable as why:
-        print(f"asap.cnn: no hosts of one's own: {why}; --groups shm does without", file=sys.stderr)
+        print(f"asap.cnn: no hosts here: {why}; --groups shm does without", file=sys.stderr)
         return UNABLE
     if options.plot is not None:
         plots.figure(options.plot, panels(document), f"ASAP, figure 9: {options.ranks} ranks", columns=2)

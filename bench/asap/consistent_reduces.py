@@ -49,7 +49,7 @@ class Case:
 
 
 def number(rank: int, step: int) -> int:
-    """What a rank's update has beside the ramp; two steps' differ by far more than rounding."""
+    """The value that a rank adds to the ramp in its update; two steps' differ by far more than rounding."""
     return (rank * 509 + step * 61) % NUMBERS
 
 

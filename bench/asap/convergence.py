@@ -2,7 +2,7 @@
 
 Starts examples/train_text_svm.py with eight ranks on this machine (shm) and on eight hosts of one rank each, joined by
 links of 1 Gb/s (hosts; tests/cluster/hosts.py), all ranks alike or one of them slower (straggler). The trainings that
-are compared take turns in one process group; a cycle has a seed of its own. The first of them is the reference: the aim
+are compared take turns in one process group; each cycle has another seed. The first training is the reference: the aim
 is the accuracy that it ends with, less a thousandth of the tests. One rank with all the data, which exchanges nothing,
 is the paper's single machine. --figure takes the graphs and the number of ranks of one of the paper's figures; more
 than eight ranks share hosts.
@@ -31,7 +31,7 @@ from cluster.hosts import HEAD, Cluster, Unavailable
 RANKS = 8
 MOST_HOSTS = 8  # as the paper has; more ranks share them
 LIMIT = 600.0  # seconds of one cycle of as many ranks; more ranks have more
-UNABLE = 77  # the exit status of what the machine cannot run
+UNABLE = 77  # the exit status where the machine cannot run it
 EXAMPLE = str(ROOT / "examples" / "train_text_svm.py")
 REFERENCE = "complete/BSP"
 ONE_PEER = "one_peer_exponential/NOTIFY_ACK"
@@ -44,7 +44,7 @@ SPARSE = "root_expander/NOTIFY_ACK"
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the ranks are, how many times as long one of them computes, and what is compared."""
+    """The place of the ranks, how many times as long one of them computes, and the trainings to compare."""
 
     key: str
     hosts: bool
@@ -78,7 +78,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Line:
-    """One training of a setting over all cycles: medians, and the spread of what is compared.
+    """One training of a setting over all cycles: medians, and the spread of compared figures.
 
     Attributes:
         seconds, sent, steps: until the aim was reached, bytes and exchanges of a rank; None where it was not in some
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for key, found in measure(options, chosen):
             (document["alone"] if key == ALONE else document["runs"].setdefault(key, [])).append(found)
     except Unavailable as why:
-        print(f"convergence: no hosts of one's own: {why}; --only shm does without", file=sys.stderr)
+        print(f"convergence: no hosts here: {why}; --only shm does without", file=sys.stderr)
         return UNABLE
     text = json.dumps(document, indent=1)
     write(options, text)

@@ -1,6 +1,6 @@
 """spectral_gap: time and memory of a spectral gap, of graphs whose updates spread fast and of those where they crawl.
 
-Each graph has a process of its own, for the most memory that it took (ru_maxrss) to be the graph's.
+Each graph is measured in a separate process, so that its peak memory (ru_maxrss) is the graph's.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def measure(name: str, n: int) -> Row:
 
 
 def measured(name: str, n: int) -> Row:
-    """measure in a process of its own."""
+    """measure in a separate process."""
     command = [sys.executable, "-m", "bench.asap.spectral_gap", "--one", name, "--ranks", str(n)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=ROOT)
     if ended.returncode != 0:

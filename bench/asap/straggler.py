@@ -3,11 +3,11 @@
 Eight ranks compute for --seconds a step, which is sleep, and reduce over a sparse graph; one takes five times as long.
 Under NOTIFY_ACK a rank waits for its neighbours alone, so that slowness travels an edge a step:
 hpcomm.topology.first_wait says when it arrives, and here it is measured. Then all go at the straggler's rate. Under
-BARRIER all do so from the first step, and with a quorum of one in-neighbour nobody.
+BARRIER all do so from the first step, and with a quorum of one in-neighbour no rank does.
 
-The straggler pushes its first update after --factor times --seconds. Whoever waits because of it first in step k has
-computed k times --seconds by then, or fewer, and waits for the rest: with these graphs and numbers a whole --seconds at
-the least. So a wait of half of that is one, and one of the exchange itself is far shorter.
+The straggler pushes its first update after --factor times --seconds. A rank that waits because of it first in step k
+has computed k times --seconds by then, or fewer, and waits for the rest: with these graphs and numbers at least a whole
+--seconds. So a wait of half of that counts as one; waits of the exchange itself are far shorter.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def table(document: Row) -> list[str]:
 
 
 def steps_of_ranks(axis: Any, row: Row, factor: float, seconds: float) -> None:
-    """The wait of each rank in each step, over what the straggler loses in one; rings where it is predicted first."""
+    """The wait of each rank in each step, over the straggler's delay in one; rings where it is predicted first."""
     behind = seconds * (factor - 1)
     waits = np.array(row["waits"]) / behind
     extent = (0.5, waits.shape[1] + 0.5, waits.shape[0] - 0.5, -0.5)  # steps are counted from 1
@@ -100,7 +100,7 @@ def steps_of_ranks(axis: Any, row: Row, factor: float, seconds: float) -> None:
         if step:
             axis.plot(step, rank, "o", mfc="none", color="tab:red")
     axis.set(title=row["name"], xlabel="step", ylabel="rank")
-    axis.figure.colorbar(shown, ax=axis, label="wait over what the straggler loses in a step")
+    axis.figure.colorbar(shown, ax=axis, label="wait over the straggler's delay in a step")
 
 
 def panels(document: Row) -> list[plots.Draw]:

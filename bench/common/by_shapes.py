@@ -1,4 +1,4 @@
-"""Benchmarks whose ranks are started anew for each shape, on hosts of their own (tests/cluster/hosts.py)."""
+"""Benchmarks whose ranks are started again for each shape, on namespaces as hosts (tests/cluster/hosts.py)."""
 
 import argparse
 import json
@@ -61,9 +61,9 @@ def start(
                 found = measure(name, options, its, shape, Path(folder), *rates)
                 document |= {"transport": found["transport"], "torch": found["torch"]}
                 document["rows"] += found["rows"]
-                write(options, json.dumps(document, indent=1))  # what is there if this run is ended
+                write(options, json.dumps(document, indent=1))  # kept if this run is ended early
     except Unavailable as why:
-        document["unable"] = f"no hosts of one's own: {why}"
+        document["unable"] = f"no hosts here: {why}"
         write(options, json.dumps(document, indent=1))
         print(f"{name}: {document['unable']}", file=sys.stderr)
         return UNABLE

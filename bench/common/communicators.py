@@ -8,8 +8,8 @@ from bench.common.harness import Bench
 
 
 def communicators(bench: Bench) -> dict[str, MPI.Intracomm]:
-    """Communicators of all ranks, by what is added to the names of their contenders. Where hosts have several ranks
-    Open MPI takes its component han, which sums inside each host first and is not always the faster way."""
+    """Communicators of all ranks, by suffixes of their contenders' names. Where hosts have several ranks Open MPI takes
+    its component han, which sums inside each host first and is not always the faster way."""
     found = {"": bench.comm}
     crowded = len(set(bench.hosts)) < bench.size
     without = "^han" in os.environ.get("OMPI_MCA_coll", "")  # noqa: SIM112 - as mpirun writes it

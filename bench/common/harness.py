@@ -43,8 +43,8 @@ class Bench(harness.Bench):
         return made
 
     def meet(self) -> None:
-        """A barrier whose waiters leave the cores to those who still work: the longer that takes, the more seldom they
-        look, as a look on an emulated core is no trifle."""
+        """A barrier whose waiting ranks leave the cores to working ranks: the longer they wait, the more seldom they
+        look, as a look on an emulated core is expensive."""
         request, pause = self.comm.Ibarrier(), 1e-4
         while not request.Test():
             time.sleep(pause)
@@ -91,7 +91,7 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
 
 
 def as_rank(job: Callable[[], int]) -> int:
-    """What a job returns; an exception on one rank ends all ranks."""
+    """The result of a job; an exception on one rank ends all ranks."""
     try:
         return job()
     except Exception:
@@ -102,7 +102,7 @@ def as_rank(job: Callable[[], int]) -> int:
 
 
 def main(benchmark: Benchmark) -> None:
-    """The program of a benchmark, which starts its own mpirun if nobody did."""
+    """The program of a benchmark, which starts its own mpirun unless it runs under one."""
     if not launched():
         given = sys.argv[1:]
         options = parser(benchmark, command_of(benchmark)).parse_args(given)

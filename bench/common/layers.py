@@ -198,8 +198,8 @@ class Network:
         return max(1, round(self.batch * width))
 
     def seconds(self, width: float, gigabits: float, paper: float) -> float:
-        """Of computing a step, so that they relate to the time of all parameters on a link of so many Gb/s as those of
-        the paper do to the time on a link of paper Gb/s."""
+        """Seconds of computing a step, with the paper's ratio of computing to sending all parameters: here over a link
+        of so many Gb/s, there over a link of paper Gb/s."""
         return self.batch / self.images * (count(self.make(width)) / gigabits) / (count(self.make(1.0)) / paper)
 
 

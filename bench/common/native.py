@@ -159,7 +159,7 @@ def library() -> Path:
 
 
 def sources_of() -> list[Path]:
-    """What a compiled benchmark is made of."""
+    """The files that a compiled benchmark is made of."""
     return [*HERE.glob("*/*.c"), *HERE.glob("*/*.h"), library(), package() / "include" / "hpcomm" / "hpcomm.h"]
 
 
@@ -171,12 +171,12 @@ def has_verbs() -> bool:
 
 
 def stale(target: Path) -> bool:
-    """Is a compiled file missing, or older than what it is made of?"""
+    """Whether a compiled file is missing, or older than its sources."""
     return not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in sources_of())
 
 
 def build(folder: Path = BUILD, name: str = "libbench.so", sources: Sequence[str] = SOURCES, *libraries: str) -> Path:
-    """Compiles loops if they are older than what they are made of, and returns the shared library."""
+    """Compiles loops if they are older than their sources, and returns the shared library."""
     target = folder / name
     if stale(target):
         flags = ("-fvisibility=hidden", "-fPIC", "-shared", "-DBENCH_LIBRARY")
@@ -185,15 +185,15 @@ def build(folder: Path = BUILD, name: str = "libbench.so", sources: Sequence[str
 
 
 def build_verbs(folder: Path = BUILD) -> Path:
-    """The same of those that need rdma-core's headers; FileNotFoundError if they are needed and not here."""
+    """The same for the loops that need rdma-core's headers; FileNotFoundError if the headers are needed and missing."""
     if stale(folder / LIBRARY_OF_VERBS) and not has_verbs():
         raise FileNotFoundError("rdma-core's headers are missing: apt-get install -y libibverbs-dev")
     return build(folder, LIBRARY_OF_VERBS, VERBS_SOURCES, *VERBS)
 
 
 def with_objects(folder: Path, name: str, source: str, needs: str) -> ctypes.CDLL:
-    """The loops of one file together with the objects of the tree's build, for what is no part of the library's
-    interface. needs: the C file without which there is nothing to measure."""
+    """The loops of one file together with the objects of the tree's build, to measure internal functions of the
+    library. needs: the C file that defines these."""
     target, objects = folder / name, sorted(OBJECTS.rglob("*.o"))
     if not any(path.name == f"{needs}.o" for path in objects):
         raise SystemExit(f"{source}: there is no {needs} to measure in {OBJECTS}: make builds it")
@@ -204,7 +204,7 @@ def with_objects(folder: Path, name: str, source: str, needs: str) -> ctypes.CDL
 
 
 def programs(folder: Path = BUILD) -> list[Path]:
-    """Compiles each C benchmark as a program of its own."""
+    """Compiles each C benchmark as a program."""
     sources = (*SOURCES, *(VERBS_SOURCES if has_verbs() else ()))
     made = [folder / Path(source).stem for source in sources]
     for source, target in zip(sources, made, strict=True):
@@ -229,7 +229,7 @@ def view(at: int, shape: int, dtype: Any) -> NDArray[Any]:
 
 
 class Native:
-    """The loops and the C API, with a hpcomm context of their own: what a C program would have."""
+    """The loops and the C API, with a separate hpcomm context, as a C program has it."""
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -253,7 +253,7 @@ class Native:
         return status
 
     def create(self, transport: str = "", devices: str = "", **settings: float) -> bytes:
-        """This rank's address; connect with those of all ranks. settings: of hpc_config, by name."""
+        """This rank's address; connect with the addresses of all ranks. settings: of hpc_config, by name."""
         config = Config()
         self.hpc_config_init(ctypes.byref(config))
         config.transports = transport.encode() or None

@@ -1,4 +1,4 @@
-"""Options that benchmarks with parsers of their own have in common. Needs no MPI."""
+"""Options for benchmarks that make their parsers themselves. Needs no MPI."""
 
 import argparse
 import sys
@@ -42,7 +42,7 @@ def add_quick(parser: argparse.ArgumentParser, what: str = "small sizes and few 
 
 
 def add_links(parser: argparse.ArgumentParser) -> None:
-    """What the links between hosts carry."""
+    """The option for the rates of links between hosts and racks."""
     parser.add_argument(
         "--wire",
         type=lambda text: [1e6 * float(part) for part in text.split(",")],

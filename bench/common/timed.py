@@ -23,7 +23,7 @@ class Trainer:
     """Takes steps of a network.
 
     Attributes:
-        exchange: hpcomm.Exchange, or what has its methods that are called here.
+        exchange: hpcomm.Exchange, or an object with the methods called here.
         after: layers are pushed when the backward pass has ended.
         whole: all layers are waited for before the next forward pass; so they are with after.
         copying: seconds of a layer for each of its parameters, before it is pushed and again when it has arrived.
@@ -99,7 +99,7 @@ class Trainer:
                 self.exchange.gradient(layer.name).fill(pairs * value)
 
     def wrong(self, mean: float, plant: bool) -> int:
-        """Parameters that are not what the steps make of updates with this mean."""
+        """The number of parameters that differ from the result of the steps with this mean update."""
         expected, found = np.float32(-RATE * mean * self.steps), 0  # no copy of an array: some have 400 MB
         for layer in self.layers:
             array = self.exchange.params[layer.name]
@@ -107,7 +107,7 @@ class Trainer:
         return found
 
     def turn(self, steps: int, meet: Callable[[], None]) -> Row:
-        """Some steps, of which so many count. meet: of all ranks, of which some may only serve."""
+        """Times so many steps; a few more do not count. meet: a barrier of all ranks, also ranks that only serve."""
         meet()
         self.at = time.perf_counter()
         for _ in range(WARMUP + steps + 1):

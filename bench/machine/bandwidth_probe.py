@@ -1,5 +1,5 @@
-"""Context.bandwidth against the truth: how far its middle is from what a link has left, what a yes or no costs, and
-what a step of an exchange costs more meanwhile.
+"""Context.bandwidth against the truth: the error of its middle against the free rate of a link, the cost of a yes or
+no, and the slowdown of an exchange's steps meanwhile.
 
     python -m bench.machine.bandwidth_probe           # links of 50, 100 and 200 Mb/s, with iperf3 and without
     python -m bench.machine.bandwidth_probe --rates 100 --tries 10 --json

@@ -1,7 +1,7 @@
 """fold: the sum of several arrays, weighted, into one, beside the add bandwidth of the machine.
 
-All ranks work at once, each on arrays of its own that no cache holds. A fold of n arrays reads n and writes one; the
-bound is the time of as many bytes at the rate of c = a + b, which reads two and writes one.
+All ranks work at once, each on private arrays that no cache holds. A fold of n arrays reads n and writes one; the bound
+is the time of as many bytes at the rate of c = a + b, which reads two and writes one.
 """
 
 import argparse

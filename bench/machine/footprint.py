@@ -1,7 +1,7 @@
 """footprint: the memory that one rank takes for its peers, beyond its windows, over TCP and over shared memory.
 
-The ranks are those of the C program (footprint.c): an interpreter and its modules would take many times as much. The
-most of all ranks counts.
+The ranks run the C program footprint.c: an interpreter and its modules would take many times as much. The rank with
+the most memory counts.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """instructions: how many instructions an operation takes, counted by callgrind, beside another build of hpcomm.
 
 Times on a shared machine differ by more than a change of the code does; instructions do not differ at all between two
-runs. Both ranks of an operation are worked for by one thread (instructions.c), so no wait is among what is counted.
+runs. One thread works for both ranks of an operation (instructions.c), so the counts contain no waits.
 """
 
 import argparse

@@ -22,7 +22,7 @@ from hpcomm.bench.put_bw import Stream
 from hpcomm.bench.rows import Row
 
 QUEUE_PAIRS = (1, 2, 4, 8)
-UNABLE = 77  # the exit status of what the machine cannot run
+UNABLE = 77  # the exit status where the machine cannot run it
 
 # Made once for all sizes.
 _loops: WeakKeyDictionary[Bench, Loop] = WeakKeyDictionary()
@@ -46,7 +46,7 @@ def several(number: int, of: str) -> str:
 
 
 def ours(bench: Bench, size: int, room: int) -> Contender:
-    """hpcomm from a window of its own to another one; context and windows are made once."""
+    """hpcomm from one window to another; context and windows are made once."""
     if bench not in _ours:
         native = bench.connected("verbs")
         _ours[bench] = native, native.window(room, 1), own_words(native, room)

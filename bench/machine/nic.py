@@ -151,7 +151,7 @@ class Raw:
         return (seconds.tolist() if self.first else []), float(np.median(trips)), wrong
 
     def stream(self, nbytes: int, slots: int, m: int, depth: int = DEPTH) -> float:
-        """Seconds of one of m writes of sources, with depth of them under way, the last one acknowledged."""
+        """Seconds of one of m writes of sources, with depth pending writes, the last one acknowledged."""
         seconds = np.zeros(1)
         self._check(_library().bench_raw_stream(self._at, nbytes, slots, m, depth, address(seconds)))
         return float(seconds[0])

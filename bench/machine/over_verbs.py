@@ -107,7 +107,7 @@ def _write_lat(pair: "PingPong", plain: Raw) -> list[Contender]:
 
 
 def streams(stream: "Stream", source: Words, depth: int) -> list[Contender]:
-    """Bare writes from registered memory to the same ring, and ib_write_bw, with as many under way."""
+    """Bare writes from registered memory to the same ring, and ib_write_bw, with as many pending writes."""
     bench, plain = stream.bench, raw(stream.bench, max(bench_ring(stream.bench), stream.size))
     if plain is None:
         return []

@@ -48,7 +48,7 @@ def _once(bench: Bench, port: Port, program: str, to: int, *options: str) -> dic
 
 
 def columns(printed: str) -> dict[str, float]:
-    """The line of figures under perftest's heading, by the heading's names; {} where there is none."""
+    """The line of figures under perftest's heading, by the heading's names; {} without a heading."""
     lines = printed.splitlines()
     for heading, figures in itertools.pairwise(lines):
         if not heading.strip().startswith("#bytes"):
@@ -99,7 +99,7 @@ def _listens(port: int) -> bool:
 
 
 def stream_seconds(bench: Bench, port: Port, size: int, count: int, depth: int, to: int = 1) -> float:
-    """Of one RDMA write of a stream with so many under way, by ib_write_bw; 0.0 on ranks other than 0."""
+    """Seconds of one RDMA write of a stream with depth pending writes, by ib_write_bw; 0.0 on ranks other than 0."""
     found = measure(bench, port, "ib_write_bw", to, "-s", str(size), "-n", str(max(5, count)), "-t", str(depth))
     return size / rate(found) if found else 0.0
 

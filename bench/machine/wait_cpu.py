@@ -1,7 +1,7 @@
-"""wait_cpu: how much of a core a rank takes that waits for a signal, for an update, or in mpi4py's Recv.
+"""wait_cpu: the share of a core that a rank takes while it waits for a signal, for an update, or in mpi4py's Recv.
 
 Rank 0 sleeps, then lets rank 1 go. The processor time is that of rank 1's whole process (getrusage), hpcomm's threads
-included. Each contender waits once a cycle; -t says how long, mpi4py's tenth of it is enough to see.
+included. Each contender waits once a cycle: -t seconds, mpi4py only a tenth.
 """
 
 import argparse

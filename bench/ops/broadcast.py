@@ -25,7 +25,7 @@ Words = NDArray[np.uint64]
 
 
 class Payload:
-    """What rank 0 sends: each time it starts on another page of the source, so what came before is wrong."""
+    """The data that rank 0 sends: each time from another page of the source, so that earlier data are wrong."""
 
     def __init__(self, bench: Bench, size: int) -> None:
         self.bench = bench
@@ -43,7 +43,7 @@ class Payload:
         data: Words | None = None,
         received: Words | None = None,
     ) -> Contender:
-        """data: what the root fills; received: what the others then have. Both are one array, this one, by default."""
+        """data: the array that the root fills; received: the others' result. By default both are self.data."""
         own, theirs = self.data if data is None else data, self.data if received is None else received
         spoil, clock = self.bench.options.plant, time.perf_counter
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable
 
 HOSTS = 4
-UNABLE = 77  # the exit status of what the machine cannot run
+UNABLE = 77  # the exit status where the machine cannot run it
 LIMIT = 600.0  # seconds for one group
 OVER_ETHERNET = ("-genv", "MPIR_CVAR_CH4_NETMOD", "ofi", "-genv", "FI_PROVIDER", "tcp", "-genv", "FI_TCP_IFACE", "eth0")
 
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Unavailable(IPERF3_MISSING)
         document["runs"] = measure(options, [group for group in GROUPS if not wanted or group.key in wanted])
     except Unavailable as why:
-        document["unable"] = f"no hosts of one's own: {why}"
+        document["unable"] = f"no hosts here: {why}"
     document["rows"] = [row for run in document["runs"].values() for row in run["rows"]]
     text = json.dumps(document, indent=1)
     write(options, text)

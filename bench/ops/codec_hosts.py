@@ -3,7 +3,7 @@
 The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py), one rank on each. All contenders
 run in one job and take turns by cycles. The dense hub sends float32 gradients and parameters. The others filter the
 updates of workers by a threshold, and the folded update that owners send to all workers (Parameter Flow's UCC with its
-DVF). The bound of a density is what they send at the rate that iperf3 reaches, and their encoding and decoding.
+DVF). The bound of a density is the time of their bytes at the rate that iperf3 reaches, and of encoding and decoding.
 """
 
 import argparse
@@ -43,7 +43,7 @@ DELTA, RATE = 256, 2.0**-12
 PERIOD = 1 << 16  # elements of a tile; an update is one tile, repeated
 TILES = 8  # updates that take turns
 STEPS = 4  # of a sample, one after the other as a training makes them
-CYCLES = "480"  # seconds for those of the job: cluster_bench ends it after 600
+CYCLES = "480"  # seconds for the job's cycles: cluster_bench ends it after 600
 
 Floats = NDArray[np.float32]
 
@@ -71,7 +71,7 @@ def _tile(turn: int, percent: float, rank: int) -> Floats:
 
 
 class Model:
-    """What the parameters of an exchange must be, by the tile: each worker's update is filtered, and their sum."""
+    """The right parameters of an exchange, by the tile: each worker's update is filtered, and their sum."""
 
     def __init__(self, updates: Updates, delta: float) -> None:
         self.updates, self.delta, self.steps = updates, delta, 0
@@ -286,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         measure(options, document)
     except Unavailable as why:
-        print(f"codec_hosts: no hosts of one's own: {why}", file=sys.stderr)
+        print(f"codec_hosts: no hosts here: {why}", file=sys.stderr)
         return UNABLE
     wrong = sum(row["wrong"] for row in document["rows"])
     text = json.dumps(document, indent=1)

@@ -16,7 +16,7 @@ from hpcomm.bench.queue import BLOCK, Circulant, options, timed
 
 
 class Rising(Circulant):
-    """Of a fold by rising ranks, oneself among them, as an exchange makes it."""
+    """The models of a fold by rising ranks, this rank among them, as an exchange makes it."""
 
     def advance(self, model: Floats, step: int, sum_first: bool) -> Floats:
         if sum_first:

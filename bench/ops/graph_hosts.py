@@ -41,7 +41,7 @@ IN_PLACE = ", in place"
 PAGE, SHIFTS = 1021, 512  # elements, a prime number, so that data which lies a power of two off is wrong
 VALUES = 64  # different values of an element
 BLOCK = 32768  # elements that are checked at once; a cache holds them
-CYCLES = "480"  # seconds for those of the job: cluster_bench ends it after 600
+CYCLES = "480"  # seconds for the job's cycles: cluster_bench ends it after 600
 
 Floats = NDArray[np.float32]
 
@@ -135,7 +135,7 @@ class Models:
         return self.source[at : at + self.count]
 
     def wrong(self, way: Way, got: Floats) -> int:
-        """Elements of this rank's average that are not what they must be."""
+        """The number of wrong elements of this rank's average."""
         sources = [self.of(source) for source, weight in way.averages.in_edges(self.bench.rank) if weight]
         found = 0
         for at in range(0, self.count, BLOCK):
@@ -237,7 +237,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def graph_row(way: Way, size: int, rate: float) -> Row:
-    """What is known of a way before anything runs. rate: bytes a second that a host's link carries."""
+    """The facts about a way before it runs. rate: bytes a second that a host's link carries."""
     return {
         "name": way.name,
         "graph": way.graph.name,
@@ -264,7 +264,7 @@ def measure(options: argparse.Namespace, document: Row) -> None:
 
 
 def graph_of(document: Row, row: Row) -> Row:
-    """What is known of the way of a contender."""
+    """The facts about the way of a contender."""
     name = row["name"].removeprefix("hpcomm ").removesuffix(IN_PLACE)
     return next(graph for graph in document["graphs"] if graph["name"] == name)
 
@@ -325,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         measure(options, document)
     except Unavailable as why:
-        print(f"graph_hosts: no hosts of one's own: {why}", file=sys.stderr)
+        print(f"graph_hosts: no hosts here: {why}", file=sys.stderr)
         return UNABLE
     wrong = sum(row["wrong"] for row in document["rows"])
     text = json.dumps(document, indent=1)

@@ -2,8 +2,8 @@
 
 The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py). A shape says how many there are:
 4x2 are four hosts of two ranks, 2x2x1 two racks of two hosts of one rank. The shapes take turns, --rounds times, each
-under every Python that --python names, whose MPI and torch are peers, and Open MPI by its own choice of algorithms and
-by rings. Each runs bench.ops.push_pull; --broadcast adds bench.ops.broadcast on eight hosts. hosts_table.py prints the
+under every Python that --python names, whose MPI and torch are peers, and Open MPI by its default algorithms and by
+rings. Each runs bench.ops.push_pull; --broadcast adds bench.ops.broadcast on eight hosts. hosts_table.py prints the
 figures.
 """
 
@@ -30,14 +30,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Cluster, Unavailable
 
 SHAPES = "4x1,4x2,2x2,2x4,4x4,2x2x1"
-ONLY = "hpcomm,wire,blocks,alone"  # of the composites those whose update is in blocks, which are the faster ones
+ONLY = "hpcomm,wire,blocks,alone"  # of the composites only the faster ones, with the update in blocks
 QUICK = "hpcomm,wire,Allreduce"
 MIB = 1 << 20
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 PAYLOAD, FRAME = 1448, 1514  # bytes of a full TCP segment with timestamps, and of its frame as tbf counts it
 SMALL = 4 * MIB  # a step that sends less is flattered by a bucket of 256 KiB
 RECEIVERS = 7  # of a broadcast
-CYCLES = "480"  # seconds for those of one run: cluster_bench ends it after 600
+CYCLES = "480"  # seconds for the cycles of one run: cluster_bench ends it after 600
 DEFAULTS, RINGS = "defaults", "rings"
 # The fastest algorithms of Open MPI's component tuned for large arrays on these links, and no han above it.
 FASTEST = {
@@ -147,7 +147,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def words(options: argparse.Namespace, shape: Shape) -> Iterator[str]:
-    """What the benchmark of a shape is given."""
+    """The arguments of a shape's benchmark."""
     yield from ("-N", str(options.run_cycles), "-n", "1", "-w", "0" if options.quick else "1", "-L", CYCLES)
     if shape.module == "push_pull":
         yield from ("-s", f"{options.size}M", "--hosts_first", "--only", options.only)
@@ -163,7 +163,7 @@ def words(options: argparse.Namespace, shape: Shape) -> Iterator[str]:
 
 
 def add(runs: list[Row], shape: Shape, burst: str, settings: str, found: Row) -> None:
-    """What another round found of a shape under an MPI: its cycles behind those that are there."""
+    """Adds another round of a shape under an MPI: appends its cycles to the earlier ones."""
     key = {"shape": shape.key, "benchmark": shape.module, "mpi": found["mpi"], "settings": settings}
     run = next((run for run in runs if key.items() <= run.items()), None)
     if run is None:
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         document["runs"] = measure(options)
     except Unavailable as why:
-        print(f"hosts_bench: no hosts of one's own: {why}", file=sys.stderr)
+        print(f"hosts_bench: no hosts here: {why}", file=sys.stderr)
         return UNABLE
     document["rows"] = [row for run in document["runs"] for row in run["rows"]]
     wrong = sum(row["wrong"] for row in document["rows"])

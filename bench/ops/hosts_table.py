@@ -12,8 +12,8 @@ from hpcomm.bench.rows import Row, ratio
 BOUNDS = {"2x2": 1.12, "2x4": 1.15, "4x4": 1.25, "2x2x1": 1.15}  # of the bound, at most
 COMPOSITE = {"4x2": 2.0}  # of the best composite of Open MPI's defaults, at least; elsewhere 1
 SAME = {"4x2": ("4x1", 1.10)}  # of the same with one rank on a host, at most
-TREE = 1.15  # of its own bound, at most
-ALONE = 1.02  # where there is nothing to fold in a host, of the flat way at most
+TREE = 1.15  # of the tree's bound, at most
+ALONE = 1.02  # of the flat way at most, where hosts have nothing to fold
 FLAT = {"hpcomm auto": "hpcomm Python", "hpcomm C auto": "hpcomm C"}
 HEAD = ("shape", "who", "median", "p10", "p90", "/ bound")
 FIRST, WHO, WIDTH = 7, 52, 9
@@ -33,7 +33,7 @@ def ways(run: Row) -> list[Row]:
 
 
 def judged(run: Row, name: str) -> bool:
-    """Is what is asked asked of this contender?"""
+    """Whether the promise is asked of this contender."""
     return name.endswith(" racks" if run["racks"] > 1 else " auto")
 
 

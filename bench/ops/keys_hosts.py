@@ -114,7 +114,7 @@ class Turn:
         shifts: of the keys, which classes their elements begin with (training.Task).
         refill: called before a step, outside of the clock, with the number of steps so far.
         factor: of the gradients in a step, by its number.
-        load: what it has cost this rank so far, as far as it tells: calls, wake-ups, events, and seconds by thread.
+        load: its cost for this rank so far, as far as it tells: calls, wake-ups, events, and seconds by thread.
     """
 
     step: Callable[[], object]
@@ -128,7 +128,7 @@ class Turn:
 
 @dataclass
 class Found:
-    """What a rank found in a turn, by step, and how many parameters were wrong after the last. load: of a step."""
+    """A rank's figures of a turn, by step, and the number of wrong parameters after the last. load: of a step."""
 
     seconds: list[float]
     used: list[float]
@@ -257,7 +257,7 @@ class Ranks:
             model: models.Model = options.sets[key]
             job = Task(cast(Bench, self), model.keys, 1)
             steps = options.steps * (TIMES_MORE if model.nbytes < SMALL else 1)
-            first = cycle % len(self.ways)  # nobody always comes behind the same
+            first = cycle % len(self.ways)  # no way always follows the same one
             for way, mode in self.ways[first:] + self.ways[:first]:
                 job.touch()
                 gathered = self.comm.gather(self.turn(job, way, mode, steps))
@@ -301,7 +301,7 @@ def named(way: str, mode: str) -> str:
 
 
 def differing(found: Floats, shift: int, expected: Floats) -> int:
-    """How many elements of a key are not those of their classes."""
+    """The number of elements of a key that differ from their classes' values."""
     return int(np.count_nonzero(found.reshape(-1) != np.resize(np.roll(expected, -shift), found.size)))
 
 

@@ -9,7 +9,7 @@ from hpcomm.bench.rows import Row, ratio
 
 LARGE = 8 << 20
 WIRE, WIRE_SMALL, GLOO, PROCESSOR = 1.03, 1.08, 1.03, 1.2  # of the wire's bound, and of Gloo's two times, at most
-KEY, KEYS, KEY_BYTES = 15e-6, 100, 1024  # seconds of a key more beyond those of its bytes
+KEY, KEYS, KEY_BYTES = 15e-6, 100, 1024  # seconds of one more key, beyond the time of its bytes
 HEAD = (
     "shape",
     "set",
@@ -95,7 +95,7 @@ def promises(document: Row) -> Iterator[Promise]:
 
 
 def of_keys(document: Row) -> Iterator[Promise]:
-    """A key more of 1 KB in a step of 100 keys, and what it may take: by the difference to each set of more keys."""
+    """The time of one more key of 1 KB in a step of 100 keys, and its limit: by the difference to each larger set."""
     small = [row for row in document["rows"] if row["set"].endswith("x1K") and row["role"] == "hpcomm"]
     bounds = {(row["shape"], row["set"]): row for row in document["rows"] if row["role"] == "bound"}
     most = max((row["keys"] for row in small), default=0)  # the more keys the less chance in their difference

@@ -1,6 +1,5 @@
 """put_bw: the benchmark of `hpcomm bench put_bw` (hpcomm/bench/put_bw.py) with loops in C, beside memcpy between shared
-mappings by one thread, or beside what the wire has by itself: bare sockets over TCP, bare verbs and ib_write_bw over
-RDMA.
+mappings by one thread, or beside the wire itself: bare sockets over TCP, bare verbs and ib_write_bw over RDMA.
 """
 
 import os
@@ -165,7 +164,7 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
 
 
 def verbs_contenders(memory: Memory, stream: Stream) -> Sequence[Contender]:
-    """Nobody waits at the other end: a NIC needs nobody."""
+    """No rank waits at the other end: a NIC needs none."""
     bench, native = stream.bench, stream.bench.native
     own, own_python = memory.registered
     found = [

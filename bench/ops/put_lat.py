@@ -102,7 +102,7 @@ def over_tcp(pair: PingPong) -> list[Contender]:
         *socket_pair(pair, spin=False),
         hpcomm_c(pair, "hpcomm C, sleeping", _asleep[0]),
         send_recv(pair, "mpi4py Send/Recv", prepared),
-        put_message(pair),  # no flag: nobody says that an MPI over sockets goes on while its user polls memory
+        put_message(pair),  # no flag: an MPI over sockets need not go on while its user polls memory
     ]
 
 

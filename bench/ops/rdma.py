@@ -108,5 +108,5 @@ JUDGES = {
 
 
 def judge(runs: Mapping[str, Row]) -> list[Promise]:
-    """Of all runs, each by its own benchmark's rule."""
+    """The promises of all runs, each by its benchmark's rule."""
     return [promise for document in runs.values() for promise in JUDGES[document["benchmark"]](document)]

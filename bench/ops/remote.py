@@ -1,4 +1,4 @@
-"""What hpcomm promises where no memory is shared: over TCP on one machine, between hosts, and of its own memory."""
+"""Promises of hpcomm without shared memory: over TCP on one machine, between hosts, and about memory use."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from hpcomm.bench.plots import MIB, named_size
 from hpcomm.bench.rows import Row
 
 FOOTPRINT = 4.0  # MiB of a rank for 64 peers
-WIRE_BYTES = 4 * MIB  # a shaped link's bucket flatters what is smaller
+WIRE_BYTES = 4 * MIB  # a shaped link's bucket flatters smaller sizes
 
 
 def exactly(rows: Sequence[Row], *names: str) -> list[Row]:

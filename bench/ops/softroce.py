@@ -30,9 +30,9 @@ import tree
 from softroce.plan import Guest
 from softroce.run import TORCH, check_machine, pack, site_packages
 
-UNABLE = 77  # the exit status of what the machine cannot run
-ENDED = ("124", "137")  # those of a benchmark which timeout has ended
-STARTING = 70  # seconds for what is before and after a benchmark's cycles
+UNABLE = 77  # the exit status where the machine cannot run it
+ENDED = ("124", "137")  # exit statuses of a benchmark that timeout has ended
+STARTING = 70  # seconds before and after a benchmark's cycles
 BOOTING = 90  # seconds
 # Without the last two the guest's clock is an emulated HPET, a device that the cores take turns at.
 HARDWARE = ["--memory", "4G", "--cpus", "2", "--append", "tsc=reliable", "--append", "clocksource=tsc"]
@@ -40,7 +40,7 @@ VERBS = ("--transport", "verbs")
 FEW = ("-N", "3", "-n", "1")
 # Two workers and a server: worker by interface gives each pair of ranks one of the two NICs. Turns warm themselves up.
 BOTH_WAYS = ("--affinity", "key,worker", "-m", "1", "--servers", "1", "-w", "0")
-# MPI only starts the ranks: what it knows of RDMA itself stays out of the way.
+# MPI only starts the ranks: its own RDMA support stays off.
 OPEN_MPI = "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm OMPI_MCA_osc=^ucx"
 
 
@@ -75,7 +75,7 @@ RUNS = (
         "put_bw",
         (*VERBS, "-b", "32K", "-e", "4M", "-f", "2", "-R", "4M", "-S", "8M", "-N", "7", "-n", "1"),
         (*VERBS, "-b", "32K", "-e", "4M", "-f", "128", "-R", "4M", *FEW),
-        300,  # starting perftest takes longer than what it measures
+        300,  # starting perftest takes longer than its measurement
     ),
     Run(
         "exchange",
@@ -132,7 +132,7 @@ RUNS = (
 
 
 def command(run: Run, quick: bool, folder: Path) -> str:
-    """A line of the guest's script: what a benchmark prints, its JSON and its status go to files in the folder."""
+    """A line of the guest's script: a benchmark's output, JSON and status go to files in the folder."""
     arguments = [*(run.quick if quick else run.arguments), "-L", str(run.limit), "-J", str(folder / f"{run.key}.json")]
     words = ["timeout", "-k", "5", str(run.longest), *launcher(run.ranks), module_of(run.module), *arguments]
     told, status = (shlex.quote(f"{folder}/{run.key}.{what}") for what in ("txt", "status"))
@@ -158,7 +158,7 @@ def boot(devices: int, runs: Sequence[Run], quick: bool, folder: Path) -> dict[s
 
 
 def figures_of(run: Run, folder: Path, printed: str) -> Row | None:
-    """What a benchmark has left; says so if it is not all, and why. printed: what the guest's script said itself."""
+    """The figures that a benchmark has left; says if some are missing, and why. printed: the guest script's output."""
     output, told, status = (folder / f"{run.key}.{what}" for what in ("json", "txt", "status"))
     ended = status.read_text().strip() if status.exists() else ""
     if ended != "0":
@@ -185,7 +185,7 @@ def panels(document: Row) -> list[plots.Draw]:
 
 
 def tables(found: dict[str, Row], folder: Path) -> str:
-    """What the benchmarks printed themselves."""
+    """The output of the benchmarks."""
     return "\n".join(path.read_text(errors="replace") for key in found for path in folder.glob(f"*/{key}.txt"))
 
 

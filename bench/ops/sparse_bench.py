@@ -1,8 +1,8 @@
 """sparse_bench: the filter of a threshold with its residual, as a piece, and adding such a piece, on one core.
 
 One operation is one update of the size given: `encode` reads it, splits it, keeps the rest and writes the piece;
-`decode_add` adds the piece to an array. The default size lets update, residual and piece stay in a second cache. Where
-there are several ranks, all work at once.
+`decode_add` adds the piece to an array. The default size lets update, residual and piece stay in a second cache.
+Several ranks all work at once.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ DELTA = 0.5
 BEST, SCALAR = 0, 1  # hpc_isa
 HEAD = 16  # bytes of a piece's head
 Floats = NDArray[np.float32]
-Sent = tuple[Floats, Floats]  # what a contender sent, as a whole array, and what it kept back
+Sent = tuple[Floats, Floats]  # the values that a contender sent, as a whole array, and the values that it kept back
 
 
 def loops(folder: Path = BUILD) -> ctypes.CDLL:
@@ -181,7 +181,7 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
 
 BENCHMARK = Benchmark(
     name="sparse_bench",
-    about="The filter of a threshold with its residual, and adding what it kept.",
+    about="The filter of a threshold with its residual, and adding the piece.",
     dtype="float32",
     contenders=contenders,
     defaults={"minbytes": 128 << 10, "maxbytes": 128 << 10, "iters": 50},

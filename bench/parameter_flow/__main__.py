@@ -58,8 +58,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--burst", help="bucket of the links; default: the group's")
     p.add_argument("-N", "--run_cycles", type=int, help="cycles: the ways take turns; default: the group's")
     p.add_argument("--eta", type=float, help="learning rate of step 1; default: the model's")
-    p.add_argument("--data", default="", help="folder with the data of --apps, in place of what comes with packages")
-    p.add_argument("--limit", type=float, default=LIMIT, help="seconds of a job, after which what is done counts")
+    p.add_argument("--data", default="", help="folder with the data of --apps, in place of the packages' data")
+    p.add_argument("--limit", type=float, default=LIMIT, help="seconds of a job, after which finished cases count")
     earlier = "print and draw these results, measure nothing"
     p.add_argument("--read", type=Path, nargs="+", default=[], metavar="FILE", help=earlier)
     p.add_argument("--plant", action="store_true", help="spoil what rank 1 tells, to see that #wrong counts it")
@@ -153,12 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for group in groups:
             document["rows"] += earlier[group] if options.read else measure(group, options)
-            write(options, json.dumps(document))  # what is there if this run is ended
+            write(options, json.dumps(document))  # kept if this run is ended early
             if not options.json:
                 print("\n".join(GROUPS[group].lines(document)), flush=True)
                 print(table(list(GROUPS[group].promises(document))), flush=True)
     except Unavailable as why:
-        print(f"parameter_flow: no hosts of one's own: {why}", file=sys.stderr)
+        print(f"parameter_flow: no hosts here: {why}", file=sys.stderr)
         return UNABLE
     if options.plot is not None:
         draw(document, options.plot)

@@ -47,7 +47,7 @@ class Case:
         servers: ranks that only serve, the last ones, of the dense way.
         eta: the learning rate of step 1; None: the model's.
         plant: spoils what rank 1 tells.
-        data: a folder with the real data of the application; empty: what comes with a package.
+        data: a folder with the real data of the application; empty: a package's data.
     """
 
     group: str

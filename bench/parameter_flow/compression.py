@@ -143,7 +143,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """The rows of all parts of zeros, by this process alone. options: those of add_arguments, run_cycles, seed, plant.
+    """The rows of all parts of zeros, by this process alone. options: of add_arguments, run_cycles, seed, plant.
 
     A row has group, name, zeros, elements, bytes (of the compressed vector), seconds and converting (of each cycle),
     wrong; a library that is missing has the row group, name and missing, a sentence.
@@ -249,7 +249,7 @@ def panels(document: Row) -> list[plots.Draw]:
 
 
 def plot(document: Row, path: Any) -> bool:
-    """False where there is nothing to draw, or no matplotlib."""
+    """False if nothing is to be drawn, or matplotlib is missing."""
     draws = panels(document)
     return bool(draws) and plots.figure(path, draws, "Parameter Flow, figure 4", columns=2)
 

@@ -1,4 +1,4 @@
-"""Runs cases of bench.parameter_flow on hosts of their own (tests/cluster/hosts.py)."""
+"""Runs cases of bench.parameter_flow on namespaces as hosts (tests/cluster/hosts.py)."""
 
 import json
 import sys
@@ -31,8 +31,8 @@ def run(
     limit: float = LIMIT,
     beside: Beside | None = None,
 ) -> list[Row]:
-    """The rows of all cases, by one job. beside: what else happens on the hosts. limit: seconds, after which those
-    that are done count."""
+    """The rows of all cases, by one job. beside: other work on the hosts. limit: seconds, after which finished cases
+    count."""
     with tempfile.TemporaryDirectory() as folder, Cluster(hosts, rate=rate, burst=burst) as cluster:
         spec, output = Path(folder, "cases.json"), Path(folder, "rows.json")
         spec.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")

@@ -32,7 +32,7 @@ class Compressor:
     decompress: Callable[[Bytes, Bytes], int]
 
     def timed(self, data: Bytes) -> tuple[Bytes, float]:
-        """What data becomes, and the seconds of it, without those of the first use of memory."""
+        """The compressed data, and the seconds for it, without the first use of memory."""
         room = np.ones(self.bound(data.size), np.uint8)
         start = time.perf_counter()
         made = self.compress(data, room)
@@ -45,7 +45,7 @@ class Compressor:
 
 
 def compressors() -> Iterator[Compressor | Missing]:
-    """All of them; Missing in the place of those whose library is not there."""
+    """All compressors; Missing in the place of one without its library."""
     for make in (_snappy, _zlib, _lzo, _lz4):
         try:
             yield from make()

@@ -1,7 +1,7 @@
 """Figure 14 of Parameter Flow: the speed-up where others use the links too, by thresholds that are fixed or follow.
 
-In the first half of every period UDP streams of iperf3 come to each second host from outside, so its link has less left
-for what comes, and so have the paths of all hosts to it. A training begins with a period, and lasts for whole ones.
+In the first half of every period UDP streams of iperf3 come to each second host from outside, which slows its incoming
+link, and so the paths of all hosts to it. A training begins with a period, and lasts for whole ones.
 """
 
 import statistics
@@ -89,12 +89,11 @@ def beside(cluster: Any, size: str) -> Iterator[None]:
             process.wait(10)
 
 
-# ---- what is found ---------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------
 
 
 def phase(row: Row, which: str) -> Row:
-    """Steps of the second half of a phase: seconds, and a rank's bytes, of the median one. Empty where there are
-    none."""
+    """Steps of the second half of a phase: seconds, and a rank's bytes, of the median one. Empty without such steps."""
     ends = row["began"] + np.array(row["clock"])
     begins = np.concatenate([[row["began"]], ends[:-1]])
     period = float(row["period"])
@@ -110,8 +109,8 @@ def phase(row: Row, which: str) -> Row:
 
 
 def left(rows: Sequence[Row], row: Row, which: str) -> float:
-    """Bytes a second that a link has for the training. While it is shared: what dense BSP got, as streams that lose
-    packets do not keep to their rate; at least what they would leave."""
+    """Bytes a second that a link has for the training. While it is shared: the rate that dense BSP got, as streams that
+    lose packets do not keep to their rate; at least the rate that they would leave."""
     whole, dense = carried(row["rate"]), against(rows, row, DENSE)
     found = {} if dense is None or which == "free" else phase(dense, which)
     if dense is None or not found:
@@ -167,7 +166,7 @@ def speedup(rows: Sequence[Row], row: Row) -> tuple[float, float | None, float |
 
 
 def in_bound(rows: Sequence[Row], row: Row) -> float:
-    """Steps a second that the bounds of both phases allow, over those of dense."""
+    """Steps a second that the bounds of both phases allow, over dense steps a second."""
     dense = against(rows, row, DENSE)
     if dense is None:
         return float("nan")

@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--chance", type=float, default=1 / 8, help="probability that a step is slow")
     p.add_argument("--factor", type=float, default=10.0, help="how many times longer a slow step takes")
     p.add_argument("-n", "--steps", type=int, default=200, help="steps of each training")
-    p.add_argument("--cycles", type=int, default=3, help="trainings under each consistency, each by seeds of its own")
+    p.add_argument("--cycles", type=int, default=3, help="trainings under each consistency, each by other seeds")
     p.add_argument("--weights", type=int, default=1 << 16, help="number of float32 beside the model in an update")
     p.add_argument("--per-host", type=int, default=1, help="ranks that are a host, and in step; 1: no hierarchy")
     add_ranks(p, RANKS)

@@ -25,7 +25,7 @@ def cases(options: Any) -> Iterator[Case]:
     for app in options.apps:
         for cycle in range(options.run_cycles or CYCLES):
             ways = options.ways or WAYS
-            turn = ways[cycle % len(ways) :] + ways[: cycle % len(ways)]  # nobody always comes behind the same
+            turn = ways[cycle % len(ways) :] + ways[: cycle % len(ways)]  # no way always follows the same one
             for way, staleness in turn:
                 yield training(GROUP, app, options.size, way, staleness, steps, cycle, options.plant)
 
@@ -72,7 +72,7 @@ def wire_of(row: Row) -> float:
 
 
 def bound(row: Row) -> float:
-    """Seconds of a step at least. BSP: what comes one after the other; SSP: the largest of what overlaps."""
+    """The least seconds of a step. BSP: the sum of successive parts; SSP: the longest of overlapping parts."""
     wire = wire_of(row)
     if row["staleness"] == 0:
         return float(row["computing"] + wire + row["encode"] + row["decode"])
@@ -89,7 +89,7 @@ def ways(rows: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
 
 
 def speedups(rows: Sequence[Row], app: str, way: str, staleness: int) -> list[float]:
-    """By cycle: seconds of dense BSP to its objective over those of a way; empty where a cycle never gets there."""
+    """By cycle: seconds of dense BSP to its objective over seconds of a way; empty if a cycle never gets there."""
     found = []
     for row in of(rows, app, way, staleness):
         aim = aim_of(rows, row)

@@ -39,7 +39,7 @@ def baseline(rows: Sequence[Row], row: Row) -> Row:
 
 
 def saved(rows: Sequence[Row], row: Row) -> list[float]:
-    """By clock: 1 less a rank's bytes over those of its baseline."""
+    """By clock: 1 less a rank's bytes over its baseline's bytes."""
     each = np.diff(row["bytes"], prepend=0.0)
     return list(1 - each / baseline(rows, row)["sent"])
 
@@ -55,7 +55,7 @@ def by_stage(row: Row) -> tuple[float, float]:
 
 
 def steps_of(rows: Sequence[Row], row: Row) -> float | None:
-    """Steps to the objective of dense BSP over those of dense BSP."""
+    """Steps to the objective of dense BSP over the steps of dense BSP."""
     end, (dense,) = reached(row, aim_of(rows, row)), of(rows, row["app"], DENSE, 0)
     return None if end is None else end[0] / float(dense["taken"])
 
@@ -67,7 +67,7 @@ def lines(document: Row) -> Iterator[str]:
     where = f"{rows[0]['ranks']} hosts, {rows[0]['size']}"
     yield f"\n# figures 9 and 10: traffic saved against dense under the same staleness, by clock (%), {where}"
     yield "# all: of all steps; of BSP: against dense BSP; push, fold: MB of a rank in a step"
-    yield "# x steps: to the objective of dense BSP, over those of dense BSP"
+    yield "# x steps: to the objective of dense BSP, over the steps of dense BSP"
     heads = "".join(f"{clock:>7}" for clock in CLOCKS)
     heads += f"{'all':>7}{'paper':>7}{'of BSP':>8}{'push':>8}{'fold':>8}"
     yield f"# {'app':4}  {'way':15}{heads}{'x steps':>9}{'#wrong':>8}"

@@ -99,7 +99,7 @@ def loops(folder: Path = BUILD) -> ctypes.CDLL:
 
 
 class Server:
-    """The memory of one server for the keys of a model, and what it must hold after m exchanges.
+    """The memory of one server for the keys of a model, and its right contents after m exchanges.
 
     Attributes:
         starts, counts: of the keys, in elements; each begins with a cache line and is filled up to one.
@@ -197,7 +197,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
                 row["moved"] = 4 * server.count * way.moved(workers)
                 row["engine"] = way.name == TALL + (COPIES if server.past() else CACHED)
             for cycle in range(-1, options.run_cycles):
-                at = max(0, cycle) % len(ways)  # nobody always comes behind the same
+                at = max(0, cycle) % len(ways)  # no way always follows the same one
                 for k in (*range(at, len(ways)), *range(at)):
                     seconds, wrong = server.turn(ways[k], threads, options.plant and cycle < 0)
                     rows[k]["wrong"] += wrong

@@ -2,8 +2,8 @@
 section 4.6 and figure 16), and of both ways to use several NICs (section 4.5).
 
 One exchange for each, all in the same processes in turns. Where memory is mapped a push is one event for each core that
-owns some of the key, whatever the chunks, and a core's chunks of a key lie together. What is left: small chunks deal
-more evenly, and each costs the bookkeeping of a row. Over RDMA each core has a queue pair to every worker.
+owns some of the key, whatever the chunks, and a core's chunks of a key lie together. So only two effects remain: small
+chunks deal more evenly, and each costs the bookkeeping of a row. Over RDMA each core has a queue pair to every worker.
 
 --servers 1 has PBox's arrangement, as the paper: the last rank only serves. Worker by interface is a NIC for each pair
 of ranks, so two ranks that both work and serve would use one NIC alone; two workers and a server use two.

@@ -102,7 +102,7 @@ def each_way(placement: str, workers: int, servers: int) -> tuple[float, float]:
     4, whose numbers count both directions). Under CC and CS workers serve: under CC one of them, under CS all.
 
     Raises:
-        ValueError: the placement is none of PLACEMENTS.
+        ValueError: the placement is not in PLACEMENTS.
     """
     if placement == "CC":
         return (1.0 if workers > 1 else 0.0), workers - 1.0

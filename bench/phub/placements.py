@@ -2,8 +2,8 @@
 sections 2.1 and 4.4). zero_compute starts it.
 
 The last --servers ranks only serve: the first of them under NCC (PBox), all under NCS. Under CC and CS they sleep. An
-exchange lives for one turn: it takes a step that does not count, then those that are timed, and closes, which ends
-serve() on the servers. Composites and Gloo run among the workers alone. Gloo sums all keys as one array.
+exchange lives for one turn: it takes a step that does not count, then timed steps, and closes, which ends serve() on
+the servers. Composites and Gloo run among the workers alone. Gloo sums all keys as one array.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""stages: what each stage of an exchange adds to a training step (PHub, figures 5 and 14).
+"""stages: the time that each stage of an exchange adds to a training step (PHub, figures 5 and 14).
 
-Stages are switched on one after another, as in section 2.3.2. What a stage adds is what the stages before it could not
+Stages are switched on one after another, as in section 2.3.2. A stage adds the time that the stages before it could not
 hide:
 
     compute            the layers of a network, by timers
@@ -71,7 +71,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--hosts", default="4x1,1x4", help="hosts, or hosts x ranks, comma-separated; default: 4x1,1x4")
     p.add_argument("--networks", default=NETWORKS_OF, help=f"of {', '.join(NETWORKS)}; default: {NETWORKS_OF}")
     p.add_argument("--stacks", default=",".join(STACKS), help=f"of {', '.join(STACKS)}; default: both")
-    p.add_argument("--width", type=float, default=WIDTH, help="of the networks, as a part of their own")
+    p.add_argument("--width", type=float, default=WIDTH, help="as a fraction of the networks' widths")
     p.add_argument("--stands-for", type=float, default=PAPER, help="Gb/s of the link for which --rate stands")
     p.add_argument("--rate", type=rate_of, default="1gbit", help="of each host's link, as tc writes it")
     p.add_argument("--burst", default="256k", help="bucket of the links")

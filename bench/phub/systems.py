@@ -48,7 +48,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """What a group shows.
+    """The figure of a group.
 
     Attributes:
         gigabits: of the paper's links, in a second; computing is scaled to these.
@@ -76,7 +76,7 @@ FIGURES = {
         10,
         (MXNET, PSHARD, PBOX, DDP),
         tuple(NETWORKS),
-        "up to 2.7x; PBox halves what a link carries, and wins with 7 workers as well",
+        "up to 2.7x; PBox halves a link's bytes, and wins with 7 workers as well",
     ),
     "infiniband": Figure(
         "figure 13: training over 56 Gb/s",

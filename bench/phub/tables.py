@@ -42,7 +42,7 @@ def share(placement: str, workers: int = paper.WORKERS) -> float:
 
 
 def counted(network: Network, placement: str, workers: int = paper.WORKERS) -> float:
-    """The same by the rows of hpcomm's plan, each rank on a host of its own, in bytes."""
+    """The same by the rows of hpcomm's plan, with one rank on each host, in bytes."""
     serving = {"NCC": 1, "NCS": workers}.get(placement, 0)
     servers = range(workers, workers + serving) if serving else None
     hub = hpcomm.ParameterServer(placement, servers)
@@ -52,8 +52,8 @@ def counted(network: Network, placement: str, workers: int = paper.WORKERS) -> f
 
 
 def implied(network: Network) -> tuple[float, float]:
-    """The least and the largest M/T in Gb/s by which the formula gives all numbers that table 2 prints, as rounded; the
-    least is above the largest where there is none."""
+    """The least and the largest M/T in Gb/s by which the formula gives all numbers that table 2 prints, as rounded; if
+    no M/T does, the least is above the largest."""
     printed = [(number, share(placement)) for number, placement in zip(network.least, paper.PLACEMENTS, strict=True)]
     return max((number - 0.5) / part for number, part in printed), min(
         (number + 0.5) / part for number, part in printed
@@ -177,7 +177,7 @@ def cost(deployment: Deployment, reading: Reading) -> float:
 
 
 def cells(reading: Reading) -> Iterator[Row]:
-    """Table 5 by one reading. given: the cells that stand for what the paper does not print."""
+    """Table 5 by one reading. given: the cells that stand for numbers that the paper does not print."""
     base, (first, *_) = paper.BASELINE, paper.DEPLOYMENTS
     dollars = cost(base, reading)
     throughput = {True: base.printed[0] * dollars, False: first.printed[0] * cost(first, reading)}

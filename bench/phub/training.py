@@ -1,8 +1,8 @@
 """phub.training: PHub's networks trained by eight workers over links of 10 and 56 Gb/s (PHub, section 4.3).
 
-The hosts are namespaces of this machine, one rank on each. The networks are those of table 3 as lists of layers that
-compute by timer, at a quarter of their width; links and computing are slower than the paper's by one factor, so that
-they relate as in the paper. --groups:
+The hosts are namespaces of this machine, one rank on each. The networks of table 3 are lists of layers that compute by
+timer, at a quarter of their width; links and computing are slower than the paper's by one factor, so that they relate
+as in the paper. --groups:
 
     plane       figure 11: what four copies of each parameter cost.
     cloud       figure 12: 10 Gb/s.
@@ -45,7 +45,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--networks", default="", help=f"of {', '.join(NETWORKS)}; default: the figure's")
     p.add_argument("--ways", default="", help="systems whose names contain one of these, comma-separated; default: all")
     p.add_argument("--hosts", type=int, default=HOSTS, help="workers of the systems without a host that only serves")
-    p.add_argument("--width", type=float, default=QUARTER, help="of the networks, as a part of their own")
+    p.add_argument("--width", type=float, default=QUARTER, help="as a fraction of the networks' widths")
     p.add_argument("--rate", type=rate_of, default=RATE, help="rate of each worker's link, as tc writes it")
     p.add_argument("--burst", default="256k", help="bucket of the links")
     p.add_argument("--steps", type=int, default=2, help="timed steps of a turn")

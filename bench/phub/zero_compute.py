@@ -5,8 +5,8 @@ hpcomm, both key by key, and counts the exchanges of whole models that all worke
 (--transport verbs) the wire and the NICs' own copies stand in the composite's place, as in figure 17.
 
 With --placement it starts placements: PBox's arrangement (NCC) and others beside PShard's (CS), all keys at once, and
-Gloo (figure 20, right). With --hosts each rank has a host of its own (tests/cluster/hosts.py) with a link of --rate; a
-rank that only serves has one of --server-rate, as PBox has ten NICs. Then each row has its bound: the time in which the
+Gloo (figure 20, right). With --hosts each rank has its own host (tests/cluster/hosts.py) with a link of --rate; a rank
+that only serves has one of --server-rate, as PBox has ten NICs. Then each row has its bound: the time in which the
 busiest link carries its bytes in either direction. Composites and Gloo have the bound of CS, as a sum over all workers
 moves as much.
 """
@@ -52,8 +52,8 @@ BURST = "256k"
 
 @dataclass(frozen=True)
 class Point:
-    """Exchanges a second of all workers together, with those of the slowest and the fastest cycle. bound: what links
-    allow; None where no link is known."""
+    """Exchanges a second of all workers together, also in the slowest and the fastest cycle. bound: by the links; None
+    where no link is known."""
 
     model: str
     workers: int
@@ -218,7 +218,7 @@ def options_of(given: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--servers", type=int, default=2, help="ranks that serve under NCS")
     p.add_argument("--only", default=ONLY, help=f"contenders of --placement by part of their name; default: {ONLY}")
     p.add_argument("--plant", action="store_true", help="spoil a value of each, to see that #wrong counts it")
-    p.add_argument("--hosts", action="store_true", help="each rank on a host of its own, with a shaped link")
+    p.add_argument("--hosts", action="store_true", help="each rank on its own host, with a shaped link")
     p.add_argument("--rate", type=rate_of, default="200mbit", help="of a worker's link, as tc writes it")
     p.add_argument("--server-rate", type=rate_of, default="2gbit", help="of the link of a host that only serves")
     p.add_argument("--burst", default=BURST, help=f"bucket of the links; default: {BURST}")
@@ -245,7 +245,7 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         found, documents = measure(options)
     except Unavailable as why:
-        print(f"zero_compute: no hosts of one's own: {why}", file=sys.stderr)
+        print(f"zero_compute: no hosts here: {why}", file=sys.stderr)
         return UNABLE
     rows = [row for document in documents for row in document["rows"]]
     wrong = sum(row["wrong"] for row in rows)

@@ -1,10 +1,10 @@
-"""poseidon: training steps whose linear layers go by what costs least (Poseidon, section 3.2), beside DDP over Gloo.
+"""poseidon: training steps whose linear layers go by the cheapest way (Poseidon, section 3.2), beside DDP over Gloo.
 
 The hosts are namespaces of this machine with links of 1 Gb/s, one rank on each. --groups:
 
     steps     models compute, on all ranks at once. The ways take turns; a turn makes a way, warms it up, times its
               steps and closes it. The parameters of exact ways are compared with DDP's.
-    choice    random layers: what is chosen, and what both ways take.
+    choice    random layers: the choice, and the time of both ways.
     traffic   figure 10: the bytes of each node in a step of VGG19 at a quarter of its width.
 
 Networks of these groups are lists of layers at a quarter of their width, which compute by timer:
@@ -43,7 +43,7 @@ from bench.poseidon.table import HYBRID, LOSSY, NAMES, OF_ONE, ROLES
 from bench.torch.step import UNABLE, Block, Group, measured
 from hpcomm.bench.rows import Row
 
-WARMUP = 3  # steps: the first one of scheme="auto" goes as matrices, DDP makes its buckets anew in the second
+WARMUP = 3  # steps: the first one of scheme="auto" goes as matrices, DDP makes new buckets in the second
 
 
 class Poseidon(Group):
@@ -75,7 +75,7 @@ class Poseidon(Group):
         each: dict[str, list[Block]] = {name: [] for name in names}
         sent, schemes = dict.fromkeys(names, 0), dict.fromkeys(names, "")
         for cycle in range(self.options.run_cycles):
-            at = cycle % len(names)  # nobody always comes behind the same
+            at = cycle % len(names)  # no way always follows the same one
             for name in names[at:] + names[:at]:
                 way = make(name, case, self.ctx)
                 for _ in range(WARMUP):

@@ -1,4 +1,4 @@
-"""The ranks of bench.poseidon that ask what is chosen for random layers, and which node carries how much."""
+"""The ranks of bench.poseidon that ask for the choice for random layers, and for the bytes of each node."""
 
 import itertools
 import statistics
@@ -34,7 +34,7 @@ def rates_of(ctx: hpcomm.Context) -> Rates:
 
 class Choice(Group):
     def rows(self) -> list[Row]:
-        """What is chosen for random layers, beside what both ways take; [] on all ranks but 0."""
+        """The choice for random layers, beside the time of both ways; [] on all ranks but 0."""
         ctx, random = self.ctx, np.random.default_rng(self.options.seed)
         rates = rates_of(ctx)
         cluster, found = Cluster(self.size, hosts=len(set(ctx.hosts))), []

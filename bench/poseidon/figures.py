@@ -61,7 +61,7 @@ class Timed(Group):
     def systems(
         self, figure: Figure, layers: Sequence[Layer], pairs: int, rates: Rates | None, hosts: int
     ) -> list[System]:
-        """Those that choose alike are one."""
+        """The systems; systems that choose alike are one."""
         base = "ps" if hosts == self.size else "hosts"
         found: list[System] = []
         for name in figure.systems:

@@ -30,13 +30,13 @@ def options_of(arguments: Sequence[str] | None, about: str) -> argparse.Namespac
     p.add_argument(
         "--hosts",
         default="",
-        help="numbers of hosts, or hosts and ranks as 2x2, comma-separated; default: those of each group",
+        help="numbers of hosts, or hosts and ranks as 2x2, comma-separated; default: by group",
     )
     p.add_argument("--layers", type=int, default=20, help="random layers of --groups choice")
     p.add_argument("--seed", type=int, default=31, help="of random layers, and of trainings")
     p.add_argument("--ways", default="", help="names that contain one of these, comma-separated; default: all")
     p.add_argument("--networks", default=",".join(NETWORKS), help=f"with timers: of {', '.join(NETWORKS)}")
-    p.add_argument("--width", type=float, default=QUARTER, help="with timers: of the networks, as a part of their own")
+    p.add_argument("--width", type=float, default=QUARTER, help="with timers: as a fraction of the networks' widths")
     p.add_argument("--stands-for", type=float, help="with timers: Gb/s of the paper's link for which 1 Gb/s stands")
     p.add_argument("--epochs", type=int, default=15, help="of --groups accuracy")
     p.add_argument("--iterations", type=int, default=300, help="of --groups onebit")

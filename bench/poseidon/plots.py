@@ -16,7 +16,7 @@ MEAN = 10  # iterations of which a point of a loss is the mean
 
 
 def draw(document: Row, path: Path) -> bool:
-    """False where there is nothing to draw, or no matplotlib."""
+    """False if nothing is to be drawn, or matplotlib is missing."""
     panels: list[plots.Draw] = []
     for group, make in (("scaling", _by_hosts), ("bandwidth", _by_link), ("stall", _stall)):
         rows = [row for row in document["rows"] if row["group"] == group]

@@ -14,7 +14,7 @@ SYSTEMS = (AFTER, WHOLE, WFBP, POSEIDON, PAPER)
 
 @dataclass(frozen=True)
 class Figure:
-    """What a group shows.
+    """The settings of a group.
 
     Attributes:
         stands_for: Gb/s of the paper's link for which a link of 1 Gb/s stands; computing is scaled to it.

@@ -45,7 +45,7 @@ def lines(document: Row) -> list[str]:
 
 def choices(document: Row) -> list[str]:
     rows = [row for row in document["rows"] if row["group"] == "choice"]
-    found = ["\n# random layers: ms of a step by servers and by factors, beside what is chosen"] if rows else []
+    found = ["\n# random layers: ms of a step by servers and by factors, beside the choice"] if rows else []
     found += [
         "# hosts   rows  columns    K    servers    factors   chosen   of the best   algorithm 1   of the best"
     ] * bool(rows)
@@ -141,8 +141,8 @@ def promises(document: Row) -> Iterator[Promise]:
 
 
 def _chosen(rows: Sequence[Row]) -> Iterator[Promise]:
-    """What was chosen takes at most so much more than the best: the tenth of the layers where it is most, and the last
-    one."""
+    """How much longer than the best way the choice takes at most: for the tenth of the layers where it is most, and the
+    last one."""
     if not rows:
         return
     for by, asked in (("measured", True), ("paper", False)):

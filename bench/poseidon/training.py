@@ -1,8 +1,8 @@
 """The ranks of bench.poseidon that train on pictures of 32 x 32 pixels (Poseidon, figures 9 and 11). Needs torch.
 
 The pictures are scikit-learn's digits or, with --data, CIFAR-10. Figure 9 has a small ResNet in the place of
-ResNet-152, and figure 11 CIFAR-10 quick as it is. Each rank has a batch of its own; all ranks together take the samples
-in the order in which one process with their whole batch takes them.
+ResNet-152, and figure 11 CIFAR-10 quick as it is. Each rank has its own batch; all ranks together take the samples in
+the same order as one process with their whole batch.
 """
 
 import copy
@@ -35,7 +35,7 @@ RESNET_BATCH, RESNET_RATE = 16, 0.02  # of a rank; the rate grows with the ranks
 QUICK_BATCH, QUICK_RATE = 25, 0.01  # the batch of table 3, 100, over four ranks
 TESTED = 500  # test images whose layers are in memory at once
 EVERY = 10  # iterations from test to test
-CHECKED = 3  # steps until parameters are compared with those of one process; rounding errors grow with every step
+CHECKED = 3  # steps until parameters are compared with one process's; rounding errors grow with every step
 TOLERANCE = 0.05  # see bench.torch.ways.differing
 ONE_PROCESS = "one process"
 

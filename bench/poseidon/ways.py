@@ -1,5 +1,5 @@
-"""The ways to train that bench.poseidon compares beside those of bench.torch.ways: hpcomm's schemes, DDP's lossy hooks,
-and the exact peer, which gathers inputs and gradients of outputs over Gloo. Needs torch."""
+"""The ways to train that bench.poseidon compares beside bench.torch.ways: hpcomm's schemes, DDP's lossy hooks, and the
+exact peer, which gathers inputs and gradients of outputs over Gloo. Needs torch."""
 
 from collections.abc import Callable, Sequence
 

@@ -141,7 +141,7 @@ def start(options: argparse.Namespace, given: Sequence[str]) -> int:
             if "host" in options.groups:
                 document["rows"] += in_a_host(options, given, Path(folder))["rows"]
     except Unavailable as why:
-        document["unable"] = f"no hosts of one's own: {why}"
+        document["unable"] = f"no hosts here: {why}"
         print(f"factors: {document['unable']}", file=sys.stderr)
     write(options, json.dumps(document, indent=1))
     wrong = sum(row["wrong"] for row in document["rows"])

@@ -79,7 +79,7 @@ def sparse(random: np.random.Generator, n: int, length: int, kept: int) -> Float
 
 
 class Updates:
-    """The updates of some ranks, so many pairs each, as pieces; u and v are those of all of them."""
+    """The updates of some ranks, so many pairs each, as pieces; u and v hold the pairs of all these ranks."""
 
     def __init__(self, native: ctypes.CDLL, u: Floats, v: Floats, ranks: int) -> None:
         (k, self.rows), self.columns = u.shape, v.shape[1]

@@ -1,7 +1,7 @@
 """sfb.apps: the four applications of SFB (Xie et al., UAI 2016) by pairs of vectors, beside dense updates.
 
-The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py), of one rank each. The figures
-are those of the paper (section 5) and of its supplement, at sizes that take minutes here:
+The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py), of one rank each. The figures of
+the paper (section 5) and its supplement, at sizes that take minutes here:
 
     5, S3   time to an objective over the size of W, under BSP and SSP(20)
     6, S5   MLR: objective over time, samples over time, objective over samples; by K, and under SSP(20)
@@ -17,7 +17,7 @@ the first one of its group has reached.
 
 With --compute SECONDS the computing of a step takes one host at least so long, and several hosts, which share the
 samples of a step in figures 7 and S4, their part of it: a host computes its real gradient, and then sleeps. So hosts
-that share the cores of this machine scale as machines of their own do.
+that share the cores of this machine scale as separate machines do.
 """
 
 import argparse
@@ -64,7 +64,7 @@ TEXT = "text"
 RATES = {"mlr": 50.0, "dml": 2.0, "sc": 5.0, "sdca": 1.0, TEXT: mlr.Regression.lr}  # of learning
 WAYS = {"factors": job.FACTORS, "dense": job.DENSE}
 
-try:  # updates may go on to those that no edge leads to
+try:  # updates may go on to ranks that no edge leads to
     hpcomm.PeerToPeer(hpcomm.topology.ring(3), relay=True)
     RELAYS = True
 except hpcomm.NotSupported:
@@ -76,7 +76,7 @@ class Training:
     """One training.
 
     Attributes:
-        size: (J, D) of W, for mlr and sdca features x classes; for text the classes are those that there are.
+        size: (J, D) of W, for mlr and sdca features x classes; for text the data give the classes.
         group: trainings of one name end at the objective of the first of them.
         steps: of the first of a group; the others take twice as many at the most.
         stored: values other than 0 of a sample.
@@ -359,7 +359,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     of_text = f"figure {TEXT}: folder with 20 Newsgroups or svmlight rows; default: Debian's packages"
     p.add_argument("--data", type=lambda text: held(text, "rows"), help=of_text)
     p.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it")
-    p.add_argument("--trainings", type=Path, help=argparse.SUPPRESS)  # what the ranks of a job train
+    p.add_argument("--trainings", type=Path, help=argparse.SUPPRESS)  # for the ranks of a job
     add_quick(p, "tiny matrices, two steps")
     add_output(p, "curves")
     options = p.parse_args(arguments)
@@ -384,9 +384,9 @@ def begin(options: argparse.Namespace) -> int:
                 if figure == "target" and document.get("scikit-learn"):
                     found = document["scikit-learn"]
                     print(f"# scikit-learn, one host: {found['seconds']:.1f} s, {found['iterations']} iterations")
-            write(options, json.dumps(document, indent=1))  # what is there if this run is ended
+            write(options, json.dumps(document, indent=1))  # kept if this run is ended early
     except Unavailable as why:
-        print(f"sfb.apps: no hosts of one's own: {why}", file=sys.stderr)
+        print(f"sfb.apps: no hosts here: {why}", file=sys.stderr)
         return UNABLE
     if options.plot is not None:
         heading = f"hpcomm {hpcomm.__version__}, hosts with links of {options.rate}"

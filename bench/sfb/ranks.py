@@ -1,4 +1,4 @@
-"""What the ranks of bench.sfb do: ways to bring all ranks' pairs of vectors into a matrix, in turns.
+"""The ranks of bench.sfb: ways to bring all ranks' pairs of vectors into a matrix, in turns.
 
 The pairs are small whole numbers, so every product and sum is exact and W is checked after each turn: it is what NumPy
 makes of all ranks' pairs, or of the in-neighbours' and a rank's own where the way sends to some ranks only.
@@ -84,7 +84,7 @@ class Turn:
 
 @dataclass
 class Found:
-    """What a rank found in a turn. used: seconds of all its threads in a step. memory: bytes that the way took."""
+    """A rank's figures of a turn. used: seconds of all its threads in a step. memory: bytes that the way took."""
 
     seconds: list[float]
     used: float
@@ -177,7 +177,7 @@ def _sent(made: Any) -> int:
 
 
 def memory() -> int:
-    """Bytes of this process, of what it shares with others its part."""
+    """Bytes of this process, with its part of shared memory."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 

@@ -129,7 +129,7 @@ def formulas(row: Row) -> tuple[float, float, float]:
 
 
 def figure_4(document: Row, rows: Sequence[Row]) -> list[str]:
-    """Bytes, memory and time by formula, beside what was measured. The time is that of the wire and of the rebuilds."""
+    """Bytes, memory and time by formula, beside the measured ones. The time is that of the wire and of the rebuilds."""
     rebuild = of_name(rows, REBUILD)
     found = [
         "\n# figure 4 of the paper: a step by formula, and measured",
@@ -150,7 +150,7 @@ def figure_4(document: Row, rows: Sequence[Row]) -> list[str]:
     return found
 
 
-# ---- what is asked ---------------------------------------------------------------------------------------------------
+# ---- promises --------------------------------------------------------------------------------------------------------
 
 
 def promises(document: Row) -> Iterator[Promise]:

@@ -153,7 +153,7 @@ class Bench:
         return found
 
     def step(self) -> None:
-        """An MLP of float32: what an exchange costs beside DDP over Gloo, and the longer of copies and fold."""
+        """An MLP of float32: the cost of an exchange beside DDP over Gloo, and the longer of copies and fold."""
         side = max(16, round((self.options.parameters / 8) ** 0.5))
         batch = images(32, side)(torch.Generator().manual_seed(self.ctx.rank))
         make: Callable[[], nn.Module] = lambda: mlp([side] * 9)  # noqa: E731

@@ -2,7 +2,7 @@
 
 The hosts are namespaces of this machine (tests/cluster/hosts.py), one or several ranks on each. They would fight for
 its cores, so by default computing is replaced by timers: rank 0 measures each layer of a real model while all others
-sleep, and then a layer's forward and backward pass take that long on every host, asleep. What is exchanged is real.
+sleep, and then a layer's forward and backward pass take that long on every host, asleep. The exchanges are real.
 
 With --computing real the models compute, on every rank at once and beside the exchange's own threads, as where a host
 has no core to spare; see real.py. Each time has the processor time of a rank beside it: of all its threads.
@@ -115,7 +115,7 @@ class Hosts(Group):
         return self.comm.bcast(found)  # type: ignore[no-any-return]
 
     def bare(self, case: "Timers") -> "dict[str, tuple[Way | Bare, Callable[[], object]]]":
-        """push_pull of the whole model, all keys under way, and Gloo's sum of one array as large."""
+        """push_pull of the whole model, with all keys pending at once, and Gloo's sum of one array as large."""
         import torch  # noqa: PLC0415
         import torch.distributed as dist  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
 """local_steps: training steps with an exchange once in H steps (DiLoCo), on hosts joined by slow links.
 
 The hosts are namespaces of this machine (tests/cluster/hosts.py), a rank on each, with links of 1 Gb/s and of 100 Mb/s.
-They would fight for its cores, so computing is replaced by timers. What is exchanged is real: the whole model every H
-steps, fragments of it that travel while the next steps are computed, and those by TopK in both directions.
+They would fight for its cores, so computing is replaced by timers. The exchanges are real: the whole model every H
+steps, fragments of it that travel while the next steps are computed, and such fragments by TopK in both directions.
 
 The peers are DDP over Gloo, which exchanges in every step, and forty lines of torch that do what hpcomm.torch.DiLoCo
 does (local_steps_by_hand.py).
@@ -131,7 +131,7 @@ class Hosts(Group):
 
     def checked(self, ways: "dict[str, Local | Gloo]") -> dict[str, tuple[float, int]]:
         """Of each way's first H steps: the bytes that this host has sent in one of them, and how many parameters are
-        wrong: they must be the same on all ranks, and hpcomm's without fragments up to rounding those by hand."""
+        wrong: they must be equal on all ranks; hpcomm's without fragments must match DiLoCo by hand up to rounding."""
         import torch  # noqa: PLC0415
 
         from bench.torch.models import TOLERANCE  # noqa: PLC0415

@@ -88,7 +88,7 @@ class ByHpcomm(Local):
 
 
 class Gloo(OverGloo):
-    """DDP, a step of which is an exchange."""
+    """DDP, which exchanges in every step."""
 
     def sync(self) -> None:
         pass

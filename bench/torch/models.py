@@ -146,7 +146,7 @@ def sentences(batch: int, text: int, words: int) -> Callable[[torch.Generator], 
 
 
 class Task(Protocol):
-    """A model and what it is trained on."""
+    """A model and its training data."""
 
     @property
     def rate(self) -> float:
@@ -160,7 +160,7 @@ class Task(Protocol):
         """The same weights wherever it is called."""
 
     def batches(self, rank: int) -> list[Batch]:
-        """Those of one rank, which takes them in turn."""
+        """The batches of one rank, which takes them in turn."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from bench.torch.ways import Way
 from hpcomm.bench.rows import Row
 
 WAYS = (ALONE, DDP, WAITS, STEP)
-WARMUP = 3  # steps: DDP makes its buckets anew in the second
+WARMUP = 3  # steps: DDP makes new buckets in the second
 FIRSTS = 3  # steps in which the time to the first gradient is taken
 
 
@@ -41,7 +41,7 @@ class Real(Group):
         each: dict[str, list[Block]] = {name: [] for name in names}
         firsts: list[float] = []
         for cycle in range(self.options.run_cycles):
-            at = cycle % len(names)  # nobody always comes behind the same
+            at = cycle % len(names)  # no way always follows the same one
             for name in names[at:] + names[:at]:
                 way = torch_ways.make(name, case, self.ctx, torch_ways.adamw)
                 for _ in range(WARMUP):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MODELS = ("mlp3", "mlp38", "resnet18", "transformer", "vgg")  # bench/torch/models.py
 CHECKED = 3  # steps until the ways are compared; rounding errors grow with every step
 LEAST = 0.25  # seconds of a block
-UNABLE = 77  # the exit status of what the machine cannot run
+UNABLE = 77  # the exit status where the machine cannot run it
 LIMIT = 3600.0  # seconds of one group of ranks
 WORDS = 20  # bytes of a way for each of its parameters: itself, gradient, momentum, a copy or two
 RANK_BYTES = 0.5e9  # of torch and its activations
@@ -92,7 +92,7 @@ class Trainer(Protocol):
 
 @contextmanager
 def neighbour() -> Iterator[None]:
-    """A process of somebody else's that keeps the first CPU of this rank busy."""
+    """A foreign process that keeps the first CPU of this rank busy."""
     cpu = min(os.sched_getaffinity(0))
     burns = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", burns], stdout=subprocess.PIPE) as process:
@@ -105,7 +105,7 @@ def neighbour() -> Iterator[None]:
 
 
 def meet(comm: MPI.Intracomm) -> None:
-    """A barrier whose waiters sleep: they leave the cores to those who still work."""
+    """A barrier whose waiting ranks sleep: they leave the cores to working ranks."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(1e-3)
@@ -113,7 +113,7 @@ def meet(comm: MPI.Intracomm) -> None:
 
 @dataclass
 class Block:
-    """What a rank measured of a few steps of one way, in seconds.
+    """A rank's measurements of a few steps of one way, in seconds.
 
     Attributes:
         steps: from the start of each to the start of the next.
@@ -164,7 +164,7 @@ class Group:
             for model in models:
                 with neighbour() if model != key and self.rank == 0 else nullcontext():
                     for k in range(len(ways)):
-                        at = (k + max(0, cycle)) % len(ways)  # nobody always comes behind the same
+                        at = (k + max(0, cycle)) % len(ways)  # no way always follows the same one
                         block = self.block(ways[at], steps, self.options.tail)
                         if cycle >= 0:
                             each[model][at].append(block)

@@ -65,7 +65,7 @@ def beside(document: Row, row: Row) -> dict[str, Row]:
 
 
 def cost(row: Row, others: dict[str, Row]) -> tuple[float, float, float]:
-    """What the exchange costs of what it costs DDP: of medians, and the least and greatest of a cycle."""
+    """The cost of the exchange over DDP's cost: of medians, and the least and greatest of a cycle."""
     alone, ddp = others[ALONE], others[DDP]
     each = [
         (own - base) / (theirs - base)
@@ -113,7 +113,7 @@ def rows(document: Row, head: bool = True) -> list[str]:
 
 
 def promises(document: Row) -> Iterator[Promise]:
-    """The promises of the step with overlap=True. Those of the other ways stand beside it, and nobody asks for them."""
+    """The promises of the step with overlap=True. The other ways stand beside it, and are not asked for."""
     for row in document["rows"]:
         others = beside(document, row)
         if row["role"] != "hpcomm" or ALONE not in others:

@@ -1,4 +1,4 @@
-"""A model whose layers compute nothing: each takes the time that a real one took on a host of its own. Needs torch."""
+"""A model whose layers compute nothing: each takes the time that a real one took alone on a host. Needs torch."""
 
 import statistics
 import time
@@ -66,7 +66,7 @@ def until(moment: float) -> None:
 
 @dataclass(frozen=True)
 class Known:
-    """What a layer takes, and the gradients that it gives."""
+    """The time of a layer, and the gradients that it gives."""
 
     time: Time
     gradients: Sequence[NDArray[np.float32]]
@@ -74,7 +74,7 @@ class Known:
 
 class Timer(torch.autograd.Function):
     """Takes a layer's time. The gradients are known before; each is a new tensor over the same memory, which autograd
-    takes over without a copy, as it does with what a real layer has computed."""
+    takes over without a copy, as it does with the gradients of a real layer."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor, known: Known) -> Tensor:

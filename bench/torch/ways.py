@@ -1,6 +1,6 @@
 """The ways to train that torch.step and torch.hosts compare: plain torch, DDP over Gloo, and hpcomm.torch.
 
-Each has a model of its own with the same first weights, and one of torch's optimizers. They take the same batches.
+Each has its own model with the same first weights, and one of torch's optimizers. They take the same batches.
 """
 
 import os
@@ -54,7 +54,7 @@ class Way:
         self.optimizer = rule(self.model.parameters(), case.rate)
 
     def step(self) -> None:
-        """What a trainer writes. What it leaves under way may end in the next step."""
+        """One step, as a trainer writes it. Exchanges that it leaves pending may end in the next step."""
         x, y = self.batches[self.steps % len(self.batches)]
         self.optimizer.zero_grad()
         self.loss(self.called(x), y).backward()

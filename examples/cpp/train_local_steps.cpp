@@ -1,11 +1,11 @@
-// Several ranks fit a curve by a small network, each from the points of its own part of the curve, and rarely exchange.
+// Several ranks fit a curve by a small network, each from the points of a part of the curve, and rarely exchange.
 //
 //     mpirun -n 4 train_local_steps
 //     mpirun -n 4 train_local_steps --every 50 --delay 10 --mix 0.5
 //
-// A rank takes H steps of SGD on weights of its own (DiLoCo, arXiv 2311.08105). Then it pushes its update, which is the
-// global weights minus its own. The owners take the mean of all updates as a gradient, apply Nesterov's rule to the
-// global weights, and every rank goes on from these. Each layer is a fragment: it has a turn of its own among the H
+// A rank takes H steps of SGD on its local weights (DiLoCo, arXiv 2311.08105). Then it pushes its update, which is the
+// global weights minus the local ones. The owners take the mean of all updates as a gradient, apply Nesterov's rule to
+// the global weights, and every rank goes on from these. Each layer is a fragment: it has its own turn among the H
 // steps, and travels while the next `delay` steps are computed (Streaming DiLoCo, arXiv 2501.18512, sections 2.2 and
 // 2.3). MPI brings the ranks up; after that everything goes through hpcomm.
 #include <hpcomm/hpcomm.hpp>
@@ -131,7 +131,7 @@ class LocalSteps {
             if (under_way_[k].begun > 0) take(k, options_.mix);
     }
 
-    // Ends what is under way, and exchanges all fragments once more. The weights of all ranks are the same behind it.
+    // Ends pending exchanges, and exchanges all fragments once more. Then the weights of all ranks are the same.
     void sync() {
         const int n = static_cast<int>(local_.size());
         for (int k = 0; k < n; k++)
@@ -143,7 +143,7 @@ class LocalSteps {
   private:
     struct Turn {
         hpcomm::Ticket ticket{};
-        int begun = 0; // the step; 0: nothing is under way
+        int begun = 0; // the step; 0: no exchange is pending
     };
 
     void begin(int k) {

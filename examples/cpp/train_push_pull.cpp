@@ -213,14 +213,14 @@ class Network {
 
 // ---- training -------------------------------------------------------------------------------------------------------
 
-// Where the exchange keeps this worker's weights.
+// The exchange's arrays of this worker's weights.
 std::vector<const float *> weights_of(const hpcomm::Exchange &exchange, int n_layers) {
     std::vector<const float *> weights;
     for (int key = 0; key < n_layers; key++) weights.push_back(exchange.params(key));
     return weights;
 }
 
-// What worker number `worker` of `workers` does.
+// The training by worker number `worker` of `workers`.
 void train(const Options &options, const Data &data, Network &network, hpcomm::Rule rule, hpcomm::Exchange &exchange,
            int worker, int workers) {
     const int n_layers = static_cast<int>(network.layers().size());
@@ -249,8 +249,8 @@ void train(const Options &options, const Data &data, Network &network, hpcomm::R
     }
 }
 
-// The bytes of all updates that the ranks have encoded: as float32, and encoded. What an owner sends to several workers
-// is encoded, and counted, once.
+// The bytes of all updates that the ranks have encoded: as float32, and encoded. An update that an owner sends to
+// several workers is encoded, and counted, once.
 std::pair<double, double> encoded(hpcomm::Context &context, const hpcomm::Exchange &exchange, int n_keys) {
     std::pair<double, double> sum;
     for (int key = 0; key < n_keys; key++)

@@ -3,7 +3,7 @@
 //     python examples/train_digits.py --export digits.txt
 //     mpirun -n 4 train_softmax digits.txt --weights weights.txt
 //
-// It does step by step what the exchanging ranks of examples/train_digits.py do with --dtype float64, and so ends with
+// It takes the same steps as the exchanging ranks of examples/train_digits.py with --dtype float64, and so ends with
 // the same weights. MPI brings the ranks up; after that everything goes through hpcomm.
 #include "digits.hpp"
 

@@ -14,7 +14,7 @@ from .data import Pairs
 from .model import Floats, Model, Rows, Vectors, prox_sgd
 
 MARGIN = 1.0  # of squared distances
-NEAR = 0.5  # what the first W makes of a vector's length, on average
+NEAR = 0.5  # factor by which the first W changes a vector's length, on average
 
 
 class Metric(Model):

@@ -23,7 +23,7 @@ from .model import Batches, Floats, Model, dense_options, matrix
 from .sdca import DualRegression
 
 FACTORS, DENSE = "pairs of vectors, peer to peer", "dense updates, through servers"
-OVERSHOT = 1e-6  # of an objective: what rounding may make of it
+OVERSHOT = 1e-6  # of an objective: its rounding error, at most
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Plan:
         peers: to how many ranks each sends; None: to all.
         every: steps between two looks at the objective.
         target: an objective that ends the training.
-        later: the objective is measured after the training, by copies of W, and target ends nothing. So ranks that do
-            not wait for rank 0 gain nothing by its looks.
+        later: measure the objective after the training, from copies of W, so that ranks that do not wait for rank 0
+            gain nothing by its looks; target then ends nothing.
         compute: seconds that the computing of a step takes at least; a rank sleeps for the rest of them.
         options: of Exchange.
     """
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass
 class Run:
-    """What a training has found. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
+    """The results of a training. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
 
     Attributes:
         points: of rank 0: step, seconds, objective, bytes that it has sent, and for SDCA the duality gap.
@@ -126,9 +126,9 @@ class Measure:
 
 
 class Entropies:
-    """The sum of f*(-u) over the samples of each rank, for the duality gap. Each rank puts its own into rank 0's window
-    before the commit of a step whose W is measured, so it is there when the commit is. Under SSP it may be another
-    step's, and the gap is one of several steps."""
+    """The sum of f*(-u) over the samples of each rank, for the duality gap. Each rank puts its own sum into rank 0's
+    window before the commit of a step whose W is measured, so the sum arrives before the commit. Under SSP it may be
+    another step's, and the gap mixes several steps."""
 
     def __init__(self, ctx: hpcomm.Context, model: DualRegression, plan: Plan) -> None:
         self.model, self.rank = model, ctx.rank
@@ -280,8 +280,8 @@ def table(runs: list[Run], target: float) -> Table:
 
 
 def plot(runs: Sequence[Any], heading: str, path: str) -> None:
-    """The objective over time, over steps, and over what rank 0 has sent, where there is matplotlib. runs have a way,
-    and points that begin with the step, seconds, the objective and bytes."""
+    """The objective over time, over steps, and over bytes that rank 0 has sent; needs matplotlib. runs have a way, and
+    points that begin with the step, seconds, the objective and bytes."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:

@@ -56,7 +56,7 @@ class Linear:
         return found
 
     def pairs(self, x: Any, by_class: Floats) -> tuple[Vectors, Vectors]:
-        """Those whose products are by_class x^T."""
+        """The pairs of vectors whose products sum to by_class x^T, or to its transpose without classes_first."""
         return (by_class, x) if self.classes_first else (x, by_class)
 
 

@@ -22,14 +22,13 @@ SAMPLE = 2048  # samples that the objective is measured by, at most
 
 
 class Model(ABC):
-    """The arrays of a model lie in memory of its own; W is an argument.
+    """A model has its own copy of its arrays; W is an argument.
 
     Attributes:
         name: in words.
         shape: (J, D) of W.
         samples: how many there are to train on.
         lr: a learning rate that suits the model.
-        held: the rows whose objective is measured; fewer than all where all would take long.
     """
 
     name: str
@@ -55,10 +54,11 @@ class Model(ABC):
         """The loss of each of these samples."""
 
     def penalty(self, mat: Floats) -> float:
-        """What the objective adds to the mean loss."""
+        """The term that the objective adds to the mean loss."""
         return 0.0
 
     def held(self) -> Rows:
+        """The rows whose objective is measured; not all if all would take long."""
         return spread(self.samples, SAMPLE)
 
     def objective(self, mat: Floats) -> float:
@@ -66,7 +66,7 @@ class Model(ABC):
         return float(self.losses(mat, self.held()).mean()) + self.penalty(mat)
 
     def descend(self, mat: Floats, update: Floats, lr: float) -> None:
-        """What the rule does, in place: for one process, which has no exchange."""
+        """Applies the rule in place: for one process, which has no exchange."""
         mat -= np.float32(lr) * update
 
 
@@ -84,7 +84,7 @@ def matrix(u: Vectors, v: Vectors, out: Floats | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class Batches:
-    """Which samples a rank takes in each step: K of its part, which are the samples rank, rank + ranks ..."""
+    """The samples that a rank takes in each step: K of its part, which has the samples rank, rank + ranks ..."""
 
     samples: int
     ranks: int
@@ -132,5 +132,5 @@ def dense_options(staleness: int) -> dict[str, Any]:
 
 
 def prox_sgd(lr: float, prox: Any = None) -> Any:
-    """Proximal gradient descent, or plain descent where there is no prox."""
+    """Proximal gradient descent; plain descent without prox."""
     return hpcomm.SGD(lr=lr) if prox is None else hpcomm.ProxSGD(lr, prox)

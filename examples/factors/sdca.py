@@ -1,8 +1,8 @@
 """L2-regularized multiclass logistic regression by stochastic dual coordinate ascent (SFB, section 2.1).
 
 The primal problem is P(W) = 1/N sum f_i(W a_i) + l2/2 ||W||^2, the dual one D(U) = -1/N sum f_i*(-u_i) - h*(Z), with
-Z = 1/N U A^T and W = grad h*(Z) = Z / l2. What the ranks exchange are updates of Z; P(W) - D(U) is the duality gap. The
-dual variable of a sample of class y is u = e_y - p, where p is a distribution over the classes.
+Z = 1/N U A^T and W = grad h*(Z) = Z / l2. The ranks exchange updates of Z; P(W) - D(U) is the duality gap. The dual
+variable of a sample of class y is u = e_y - p, where p is a distribution over the classes.
 
 A step moves p towards softmax(W a), as far as the bound of Shalev-Shwartz and Zhang (2013, section 6.2, option III) is
 largest. All samples of a step move at once: so a sample's length counts beta times, as in Takac et al. (2013).
@@ -29,7 +29,7 @@ class DualRegression(Model):
     """mat is Z throughout, unless it is called W.
 
     ranks: whose parts of the samples this process has dual variables for; None: of all.
-    staleness: of the exchange, by which more samples than those of a step move at once.
+    staleness: of the exchange; it lets the samples of several steps move at once.
     """
 
     lr = 1.0

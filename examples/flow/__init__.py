@@ -1,5 +1,5 @@
 """Three kinds of models for Parameter Flow (section 5), for the programs train_flow_*.py.
 
-data: what the models are trained on. model: what a model is. lr, mf, cnn: the models. exchange: the exchange of their
+data: the training data. model: the interface of a model. lr, mf, cnn: the models. exchange: the exchange of their
 updates. job: options, the training by all ranks, tables and plots.
 """

@@ -1,4 +1,4 @@
-"""Samples to train on: words of Debian's packages, handwritten digits, and ratings of movies; or those of a folder.
+"""Training samples: words of Debian's packages, handwritten digits and ratings of movies, or the samples of a folder.
 
 Rank 0 reads rows and ratings, and puts them into a window of each other rank. Every rank reads pictures itself.
 """
@@ -58,7 +58,7 @@ class Words:
 def words(features: int, classes: int, samples: int | None, seed: int) -> factors_data.Labelled:
     """Descriptions of Debian's packages by hashed words and pairs of words, and their sections.
 
-    A class is a section; where there are more sections than classes the last class has the smallest ones.
+    A class is a section; with more sections than classes, the last class has the smallest ones.
     """
     found = text_data.descriptions()
     if len(found) < FEWEST:
@@ -88,7 +88,7 @@ def split_words(read: factors_data.Labelled, seed: int) -> Words:
 
 
 def share_words(ctx: hpcomm.Context, reading: Callable[[], factors_data.Labelled], seed: int) -> Words:
-    """What rank 0 reads. Collective."""
+    """The Words that rank 0 reads. Collective."""
     return split_words(factors_data.share(ctx, reading), seed)
 
 
@@ -183,7 +183,7 @@ def pictures(seed: int, folder: str | None = None) -> Pictures:
 
 
 def on_every_rank(ctx: hpcomm.Context, reading: Callable[[], Pictures]) -> Pictures:
-    """What this rank reads. Collective.
+    """The Pictures that this rank reads. Collective.
 
     Raises:
         BadData: on every rank, if one rank's reading does.
@@ -256,9 +256,9 @@ def generated(users: int, movies: int, ratings: int, seed: int) -> NDArray[np.fl
 
 
 def ratings(given: tuple[int, int, int] | None, seed: int, folder: str | None = None) -> NDArray[np.float64]:
-    """(N, 4): user, movie, rating, and in the last column whether they are MovieLens'.
+    """(N, 4): user, movie, rating, and in the last column whether the data are MovieLens'.
 
-    given: users, movies and ratings that are generated; None: MovieLens, or where it is missing as many as it has.
+    given: numbers of users, movies and ratings to generate; None: MovieLens, or, if it is missing, as many as it has.
     folder: of MovieLens, in place of the package.
     """
     real = movielens(folder) if given is None else None
@@ -269,9 +269,9 @@ def ratings(given: tuple[int, int, int] | None, seed: int, folder: str | None = 
 def share_ratings(
     ctx: hpcomm.Context, reading: Callable[[], NDArray[np.float64]], sizes: tuple[int, int] | None, seed: int
 ) -> Ratings:
-    """What rank 0 reads. Collective. sizes: users and movies; None: as many as have a rating.
+    """The ratings that rank 0 reads. Collective. sizes: users and movies; None: as many as have a rating.
 
-    Both are numbered at random: by their own numbers those with most ratings come first, and one owner would send most.
+    Both are numbered at random: in the data the busiest come first, and one owner would send most.
     """
     rows = factors_data.share(ctx, reading)
     (users, user), (movies, movie) = (np.unique(rows[:, at], return_inverse=True) for at in (0, 1))

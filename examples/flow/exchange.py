@@ -1,7 +1,7 @@
 """The exchange of a model's updates: dense parameters through servers, or Parameter Flow.
 
-The updates have the learning rate in them, and the mean over the samples of all ranks: U = eta / sqrt(t) x gradient.
-So a rule SGD(lr=1.0) of sums applies them, and a threshold compares what the paper's does (equation 10).
+Updates contain the learning rate, and the mean over the samples of all ranks: U = eta / sqrt(t) x gradient. So the rule
+SGD(lr=1.0) of sums applies them, and a threshold compares the same values as in the paper (equation 10).
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,6 @@ class Flow:
         staleness: 0 for BSP, s for SSP(s).
         form, values, compress, up, at_least, follow: of the codec Threshold.
         tree: of ParameterServer: the way of summed updates.
-
         more: other options of Exchange.
     """
 

@@ -35,8 +35,8 @@ class Plan:
         compute: seconds that the computing of a step takes at least; a rank sleeps for the rest of them.
         every: steps between two looks at the objective.
         until: an objective that ends the training.
-        later: the objective is measured after the training, by copies of the parameters, and until ends nothing. So
-            the looks take next to no time.
+        later: measure the objective after the training, from copies of the parameters, so that looks take next to no
+            time; until then ends nothing.
     """
 
     steps: int
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass
 class Run:
-    """What a training has found. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
+    """The results of a training. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
 
     Attributes:
         way: of the exchange, in words.
@@ -79,9 +79,9 @@ class Run:
 
 
 class Stop:
-    """Rank 0's word that ends the training of all ranks after the same step.
+    """Rank 0's signal that ends the training of all ranks after the same step.
 
-    No rank can have begun that step: each waits for rank 0 once it is staleness steps ahead, and rank 0's word is there
+    No rank can have begun that step: each waits for rank 0 once it is staleness steps ahead, and the signal arrives
     before rank 0 goes on.
     """
 
@@ -136,7 +136,7 @@ class Looks:
         return objective
 
     def measure(self) -> None:
-        """What was kept for later."""
+        """Measures the objective of all parameters kept for later."""
         for kept in self.kept:
             self._point(*kept)
 
@@ -268,11 +268,13 @@ _OPTIONS = (
     click.option("--dense", is_flag=True, help="All parameters, through servers, in place of Parameter Flow."),
     click.option("--delta", type=Delta(), default="low", help="Threshold of step 1: one of the model's, or a number."),
     click.option("--at-least", type=click.FloatRange(0, min_open=True), help="Bytes a second; below them delta is up."),
-    click.option("--follow", type=click.Choice(["probes", "smooth"]), default="probes", help="How it finds that out."),
+    click.option(
+        "--follow", type=click.Choice(["probes", "smooth"]), default="probes", help="How bytes a second are found."
+    ),
     click.option("--tree", type=TreeType(), help="auto, or the children of a rank: 1 is a chain; default: none."),
     click.option("--form", type=click.Choice(["bytes", "paper"]), default="bytes", help="How updates are encoded."),
     click.option("--values", type=click.Choice(["float32", "float16", "bfloat16"]), default="float32"),
-    click.option("--compress", type=click.Choice(COMPRESSIONS), help="Makes what is sent smaller still."),
+    click.option("--compress", type=click.Choice(COMPRESSIONS), help="Compresses the sent bytes further."),
     click.option("--compare", is_flag=True, help="One after the other: dense, delta low, delta up."),
     click.option("--every", type=click.IntRange(1), default=10, help="Steps between two looks at the objective."),
     click.option("--later", is_flag=True, help="The objective is measured after the training."),

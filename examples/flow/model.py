@@ -1,4 +1,4 @@
-"""A model whose gradient each rank computes from a minibatch of its own part of the samples."""
+"""A model whose gradient each rank computes from a minibatch of the rank's part of the samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ class Model(ABC):
 
     @abstractmethod
     def objective(self, params: Params) -> float:
-        """What the training makes small: a mean over samples that it trains on, always the same ones."""
+        """The value that the training minimizes: a mean over training samples, always the same ones."""
 
     @abstractmethod
     def score(self, params: Params) -> tuple[str, float]:
@@ -65,9 +65,9 @@ class Model(ABC):
 
 
 class Touched:
-    """Updates of some rows of a matrix: the rows that the update before wrote are zeroed, and no others.
+    """Updates of some rows of a matrix: only the rows that the last update wrote are zeroed.
 
-    An exchange may give several arrays of one key by turns, so this remembers each.
+    An exchange may give several arrays of one key in turn, so the rows are kept for each array.
     """
 
     def __init__(self) -> None:

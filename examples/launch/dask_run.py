@@ -2,7 +2,7 @@
 
     pip install hpcomm distributed
     python examples/launch/dask_run.py                          # two workers on this machine
-    python examples/launch/dask_run.py tcp://scheduler:8786     # those of a cluster that runs already
+    python examples/launch/dask_run.py tcp://scheduler:8786     # the workers of a running cluster
 
 Dask starts the function on every worker; hpcomm exchanges their gradients.
 """

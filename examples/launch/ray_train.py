@@ -24,7 +24,7 @@ import hpcomm.torch
 
 
 def train_func() -> None:
-    """On each worker: a line is fitted to points of its own."""
+    """On each worker: fits a line to the worker's points."""
     with hpcomm.init() as ctx:
         torch.manual_seed(ctx.rank)
         x = torch.randn(1000, 8)

@@ -22,11 +22,11 @@ _FLAT = ParameterServer()
 
 @dataclass(frozen=True)
 class Automatic(Topology):
-    """A Hierarchy or a ParameterServer, as resolved decides for a job. It folds inside hosts under plain BSP alone:
-    without a quorum, and by rules without a fold of their own, which would fold the sum of a host again.
+    """A Hierarchy or a ParameterServer, as resolved decides for a job. A Hierarchy needs BSP without a quorum, and
+    rules without a custom fold, which would fold the sum of a host again.
 
     Attributes:
-        apply_at: of both. Where receivers apply, the ParameterServer has the trees that cost the least.
+        apply_at: of either. Where receivers apply, the ParameterServer has the trees that cost the least.
     """
 
     apply_at: str = "owners"
@@ -66,14 +66,14 @@ class Automatic(Topology):
 
 
 def automatic_pairs(hosts: Sequence[int]) -> Topology:
-    """The topology of keys with codec.Factors: a hierarchy where several hosts have several ranks, of each of which one
-    then adds the products; else every rank does. hosts: by rank: the lowest rank on its host."""
+    """The topology of keys with codec.Factors: a Hierarchy, where one rank of each host adds the products, if there
+    are several hosts and one has several ranks; else PeerToPeer. hosts: by rank: the lowest rank on its host."""
     return Hierarchy() if 1 < len(set(hosts)) < len(hosts) else PeerToPeer()
 
 
 def automatic(hosts: Sequence[int], racks: Sequence[str], flat: ParameterServer = _FLAT) -> Topology:
-    """The topology of "auto": a hierarchy where hosts, or racks that are told, make several groups and one of them has
-    several ranks; else flat. hosts and racks are those of Hierarchy.settled; apply_at is that of flat."""
+    """The topology of "auto": a Hierarchy with flat's apply_at if hosts, or known racks, make several groups and one
+    group has several ranks; else flat. hosts, racks: as in Hierarchy.settled."""
     found = Hierarchy(apply_at=flat.apply_at).settled(hosts, racks)
     levels = [level for level in (found.hosts, found.racks) if level]
     several = [level for level in levels if 1 < len(level) < len(hosts)]

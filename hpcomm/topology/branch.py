@@ -17,9 +17,9 @@ def search(P: int, Q: int, best: Candidate, fair_total: int, nodes: int) -> tupl
 
     Args:
         P, Q: ranks, and out-neighbours of each.
-        best: the best graph that is known.
-        fair_total: the least sum that is known of a graph with in-degree Q everywhere.
-        nodes: how many parts of graphs may be looked at.
+        best: the best known graph.
+        fair_total: the least known sum of a graph with in-degree Q everywhere.
+        nodes: how many partial graphs the search may look at.
     """
     walk = _Walk(P, Q, nodes)
     bound = moore_bound(P, Q)
@@ -40,17 +40,17 @@ def search(P: int, Q: int, best: Candidate, fair_total: int, nodes: int) -> tupl
 class _Walk:
     """Goes through graphs rank by rank, in the order in which rank 0 reaches them.
 
-    Graphs that differ in the numbers of their ranks alone are the same here: rank 0 has the least sum of all, and ranks
-    are numbered as they are first named. So the ranks that a rank may name are those already named, and the next ones.
+    Graphs that differ only in the numbers of their ranks count as one: rank 0 has the least sum of all, and ranks are
+    numbered as they are first named. So a rank may name only ranks already named, and the next ones.
     """
 
     def __init__(self, P: int, Q: int, nodes: int) -> None:
         self.P, self.Q, self.nodes = P, Q, nodes
-        self.out = [0] * P  # bit masks of targets; those of ranks 0 to depth - 1 are known
+        self.out = [0] * P  # by rank, a bit mask of its targets; valid for decided ranks
         self.into = [0] * P
 
     def below(self, total: int, fair: bool) -> Candidate | None:
-        """The first graph whose sum is below total, fair: with in-degree Q everywhere."""
+        """The first graph whose sum is below total; if fair, with in-degree Q everywhere."""
         self.into = [0] * self.P
         found = self._down(0, 1, total, fair)
         if found is None:
@@ -58,7 +58,7 @@ class _Walk:
         return Candidate([[w for w in range(self.P) if mask >> w & 1] for mask in self.out], found)
 
     def _down(self, rank: int, named: int, total: int, fair: bool) -> int | None:
-        """The sum of the first graph below total among those whose first ranks are known."""
+        """The sum of the first graph below total that keeps the targets of all ranks before rank, or None."""
         if self.nodes == 0:
             raise _OutOfNodesError
         self.nodes -= 1
@@ -79,7 +79,7 @@ class _Walk:
         return None
 
     def _rows(self, rank: int, named: int, fair: bool) -> Iterator[tuple[int, ...]]:
-        """The targets that a rank may have, rising: those that reach the most new ranks first."""
+        """The sets of targets that a rank may have, each rising; sets with the most new ranks come first."""
         old = [w for w in range(named) if w != rank and not (fair and self.into[w] == self.Q)]
         for new in range(min(self.Q, self.P - named), -1, -1):
             if named + new == rank + 1 < self.P:
@@ -88,9 +88,9 @@ class _Walk:
                 yield *row, *range(named, named + new)
 
     def _bound(self, known: int) -> int:
-        """A sum that no graph goes below whose first ranks are known; the sum itself if all are.
+        """A lower bound of the sums of all graphs with these first known ranks; the sum itself if all ranks are known.
 
-        A rank whose targets are not known reaches Q new ranks in a step, and each of those Q new ones in the next.
+        It assumes that any other rank reaches Q new ranks in a step, and each of these Q new ones in the next.
         """
         P, Q, out = self.P, self.Q, self.out
         bound = first = 0

@@ -21,13 +21,13 @@ _FLAT = ParameterServer()
 
 @dataclass(frozen=True)
 class ByKey(Topology):
-    """Topologies of keys by themselves: a few large ones through the hosts, say, and the many small ones flat, which
-    takes fewer hops. All ranks that work push all keys. Those that an exchange joins in one plan are all with servers;
-    it makes schemes of their own for graphs.
+    """A topology for each key: a Hierarchy for a few large keys, say, and flat for the many small ones, which takes
+    fewer hops. Every worker pushes all keys. An exchange joins keys with servers in one plan, and makes separate
+    schemes for graphs.
 
     Attributes:
         topologies: from names of keys to topologies.
-        rest: of the keys that are not named; None: all are.
+        rest: for keys that topologies does not name; None: it names all.
     """
 
     topologies: Mapping[str, Topology]
@@ -42,7 +42,7 @@ class ByKey(Topology):
         return min((one.updates_of for _, one in self._each()), key=["hosts", "neighbours", "root", "all"].index)
 
     def _each(self) -> Iterator[tuple[str, Topology]]:
-        """Each topology, with what a refusal calls it."""
+        """Each topology, with its name in a refusal."""
         for name, one in self.topologies.items():
             yield f"key {name!r}", one
         if self.rest is not None:
@@ -90,7 +90,7 @@ class ByKey(Topology):
         return self._with(lambda one: one.among(ranks, size))
 
     def _with(self, change: Callable[[Topology], Topology]) -> "ByKey":
-        """Each topology changed; those that are equal once."""
+        """Each topology changed; equal topologies are changed once."""
         rest = [] if self.rest is None else [(None, self.rest)]
         changed = {
             name: new
@@ -112,10 +112,10 @@ class ByKey(Topology):
         interfaces: int = 1,
         **cut: "Unpack[Cut]",
     ) -> Plan:
-        """One plan, of those that each topology makes of its keys. Args are those of Topology.compile.
+        """One plan, joined from the plans that topologies make of their keys. Args: see Topology.compile.
 
         Raises:
-            InvalidArgument: a name is no key; and what compile of a topology raises.
+            InvalidArgument: a name is no key, or compile of a topology raises it.
             ConfigError: keys have different workers, or topologies use NICs in different ways.
         """
         own_keys = as_keys(keys)
@@ -137,10 +137,10 @@ class ByKey(Topology):
 def compiled(
     keys: Sequence[Key], size: int, cut: Cut, parts: Iterable[tuple[Callable[..., Plan], Sequence[str]]]
 ) -> Plan:
-    """One plan, of those that functions make of some of the keys each.
+    """One plan, joined from the plans that functions make of some keys each.
 
     Args:
-        keys, size: of the whole.
+        keys, size: of the joined plan.
         cut: of all keys; a function gets it with the codecs of its keys.
         parts: the functions, each with the names of its keys.
     """
@@ -166,7 +166,7 @@ Named = TypeVar("Named")
 
 
 def grouped(topologies: Iterable[tuple[Named, Topology]]) -> list[tuple[Topology, list[Named]]]:
-    """The names of each topology, those that are equal together, in the order of their first names."""
+    """Each distinct topology with its names, in the order of first names."""
     found: list[tuple[Topology, list[Named]]] = []
     for name, one in topologies:
         names = next((names for other, names in found if other is one or other == one), None)
@@ -178,7 +178,7 @@ def grouped(topologies: Iterable[tuple[Named, Topology]]) -> list[tuple[Topology
 
 
 def check_names(what: str, given: Iterable[object], names: Sequence[str]) -> None:
-    """Refuses a mapping that names what is no key."""
+    """Refuses a mapping with an entry for a name that is no key."""
     known = set(names)
     for name in given:
         if name not in known:

@@ -15,12 +15,12 @@ from .tree_costs import Costs, checked_costs, checked_leaf, checked_number, pric
 from .tree_program import TreeProblem
 from .tree_search import Parents, room, search
 
-_ROUNDING = 1e-6  # of the largest cost, as HiGHS solves
+_ROUNDING = 1e-6  # of the largest cost: the accuracy of HiGHS
 
 
 @dataclass(frozen=True)
 class CheapestTree:
-    """A tree of small cost, and how far from the least cost it may be.
+    """A tree of small cost, and a bound of the least cost.
 
     Attributes:
         tree: with parents.
@@ -48,16 +48,16 @@ def cheapest_tree(
 ) -> CheapestTree:
     """The tree over which a broadcast costs least (Parameter Flow, section 3.4.1, problem P3).
 
-    The cost is the sum of those of all edges, and leaf for each rank without children: a tree of fewer leaves is more
-    balanced. A search finds a tree; then HiGHS goes through all trees that might cost less. Where it has not come to
-    an end at the time limit, or the problem is too large to start with (150 ranks and 4 hops, say), the answer is the
-    best tree that was found, and gap says how far it may be from the cheapest.
+    The cost of a tree is the sum of its edges' costs, plus leaf for each rank without children: a tree of fewer leaves
+    is more balanced. A search finds a tree; then HiGHS goes through all trees that might cost less. If HiGHS reaches
+    the time limit, or the problem is too large to start it (150 ranks and 4 hops, say), the answer is the best tree
+    found, and gap bounds its distance from the cheapest.
 
         best = topology.cheapest_tree(topology.rack_costs([[0, 1, 2], [3, 4]]), degree=2, depth=2)
         best.tree.parents, best.cost, best.optimal    # (-1, 0, 0, 0, 3) with cost 1.32 is one of several
 
-    All ranks that ask the same get the same tree if optimal is true on each, or where the problem is too large; where
-    the time limit decides, ask on one rank and tell the others.
+    Ranks that pass the same arguments get the same tree if optimal is true on each, or if the problem is too large;
+    where the time limit decides, call it on one rank and send the tree to the others.
 
     Args:
         costs: (ranks, ranks): of sending from row to column, each 0 or more: rack_costs, bandwidth_costs or your own.
@@ -69,7 +69,7 @@ def cheapest_tree(
         time_limit: seconds for all of it, above 0. A search of hundreds of ranks takes some seconds by itself.
 
     Raises:
-        InvalidArgument: an argument is none of these, or no tree of so many ranks has this degree and depth.
+        InvalidArgument: an argument is out of range, or no tree of so many ranks has this degree and depth.
         NotSupported: SciPy is not installed.
     """
     start = monotonic()
@@ -110,7 +110,7 @@ def check_room(size: int, degree: int, depth: int) -> None:
 
 
 def _is_tree(parents: Parents, problem: TreeProblem) -> bool:
-    """Whether all ranks hang on the root, within degree and depth: rounding of HiGHS is not taken on trust."""
+    """Whether all ranks hang on the root, within degree and depth, whatever the rounding of HiGHS."""
     hops = {problem.root: 0}
     for rank in range(len(parents)):
         way = [rank]
@@ -153,7 +153,7 @@ def _branching(costs: Costs, root: int) -> float:
 
 
 def _contracted(parents: np.ndarray, root: int) -> np.ndarray:
-    """By rank the number of its group: ranks of a circle are one."""
+    """By rank the number of its group: the ranks of a circle form one."""
     label = np.full(len(parents), -1)
     count = 0
     for rank in range(len(parents)):

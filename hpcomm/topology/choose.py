@@ -15,7 +15,7 @@ from .fairness import metropolis
 from .graph import Graph, as_phases
 from .spectrum import second_singular
 
-MOST_EDGES = 1 << 20  # of an all-reduce that is worth a look
+MOST_EDGES = 1 << 20  # of an all-reduce that recommend considers
 _MOST_BYTES = 1 << 48
 
 
@@ -24,11 +24,11 @@ class Choice:
     """The predicted cost of a graph.
 
     Attributes:
-        graph: it; or several, one for each step of a round.
+        graph: the graph, or several, one for each step of a round.
         name: of the graph.
         gap: spectral_gap(graph).
-        bytes_per_step: that the busiest rank sends or takes in a step, whichever is more; of phases the most.
-        seconds_per_step: of computing, and of sending them.
+        bytes_per_step: the most bytes that any rank sends, or takes, in one step.
+        seconds_per_step: computing, and sending these bytes.
         steps: steps_to_consensus(graph, accuracy), a whole number, or inf.
         seconds: all steps together.
     """
@@ -56,24 +56,24 @@ def bytes_per_step(graph: Graph, nbytes: int) -> NDArray[np.int64]:
 
 
 def busiest_degree(graph: Graph | Sequence[Graph]) -> int:
-    """How many updates the busiest rank sends or takes in a step, whichever is more; of phases the most."""
+    """The most updates that any rank sends, or takes, in one step."""
     return max(int(busiest_link(phase.out_degrees, phase.in_degrees)) for phase in as_phases(graph))
 
 
 def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float:
-    """Steps until the models' distance from their mean has come down to accuracy times what it was, or inf.
+    """Steps until the models' distance from their mean has shrunk to accuracy times the first distance, or inf.
 
-    They are log(1/accuracy) / -log(sigma_2), rounded up, by the bound of ASAP's appendix A, which holds if P is doubly
-    stochastic. Of phases they are whole rounds, for only over a round does it hold. Where sigma_2 is 0, as in
-    all-reduce, it is one step, or one round.
+    The number is log(1/accuracy) / -log(sigma_2), rounded up. This bound of ASAP's appendix A holds if P is doubly
+    stochastic. With phases it holds only over a round, so the steps are whole rounds. If sigma_2 is 0, as in
+    all-reduce, the answer is one step, or one round.
 
     Args:
         graph: a graph, or phases.
         accuracy: above 0 and below 1.
 
     Raises:
-        InvalidArgument: an argument is none of these.
-        NotSupported: that of spectral_gap.
+        InvalidArgument: graph is no graph, or accuracy is out of range.
+        NotSupported: see spectral_gap.
     """
     accuracy = _checked_accuracy(accuracy)
     return _steps(second_singular(graph), len(as_phases(graph)), accuracy)
@@ -82,11 +82,11 @@ def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float
 def recommend(
     n: int, nbytes: int, bandwidth: float, *, latency: float = 20e-6, compute: float = 0.0, accuracy: float = 0.01
 ) -> tuple[Choice, ...]:
-    """Graphs of n ranks, the one first that should bring all models together soonest.
+    """Graphs of n ranks, by the predicted time until all models agree, the fastest first.
 
-    A step takes compute + latency + bytes / bandwidth seconds, where bytes are what the busiest rank sends or takes,
-    whichever is more: its link works both ways at once. There are as many steps as steps_to_consensus says. Training
-    itself may need fewer, for gradients, too, pull models together: it is a bound, good to rank graphs by.
+    A step takes compute + latency + bytes / bandwidth seconds, where bytes is the most that any rank sends, or takes:
+    links work both ways at once. steps_to_consensus gives the number of steps. Training itself may need fewer, as
+    gradients also pull models together: the time is a bound, good for ranking graphs.
 
     All-reduce is left out where it has more than a million edges, beyond 1024 ranks.
 
@@ -94,12 +94,12 @@ def recommend(
         n: number of ranks.
         nbytes: of an update, as it is sent.
         bandwidth: bytes a second of each rank's link: 1.25e9 for 10 Gb/s.
-        latency: seconds that a step takes beside that.
+        latency: seconds of a step beside computing and sending.
         compute: seconds between two exchanges.
-        accuracy: how close models are to come, relative to how far apart they were.
+        accuracy: the models' distance from their mean at the end, relative to the first distance.
 
     Returns:
-        choices by rising seconds; those that take the same by rising bytes.
+        choices by rising seconds; equal ones by rising bytes.
 
     Raises:
         InvalidArgument: an argument is out of range.

@@ -26,11 +26,11 @@ def moore_bound(P: int, Q: int) -> int:
 
 
 def climb(P: int, Q: int, nodes: int) -> tuple[Candidate, int, int]:
-    """The best graph that was found, the least sum of those with in-degree Q everywhere, and the nodes that are left.
+    """The best graph found, the least sum found with in-degree Q everywhere, and the nodes left.
 
-    Among graphs of equal sums it is one with in-degree Q everywhere. A graph of m orbits looks the same from ranks r,
-    r + m, r + 2 m, ...: few orbits are quickly searched, and graphs with small sums are often symmetric. One orbit is a
-    circulant graph, P orbits are any graph.
+    Among graphs of equal sums the best is one with in-degree Q everywhere. A graph of m orbits looks the same from
+    ranks r, r + m, r + 2 m, ...: few orbits are quickly searched, and graphs with small sums are often symmetric. One
+    orbit is a circulant graph, P orbits are any graph.
     """
     bound = moore_bound(P, Q)
     found = [_candidate(P, arcs) for arcs in [_circulant(P, Q, P), *_built(P, Q)]]
@@ -119,7 +119,7 @@ def _lines(P: int, Q: int, smaller: list[Arcs]) -> list[Arcs]:
 def _imase_itoh(P: int, Q: int) -> Arcs | None:
     """i -> -(Q i + r) for r = 1 to Q, mod P, whose diameter is at most ceil(log_Q P) (Imase and Itoh, 1983).
 
-    Ranks that would send to themselves send to the next one of those instead.
+    A rank that would send to itself sends to the next such rank instead.
     """
     arcs = [[-(Q * i + r) % P for r in range(1, Q + 1)] for i in range(P)]
     loops = [i for i in range(P) if i in arcs[i]]
@@ -188,7 +188,7 @@ def _evened(P: int, Q: int, candidate: Candidate) -> Candidate:
 
 
 def _exchanged(P: int, arcs: Arcs, bound: int, steps: int, random: Random) -> tuple[Arcs, int, int]:
-    """The best arcs that so many exchanges find, their sum, and how many exchanges there were.
+    """The best arcs that so many exchanges find, their sum, and the number of exchanges done.
 
     An exchange swaps the orbits of two edges' targets, so that in-degrees stay, and draws targets within the orbits.
     It is kept if the sum does not grow, or by chance if it grows a little; the chance falls with each step (simulated

@@ -1,4 +1,4 @@
-"""Whether all ranks count for the same, what keeps a graph from it, and weights that repair it (ASAP, appendix A)."""
+"""A check whether all ranks of a graph count for the same, and weights that repair it (ASAP, appendix A)."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ def check(graph: Graph | Sequence[Graph]) -> list[str]:
     Each sentence names a rank that breaks one of these (ASAP, appendix A, network requirement):
 
     - The graph is strongly connected: every update gets to every rank. Phases need be so only over a round.
-    - It is aperiodic, as it is where any rank takes its own update too. Without such weights models may go around for
-      ever, as in a ring, and never come together.
-    - P is doubly stochastic: the weights with which a rank's update is taken sum to 1, as do those that it takes.
-    - Where P is not: all ranks have the same in-degree, which uniform weights need for that.
+    - The graph is aperiodic, as any is in which a rank takes its own update too. Without such a rank models may go
+      around for ever, as in a ring, and never come together.
+    - P is doubly stochastic: each column (the weights with which ranks take one update) sums to 1, like each row.
+    - If P is not: all ranks have the same in-degree, as uniform weights need for that.
 
     Raises:
-        InvalidArgument: graph is no graph and no phases of one.
+        InvalidArgument: graph is neither a graph nor phases.
     """
     phases = as_phases(graph)
     found = _unmixed(phases)
@@ -36,10 +36,11 @@ def metropolis(graph: Graph) -> Graph:
     """The same edges with weights that make P doubly stochastic, after Metropolis and Hastings.
 
     Each end of an edge takes the other's update with weight 1/(1 + max(d_i, d_j)), where d are the degrees without
-    self-loops, and its own with what is left to 1. P is symmetric then, and all ranks have the same influence.
+    self-loops. Each rank takes its own update with the rest of 1. So P is symmetric, and all ranks have the same
+    influence.
 
     Raises:
-        InvalidArgument: an edge has none that comes back.
+        InvalidArgument: an edge has no reverse edge.
     """
     if not isinstance(graph, Graph):
         raise InvalidArgument(f"graph is {graph!r}: must be a Graph")
@@ -58,11 +59,11 @@ def metropolis(graph: Graph) -> Graph:
 
 
 def _unmixed(phases: tuple[Graph, ...]) -> list[str]:
-    """The sentence of a graph over which models do not come together, however fair it is.
+    """A sentence if models do not come together over the graph, whether or not it is fair.
 
-    It is looked for among nodes (phase, rank), with an edge from a phase to the next one for every update that is taken
-    with a weight above 0: then a path of a round is an entry of the product of all phases, which is never made. They
-    come together if that product is primitive: irreducible, and of period 1 (Perron and Frobenius).
+    The search goes over nodes (phase, rank), with an edge from a phase to the next for every update taken with a weight
+    above 0: a path of a round is an entry of the product of all phases, which is never made. Models come together if
+    that product is primitive: irreducible, and of period 1 (Perron and Frobenius).
     """
     size, n = phases[0].size, len(phases)
     edges = [(k, phase, phase.weights > 0) for k, phase in enumerate(phases)]
@@ -75,7 +76,7 @@ def _unmixed(phases: tuple[Graph, ...]) -> list[str]:
             of, to = (rank, 0) if backward else (0, rank)
             over = ", one of each phase in turn," if n > 1 else ""
             return [f"not strongly connected: no path of edges{over} leads from rank {of} to rank {to}; add edges"]
-    around = (there[source] >= 0) & (back[target] >= 0)  # all that are part of a way from rank 0 to itself
+    around = (there[source] >= 0) & (back[target] >= 0)  # edges of a way from rank 0 to itself
     period = int(np.gcd.reduce(there[source[around]] + 1 - there[target[around]])) // n
     if period == 1:
         return []
@@ -89,7 +90,7 @@ def _unmixed(phases: tuple[Graph, ...]) -> list[str]:
 def _unfair(graph: Graph) -> list[str]:
     """The sentences of a graph whose ranks do not count for the same."""
     sums = column_sums(graph)
-    rank = int(np.argmax(np.round(np.abs(sums - 1), 9)))  # the first of those that are as far off
+    rank = int(np.argmax(np.round(np.abs(sums - 1), 9)))  # the first of the largest deviations
     if abs(sums[rank] - 1) <= TOLERANCE:
         return []
     found = []

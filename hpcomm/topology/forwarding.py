@@ -11,7 +11,7 @@ from .paths import distances
 
 
 def shortest_path_trees(graph: Graph) -> NDArray[np.int32]:
-    """From whom each rank takes each source's update, if updates travel along shortest paths.
+    """The rank from which each rank takes each source's update, if updates travel along shortest paths.
 
     Where several in-neighbours are equally near to the source, the choice spreads the load: it gives the least possible
     maximum of updates that one rank sends, and below it the least possible second most, and so on. Ties go to the edge

@@ -1,4 +1,4 @@
-"""A topology, of what a user gives for one."""
+"""The forms in which a user gives a topology."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -22,11 +22,11 @@ KINDS = (
 
 
 def as_topology(value: Any, what: str = "topology") -> Topology:
-    """The topology that is given by itself, by a word, by a graph or several or a function of them, or by a mapping
-    from names of keys to these, where keys that are not named are flat.
+    """The Topology for value: a Topology, a word, a graph, several, a function that makes them, or a mapping from names
+    of keys to these, in which keys without an entry are flat.
 
     Raises:
-        InvalidArgument: it is none of these.
+        InvalidArgument: value has another form.
     """
     if isinstance(value, Topology) and not isinstance(value, type):
         return value

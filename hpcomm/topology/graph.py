@@ -1,4 +1,4 @@
-"""A node communication graph: who takes whose updates, and with which weight (ASAP, section 3 and appendix A)."""
+"""A node communication graph: which rank takes which updates, by which weights (ASAP, section 3 and appendix A)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,20 +14,20 @@ TOLERANCE = 1e-9  # by which sums of weights may miss 1
 
 
 class Graph:
-    """Edges from the ranks that send updates to those that take them, and the weights by which updates are averaged.
+    """Edges over which ranks send updates, and the weights by which each rank averages the updates that it takes.
 
     In a step rank i takes the updates of its in-neighbours j and its own: x_i becomes the sum of P_ij x_j. P is the
     matrix of dense(); each row sums to 1. By default the weights of a row are all the same, 1/(in-degree + 1): P is the
     adjacency matrix with self-loops over the in-degree with self-loops (ASAP, appendix A). A graph never changes; two
-    are equal if they have the same edges and weights, whatever their names. It takes 12 bytes for each
-    edge and 20 for each rank.
+    are equal if they have the same edges and weights, whatever their names. A graph takes 12 bytes for each edge and 20
+    for each rank.
 
     Args:
         size: number of ranks.
         sources, targets: int (edges,), rank sources[k] sends to rank targets[k], each pair once. Self-loops need not be
             given.
-        weights: float (edges,), with which targets[k] takes what sources[k] sends. A rank whose self-loop is not given
-            takes its own update with what is left to 1. None: as above.
+        weights: float (edges,), with which targets[k] takes the update of sources[k]. A rank whose self-loop is not
+            given takes its own update with the rest of 1. None: as above.
         name: for people, such as "ring(8)".
 
     Raises:
@@ -73,9 +73,7 @@ class Graph:
             _check_weights(source, target, values, self._size)
         self._starts: NDArray[np.int64] = _frozen(np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64))
         self._sources: NDArray[np.int32] = _frozen(source.astype(np.int32))
-        self._weights: NDArray[np.float64] = _frozen(
-            values + 0.0
-        )  # no -0.0, which equals 0.0 but has other bits for hash
+        self._weights: NDArray[np.float64] = _frozen(values + 0.0)  # no -0.0: __hash__ sees other bits than in 0.0
         self._out: tuple[NDArray[np.int64], NDArray[np.int32]] | None = None
 
     @property
@@ -89,37 +87,37 @@ class Graph:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """int64 (size + 1,), read-only: in-edges starts[i] to starts[i + 1] are those of rank i."""
+        """int64 (size + 1,), read-only: rank i has the in-edges starts[i] to starts[i + 1]."""
         return self._starts
 
     @property
     def sources(self) -> NDArray[np.int32]:
-        """int32 (edges + size,), read-only: where each in-edge comes from; those of a rank rise, itself among them."""
+        """int32 (edges + size,), read-only: the source of each in-edge; sources of a rank rise, itself among them."""
         return self._sources
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """float64 (edges + size,), read-only: the weight of each in-edge; those of a rank sum to 1."""
+        """float64 (edges + size,), read-only: the weight of each in-edge; the weights of a rank sum to 1."""
         return self._weights
 
     @property
     def targets(self) -> NDArray[np.int32]:
-        """int32 (edges + size,): where each in-edge goes to."""
+        """int32 (edges + size,): the target of each in-edge."""
         return np.repeat(np.arange(self._size, dtype=np.int32), np.diff(self._starts))
 
     @property
     def in_degrees(self) -> NDArray[np.int64]:
-        """int64 (size,): from how many others each rank takes updates."""
+        """int64 (size,): the number of other ranks from which each rank takes updates."""
         degrees: NDArray[np.int64] = np.diff(self._starts) - 1
         return degrees
 
     @property
     def out_degrees(self) -> NDArray[np.int64]:
-        """int64 (size,): to how many others each rank sends its update."""
+        """int64 (size,): the number of other ranks to which each rank sends its update."""
         return np.bincount(self._sources, minlength=self._size) - 1
 
     def in_edges(self, rank: int) -> tuple[tuple[int, float], ...]:
-        """Whose updates a rank takes, and with which weight: (source, weight), by rising source, itself included.
+        """The updates that a rank takes: (source, weight) by rising source, the rank itself included.
 
         Raises:
             InvalidArgument: there is no such rank.
@@ -208,10 +206,10 @@ class Graph:
 
 
 def as_phases(graph: Graph | Sequence[Graph]) -> tuple[Graph, ...]:
-    """The graphs of one round: one, or those of a graph that changes from step to step.
+    """The graphs of one round: a single graph, or the phases that the steps take in turn.
 
     Raises:
-        InvalidArgument: they are no graphs, none, or of different sizes.
+        InvalidArgument: graph is neither a Graph nor a non-empty sequence of graphs of one size.
     """
     phases = (graph,) if isinstance(graph, Graph) else tuple(graph) if isinstance(graph, Sequence) else ()
     if not phases or not all(isinstance(phase, Graph) for phase in phases):

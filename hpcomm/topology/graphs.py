@@ -1,4 +1,4 @@
-"""Graphs by name, from edges, and those that change from step to step (ASAP, section 3).
+"""Graphs by name and from edges, and graphs that change from step to step (ASAP, section 3).
 
 Directed graphs send along their edges only, undirected ones both ways. Weights are uniform, 1/(in-degree + 1), wherever
 they are not given.
@@ -34,7 +34,7 @@ def ring(n: int, directed: bool = True) -> Graph:
 def chain(n: int, directed: bool = True) -> Graph:
     """Rank i sends to i + 1; undirected also to i - 1 (ASAP, figure 2d).
 
-    In the directed chain rank 0 hears of nobody: all ranks drift to its model.
+    In the directed chain rank 0 takes no other rank's update, so all ranks drift to its model.
     """
     n = whole("n", n, 1)
     source = np.arange(n - 1)
@@ -44,7 +44,7 @@ def chain(n: int, directed: bool = True) -> Graph:
 def star(n: int, center: int = 0) -> Graph:
     """The center sends to all and all send to it, as with one parameter server (ASAP, figure 2b).
 
-    The center takes n updates, and every other rank two: its weights are no doubly stochastic matrix. Average with
+    The center takes n updates, and every other rank two, so P is not doubly stochastic. Average with
     metropolis(star(n)) to treat all fairly.
     """
     n = whole("n", n, 1)
@@ -59,7 +59,8 @@ def root_expander(n: int, degree: int | None = None) -> Graph:
 
     The paper has no other degrees and asks for edges that spread with n. Here rank i sends to i + floor(n^(j/degree)),
     mod n, for j = 0 to degree - 1: strides 1 and floor(sqrt(n)) of degree 2, and 1, floor(cbrt(n)) and floor(cbrt(n^2))
-    of degree 3. A stride that is taken already goes up to the next free one, or down where there is none above.
+    of degree 3. A stride that is taken already becomes the next larger free one, or the next smaller if all larger ones
+    are taken.
 
     The spectral gap of this graph is 0.333 for 6 ranks and 0.142 for 25. The 0.38 and 0.2 of the paper's figure 2c do
     not follow from its formula.
@@ -81,7 +82,7 @@ def root_expander(n: int, degree: int | None = None) -> Graph:
 
 
 def hypercube(n: int) -> Graph:
-    """Rank i sends to those whose number differs from its own in one bit. n must be a power of two."""
+    """Rank i sends to each rank whose number differs from i in one bit. n must be a power of two."""
     n = whole("n", n, 1)
     if n & (n - 1):
         below = 1 << n.bit_length() - 1
@@ -110,20 +111,20 @@ def torus(rows: int, cols: int) -> Graph:
 
 
 def random_regular(n: int, degree: int, seeds: int = 16, seed: int = 0) -> Graph:
-    """An undirected random graph in which every rank has that degree: of several drawn, the one with the best gap.
+    """An undirected random graph in which every rank has that degree: the one with the best gap of several drawn.
 
     Half-edges are paired at random, and pairs that are no edges exchange ends with others until all are. The same
     arguments give the same graph on every rank.
 
     Args:
         n: number of ranks.
-        degree: to how many each sends, 1 to n - 1; n * degree must be even.
+        degree: neighbours of each rank, 1 to n - 1; n * degree must be even.
         seeds: how many graphs are drawn.
         seed: of the first draw, 0 or more; the k-th has seed + k.
 
     Raises:
         InvalidArgument: there is no such graph.
-        NotSupported: several are to be compared, n is more than 1024, and SciPy is not installed.
+        NotSupported: seeds is above 1, n is more than 512, and SciPy is not installed.
     """
     n = whole("n", n, 2)
     degree, seeds, seed = whole("degree", degree, 1, n - 1), whole("seeds", seeds, 1), whole("seed", seed, 0)
@@ -165,8 +166,8 @@ def from_adjacency(matrix: Any, weighted: bool = False, name: str = "from_adjace
 
     Args:
         matrix: (n, n), an array or a SciPy sparse matrix.
-        weighted: take the entries as weights; a rank with 0 on the diagonal gets there what is left to 1. Otherwise
-            it counts only whether they are 0.
+        weighted: take the entries as weights; a 0 on the diagonal becomes the rest of 1. Otherwise only whether an
+            entry is 0 counts.
         name: of the graph.
     """
     found = matrix.tocoo() if hasattr(matrix, "tocoo") else np.asarray(matrix)
@@ -214,8 +215,7 @@ def from_networkx(g: Any, weight: str | None = None, name: str | None = None) ->
 def one_peer_exponential(n: int) -> tuple[Graph, ...]:
     """The edges of exponential(n) one stride a step: in phase k rank i sends to i + 2^k, mod n, with weight 1/2.
 
-    The phases are gone through again and again. If n is a power of two, one round of them gives exactly the mean of
-    all ranks.
+    The steps take the phases in turn. If n is a power of two, one round gives exactly the mean of all ranks.
     """
     n = whole("n", n, 1)
     name = f"one_peer_exponential({n})"
@@ -227,7 +227,7 @@ def random_matchings(n: int, phases: int, seed: int = 0) -> tuple[Graph, ...]:
 
     Args:
         n: number of ranks.
-        phases: how many graphs, which are gone through again and again.
+        phases: how many graphs, which the steps take in turn.
         seed: 0 or more; the same one gives the same graphs on every rank.
     """
     n, phases, seed = whole("n", n, 1), whole("phases", phases, 1), whole("seed", seed, 0)
@@ -280,7 +280,7 @@ def _root(value: int, degree: int) -> int:
 
 def _regular(n: int, degree: int, random: np.random.Generator) -> tuple[Ints, Ints]:
     """The edges of a random regular graph, each once."""
-    if 2 * degree > n - 1 and degree < n:  # more edges than not: those that a sparser one leaves
+    if 2 * degree > n - 1 and degree < n:  # more than half of all pairs: the complement of a sparser graph
         absent = np.eye(n, dtype=bool)
         if degree < n - 1:
             source, target = _regular(n, n - 1 - degree, random)
@@ -296,7 +296,7 @@ def _regular(n: int, degree: int, random: np.random.Generator) -> tuple[Ints, In
 
 
 def _no_edges(ends: Ints, n: int) -> Ints:
-    """The indices of pairs that make no edge: a rank with itself, and a pair that is there already."""
+    """The indices of pairs that make no edge: a rank with itself, and a pair that came before."""
     names = ends.min(axis=1) * n + ends.max(axis=1)
     first = np.zeros(len(ends), bool)
     first[np.unique(names, return_index=True)[1]] = True

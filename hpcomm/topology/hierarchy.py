@@ -25,15 +25,15 @@ MEASURED = "measured"
 
 @dataclass(frozen=True)
 class Hierarchy(Topology):
-    """Hosts first: a rank of each host folds the updates of its ranks and sends one on; the parameters come to it, and
-    go on from it. Each leading rank of a host does so for its part of the chunks. So a link between hosts carries each
-    chunk once in each direction, however many ranks they have. Racks, if there are some, do the same among hosts.
+    """Hosts first: one rank of each host folds the updates of the host's ranks and sends the fold on; it also takes the
+    parameters and passes them to these ranks. Each leading rank of a host does so for its part of the chunks. So a link
+    between hosts carries each chunk once in each direction, however many ranks they have. Racks do so among hosts.
 
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy())                                   # this job's hosts
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 3], [4, 5, 6, 7]]))
 
-    An update that goes as pairs of vectors (codec.Factors) is a sum that nobody can make on its way. So each rank sends
-    its pairs once to each host, to a rank that adds the products of all ranks and passes the parameters to its host;
+    Updates sent as pairs of vectors (codec.Factors) cannot be added on their way. So each rank sends its pairs once to
+    each host, to a rank that adds the products of all ranks and passes the parameters to its host;
     racks make no difference to it. Under ASYNC, SSP(s) and a quorum the owner of a chunk applies one update of each
     outermost group: pairs go to the rank that folds for the group, which sends the sum on as an array.
 
@@ -46,13 +46,12 @@ class Hierarchy(Topology):
 
     Attributes:
         hosts: the ranks of each host; None: as the context knows them (Context.hosts).
-        racks: of each rack its ranks, or its hosts, each as a list of ranks, which are then the hosts too. None: by
-            SLURM's topology, where each rank was told it (Context.racks), else there are none. (): no racks, whatever
-            SLURM tells.
+        racks: of each rack its ranks, or its hosts, each as a list of ranks, which are then the hosts too. None:
+            SLURM's racks if every rank knows its rack (Context.racks), else no racks. (): no racks in any case.
         leaders: ranks that may own chunks and fold for others, one at least of each host. None: all, so that all cores
             and NICs of a host work.
         top: how the outermost groups are joined: "sharded" (each sends to the owner of a chunk) or "ring" (the fold
-            goes around them to the owner, and the answer likewise).
+            goes around the groups to the owner, and the answer likewise).
         bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
             "measured": an Exchange measures them when it is made, and two runs may decide differently.
         apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
@@ -61,8 +60,8 @@ class Hierarchy(Topology):
             are receivers.
 
     Raises:
-        InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. What depends on the
-            number of ranks is checked by levels.
+        InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. levels checks the
+            number of ranks.
     """
 
     hosts: Sequence[Sequence[int]] | None = None
@@ -192,7 +191,7 @@ class Hierarchy(Topology):
         Plan.peer_to_peer of these hosts. interfaces and in_place have no meaning. Where receivers apply the rule
         and consistency is SSP(s), depth is s + 2 at least.
 
-        Args and errors are those of Plan.hosts, of levels, of roles and of Topology.compile.
+        Args and errors: see Plan.hosts, levels, roles and Topology.compile.
         """
         leaders, levels = self.roles(size)[1], self.levels(size)
         if self.apply_at != "owners":
@@ -219,12 +218,12 @@ class Hierarchy(Topology):
         return compiled(own_keys, size, cut, [(peers, pairs), *([(hosts, rest)] if rest else [])])
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
-        """The hierarchy of some of the ranks. Groups without a rank are gone; where the leaders of a host are gone, all
-        that are left of it lead.
+        """The hierarchy of the remaining ranks. Groups without a rank are dropped; a host that has lost its leaders is
+        led by all its remaining ranks.
 
         Args:
-            ranks: those that are left, in their new order.
-            size: how many there were.
+            ranks: the remaining ranks, in their new order.
+            size: the number of ranks before.
         """
         new = {rank: i for i, rank in enumerate(ranks)}
         hosts, racks, leaders = self.hosts, self.racks, self.leaders
@@ -264,7 +263,7 @@ def _peers(
 
 
 def by_name(names: Sequence[Any]) -> Groups:
-    """The ranks of each name; groups are in the order of their lowest ranks."""
+    """The ranks with each name; groups are in the order of their lowest ranks."""
     groups: dict[Any, list[int]] = {}
     for rank, name in enumerate(names):
         groups.setdefault(name, []).append(rank)
@@ -287,7 +286,7 @@ def checked_group(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _flat(rack: Any) -> list[Any]:
-    """The ranks of a rack that is given by its ranks, or by those of its hosts."""
+    """The ranks of a rack given as ranks, or as hosts that are lists of ranks."""
     return [rank for part in _parts(rack) for rank in part]
 
 

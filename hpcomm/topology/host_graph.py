@@ -18,8 +18,8 @@ from .protocol import Job, Topology
 @dataclass(frozen=True)
 class HostGraph(Topology):
     """Averages over the ranks of each host first, and over hosts by a graph (ASAP, sections 3 and 4, with hosts as its
-    nodes). All ranks of a host have one model after each step: the graph's weights are those of hosts, and ranks of a
-    host count alike.
+    nodes). After each step all ranks of a host have the same model: the graph weighs hosts, and ranks of a host count
+    alike.
 
     Of each chunk a rank of a host averages the models of the host, and sends the average to the ranks that do so for
     the hosts of its out-edges, when they have pushed too: so nobody waits for more than its neighbours.
@@ -30,7 +30,7 @@ class HostGraph(Topology):
         hosts: the ranks of each host; None: as the context knows them.
 
     Raises:
-        InvalidArgument: hosts holds anything but ranks. What depends on the number of ranks is checked by compile.
+        InvalidArgument: hosts holds anything but ranks. compile checks the number of ranks.
     """
 
     graph: Graph | Callable[[int], Graph] = root_expander
@@ -59,7 +59,7 @@ class HostGraph(Topology):
                 "there: a rank waits for its host and the neighbours of that"
             )
         if not job.averages:
-            return "with hosts_first every rule must be Average: what is pushed are models"
+            return "with hosts_first every rule must be Average: ranks push models"
         return None
 
     def resolved(self, job: Job) -> "HostGraph":
@@ -87,13 +87,13 @@ class HostGraph(Topology):
         return ranks, ranks
 
     def among(self, ranks: Sequence[int], size: int) -> "HostGraph":
-        """Refused: each host has a model of its own, and some may be gone.
+        """Refused: each host has its own model, and some models may be gone.
 
         Raises:
             NotSupported: always.
         """
         raise NotSupported(
-            "with hosts_first each host has a model of its own, which recover does not rebuild: make another exchange "
+            "with hosts_first each host has its own model, which recover does not rebuild: make another exchange "
             "on Context.shrink's context, from the params of this one"
         )
 
@@ -151,8 +151,8 @@ def _chunk(
     place: tuple[int, int, int, int, int, str],
     base: int,
 ) -> list[Row]:
-    """The rows of a chunk: of host i row base + 2 i averages for it; the one after that, for a host of several ranks,
-    makes what goes to other hosts."""
+    """The rows of a chunk, from number base on: for each host a row that averages for it, and, if it has several ranks
+    and out-edges, a row that makes the average for other hosts."""
     several = [len(host) > 1 for host in hosts]
     folds, sends, at = [], [], base
     for i, many in enumerate(several):

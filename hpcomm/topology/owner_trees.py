@@ -15,7 +15,7 @@ def as_trees(given: object) -> Trees:
     """ParameterServer.tree as it is kept: a mapping becomes pairs in the order of owners.
 
     Raises:
-        InvalidArgument: it is none of what may be given.
+        InvalidArgument: given is of another kind.
     """
     if given is None or isinstance(given, Tree):
         return given
@@ -40,7 +40,7 @@ def tree_for(trees: Trees, owner: int) -> Tree | None:
 
 
 def trees_of(trees: Trees, workers: Sequence[int], servers: Sequence[int], size: int) -> list[list[int]] | None:
-    """Plan.hub's parents for these trees; None where there is no tree. A rank that is no worker passes nothing on: its
+    """Plan.hub's parents for these trees; None if no server has a tree. A rank that is no worker passes nothing on: its
     children come to its parent.
 
     Raises:
@@ -48,7 +48,7 @@ def trees_of(trees: Trees, workers: Sequence[int], servers: Sequence[int], size:
     """
     strange = [owner for owner, _ in trees if owner not in servers] if isinstance(trees, tuple) else []
     if strange:
-        raise InvalidArgument(f"tree has rank {strange[0]}, which does not serve: those that do are {list(servers)}")
+        raise InvalidArgument(f"tree has rank {strange[0]}, which does not serve: the servers are {list(servers)}")
     own = [tree_for(trees, owner) for owner in servers]
     if all(tree is None for tree in own):
         return None
@@ -71,7 +71,7 @@ def trees_of(trees: Trees, workers: Sequence[int], servers: Sequence[int], size:
 
 
 def trees_among(trees: Trees, ranks: Sequence[int], size: int) -> Trees:
-    """The trees of some of the ranks, in their new order, as Tree.among makes them. Owners that are gone have none."""
+    """The trees of the remaining ranks, in their new order, as Tree.among makes them; owners that are gone drop out."""
     if isinstance(trees, Tree):
         return _among(trees, ranks, size)
     if not isinstance(trees, tuple):

@@ -31,17 +31,17 @@ class ParameterServer(Topology):
         | placement | who serves                                        | who works            |
         |-----------|---------------------------------------------------|----------------------|
         | "CC"      | rank 0, or the one of servers                     | all ranks            |
-        | "CS"      | all ranks, or those of servers                    | all ranks            |
+        | "CS"      | all ranks, or the ranks in servers                | all ranks            |
         | "NCC"     | rank 0, or the one of servers                     | the others           |
-        | "NCS"     | those of servers, which must be given             | the others           |
+        | "NCS"     | the ranks in servers, which must be given         | the others           |
 
     Attributes:
         placement: one of these names, in capitals or not.
         servers: how many ranks serve (the first so many), or which ones; None as the table says.
         affinity: which of several NICs carries a chunk between a worker and its owner, there and back (section 4.5):
             "key" (key by interface/core), that of the chunk's core, so that every worker uses all of them; "worker"
-            (worker by interface), one for each pair of ranks. No chunk's core depends on it, and ranks that share
-            memory or use TCP know no difference.
+            (worker by interface), one for each pair of ranks. It changes no chunk's core, and nothing between ranks
+            that share memory or use TCP.
         interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), before they are
             dealt to the cores of each; None: as many as the servers can use, 1 where they have none or share memory
             with all others. It balances, whatever the transport.
@@ -56,7 +56,7 @@ class ParameterServer(Topology):
 
     Raises:
         InvalidArgument: the placement, the affinity or apply_at is unknown, servers is neither a number nor ranks,
-            interfaces is no number of NICs, or tree is none of these, or given where owners apply.
+            interfaces is no number of NICs, tree is of another kind, or tree is given where owners apply.
         ConfigError: the placement and servers do not go together.
     """
 
@@ -123,11 +123,11 @@ class ParameterServer(Topology):
         return workers, servers
 
     def among(self, ranks: Sequence[int], size: int) -> "ParameterServer":
-        """The same placement with those of the servers that are left; where none is, the lowest rank serves.
+        """The same placement with the remaining servers; if no server remains, the lowest rank serves.
 
         Args:
-            ranks: those that are left, in their new order.
-            size: how many there were.
+            ranks: the remaining ranks, in their new order.
+            size: the number of ranks before.
         """
         living = [ranks.index(rank) for rank in self.roles(size)[1] if rank in ranks]
         rest = self.affinity, self.interfaces, self.apply_at, trees_among(self.tree, ranks, size)
@@ -155,9 +155,8 @@ class ParameterServer(Topology):
         """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers. Where the
         rule is applied at receivers, depth is s + 2 at least under SSP(s), and 6 under ASYNC.
 
-        Args and errors are those of Plan.hub, of roles and of Topology.compile. A tree "auto" that nobody has resolved
-        is none. The topology's own interfaces come before those given here, of which no more are taken than there are
-        cores.
+        Args and errors: see Plan.hub, roles and Topology.compile. A tree "auto" counts as None unless resolved has
+        replaced it. The topology's own interfaces come before the argument, which is cut to the number of cores.
         """
         workers, servers = self.roles(size)
         cores, interfaces = whole("cores", cut.get("cores", 1), 1), whole("interfaces", interfaces, 1)

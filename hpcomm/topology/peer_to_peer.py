@@ -21,7 +21,7 @@ _MOST_STALE = _core.PLAN_DEPTH - 2
 
 @dataclass(frozen=True)
 class PeerToPeer(Topology):
-    """Every rank sends its updates to the others, and applies all that come to a copy of the parameters of its own; no
+    """Every rank sends its updates to the others, and applies all updates to its own copy of the parameters; no
     parameters are sent (SFB, section 3). With codec.Factors a matrix costs P (P - 1) K (J + D) values a step, where P
     ranks send K pairs of vectors, of J and D values.
 
@@ -33,15 +33,15 @@ class PeerToPeer(Topology):
     share of a key, whose updates are in a fold: copies have the same bits. Under ASYNC it applies all that has come,
     each update in full, and slots alone bound how far it may be ahead of others: depth - 2 steps.
 
-    Where a graph says who sends to whom, a rank applies the updates of its in-neighbours and its own alone, and its
-    copy differs from those of other ranks (section 3, partial broadcast).
+    On a graph a rank applies only the updates of its in-neighbours and its own, so copies differ (section 3, partial
+    broadcast).
 
     Attributes:
         graph: its edges say which rank sends to which. Their weights have no meaning: each update weighs 1 / P with
             reduce="mean", and 1 with "sum". None: every rank sends to all others.
-        relay: whether updates go on, from rank to rank and unopened, to those that no edge leads to, each down a tree
-            of shortest paths. Then every rank applies the updates of all ranks once, as if all sent to all, and so all
-            copies are equal under BSP. It needs a graph in which every rank reaches every other one.
+        relay: whether ranks pass updates on, unopened, each down a tree of shortest paths, to ranks that no edge leads
+            to. Then every rank applies the updates of all ranks once, as if all sent to all, and so all copies are
+            equal under BSP. It needs a graph in which every rank reaches every other one.
 
     Raises:
         InvalidArgument: graph is no Graph, relay no bool, or relay is True and the graph does not lead from every rank
@@ -137,12 +137,12 @@ class PeerToPeer(Topology):
         and under ASYNC 6; there every update counts in full. interfaces and over_sockets have no meaning.
 
         Raises:
-            InvalidArgument: models are to be trained in place, codec_out is given; and those of roles and of
-                Plan.peer_to_peer.
+            InvalidArgument: models are to be trained in place, codec_out is given, or roles or Plan.peer_to_peer raise
+                it.
         """
         if in_place:
             raise InvalidArgument(
-                "in_place is True: peers apply updates, and models that are trained in place are none"
+                "in_place is True: peers apply updates, and training in place pushes models: leave it out"
             )
         self.roles(size)
         own_keys = as_keys(keys)
@@ -162,8 +162,8 @@ class PeerToPeer(Topology):
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":
-        """All to all stays so. A graph becomes one that spreads updates well over as many ranks as are left, of the
-        same out-degree if so many others are left. A graph without edges stays so."""
+        """All to all stays so. A graph becomes one that spreads updates well over the remaining ranks, of the same
+        out-degree if enough ranks remain. A graph without edges stays so."""
         if self.graph is None or self._direct:
             return PeerToPeer()
         if len(ranks) == size:

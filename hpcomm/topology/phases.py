@@ -1,4 +1,4 @@
-"""Node communication graphs as a topology: one graph, several that the steps take in turn, or a function of them."""
+"""Node communication graphs as a topology: one, several that the steps take in turn, or a function that makes them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,17 +21,16 @@ Graphs = Graph | Sequence[Graph]
 
 @dataclass(frozen=True)
 class Phases(Topology):
-    """Every rank keeps parameters of its own, and folds its update with those of its in-neighbours, by the weights of a
-    graph (ASAP, sections 3 and 4). The steps take several graphs in turn.
+    """Every rank keeps its own parameters, and folds its update with its in-neighbours' by the weights of a graph
+    (ASAP, sections 3 and 4). The steps take several graphs in turn.
 
     Attributes:
         given: the graphs, one or more; () where a function makes them.
-        make: makes a graph, or several, for a number of ranks; recover calls it for those that are left. None: the
+        make: makes a graph, or several, for a number of ranks; recover calls it for the remaining number. None: the
             graphs are given.
 
     Raises:
-        InvalidArgument: neither graphs nor a function are given. What depends on the number of ranks is checked by
-            graphs.
+        InvalidArgument: neither graphs nor a function are given. graphs checks the number of ranks.
     """
 
     given: tuple[Graph, ...] = ()
@@ -100,13 +99,12 @@ class Phases(Topology):
         over_sockets: bool = False,
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.graph of all phases. Under SSP(s) depth is s + 2 at
-        least, and where models are trained in place there is one slot more, for the model. chunk_bytes None: 256 KiB,
-        from which on the cost of a row hardly counts; with several cores so many that each gets about four chunks.
-        over_sockets has no meaning.
+        least; models trained in place take one slot more. chunk_bytes None: 256 KiB, at which the cost of a row hardly
+        counts, or less with several cores, so that each gets about four chunks. over_sockets has no meaning.
 
         Raises:
-            InvalidArgument: reduce is not "mean", as the weights say how updates are folded; codec_out is given; and
-                those of graphs and of Plan.graph.
+            InvalidArgument: reduce is not "mean", as the weights say how updates are folded; codec_out is given; or
+                graphs or Plan.graph raise it.
         """
         if reduce != "mean":
             raise InvalidArgument(f"reduce is {reduce!r}: on a graph the weights say how updates are folded")
@@ -126,7 +124,7 @@ class Phases(Topology):
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "Phases":
-        """The function for fewer ranks; or the graphs over those that are left, as topology.among makes them."""
+        """The function, for fewer ranks; or the graphs over the remaining ranks, as topology.among makes them."""
         return Phases((), self.make) if self.make else Phases(among(self.given, ranks))
 
 

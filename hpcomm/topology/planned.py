@@ -40,11 +40,11 @@ class Planned(Topology):
         interfaces: int = 1,
         **cut: "Unpack[Cut]",
     ) -> Plan:
-        """The plan, whatever is asked for. An exchange checks every plan: its keys, and how many ranks it is for."""
+        """The plan, whatever the arguments. An exchange checks its keys and its number of ranks."""
         return self.plan
 
     def among(self, ranks: Sequence[int], size: int) -> Topology:
-        """Refused: nobody knows what the plan is without a rank.
+        """Refused: a plan cannot be made again without some ranks.
 
         Raises:
             NotSupported: always.

@@ -15,7 +15,7 @@ from .tree import Tree
 from .tree_costs import Costs, checked_costs, checked_number
 from .tree_search import search
 
-GAIN = 1.1  # of a step, below which trees are not worth their hops
+GAIN = 1.1  # speedup of a step, below which trees are not worth their hops
 _DEGREES = (1, 2, 3, 4, 8)
 _MOVES = 20_000  # of a search, which all ranks do when they start
 _MOST_SEARCHED = 64  # hosts up to which trees are searched for by costs
@@ -37,9 +37,9 @@ def trees_for(
     """A tree for each owner, over which its updates go to all ranks; None where flat sends are about as fast.
 
     A rank that sends on in one tree sends less in the others, so that the busiest link carries as little as possible:
-    two owners of eight, with degree 2, get trees in which each rank sends on in one at most. A host is entered
-    once, where all its ranks take the update from the one that got it. A pure function, without a clock: all ranks
-    that ask the same get the same trees.
+    two owners of eight, with degree 2, get trees in which each rank sends on in one at most. Each host gets an update
+    once, and its other ranks take it from the rank that got it. A pure function, without a clock: the same arguments
+    give the same trees on all ranks.
 
         topology.trees_for([0, 1], 8)              # trees for both
         topology.trees_for(range(8), 8)            # None: all links are as busy as with any trees
@@ -48,16 +48,16 @@ def trees_for(
     Args:
         owners: ranks that own parts of the parameters.
         size: ranks of the job.
-        degree: most hosts that a host sends on to in one tree. None: the degree with the fewest predicted seconds; and
-            where trees save less than a tenth of a step (pushes, then broadcasts), there are none.
+        degree: most hosts that a host sends on to in one tree. None: the degree with the fewest predicted seconds, or
+            no trees if they save less than a tenth of a step (pushes, then broadcasts).
         weights: by owner: its share of the parameters, in any unit; None: all the same.
-        hosts: by rank: of its host anything that compares, such as Context.hosts; None: each rank is a host.
-        costs: (ranks, ranks): of sending from row to column, as bandwidth_costs or rack_costs give them. 1 is what a
-            byte costs at rates.between. None: all links are alike.
+        hosts: by rank: a hashable name of its host, such as Context.hosts; None: each rank is a host.
+        costs: (ranks, ranks): of sending from row to column, as bandwidth_costs or rack_costs give them. A byte at
+            rates.between costs 1. None: all links are alike.
         nbytes: of the update of all parameters, as owners send it.
         chunk_bytes: that a rank has before it sends them on: each hop takes a chunk's time.
-        pushed: bytes of a rank's update by nbytes; they tell how much of a step the broadcast is.
-        rates: between and latency (here that of a hop) of the links. None: latency does not count.
+        pushed: bytes of a rank's update, divided by nbytes; the ratio tells how much of a step the broadcast is.
+        rates: between of the links, and latency of a hop. None: latency does not count.
 
     Returns:
         by owner its tree, with parents; or None.
@@ -119,7 +119,7 @@ def _shares(owners: Sequence[int], weights: Mapping[int, float] | None, nbytes: 
 def _planned(
     groups: Sequence[Sequence[int]], at: Sequence[int], sent: Mapping[int, float], degree: int, costs: Costs | None
 ) -> dict[int, list[int]]:
-    """By owner the tree of hosts: by the number of a host that of the one that sends to it, -1 for the owner's own."""
+    """By owner the tree of hosts: for each host the number of the host that sends to it, -1 for the owner's host."""
     number = {group[0]: i for i, group in enumerate(groups)}
     order = sorted(sent, key=lambda owner: (-sent[owner], owner))
     degree, load = min(degree, max(len(groups) - 1, 1)), [0.0] * len(groups)
@@ -148,7 +148,7 @@ def _planned(
 def _by_costs(
     groups: Sequence[Sequence[int]], roots: Mapping[int, int], sent: Mapping[int, float], degree: int, costs: Costs
 ) -> dict[int, list[int]]:
-    """Trees whose edges are cheap and do not begin where others' edges do: an edge also costs what the sender sends."""
+    """Trees of cheap edges whose senders differ between trees: an edge also costs the load of its sender."""
     first = [group[0] for group in groups]
     between = costs[np.ix_(first, first)]
     load, depth = np.zeros(len(first)), 1

@@ -24,7 +24,7 @@ class Job:
         hosts: by rank: the lowest rank on its host (Context.hosts).
         racks: by rank: the name of its rack, "" where it is not known (Context.racks).
         consistency: of the keys that have this topology.
-        own_fold: the name of the first rule of these keys that has a fold of its own; None: no rule has one.
+        own_fold: the name of the first rule of these keys with a custom fold; None: no rule has one.
         averages: whether the rule of each of these keys is Average, so that models are pushed.
         measured: gives a Hierarchy with the bandwidths that were measured between its ranks. Collective, and for
             resolved alone.
@@ -43,18 +43,18 @@ class Job:
 
 @runtime_checkable
 class Topology(Protocol):
-    """A value that says who sends to whom, for one key or all. A class that inherits from it writes roles and compile,
-    and members that differ from the defaults below; a class that does not inherit writes all members.
+    """A value that says which ranks send to which, for one key or all. A class that inherits from it writes roles and
+    compile, and members that differ from the defaults below; a class that does not inherit writes all members.
 
     An exchange asks in this order, on every rank and with the same answers: refuses, resolved, and of the resolved
-    topology roles, then compile. It never asks which class a topology is. All values are immutable; two that are equal
+    topology roles, then compile. It never asks for the class of a topology. All values are immutable; equal topologies
     give the same plan.
     """
 
     @property
     def updates_of(self) -> Literal["all", "root", "neighbours", "hosts"]:
-        """Whose updates count in a rank's parameters. "all": those of all workers, in one model; "root": those of one
-        rank; "neighbours": each rank has a model of its own, over graphs; "hosts": each host has one."""
+        """The ranks whose updates count in a rank's parameters. "all": all workers, in one model; "root": one rank;
+        "neighbours": each rank has its own model, over graphs; "hosts": each host has its own."""
         return "all"
 
     @property
@@ -72,17 +72,17 @@ class Topology(Protocol):
 
     def refuses(self, job: Job) -> str | None:
         """One sentence that says why this topology is not for the job, with the value and the fix; None: it is. An
-        exchange raises InvalidArgument with it on every rank. What the core refuses by itself needs no sentence here.
+        exchange raises InvalidArgument with it on every rank. A job that the core refuses needs no sentence here.
         """
         return None
 
     def resolved(self, job: Job) -> "Topology":
-        """This topology with what the job knows in the place of what was not given, such as the hosts."""
+        """This topology, with missing values, such as the hosts, taken from the job."""
         return self
 
     def graphs(self, size: int) -> tuple[Graph, ...]:
         """The graphs by which models are averaged, which the steps take in turn, for updates_of "neighbours"; else
-        none."""
+        ()."""
         return ()
 
     def inputs(self, size: int) -> int:
@@ -100,7 +100,7 @@ class Topology(Protocol):
         interfaces: int = 1,
         **cut: "Unpack[Cut]",
     ) -> Plan:
-        """The plan of these keys for a job of size ranks. A topology ignores what has no meaning for it.
+        """The plan of these keys for a job of size ranks. A topology ignores arguments that have no meaning for it.
 
         Args:
             keys: Key values, or a mapping from names to float32 arrays or shapes.
@@ -108,7 +108,7 @@ class Topology(Protocol):
             consistency: of these keys.
             in_place: whether models are trained where they lie.
             reduce: "mean" or "sum" of the workers' updates.
-            interfaces: NICs of each server that chunks are balanced over, where the topology has no number of its own.
+            interfaces: NICs of each server that chunks are balanced over, unless the topology has its own number.
             cut: cores, chunk_bytes, depth, codec, codec_out and over_sockets, as Plan.hub takes them.
 
         Raises:
@@ -117,8 +117,8 @@ class Topology(Protocol):
         ...
 
     def among(self, ranks: Sequence[int], size: int) -> "Topology":
-        """This topology over those ranks that are left of size, in their new order, with which recover goes on. By
-        default the topology stays as it is, which is right where it names no rank.
+        """This topology over the remaining ranks of size, in their new order; recover goes on with it. By default the
+        topology stays as it is, which is right where it names no rank.
 
         Raises:
             NotSupported: it cannot go on without the others.

@@ -1,4 +1,4 @@
-"""A graph over those of its ranks that are left (ASAP, section 5: it can be rebuilt after a failure)."""
+"""A graph over its remaining ranks (ASAP, section 5: it can be rebuilt after a failure)."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -14,20 +14,20 @@ def among(graph: Graph, ranks: Sequence[int]) -> Graph: ...
 @overload
 def among(graph: Sequence[Graph], ranks: Sequence[int]) -> tuple[Graph, ...]: ...
 def among(graph: Graph | Sequence[Graph], ranks: Sequence[int]) -> Graph | tuple[Graph, ...]:
-    """The graph of some of another one's ranks. Who took the update of a rank that is gone takes those that this one
-    took in its place, in the same proportions, so that its share is still there.
+    """The graph over some of its ranks. A rank that took the update of a missing rank takes the updates that the
+    missing rank took, in the same proportions, so that its weights still sum to 1.
 
-    So a ring stays a ring, all-reduce stays all-reduce, and a pair of which one is gone sits out; weights that were
-    given are kept. If P is doubly stochastic it stays so, and what was strongly connected stays connected: the new P is
-    the stochastic complement of the old one (C. D. Meyer, 1989). Each phase is taken by itself, and keeps its kind;
-    where phases that led from every rank to every other one no longer do, a directed ring comes as one more phase.
+    So a ring stays a ring, all-reduce stays all-reduce, and a rank whose partner is gone sits out; given weights are
+    kept. If P is doubly stochastic it stays so, and a strongly connected graph stays connected: the new P is the
+    stochastic complement of the old one (C. D. Meyer, 1989). Each phase is rebuilt by itself, and keeps its kind; if
+    phases led from every rank to every other one and no longer do, a directed ring is added as one more phase.
 
     Args:
         graph: of all ranks; or phases.
-        ranks: those that are left, in their new order.
+        ranks: the remaining ranks, in their new order.
 
     Raises:
-        InvalidArgument: a rank is not of the graph, or there twice.
+        InvalidArgument: a rank is not of the graph, or named twice.
     """
     phases = as_phases(graph)
     size, left = phases[0].size, len(ranks)
@@ -49,7 +49,7 @@ def _without(graph: Graph, ranks: Sequence[int]) -> Graph:
         parts = {source: weight / others for source, weight in taken.items()} if others > TOLERANCE else {}
         for rank, row in enumerate(rows):
             share = row.pop(gone, 0.0)
-            for other, part in (parts or {rank: 1.0}).items() if share else ():  # it took nobody: each takes itself
+            for other, part in (parts or {rank: 1.0}).items() if share else ():  # no parts: each takes itself
                 row[other] = row.get(other, 0.0) + share * part
     new = {rank: i for i, rank in enumerate(ranks)}
     edges = [(new[source], new[rank], weight) for rank in ranks for source, weight in rows[rank].items()]

@@ -1,7 +1,7 @@
-"""How fast updates spread over a graph, and whose count for more (ASAP, section 3.1 and appendix A).
+"""How fast updates spread over a graph, and how much each rank's count (ASAP, section 3.1 and appendix A).
 
 P is the matrix of Graph.dense(): the adjacency matrix with self-loops, each row over its sum. If P is doubly
-stochastic, what is left of all models' distance from their mean after t steps is sigma_2(P)^t of it at the most.
+stochastic, after t steps the distance of all models from their mean is at most sigma_2(P)^t times the first distance.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ def spectral_gap(graph: Graph | Sequence[Graph]) -> float:
     """1 - sigma_2(P), where sigma_2 is the second largest singular value (ASAP, appendix A): 1 - second_singular.
 
     It is 1 for all-reduce, and 0 for a regular graph that falls apart. The appendix also writes sigma_1 - sigma_2,
-    which is the same where P is doubly stochastic, as it asks for: then sigma_1 is 1. Elsewhere (star, chains) sigma_1
-    is above 1, and it is 1 - sigma_2 that gives the paper's 0.002 for the directed chain of 25 ranks, each row of P
-    over its own in-degree with self-loop. There it bounds nothing and may be below 0: see check and metropolis.
+    which is the same if P is doubly stochastic, as the appendix asks: then sigma_1 is 1. Otherwise (star, chains)
+    sigma_1 is above 1, and 1 - sigma_2 gives the paper's 0.002 for the directed chain of 25 ranks, with each row of P
+    over its own in-degree with self-loop. There the gap bounds nothing and may be below 0: see check and metropolis.
 
     Args:
-        graph: a graph; or several, one for each step of a round that is gone through again and again: then the gap of a
-            step, 1 - sigma_2(P_k ... P_2 P_1)^(1/k).
+        graph: a graph; or several, which the steps take in turn: then the gap of a step,
+            1 - sigma_2(P_k ... P_2 P_1)^(1/k).
 
     Raises:
         InvalidArgument: graph is neither.
@@ -45,10 +45,10 @@ def spectral_gap(graph: Graph | Sequence[Graph]) -> float:
 def second_singular(graph: Graph | Sequence[Graph]) -> float:
     """sigma_2(P), for one step of a round if there are several graphs; 0 for a single rank.
 
-    Up to 512 ranks it is taken from a dense matrix. Beyond, the largest eigenvalue of P^T P that is left without
-    sigma_1's vector comes from Lanczos iteration, which is quick where updates spread well. Where it is not, as on a
-    ring, few edges join large parts: then the matrix, shifted, has sparse factors, and inverse iteration is quick.
-    Args and errors are those of spectral_gap.
+    Up to 512 ranks it comes from a dense matrix. Beyond, it comes from the largest eigenvalue of P^T P without
+    sigma_1's vector, by Lanczos iteration, which is quick where updates spread well. Where it is not, as on a ring, few
+    edges join large parts: then the matrix, shifted, has sparse factors, and inverse iteration is quick. Args and
+    errors: see spectral_gap.
     """
     phases = as_phases(graph)
     size = phases[0].size
@@ -70,7 +70,7 @@ def influence(graph: Graph) -> NDArray[np.float64]:
     others have 0: only rank 0 counts in a directed chain.
 
     Raises:
-        InvalidArgument: the graph falls into groups that never hear of each other, and each has a limit of its own.
+        InvalidArgument: no rank's update reaches all others, so there are groups with different limits.
         NotSupported: there are more than 512 ranks among which updates spread slowly, and SciPy is not installed.
     """
     leader = _leader(graph)
@@ -88,7 +88,7 @@ def influence(graph: Graph) -> NDArray[np.float64]:
 
 
 def column_sums(graph: Graph) -> NDArray[np.float64]:
-    """float64 (size,): with which weight all ranks together take the update of each; 1 for all: doubly stochastic."""
+    """float64 (size,): the sum of the weights with which ranks take each rank's update; all 1: doubly stochastic."""
     return np.bincount(graph.sources, graph.weights, graph.size).astype(np.float64)
 
 
@@ -168,7 +168,7 @@ def _inverse(matrix: Any, known: NDArray[np.float64] | None) -> Eigen:
 
 
 def _leader(graph: Graph) -> int:
-    """A rank whose update gets to all ranks, if there is one: where the search for all ranks was last begun anew."""
+    """A rank whose update gets to all ranks, if any does: the last rank from which the search had to start."""
     starts, targets = graph.out_edges()
     seen = np.zeros(graph.size, bool)
     leader = 0
@@ -187,7 +187,7 @@ def _leader(graph: Graph) -> int:
 
 
 def _among(graph: Graph, members: NDArray[Any]) -> Graph:
-    """The graph of these ranks, none of which takes the update of another one."""
+    """The graph of these ranks, which take no update of any other rank."""
     if len(members) == graph.size:
         return graph
     number = np.zeros(graph.size, np.int64)

@@ -22,8 +22,8 @@ def spread(P: int, Q: int, *, nodes: int | None = None) -> Graph:
     An update takes as many steps to a rank as its shortest path has edges. So in this graph updates reach all ranks
     soonest, on average. Among the graphs of equal sums that it finds it takes one in which each rank also has Q
     in-neighbours. A rank reaches at most Q ranks in one step, Q^2 more in two, and so on: this is the Moore bound, and
-    a graph that meets it is optimal. Up to 12 ranks all graphs meet it, except those of 7 and 8 ranks with Q = 2, which
-    the search proves optimal.
+    a graph that meets it is optimal. Up to 12 ranks all graphs meet it, except with Q = 2 and 7 or 8 ranks, where the
+    search proves that its graph is optimal.
 
     The search builds symmetric graphs, improves them by exchanging the ends of edges, and then goes through all graphs
     by branch and bound. A search that runs out of nodes returns the best graph that it found, and the name of the graph

@@ -1,4 +1,4 @@
-"""Trees: what one rank has passes from rank to rank (Parameter Flow, section 3.4)."""
+"""Trees, down which the updates of one rank pass from rank to rank (Parameter Flow, section 3.4)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tree(Topology):
-    """A broadcast: what the root pushes becomes the parameters of every rank. Each rank sends a chunk on to its
-    children as it comes, so the time is that of the busiest rank, which sends to each of its children, and of one chunk
-    a hop.
+    """A broadcast: the values that the root pushes become the parameters of every rank. Each rank sends a chunk on to
+    its children as it comes, so a broadcast takes the time of the busiest rank to send to all its children, and of one
+    chunk a hop.
 
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree())                          # a binary tree from rank 0
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(arity=1, root=3))           # a chain
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(parents=[-1, 0, 0, 1]))
 
     Attributes:
-        arity: most children of a rank. Ranks are taken in order, from the root on, around: the first arity of them are
-            its children, the next ones theirs. 1 is a chain; as many as there are other ranks, a star.
-        root: whose updates count.
-        parents: by rank: the rank that sends to it, -1 for the root. None: by arity and root, which are without meaning
-            where it is given.
+        arity: most children of a rank. In the order of ranks from the root on, mod size, the first arity ranks are the
+            root's children, the next ones theirs. 1 is a chain; size - 1, a star.
+        root: the rank whose updates count.
+        parents: by rank: the rank that sends to it, -1 for the root; arity and root then have no meaning. None: by
+            arity and root.
 
     Raises:
-        InvalidArgument: arity is below 1, root below 0, or parents holds anything but ranks and -1. What depends on the
-            number of ranks is checked by above.
+        InvalidArgument: arity is below 1, root below 0, or parents holds anything but ranks and -1. above checks the
+            number of ranks.
     """
 
     arity: int = 2
@@ -65,8 +65,8 @@ class Tree(Topology):
         return tuple(-1 if at == 0 else ((at - 1) // self.arity + root) % size for at in places)
 
     def turned(self, root: int, size: int) -> tuple[int, ...]:
-        """What above gives for the same tree with another root. A tree by arity begins at the new root; one by parents
-        keeps its edges, and those between the two roots point the other way.
+        """above of the same tree with another root. A tree by arity begins at the new root; a tree by parents keeps its
+        edges, and the edges between the two roots point the other way.
 
         Raises:
             InvalidArgument: as above raises it, or root is no rank, or the ranks do not make a tree.
@@ -83,7 +83,7 @@ class Tree(Topology):
         raise InvalidArgument(f"parents is {self.parents!r}: rank {root} does not come from a root")
 
     def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The workers of a job of size ranks, and those whose cores have work: the root, and who has children."""
+        """The workers of a job of size ranks, and the ranks whose cores work: the root, and ranks with children."""
         above = self.above(size)
         return tuple(range(size)), tuple(rank for rank in range(size) if above[rank] < 0 or rank in above)
 
@@ -116,16 +116,16 @@ class Tree(Topology):
         **cut: "Unpack[Cut]",
     ) -> Plan:
         """The plan of these keys for a job of size ranks: Plan.tree. As there is one update, cut alone has a meaning.
-        Args and errors are those of Plan.tree, of above and of Topology.compile."""
+        Args and errors: see Plan.tree, above and Topology.compile."""
         return Plan.tree(keys, self.above(size), **cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
-        """The tree of some of the ranks. Children of a rank that is gone come to its parent; without the root, the
+        """The tree of the remaining ranks. Children of a rank that is gone come to its parent; without the root, the
         lowest of its children takes its place.
 
         Args:
-            ranks: those that are left, in their new order.
-            size: how many there were.
+            ranks: the remaining ranks, in their new order.
+            size: the number of ranks before.
         """
         above, new = list(self.above(size)), {rank: i for i, rank in enumerate(ranks)}
         root = above.index(-1)

@@ -22,7 +22,7 @@ def rack_costs(
 ) -> Costs:
     """The paper's costs of sending from rank to rank, by where ranks are (Parameter Flow, section 3.4.1).
 
-    0.1 within a rack (one edge switch), 0.5 between the racks of a pod (one aggregation switch), and else 1.0.
+    0.1 within a rack (one edge switch), 0.5 between the racks of a pod (one aggregation switch), 1.0 elsewhere.
 
         topology.rack_costs([[0, 1, 2], [3, 4]])                            # two racks
         topology.rack_costs([[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5]])    # the first two are a pod
@@ -31,8 +31,8 @@ def rack_costs(
     Args:
         racks: of each rack its ranks, or its hosts, each as a list of ranks, as Hierarchy takes them; or by rank the
             name of its rack, as Context.racks has them.
-        pods: of each pod its ranks; or by rank the name of its pod. None: what names of racks say before their last
-            dot, as "core.rack3" of SLURM does; where they say nothing, each rack is a pod of its own.
+        pods: of each pod its ranks; or by rank the name of its pod. None: the part of the rack's name before its last
+            dot, such as core of SLURM's "core.rack3"; a rack without one is alone in its pod.
 
     Returns:
         costs: float64 (ranks, ranks), from row to column. The diagonal is 0.
@@ -104,7 +104,7 @@ def bandwidth_costs(bandwidths: ArrayLike) -> Costs:
 
 
 def tree_cost(tree: Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -> float:
-    """The cost of a tree, as P3 has it: those of its edges, and leaf for each rank without children (Parameter Flow,
+    """The cost of a tree in P3: the sum of its edges' costs, plus leaf for each rank without children (Parameter Flow,
     equation 12).
 
     Args:
@@ -113,7 +113,7 @@ def tree_cost(tree: Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -
         leaf: alpha.
 
     Raises:
-        InvalidArgument: tree, costs or leaf are none of these.
+        InvalidArgument: tree, costs or leaf is of another kind.
     """
     matrix = checked_costs(costs)
     above = (tree if isinstance(tree, Tree) else Tree(parents=tree)).above(len(matrix))
@@ -123,7 +123,7 @@ def tree_cost(tree: Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -
 
 
 def priced(parents: Sequence[int], costs: Costs, leaf: float) -> float:
-    """tree_cost of arguments that are right."""
+    """tree_cost of checked arguments."""
     edges = [float(costs[parent, rank]) for rank, parent in enumerate(parents) if parent >= 0]
     return fsum(edges) + leaf * (len(parents) - len(set(parents) - {-1}))
 

@@ -16,9 +16,9 @@ from ..errors import NotSupported
 from .graph import PIP_GRAPH
 from .tree_costs import Costs
 
-MOST_ROWS = 150_000  # of a program that is worth a start
+MOST_ROWS = 150_000  # of a program; a larger one is not started
 _ROUNDS = 12  # of linear programs whose solutions are cut off
-_CUT = 0.99  # of an edge: less must enter a set of ranks for a cut to be added
+_CUT = 0.99  # of an edge: a set of ranks that less than this enters gets a cut
 _SLACK = 1e-6  # beside the cost of the tree that is known, for rounding
 _FLOW = 1 << 20  # the capacity of an edge, as maximum_flow takes ints
 
@@ -50,7 +50,7 @@ class TreeProblem(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """About so many rows of the program."""
+        """The number of rows of the program, about."""
         return 2 * self.depth * len(self.costs) ** 2
 
 
@@ -58,8 +58,8 @@ def solve(problem: TreeProblem, known: float, until: float) -> Solved:
     """The cheapest tree.
 
     Args:
-        problem: with costs around 1, as HiGHS takes 1e-6 for nothing.
-        known: the cost of a tree that is known: only trees that cost no more are looked for.
+        problem: with costs around 1, as HiGHS takes 1e-6 for 0.
+        known: the cost of a known tree: the program looks only for trees that cost no more.
         until: when to stop, by time.monotonic.
 
     Raises:
@@ -153,8 +153,8 @@ class _Program:
                     self.row([(self.edge[j, k], 1), (self.at[k, d + 1], 1), *down], -inf, 1)
 
     def _leaves(self) -> None:
-        """Ranks without children are counted by hops (equation 15): those with some are as many as the next hop has
-        ranks at most, and as few as that many parents take."""
+        """Ranks without children are counted by hops (equation 15): ranks with children at a hop are at most as many as
+        ranks at the next hop, and at least as many as these need for parents."""
         problem, last = self.problem, self.hops[-1]
         for j in self.others:
             self.row([(self.end[j, last], 1), (self.at[j, last], -1)], 0, 0)
@@ -194,8 +194,8 @@ class _Program:
         return csr_array((factors, (rows, columns)), shape=shape), self.low, self.high
 
     def cut(self, until: float) -> float:
-        """Cuts off solutions in parts of edges: adds rows for groups of ranks that too little enters, until a linear
-        program has none. The bound of the last one; -inf without one."""
+        """Cuts off solutions in parts of edges: adds rows for groups of ranks that less than an edge enters, until a
+        linear program has no such group. Returns the best bound; -inf if none ended."""
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
 
         bound = -inf
@@ -252,7 +252,7 @@ def least_leaves(problem: TreeProblem) -> int:
 
 
 def _twins(problem: TreeProblem) -> list[list[int]]:
-    """Ranks that may change places at no cost, such as those of a rack; not the root."""
+    """Groups of ranks that may change places at no cost, such as the ranks of a rack; without the root."""
     costs, found = problem.costs, list[list[int]]()
     for rank in range(len(costs)):
         if rank == problem.root:

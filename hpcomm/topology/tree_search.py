@@ -20,7 +20,7 @@ _EPSILON = 1e-12
 
 def room(degree: int, depth: int, enough: int) -> int:
     """The most ranks, the root among them, of a tree in which no rank has more than degree children and none is more
-    than depth hops from the root; enough where there are more."""
+    than depth hops from the root; at most enough."""
     ranks = level = 1
     for _ in range(depth):
         level *= degree
@@ -67,7 +67,7 @@ def _grown(costs: Costs, degree: int, depth: int, leaf: float, root: int) -> Par
     """
     size = len(costs)
     parents, hops, children = [-1] * size, [0] * size, np.zeros(size, np.int64)
-    extra = np.full(size, np.inf)  # what an edge from a rank costs beside its own cost; inf: the rank takes no child
+    extra = np.full(size, np.inf)  # cost of an edge from a rank beside the edge's own; inf: the rank takes no child
     extra[root] = 0.0
     left = np.arange(size) != root
     least, who = costs[root].copy(), np.full(size, root)  # of the edges to each rank
@@ -143,11 +143,11 @@ class _Changes:
         return self._move(top, end, then, parent, child, limit)
 
     def _move(self, top: int, end: int, then: int, parent: int, child: int, limit: float) -> float | None:
-        """Moves a path of ranks, from top down to end, with all that hangs on it but then and what is below it.
+        """Moves a path of ranks, from top down to end, with all ranks below it except then and the ranks below then.
 
         then, a child of end, takes the place of top. The path goes between parent and child, a child of parent. -1 for
-        then or child: none. It is done if it costs at most limit more. The change of cost, or None where nothing has
-        changed.
+        then or child: there is no such rank. The move is done if it costs at most limit more. Returns the change of
+        cost; None: nothing has changed.
         """
         costs, children, old = self.costs, self.children, self.parents[top]
         change = costs[parent][top] - costs[old][top]
@@ -221,7 +221,7 @@ class _Changes:
         return change
 
     def _exchange(self, a: int, b: int, limit: float) -> float | None:
-        """Lets two ranks, each with all below it, change parents. limit and result are those of _move."""
+        """Lets two ranks, each with all below it, change parents. limit, result: as in _move."""
         over_a, over_b = self.parents[a], self.parents[b]
         if over_a == over_b:
             return None
