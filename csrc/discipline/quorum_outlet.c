@@ -435,10 +435,10 @@ static void leave_out_until(hpc_engine *en, int key, uint64_t version) {
 }
 
 /* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. What they have
- * sent for a version of this rank's is in no fold any more: they may wait for the answer. */
+ * sent for a version of this rank's is in no fold any more: they may wait for the answer, of any key. */
 static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &en->keys[key];
-    leave_out_until(en, key, hpc_versions_of(en, key)->number);
+    for (int i = 0; i < en->plan->n_keys; i++) leave_out_until(en, i, hpc_versions_of(en, i)->number);
     int status = wait_taken(en, key, 2 * k->pushes, l, op);
     for (int i = 0; i < k->n_shares && status == HPC_OK; i++) {
         const hpc_share *share = &en->layout.shares[k->shares[i]];

@@ -293,29 +293,38 @@ static int finish_params(hpc_engine *en, int key, double deadline, const char *o
     return status;
 }
 
+static int end_push(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    int status = send_left(en, key, l, op);
+    if (status == HPC_OK) status = hpc_ticket_wait(en, key, 2 * en->keys[key].pushes, hpc_left(l->deadline), op);
+    return status == HPC_OK ? finish_params(en, key, l->deadline, op) : status;
+}
+
+static int note_finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+    return hpc_note(en, key, HPC_ON_FINISH, l, op);
+}
+
 /* Waits until the owners have read what is in the slots of key. On a graph it waits for each push by itself: where the
  * graph changes, the last push and the one before may have other readers. */
-static int finish_pushes(hpc_engine *en, int key, hpc_limit *l, const char *op) {
+static int wait_read(hpc_engine *en, int key, hpc_limit *l, const char *op) {
     const uint64_t pushes = en->keys[key].pushes, depth = (uint64_t)en->layout.depth;
-    int status = hpc_note(en, key, HPC_ON_FINISH, l, op);
-    if (status == HPC_OK && (en->discipline->traits & HPC_UNREAD)) return hpc_flush_key(en, key, l);
-    if (en->has_read == NULL) return status;
+    int status = HPC_OK;
+    if (en->discipline->traits & HPC_UNREAD) return hpc_flush_key(en, key, l);
+    if (en->has_read == NULL) return HPC_OK;
     uint64_t n = en->graph == NULL ? pushes : pushes < depth ? 1 : pushes - depth + 1;
     for (; n <= pushes && status == HPC_OK; n++)
         status = hpc_ticket_wait_slot(en, key, 2 * n, hpc_limit_left(en, l), op);
     return status;
 }
 
+/* A peer may wait for this rank to finish one key before it reads another, so each step is made for all keys. */
 int hpc_worker_finish(hpc_engine *en, const char *op, double deadline) {
+    static int (*const steps[])(hpc_engine *, int, hpc_limit *, const char *) = {end_push, note_finish, wait_read};
     int status = HPC_OK;
-    for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++) {
-        hpc_limit l = {0, deadline};
-        if (en->keys[k].n_shares == 0) continue;
-        status = send_left(en, k, &l, op);
-        if (status == HPC_OK) status = hpc_ticket_wait(en, k, 2 * en->keys[k].pushes, hpc_left(deadline), op);
-        if (status == HPC_OK) status = finish_params(en, k, deadline, op);
-        if (status == HPC_OK) status = finish_pushes(en, k, &l, op);
-    }
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        for (int k = 0; k < en->plan->n_keys && status == HPC_OK; k++) {
+            hpc_limit l = {0, deadline};
+            if (en->keys[k].n_shares > 0) status = steps[i](en, k, &l, op);
+        }
     return status;
 }
 
