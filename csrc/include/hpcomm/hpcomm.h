@@ -579,9 +579,9 @@ typedef struct hpc_exchange_config {
                                      wire one of the plan's slots is the model, so its depth is 2 or more */
     const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
     const char *refusal;          /* not NULL: this rank cannot take part; all ranks fail with this sentence */
-    int split; /* 1: fold and apply are two calls. BSP, with servers also by a quorum; or any consistency and quorum on a
-                  graph; one update of a key is pending, whatever the depth of the plan. Or ASYNC or SSP with servers or
-                  peers: each worker keeps its own updates */
+    int split; /* 1: fold and apply are two calls. BSP, with servers also by a quorum; or any consistency and quorum on
+                  a graph; one update of a key is pending, whatever the depth of the plan. Or ASYNC or SSP with servers
+                  or peers: each worker keeps its own updates */
     const struct hpc_codec_config *const *codecs; /* by key: how its pieces are written (codec.h); NULL where the plan
                                                      has no codec of variable length */
     const struct hpc_exchange_config *next; /* another configuration, with its own keys, plan and settings; NULL: none.
