@@ -439,7 +439,7 @@ def test_a_graph_of_hosts_is_not_rebuilt() -> None:
 
         with pytest.raises(hpcomm.PeerFailed):
             go_on()
-        with pytest.raises(hpcomm.NotSupported, match="each host has a model of its own"):
+        with pytest.raises(hpcomm.NotSupported, match="each host has its own model"):
             hpcomm.recover(ex)
         raise Left
 
