@@ -261,7 +261,7 @@ static void refusals(hpcomm::Context &context) {
     SufficientFactors none;
     assert(!none);
     refuses("commit: there is no matrix to send", [&] { none.commit(); });
-    refuses("write_u: key 0: there is none", [&] { none.write_u(0, ones); });
+    refuses("write_u: key 0: this object has no matrix", [&] { none.write_u(0, ones); });
 
     // One rank's mistake is told to all.
     const auto make = [&] { SufficientFactors(context, config, Rule("sgd"), inline_progress(), SECONDS); };
