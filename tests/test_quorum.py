@@ -419,6 +419,43 @@ def test_a_late_fold_decides_nothing_and_comes_back_once(transport: dict[str, An
     run_threads(3, body, **transport)
 
 
+def test_a_mean_that_is_over_is_not_seen(alone: Context) -> None:
+    """A worker whose update is in it gathers behind the others' apply, or asks for squares behind their next fold: what
+    it computes then counts for nobody."""
+    meet = threading.Barrier(3, timeout=20)
+
+    def fold(ex: Exchange, value: float) -> None:
+        for name, shape in SHAPES.items():
+            ex.fold(name, np.full(shape, value, F32))
+
+    def body(context: Context) -> None:
+        with exchange(context, quorum(2), split=True, progress="thread") as ex:
+            for version in (1, 2):
+                if context.rank < 2:
+                    fold(ex, 1 + 2 * context.rank)
+                meet.wait()
+                if context.rank == 0:
+                    ex.apply("w", 0.5)
+                    ex.apply("b", 0.5)
+                if context.rank == 2:
+                    fold(ex, 9)
+                    ex.skip("w")
+                    ex.skip("b")
+                meet.wait()
+                if version == 2 and context.rank != 1:
+                    fold(ex, 5)
+                meet.wait()
+                if context.rank == 1:
+                    for name, shape in SHAPES.items():
+                        found = ex.gather(name) if version == 1 else ex.squares(name)
+                        np.testing.assert_array_equal(found, np.full(shape, 3, F32) if version == 1 else 0)
+                    for name in SHAPES:
+                        np.testing.assert_array_equal(ex.apply(name, 7), -version)
+                meet.wait()
+
+    run_threads(3, body)
+
+
 @pytest.mark.parametrize("skips", [False, True])
 def test_a_late_fold_whose_end_is_not_waited_for(alone: Context, skips: bool) -> None:
     """Skipped before its worker has heard that it is late, an update is not returned afterwards."""

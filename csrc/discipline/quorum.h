@@ -123,6 +123,7 @@ typedef struct hpc_quorum {
     const hpc_keeping *keeping; /* NULL: folds are applied */
     size_t from;                /* the bytes that split takes of a rank's part, before the rest */
     uint64_t lost; /* the last version of which this rank misses some means, or they miss updates of its own */
+    int n_gathers; /* keys whose last pull is a gather, of which nobody has seen whether it found a mean */
     hpc_key_versions *keys;
     uint64_t number;              /* the version that keys are pushed for */
     char *given_up;               /* by rank: it let a push wait in vain, and has answered none since */

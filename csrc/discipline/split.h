@@ -19,6 +19,7 @@ typedef struct hpc_split_ask {
     double scale;
     int keeps;       /* the owners have a mean that was neither applied nor skipped */
     int ended;       /* with a quorum: 1 + whether it was applied, for the encoders; 0: they have been told */
+    int gathers;     /* likewise: the last pull is a gather, which may have found no mean */
     int first, last; /* of the shares of the key */
 } hpc_split_ask;
 

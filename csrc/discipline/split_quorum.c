@@ -8,19 +8,20 @@
  *
  * A pull says after which update it comes, by the low bits of how many this rank has sent to the share; so the owner
  * knows the outcome that the pull is about. Until there is one the pull waits.
- *   squares, gather  are answered at once, by the mean that is kept now. To a worker whose version is over they are
- *                    the squares that were known of it, while no later mean is made; else they are unknown, and do not
- *                    count in the sum that the worker gets. It gathers nothing: what is there stays.
+ *   squares, gather  are answered at once, by the mean of the version that the worker was told. When that is over they
+ *                    are the squares that were known of it, while no later mean is made; else they are unknown, and do
+ *                    not count in the sum that the worker gets. It gathers nothing: what is there stays, and the answer
+ *                    says so by squares that are unknown.
  *   apply, skip      of a worker whose update is in the mean decides for all. The first one counts; another scale, or
  *                    the other call, fails the exchange. Of a worker whose update is not in the mean it decides
  *                    nothing. It is answered when the version that the worker was told is over.
  * The answer to apply or skip comes behind the newest parameters, and says their version.
  *
- * A worker can be late in one share and in time in another, or ask for squares when they are unknown. Then it has not
- * seen all means of its version, and may have computed another scale. So its pulls say that it *doubts*: it decides
- * only if all whose updates are in the mean doubt, and then the lowest rank does. A worker that closes with a mean that
- * it has not ended skips it, in doubt. So each update in a mean brings an apply or a skip, and a mean that is left
- * alone is skipped.
+ * A worker can be late in one share and in time in another, or ask for squares when they are unknown, or gather when
+ * the mean is over. Then it has not seen all means of its version, and may have computed another scale. So its pulls
+ * say that it *doubts*: it decides only if all whose updates are in the mean doubt, and then the lowest rank does. A
+ * worker that closes with a mean that it has not ended skips it, in doubt. So each update in a mean brings an apply or
+ * a skip, and a mean that is left alone is skipped.
  *
  * Nobody waits in a circle, if all workers make the same calls in the same order, or make them before they wait. Of all
  * that wait in one mean look at the worker that is the least far. A mean of its version or an older one is over when
@@ -244,17 +245,23 @@ static void send_answer(hpc_core *core, const hpc_share *share, int rank) {
     const void *src = NULL;
     size_t nbytes = 0, at = hpc_version_at(en, rank, s);
     if (ends_mean(a->use)) src = &a->version, nbytes = sizeof a->version;
-    if (a->use == HPC_USE_SQUARES) src = a->squares, nbytes = (size_t)share->n_rows * sizeof *a->squares, at -= nbytes;
+    if (!ends_mean(a->use)) src = a->squares, nbytes = (size_t)share->n_rows * sizeof *a->squares, at -= nbytes;
     hpc_share_answer_with(core, rank, src, nbytes, nbytes > 0 ? at : 0, hpc_signal_second(en, s),
                           ++share->clocks[rank].asked);
 }
 
-static void answer_rank(hpc_core *core, const hpc_share *share, int rank, int known) {
+/* The squares with which squares or gather is answered. here: the mean that it asks for is the last one, or is kept. */
+static double told_squares(const hpc_asker *a, double known, int here) {
+    if (!here) return HPC_SPLIT_UNKNOWN;
+    return a->use == HPC_USE_GATHER && known == HPC_SPLIT_UNKNOWN ? 0 : known;
+}
+
+static void answer_rank(hpc_core *core, const hpc_share *share, int rank, int here) {
     hpc_quorum_share *its = share->own;
     hpc_asker *a = &its->askers[rank];
     a->version = hpc_folded_of(share) - (uint64_t)its->means.kept;
-    for (int i = 0; i < share->n_rows && a->use == HPC_USE_SQUARES; i++)
-        a->squares[i] = known ? its->means.squares[i] : HPC_SPLIT_UNKNOWN;
+    for (int i = 0; i < share->n_rows && !ends_mean(a->use); i++)
+        a->squares[i] = told_squares(a, its->means.squares[i], here);
     atomic_store_explicit(&a->asks, 0, memory_order_relaxed);
     its->means.n_used--;
     send_answer(core, share, rank);
@@ -271,16 +278,18 @@ static int bring_nothing(hpc_core *core, const hpc_share *share, int sender) {
 static int answer(hpc_core *core, hpc_share *share, int sender, int rank) {
     const hpc_engine *en = core->engine;
     hpc_quorum_share *its = share->own;
-    const int kept = its->means.kept, ends = ends_mean(its->askers[rank].use);
+    const hpc_use asked = its->askers[rank].use;
+    const int kept = its->means.kept, ends = ends_mean(asked);
     const uint64_t folded = atomic_load_explicit(&its->intake.folded, memory_order_relaxed);
-    const int known = kept || its->intake.senders[sender].told.folded == folded;
+    const int here = its->intake.senders[sender].told.folded == folded && (kept || asked == HPC_USE_SQUARES);
     if (ends && !kept && !agrees_to_decided(core->engine, share, sender, rank)) return -1;
     if (ends && sender != its->decided.gets) hpc_intake_send_params(core, share, sender);
     if (ends && sender == its->decided.gets) its->decided.gets = NOBODY;
-    if (!ends && (kept ? use_rows(core, share, sender, rank) : bring_nothing(core, share, sender)) != 0) return -1;
+    const int makes = here && kept;
+    if (!ends && (makes ? use_rows(core, share, sender, rank) : bring_nothing(core, share, sender)) != 0) return -1;
     for (int i = 0; i < share->n_members; i++)
         if (hpc_sender_of(en, share->key, share->members[i]) == sender)
-            answer_rank(core, share, share->members[i], known);
+            answer_rank(core, share, share->members[i], here);
     return 0;
 }
 
@@ -406,10 +415,31 @@ static int send_pull(hpc_engine *en, int s, int doubts, hpc_limit *l) {
                           hpc_args_at(en, share, hpc_me(en), 0), hpc_imm(HPC_OP_USE, said, s), l);
 }
 
+/* Rows of a share are known together. */
+static double squares(const hpc_engine *en, int key) {
+    const hpc_pushed *k = &en->keys[key];
+    for (int i = 0; i < k->n_shares; i++)
+        if (*hpc_split_squares_of(en, k->shares[i]) == HPC_SPLIT_UNKNOWN)
+            hpc_quorum_of(en)->lost = hpc_versions_of(en, key)->number;
+    return hpc_split_squares(en, key);
+}
+
+/* Gathers that have ended may have found no mean. */
+static void hear_gathers(hpc_engine *en) {
+    for (int key = 0; key < en->plan->n_keys && hpc_quorum_of(en)->n_gathers > 0; key++) {
+        hpc_split_ask *a = hpc_split_ask_of(en, key);
+        if (!a->gathers || !hpc_ticket_is_done(en, key, hpc_split_last_pull(en, key))) continue;
+        a->gathers = 0;
+        hpc_quorum_of(en)->n_gathers--;
+        squares(en, key);
+    }
+}
+
 static int ask(hpc_engine *en, int s, hpc_limit *l) {
     const int key = en->layout.shares[s].key, begins = en->keys[key].at_share == 0;
     const int status = begins ? hpc_outlet_note(en, key, HPC_ON_HEAR, NULL, "pull") : HPC_OK;
     if (status != HPC_OK) return status;
+    if (begins) hear_gathers(en);
     return send_pull(en, s, hpc_quorum_of(en)->lost == hpc_versions_of(en, key)->number, l);
 }
 
@@ -433,20 +463,15 @@ static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
 static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     if (moment == HPC_ON_SENT) hpc_split_ask_of(en, key)->keeps = 1;
     if (moment == HPC_ON_FINISH) return finish(en, key, l, op);
-    if (moment == HPC_ON_ASKED) hpc_split_asked(en, key);
-    if (moment == HPC_ON_ASKED) return HPC_OK;
+    if (moment == HPC_ON_ASKED) {
+        hpc_split_ask *a = hpc_split_ask_of(en, key);
+        hpc_quorum_of(en)->n_gathers += a->gathers = a->use == HPC_USE_GATHER;
+        hpc_split_asked(en, key);
+        return HPC_OK;
+    }
     const int status = hpc_outlet_note(en, key, moment, l, op);
     if (status == HPC_OK && moment == HPC_ON_HEAR) end_fold(en, key);
     return status;
-}
-
-/* Rows of a share are known together. */
-static double squares(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_shares; i++)
-        if (*hpc_split_squares_of(en, k->shares[i]) == HPC_SPLIT_UNKNOWN)
-            hpc_quorum_of(en)->lost = hpc_versions_of(en, key)->number;
-    return hpc_split_squares(en, key);
 }
 
 /* Adds the ranks that have to say what becomes of the mean of a share, and those of sender (NOBODY: of none) that have

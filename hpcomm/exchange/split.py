@@ -20,10 +20,10 @@ class Gathering(Handle):
 
     def wait(self, timeout: float | None = None) -> NDArray[np.float32]:
         super().wait(timeout)
-        return _gathered(self._exchange, self._key)
+        return gathered(self._exchange, self._key)
 
 
-def _gathered(exchange: Calls, key: KeyState) -> NDArray[np.float32]:
+def gathered(exchange: Calls, key: KeyState) -> NDArray[np.float32]:
     """The array that gathers of a key write."""
     if key.gathered is None:
         key.gathered = _core.exchange_gathered(exchange._handle, exchange._rank, key.index, key.shape)
@@ -53,8 +53,9 @@ class SplitCalls(Calls):
 
     With a quorum the first apply or skip of a worker whose update is in the mean counts for all. A late worker gets
     squares and gather of the mean that is kept; its apply or skip waits until others have ended that mean, changes
-    nothing, and brings the newest parameters. Each fold is ended before the next one. With a Hierarchy a host counts as
-    one worker: its ranks make the same calls, with the same scale.
+    nothing, and brings the newest parameters. Where that mean is over, gather leaves the array as it is. Each fold is
+    ended before the next one. With a Hierarchy a host counts as one worker: its ranks make the same calls, with the
+    same scale.
 
     Under SSP(s) and ASYNC each update is applied by itself, so what a fold keeps is this worker's own update: nothing
     is sent before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits
