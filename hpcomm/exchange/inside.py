@@ -14,7 +14,7 @@ from ..context import Context
 from ..errors import HpcommError, NotSupported, Timeout
 from ..optim import Average
 from ..plan import Plan
-from . import encoders, pieces
+from . import encoders, pieces, split
 from .arguments import Compiled, has_copies
 from .book import Book
 from .exchange import Exchange
@@ -301,6 +301,11 @@ def keeps_back(ex: Exchange, name: str) -> bool:
     """Whether the codec of this rank's updates of a key leaves parts of them for later."""
     key = ex._every[name].index
     return any(place.key == key and place.row < 0 and place.n_values > place.count + 1 for place in ex._encoders.places)
+
+
+def gathered(ex: Exchange, name: str) -> NDArray[np.float32]:
+    """The array that a gather of a key writes."""
+    return split.gathered(ex, ex._every[name])
 
 
 def counts_apart(ex: Exchange, groups: Iterable[Iterable[str]]) -> bool:

@@ -4,6 +4,7 @@ A gradient goes to its slot, which owners read; a parameter comes back into the 
 both are the tensors that torch works with, and nothing is copied but a gradient that autograd has put elsewhere.
 """
 
+import math
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, Protocol
@@ -28,8 +29,19 @@ _STRIDED = torch.strided
 _HOST = torch.device("cpu")
 _is_compiling = torch.compiler.is_compiling
 _BACKWARD = named_call("loss.backward()", every=False)
+_SCALED = 1e-5  # by which a mean may differ from a multiple of what it was
 
 Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
+
+
+def _ratio(before: Tensor, now: Tensor) -> float:
+    """The factor between two gradients; NaN: there is none."""
+    if not bool(torch.isfinite(before).all()):
+        return 1.0  # which a scaler has seen as well, and skips the step
+    square = float((before.double() ** 2).sum())
+    factor = float((before.double() * now.double()).sum()) / square if square else 1.0
+    rounded = max(_SCALED, torch.finfo(now.dtype).eps) * abs(factor) * float(before.abs().max())
+    return factor if float((now - factor * before).abs().max()) <= rounded else math.nan
 
 
 class Sender(Protocol):
@@ -74,6 +86,7 @@ class ParamKey:
         handle: what its next reader must wait for; None: nothing.
         sent: whether its gradient of this step is on its way.
         passes: backward passes since the last step.
+        factor: by which the trainer has scaled the mean that synchronize gave.
         fold: the exchange of its gradient.
         syncer: that of its layer; several layers may wait for it, and this is the last of them.
         shared: whether several modules use it.
@@ -92,6 +105,7 @@ class ParamKey:
         "address",
         "apart",
         "counts",
+        "factor",
         "fold",
         "group",
         "handle",
@@ -118,7 +132,6 @@ class ParamKey:
 
     mode: Sender
     master: Tensor
-    factor = 1.0  # by which the mean counts that synchronize gave
     most = 0  # pairs of vectors of a step, where it goes as these
     refused = ""  # why it cannot
     skips = False  # autograd computes no gradient of it
@@ -133,6 +146,7 @@ class ParamKey:
         self.fold: Handle | None = None
         self.sent = self.shared = self.apart = False
         self.passes = self.version = self.address = self.stamp = 0
+        self.factor = 1.0
         self.held: Tensor | None = None  # p.grad as it was when it was sent, and its version
         self.home: Tensor | None = None
         self.slot: Tensor | None = None
@@ -356,13 +370,27 @@ class ParamKey:
         self.counts.dense += 1
         return grad.to_dense()
 
-    def averaged(self, mean: NDArray[np.float32]) -> None:
-        """Makes the mean of all ranks p.grad: where it lies in the slot, p.grad lies there too."""
-        if self.lent is not None and mean.ctypes.data == self.slot_at:
+    def averaged(self, mean: NDArray[np.float32], *, copy: bool = False) -> None:
+        """Makes the mean of all ranks p.grad: where it lies in the slot, p.grad lies there too, or is a copy."""
+        if self.lent is not None and mean.ctypes.data == self.slot_at and not copy:
             grad = self.param.grad = self.lent.get()
         else:
+            if copy and self.lent is not None and self.param.grad is self.lent.tensor:
+                self.param.grad = None
             grad = self._own_grad()
             grad.copy_(as_tensor(mean, self.order))
+        self.held, self.version = grad, grad._version
+
+    def scaled_by(self, mean: NDArray[np.float32], why: str) -> None:
+        """Takes what the trainer did to this mean, as a factor. why: it can be no more.
+
+        Raises:
+            InvalidArgument: it is more.
+        """
+        grad = self.param.grad
+        self.factor = 1.0 if grad is None else _ratio(as_tensor(mean, self.order), grad.detach().cpu())
+        if grad is None or math.isnan(self.factor):
+            raise InvalidArgument(f"the mean gradient of {self.name!r} was changed by more than a factor: {why}")
         self.held, self.version = grad, grad._version
 
     def _own_grad(self) -> Tensor:
@@ -396,7 +424,7 @@ class ParamKey:
 
     def done(self) -> None:
         """After a step."""
-        self.sent, self.passes = False, 0
+        self.sent, self.passes, self.factor = False, 0, 1.0
         if self.lent is None or self.held is not self.lent.tensor:
             self.held = None
 

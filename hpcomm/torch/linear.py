@@ -24,7 +24,6 @@ from .stats import Counts
 _is_compiling = torch.compiler.is_compiling
 _USED = "its weight is used by more than its layer: autograd has given it a gradient"
 _NOT_THEIR_SUM = "its gradient is not the sum of its layer's inputs and gradients of outputs alone"
-_SCALED = 1e-5  # by which a mean may differ from a multiple of what it was
 
 
 class Call(NamedTuple):
@@ -71,7 +70,6 @@ class LinearKey(ParamKey):
         rows: the most pairs that a step has had.
         K: the most that a step may have; 0: not known yet.
         most: K, where it goes as pairs; 0: it goes as a matrix.
-        factor: by which the trainer has scaled the mean that synchronize gave.
         refused: why its gradient of this step is not the sum of its pairs; "" if it is, or the check is not due.
         used: with skip_weight_grad: autograd has given the weight a gradient, which is not the layer's.
     """
@@ -83,7 +81,7 @@ class LinearKey(ParamKey):
         super().__init__(*args)
         self.module = module
         self.rows = self.K = self.most = self._open = 0
-        self.factor, self.refused = 1.0, ""
+        self.refused = ""
         self.skips = self.used = False
         self._came: list[Call] = []  # of backward passes that run
         self._kept: list[Call] = []  # of those that have given the weight its gradient
@@ -320,8 +318,8 @@ class LinearKey(ParamKey):
 
     # ---- the mean ----------------------------------------------------------------------------------------------------
 
-    def averaged(self, mean: NDArray[np.float32]) -> None:
-        super().averaged(mean)
+    def averaged(self, mean: NDArray[np.float32], *, copy: bool = False) -> None:
+        super().averaged(mean, copy=copy)
         if self.most:
             self._mean = mean
 
@@ -330,30 +328,14 @@ class LinearKey(ParamKey):
         if not self.most:
             return super().sends_again(asked)
         if (asked or self.changed()) and self._mean is not None and self.param.grad is not None:
-            self.factor = self._ratio(self._mean)
-            self.held, self.version = self.param.grad, self.param.grad._version
+            self.scaled_by(self._mean, "it goes as pairs of vectors: " + self._as_matrix())
         return False
-
-    def _ratio(self, mean: NDArray[np.float32]) -> float:
-        grad = self.param.grad
-        assert grad is not None
-        before, now = torch.from_numpy(mean), grad.detach().cpu()
-        if not bool(torch.isfinite(before).all()):
-            return 1.0  # which a scaler has seen as well, and skips the step
-        square = float((before.double() ** 2).sum())
-        factor = float((before.double() * now.double()).sum()) / square if square else 1.0
-        if float((now - factor * before).abs().max()) > _SCALED * abs(factor) * float(before.abs().max()):
-            raise InvalidArgument(
-                f"the mean gradient of {self.name!r}, which goes as pairs of vectors, was changed by more than a "
-                "factor: " + self._as_matrix()
-            )
-        return factor
 
     def done(self) -> None:
         super().done()
         self._kept.clear()
         self._came.clear()
-        self._open, self.factor, self._mean = 0, 1.0, None
+        self._open, self._mean = 0, None
         self.used = False
         if self.most:
             self.refused = ""

@@ -1,12 +1,13 @@
 """The mode of an optimizer on this rank, by its arguments and by the part of the rank in the job."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.optim import Optimizer
 
-from ..consistency import BSP, Consistency, applies_each
+from ..consistency import Consistency, applies_each
 from ..context import Context
+from ..errors import NotSupported
 from ..exchange import Exchange
 from ..presets import parameter_hub
 from .key import ParamKey
@@ -15,9 +16,11 @@ from .mode import ROLL, Mode
 from .rules import Rules
 from .schemes import Schemes
 from .serve import Serving
-from .split import After, Split, SplitAlone, made_in_two
+from .split import After, Split, SplitAlone, SplitQuorum, made_in_two
 from .stats import Counts
 from .whole import Backward, OnePass, made_in_one
+
+_Made = TypeVar("_Made")
 
 
 class Asked(NamedTuple):
@@ -42,10 +45,16 @@ class Asked(NamedTuple):
     schemes: Schemes
     on_graph: bool
 
-    @property
-    def in_two(self) -> bool:
-        """Whether updates take two calls."""
-        return self.apply != "backward" and (self.consistency == BSP or applies_each(self.consistency))
+    def in_two_or_one(self, two: Callable[[], _Made], one: Callable[[str], _Made]) -> _Made:
+        """What makes an exchange whose updates take two calls; or, where it must not, or is refused on all ranks, one
+        call, which gets the reason."""
+        why = 'apply="backward" applies each gradient as it is folded: give apply="step"'
+        if self.apply != "backward":
+            try:
+                return two()
+            except NotSupported as refused:
+                why = f"each gradient is applied as it is folded: {str(refused).rpartition('exchange: ')[2]}"
+        return one(why)
 
 
 def training(asked: Asked) -> Mode:
@@ -55,11 +64,20 @@ def training(asked: Asked) -> Mode:
         return Neighbours(*args, asked.clip_norm, asked.optimizer, asked.make)
     if asked.rules is None:
         return Averaged(*args, *rest, asked.optimizer, asked.make)
-    if asked.in_two:
-        split = After if asked.apply == "after" else Split if asked.consistency == BSP else SplitAlone
-        return split(*args, *rest, asked.rules, asked.make, asked.schemes.may_be_pairs, asked.schemes.refuse)
+    own = (*args, *rest, asked.rules, asked.make)
     whole = Backward if asked.apply == "backward" else OnePass
-    return whole(*args, *rest, asked.rules, asked.make, asked.consistency)
+    return asked.in_two_or_one(
+        lambda: _split(asked)(*own, asked.schemes.may_be_pairs, asked.schemes.refuse),
+        lambda why: whole(*own, asked.consistency, why),
+    )
+
+
+def _split(asked: Asked) -> type[Split]:
+    if asked.apply == "after":
+        return After
+    if applies_each(asked.consistency):
+        return SplitAlone
+    return Split if asked.consistency.quorum is None else SplitQuorum
 
 
 def serving(asked: Asked) -> Mode:
@@ -67,10 +85,11 @@ def serving(asked: Asked) -> Mode:
     ctx, keys, rules, make = asked.context, asked.keys, asked.rules, asked.make
     if rules is None:
         made, _ = made_of_means(make, ctx, keys, (bytes,) * Averaged.agreed_values)
-    elif asked.in_two:
-        made = made_in_two(make, ctx, keys, rules)
     else:
-        made, _ = made_in_one(make, ctx, keys, rules, asked.consistency)
+        made = asked.in_two_or_one(
+            lambda: made_in_two(make, ctx, keys, rules),
+            lambda _: made_in_one(make, ctx, keys, rules, asked.consistency)[0],
+        )
     return Serving(ctx, keys, asked.counts, rules, made)
 
 

@@ -91,7 +91,8 @@ class DistributedOptimizer(Wrapper):
             fastest, and goes without synchronize, clip_norm and GradScaler. "after": nothing is sent before step(), as
             by a plain parameter server (section 5); it is there to be compared with.
         clip_norm: the norm of the mean gradient is at most this, as by torch.nn.utils.clip_grad_norm_; the same bits on
-            all ranks. Under SSP(s) and ASYNC, where each update is applied by itself, that of each rank's own gradient.
+            all ranks. Under SSP(s) and ASYNC, where each update is applied by itself, that of each rank's own gradient;
+            with a quorum that of the mean of the ranks that are in it.
         backward_passes_per_step: gradients of so many backward passes are summed here before they are exchanged.
         buffers: "local": each rank's own; "broadcast": rank 0's, "average": the mean, after each step. Buffers that are
             no floating-point numbers stay local.
@@ -467,10 +468,13 @@ class DistributedOptimizer(Wrapper):
     def synchronize(self) -> None:
         """Waits for all gradients and makes p.grad the mean of all ranks: to be looked at, or changed on all ranks
         alike (clip_grad_norm_, GradScaler.unscale_), before step. Collective. Under SSP(s) and ASYNC p.grad stays this
-        rank's own, which it may change as it likes; no other rank need make the call.
+        rank's own, which it may change as it likes; no other rank need make the call. With a quorum p.grad becomes the
+        mean of the ranks that were in time, which may be scaled and no more; no other rank need make the call. A rank
+        that comes when that mean has been applied keeps its own gradient.
 
         Raises:
-            NotSupported: apply="backward", a graph, a quorum, a join block.
+            NotSupported: apply="backward", a graph, a quorum of hosts, a join block.
+            InvalidArgument: with a quorum, again: p.grad was changed by more than a factor.
         """
         if self._join is not None:
             raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")

@@ -14,9 +14,10 @@ from ..exchange import Exchange, inside
 from ..recovery import Recovered
 from . import state
 from .key import ParamKey
-from .mode import Mode, Scaling, lie_in, scale_of
+from .mode import Mode, Scaling, lie_in, scale_gradients, scale_of
 from .rules import Rules
 from .stats import Counts
+from .tensors import as_float32
 from .vote import Vote
 
 
@@ -84,8 +85,7 @@ class Split(Mode):
                 self._cast()
 
     def step(self, scaling: Scaling | None) -> None:
-        if scaling is not None and scaling.scale is None and not self.synchronized:
-            raise InvalidArgument("gradients were unscaled on this rank alone: call optimizer.synchronize() before")
+        scaling = self._left(scaling)
         self._finish(again=scaling is not None and scaling.scale is None)
         self._agree()
         scale: float | None = 1.0
@@ -110,6 +110,12 @@ class Split(Mode):
         self.pending = True
         self.guard()
         self.counts.steps += scale is not None
+
+    def _left(self, scaling: Scaling | None) -> Scaling | None:
+        """What is left to do for a scaler with the mean."""
+        if scaling is not None and scaling.scale is None and not self.synchronized:
+            raise InvalidArgument("gradients were unscaled on this rank alone: call optimizer.synchronize() before")
+        return scaling
 
     def _scaled(self, unit: float) -> None:
         """Codecs hold back parts of gradients: it must be known how large those of this step are."""
@@ -189,18 +195,25 @@ class Split(Mode):
         self._finish()
         self._agree()
         self._wait_folds()
-        for key in self.keys:
-            key.leave_kept()
+        self._free_slots()
         zero = []
         for key, handle in [(key, self.exchange.gather_nb(key.name)) for key in self.keys]:
             mean = handle.wait()
             if mean.any():
-                key.averaged(mean)
+                self._averaged(key, mean)
             else:
                 zero.append((key, mean))
         for key, mean in self._had(zero):
-            key.averaged(mean)
+            self._averaged(key, mean)
         self.synchronized, self.unguarded = True, False
+
+    def _free_slots(self) -> None:
+        """Means are written next."""
+        for key in self.keys:
+            key.leave_kept()
+
+    def _averaged(self, key: ParamKey, mean: Any) -> None:
+        key.averaged(mean)
 
     def _had(self, zero: Sequence[tuple[ParamKey, Any]]) -> list[tuple[ParamKey, Any]]:
         """The keys of these, whose mean is zero, of which a rank has a gradient: all ranks have one then, so that a
@@ -279,6 +292,85 @@ class SplitAlone(Split):
         for key in self.keys:
             key.find_home()
         self._end()
+
+
+class SplitQuorum(Split):
+    """Two calls a key under a quorum: ranks are at different steps, and a version of all keys is folded once. So what a
+    trainer does to a mean becomes a factor of it. Scales of a GradScaler differ between ranks: each rank unscales its
+    gradients before they are sent, and the first step shows whether there is a scaler."""
+
+    _has_scaler: bool | None = None  # None: not known yet
+    _overflows = False  # this rank's gradients are not finite, and do not count
+
+    def bind(self, exchange: Exchange) -> None:
+        super().bind(exchange)
+        self._means: list[tuple[ParamKey, Any]] = []
+
+    def send(self, key: ParamKey) -> None:
+        if self._has_scaler is not False:
+            self.passed(key)
+            return
+        if not self.begun:
+            self.wait()  # the last version of all keys
+        super().send(key)
+
+    def _left(self, scaling: Scaling | None) -> Scaling | None:
+        self._has_scaler = bool(self._has_scaler) or scaling is not None
+        if scaling is None:
+            return None
+        if self.begun:
+            raise InvalidArgument(
+                "a GradScaler steps, and gradients have been sent: with a quorum each rank unscales its own before. "
+                "Step by it from the first step on, without synchronize(); to clip give clip_norm"
+            )
+        if scaling.scale is not None and any(key.dtype == torch.float16 for key in self.keys):
+            raise InvalidArgument(
+                "a GradScaler steps, and with a quorum gradients in float16 would be unscaled in float16: give "
+                "parameters in bfloat16, or in float32 with autocast"
+            )
+        self.wait()
+        self._overflows = bool(scaling.found) or not scale_gradients(self.keys, scaling, None)
+        return Scaling(None, scaling.found)
+
+    def check_scaler(self) -> None:
+        """It finds Inf in this rank's own gradients."""
+
+    def _counts(self) -> bool:
+        return not self._overflows
+
+    def _finish(self, *, again: bool = False) -> None:
+        if self.synchronized:
+            for key, mean in self._means:
+                if key.changed():
+                    key.scaled_by(mean, "with a quorum each mean is folded once: scale it, or leave it as it is")
+            return
+        self.wait()
+        super()._finish()
+        self.begun = True
+
+    def synchronize(self) -> None:
+        self._finish() if self.synchronized else super().synchronize()
+
+    def _free_slots(self) -> None:
+        """A mean that is over is not gathered, and gives way to this rank's own gradient, which may be in the slot."""
+        super()._free_slots()
+        for key in self.keys:
+            grad, to = key.param.grad, inside.gathered(self.exchange, key.name)
+            if grad is None or to.ctypes.data != key.slot_at:
+                to[...] = 0 if grad is None else as_float32(grad, key.order)
+
+    def _averaged(self, key: ParamKey, mean: Any) -> None:
+        """An owner may apply the mean where it lies, so p.grad is a copy."""
+        key.averaged(mean, copy=True)
+        self._means.append((key, mean))
+
+    def _had(self, zero: Sequence[tuple[ParamKey, Any]]) -> list[tuple[ParamKey, Any]]:
+        return [(key, mean) for key, mean in zero if key.is_there()]
+
+    def _end(self) -> None:
+        super()._end()
+        self._overflows = False
+        self._means.clear()
 
 
 class After(Split):

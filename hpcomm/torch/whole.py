@@ -1,4 +1,4 @@
-"""The engine's rule in one pass: a push that applies. apply="backward", and quorums."""
+"""The engine's rule in one pass: a push that applies. apply="backward", and exchanges that take no two calls."""
 
 from collections.abc import Callable, Sequence
 
@@ -33,8 +33,6 @@ def made_in_one(
 class OnePass(Mode):
     """push_pull of each key in step."""
 
-    why_no_mean = 'each gradient is applied as it is folded: give apply="step"'
-
     def __init__(
         self,
         ctx: Context,
@@ -45,10 +43,13 @@ class OnePass(Mode):
         rules: Rules,
         make: Callable[..., Exchange],
         consistency: Consistency,
+        why: str,
     ) -> None:
+        """why: gradients are applied as they are folded."""
         if clip_norm is not None:
-            raise InvalidArgument('clip_norm needs apply="step", without a quorum: the norm is that of all gradients')
+            raise InvalidArgument(f"clip_norm needs the norm of all gradients before one is applied: {why}")
         super().__init__(ctx, keys, counts, passes, clip_norm)
+        self.why_no_mean = why
         self.rules = rules
         self._every_key = consistency not in (BSP, ASYNC)  # others wait for the pushes of each key
         made, self.roll = made_in_one(make, ctx, keys, rules, consistency)
@@ -67,9 +68,7 @@ class OnePass(Mode):
 
     def step(self, scaling: Scaling | None) -> None:
         if scaling is not None:
-            raise NotSupported(
-                'GradScaler needs apply="step", without a quorum: a step that is skipped must not be applied'
-            )
+            raise NotSupported(f"GradScaler may skip a step before a gradient is applied: {self.why_no_mean}")
         self.check_unchanged()
         self._set()
         missing = []
