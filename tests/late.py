@@ -9,8 +9,8 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
 
@@ -79,19 +79,29 @@ class Stream:
     """Makes copies one behind the other."""
 
     def __init__(self, seed: str) -> None:
-        self._thread, self._draw = ThreadPoolExecutor(1), random.Random(seed)
+        self._asked: SimpleQueue[Copy | threading.Event] = SimpleQueue()  # idle may come from a finalizer, amid an add
+        self._draw = random.Random(seed)
+        threading.Thread(target=self._work, daemon=True).start()
 
     def add(self, copy: Copy) -> Held:
-        self._thread.submit(self._make, copy)
+        self._asked.put(copy)
         return Held(copy)
 
     def idle(self) -> None:
-        self._thread.submit(int).result(_LONG)
+        reached = threading.Event()
+        self._asked.put(reached)
+        assert reached.wait(_LONG)
 
-    def _make(self, copy: Copy) -> None:
-        if self._draw.random() < 0.7:
-            sleep(self._draw.random() * _LATE)
-        copy.make()
+    def _work(self) -> None:
+        while True:
+            one = self._asked.get()
+            if isinstance(one, threading.Event):
+                one.set()
+                continue
+            if self._draw.random() < 0.7:
+                sleep(self._draw.random() * _LATE)
+            one.make()
+            del one
 
 
 class Late:
