@@ -13,7 +13,7 @@ import pytest
 from conftest import Left, on_both, run_threads
 
 import hpcomm
-from hpcomm import SGD, Checkpointer, Context, Exchange, InvalidArgument, ParameterServer
+from hpcomm import SGD, Checkpointer, Context, Exchange, Hierarchy, InvalidArgument, ParameterServer
 from hpcomm.codec import ErrorFeedback, Factors
 from hpcomm.consistency import Consistency
 
@@ -419,41 +419,47 @@ def test_a_late_fold_decides_nothing_and_comes_back_once(transport: dict[str, An
     run_threads(3, body, **transport)
 
 
-def test_a_mean_that_is_over_is_not_seen(alone: Context) -> None:
-    """A worker whose update is in it gathers behind the others' apply, or asks for squares behind their next fold: what
-    it computes then counts for nobody."""
-    meet = threading.Barrier(3, timeout=20)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_mean_that_is_over_is_not_seen(alone: Context, ranks: int) -> None:
+    """A worker, or a host of two ranks, whose update is in it gathers behind the others' apply, or asks for squares
+    behind their next fold: what it computes then counts for nobody, and may differ in a host."""
+    meet = threading.Barrier(3 * ranks, timeout=20)
+    hosts: Any = Hierarchy([[0, 1], [2, 3], [4, 5]]) if ranks == 2 else ParameterServer()
 
     def fold(ex: Exchange, value: float) -> None:
         for name, shape in SHAPES.items():
             ex.fold(name, np.full(shape, value, F32))
 
+    def end(ex: Exchange, scale: float) -> None:
+        for name in SHAPES:
+            ex.apply(name, scale)
+
     def body(context: Context) -> None:
-        with exchange(context, quorum(2), split=True, progress="thread") as ex:
+        worker = context.rank // ranks
+        with exchange(context, quorum(2), topology=hosts, split=True, progress="thread") as ex:
             for version in (1, 2):
-                if context.rank < 2:
-                    fold(ex, 1 + 2 * context.rank)
+                if worker < 2:
+                    fold(ex, 1 + 2 * worker)
                 meet.wait()
-                if context.rank == 0:
-                    ex.apply("w", 0.5)
-                    ex.apply("b", 0.5)
-                if context.rank == 2:
+                if worker == 0:
+                    end(ex, 0.5)
+                if worker == 2:
                     fold(ex, 9)
-                    ex.skip("w")
-                    ex.skip("b")
+                    end(ex, 0)
                 meet.wait()
-                if version == 2 and context.rank != 1:
+                if version == 2 and worker != 1:
                     fold(ex, 5)
                 meet.wait()
-                if context.rank == 1:
+                if worker == 1:
                     for name, shape in SHAPES.items():
                         found = ex.gather(name) if version == 1 else ex.squares(name)
                         np.testing.assert_array_equal(found, np.full(shape, 3, F32) if version == 1 else 0)
+                    end(ex, 7 + context.rank)
                     for name in SHAPES:
-                        np.testing.assert_array_equal(ex.apply(name, 7), -version)
+                        np.testing.assert_array_equal(ex.params[name], -version)
                 meet.wait()
 
-    run_threads(3, body)
+    run_threads(3 * ranks, body)
 
 
 @pytest.mark.parametrize("skips", [False, True])

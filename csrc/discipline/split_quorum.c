@@ -224,14 +224,15 @@ static int agrees_to_decided(hpc_engine *en, const hpc_share *share, int sender,
     return agrees(en, share, rank, &its->decided);
 }
 
-/* The same of the ranks of a group. */
+/* The same of the ranks of a group, unless they doubt: what they gathered was each one's own. */
 static int mates_agree(hpc_engine *en, const hpc_share *share, int rank) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     const int group = hpc_sender_of(en, share->key, rank);
     for (int r = group; r < en->context->group.size && en->group_of != NULL; r++) {
         const hpc_asker *mate = hpc_asker_of(share, r);
         if (hpc_sender_of(en, share->key, r) != group || !asks(share, r)) continue;
-        if (ends_mean(a->use) && ends_mean(mate->use) && (leaves(a) || leaves(mate))) continue;
+        if (ends_mean(a->use) && ends_mean(mate->use) && (leaves(a) || leaves(mate) || (a->doubts && mate->doubts)))
+            continue;
         const hpc_decided said = said_by(en, share, r);
         if (!agrees(en, share, rank, &said)) return 0;
     }
