@@ -469,13 +469,12 @@ class DistributedOptimizer(Wrapper):
         """Waits for all gradients and makes p.grad the mean of all ranks: to be looked at, or changed on all ranks
         alike (clip_grad_norm_, GradScaler.unscale_), before step. Collective. Under SSP(s) and ASYNC p.grad stays this
         rank's own, which it may change as it likes; no other rank need make the call. With a quorum p.grad becomes the
-        mean of the ranks that were in time, which may be scaled and no more; no other rank need make the call, but in a
-        quorum of hosts those of its host. A rank
-        that comes when that mean has been applied keeps its own gradient.
+        mean of the ranks that were in time, which may be scaled and no more; a rank of another host (without hosts any
+        other rank) need not make the call. A rank that comes when that mean has been applied keeps its own gradient.
 
         Raises:
             NotSupported: apply="backward", a graph, a join block.
-            InvalidArgument: with a quorum, again: p.grad was changed by more than a factor.
+            InvalidArgument: with a quorum, in a second call: p.grad was changed by more than a factor.
         """
         if self._join is not None:
             raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")
