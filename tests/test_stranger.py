@@ -56,7 +56,9 @@ def train(folder: str, transport: str) -> list[Any]:
         with open(Path(folder, "up"), "wb") as up:
             up.write(b"u")
         _pass(folder, "go")
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            if step == STEPS // 2:
+                _pass(folder, "on")
             hub.gradient("w")[:] = ctx.rank + 1
             hub.push_pull("w")
         ctx.lane()  # connections that are made now are taken, too
@@ -249,7 +251,8 @@ def test_strangers_at_every_listener_change_nothing(transport: str, tmp_path: Pa
     shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(mpi.free_port())}
     task = Task(__file__, train.__name__, [str(tmp_path), transport], str(tmp_path))
     envs = [{"RANK": str(rank), INDEX: str(rank), **shared} for rank in range(RANKS)]
-    with gates(tmp_path, "start", "up", "go") as (start, up, go), Forked([task] * RANKS, tmp_path, envs) as job:
+    with gates(tmp_path, "start", "up", "go", "on") as ends, Forked([task] * RANKS, tmp_path, envs) as job:
+        start, up, go, on = ends
         meeting = int(shared["MASTER_PORT"])
         await_true(lambda: meeting in listeners(job.pids)[0])
         with Strangers(job.pids) as strangers:
@@ -269,8 +272,9 @@ def test_strangers_at_every_listener_change_nothing(transport: str, tmp_path: Pa
                 assert [heard_by_another_user(name) for name in names] == [0] * RANKS
             said = strangers.said
             os.write(go, bytes(RANKS))
+            await_true(lambda: strangers.said > said, str(strangers._failed))
+            os.write(on, bytes(RANKS))
             ended = job.end(SECONDS)
-            assert strangers.said > said
     mean = (RANKS + 1) / 2
     assert ended.codes == [0] * RANKS, ended.err
     assert ended.values == [[-STEPS * mean, -STEPS * mean, *["alive"] * RANKS]] * RANKS
