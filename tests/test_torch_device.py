@@ -25,6 +25,7 @@ from hpcomm.torch.pages import ranges
 
 MODULES = (
     "test_torch",
+    "test_torch_consistency",
     "test_torch_failures",
     "test_torch_habits",
     "test_torch_kept",
