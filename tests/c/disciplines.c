@@ -159,6 +159,10 @@ bool has_own_at_once(const combination *c) {
     return c->quorum == 0 && (c->edges != RECEIVERS || is_whole(c));
 }
 
+bool keeps_mean(const combination *c) {
+    return (c->with & SPLIT) != 0 && (is_whole(c) || (c->quorum > 0 && c->edges != PEERS) || c->edges == GRAPH);
+}
+
 int most_ahead(const combination *c) {
     return c->quorum > 0 || (c->consistency == HPC_ASYNC && c->staleness == 0) ? -1 : c->staleness;
 }
@@ -544,6 +548,45 @@ uint64_t trial_hash(const trial *t, int key) {
     uint64_t hash = 1469598103934665603u;
     for (uint64_t i = 0; i < t->j->keys[key].count * sizeof(float); i++) hash = (hash ^ at[i]) * 1099511628211u;
     return hash | 1;
+}
+
+/* ---- fold and apply in two calls ------------------------------------------------------------------------------------
+ */
+
+void trial_wait(trial *t, int key, uint64_t ticket) {
+    CHECK_OK(hpc_exchange_wait(t->e, key, ticket, -1));
+}
+
+void trial_apply(trial *t, int key, double scale) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_apply(t->e, key, scale, -1, &ticket));
+    trial_wait(t, key, ticket);
+}
+
+void trial_skip(trial *t, int key) {
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_skip(t->e, key, -1, &ticket));
+    trial_wait(t, key, ticket);
+}
+
+void trial_check_squares(trial *t, int key, double expected) {
+    double found = -1;
+    uint64_t ticket;
+    CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
+    trial_wait(t, key, ticket);
+    CHECK_OK(hpc_exchange_get_squares(t->e, key, &found));
+    CHECK_EQ(found, expected);
+}
+
+void trial_check_gathered(trial *t, int key, const double *sum) {
+    const uint64_t count = t->j->keys[key].count;
+    float *mean = malloc(count * sizeof *mean);
+    uint64_t ticket;
+    for (uint64_t i = 0; i < count; i++) mean[i] = (float)sum[i];
+    CHECK_OK(hpc_exchange_gather(t->e, key, -1, &ticket));
+    trial_wait(t, key, ticket);
+    CHECK(same_floats(hpc_exchange_gathered(t->e, key), mean, count, "gathered", t->r->rank, key));
+    free(mean);
 }
 
 /* ---- cases ------------------------------------------------------------------------------------------------------ */

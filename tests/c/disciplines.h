@@ -62,6 +62,7 @@ bool is_whole(const combination *c);   /* a fold has all updates of its step */
 bool leaves_out(const combination *c); /* a fold goes without late updates */
 bool goes_on(const combination *c);    /* without ranks that have closed */
 bool has_phases(const combination *c); /* the graph changes from step to step */
+bool keeps_mean(const combination *c); /* fold and apply are two calls, of what a fold has taken */
 bool has_equal_parameters(const combination *c);
 /* A settle brings the updates of all that have made as many steps, and waits for them. */
 bool settles_for_all(const combination *c);
@@ -123,6 +124,14 @@ void trial_settle(trial *t);
 void trial_publish(trial *t); /* after all ranks have come */
 void trial_dawdle(uint64_t *random);
 uint64_t trial_hash(const trial *t, int key); /* of its parameters, never 0 */
+
+/* ---- fold and apply in two calls ---- */
+
+void trial_wait(trial *t, int key, uint64_t ticket);
+void trial_apply(trial *t, int key, double scale);
+void trial_skip(trial *t, int key);
+void trial_check_squares(trial *t, int key, double expected);
+void trial_check_gathered(trial *t, int key, const double *sum); /* of what a gather gives */
 
 /* ---- cases ---- */
 

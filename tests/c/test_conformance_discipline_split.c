@@ -8,28 +8,19 @@
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
-static bool is_split(const combination *c) {
-    return (c->with & SPLIT) != 0 && (is_whole(c) || (c->quorum > 0 && c->edges != PEERS) || c->edges == GRAPH);
-}
-
 /* Whether it is known which updates are in a mean, while no rank is late: not of models, which are not what the
  * reference has. */
 static bool is_known(const combination *c) {
-    return is_split(c) && (is_whole(c) || (c->quorum > 0 && c->staleness == 0)) && !(c->with & MODELS);
-}
-
-/* Each update is applied by itself, so a fold keeps its worker's own. */
-static bool keeps_own(const combination *c) {
-    return (c->with & SPLIT) != 0 && !is_split(c);
+    return keeps_mean(c) && (is_whole(c) || (c->quorum > 0 && c->staleness == 0)) && !(c->with & MODELS);
 }
 
 /* Owners apply for all; a peer, and a rank of a graph, decide for their own parameters. */
 static bool decides_alone(const combination *c) {
-    return is_split(c) && (c->edges == PEERS || c->edges == GRAPH);
+    return keeps_mean(c) && (c->edges == PEERS || c->edges == GRAPH);
 }
 
 static bool decides_together(const combination *c) {
-    return is_split(c) && !decides_alone(c);
+    return keeps_mean(c) && !decides_alone(c);
 }
 
 /* Whether the updates of some ranks decide for all, and the others are late. */
@@ -38,7 +29,7 @@ static bool has_quorum(const combination *c) {
 }
 
 static bool waits_for_all(const combination *c) {
-    return is_split(c) && is_whole(c);
+    return keeps_mean(c) && is_whole(c);
 }
 
 static bool is_known_and_alone(const combination *c) {
@@ -52,10 +43,6 @@ static bool decides_by_args(const combination *c) {
 static void with_momentum(trial *t) {
     trial_in_time(t);
     t->j->rule = "momentum", t->j->args[1] = 0.5, t->j->args[3] = 0.5;
-}
-
-static void do_wait(trial *t, int key, uint64_t ticket) {
-    CHECK_OK(hpc_exchange_wait(t->e, key, ticket, -1));
 }
 
 static bool is_empty(int who, int step, int key) {
@@ -84,40 +71,8 @@ static void fold(trial *t, int key, int step) {
         CHECK_OK(hpc_exchange_fold_nothing(t->e, key, -1, &ticket));
     else
         ticket = job_start(t->r, t->j, t->e, key, step, HPC_PUSH, false);
-    do_wait(t, key, ticket);
+    trial_wait(t, key, ticket);
     t->pushed[key]++;
-}
-
-static void apply(trial *t, int key, double scale) {
-    uint64_t ticket;
-    CHECK_OK(hpc_exchange_apply(t->e, key, scale, -1, &ticket));
-    do_wait(t, key, ticket);
-}
-
-static void skip(trial *t, int key) {
-    uint64_t ticket;
-    CHECK_OK(hpc_exchange_skip(t->e, key, -1, &ticket));
-    do_wait(t, key, ticket);
-}
-
-static void check_squares(trial *t, int key, double expected) {
-    double found = -1;
-    uint64_t ticket;
-    CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
-    do_wait(t, key, ticket);
-    CHECK_OK(hpc_exchange_get_squares(t->e, key, &found));
-    CHECK_EQ(found, expected);
-}
-
-static void check_gathered(trial *t, int key, const double *sum) {
-    const uint64_t count = t->j->keys[key].count;
-    float *mean = malloc(count * sizeof *mean);
-    uint64_t ticket;
-    for (uint64_t i = 0; i < count; i++) mean[i] = (float)sum[i];
-    CHECK_OK(hpc_exchange_gather(t->e, key, -1, &ticket));
-    do_wait(t, key, ticket);
-    CHECK(same_floats(hpc_exchange_gathered(t->e, key), mean, count, "gathered", t->r->rank, key));
-    free(mean);
 }
 
 /* What a gather has given is folded again, twice of it by one rank. */
@@ -129,7 +84,7 @@ static void fold_again(trial *t, int key, const double *sum) {
     for (uint64_t i = 0; i < t->j->keys[key].count; i++)
         ((float *)gradient)[i] = t->r->rank == 0 ? (float)(2 * sum[i]) : 0;
     CHECK_OK(hpc_exchange_start(t->e, key, HPC_PUSH, NULL, -1, &ticket));
-    apply(t, key, 0.5);
+    trial_apply(t, key, 0.5);
 }
 
 /* Folds that are looked at, gathered, replaced, skipped, or applied with a scale; and workers without an update, where
@@ -147,17 +102,17 @@ static void between(rank *r) {
             fold(t, key, step);
             const bool any = sum_of_push(t, t->pushed[key] - 1, step, key, sum);
             for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
-            for (int twice = 0; twice < step % 3; twice++) check_squares(t, key, squares);
-            if (step % 4 == 1) check_gathered(t, key, sum);
+            for (int twice = 0; twice < step % 3; twice++) trial_check_squares(t, key, squares);
+            if (step % 4 == 1) trial_check_gathered(t, key, sum);
             if (has_quorum(t->c)) trial_meet(t); /* the first apply ends the mean for all */
             if (step % 4 == 3) {
-                skip(t, key);
+                trial_skip(t, key);
             } else if (step == 5 && decides_together(t->c) && !has_quorum(t->c)) {
                 fold_again(t, key, sum);
                 reference_apply(&ref, key, sum);
             } else {
                 for (uint64_t i = 0; i < count; i++) sum[i] *= scale;
-                apply(t, key, scale);
+                trial_apply(t, key, scale);
                 if (any) reference_apply(&ref, key, sum);
             }
             reference_check(&ref, r, t->e, key);
@@ -185,7 +140,7 @@ static void at_once(rank *r) {
         for (int key = 0; key < n; key++) CHECK_OK(hpc_exchange_apply(t->e, key, 1, -1, &tickets[key]));
         for (int key = n; key-- > 0;) {
             double *sum = malloc(t->j->keys[key].count * sizeof *sum);
-            do_wait(t, key, tickets[key]);
+            trial_wait(t, key, tickets[key]);
             sum_of(t, step, key, sum);
             reference_apply(&ref, key, sum);
             reference_check(&ref, r, t->e, key);
@@ -209,9 +164,9 @@ static void one_skips(rank *r) {
         sum_of(t, step, KEY, sum);
         fold(t, KEY, step);
         if (step == 1 && r->rank == t->slow) {
-            skip(t, KEY);
+            trial_skip(t, KEY);
         } else {
-            apply(t, KEY, 1);
+            trial_apply(t, KEY, 1);
             reference_apply(&ref, KEY, sum);
         }
         reference_check(&ref, r, t->e, KEY);
@@ -228,10 +183,10 @@ static float *seen_mean(trial *t, int key) {
     float *mean = malloc(count * sizeof *mean);
     uint64_t ticket;
     CHECK_OK(hpc_exchange_gather(t->e, key, -1, &ticket));
-    do_wait(t, key, ticket);
+    trial_wait(t, key, ticket);
     memcpy(mean, hpc_exchange_gathered(t->e, key), count * sizeof *mean);
     CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
-    do_wait(t, key, ticket);
+    trial_wait(t, key, ticket);
     CHECK_OK(hpc_exchange_get_squares(t->e, key, &found));
     for (uint64_t i = 0; i < count; i++) squares += (double)mean[i] * (double)mean[i];
     CHECK(fabs(found - squares) <= 1e-6 * squares);
@@ -250,8 +205,8 @@ static void empty_slots(trial *t, int key) {
     for (int n = 0; n < 2; n++) {
         uint64_t ticket;
         CHECK_OK(hpc_exchange_fold_nothing(t->e, key, -1, &ticket));
-        do_wait(t, key, ticket);
-        skip(t, key);
+        trial_wait(t, key, ticket);
+        trial_skip(t, key);
         trial_meet(t);
     }
 }
@@ -272,7 +227,7 @@ static void applies_as_seen(rank *r) {
                 CHECK_OK(hpc_exchange_fold_nothing(t->e, key, -1, &ticket));
             else
                 CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &ticket));
-            do_wait(t, key, ticket);
+            trial_wait(t, key, ticket);
             memcpy(t->before[key], hpc_exchange_params(t->e, key), count * sizeof(float));
             if (meets) trial_meet(t);
             float *mean = seen_mean(t, key);
@@ -280,9 +235,9 @@ static void applies_as_seen(rank *r) {
             const float *params = hpc_exchange_params(t->e, key), *before = t->before[key];
             trial_dawdle(&random);
             if (step % 4 == 3)
-                skip(t, key);
+                trial_skip(t, key);
             else
-                apply(t, key, (double)scale);
+                trial_apply(t, key, (double)scale);
             for (uint64_t i = 0; i < count; i++)
                 mean[i] = step % 4 == 3 ? before[i] : after(t, before[i], scale * mean[i], params[i]);
             CHECK(same_floats(params, mean, count, "applied", r->rank, key));
@@ -347,7 +302,7 @@ static void stands_between(rank *r) {
     fold(t, KEY, 0);
     if (stands) rank_await(r, 0, (uint64_t)t->slow);
     if (decides_alone(t->c)) {
-        apply(t, KEY, 1);
+        trial_apply(t, KEY, 1);
         job_start(r, t->j, t->e, KEY, 1, HPC_PUSH, false);
     }
     CHECK_OK(hpc_exchange_apply(t->e, KEY, 1, -1, &ticket));
@@ -361,7 +316,7 @@ static void stands_between(rank *r) {
     CHECK(named || t->c->with & PARTIAL ||
           (t->c->edges == GRAPH && t->c->shape != COMPLETE)); /* a peer that hears others alone is done */
     if (!stands) atomic_fetch_add(&r->board[0], 1);
-    do_wait(t, KEY, ticket);
+    trial_wait(t, KEY, ticket);
     trial_close(t);
 }
 
@@ -395,126 +350,7 @@ static void closes_between(rank *r) {
     trial *t = trial_open(r, NULL);
     const bool applies = (decides_alone(t->c) || has_quorum(t->c)) && r->rank != t->slow;
     for (int key = 0; key < t->j->n_keys; key++) fold(t, key, 0);
-    for (int key = 0; key < t->j->n_keys && applies; key++) apply(t, key, 0.5);
-    trial_close(t);
-}
-
-/* ---- a worker's own update ---- */
-
-typedef enum action { ONCE, TWICE, SKIPPED, NOTHING, REPLACED, ACTIONS } action;
-
-/* The last worker does nothing but skip from some step on. */
-static action action_of(const trial *t, int who, int step) {
-    return who == t->slow && step > 7 ? SKIPPED : (action)((who + step) % ACTIONS);
-}
-
-static uint64_t applied_by(const trial *t, int who, int steps) {
-    static const uint64_t of[ACTIONS] = {[ONCE] = 1, [TWICE] = 2, [REPLACED] = 1};
-    uint64_t n = 0;
-    for (int step = 0; step < steps; step++) n += of[action_of(t, who, step)];
-    return n;
-}
-
-static void check_own(trial *t, int key) {
-    const uint64_t count = t->j->keys[key].count, n = (uint64_t)t->j->n_workers;
-    const float unit = t->j->sum ? 1 : (float)n;
-    double *own = calloc(count, sizeof *own), squares = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        own[i] = t->j->workers[i % n] == t->r->rank ? (double)unit : 0;
-        squares += own[i] * own[i];
-    }
-    check_squares(t, key, squares);
-    check_gathered(t, key, own);
-    free(own);
-}
-
-static void act(trial *t, int key, int step) {
-    const action what = action_of(t, t->r->rank, step);
-    uint64_t ticket;
-    if (what == NOTHING)
-        CHECK_OK(hpc_exchange_fold_nothing(t->e, key, -1, &ticket));
-    else
-        CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &ticket));
-    if (what == REPLACED) CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &ticket));
-    do_wait(t, key, ticket);
-    if (what != NOTHING && step % 3 == 0) check_own(t, key);
-    if (what == SKIPPED)
-        skip(t, key);
-    else
-        apply(t, key, what == TWICE ? 2 : 1);
-}
-
-static bool has_update(const trial *t, int who, int step) {
-    const action what = action_of(t, who, step);
-    return what != SKIPPED && what != NOTHING;
-}
-
-/* How often the rule runs in so many steps: once for what the workers of a group fold together, unless none has an
- * update. */
-static uint64_t rule_runs(const trial *t, int steps) {
-    uint64_t n = 0;
-    for (int step = 0; step < steps; step++)
-        for (int first = 0; first < t->r->size; first++) {
-            bool any = false;
-            for (int who = first; who < t->r->size && group_of(t->c, first) == group_of(t->c, who); who++)
-                any |= trial_works(t, who) && has_update(t, who, step);
-            if (first == 0 || group_of(t->c, first - 1) != group_of(t->c, first)) n += any;
-        }
-    return n;
-}
-
-static void check_runs(trial *t, int steps) {
-    const bool known = t->c->edges == SERVERS || t->c->edges == HOSTS;
-    for (int i = 0; i < t->plan->n_rows && known; i++) {
-        uint64_t step;
-        if (t->plan->rows[i].owner != t->r->rank || t->plan->rows[i].action != HPC_APPLY) continue;
-        CHECK_OK(hpc_exchange_get_row(t->e, i, &step, NULL, NULL));
-        CHECK_EQ(step, rule_runs(t, steps));
-    }
-}
-
-/* Each worker applies, scales, skips and replaces its own updates, and others hear of what was applied alone. No rank
- * waits for one that skips, and no rule runs for it. */
-static void own(rank *r) {
-    enum { STEPS = 16 };
-    trial *t = trial_open(r, trial_in_time);
-    uint64_t random = 3 * (uint64_t)r->rank + r->mode->seed, steps[RANKS_MAX] = {0};
-    for (int round = 1; round <= 2; round++) {
-        for (int step = (round - 1) * STEPS / 2; step < round * STEPS / 2 && trial_works(t, r->rank); step++)
-            for (int key = 0; key < t->j->n_keys; key++) {
-                trial_dawdle(&random);
-                act(t, key, step);
-            }
-        for (int who = 0; who < r->size; who++) steps[who] = applied_by(t, who, round * STEPS / 2);
-        trial_settle(t);
-        trial_publish(t);
-        trial_check(t, steps);
-        trial_check_rows(t, steps);
-        check_runs(t, round * STEPS / 2);
-        CHECK_OK(hpc_barrier(r->context, -1));
-    }
-    trial_close(t);
-}
-
-/* Calls that come too early, and a rank that closes with a fold. */
-static void own_refuses(rank *r) {
-    trial *t = trial_open(r, NULL);
-    uint64_t ticket;
-    float *before = hpc_exchange_params(t->e, 0);
-    if (trial_works(t, r->rank)) {
-        CHECK_STATUS(hpc_exchange_apply(t->e, 0, 1, -1, &ticket), HPC_ERR_INVALID);
-        CHECK_MESSAGE("key k0 has no fold on rank");
-        CHECK_STATUS(hpc_exchange_skip(t->e, 0, -1, &ticket), HPC_ERR_INVALID);
-        CHECK_OK(trial_start(t, 0, HPC_PUSH, -1, &ticket));
-        CHECK_STATUS(hpc_exchange_apply(t->e, 0, INFINITY, -1, &ticket), HPC_ERR_INVALID);
-        CHECK_MESSAGE("it must be finite");
-        apply(t, 0, 1);
-        CHECK_STATUS(hpc_exchange_squares(t->e, 0, -1, &ticket), HPC_ERR_INVALID);
-        CHECK_OK(hpc_exchange_start(t->e, 0, HPC_PULL, NULL, -1, &ticket));
-        do_wait(t, 0, ticket);
-        CHECK_OK(trial_start(t, 1, HPC_PUSH, -1, &ticket));
-        CHECK(before == hpc_exchange_params(t->e, 0));
-    }
+    for (int key = 0; key < t->j->n_keys && applies; key++) trial_apply(t, key, 0.5);
     trial_close(t);
 }
 
@@ -590,8 +426,8 @@ static void check_mean(trial *t, int step, int key) {
     double *sum = malloc(count * sizeof *sum), squares = 0;
     sum_but(t, t->slow, step, key, sum);
     for (uint64_t i = 0; i < count; i++) squares += sum[i] * sum[i];
-    check_squares(t, key, squares);
-    check_gathered(t, key, sum);
+    trial_check_squares(t, key, squares);
+    trial_check_gathered(t, key, sum);
     free(sum);
 }
 
@@ -608,7 +444,7 @@ static void one_is_late(rank *r) {
         uint64_t tickets[JOB_KEYS] = {0};
         for (int key = 0; key < t->j->n_keys; key++) {
             if (!is_late) fold(t, key, step);
-            if (!is_late && step == TARRIES) apply(t, key, 0.5);
+            if (!is_late && step == TARRIES) trial_apply(t, key, 0.5);
             trial_meet(t);
             if (is_late && step != HURRIES) fold(t, key, step);
             if (is_late && step == HURRIES) job_start(r, t->j, t->e, key, step, HPC_PUSH, false);
@@ -622,10 +458,10 @@ static void one_is_late(rank *r) {
         for (int key = 0; key < t->j->n_keys; key++) {
             if (is_late && step == LOOKS) tickets[key] = start_apply(t, key, 4);
             if (is_late && step == LOOKS && key == 0) check_waits(t, key, tickets[key]);
-            if (is_late && step == TARRIES) do_wait(t, key, tickets[key]);
+            if (is_late && step == TARRIES) trial_wait(t, key, tickets[key]);
             trial_meet(t);
-            if (!is_late && step != TARRIES) apply(t, key, 0.5);
-            if (is_late && step != TARRIES) do_wait(t, key, tickets[key]);
+            if (!is_late && step != TARRIES) trial_apply(t, key, 0.5);
+            if (is_late && step != TARRIES) trial_wait(t, key, tickets[key]);
             apply_but(&ref, t, t->slow, step, key, 0.5);
             reference_check(&ref, r, t->e, key);
             CHECK_EQ(hpc_exchange_late(t->e, key) > 0, is_late);
@@ -653,8 +489,8 @@ static void one_stands(rank *r) {
         for (int key = 0; key < t->j->n_keys; key++) {
             if (step > 0) fold(t, key, step);
             CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
-            do_wait(t, key, ticket);
-            apply(t, key, 1);
+            trial_wait(t, key, ticket);
+            trial_apply(t, key, 1);
         }
     trial_meet(t);
     for (int key = 0; key < t->j->n_keys; key++) {
@@ -665,17 +501,17 @@ static void one_stands(rank *r) {
         free(sum);
         if (is_own(t, t->slow)) {
             CHECK_OK(hpc_exchange_squares(t->e, key, -1, &ticket));
-            do_wait(t, key, ticket);
+            trial_wait(t, key, ticket);
             CHECK_OK(hpc_exchange_get_squares(t->e, key, &squares));
             CHECK_EQ(squares, 0); /* those of its mean are not known any more */
-            apply(t, key, 2);
+            trial_apply(t, key, 2);
         }
         reference_check(&ref, r, t->e, key);
     }
     CHECK_EQ(hpc_exchange_version(t->e), STEPS);
     for (int key = 0; key < t->j->n_keys; key++) {
         fold_late(t, 0, key, STEPS);
-        apply(t, key, 1);
+        trial_apply(t, key, 1);
     }
     reference_free(&ref);
     trial_close(t);
@@ -693,7 +529,7 @@ static void two_doubt(rank *r) {
         double *sum = malloc(t->j->keys[key].count * sizeof *sum), squares = 0;
         sum_but(t, key == 1 ? other : t->slow, 0, key, sum);
         for (uint64_t i = 0; i < t->j->keys[key].count; i++) squares += sum[i] * sum[i];
-        check_squares(t, key, squares);
+        trial_check_squares(t, key, squares);
         free(sum);
     }
     trial_meet(t);
@@ -703,9 +539,9 @@ static void two_doubt(rank *r) {
         if (doubts) CHECK_OK(hpc_exchange_apply(t->e, key, 4, -1, &ticket));
         trial_meet(t);
         if (doubts)
-            do_wait(t, key, ticket);
+            trial_wait(t, key, ticket);
         else
-            apply(t, key, 0.5);
+            trial_apply(t, key, 0.5);
         apply_but(&ref, t, key == 1 ? other : t->slow, 0, key, 0.5);
         reference_check(&ref, r, t->e, key);
         trial_meet(t);
@@ -734,26 +570,26 @@ static void one_overtakes(rank *r) {
     reference ref;
     reference_init(&ref, t->j);
     for (int key = 0; key < n && leads; key++) fold(t, key, 0);
-    for (int key = 0; key < n && leads; key++) apply(t, key, 1);
+    for (int key = 0; key < n && leads; key++) trial_apply(t, key, 1);
     trial_meet(t);
     if (overtakes) fold(t, 0, 0);
     trial_meet(t);
     for (int key = 0; key < n && leads; key++) fold(t, key, 1);
     trial_meet(t);
     for (int key = 1; key < n && overtakes; key++) fold(t, key, 0);
-    if (overtakes) apply(t, 0, 1);
+    if (overtakes) trial_apply(t, 0, 1);
     trial_meet(t);
     for (int key = 1; key < n; key++)
-        if (leads || overtakes) apply(t, key, 1);
+        if (leads || overtakes) trial_apply(t, key, 1);
     const uint64_t ticket = overtakes ? job_start(r, t->j, t->e, 0, 2, HPC_PUSH, false) : 0;
     if (overtakes) check_waits(t, 0, ticket);
     trial_meet(t);
-    if (leads) apply(t, 0, 1);
+    if (leads) trial_apply(t, 0, 1);
     for (int step = 0; step < 2; step++) apply_of(&ref, t, 0, step, 0);
     if (leads) reference_check(&ref, r, t->e, 0);
-    if (overtakes) do_wait(t, 0, ticket);
+    if (overtakes) trial_wait(t, 0, ticket);
     CHECK_EQ(hpc_exchange_late(t->e, 0), 0);
-    if (overtakes) apply(t, 0, 1);
+    if (overtakes) trial_apply(t, 0, 1);
     apply_of(&ref, t, t->slow, 2, 0);
     if (overtakes) reference_check(&ref, r, t->e, 0);
     reference_free(&ref);
@@ -767,7 +603,7 @@ static void all_but_one_close(rank *r) {
     reference_init(&ref, t->j);
     for (int key = 0; key < t->j->n_keys; key++) fold_late(t, t->slow, key, 0);
     for (int key = 0; key < t->j->n_keys && is_own(t, t->slow); key++) {
-        apply(t, key, 2);
+        trial_apply(t, key, 2);
         reference_check(&ref, r, t->e, key);
     }
     reference_free(&ref);
@@ -779,14 +615,14 @@ static void one_is_left(rank *r) {
     trial *t = trial_open(r, trial_in_time);
     uint64_t ticket;
     for (int key = 0; key < t->j->n_keys; key++) fold(t, key, 0);
-    for (int key = 0; key < t->j->n_keys && is_own(t, t->slow); key++) apply(t, key, 1);
+    for (int key = 0; key < t->j->n_keys && is_own(t, t->slow); key++) trial_apply(t, key, 1);
     trial_meet(t);
     for (int key = 0; key < t->j->n_keys; key++) {
-        if (!is_own(t, t->slow)) apply(t, key, 1);
+        if (!is_own(t, t->slow)) trial_apply(t, key, 1);
         if (!is_own(t, t->slow)) continue;
         CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &ticket));
         CHECK_STATUS(hpc_exchange_wait(t->e, key, ticket, -1), HPC_ERR_PEER);
-        skip(t, key);
+        trial_skip(t, key);
     }
     trial_close(t);
 }
@@ -809,10 +645,8 @@ int main(int argc, char **argv) {
          .variant = ARGUMENTS},
         {.name = "differ_in_call", .run = differ, .applies = decides_together, .how = {.apart = true}, .variant = CALL},
         {.name = "stands_between", .run = stands_between, .applies = waits_for_all, .how = {.where = RANKS_UNSEEDED}},
-        {.name = "dies_between", .run = dies_between, .applies = is_split, .how = {.victims = 1, .timeout = 30}},
-        {.name = "closes_between", .run = closes_between, .applies = is_split},
-        {.name = "own", .run = own, .applies = keeps_own},
-        {.name = "own_refuses", .run = own_refuses, .applies = keeps_own},
+        {.name = "dies_between", .run = dies_between, .applies = keeps_mean, .how = {.victims = 1, .timeout = 30}},
+        {.name = "closes_between", .run = closes_between, .applies = keeps_mean},
         {.name = "one_is_late", .run = one_is_late, .applies = misses_one},
         {.name = "one_stands", .run = one_stands, .applies = misses_one},
         {.name = "one_overtakes", .run = one_overtakes, .applies = needs_one},
