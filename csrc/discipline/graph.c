@@ -135,3 +135,17 @@ int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its) {
             if (its->fold(core, core->clocked[i]) != 0) return n;
     return n;
 }
+
+/* ---- the worker ---- */
+
+int hpc_graph_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    const hpc_pushed *k = &en->keys[key];
+    const uint64_t needed = hpc_clock_behind(en, hpc_push_of(en, key, ticket));
+    const int me = en->context->group.rank;
+    for (int i = 0; i < k->n_shares && rank != me; i++) {
+        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        if (share->owner == me && hpc_feeds_share(en, share, rank))
+            return pushes < hpc_sends_until(en, key, needed, me, rank);
+    }
+    return 0;
+}

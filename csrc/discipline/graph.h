@@ -45,4 +45,8 @@ typedef struct hpc_graph_fold {
 } hpc_graph_fold;
 int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its);
 
+/* hpc_pace.is_late: the last push of rank that is sent to this rank has to be there, of those up to the ticket's less
+ * the staleness. */
+int hpc_graph_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
+
 #endif

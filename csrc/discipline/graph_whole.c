@@ -139,20 +139,6 @@ static int check_notify_ack(const hpc_context *c, const hpc_exchange_config *f) 
     return status == HPC_OK ? hpc_graph_check_split(f, "exchange") : status;
 }
 
-/* The last push of rank, up to the ticket's, that is sent to this rank has to be there. */
-static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    const hpc_pushed *k = &en->keys[key];
-    const int me = en->context->group.rank;
-    for (int i = 0; i < k->n_shares && rank != me; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (share->owner != me || !hpc_feeds_share(en, share, rank)) continue;
-        const uint64_t first = hpc_share_next_fold(en, k->shares[i]); /* n waits for those before */
-        const uint64_t last = hpc_sends_until(en, key, hpc_push_of(en, key, ticket), me, rank);
-        if (last >= first) return pushes < last;
-    }
-    return 0;
-}
-
 static const hpc_gate gate = {.row_came = row_came, .other_came = other_came, .missing = missing};
 
 const hpc_discipline hpc_discipline_graph_bsp = {
@@ -169,7 +155,7 @@ const hpc_discipline hpc_discipline_notify_ack = {
     .traits = HPC_WHOLE | HPC_OWN_PARAMS,
     .open = open_counts,
     .gate = &gate,
-    .pace = &(const hpc_pace){.is_late = is_late},
+    .pace = &(const hpc_pace){.is_late = hpc_graph_is_late},
 };
 
 const hpc_discipline hpc_discipline_split_phases = {
@@ -183,7 +169,7 @@ const hpc_discipline hpc_discipline_split_phases = {
                               .wait_slot = hpc_split_wait_slot,
                               .moments = HPC_SPLIT_MOMENTS,
                               .note = hpc_split_note,
-                              .is_late = is_late,
+                              .is_late = hpc_graph_is_late,
                               .ends = hpc_split_ends_pull,
                               .ask = hpc_split_ask_share},
     .use = &hpc_split_use,

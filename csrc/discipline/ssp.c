@@ -106,18 +106,6 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    const hpc_pushed *k = &en->keys[key];
-    const uint64_t needed = hpc_clock_behind(en, hpc_push_of(en, key, ticket));
-    const int me = en->context->group.rank;
-    for (int i = 0; i < k->n_shares && rank != me; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (share->owner == me && hpc_feeds_share(en, share, rank))
-            return pushes < hpc_sends_until(en, key, needed, me, rank);
-    }
-    return 0;
-}
-
 /* Updates of steps before may still be on their way. So the phases go on as they did. */
 static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
     (void)step;
@@ -128,7 +116,7 @@ static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
 static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     for (int r = 0; r < en->context->group.size; r++)
-        if (r != share->owner && is_late(en, r, share->key, ticket, hpc_clock_came(&share->clocks[r])))
+        if (r != share->owner && hpc_graph_is_late(en, r, share->key, ticket, hpc_clock_came(&share->clocks[r])))
             found = hpc_add_rank(ranks, found, r);
     return found;
 }
@@ -142,7 +130,7 @@ const hpc_discipline hpc_discipline_ssp = {
     .traits = HPC_OWN_PARAMS | HPC_UNREAD,
     .open = hpc_graph_open_clocks,
     .gate = &gate,
-    .pace = &(const hpc_pace){.is_late = is_late, .restored = restored},
+    .pace = &(const hpc_pace){.is_late = hpc_graph_is_late, .restored = restored},
 };
 
 const hpc_discipline hpc_discipline_split_ssp = {
@@ -156,7 +144,7 @@ const hpc_discipline hpc_discipline_split_ssp = {
                               .wait_slot = hpc_split_wait_slot,
                               .moments = HPC_SPLIT_MOMENTS,
                               .note = hpc_split_note,
-                              .is_late = is_late,
+                              .is_late = hpc_graph_is_late,
                               .restored = restored,
                               .ends = hpc_split_ends_pull,
                               .ask = hpc_split_ask_share},

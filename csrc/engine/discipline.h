@@ -75,11 +75,12 @@ typedef enum hpc_trait {
      * brings no bytes, of updates that are read in place, and each put is told by an event of its row. */
     HPC_BRINGS_NUMBER = 1024,
     HPC_PULLS = 2048, /* pulls ask owners, and have a signal of their own; else the answer to a push is theirs */
-    /* Fold and apply are two calls: rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is
+    /* Fold and apply are two calls: rows keep a mean, as with servers, and each is for its own rank's worker. It is
+     * made when the fold is, and its inputs are free then. */
+    HPC_KEEPS_MEANS = 4096,
+    /* The same, but rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is
      * gathered by its worker's own core, into hpc_engine.gathered. */
     HPC_KEEPS_INPUTS = 8192,
-    /* The same, but rows keep a mean, as with servers: it is made when the fold is, and its inputs are free then. */
-    HPC_KEEPS_MEANS = 4096,
     HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
     HPC_TEARS = 32768,   /* a fold may find an update half written, and does without: it cannot take pieces */
     HPC_UNREAD = 65536,  /* owners may never read a push: close only waits until it has left this rank */
@@ -88,7 +89,7 @@ typedef enum hpc_trait {
      * is a push without an update (HPC_OP_EMPTY). */
     HPC_EACH = 131072,
     /* Shares of the same elements follow what one of their owners says, by a second signal of its share. */
-    HPC_DECIDES = 524288
+    HPC_DECIDES = 262144
 } hpc_trait;
 
 /* The event waits, with all later ones of its rank; it is handed over again later. */
