@@ -140,7 +140,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "quorum of hosts and shared_params": (
         {"topology": Hierarchy([[0, 1], [2]]), "consistency": quorum_of(1), "shared_params": True},
-        "a quorum of servers does not go with shared_params",
+        "a quorum with servers or peers does not go with shared_params",
     ),
     "a topology of no key": (
         {"topology": {"fcc": Hierarchy([[0, 1], [2]])}},
@@ -240,7 +240,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "SSP with servers": ({"consistency": SSP(65)}, r"staleness is 65; 0 to 64 are possible with servers"),
     "SSP and a quorum": (
         {"consistency": Consistency(staleness=2, quorum=2, waits_for="neighbours")},
-        r"a quorum of servers does not go with consistency SSP",
+        r"a quorum with servers or peers does not go with consistency SSP",
     ),
     "SSP and shared_params": ({"consistency": SSP(2), "shared_params": True}, r"shared_params needs BSP: under SSP"),
     "SSP and in_place": (

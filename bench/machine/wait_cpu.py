@@ -1,4 +1,4 @@
-"""wait_cpu: the share of a core that a rank takes while it waits for a signal, for an update, or in mpi4py's Recv.
+"""wait_cpu: processor time of a waiting rank, as a share of a core: for a signal, an update, or mpi4py's Recv.
 
 Rank 0 sleeps, then lets rank 1 go. The processor time is that of rank 1's whole process (getrusage), hpcomm's threads
 included. Each contender waits once a cycle: -t seconds, mpi4py only a tenth.

@@ -301,7 +301,7 @@ def named(way: str, mode: str) -> str:
 
 
 def differing(found: Floats, shift: int, expected: Floats) -> int:
-    """The number of elements of a key that differ from their classes' values."""
+    """Counts the elements of a key whose values differ from the expected ones."""
     return int(np.count_nonzero(found.reshape(-1) != np.resize(np.roll(expected, -shift), found.size)))
 
 

@@ -31,7 +31,7 @@ from softroce.plan import Guest
 from softroce.run import TORCH, check_machine, pack, site_packages
 
 UNABLE = 77  # the exit status where the machine cannot run it
-ENDED = ("124", "137")  # exit statuses of a benchmark that timeout has ended
+ENDED = ("124", "137")  # exit statuses that `timeout` gives a benchmark
 STARTING = 70  # seconds before and after a benchmark's cycles
 BOOTING = 90  # seconds
 # Without the last two the guest's clock is an emulated HPET, a device that the cores take turns at.

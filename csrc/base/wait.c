@@ -175,7 +175,7 @@ static const hpc_blamed *find_told(const hpc_blamed *told, int n_told, int rank)
     return NULL;
 }
 
-/* The reason of a rank that failed; "": it just left; NULL: it is there, and others tell of it. */
+/* Why a rank is gone: its reason, or "" if it left without one; NULL if it is alive as far as this rank knows. */
 static const char *why_gone(const hpc_group *group, int rank, const hpc_blamed *told) {
     if (hpc_group_has_departed(group, rank) && (told == NULL || !hpc_group_left_because(group, rank)))
         return strcmp(group->reasons[rank], just_left) == 0 ? "" : group->reasons[rank];

@@ -101,8 +101,8 @@ typedef struct hpc_codec {
     const char *(*text)(int status);
     /* Compression: pieces are packed after they are encoded, and unpacked before they are read. scratch: bytes that
      * pack and unpack need beside pieces of at most so many; 0: this configuration packs none, and neither of the two
-     * is called. pack works on a piece of at most cap bytes where it lies, and returns its bytes. unpack returns the
-     * bytes of the piece that it has written to raw, or 0 for one that was not packed. Both return a negative status
+     * is called. pack works on a piece of at most cap bytes where it lies, and returns its bytes. unpack writes
+     * the piece to raw and returns its bytes; it returns 0 if the piece was not packed. Both return a negative status
      * where they fail. */
     size_t (*scratch)(const hpc_codec_config *config, size_t most);
     int64_t (*pack)(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room);

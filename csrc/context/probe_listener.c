@@ -24,7 +24,7 @@ static const double STRAGGLERS = 0.06; /* seconds that packets may come after EN
 static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in the job's incoming traffic */
 static const double AMID = 0.03;       /* the same for a stream that may go without a pause */
 static const double LOOK = 1e-3;       /* between two looks for a pause */
-static const double TURN = 0.1;        /* between two looks at the stop flag of a caller that waits for its turn */
+static const double TURN = 0.1;        /* seconds between two looks at a waiting caller's stop flag */
 static const double GRANT_SLACK = 0.5; /* that a caller may need beyond the time that it asked for */
 
 typedef enum call_state { CALL_NEW, CALL_IDLE, CALL_ASKS, CALL_STREAMS, CALL_ENDS } call_state;

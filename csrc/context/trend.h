@@ -65,7 +65,7 @@ typedef struct hpc_search {
     double most;       /* that can be sent; 0: unknown */
     double low, high;  /* high 0: nothing was too fast yet */
     double grey_low, grey_high;
-    double guess; /* of the available bandwidth, by the slopes of a fleet that was above; 0: none */
+    double guess; /* available bandwidth, estimated from a fleet above it; 0: unknown */
     double rate;  /* of the next fleet */
     int fleets, greys, is_done;
 } hpc_search;

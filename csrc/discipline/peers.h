@@ -10,7 +10,7 @@ int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *confi
 /* The in-edge by which the row of owner, of the same elements as row, takes the pushes of rank; NULL: no such edge. */
 const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, int rank);
 
-/* Where an input of a share has come, by slot: the first row notes it for all. 0: not yet, or it is applied. */
+/* The mark of an input of a share, by slot, which the first row has for all: 0 before it comes and after its use. */
 _Atomic char *hpc_peers_came_at(const hpc_engine *en, const hpc_share *share, uint64_t push, int input);
 /* Notes that an input is there, with bytes or (how) without, and counts how many of its rank are. What comes straight
  * and what other ranks pass on may overtake each other: then it waits for the push before it. 0: it has no slot. */

@@ -107,9 +107,10 @@
 static int check_config(const hpc_exchange_config *f) {
     const hpc_rule *own = hpc_config_own_fold(f);
     if (!hpc_config_is_bsp(f) || f->shared_params)
-        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange", "exchange: a quorum of servers does not go with %s%s",
-                        hpc_config_is_bsp(f) ? "" : "consistency ",
-                        hpc_config_is_bsp(f) ? "shared_params" : hpc_consistency_name(f->consistency));
+        return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
+                        "exchange: a quorum with servers or peers does not go with %s%s",
+                        hpc_config_is_bsp(f) ? "shared_params: leave one of the two out" : "consistency ",
+                        hpc_config_is_bsp(f) ? "" : hpc_consistency_name(f->consistency));
     if (own == NULL) return HPC_OK;
     return hpc_fail(HPC_ERR_UNSUPPORTED, "exchange",
                     "exchange: rule %s has a fold of its own; with a quorum some inputs may be missing from it",

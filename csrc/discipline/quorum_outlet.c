@@ -424,7 +424,7 @@ int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) 
     return status == HPC_OK ? hear_key(en, key) : status;
 }
 
-/* Of updates to this rank those up to a version are late from now on; its cores answer them. */
+/* Updates to this rank for versions up to this one are late from now on; its cores answer them. */
 static void leave_out_until(hpc_engine *en, int key, uint64_t version) {
     const hpc_pushed *k = &en->keys[key];
     for (int i = 0; i < k->n_shares; i++) {

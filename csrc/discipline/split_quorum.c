@@ -487,7 +487,7 @@ static int add_silent(const hpc_engine *en, const hpc_share *share, int sender, 
     return kept;
 }
 
-/* Where no mean is kept, those whose updates are missing. */
+/* Silent ranks of a mean that is kept, else the ranks whose updates are missing. */
 static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &en->layout.shares[s];
     return add_silent(en, share, NOBODY, ranks, &found) ? found : hpc_outlet_missing(en, s, ticket, ranks, found);

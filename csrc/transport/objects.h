@@ -155,7 +155,7 @@ typedef struct hpc_lane_peer {
     hpc_memory *memory; /* behind out, if mapped */
 } hpc_lane_peer;
 
-/* By worker, a pair of ranks uses one rail for all its lanes (PHub, section 4.5). */
+/* A pair of ranks uses one rail for all its lanes, chosen by worker (PHub, section 4.5). */
 enum { HPC_RAIL_BY_WORKER = -1 };
 
 struct hpc_lane {

@@ -111,9 +111,9 @@ static void quorum_refused(rank *r) {
     refuses(r, &j, HPC_ERR_INVALID, "gets 3 updates a step, one from each host or rack");
     for (j.quorum = 1; j.quorum <= 3; j.quorum += 2) { /* all groups are refused alike */
         j.each = 1;
-        refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with consistency ASYNC");
+        refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum with servers or peers does not go with consistency ASYNC");
         j.each = 0, j.shared_params = 1;
-        refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum of servers does not go with shared_params");
+        refuses(r, &j, HPC_ERR_UNSUPPORTED, "a quorum with servers or peers does not go with shared_params");
         j.shared_params = 0;
     }
     hpc_plan_free(plan);
