@@ -18,7 +18,7 @@ def declarations(header: str) -> str:
 
 
 ffibuilder = FFI()
-for name in ("error.h", "rule.h", "hpcomm.h", "codec.h", "plan.h", "scheme.h", "stats.h"):
+for name in ("error.h", "rule.h", "hpcomm.h", "codec.h", "plan.h", "way.h", "stats.h"):
     ffibuilder.cdef(declarations((INCLUDE / "hpcomm" / name).read_text(encoding="utf-8")))
 ffibuilder.cdef('extern "Python" void hpcomm_warn(void *, const char *);')  # an hpc_config's warn
 # setup.py adds the folder where CMake put the library; at run time it lies in lib/ beside the extension.

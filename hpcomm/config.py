@@ -86,7 +86,7 @@ def _debug(value: object) -> str:
     return level
 
 
-def _scheme(value: object) -> str:
+def _way(value: object) -> str:
     if value not in ("", "auto", "paper"):
         raise ValueError("must be auto or paper")
     return str(value)
@@ -163,8 +163,8 @@ class Config:
     overlap: bool = _setting(
         False, "switch", _switch, "hpcomm.torch: 1: step() returns while parameters are on their way"
     )
-    scheme: str = _setting(
-        "", "word", _scheme, "hpcomm.torch: auto or paper: how linear layers are exchanged, by what costs least"
+    way: str = _setting(
+        "", "word", _way, "hpcomm.torch: auto or paper: how linear layers are exchanged, by what costs least"
     )
 
     @property
@@ -195,7 +195,7 @@ class Settings(TypedDict, total=False):
     timeline: str | os.PathLike[str] | None
     debug: str | None
     overlap: bool | None
-    scheme: str | None
+    way: str | None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The benchmark of schemes: its columns and promises, and that a wrong value is found."""
+"""The benchmark of ways: its columns and promises, and that a wrong value is found."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def step(name: str, cycles: list[float], **more: Any) -> dict[str, Any]:
         "wire": 0.9,
         "name": name,
     }
-    return {**facts, "cycles": cycles, "processor": [0.1], "sent": 0, "schemes": "", "wrong": 0, **more}
+    return {**facts, "cycles": cycles, "processor": [0.1], "sent": 0, "ways": "", "wrong": 0, **more}
 
 
 def chosen(measured: float, paper: float) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def document() -> dict[str, Any]:
         step(PEER, [0.5, 0.5, 0.5]),
         step(POWER, [0.6, 0.6, 0.6]),
         step(HUB, [1.1, 1.1, 1.1], sent=5e8),
-        step(AUTO, [0.4, 0.4, 0.42], sent=16e6, schemes="key  scheme\nfc   factors"),
+        step(AUTO, [0.4, 0.4, 0.42], sent=16e6, ways="key  way\nfc   factors"),
         step(SKIPPED, [0.28, 0.28, 0.3]),
         step(ADAM, [1.9, 1.9, 1.9]),
         *(chosen(1 + i / 100, 1 + i / 10) for i in range(11)),

@@ -46,7 +46,7 @@ def test_empty_variable_counts_as_unset() -> None:
         ("HPCOMM_TCP_STREAMS", "two", "must be an integer from 1 to 8"),
         ("HPCOMM_MASTER_PORT", "65536", "must be an integer from 0 to 65535"),
         ("HPCOMM_OVERLAP", "yes", "must be 0 or 1"),
-        ("HPCOMM_SCHEME", "fast", "must be auto or paper"),
+        ("HPCOMM_WAY", "fast", "must be auto or paper"),
     ],
 )
 def test_bad_value_names_variable_value_and_kind(variable: str, value: str, wanted: str) -> None:

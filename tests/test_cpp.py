@@ -387,25 +387,25 @@ static void shrinks(hpcomm::Context &context) {
     assert(!code);
 }
 
-void schemes() {
+void ways() {
     const hpcomm::Layer layer{4096, 4096, 32, 0}, many{4096, 4096, 512, 0};
     const hpcomm::Cluster cluster{4, 4, 4}, none{0, 0, 0};
     const hpcomm::Rates rates{1.2e8, 0, 5e9, 5e-10, 4.4e10};
     const hpcomm::CodecRates half{0.5, 0, 0};
     std::error_code code;
-    assert(hpcomm::best_scheme(many, cluster, nullptr) == HPC_SCHEME_FACTORS);
-    assert(hpcomm::best_scheme(many, cluster, &rates) == HPC_SCHEME_PS);
-    assert(hpcomm::best_scheme(layer, cluster, &rates) == HPC_SCHEME_FACTORS);
-    assert(hpcomm::scheme_cost(HPC_SCHEME_PS, layer, cluster, rates).sent == 402653184);
-    assert(hpcomm::scheme_cost(HPC_SCHEME_PS, layer, cluster, rates, &half).sent == 301989888);
-    hpcomm::best_scheme(layer, none, &rates, 0, code);
+    assert(hpcomm::best_way(many, cluster, nullptr) == HPC_WAY_FACTORS);
+    assert(hpcomm::best_way(many, cluster, &rates) == HPC_WAY_PS);
+    assert(hpcomm::best_way(layer, cluster, &rates) == HPC_WAY_FACTORS);
+    assert(hpcomm::way_cost(HPC_WAY_PS, layer, cluster, rates).sent == 402653184);
+    assert(hpcomm::way_cost(HPC_WAY_PS, layer, cluster, rates, &half).sent == 301989888);
+    hpcomm::best_way(layer, none, &rates, 0, code);
     const std::string told = hpc_last_error()->message;
     assert(code && told.find("0 workers, 0 servers and 0 hosts") != std::string::npos);
 }
 
 int main() {
     const hpc_oob oob = {0, 1, nullptr, gather, ready, ready};
-    schemes();
+    ways();
     hpcomm::Context context(oob);
     assert(context && hpcomm::version() == hpc_version() && !hpcomm::transports().empty());
     codes(context);

@@ -22,7 +22,7 @@ def declared() -> set[str]:
     folder = PACKAGE / "include/hpcomm"
     headers = "".join(
         (folder / name).read_text(encoding="utf-8")
-        for name in ("hpcomm.h", "error.h", "rule.h", "codec.h", "plan.h", "scheme.h", "stats.h")
+        for name in ("hpcomm.h", "error.h", "rule.h", "codec.h", "plan.h", "way.h", "stats.h")
     )
     return set(re.findall(r"^HPC_API [^;]*?\b(hpc_\w+)\(", headers, re.MULTILINE))
 

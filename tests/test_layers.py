@@ -78,12 +78,12 @@ PUBLIC = """
 hpcomm.hpp
 factors.hpp
 exchange.hpp
-plan.hpp queue.hpp scheme.hpp window.hpp
+plan.hpp queue.hpp way.hpp window.hpp
 context.hpp
 handle.hpp fold.hpp host.hpp
 codec.hpp error.hpp hpcomm_mpi.h
 hpcomm.h
-codec.h error.h plan.h rule.h scheme.h stats.h
+codec.h error.h plan.h rule.h way.h stats.h
 """
 
 

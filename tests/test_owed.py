@@ -28,14 +28,14 @@ def commit(root: Path, name: str, text: str) -> str:
 def tree(tmp_path: Path) -> Path:
     """A repository with a commit that the full run has passed on."""
     git(tmp_path, "init", "-q")
-    for name in ("csrc/transport/verbs/link.c", "csrc/engine/engine.h", "csrc/control/net.c"):
+    for name in ("csrc/transport/verbs/link.c", "csrc/engine/scheme.h", "csrc/control/net.c"):
         passed = commit(tmp_path, name, "one")
     commit(tmp_path, owed.FULL, f"{passed}\n")
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["csrc/transport/verbs/link.c", "csrc/engine/engine.h", "csrc/context/lane.c", "csrc/discipline/new.c"]
+    "name", ["csrc/transport/verbs/link.c", "csrc/engine/scheme.h", "csrc/context/lane.c", "csrc/discipline/new.c"]
 )
 def test_is_owed_once_rdma_has_changed(tree: Path, name: str) -> None:
     passed = (tree / owed.FULL).read_text().strip()
@@ -44,7 +44,7 @@ def test_is_owed_once_rdma_has_changed(tree: Path, name: str) -> None:
 
 
 def test_is_owed_for_what_is_not_committed(tree: Path) -> None:
-    (tree / "csrc/engine/engine.h").write_text("two")
+    (tree / "csrc/engine/scheme.h").write_text("two")
     assert "owed" in owed.owed(tree)
 
 

@@ -33,7 +33,7 @@ MODULES = (
     "test_torch_models",
     "test_torch_only_pairs",
     "test_torch_saved",
-    "test_torch_schemes",
+    "test_torch_ways",
     "test_torch_waits",
 )
 STATES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}  # values of an element
@@ -148,10 +148,10 @@ def every_way_to_step(ctx: hpcomm.Context) -> None:
 @case
 def pairs_of_vectors(ctx: hpcomm.Context) -> None:
     """Also in another thread, as autograd computes for devices."""
-    for way in torchcases.SCHEMES:
+    for way in torchcases.WAYS:
         check(ctx, network=torchcases.wide, **way)
         check(ctx, network=torchcases.wide, in_thread=True, clip_norm=0.1, **way)
-    counts = check(ctx, network=torchcases.wide, scheme="factors", batch=torchcases.BATCH)
+    counts = check(ctx, network=torchcases.wide, way="factors", batch=torchcases.BATCH)
     assert counts.bytes_out < counts.bytes_in / 2
 
 

@@ -263,7 +263,7 @@ def a_dropped_optimizer_gives_all_back(ctx: hpcomm.Context) -> None:
         {},
         {"buffers": "average"},
         {"apply": "backward"},
-        {"scheme": "factors", "batch": 16},
+        {"way": "factors", "batch": 16},
     ]
     for options in every:
         for make in [momentum] if options else [momentum, rmsprop]:

@@ -1,4 +1,4 @@
-"""hpcomm.torch with scheme=: gradients of linear layers that are more than the sum of their pairs."""
+"""hpcomm.torch with way=: gradients of linear layers that are more than the sum of their pairs."""
 
 import math
 from functools import partial
@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize, prune
 from torchcases import (
     BATCH,
     OPTIMIZERS,
-    SCHEMES,
+    WAYS,
     Data,
     F,
     case,
@@ -82,18 +82,18 @@ KINDS = (penalized, slightly_penalized, consolidated, used_again, hooked, pruned
 def goes_dense(ctx: hpcomm.Context, loop: Any, ways: Any, **more: Any) -> None:
     for way in ways:
         optimizer = check(ctx, model=wide, loop=loop, **way, **more)
-        assert optimizer.schemes.of["first.weight"] == "ps", way
-        assert optimizer.schemes.why["first.weight"], way
+        assert optimizer.ways.of["first.weight"] == "ps", way
+        assert optimizer.ways.why["first.weight"], way
         optimizer.step()  # without gradients
         optimizer.close()
 
 
 @case
 def gradients_that_are_more_than_pairs_go_as_matrices(ctx: hpcomm.Context) -> None:
-    ways = [SCHEMES[0], {"scheme": "factors", "batch": 3 * BATCH}, {"scheme": "adam", "batch": 3 * BATCH}]
+    ways = [WAYS[0], {"way": "factors", "batch": 3 * BATCH}, {"way": "adam", "batch": 3 * BATCH}]
     for i, kind in enumerate(KINDS):
         goes_dense(ctx, with_more(kind), [ways[i % 3]] if kind is not slightly_penalized else ways[:2])
-    goes_dense(ctx, with_more(penalized, only=ctx.size - 1), [SCHEMES[3]], make=OPTIMIZERS["adamw"], overlap=True)
+    goes_dense(ctx, with_more(penalized, only=ctx.size - 1), [WAYS[3]], make=OPTIMIZERS["adamw"], overlap=True)
 
 
 @case
@@ -107,7 +107,7 @@ def gradients_by_hand_go_as_matrices(ctx: hpcomm.Context) -> None:
             p.grad = 0.1 * p.detach()
         optimizer.step()
 
-    goes_dense(ctx, by_hand, SCHEMES[1:3])
+    goes_dense(ctx, by_hand, WAYS[1:3])
 
 
 @case
@@ -134,7 +134,7 @@ def all_find_what_one_rank_refuses_before_a_mean_is_used(ctx: hpcomm.Context) ->
         else:
             optimizer.step()
 
-    for how, way in (("clip", SCHEMES[1]), ("look", SCHEMES[0]), ("scale", SCHEMES[4]), ("look", SCHEMES[2])):
+    for how, way in (("clip", WAYS[1]), ("look", WAYS[0]), ("scale", WAYS[4]), ("look", WAYS[2])):
         its: Any = partial(loop, how, scalers={})
         goes_dense(ctx, its, [way], **({"clip_norm": 0.5} if how == "clip" else {}))
 
@@ -143,7 +143,7 @@ def all_find_what_one_rank_refuses_before_a_mean_is_used(ctx: hpcomm.Context) ->
 def skipped_gradients_are_more_than_pairs(ctx: hpcomm.Context) -> None:
     """Autograd tells of a second use; hooks, masks and parametrizations are refused in the forward pass."""
     for kind in (penalized, used_again):
-        goes_dense(ctx, with_more(kind), SCHEMES[2:3])
+        goes_dense(ctx, with_more(kind), WAYS[2:3])
 
     def parametrized(model: Any, x: Any, step: int) -> Any:
         if step == 2:
@@ -151,9 +151,9 @@ def skipped_gradients_are_more_than_pairs(ctx: hpcomm.Context) -> None:
         return 0
 
     for kind, why in ((hooked, "has got a hook"), (pruned, "is not a plain"), (parametrized, "is not a plain")):
-        told = rf"rank {ctx.rank}: 'first.weight' {why}.*: leave out skip_weight_grad, or give scheme="
+        told = rf"rank {ctx.rank}: 'first.weight' {why}.*: leave out skip_weight_grad, or give way="
         with refuses(told):
-            check(ctx, model=wide, loop=with_more(kind), **SCHEMES[2])
+            check(ctx, model=wide, loop=with_more(kind), **WAYS[2])
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 1.0, 1e12])

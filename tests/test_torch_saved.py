@@ -453,7 +453,7 @@ def counts_of_steps_are_exact_in_any_default_dtype(ctx: hpcomm.Context) -> None:
 @case
 def a_saved_model_is_plain_torch(ctx: hpcomm.Context) -> None:
     """torch.save of the whole model leaves no class of hpcomm in the file, also of one layer of it."""
-    options: list[dict[str, Any]] = [{}, {"overlap": True}, {"scheme": "factors", "batch": cases.BATCH}]
+    options: list[dict[str, Any]] = [{}, {"overlap": True}, {"way": "factors", "batch": cases.BATCH}]
     for more in options:
         model = net()
         own = model.register_forward_hook(min)  # a user's, which stays

@@ -21,7 +21,7 @@ from torchcases import BATCH, F, asks_without_state, check_bits, check_same, dir
 
 import hpcomm
 import hpcomm.torch as ht
-from hpcomm.torch import schemes
+from hpcomm.torch import ways
 
 dcp = pytest.importorskip("torch.distributed.checkpoint.state_dict")
 pytestmark = pytest.mark.xdist_group("group sequences")
@@ -31,7 +31,7 @@ FOUND = {661: 0, 292: 1}  # seeds that have shown something wrong, and how many 
 LAX = dcp.StateDictOptions(strict=False)
 TOP = hpcomm.codec.TopK(0.2, kernel="c")
 LAYERS = ("conv", "norm", "last")
-OF_SCHEMES = ("codec", "codec_out", "scheme", "batch", "skip_weight_grad")
+OF_WAYS = ("codec", "codec_out", "way", "batch", "skip_weight_grad")
 RATES = {"SGD": 0.1, "Adam": 0.01, "AdamW": 0.01, "RMSprop": 0.005, "Adagrad": 0.02}
 
 
@@ -287,7 +287,7 @@ class Trainer:
                 saver.after(1)
             self.optimizer.close()
             torch.manual_seed(seed)
-            model, compiled = Model(), seed % 2 and self.way["scheme"] is None  # schemes refuse compiled layers
+            model, compiled = Model(), seed % 2 and self.way["way"] is None  # ways refuse compiled layers
             self.optimizer = self.wrap(model, torch.compile(model, backend="eager") if compiled else model)
             assert ht.restore(self.optimizer, folder) is not None
         for own, old in zip(model.parameters(), self.model.parameters(), strict=True):
@@ -339,11 +339,11 @@ def way_of(seed: int) -> tuple[dict[str, Any], list[tuple[str, int]]]:
         way["clip_norm"] = None
     draw = random.Random(~seed)  # another one, by which older seeds keep what they draw
     way |= {"more": draw.choice([None, "penalty", "use", "hook"]), "from": draw.randrange(8)}
-    way |= {"scheme": draw.choice([None, "factors", "factors", "adam", {"last.weight": "factors"}])}
+    way |= {"way": draw.choice([None, "factors", "factors", "adam", {"last.weight": "factors"}])}
     way |= {"batch": draw.choice([None, 8 * BATCH, 8 * BATCH]), "skip_weight_grad": draw.choice([False, False, True])}
     if way["optimizer"] in ("RMSprop", "Adagrad") or way["apply"] == "backward" or way["consistency"] != hpcomm.BSP:
-        way["scheme"] = None  # it is refused
-    if way["scheme"] is None:
+        way["way"] = None  # it is refused
+    if way["way"] is None:
         way |= {"batch": None, "skip_weight_grad": None}
     elif way["skip_weight_grad"]:  # p.grad is None, and a trainer that reads it gets nothing
         does = [("step" if what == "two_losses" else what, number) for what, number in does]
@@ -385,7 +385,7 @@ def run(ctx: hpcomm.Context, seed: int) -> str:
     alone = copy.deepcopy(model)
 
     options = {k: way[k] for k in ("apply", "clip_norm", "overlap", "consistency", "topology") if way[k] is not None}
-    options |= {k: way[k] for k in (*OF_SCHEMES, "reduce") if way[k] is not None}
+    options |= {k: way[k] for k in (*OF_WAYS, "reduce") if way[k] is not None}
 
     def wrap(model: Any, given: Any) -> Any:
         own = make(way["optimizer"], seed, model)
@@ -421,7 +421,7 @@ def run(ctx: hpcomm.Context, seed: int) -> str:
 
 def run_all(seeds: list[int]) -> list[str]:
     torch.set_num_threads(1)
-    schemes._LEAST = 1  # the linear layer may go as pairs
+    ways._LEAST = 1  # the linear layer may go as pairs
     ends = []
     for seed in seeds:
         with hpcomm.init(mpi.world(), timeout=20) as ctx, warnings.catch_warnings():

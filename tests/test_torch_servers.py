@@ -292,11 +292,11 @@ def a_checkpoint_goes_on(ctx: hpcomm.Context) -> None:
 
 
 REFUSED: dict[str, tuple[type[HpcommError], str, Callable[[hpcomm.Context, Any], Any]]] = {
-    "a scheme": (
+    "a way": (
         NotSupported,
-        r"scheme is 'auto', and ranks \[3\] only serve",
+        r"way is 'auto', and ranks \[3\] only serve",
         lambda ctx, model: ht.DistributedOptimizer(
-            sgd(model.parameters()), ctx, model, placement="NCC", servers=[3], scheme="auto"
+            sgd(model.parameters()), ctx, model, placement="NCC", servers=[3], way="auto"
         ),
     ),
     "a DiLoCo": (
@@ -358,8 +358,8 @@ def each_rank_has_its_calls(ctx: hpcomm.Context) -> None:
     if ctx.rank < 3:
         with pytest.raises(InvalidArgument, match=f"rank {ctx.rank} is a worker"):
             optimizer.serve()
-        with pytest.raises(NotSupported, match="measure_schemes: it needs workers alone"):
-            optimizer.measure_schemes()
+        with pytest.raises(NotSupported, match="measure_ways: it needs workers alone"):
+            optimizer.measure_ways()
         plain(model, optimizer, Batches(ctx.rank), 0)
     else:
         for call, does in (("step", optimizer.step), ("synchronize", optimizer.synchronize)):

@@ -259,12 +259,12 @@ def wide() -> Any:
     return Wide()
 
 
-SCHEMES: list[dict[str, Any]] = [
-    {"scheme": "factors"},
-    {"scheme": "factors", "batch": BATCH},
-    {"scheme": "factors", "batch": BATCH, "skip_weight_grad": True},
-    {"scheme": {"second.weight": "factors", "first.weight": "adam"}},
-    {"scheme": "adam", "batch": BATCH},
+WAYS: list[dict[str, Any]] = [
+    {"way": "factors"},
+    {"way": "factors", "batch": BATCH},
+    {"way": "factors", "batch": BATCH, "skip_weight_grad": True},
+    {"way": {"second.weight": "factors", "first.weight": "adam"}},
+    {"way": "adam", "batch": BATCH},
 ]
 
 

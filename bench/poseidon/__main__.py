@@ -43,7 +43,7 @@ from bench.poseidon.table import HYBRID, LOSSY, NAMES, OF_ONE, ROLES
 from bench.torch.step import UNABLE, Block, Group, measured
 from hpcomm.bench.rows import Row
 
-WARMUP = 3  # steps: the first one of scheme="auto" goes as matrices, DDP makes new buckets in the second
+WARMUP = 3  # steps: the first one of way="auto" goes as matrices, DDP makes new buckets in the second
 
 
 class Poseidon(Group):
@@ -73,7 +73,7 @@ class Poseidon(Group):
         del ways
         gc.collect()
         each: dict[str, list[Block]] = {name: [] for name in names}
-        sent, schemes = dict.fromkeys(names, 0), dict.fromkeys(names, "")
+        sent, tables = dict.fromkeys(names, 0), dict.fromkeys(names, "")
         for cycle in range(self.options.run_cycles):
             at = cycle % len(names)  # no way always follows the same one
             for name in names[at:] + names[:at]:
@@ -88,7 +88,7 @@ class Poseidon(Group):
                 if isinstance(way, Hybrid):
                     sent[name] = (_sent(way.wrapped.exchange) - before) // (1 + self.options.steps)
                     way.wrapped.zero_grad()
-                    schemes[name] = str(way.wrapped.measure_schemes(1) if cycle == 0 else schemes[name])
+                    tables[name] = str(way.wrapped.measure_ways(1) if cycle == 0 else tables[name])
                 self.meet()
                 way.close()
                 del way
@@ -102,7 +102,7 @@ class Poseidon(Group):
         facts["wire"] = shape.least(4 * parameters) / carried(self.options.rate)
         found = []
         for name in names:
-            row = {**facts, "name": name, "role": ROLES[name], "schemes": schemes[name] if name in HYBRID else ""}
+            row = {**facts, "name": name, "role": ROLES[name], "ways": tables[name] if name in HYBRID else ""}
             row |= {"sent": sum(rank[1][name] for rank in gathered), "lossy": name in LOSSY}
             row |= measured([rank[0][name] for rank in gathered])
             found.append({**row, "wrong": sum(rank[2].get(name, 0) for rank in gathered)})

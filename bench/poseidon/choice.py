@@ -14,7 +14,7 @@ from bench.torch.step import Group
 from hpcomm import measure
 from hpcomm.bench.rows import Row
 from hpcomm.codec import Factors
-from hpcomm.model import Cluster, Layer, Rates, best_scheme
+from hpcomm.model import Cluster, Layer, Rates, best_way
 from hpcomm.topology import PeerToPeer
 from hpcomm.topology.automatic import automatic_pairs
 
@@ -28,7 +28,7 @@ SIDE, BATCH = 4096, 32  # of the layer of section 3.2, and of its samples
 
 
 def rates_of(ctx: hpcomm.Context) -> Rates:
-    """What best_scheme needs to know of the machine. Collective."""
+    """What best_way needs to know of the machine. Collective."""
     return replace(measure.measure_rates(ctx), multiply=measure.multiply_rate(ctx, hpcomm.Exchange, None))
 
 
@@ -57,9 +57,9 @@ class Choice(Group):
                 "wrong": 0,
             }
             for by in ("measured", "paper"):
-                choice = best_scheme(layer, cluster, rates, by=by)
-                row |= {by: choice.scheme, f"{by} ratio": took[choice.scheme] / min(took.values())}
-            costs = best_scheme(layer, cluster, rates).costs
+                choice = best_way(layer, cluster, rates, by=by)
+                row |= {by: choice.name, f"{by} ratio": took[choice.name] / min(took.values())}
+            costs = best_way(layer, cluster, rates).costs
             row["predicted"] = {name: cost.seconds for name, cost in costs.items()}
             found.append(row)
             self.tell((i + 1) / self.options.layers)

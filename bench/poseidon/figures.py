@@ -16,7 +16,7 @@ from bench.poseidon.systems import AFTER, FIGURES, LINEAR, PAPER, POSEIDON, WHOL
 from bench.torch.step import Group
 from hpcomm.bench.rows import Row
 from hpcomm.codec import Factors, OneBit
-from hpcomm.model import Cluster, Rates, best_scheme
+from hpcomm.model import Cluster, Rates, best_way
 from hpcomm.model import Layer as Exchanged
 from hpcomm.topology.automatic import automatic_pairs
 
@@ -28,7 +28,7 @@ class System:
     """How each layer of a network is exchanged."""
 
     name: str
-    schemes: Mapping[str, str]
+    ways: Mapping[str, str]
     pairs: int
 
     def exchange(self, ctx: hpcomm.Context, layers: Sequence[Layer]) -> hpcomm.Exchange:
@@ -37,8 +37,8 @@ class System:
         return hpcomm.Exchange(
             ctx,
             {one.name: np.zeros((one.rows, one.columns), np.float32) for one in layers},
-            {name: topologies[scheme] for name, scheme in self.schemes.items() if scheme in topologies},
-            codec={name: codecs[scheme] for name, scheme in self.schemes.items() if scheme in codecs},
+            {name: topologies[way] for name, way in self.ways.items() if way in topologies},
+            codec={name: codecs[way] for name, way in self.ways.items() if way in codecs},
             rule=hpcomm.SGD(RATE),
             chunk_bytes=CHUNK if self.name == WHOLE else None,
             progress="thread",  # a GPU leaves the processor to it
@@ -65,16 +65,16 @@ class Timed(Group):
         base = "ps" if hosts == self.size else "hosts"
         found: list[System] = []
         for name in figure.systems:
-            schemes = {one.name: LINEAR.get(name, base) if one.linear else base for one in layers}
+            ways = {one.name: LINEAR.get(name, base) if one.linear else base for one in layers}
             if name in (POSEIDON, PAPER) and self.size > 1:
                 cluster = Cluster(self.size, hosts=hosts)
                 for one in layers:
                     own = Exchanged(one.name, (one.rows, one.columns), pairs if one.linear else 0)
-                    way = best_scheme(own, cluster, rates, by="paper" if name == PAPER else "measured").way
-                    schemes[one.name] = base if name == PAPER and way == "ps" else way
-            same = [one for one in found if one.schemes == schemes and one.name == POSEIDON]
+                    way = best_way(own, cluster, rates, by="paper" if name == PAPER else "measured").way
+                    ways[one.name] = base if name == PAPER and way == "ps" else way
+            same = [one for one in found if one.ways == ways and one.name == POSEIDON]
             if self.wanted(name) and not same:
-                found.append(System(name, schemes, pairs))
+                found.append(System(name, ways, pairs))
         return found
 
     def network(self, name: str, figure: Figure, key: str, shape: Shape, rates: Rates | None) -> list[Row]:
@@ -91,7 +91,7 @@ class Timed(Group):
             row |= {"link": self.options.rate, "name": system.name, "compute": seconds, "K": pairs}
             row |= {"parameters": count(layers), "wire": 2 * FLOAT * count(layers) * (1 - 1 / shape.all_hosts)}
             row["wire"] /= carried(self.options.rate)
-            row["factors"] = [one for one, scheme in system.schemes.items() if scheme == "factors"]
+            row["factors"] = [one for one, way in system.ways.items() if way == "factors"]
             found.append(row | joined(gathered))
         return found
 

@@ -7,7 +7,7 @@ from bench.poseidon.networks import NETWORKS
 AFTER, WHOLE, WFBP = "PS after backward", "PS, whole tensors", "WFBP + PS"
 POSEIDON, PAPER = "Poseidon", "Poseidon, algorithm 1"
 ADAM, ONE_BIT = "Adam's way", "1-bit"
-LINEAR = {ADAM: "adam", ONE_BIT: "1bit"}  # the scheme of all linear layers
+LINEAR = {ADAM: "adam", ONE_BIT: "1bit"}  # the way of all linear layers
 ACCURACY, CONVERGENCE = "accuracy", "onebit"  # the groups that train
 SYSTEMS = (AFTER, WHOLE, WFBP, POSEIDON, PAPER)
 

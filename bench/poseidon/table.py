@@ -11,8 +11,8 @@ from hpcomm.bench.rows import Row, ratio
 FP16, POWER, PEER = "DDP, fp16 hook", "DDP, PowerSGD 4", "Gloo all_gather + sgemm"
 HUB, AUTO, SKIPPED, ADAM, ONE_BIT = "hub (WFBP + PS)", "auto", "auto, skip", "Adam's way", "1-bit"
 AFTER, COARSE = "PS after backward", "PS, whole tensors"
-SCHEMES = {AFTER: None, COARSE: None, HUB: None, AUTO: "auto", SKIPPED: "auto", ADAM: "adam", ONE_BIT: "1bit"}
-HYBRID = tuple(SCHEMES)
+WAYS = {AFTER: None, COARSE: None, HUB: None, AUTO: "auto", SKIPPED: "auto", ADAM: "adam", ONE_BIT: "1bit"}
+HYBRID = tuple(WAYS)
 LOSSY = (FP16, POWER, ONE_BIT)
 NAMES = (ALONE, DDP, FP16, POWER, PEER, *HYBRID)
 OF_ONE = (ALONE, HUB, AUTO)  # of one rank, which exchanges nothing
@@ -34,8 +34,8 @@ def lines(document: Row) -> list[str]:
         found += ["# " + _line(HEAD), "# " + _line(UNITS)]
         found += ["  " + _line(cells(rows, row)) for row in rows.values()]
         for name in (AUTO, SKIPPED):
-            if name in rows and rows[name]["schemes"]:
-                found += [f"\n# {name}, by layer", *("# " + line for line in rows[name]["schemes"].splitlines())]
+            if name in rows and rows[name]["ways"]:
+                found += [f"\n# {name}, by layer", *("# " + line for line in rows[name]["ways"].splitlines())]
     found += choices(document)
     found += traffic(document)
     found += figures_table.lines(document)
@@ -116,7 +116,7 @@ def promises(document: Row) -> Iterator[Promise]:
         if next(iter(rows.values()))["ranks"] == 1:
             if AUTO in rows and HUB in rows:
                 told = span(median(rows[AUTO])), f"{span(median(rows[HUB]))} {HUB}"
-                yield Promise("one rank: with scheme / without", *told, *ratio(rows[AUTO], rows[HUB]), 1.0, True)
+                yield Promise("one rank: with way / without", *told, *ratio(rows[AUTO], rows[HUB]), 1.0, True)
             continue
         for ours, other, target in (
             (AUTO, DDP, 5.0),

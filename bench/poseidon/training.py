@@ -160,8 +160,8 @@ class Trainings(Group):
         torch.manual_seed(self.options.seed)
         return self.accuracy() if group == ACCURACY else self.one_bit()
 
-    def wrap(self, scheme: str) -> Callable[[torch.optim.Optimizer, nn.Module], Any]:
-        return lambda plain, model: hpcomm.torch.DistributedOptimizer(plain, self.ctx, model, scheme=scheme)
+    def wrap(self, way: str) -> Callable[[torch.optim.Optimizer, nn.Module], Any]:
+        return lambda plain, model: hpcomm.torch.DistributedOptimizer(plain, self.ctx, model, way=way)
 
     def error(self, training: Training) -> float:
         """Of the test set, over all ranks."""
@@ -207,9 +207,9 @@ class Trainings(Group):
 
     def one_bit(self) -> list[Row]:
         first, rows = cifar10_quick(), list[Row]()
-        for i, (name, scheme) in enumerate(((AUTO, "auto"), (ONE_BIT, "1bit"))):
+        for i, (name, way) in enumerate(((AUTO, "auto"), (ONE_BIT, "1bit"))):
             own = Training(
-                copy.deepcopy(first), self.data, QUICK_RATE, QUICK_BATCH, self.rank, self.size, self.wrap(scheme)
+                copy.deepcopy(first), self.data, QUICK_RATE, QUICK_BATCH, self.rank, self.size, self.wrap(way)
             )
             errors, began = list[tuple[int, float]](), time.perf_counter()
             for step in range(1, self.options.iterations + 1):

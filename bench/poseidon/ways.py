@@ -1,4 +1,4 @@
-"""The ways to train that bench.poseidon compares beside bench.torch.ways: hpcomm's schemes, DDP's lossy hooks, and the
+"""The ways to train that bench.poseidon compares beside bench.torch.ways: hpcomm's ways, DDP's lossy hooks, and the
 exact peer, which gathers inputs and gradients of outputs over Gloo. Needs torch."""
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 import hpcomm
-from bench.poseidon.table import AFTER, COARSE, FP16, HYBRID, PEER, POWER, SCHEMES, SKIPPED
+from bench.poseidon.table import AFTER, COARSE, FP16, HYBRID, PEER, POWER, SKIPPED, WAYS
 from bench.torch.models import Batch, Task
 from bench.torch.ways import ALONE, DDP, OverGloo, Rule, Way, plain
 
@@ -68,7 +68,7 @@ class Hooked(OverGloo):
 
 
 class Hybrid(Way):
-    """hpcomm, by a scheme, or by its servers alone."""
+    """hpcomm, by a way, or by its servers alone."""
 
     def __init__(
         self, case: Task, batches: Sequence[Batch], ctx: hpcomm.Context, name: str, rule: Rule = plain
@@ -83,7 +83,7 @@ class Hybrid(Way):
             self.model,
             apply="after" if name == AFTER else "step",
             overlap=name != AFTER,
-            scheme=SCHEMES[name],
+            way=WAYS[name],
             skip_weight_grad=name == SKIPPED,
             chunk_bytes=WHOLE if name == COARSE else None,
         )

@@ -92,7 +92,7 @@ typedef struct hpc_group {
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
-    /* Does the work of transports and engines; hpc_left_over. NULL if they have none. */
+    /* Does the work of transports and schemes; hpc_left_over. NULL if they have none. */
     int (*_Atomic progress)(void *arg, hpc_looker looker);
     void *progress_arg;
     const hpc_bed *bed; /* NULL: the futex alone */

@@ -2,7 +2,7 @@
  * channel outlives it while there are heirs, which shrink by it, and says goodbye when the last of the family is
  * closed. An abort is the whole family's: this rank has failed, and all its peers in any of the contexts are told.
  *
- * Threads: one may abort a context (an engine's does) while others shrink, close or free other contexts of the family.
+ * Threads: one may abort a context (a scheme's does) while others shrink, close or free other contexts of the family.
  * The root's mutex guards open and the list of heirs; nothing waits under it. A context in the list still has its
  * handle: a close takes the context out before the handle goes. An abort holds each context before it closes it,
  * because any thread that finds a context closed may free it. What takes time comes after the mutex. An heir gets into

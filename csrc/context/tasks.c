@@ -4,7 +4,7 @@
 
 #include "context/context.h"
 
-/* release and acquire: what one thread did to an engine is seen by the next that works for it. */
+/* release and acquire: what one thread did to a scheme is seen by the next that works for it. */
 static int take_tasks(hpc_context *c) {
     return atomic_load_explicit(&c->working, memory_order_relaxed) == 0 &&
            atomic_exchange_explicit(&c->working, 1, memory_order_acquire) == 0;

@@ -136,20 +136,20 @@ static int check_groups(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int open_groups(hpc_engine *en, const char *op) {
-    hpc_groups_name_outputs(en);
-    return hpc_clocks_open(en, op);
+static int open_groups(hpc_scheme *sc, const char *op) {
+    hpc_groups_name_outputs(sc);
+    return hpc_clocks_open(sc, op);
 }
 
 /* ---- the core: answers ---- */
 
 /* SSP(0) is another discipline's. */
-static int is_bounded(const hpc_engine *en) {
-    return en->asked.staleness > 0;
+static int is_bounded(const hpc_scheme *sc) {
+    return sc->asked.staleness > 0;
 }
 
-static int workers_ask(const hpc_engine *en) {
-    return (en->discipline->traits & HPC_PULLS) != 0;
+static int workers_ask(const hpc_scheme *sc) {
+    return (sc->discipline->traits & HPC_PULLS) != 0;
 }
 
 /* A pull that comes while another one is parked takes its place: its answer is one to both. */
@@ -161,38 +161,38 @@ static void park(hpc_core *core, hpc_share *share, hpc_clock *sender) {
 }
 
 static void answer_pull(hpc_core *core, const hpc_share *share, int rank, uint64_t least) {
-    const hpc_engine *en = core->engine;
-    const int s = (int)(share - en->layout.shares);
+    const hpc_scheme *sc = core->scheme;
+    const int s = (int)(share - sc->layout.shares);
     hpc_clock *to = &share->clocks[rank];
     to->told = least;
-    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &en->work[en->work_of[share->rows[i]]], rank);
-    hpc_share_answer_with(core, rank, &to->told, is_bounded(en) ? sizeof to->told : 0,
-                          is_bounded(en) ? hpc_fresh_told_at(en, rank, s) : 0, hpc_signal_second(en, s), to->asked);
+    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &sc->work[sc->work_of[share->rows[i]]], rank);
+    hpc_share_answer_with(core, rank, &to->told, is_bounded(sc) ? sizeof to->told : 0,
+                          is_bounded(sc) ? hpc_fresh_told_at(sc, rank, s) : 0, hpc_signal_second(sc, s), to->asked);
 }
 
 static void reply_to_group(hpc_core *core, const hpc_share *share, int group) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const hpc_clock *to = &share->clocks[group];
     const uint64_t n = atomic_load_explicit(&to->applied, memory_order_relaxed);
     for (int i = 0; i < share->n_rows; i++)
-        hpc_row_reply(core, &en->work[en->work_of[share->rows[i]]], group, to->slot);
+        hpc_row_reply(core, &sc->work[sc->work_of[share->rows[i]]], group, to->slot);
     for (int i = 0; i < share->n_members; i++)
-        if (hpc_sender_of(en, share->key, share->members[i]) == group)
-            hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
+        if (hpc_sender_of(sc, share->key, share->members[i]) == group)
+            hpc_share_answer(core, share->members[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), n);
 }
 
 /* Sends the answers that need wait no longer; returns their number. */
 static int wake(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
-    const uint64_t least = is_bounded(en) ? hpc_clocks_least(en, share) : UINT64_MAX;
-    const uint64_t enough = least == UINT64_MAX ? least : least + (uint64_t)en->asked.staleness;
+    const hpc_scheme *sc = core->scheme;
+    const uint64_t least = is_bounded(sc) ? hpc_clocks_least(sc, share) : UINT64_MAX;
+    const uint64_t enough = least == UINT64_MAX ? least : least + (uint64_t)sc->asked.staleness;
     int n = 0;
-    for (int r = 0; r < en->context->group.size && share->n_parked > 0; r++) {
+    for (int r = 0; r < sc->context->group.size && share->n_parked > 0; r++) {
         if (!share->clocks[r].parked || share->clocks[r].at > enough) continue;
         share->clocks[r].parked = 0;
         share->n_parked--;
         core->n_parked--;
-        if (workers_ask(en))
+        if (workers_ask(sc))
             answer_pull(core, share, r, least);
         else
             reply_to_group(core, share, r);
@@ -213,19 +213,19 @@ static int apply(hpc_core *core, hpc_work *w, int slot, int input) {
 /* An update has come to a row that applies, or (how) the word that there is none this time, which counts as one. After
  * a failure nothing is answered any more. */
 static void update_came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_share *share = w->share;
     const int sender = w->inputs[input].lowest;
     hpc_clock *from = &share->clocks[sender];
     const uint64_t n = atomic_load_explicit(&from->applied, memory_order_relaxed) + 1;
-    if (!workers_ask(en) && share->args_came && !hpc_args_agree(core, w, slot, input, n)) return;
-    if (hpc_engine_has_failed(en) || (how == HPC_CAME && apply(core, w, slot, input) != 0)) return;
+    if (!workers_ask(sc) && share->args_came && !hpc_args_agree(core, w, slot, input, n)) return;
+    if (hpc_scheme_has_failed(sc) || (how == HPC_CAME && apply(core, w, slot, input) != 0)) return;
     if (how == HPC_CAME) hpc_row_count_received(core, w, input);
     if (!hpc_clock_row(from, share)) return;
     atomic_store_explicit(&from->applied, n, memory_order_relaxed);
     from->slot = slot;
-    if (workers_ask(en))
-        hpc_share_answer(core, sender, hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
+    if (workers_ask(sc))
+        hpc_share_answer(core, sender, hpc_signal_applied(sc, (int)(share - sc->layout.shares)), n);
     else
         park(core, share, from);
     if (share->n_parked > 0) wake(core, share);
@@ -246,7 +246,7 @@ static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
     }
     const hpc_clock *from = &w->share->clocks[w->inputs[input].lowest];
     const uint64_t applied = atomic_load_explicit(&from->applied, memory_order_relaxed);
-    update_came(core, w, (int)(applied % (uint64_t)core->engine->layout.depth), input, HPC_CAME_EMPTY);
+    update_came(core, w, (int)(applied % (uint64_t)core->scheme->layout.depth), input, HPC_CAME_EMPTY);
 }
 
 static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
@@ -258,7 +258,7 @@ static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const int rank = event->peer;
     if (hpc_imm_operation(event->imm) != HPC_OP_PULL) return empty_came(core, share, event);
-    if (hpc_row_input_of(hpc_first_work(core->engine, share), rank, 0) < 0) return 0;
+    if (hpc_row_input_of(hpc_first_work(core->scheme, share), rank, 0) < 0) return 0;
     if (hpc_imm_slot(event->imm) != HPC_ANSWERED) {
         const int status = hpc_lane_try_flush(core->out, rank);
         if (status == HPC_IN_PROGRESS) return HPC_HAS_TO_WAIT;
@@ -280,30 +280,30 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-static int may_push(hpc_engine *en, int key, const char *op) {
-    return hpc_push_after(en, key, hpc_slot_ticket(en, key), op);
+static int may_push(hpc_scheme *sc, int key, const char *op) {
+    return hpc_push_after(sc, key, hpc_slot_ticket(sc, key), op);
 }
 
 /* Whether the reply to this rank's own group is parked for the group of an input. Under ASYNC no reply is. */
-static int waits_for(const hpc_engine *en, const hpc_share *share, const hpc_input *in) {
-    const uint64_t own = hpc_clock_applied(&share->clocks[hpc_sender_of(en, share->key, en->context->group.rank)]);
-    return is_bounded(en) && hpc_clock_applied(&share->clocks[in->lowest]) < hpc_clock_behind(en, own) &&
-           hpc_sender_is_open(en, share->key, in->lowest);
+static int waits_for(const hpc_scheme *sc, const hpc_share *share, const hpc_input *in) {
+    const uint64_t own = hpc_clock_applied(&share->clocks[hpc_sender_of(sc, share->key, sc->context->group.rank)]);
+    return is_bounded(sc) && hpc_clock_applied(&share->clocks[in->lowest]) < hpc_clock_behind(sc, own) &&
+           hpc_sender_is_open(sc, share->key, in->lowest);
 }
 
 static int has_brought(const hpc_share *share, int group, uint64_t pushes) {
     return atomic_load_explicit(&share->clocks[group].applied, memory_order_relaxed) >= pushes;
 }
 
-static int missing_in_groups(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    return hpc_groups_missing(en, s, ticket, &(const hpc_groups_lack){waits_for, has_brought}, ranks, found);
+static int missing_in_groups(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    return hpc_groups_missing(sc, s, ticket, &(const hpc_groups_lack){waits_for, has_brought}, ranks, found);
 }
 
 /* ---- publish ---- */
 
-static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     (void)key, (void)moment, (void)l, (void)op;
-    hpc_clocks_level(en);
+    hpc_clocks_level(sc);
     return HPC_OK;
 }
 

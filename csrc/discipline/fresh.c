@@ -39,141 +39,141 @@ typedef struct worker {
 
 /* ---- open ---- */
 
-static worker *worker_of(const hpc_engine *en) {
-    return en->own;
+static worker *worker_of(const hpc_scheme *sc) {
+    return sc->own;
 }
 
-static size_t part(const hpc_engine *en, int rank) {
-    return en->layout.places[rank].worker ? (size_t)en->layout.n_shares * sizeof(uint64_t) : 0;
+static size_t part(const hpc_scheme *sc, int rank) {
+    return sc->layout.places[rank].worker ? (size_t)sc->layout.n_shares * sizeof(uint64_t) : 0;
 }
 
-int hpc_fresh_plan(hpc_engine *en, const char *op) {
+int hpc_fresh_plan(hpc_scheme *sc, const char *op) {
     (void)op;
-    hpc_layout_take_own(en, part);
+    hpc_layout_take_own(sc, part);
     return HPC_OK;
 }
 
-size_t hpc_fresh_told_at(const hpc_engine *en, int rank, int share) {
-    return en->layout.places[rank].own + (size_t)share * sizeof(uint64_t);
+size_t hpc_fresh_told_at(const hpc_scheme *sc, int rank, int share) {
+    return sc->layout.places[rank].own + (size_t)share * sizeof(uint64_t);
 }
 
-int hpc_fresh_open(hpc_engine *en, const char *op) {
-    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
-    worker *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+int hpc_fresh_open(hpc_scheme *sc, const char *op) {
+    const size_t size = (size_t)sc->context->group.size, keys = (size_t)sc->plan->n_keys;
+    worker *its = sc->own = hpc_scheme_take(sc, 1, sizeof *its, op);
     if (its == NULL) return HPC_ERR_MEMORY;
-    its->keys = hpc_engine_take(en, keys, sizeof *its->keys, op);
-    its->base = hpc_engine_take(en, keys * size, sizeof *its->base, op);
-    its->block = hpc_engine_take(en, HPC_BLOCK, sizeof *its->block, op);
-    en->heard = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *en->heard, op);
-    if (its->keys == NULL || its->base == NULL || its->block == NULL || en->heard == NULL) return HPC_ERR_MEMORY;
-    const int status = hpc_open_begun(en, op);
-    return status == HPC_OK ? hpc_clocks_open(en, op) : status;
+    its->keys = hpc_scheme_take(sc, keys, sizeof *its->keys, op);
+    its->base = hpc_scheme_take(sc, keys * size, sizeof *its->base, op);
+    its->block = hpc_scheme_take(sc, HPC_BLOCK, sizeof *its->block, op);
+    sc->heard = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof *sc->heard, op);
+    if (its->keys == NULL || its->base == NULL || its->block == NULL || sc->heard == NULL) return HPC_ERR_MEMORY;
+    const int status = hpc_open_begun(sc, op);
+    return status == HPC_OK ? hpc_clocks_open(sc, op) : status;
 }
 
 /* The minimum that the owner has told with its last answer: all workers' updates up to it are in the copy. */
-static uint64_t told_by(const hpc_engine *en, int s) {
+static uint64_t told_by(const hpc_scheme *sc, int s) {
     uint64_t told;
-    memcpy(&told, hpc_own_part(en) + hpc_fresh_told_at(en, en->context->group.rank, s), sizeof told);
+    memcpy(&told, hpc_own_part(sc) + hpc_fresh_told_at(sc, sc->context->group.rank, s), sizeof told);
     return told;
 }
 
 /* ---- clocks ---- */
 
-static uint64_t *base_of(const hpc_engine *en, int key, int rank) {
-    return &worker_of(en)->base[(size_t)key * (size_t)en->context->group.size + (size_t)rank];
+static uint64_t *base_of(const hpc_scheme *sc, int key, int rank) {
+    return &worker_of(sc)->base[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
 }
 
 /* How many pushes of this rank have been made since the last publish, when it had made n in all. */
-static uint64_t own_clock(const hpc_engine *en, int key, uint64_t n) {
-    return n - *base_of(en, key, en->context->group.rank);
+static uint64_t own_clock(const hpc_scheme *sc, int key, uint64_t n) {
+    return n - *base_of(sc, key, sc->context->group.rank);
 }
 
-static void count_begun(const hpc_engine *en, uint64_t clock, uint64_t minimum) {
-    hpc_count_begun(en, clock > minimum ? clock - minimum : 0);
+static void count_begun(const hpc_scheme *sc, uint64_t clock, uint64_t minimum) {
+    hpc_count_begun(sc, clock > minimum ? clock - minimum : 0);
 }
 
 /* Takes what the last pull has brought so far. Its step is counted once it has ended. */
-static void hear(hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    view *v = &worker_of(en)->keys[key];
+static void hear(hpc_scheme *sc, int key) {
+    const hpc_pushed *k = &sc->keys[key];
+    view *v = &worker_of(sc)->keys[key];
     uint64_t least = UINT64_MAX;
     int ended = 1;
     if (v->looked == k->pulls) return;
     for (int i = 0; i < k->n_awaited; i++) {
         const int s = k->awaited[i];
-        if (hpc_share_has_answered(en, s, 2 * k->pulls + HPC_PULL_TICKET))
-            en->heard[s] = told_by(en, s);
+        if (hpc_share_has_answered(sc, s, 2 * k->pulls + HPC_PULL_TICKET))
+            sc->heard[s] = told_by(sc, s);
         else
             ended = 0;
-        if (en->heard[s] < least) least = en->heard[s];
+        if (sc->heard[s] < least) least = sc->heard[s];
     }
     if (!ended) return;
     v->looked = k->pulls;
     v->minimum = least;
-    if (v->begins) count_begun(en, own_clock(en, key, v->at), v->minimum);
+    if (v->begins) count_begun(sc, own_clock(sc, key, v->at), v->minimum);
 }
 
 /* ---- pushes ---- */
 
 /* Waits for a free slot. With one slot the next update overwrites the last one, which a pull that does not ask would
  * still add. */
-int hpc_fresh_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    const int status = hpc_push_wait_slot(en, key, l, op);
-    if (status == HPC_OK && en->layout.depth == 1) worker_of(en)->keys[key].handed = en->keys[key].pushes;
+int hpc_fresh_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_push_wait_slot(sc, key, l, op);
+    if (status == HPC_OK && sc->layout.depth == 1) worker_of(sc)->keys[key].handed = sc->keys[key].pushes;
     return status;
 }
 
 /* ---- pulls ---- */
 
-static double own_weight(const hpc_engine *en, const hpc_row *row) {
+static double own_weight(const hpc_scheme *sc, const hpc_row *row) {
     double weight = 0;
     for (int e = 0; e < row->n_in; e++)
-        if (row->in[e].rank == en->context->group.rank) weight = row->in[e].weight;
+        if (row->in[e].rank == sc->context->group.rank) weight = row->in[e].weight;
     return weight;
 }
 
 /* Adds the update of the last push, which is still in its slot, to this rank's copy of a row. */
-static void add_row(hpc_engine *en, const hpc_row *row) {
-    const hpc_pushed *k = &en->keys[row->key];
-    const worker *its = worker_of(en);
-    const char *from = hpc_slot_of_push(en, row->key, k->pushes) + hpc_row_from(en, row);
-    float *params = (float *)(void *)(hpc_own_part(en) + hpc_params_at(en, en->context->group.rank, row->key, 0));
-    double weight = own_weight(en, row);
+static void add_row(hpc_scheme *sc, const hpc_row *row) {
+    const hpc_pushed *k = &sc->keys[row->key];
+    const worker *its = worker_of(sc);
+    const char *from = hpc_slot_of_push(sc, row->key, k->pushes) + hpc_row_from(sc, row);
+    float *params = (float *)(void *)(hpc_own_part(sc) + hpc_params_at(sc, sc->context->group.rank, row->key, 0));
+    double weight = own_weight(sc, row);
     for (uint64_t at = 0; at < row->count; at += HPC_BLOCK) {
         size_t n = row->count - at < HPC_BLOCK ? (size_t)(row->count - at) : HPC_BLOCK;
         const void *piece = from + hpc_codec_span(k->codec, at);
-        k->codec->fold(en->kernels)(its->block, &piece, &weight, 1, n, 0);
-        en->rules[row->key].rule.apply(params + row->offset + at, its->block, 1, NULL, its->keys[row->key].args,
+        k->codec->fold(sc->kernels)(its->block, &piece, &weight, 1, n, 0);
+        sc->rules[row->key].rule.apply(params + row->offset + at, its->block, 1, NULL, its->keys[row->key].args,
                                        (int64_t)n);
     }
 }
 
 /* sgd alone of the built-in rules has a pass and no state; a user's own may look at the step, which is the owner's. */
-static void add_own(hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    const hpc_key_rule *its = &en->rules[key];
+static void add_own(hpc_scheme *sc, int key) {
+    const hpc_pushed *k = &sc->keys[key];
+    const hpc_key_rule *its = &sc->rules[key];
     if (its->rule.slots > 0 || its->pass == NULL) return;
     for (int i = 0; i < k->n_awaited; i++) {
-        const hpc_share *share = &en->layout.shares[k->awaited[i]];
-        for (int r = 0; r < share->n_rows; r++) add_row(en, &en->plan->rows[share->rows[r]]);
+        const hpc_share *share = &sc->layout.shares[k->awaited[i]];
+        for (int r = 0; r < share->n_rows; r++) add_row(sc, &sc->plan->rows[share->rows[r]]);
     }
 }
 
 /* Whether the worker's copy has all that a pull needs. It may lack the worker's last update, which is added here. */
-int hpc_fresh_ends_pull(hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    view *v = &worker_of(en)->keys[key];
-    const uint64_t clock = own_clock(en, key, k->pushes);
-    hear(en, key);
-    const int kept = en->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
-    const int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(en, key);
+int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
+    const hpc_pushed *k = &sc->keys[key];
+    view *v = &worker_of(sc)->keys[key];
+    const uint64_t clock = own_clock(sc, key, k->pushes);
+    hear(sc, key);
+    const int kept = sc->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
+    const int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(sc, key);
     const int looked = v->looked == k->pulls;
     const int decoded = k->encoded.n_rows == 0 || k->encoded.decoded == 2 * k->pulls + HPC_PULL_TICKET;
     v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
     v->at = k->pushes;
-    if (!pushed_once || !looked || !decoded || v->minimum < hpc_clock_behind(en, clock)) return 0;
-    if (!(k->started & HPC_PUSH_EMPTY)) add_own(en, key);
-    count_begun(en, clock, v->minimum);
+    if (!pushed_once || !looked || !decoded || v->minimum < hpc_clock_behind(sc, clock)) return 0;
+    if (!(k->started & HPC_PUSH_EMPTY)) add_own(sc, key);
+    count_begun(sc, clock, v->minimum);
     return 1;
 }
 
@@ -181,13 +181,13 @@ int hpc_fresh_ends_pull(hpc_engine *en, int key) {
 
 /* Whether a worker is too far behind for a pull, where this rank can see it; or has left without a word that it closes.
  */
-int hpc_fresh_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    const hpc_pushed *k = &en->keys[key];
-    const uint64_t needed = hpc_clock_behind(en, own_clock(en, key, worker_of(en)->keys[key].at));
-    if (!(ticket & HPC_PULL_TICKET) || needed == 0 || !hpc_sender_is_open(en, key, rank)) return 0;
-    if (pushes == UINT64_MAX ? hpc_has_left(en, rank) : pushes - *base_of(en, key, rank) < needed) return 1;
+int hpc_fresh_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    const hpc_pushed *k = &sc->keys[key];
+    const uint64_t needed = hpc_clock_behind(sc, own_clock(sc, key, worker_of(sc)->keys[key].at));
+    if (!(ticket & HPC_PULL_TICKET) || needed == 0 || !hpc_sender_is_open(sc, key, rank)) return 0;
+    if (pushes == UINT64_MAX ? hpc_has_left(sc, rank) : pushes - *base_of(sc, key, rank) < needed) return 1;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
+        const hpc_share *share = &sc->layout.shares[k->shares[i]];
         if (share->clocks != NULL && hpc_clock_applied(&share->clocks[rank]) < needed) return 1;
     }
     return 0;
@@ -196,22 +196,22 @@ int hpc_fresh_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, 
 /* ---- publish: all workers go on from one clock ---- */
 
 /* Nothing is under way on any rank, and no rank pushes before the publish has ended. */
-static void level(hpc_engine *en) {
-    for (int k = 0; k < en->plan->n_keys; k++) {
-        view *v = &worker_of(en)->keys[k];
-        hear(en, k);
-        for (int r = 0; r < en->context->group.size; r++)
-            *base_of(en, k, r) = hpc_pushes_key(en, r, k) ? hpc_pushes_of(en, r, k) : 0;
-        *base_of(en, k, en->context->group.rank) = v->at = en->keys[k].pushes;
+static void level(hpc_scheme *sc) {
+    for (int k = 0; k < sc->plan->n_keys; k++) {
+        view *v = &worker_of(sc)->keys[k];
+        hear(sc, k);
+        for (int r = 0; r < sc->context->group.size; r++)
+            *base_of(sc, k, r) = hpc_pushes_key(sc, r, k) ? hpc_pushes_of(sc, r, k) : 0;
+        *base_of(sc, k, sc->context->group.rank) = v->at = sc->keys[k].pushes;
         v->minimum = 0;
     }
-    hpc_clocks_level(en);
+    hpc_clocks_level(sc);
 }
 
-int hpc_fresh_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+int hpc_fresh_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     (void)l, (void)op;
-    if (moment == HPC_ON_SEND) memcpy(worker_of(en)->keys[key].args, en->rules[key].rule.args, HPC_ARGS_BYTES);
-    if (moment == HPC_ON_HEAR) hear(en, key);
-    if (moment == HPC_ON_PUBLISH) level(en);
+    if (moment == HPC_ON_SEND) memcpy(worker_of(sc)->keys[key].args, sc->rules[key].rule.args, HPC_ARGS_BYTES);
+    if (moment == HPC_ON_HEAR) hear(sc, key);
+    if (moment == HPC_ON_PUBLISH) level(sc);
     return HPC_OK;
 }

@@ -46,66 +46,66 @@ int hpc_graph_check_split(const hpc_exchange_config *f, const char *op) {
 /* ---- the owner ---- */
 
 void hpc_graph_count_neighbours(hpc_core *core, const hpc_share *share) {
-    hpc_engine *en = core->engine;
-    const hpc_row *row = &en->plan->rows[share->rows[0]];
+    hpc_scheme *sc = core->scheme;
+    const hpc_row *row = &sc->plan->rows[share->rows[0]];
     int n = 0;
     for (int e = 0; e < row->n_in; e++) {
         int rank = row->in[e].rank;
-        if (rank == row->owner || !hpc_sends(en, share->key, share->version, row->owner, rank)) continue;
-        hpc_share_count_received(en, share, rank);
+        if (rank == row->owner || !hpc_sends(sc, share->key, share->version, row->owner, rank)) continue;
+        hpc_share_count_received(sc, share, rank);
         n++;
     }
     hpc_share_count_fold(core, n);
 }
 
 int hpc_graph_work_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
-    return (core->engine->use == NULL ? hpc_row_work : hpc_split_keep_row)(core, w, inputs);
+    return (core->scheme->use == NULL ? hpc_row_work : hpc_split_keep_row)(core, w, inputs);
 }
 
 void hpc_graph_end_fold(hpc_core *core, hpc_share *share) {
-    if (core->engine->use != NULL) hpc_split_keep(core, share);
+    if (core->scheme->use != NULL) hpc_split_keep(core, share);
 }
 
 /* Finds the shares of the key and core of a share, of all ranks. */
-static int find_siblings(hpc_engine *en, const hpc_share *share, const char *op) {
-    const int size = en->context->group.size;
-    int *siblings = en->graph->siblings + (size_t)(share - en->layout.shares) * (size_t)size;
+static int find_siblings(hpc_scheme *sc, const hpc_share *share, const char *op) {
+    const int size = sc->context->group.size;
+    int *siblings = sc->graph->siblings + (size_t)(share - sc->layout.shares) * (size_t)size;
     for (int r = 0; r < size; r++) siblings[r] = -1;
-    for (int s = 0; s < en->layout.n_shares; s++)
-        if (en->layout.shares[s].key == share->key && en->layout.shares[s].core == share->core)
-            siblings[en->layout.shares[s].owner] = s;
+    for (int s = 0; s < sc->layout.n_shares; s++)
+        if (sc->layout.shares[s].key == share->key && sc->layout.shares[s].core == share->core)
+            siblings[sc->layout.shares[s].owner] = s;
     for (int r = 0; r < size; r++)
         if (siblings[r] < 0)
             return hpc_fail(HPC_ERR_CONFIG, op,
                             "%s: rank %d owns key %s by other cores: make the plan by hpc_plan_graph", op, r,
-                            en->plan->keys[share->key].name);
+                            sc->plan->keys[share->key].name);
     return HPC_OK;
 }
 
-int hpc_graph_open_clocks(hpc_engine *en, const char *op) {
-    const size_t n = (size_t)en->layout.n_shares * (size_t)en->context->group.size;
-    int status = hpc_clocks_open(en, op);
-    en->graph->siblings = hpc_engine_take(en, n, sizeof *en->graph->siblings, op);
-    if (en->graph->siblings == NULL) return HPC_ERR_MEMORY;
-    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++)
-        for (int i = 0; i < en->cores[c].n_clocked && status == HPC_OK; i++)
-            status = find_siblings(en, en->cores[c].clocked[i], op);
-    if (status == HPC_OK && en->use != NULL) status = hpc_split_open_means(en, op);
-    return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
+int hpc_graph_open_clocks(hpc_scheme *sc, const char *op) {
+    const size_t n = (size_t)sc->layout.n_shares * (size_t)sc->context->group.size;
+    int status = hpc_clocks_open(sc, op);
+    sc->graph->siblings = hpc_scheme_take(sc, n, sizeof *sc->graph->siblings, op);
+    if (sc->graph->siblings == NULL) return HPC_ERR_MEMORY;
+    for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++)
+        for (int i = 0; i < sc->cores[c].n_clocked && status == HPC_OK; i++)
+            status = find_siblings(sc, sc->cores[c].clocked[i], op);
+    if (status == HPC_OK && sc->use != NULL) status = hpc_split_open_means(sc, op);
+    return status == HPC_OK ? hpc_share_open_counts(sc, 1, op) : status;
 }
 
 /* The update is the next one that its rank sends here. Its slot was free: it is not the one of an update that has no
  * answer. */
 static int input_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
     const int rank = w->inputs[input].rank, to = share->owner;
     hpc_clock *from = &w->share->clocks[rank];
     const uint64_t gone = rank == to ? share->version : from->answered;
     hpc_row_mark(w, slot, input, how);
     if (!hpc_clock_row(from, share)) return 1;
-    const uint64_t n = hpc_sends_from(en, share->key, hpc_clock_came(from) + 1, to, rank);
-    if (hpc_sends_from(en, share->key, gone + 1, to, rank) + (uint64_t)en->layout.depth <= n) return 0;
+    const uint64_t n = hpc_sends_from(sc, share->key, hpc_clock_came(from) + 1, to, rank);
+    if (hpc_sends_from(sc, share->key, gone + 1, to, rank) + (uint64_t)sc->layout.depth <= n) return 0;
     atomic_store_explicit(&from->came, n, memory_order_relaxed);
     return 1;
 }
@@ -119,7 +119,7 @@ static void empty_came(hpc_core *core, hpc_work *w, int slot, int input) {
 }
 
 int hpc_graph_came_besides(hpc_core *core, hpc_share *share, const hpc_event *event, hpc_nothing_came *came) {
-    if (core->engine->use == NULL) return 0;
+    if (core->scheme->use == NULL) return 0;
     if (hpc_imm_operation(event->imm) == HPC_OP_USE) return hpc_split_other_came(core, share, event);
     return hpc_core_empty_came(core, share, event, came);
 }
@@ -131,21 +131,21 @@ int hpc_graph_other_came(hpc_core *core, hpc_share *share, const hpc_event *even
 int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its) {
     int n = 0;
     for (int i = 0; i < core->n_clocked; i++)
-        for (; its->is_time(core->engine, core->clocked[i]); n++)
+        for (; its->is_time(core->scheme, core->clocked[i]); n++)
             if (its->fold(core, core->clocked[i]) != 0) return n;
     return n;
 }
 
 /* ---- the worker ---- */
 
-int hpc_graph_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    const hpc_pushed *k = &en->keys[key];
-    const uint64_t needed = hpc_clock_behind(en, hpc_push_of(en, key, ticket));
-    const int me = en->context->group.rank;
+int hpc_graph_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    const hpc_pushed *k = &sc->keys[key];
+    const uint64_t needed = hpc_clock_behind(sc, hpc_push_of(sc, key, ticket));
+    const int me = sc->context->group.rank;
     for (int i = 0; i < k->n_shares && rank != me; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (share->owner == me && hpc_feeds_share(en, share, rank))
-            return pushes < hpc_sends_until(en, key, needed, me, rank);
+        const hpc_share *share = &sc->layout.shares[k->shares[i]];
+        if (share->owner == me && hpc_feeds_share(sc, share, rank))
+            return pushes < hpc_sends_until(sc, key, needed, me, rank);
     }
     return 0;
 }

@@ -31,7 +31,7 @@ void hpc_graph_end_fold(hpc_core *core, hpc_share *share);
 /* Opens the clocks of shares whose folds take the updates that are there, by the numbers of pushes: came is the last
  * that is there, applied the newest that was folded, answered the last whose slot is free. Opens the counts of folds,
  * and with split the means. As hpc_discipline.open. */
-int hpc_graph_open_clocks(hpc_engine *en, const char *op);
+int hpc_graph_open_clocks(hpc_scheme *sc, const char *op);
 /* hpc_discipline's slots: count an input; 0 when its rank has no slot left to have sent it from. With split an input
  * may be empty, and pulls come. */
 int hpc_graph_row_came(hpc_core *core, hpc_work *w, int input, int slot);
@@ -40,13 +40,13 @@ int hpc_graph_other_came(hpc_core *core, hpc_share *share, const hpc_event *even
 int hpc_graph_came_besides(hpc_core *core, hpc_share *share, const hpc_event *event, hpc_nothing_came *came);
 /* Makes all folds for which it is time, of all shares of a core; returns their number. As hpc_gate.work. */
 typedef struct hpc_graph_fold {
-    int (*is_time)(const hpc_engine *en, const hpc_share *share);
+    int (*is_time)(const hpc_scheme *sc, const hpc_share *share);
     int (*fold)(hpc_core *core, hpc_share *share); /* nonzero when the exchange has failed */
 } hpc_graph_fold;
 int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its);
 
 /* hpc_pace.is_late: the last push of rank that is sent to this rank has to be there, of those up to the ticket's less
  * the staleness. */
-int hpc_graph_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
+int hpc_graph_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
 #endif

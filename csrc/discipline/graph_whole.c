@@ -9,9 +9,9 @@
 #include "engine/answer.h"
 #include "engine/stages.h"
 
-static int open_counts(hpc_engine *en, const char *op) {
-    const int status = en->use != NULL ? hpc_split_open_means(en, op) : HPC_OK;
-    return status == HPC_OK ? hpc_share_open_counts(en, 1, op) : status;
+static int open_counts(hpc_scheme *sc, const char *op) {
+    const int status = sc->use != NULL ? hpc_split_open_means(sc, op) : HPC_OK;
+    return status == HPC_OK ? hpc_share_open_counts(sc, 1, op) : status;
 }
 
 /* ---- answers ---- */
@@ -19,13 +19,13 @@ static int open_counts(hpc_engine *en, const char *op) {
 /* All rows of the share are folded. On a graph of several phases a rank that has sent nothing this time is not
  * answered, unless all ranks take part in all shares. */
 static void answer_all(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
-    int signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
-    int all = !en->turns || (en->discipline->traits & HPC_INVOLVES_ALL);
+    const hpc_scheme *sc = core->scheme;
+    int signal = hpc_signal_applied(sc, (int)(share - sc->layout.shares));
+    int all = !sc->turns || (sc->discipline->traits & HPC_INVOLVES_ALL);
     hpc_whole_begin_next(share);
     hpc_graph_count_neighbours(core, share);
     for (int i = 0; i < share->n_members; i++)
-        if (all || hpc_sends(en, share->key, share->version, share->owner, share->members[i]))
+        if (all || hpc_sends(sc, share->key, share->version, share->owner, share->members[i]))
             hpc_share_answer(core, share->members[i], signal, share->version);
     hpc_graph_end_fold(core, share);
 }
@@ -43,21 +43,21 @@ static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
 /* On a graph that changes an input may come to a slot before an earlier step has taken its own inputs from that slot:
  * that step goes without its rank. A rank writes a slot anew when the update in it is folded. So what is in a slot
  * belongs to the next step with that slot in which its rank sends. */
-static int has_inputs(const hpc_engine *en, const hpc_work *w, uint64_t n) {
-    const int slot = (int)((n - 1) % (uint64_t)en->layout.depth);
+static int has_inputs(const hpc_scheme *sc, const hpc_work *w, uint64_t n) {
+    const int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
     for (int e = 0; e < w->row->n_in; e++)
-        if (hpc_sends(en, w->row->key, n, w->row->owner, w->inputs[e].rank) && hpc_row_mark_of(w, slot, e) == 0)
+        if (hpc_sends(sc, w->row->key, n, w->row->owner, w->inputs[e].rank) && hpc_row_mark_of(w, slot, e) == 0)
             return 0;
     return 1;
 }
 
 /* Takes the inputs that the graph of step n has. */
 static hpc_inputs take_inputs(hpc_core *core, hpc_work *w, uint64_t n) {
-    const hpc_engine *en = core->engine;
-    int slot = (int)((n - 1) % (uint64_t)en->layout.depth), found = 0;
+    const hpc_scheme *sc = core->scheme;
+    int slot = (int)((n - 1) % (uint64_t)sc->layout.depth), found = 0;
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
     for (int e = 0; e < w->row->n_in; e++) {
-        double weight = hpc_edge_weight(en, w->row->key, n, w->row->owner, w->inputs[e].rank);
+        double weight = hpc_edge_weight(sc, w->row->key, n, w->row->owner, w->inputs[e].rank);
         if (weight == 0) continue;
         const int brings = hpc_row_brings(w, slot, e);
         hpc_row_mark(w, slot, e, 0);
@@ -72,22 +72,22 @@ static hpc_inputs take_inputs(hpc_core *core, hpc_work *w, uint64_t n) {
 
 /* Works a row off if its inputs are there. If that ends a step, the inputs of the next one may be there for any row. */
 static void work_in_turn(hpc_core *core, hpc_work *w) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
     const uint64_t n = share->version + 1;
-    if (!has_inputs(en, w, n)) return;
+    if (!has_inputs(sc, w, n)) return;
     const hpc_inputs inputs = take_inputs(core, w, n);
     if (work_off(core, w, &inputs) != 0 || share->version < n) return;
-    for (int i = 0; i < share->n_rows && !hpc_engine_has_failed(en); i++)
-        work_in_turn(core, &en->work[en->work_of[share->rows[i]]]);
+    for (int i = 0; i < share->n_rows && !hpc_scheme_has_failed(sc); i++)
+        work_in_turn(core, &sc->work[sc->work_of[share->rows[i]]]);
 }
 
 /* ---- events ---- */
 
 static void came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
-    hpc_engine *en = core->engine;
-    if (hpc_engine_has_failed(en)) return;
-    if (en->turns) { /* see has_inputs */
+    hpc_scheme *sc = core->scheme;
+    if (hpc_scheme_has_failed(sc)) return;
+    if (sc->turns) { /* see has_inputs */
         _Atomic char *its = &w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input];
         if (hpc_row_has_too_many(core, w, its, 1, w->inputs[input].rank)) return;
         hpc_row_mark(w, slot, input, how);
@@ -115,16 +115,16 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 /* ---- the ranks that a wait waits for ---- */
 
 /* Adds the ranks whose inputs to the next fold of share s are missing. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    uint64_t n = hpc_share_next_fold(en, s); /* a fold that is awaited waits for those before it */
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    uint64_t n = hpc_share_next_fold(sc, s); /* a fold that is awaited waits for those before it */
     (void)ticket;
-    int slot = (int)((n - 1) % (uint64_t)en->layout.depth);
+    int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
         for (int e = 0; e < w->row->n_in; e++)
-            if (w->inputs[e].rank != share->owner && hpc_sends(en, share->key, n, share->owner, w->inputs[e].rank) &&
+            if (w->inputs[e].rank != share->owner && hpc_sends(sc, share->key, n, share->owner, w->inputs[e].rank) &&
                 !atomic_load_explicit(&came[e], memory_order_relaxed))
                 found = hpc_add_rank(ranks, found, w->inputs[e].rank);
     }

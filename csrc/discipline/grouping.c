@@ -21,145 +21,145 @@ int hpc_plan_find_copy(const hpc_plan *plan, int *other) {
     return -1;
 }
 
-static int is_in(const hpc_engine *en, const hpc_edge *edge, int rank) {
-    return edge->row < 0 ? edge->rank == rank : hpc_row_is_fed_by(en, edge->row, rank);
+static int is_in(const hpc_scheme *sc, const hpc_edge *edge, int rank) {
+    return edge->row < 0 ? edge->rank == rank : hpc_row_is_fed_by(sc, edge->row, rank);
 }
 
-static int gets(const hpc_engine *en, const hpc_edge *edge, int rank) {
-    return edge->row < 0 ? edge->rank == rank : hpc_row_reaches(en, edge->row, rank);
+static int gets(const hpc_scheme *sc, const hpc_edge *edge, int rank) {
+    return edge->row < 0 ? edge->rank == rank : hpc_row_reaches(sc, edge->row, rank);
 }
 
-static int lowest(const hpc_engine *en, const hpc_edge *edge,
-                  int (*holds)(const hpc_engine *en, const hpc_edge *edge, int rank)) {
-    for (int r = 0; r < en->context->group.size; r++)
-        if (holds(en, edge, r)) return r;
+static int lowest(const hpc_scheme *sc, const hpc_edge *edge,
+                  int (*holds)(const hpc_scheme *sc, const hpc_edge *edge, int rank)) {
+    for (int r = 0; r < sc->context->group.size; r++)
+        if (holds(sc, edge, r)) return r;
     return -1;
 }
 
 /* All ranks of an output are of one group. */
-static int check_output(const hpc_engine *en, int row, const hpc_edge *out, const char *op) {
-    const int key = en->plan->rows[row].key, first = lowest(en, out, gets);
-    for (int r = 0; r < en->context->group.size; r++)
-        if (gets(en, out, r) && hpc_sender_of(en, key, r) != hpc_sender_of(en, key, first))
+static int check_output(const hpc_scheme *sc, int row, const hpc_edge *out, const char *op) {
+    const int key = sc->plan->rows[row].key, first = lowest(sc, out, gets);
+    for (int r = 0; r < sc->context->group.size; r++)
+        if (gets(sc, out, r) && hpc_sender_of(sc, key, r) != hpc_sender_of(sc, key, first))
             return hpc_fail(HPC_ERR_CONFIG, op,
                             "%s: row %d sends parameters to ranks %d and %d by one output, and their updates come by "
                             "two inputs: under %s each update is answered by itself",
-                            op, row, first, r, en->discipline->name);
+                            op, row, first, r, sc->discipline->name);
     return HPC_OK;
 }
 
 /* The ranks of a row's inputs are groups, which are the same in all rows of the key. */
-static int find_in_row(const hpc_engine *en, int row, const char *op) {
-    const hpc_row *its = &en->plan->rows[row];
+static int find_in_row(const hpc_scheme *sc, int row, const char *op) {
+    const hpc_row *its = &sc->plan->rows[row];
     for (int e = 0; e < its->n_in; e++) {
-        const int first = lowest(en, &its->in[e], is_in);
-        for (int r = 0; r < en->context->group.size; r++) {
-            int *group = &en->group_of[(size_t)its->key * (size_t)en->context->group.size + (size_t)r], taken = 0;
-            if (!is_in(en, &its->in[e], r)) continue;
-            for (int before = 0; before < e; before++) taken |= is_in(en, &its->in[before], r);
+        const int first = lowest(sc, &its->in[e], is_in);
+        for (int r = 0; r < sc->context->group.size; r++) {
+            int *group = &sc->group_of[(size_t)its->key * (size_t)sc->context->group.size + (size_t)r], taken = 0;
+            if (!is_in(sc, &its->in[e], r)) continue;
+            for (int before = 0; before < e; before++) taken |= is_in(sc, &its->in[before], r);
             if (taken || (*group >= 0 && *group != first))
                 return hpc_fail(HPC_ERR_CONFIG, op,
                                 "%s: the update of rank %d comes to row %d %s: under %s each rank is in one group, "
                                 "which folds before all rows of a key",
                                 op, r, row, taken ? "by two inputs" : "with other ranks than to a row before it",
-                                en->discipline->name);
+                                sc->discipline->name);
             *group = first;
         }
     }
     return HPC_OK;
 }
 
-int hpc_group_of_row(const hpc_engine *en, int row) {
+int hpc_group_of_row(const hpc_scheme *sc, int row) {
     const hpc_edge there = {.row = row};
-    const int relays = en->plan->rows[row].action == HPC_RELAY;
-    return hpc_sender_of(en, en->plan->rows[row].key, lowest(en, &there, relays ? gets : is_in));
+    const int relays = sc->plan->rows[row].action == HPC_RELAY;
+    return hpc_sender_of(sc, sc->plan->rows[row].key, lowest(sc, &there, relays ? gets : is_in));
 }
 
 /* All rows of a share that relays belong to one group, because the share answers once, when all of them are there. All
  * rows of a share that forwards belong to one group too, because the share counts its folds together. */
-static int check_share(const hpc_engine *en, const hpc_share *share, const char *op) {
-    for (int i = 1; i < share->n_rows && en->plan->rows[share->rows[0]].action != HPC_APPLY; i++)
-        if (hpc_group_of_row(en, share->rows[i]) != hpc_group_of_row(en, share->rows[0]))
+static int check_share(const hpc_scheme *sc, const hpc_share *share, const char *op) {
+    for (int i = 1; i < share->n_rows && sc->plan->rows[share->rows[0]].action != HPC_APPLY; i++)
+        if (hpc_group_of_row(sc, share->rows[i]) != hpc_group_of_row(sc, share->rows[0]))
             return hpc_fail(HPC_ERR_CONFIG, op,
                             "%s: rows %d and %d, of core %d of rank %d, fold or relay for two groups: under %s a core "
                             "does so for one group of a key",
-                            op, share->rows[0], share->rows[i], share->core, share->owner, en->discipline->name);
+                            op, share->rows[0], share->rows[i], share->core, share->owner, sc->discipline->name);
     return HPC_OK;
 }
 
-int hpc_groups_find_in(hpc_engine *en, int (*folds)(const hpc_engine *en, int row), const char *op) {
-    const size_t n = (size_t)en->plan->n_keys * (size_t)en->context->group.size;
+int hpc_groups_find_in(hpc_scheme *sc, int (*folds)(const hpc_scheme *sc, int row), const char *op) {
+    const size_t n = (size_t)sc->plan->n_keys * (size_t)sc->context->group.size;
     int status = HPC_OK;
-    en->group_of = hpc_engine_take(en, n, sizeof *en->group_of, op);
-    if (en->group_of == NULL) return HPC_ERR_MEMORY;
-    for (size_t i = 0; i < n; i++) en->group_of[i] = -1;
-    for (int i = 0; i < en->plan->n_rows && status == HPC_OK; i++)
-        if (folds(en, i)) status = find_in_row(en, i, op);
+    sc->group_of = hpc_scheme_take(sc, n, sizeof *sc->group_of, op);
+    if (sc->group_of == NULL) return HPC_ERR_MEMORY;
+    for (size_t i = 0; i < n; i++) sc->group_of[i] = -1;
+    for (int i = 0; i < sc->plan->n_rows && status == HPC_OK; i++)
+        if (folds(sc, i)) status = find_in_row(sc, i, op);
     return status;
 }
 
-static int row_applies(const hpc_engine *en, int row) {
-    return en->plan->rows[row].action == HPC_APPLY;
+static int row_applies(const hpc_scheme *sc, int row) {
+    return sc->plan->rows[row].action == HPC_APPLY;
 }
 
-int hpc_groups_find(hpc_engine *en, const char *op) {
-    int status = hpc_groups_find_in(en, row_applies, op);
-    for (int i = 0; i < en->plan->n_rows && status == HPC_OK; i++) {
-        const hpc_row *row = &en->plan->rows[i];
+int hpc_groups_find(hpc_scheme *sc, const char *op) {
+    int status = hpc_groups_find_in(sc, row_applies, op);
+    for (int i = 0; i < sc->plan->n_rows && status == HPC_OK; i++) {
+        const hpc_row *row = &sc->plan->rows[i];
         for (int e = 0; e < row->n_out && row->action == HPC_APPLY && status == HPC_OK; e++)
-            status = check_output(en, i, &row->out[e], op);
+            status = check_output(sc, i, &row->out[e], op);
     }
-    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
-        status = check_share(en, &en->layout.shares[s], op);
+    for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++)
+        status = check_share(sc, &sc->layout.shares[s], op);
     return status;
 }
 
-void hpc_groups_name_outputs(hpc_engine *en) {
-    for (int i = 0; i < en->n_work; i++) {
-        hpc_work *w = &en->work[i];
+void hpc_groups_name_outputs(hpc_scheme *sc) {
+    for (int i = 0; i < sc->n_work; i++) {
+        hpc_work *w = &sc->work[i];
         for (int o = 0; o < w->n_outputs && w->row->action == HPC_APPLY; o++)
-            w->outputs[o].lowest = hpc_sender_of(en, w->row->key, w->outputs[o].lowest);
+            w->outputs[o].lowest = hpc_sender_of(sc, w->row->key, w->outputs[o].lowest);
     }
 }
 
 /* ---- the ranks that a wait waits for ---- */
 
-static int own_group(const hpc_engine *en, int key) {
-    return hpc_sender_of(en, key, en->context->group.rank);
+static int own_group(const hpc_scheme *sc, int key) {
+    return hpc_sender_of(sc, key, sc->context->group.rank);
 }
 
-static int is_mate(const hpc_engine *en, int key, int rank) {
-    return hpc_sender_of(en, key, rank) == own_group(en, key);
+static int is_mate(const hpc_scheme *sc, int key, int rank) {
+    return hpc_sender_of(sc, key, rank) == own_group(sc, key);
 }
 
-int hpc_groups_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    return pushes < ticket / 2 && is_mate(en, key, rank);
+int hpc_groups_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    return pushes < ticket / 2 && is_mate(sc, key, rank);
 }
 
 /* Whether a share of this rank applies updates. */
-static int applies(const hpc_engine *en, const hpc_share *share) {
-    return share->owner == en->context->group.rank && en->plan->rows[share->rows[0]].action == HPC_APPLY;
+static int applies(const hpc_scheme *sc, const hpc_share *share) {
+    return share->owner == sc->context->group.rank && sc->plan->rows[share->rows[0]].action == HPC_APPLY;
 }
 
 /* Adds the ranks that bring the updates of this rank's group to a share of this rank. */
-static int bringers(const hpc_engine *en, const hpc_share *share, int *ranks, int n) {
+static int bringers(const hpc_scheme *sc, const hpc_share *share, int *ranks, int n) {
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         for (int e = 0; e < w->row->n_in; e++)
-            if (w->inputs[e].lowest == own_group(en, share->key)) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
+            if (w->inputs[e].lowest == own_group(sc, share->key)) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     }
     return n;
 }
 
 /* Adds the ranks by which other groups' updates come, for which replies to this rank's group wait; returns whether
  * there are some. */
-static int add_others(const hpc_engine *en, const hpc_pushed *k, const hpc_groups_lack *lack, int *ranks, int *n) {
+static int add_others(const hpc_scheme *sc, const hpc_pushed *k, const hpc_groups_lack *lack, int *ranks, int *n) {
     int some = 0;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        for (int e = 0; applies(en, share) && e < hpc_first_work(en, share)->row->n_in; e++) {
-            const hpc_input *in = &hpc_first_work(en, share)->inputs[e];
-            if (!lack->waits_for(en, share, in)) continue;
+        const hpc_share *share = &sc->layout.shares[k->shares[i]];
+        for (int e = 0; applies(sc, share) && e < hpc_first_work(sc, share)->row->n_in; e++) {
+            const hpc_input *in = &hpc_first_work(sc, share)->inputs[e];
+            if (!lack->waits_for(sc, share, in)) continue;
             *n = hpc_add_rank(ranks, *n, in->rank);
             some = 1;
         }
@@ -178,20 +178,20 @@ static int without(int *ranks, int n, int me) {
 /* Of a forward those whose inputs are missing, if it is for this rank's group. Else other groups, for which other
  * owners wait too; else those who fold for this rank's own rows, the owner, and ranks of the group that left without a
  * word. */
-int hpc_groups_missing(const hpc_engine *en, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n) {
-    const hpc_share *share = &en->layout.shares[s];
-    const hpc_pushed *k = &en->keys[share->key];
-    const int me = en->context->group.rank, key = share->key, own = own_group(en, key), row = share->rows[0];
-    if (share->owner == me && en->plan->rows[row].action == HPC_FORWARD)
-        return hpc_group_of_row(en, row) == own ? hpc_whole_missing_in(en, s, ticket, ranks, n) : n;
-    if (add_others(en, k, lack, ranks, &n)) return n;
+int hpc_groups_missing(const hpc_scheme *sc, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n) {
+    const hpc_share *share = &sc->layout.shares[s];
+    const hpc_pushed *k = &sc->keys[share->key];
+    const int me = sc->context->group.rank, key = share->key, own = own_group(sc, key), row = share->rows[0];
+    if (share->owner == me && sc->plan->rows[row].action == HPC_FORWARD)
+        return hpc_group_of_row(sc, row) == own ? hpc_whole_missing_in(sc, s, ticket, ranks, n) : n;
+    if (add_others(sc, k, lack, ranks, &n)) return n;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *other = &en->layout.shares[k->shares[i]];
-        if (applies(en, other) && !lack->has_brought(other, own, ticket / 2)) n = bringers(en, other, ranks, n);
+        const hpc_share *other = &sc->layout.shares[k->shares[i]];
+        if (applies(sc, other) && !lack->has_brought(other, own, ticket / 2)) n = bringers(sc, other, ranks, n);
     }
     if (share->owner != me)
         n = hpc_add_rank(ranks, n, share->owner);
-    else if (!applies(en, share))
-        n = hpc_whole_missing_in(en, s, ticket, ranks, n);
-    return without(ranks, hpc_add_left(en, key, ticket, ranks, n), me);
+    else if (!applies(sc, share))
+        n = hpc_whole_missing_in(sc, s, ticket, ranks, n);
+    return without(ranks, hpc_add_left(sc, key, ticket, ranks, n), me);
 }

@@ -15,27 +15,27 @@ int hpc_plan_find_copy(const hpc_plan *plan, int *other);
 
 /* Finds the groups of an exchange, whose shares are known: from here on they are its senders (hpc_sender_of). As
  * hpc_discipline.plan. */
-int hpc_groups_find(hpc_engine *en, const char *op);
+int hpc_groups_find(hpc_scheme *sc, const char *op);
 /* The same, of the rows that folds accepts in place of those that apply; their outputs and shares are not looked at. */
-int hpc_groups_find_in(hpc_engine *en, int (*folds)(const hpc_engine *en, int row), const char *op);
+int hpc_groups_find_in(hpc_scheme *sc, int (*folds)(const hpc_scheme *sc, int row), const char *op);
 
 /* Names the outputs of this rank's rows that apply by the groups that they are for: a group's lowest rank need not be
  * one that gets parameters by the output. */
-void hpc_groups_name_outputs(hpc_engine *en);
+void hpc_groups_name_outputs(hpc_scheme *sc);
 
 /* The group for which a row folds, or to which it relays. */
-int hpc_group_of_row(const hpc_engine *en, int row);
+int hpc_group_of_row(const hpc_scheme *sc, int row);
 
 /* hpc_pace.is_late: each push needs as many of the ranks of the same group. */
-int hpc_groups_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
+int hpc_groups_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
 /* hpc_gate.missing of a group's ranks. lack: what a discipline sees in its own shares that apply. */
 typedef struct hpc_groups_lack {
     /* Whether an answer of a share to this rank's group waits for an update of an input's group. */
-    int (*waits_for)(const hpc_engine *en, const hpc_share *share, const hpc_input *in);
+    int (*waits_for)(const hpc_scheme *sc, const hpc_share *share, const hpc_input *in);
     /* Whether a group's push has come to a share. */
     int (*has_brought)(const hpc_share *share, int group, uint64_t push);
 } hpc_groups_lack;
-int hpc_groups_missing(const hpc_engine *en, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n);
+int hpc_groups_missing(const hpc_scheme *sc, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n);
 
 #endif

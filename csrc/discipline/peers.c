@@ -93,19 +93,19 @@ int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the core ---- */
 
-_Atomic char *hpc_peers_came_at(const hpc_engine *en, const hpc_share *share, uint64_t push, int input) {
-    const hpc_work *w = hpc_first_work(en, share);
-    return &w->came[(push - 1) % (uint64_t)en->layout.depth * (uint64_t)w->row->n_in + (uint64_t)input];
+_Atomic char *hpc_peers_came_at(const hpc_scheme *sc, const hpc_share *share, uint64_t push, int input) {
+    const hpc_work *w = hpc_first_work(sc, share);
+    return &w->came[(push - 1) % (uint64_t)sc->layout.depth * (uint64_t)w->row->n_in + (uint64_t)input];
 }
 
-int hpc_peers_note_came(const hpc_engine *en, const hpc_share *share, int input, int slot, int how) {
-    hpc_clock *from = &share->clocks[hpc_first_work(en, share)->inputs[input].rank];
-    _Atomic char *at = hpc_peers_came_at(en, share, (uint64_t)slot + 1, input);
+int hpc_peers_note_came(const hpc_scheme *sc, const hpc_share *share, int input, int slot, int how) {
+    hpc_clock *from = &share->clocks[hpc_first_work(sc, share)->inputs[input].rank];
+    _Atomic char *at = hpc_peers_came_at(sc, share, (uint64_t)slot + 1, input);
     if (atomic_load_explicit(at, memory_order_relaxed)) return 0; /* more than there are slots */
     atomic_store_explicit(at, (char)how, memory_order_relaxed);
     uint64_t n = atomic_load_explicit(&from->came, memory_order_relaxed);
-    const uint64_t most = atomic_load_explicit(&from->applied, memory_order_relaxed) + (uint64_t)en->layout.depth;
-    while (n < most && atomic_load_explicit(hpc_peers_came_at(en, share, n + 1, input), memory_order_relaxed)) n++;
+    const uint64_t most = atomic_load_explicit(&from->applied, memory_order_relaxed) + (uint64_t)sc->layout.depth;
+    while (n < most && atomic_load_explicit(hpc_peers_came_at(sc, share, n + 1, input), memory_order_relaxed)) n++;
     atomic_store_explicit(&from->came, n, memory_order_relaxed);
     return 1;
 }
@@ -113,22 +113,22 @@ int hpc_peers_note_came(const hpc_engine *en, const hpc_share *share, int input,
 /* ---- the worker ---- */
 
 /* Whether rank sends its pushes of a key to this rank. */
-static int hears(const hpc_engine *en, int rank, int key) {
-    const hpc_pushed *k = &en->keys[key];
+static int hears(const hpc_scheme *sc, int rank, int key) {
+    const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_awaited; i++)
-        if (hpc_feeds_share(en, &en->layout.shares[k->awaited[i]], rank)) return 1;
+        if (hpc_feeds_share(sc, &sc->layout.shares[k->awaited[i]], rank)) return 1;
     return 0;
 }
 
-int hpc_peers_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    return pushes < hpc_push_of(en, key, ticket) && hears(en, rank, key);
+int hpc_peers_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    return pushes < hpc_push_of(sc, key, ticket) && hears(sc, rank, key);
 }
 
 /* The ranks whose inputs to the next fold of share s are missing. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const uint64_t fold = hpc_share_next_fold(en, s);
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const uint64_t fold = hpc_share_next_fold(sc, s);
     (void)ticket;
-    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, 2 * fold), fold, ranks, found);
+    return hpc_whole_missing(sc, &sc->layout.shares[s], hpc_whole_slot(sc, 2 * fold), fold, ranks, found);
 }
 
 const hpc_discipline hpc_discipline_peers = {

@@ -39,33 +39,33 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the core: verdicts ---- */
 
-static uint64_t *verdict_here(const hpc_engine *en, const hpc_share *share, uint64_t n) {
-    return (uint64_t *)(void *)(hpc_own_part(en) + hpc_verdict_at(en, share, n));
+static uint64_t *verdict_here(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
+    return (uint64_t *)(void *)(hpc_own_part(sc) + hpc_verdict_at(sc, share, n));
 }
 
 static void give(hpc_core *core, const hpc_share *share, int left_out) {
-    const hpc_engine *en = core->engine;
-    const hpc_pushed *k = &en->keys[share->key];
+    const hpc_scheme *sc = core->scheme;
+    const hpc_pushed *k = &sc->keys[share->key];
     hpc_intake *in = hpc_intake_of(share);
-    const size_t nbytes = hpc_verdict_words(en) * sizeof(uint64_t);
-    uint64_t *verdict = memset(verdict_here(en, share, in->given), 0, nbytes);
+    const size_t nbytes = hpc_verdict_words(sc) * sizeof(uint64_t);
+    uint64_t *verdict = memset(verdict_here(sc, share, in->given), 0, nbytes);
     verdict[0] = (uint64_t)(left_out + 1);
     for (int i = 0; i < in->n_from && left_out < 0; i++)
         verdict[1 + in->from[i] / 64] |= (uint64_t)(in->takes[in->from[i]] != 0) << in->from[i] % 64;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *to = &en->layout.shares[k->shares[i]];
+        const hpc_share *to = &sc->layout.shares[k->shares[i]];
         if (to == share || to->core != share->core) continue;
-        hpc_share_answer_with(core, to->owner, verdict, nbytes, hpc_verdict_at(en, to, in->given),
-                              hpc_signal_second(en, (int)(share - en->layout.shares)), in->given + 1);
+        hpc_share_answer_with(core, to->owner, verdict, nbytes, hpc_verdict_at(sc, to, in->given),
+                              hpc_signal_second(sc, (int)(share - sc->layout.shares)), in->given + 1);
     }
     in->given++;
 }
 
-static uint64_t verdicts_of(const hpc_engine *en, const hpc_share *share) {
-    const hpc_share *by = hpc_decider_of(en, share);
-    const int signal = hpc_signal_second(en, (int)(by - en->layout.shares));
+static uint64_t verdicts_of(const hpc_scheme *sc, const hpc_share *share) {
+    const hpc_share *by = hpc_decider_of(sc, share);
+    const int signal = hpc_signal_second(sc, (int)(by - sc->layout.shares));
     if (by == share) return hpc_intake_of(share)->given;
-    return atomic_load_explicit(hpc_own_signal(en->window, signal), memory_order_acquire);
+    return atomic_load_explicit(hpc_own_signal(sc->window, signal), memory_order_acquire);
 }
 
 static int is_about(const uint64_t *verdict, int rank) {
@@ -78,14 +78,14 @@ static int has_come(const hpc_share *share, int rank) {
 }
 
 /* Whether all inputs that a verdict is about are there. Notes them, and their slots, for the fold. */
-static int is_there(const hpc_engine *en, const hpc_share *share, const uint64_t *verdict) {
-    const hpc_work *w = hpc_first_work(en, share);
-    memset(hpc_intake_of(share)->takes, 0, (size_t)en->context->group.size);
+static int is_there(const hpc_scheme *sc, const hpc_share *share, const uint64_t *verdict) {
+    const hpc_work *w = hpc_first_work(sc, share);
+    memset(hpc_intake_of(share)->takes, 0, (size_t)sc->context->group.size);
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank, about = is_about(verdict, rank);
         if (about && !has_come(share, rank)) return 0;
         hpc_intake_of(share)->takes[rank] = (char)about;
-        share->clocks[rank].slot = (int)(hpc_clock_applied(&share->clocks[rank]) % (uint64_t)en->layout.depth);
+        share->clocks[rank].slot = (int)(hpc_clock_applied(&share->clocks[rank]) % (uint64_t)sc->layout.depth);
     }
     return 1;
 }
@@ -98,13 +98,13 @@ static void answer_others(hpc_core *core, const hpc_share *share, const uint64_t
             hpc_intake_answer(core, share, in->from[i], (hpc_told){0});
 }
 
-static void end(const hpc_engine *en, const hpc_share *share) {
-    const hpc_work *w = hpc_first_work(en, share);
+static void end(const hpc_scheme *sc, const hpc_share *share) {
+    const hpc_work *w = hpc_first_work(sc, share);
     hpc_intake *in = hpc_intake_of(share);
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank;
         if (!in->takes[rank]) continue;
-        atomic_store_explicit(hpc_peers_came_at(en, share, hpc_clock_applied(&share->clocks[rank]) + 1, e), 0,
+        atomic_store_explicit(hpc_peers_came_at(sc, share, hpc_clock_applied(&share->clocks[rank]) + 1, e), 0,
                               memory_order_relaxed);
         hpc_tally_add(&share->clocks[rank].applied, 1);
         in->held--;
@@ -113,21 +113,21 @@ static void end(const hpc_engine *en, const hpc_share *share) {
 }
 
 static int follow(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_intake *in = hpc_intake_of(share);
     int n = 0;
-    for (; in->followed < verdicts_of(en, share); n++) {
-        const uint64_t *verdict = verdict_here(en, share, in->followed);
+    for (; in->followed < verdicts_of(sc, share); n++) {
+        const uint64_t *verdict = verdict_here(sc, share, in->followed);
         const int left_out = (int)verdict[0] - 1;
-        if (!is_there(en, share, verdict)) break;
+        if (!is_there(sc, share, verdict)) break;
         if (left_out >= 0) {
-            atomic_fetch_add_explicit(&core->engine->peers.late[left_out], 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&core->scheme->peers.late[left_out], 1, memory_order_relaxed);
             hpc_intake_answer(core, share, left_out, (hpc_told){share->version, 0});
         } else {
             answer_others(core, share, verdict);
             if (hpc_intake_fold(core, share, share->version + 1) != 0) return -1;
         }
-        end(en, share);
+        end(sc, share);
     }
     return n;
 }
@@ -135,9 +135,9 @@ static int follow(hpc_core *core, hpc_share *share) {
 /* ---- the core: events ---- */
 
 static int came(hpc_core *core, hpc_share *share, int input, int slot, int how) {
-    const hpc_clock *from = &share->clocks[hpc_first_work(core->engine, share)->inputs[input].rank];
+    const hpc_clock *from = &share->clocks[hpc_first_work(core->scheme, share)->inputs[input].rank];
     const uint64_t before = hpc_clock_came(from);
-    if (!hpc_peers_note_came(core->engine, share, input, slot, how)) return 0;
+    if (!hpc_peers_note_came(core->scheme, share, input, slot, how)) return 0;
     hpc_intake_of(share)->held += (int)(hpc_clock_came(from) - before);
     hpc_intake_look_after(core, share);
     return 1;
@@ -145,7 +145,7 @@ static int came(hpc_core *core, hpc_share *share, int input, int slot, int how) 
 
 /* Marks an input of a row; those of the first row are marked when all have come. */
 static int mark(const hpc_core *core, hpc_work *w, int input, int slot, int how) {
-    const int first = w == hpc_first_work(core->engine, w->share);
+    const int first = w == hpc_first_work(core->scheme, w->share);
     if (!first) hpc_row_mark(w, slot, input, how);
     return first;
 }
@@ -161,45 +161,45 @@ static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
 }
 
 static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const int rank = event->peer, slot = hpc_imm_slot(event->imm);
     if (hpc_imm_operation(event->imm) != HPC_OP_USE) return hpc_core_empty_came(core, share, event, nothing_came);
-    if (share == NULL || hpc_decider_of(en, share) != share || slot >= en->layout.depth) return 0;
+    if (share == NULL || hpc_decider_of(sc, share) != share || slot >= sc->layout.depth) return 0;
     if (!hpc_core_brings(core, event, "a vote for share", share->key, sizeof(uint64_t))) return 1;
-    return hpc_pushes_key(en, rank, share->key) && hpc_intake_vote_came(core, share, rank, slot);
+    return hpc_pushes_key(sc, rank, share->key) && hpc_intake_vote_came(core, share, rank, slot);
 }
 
 /* ---- the worker ---- */
 
 /* Adds the peers whose next update has not come; where all have, the rank that decides. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    const hpc_work *w = hpc_first_work(en, share);
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    const hpc_work *w = hpc_first_work(sc, share);
     const int before = found;
     (void)ticket;
     for (int e = 0; e < w->row->n_in; e++)
-        if (!has_come(share, w->inputs[e].rank) && hpc_closed_signal(en, w->inputs[e].rank) == 0)
+        if (!has_come(share, w->inputs[e].rank) && hpc_closed_signal(sc, w->inputs[e].rank) == 0)
             found = hpc_add_rank(ranks, found, hpc_edge_sender(&w->row->in[e]));
-    return found > before ? found : hpc_add_rank(ranks, found, hpc_decider_of(en, share)->owner);
+    return found > before ? found : hpc_add_rank(ranks, found, hpc_decider_of(sc, share)->owner);
 }
 
 /* All ranks go on from the same folds: every share has followed all verdicts when it has answered all pushes. */
-static int level(hpc_engine *en, hpc_limit *l, const char *op) {
+static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     int status = HPC_OK;
-    for (int key = 0; key < en->plan->n_keys && status == HPC_OK; key++)
-        if (en->keys[key].n_shares > 0)
-            status = hpc_ticket_wait_slot(en, key, 2 * en->keys[key].pushes, hpc_limit_left(en, l), op);
-    return hpc_context_agree(en->context, op, status, l->deadline);
+    for (int key = 0; key < sc->plan->n_keys && status == HPC_OK; key++)
+        if (sc->keys[key].n_shares > 0)
+            status = hpc_ticket_wait_slot(sc, key, 2 * sc->keys[key].pushes, hpc_limit_left(sc, l), op);
+    return hpc_context_agree(sc->context, op, status, l->deadline);
 }
 
-static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    return moment == HPC_ON_PUBLISH ? level(en, l, op) : hpc_outlet_note(en, key, moment, l, op);
+static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    return moment == HPC_ON_PUBLISH ? level(sc, l, op) : hpc_outlet_note(sc, key, moment, l, op);
 }
 
-static int plan(hpc_engine *en, const char *op) {
+static int plan(hpc_scheme *sc, const char *op) {
     static const hpc_verdicts verdicts = {give, follow};
-    const int status = hpc_quorum_plan(en, op);
-    if (status == HPC_OK) hpc_quorum_of(en)->verdicts = &verdicts;
+    const int status = hpc_quorum_plan(sc, op);
+    if (status == HPC_OK) hpc_quorum_of(sc)->verdicts = &verdicts;
     return status;
 }
 

@@ -80,17 +80,17 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int open_all(hpc_engine *en, const char *op) {
-    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
-    peering *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
-    if (its == NULL || hpc_clocks_open(en, op) != HPC_OK || hpc_slots_open(en, op) != HPC_OK) return HPC_ERR_MEMORY;
-    its->last = hpc_engine_take(en, keys * size, sizeof *its->last, op);
-    its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
+static int open_all(hpc_scheme *sc, const char *op) {
+    const size_t size = (size_t)sc->context->group.size, keys = (size_t)sc->plan->n_keys;
+    peering *its = sc->own = hpc_scheme_take(sc, 1, sizeof *its, op);
+    if (its == NULL || hpc_clocks_open(sc, op) != HPC_OK || hpc_slots_open(sc, op) != HPC_OK) return HPC_ERR_MEMORY;
+    its->last = hpc_scheme_take(sc, keys * size, sizeof *its->last, op);
+    its->counted = hpc_scheme_take(sc, keys, sizeof *its->counted, op);
     int enough = its->last != NULL && its->counted != NULL;
-    for (int s = 0; s < en->layout.n_shares && enough; s++) {
-        hpc_share *share = &en->layout.shares[s];
+    for (int s = 0; s < sc->layout.n_shares && enough; s++) {
+        hpc_share *share = &sc->layout.shares[s];
         if (share->clocks == NULL) continue;
-        share->own = hpc_engine_take(en, 1, sizeof(peer_share), op);
+        share->own = hpc_scheme_take(sc, 1, sizeof(peer_share), op);
         enough = share->own != NULL;
     }
     return enough ? HPC_OK : HPC_ERR_MEMORY;
@@ -99,35 +99,35 @@ static int open_all(hpc_engine *en, const char *op) {
 /* ---- clocks ---- */
 
 /* The rank of an input of a share, and its clock. */
-static int rank_of(const hpc_engine *en, const hpc_share *share, int input) {
-    return hpc_first_work(en, share)->inputs[input].rank;
+static int rank_of(const hpc_scheme *sc, const hpc_share *share, int input) {
+    return hpc_first_work(sc, share)->inputs[input].rank;
 }
 
-static hpc_clock *input_clock(const hpc_engine *en, const hpc_share *share, int input) {
-    return &share->clocks[rank_of(en, share, input)];
+static hpc_clock *input_clock(const hpc_scheme *sc, const hpc_share *share, int input) {
+    return &share->clocks[rank_of(sc, share, input)];
 }
 
 static hpc_clock *own_clock(const hpc_share *share) {
     return &share->clocks[share->owner];
 }
 
-static int n_inputs(const hpc_engine *en, const hpc_share *share) {
-    return hpc_first_work(en, share)->row->n_in;
+static int n_inputs(const hpc_scheme *sc, const hpc_share *share) {
+    return hpc_first_work(sc, share)->row->n_in;
 }
 
 /* How far the open peer that is most behind is: the updates of it that have come, or n if that is less. */
-static uint64_t least_of_open(const hpc_engine *en, const hpc_share *share, uint64_t n) {
-    for (int e = 0; e < n_inputs(en, share); e++) {
-        const uint64_t came = hpc_clock_came(input_clock(en, share, e));
-        if (came < n && hpc_sender_is_open(en, share->key, rank_of(en, share, e))) n = came;
+static uint64_t least_of_open(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
+    for (int e = 0; e < n_inputs(sc, share); e++) {
+        const uint64_t came = hpc_clock_came(input_clock(sc, share, e));
+        if (came < n && hpc_sender_is_open(sc, share->key, rank_of(sc, share, e))) n = came;
     }
     return n;
 }
 
 /* Whether the worker has pushed for the step at clock n, and no open peer is too far behind it. */
-static int is_time(const hpc_engine *en, const hpc_share *share, uint64_t n) {
-    const uint64_t enough = hpc_clock_behind(en, n);
-    return hpc_clock_came(own_clock(share)) >= n && least_of_open(en, share, enough) >= enough;
+static int is_time(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
+    const uint64_t enough = hpc_clock_behind(sc, n);
+    return hpc_clock_came(own_clock(share)) >= n && least_of_open(sc, share, enough) >= enough;
 }
 
 /* ---- the core ---- */
@@ -152,7 +152,7 @@ static int apply(hpc_core *core, hpc_work *w, int n, const double *args) {
 /* Applies to a row all updates that are there, and not applied yet, up to a clock of each sender (its `at`): in the
  * order of clocks, then of inputs. */
 static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const double *args = NULL;
     int n = 0;
     for (uint64_t t = first + 1; t <= last; t++)
@@ -160,8 +160,8 @@ static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last)
             const hpc_input *in = &w->inputs[e];
             const hpc_clock *from = &w->share->clocks[in->rank];
             if (t <= hpc_clock_applied(from) || t > from->at) continue;
-            const uint64_t slot = (from->base + t - 1) % (uint64_t)en->layout.depth;
-            if (!hpc_row_brings(hpc_first_work(en, w->share), (int)slot, e)) continue;
+            const uint64_t slot = (from->base + t - 1) % (uint64_t)sc->layout.depth;
+            if (!hpc_row_brings(hpc_first_work(sc, w->share), (int)slot, e)) continue;
             if (n > 0 && !has_equal_args(args, in->args[slot])) {
                 if (apply(core, w, n, args) != 0) return -1;
                 n = 0;
@@ -170,7 +170,7 @@ static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last)
             core->bases[n] = in->slots + (size_t)slot * in->stride;
             core->base_inputs[n] = in;
             core->base_weights[n++] = w->weights[e];
-            if (in->nbytes > 0) hpc_count_received(en, in->rank, in->nbytes);
+            if (in->nbytes > 0) hpc_count_received(sc, in->rank, in->nbytes);
         }
     return apply(core, w, n, args);
 }
@@ -178,10 +178,10 @@ static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last)
 /* Applies what is there up to a clock of the peers, and up to own of this rank, and answers those whose updates are
  * applied; this rank last. Nonzero when the exchange has failed. */
 static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t own) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const peer_share *p = share->own;
-    const hpc_work *first = hpc_first_work(en, share);
-    const int signal = hpc_signal_applied(en, (int)(share - en->layout.shares)), n = first->row->n_in;
+    const hpc_work *first = hpc_first_work(sc, share);
+    const int signal = hpc_signal_applied(sc, (int)(share - sc->layout.shares)), n = first->row->n_in;
     uint64_t least = UINT64_MAX, last = 0; /* clocks between which there is something to apply */
     for (int e = 0; e < n; e++) {
         hpc_clock *from = &share->clocks[first->inputs[e].rank];
@@ -193,40 +193,40 @@ static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t ow
     }
     if (last == 0) return 0;
     for (int i = 0; i < share->n_rows; i++)
-        if (apply_row(core, &en->work[en->work_of[share->rows[i]]], least, last) != 0) return -1;
+        if (apply_row(core, &sc->work[sc->work_of[share->rows[i]]], least, last) != 0) return -1;
     for (int i = 1; i <= n; i++) {
         const int e = (hpc_row_input_of(first, share->owner, 0) + i) % n, rank = first->inputs[e].rank;
         hpc_clock *from = &share->clocks[rank];
         if (from->at <= hpc_clock_applied(from)) continue;
         const uint64_t pushes = from->base + from->at;
         for (uint64_t t = atomic_load_explicit(&from->applied, memory_order_relaxed) + 1; t <= pushes; t++)
-            atomic_store_explicit(hpc_peers_came_at(en, share, t, e), 0, memory_order_relaxed);
+            atomic_store_explicit(hpc_peers_came_at(sc, share, t, e), 0, memory_order_relaxed);
         atomic_store_explicit(&from->applied, pushes, memory_order_release);
         if (rank == share->owner) share->version = pushes;
         hpc_share_answer(core, rank, signal, pushes);
     }
-    if (p->runs != 0) hpc_bell_ring(en->context->group.bell); /* the worker waits for what was applied */
+    if (p->runs != 0) hpc_bell_ring(sc->context->group.bell); /* the worker waits for what was applied */
     return 0;
 }
 
 /* Applies what may be applied now; returns the number of times that it did so. */
 static int go_on(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     peer_share *p = share->own;
     int n = 0;
-    for (uint64_t next = hpc_clock_applied(own_clock(share)) + 1; is_time(en, share, next); next++, n++) {
-        if (hpc_engine_has_failed(en)) return n;
-        atomic_store_explicit(&p->late, next - least_of_open(en, share, next), memory_order_relaxed);
-        if (apply_all(core, share, en->asked.consistency == HPC_ASYNC ? UINT64_MAX : next, next) != 0) return n;
+    for (uint64_t next = hpc_clock_applied(own_clock(share)) + 1; is_time(sc, share, next); next++, n++) {
+        if (hpc_scheme_has_failed(sc)) return n;
+        atomic_store_explicit(&p->late, next - least_of_open(sc, share, next), memory_order_relaxed);
+        if (apply_all(core, share, sc->asked.consistency == HPC_ASYNC ? UINT64_MAX : next, next) != 0) return n;
     }
     const uint64_t own = hpc_clock_applied(own_clock(share));
-    if (p->runs != 0 && !hpc_engine_has_failed(en))
+    if (p->runs != 0 && !hpc_scheme_has_failed(sc))
         apply_all(core, share, p->runs == RUNS_TO_OWN ? own : UINT64_MAX, own);
     return n;
 }
 
 static int came(hpc_core *core, hpc_share *share, int input, int slot, int how) {
-    if (!hpc_peers_note_came(core->engine, share, input, slot, how)) return 0;
+    if (!hpc_peers_note_came(core->scheme, share, input, slot, how)) return 0;
     go_on(core, share);
     return 1;
 }
@@ -238,7 +238,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* All rows of a share have the same inputs. */
 static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
-    if (w == hpc_first_work(core->engine, w->share)) came(core, w->share, input, slot, HPC_CAME_EMPTY);
+    if (w == hpc_first_work(core->scheme, w->share)) came(core, w->share, input, slot, HPC_CAME_EMPTY);
 }
 
 static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
@@ -256,39 +256,39 @@ static int work(hpc_core *core) {
 /* ---- the worker ---- */
 
 /* The answer is a release behind which the core's note is. */
-static void ended(hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    const peering *its = en->own;
+static void ended(hpc_scheme *sc, int key) {
+    const hpc_pushed *k = &sc->keys[key];
+    const peering *its = sc->own;
     uint64_t most = 0;
     for (int i = 0; i < k->n_awaited; i++) {
-        const peer_share *p = en->layout.shares[k->awaited[i]].own;
+        const peer_share *p = sc->layout.shares[k->awaited[i]].own;
         const uint64_t late = atomic_load_explicit(&p->late, memory_order_relaxed);
         if (late > most) most = late;
     }
-    if (its->counted[key] != k->pushes) hpc_count_begun(en, most);
+    if (its->counted[key] != k->pushes) hpc_count_begun(sc, most);
     its->counted[key] = k->pushes;
 }
 
 /* Adds the rank that holds up push n of an input: the one whose push it is, or if that has made it the one that passes
  * it on. Of a rank whose memory is not mapped nobody knows what it has made, and both are added. */
-static int add_holder(const hpc_engine *en, const hpc_share *share, int input, uint64_t n, int *ranks, int found) {
-    const int rank = rank_of(en, share, input);
-    const int sender = hpc_edge_sender(&hpc_first_work(en, share)->row->in[input]);
-    const uint64_t pushes = hpc_pushes_of(en, rank, share->key);
+static int add_holder(const hpc_scheme *sc, const hpc_share *share, int input, uint64_t n, int *ranks, int found) {
+    const int rank = rank_of(sc, share, input);
+    const int sender = hpc_edge_sender(&hpc_first_work(sc, share)->row->in[input]);
+    const uint64_t pushes = hpc_pushes_of(sc, rank, share->key);
     if (sender == rank || pushes == UINT64_MAX || pushes < n) found = hpc_add_rank(ranks, found, rank);
     if (pushes == UINT64_MAX || pushes >= n) found = hpc_add_rank(ranks, found, sender);
     return found;
 }
 
 /* Adds the open peers that a share of this rank waits for, for the step behind a push. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    const uint64_t least = hpc_clock_behind(en, ticket / 2 - own_clock(share)->base);
-    for (int e = 0; e < n_inputs(en, share); e++) {
-        const hpc_clock *from = input_clock(en, share, e);
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    const uint64_t least = hpc_clock_behind(sc, ticket / 2 - own_clock(share)->base);
+    for (int e = 0; e < n_inputs(sc, share); e++) {
+        const hpc_clock *from = input_clock(sc, share, e);
         if (from != own_clock(share) && hpc_clock_came(from) < least &&
-            hpc_sender_is_open(en, share->key, rank_of(en, share, e)))
-            found = add_holder(en, share, e, from->base + least, ranks, found);
+            hpc_sender_is_open(sc, share->key, rank_of(sc, share, e)))
+            found = add_holder(sc, share, e, from->base + least, ranks, found);
     }
     return found;
 }
@@ -296,76 +296,76 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
 /* ---- settle and publish ---- */
 
 /* The core of a share applies what comes from here on, as far as runs says; with 0 only when the worker has pushed. */
-static void let_run(hpc_engine *en, hpc_share *share, int runs) {
-    hpc_core *core = &en->cores[share->core];
+static void let_run(hpc_scheme *sc, hpc_share *share, int runs) {
+    hpc_core *core = &sc->cores[share->core];
     hpc_core_pause(core);
     ((peer_share *)share->own)->runs = runs;
     go_on(core, share);
     hpc_core_resume(core);
 }
 
-static void let_key_run(hpc_engine *en, int key, int runs) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_awaited; i++) let_run(en, &en->layout.shares[k->awaited[i]], runs);
+static void let_key_run(hpc_scheme *sc, int key, int runs) {
+    const hpc_pushed *k = &sc->keys[key];
+    for (int i = 0; i < k->n_awaited; i++) let_run(sc, &sc->layout.shares[k->awaited[i]], runs);
 }
 
-static void let_all_run(hpc_engine *en, int runs) {
-    for (int c = 0; c < en->n_own_cores; c++)
-        for (int i = 0; i < en->cores[c].n_clocked; i++) let_run(en, en->cores[c].clocked[i], runs);
+static void let_all_run(hpc_scheme *sc, int runs) {
+    for (int c = 0; c < sc->n_own_cores; c++)
+        for (int i = 0; i < sc->cores[c].n_clocked; i++) let_run(sc, sc->cores[c].clocked[i], runs);
 }
 
 /* The number of an input's pushes that a share waits for: those up to this rank's clock, or (all) all that were made.
  */
-static uint64_t goal_of(const hpc_engine *en, const hpc_share *share, int input, int all) {
-    const int rank = rank_of(en, share, input);
-    if (all) return ((const peering *)en->own)->last[share->key * en->context->group.size + rank];
-    if (!hpc_sender_is_open(en, share->key, rank)) return 0;
-    return share->clocks[rank].base + en->keys[share->key].pushes - own_clock(share)->base;
+static uint64_t goal_of(const hpc_scheme *sc, const hpc_share *share, int input, int all) {
+    const int rank = rank_of(sc, share, input);
+    if (all) return ((const peering *)sc->own)->last[share->key * sc->context->group.size + rank];
+    if (!hpc_sender_is_open(sc, share->key, rank)) return 0;
+    return share->clocks[rank].base + sc->keys[share->key].pushes - own_clock(share)->base;
 }
 
 /* As hpc_lacking. */
-static int lacking(const hpc_engine *en, int key, int *ranks) {
+static int lacking(const hpc_scheme *sc, int key, int *ranks) {
     int n = 0;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        const hpc_share *share = &sc->layout.shares[s];
         if (share->clocks == NULL || (key >= 0 && share->key != key)) continue;
-        for (int e = 0; e < n_inputs(en, share); e++) {
-            const uint64_t goal = goal_of(en, share, e, key < 0);
-            if (atomic_load_explicit(&input_clock(en, share, e)->applied, memory_order_acquire) >= goal) continue;
+        for (int e = 0; e < n_inputs(sc, share); e++) {
+            const uint64_t goal = goal_of(sc, share, e, key < 0);
+            if (atomic_load_explicit(&input_clock(sc, share, e)->applied, memory_order_acquire) >= goal) continue;
             if (ranks == NULL) return 1;
-            n = add_holder(en, share, e, goal, ranks, n);
+            n = add_holder(sc, share, e, goal, ranks, n);
         }
     }
     return n;
 }
 
 /* Waits until this rank has applied the updates of its peers up to its own clock. */
-static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    let_key_run(en, key, RUNS_TO_OWN);
-    const int status = hpc_wait_lacking(en, key, lacking, l, op);
-    let_key_run(en, key, 0);
+static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    let_key_run(sc, key, RUNS_TO_OWN);
+    const int status = hpc_wait_lacking(sc, key, lacking, l, op);
+    let_key_run(sc, key, 0);
     return status;
 }
 
 /* All peers go on from one clock, with all updates. Nothing is under way on any rank, and no rank pushes before the
  * publish has ended. */
-static int level(hpc_engine *en, hpc_limit *l, const char *op) {
-    int status = hpc_clocks_learn_pushes(en, ((peering *)en->own)->last, op, l->deadline);
+static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
+    int status = hpc_clocks_learn_pushes(sc, ((peering *)sc->own)->last, op, l->deadline);
     if (status != HPC_OK) return status;
-    let_all_run(en, RUNS_TO_ALL);
-    status = hpc_context_agree(en->context, op, hpc_wait_lacking(en, -1, lacking, l, op), l->deadline);
-    let_all_run(en, 0);
-    if (status == HPC_OK) hpc_clocks_level(en);
+    let_all_run(sc, RUNS_TO_ALL);
+    status = hpc_context_agree(sc->context, op, hpc_wait_lacking(sc, -1, lacking, l, op), l->deadline);
+    let_all_run(sc, 0);
+    if (status == HPC_OK) hpc_clocks_level(sc);
     return status;
 }
 
 /* Once a rank has finished, nothing that comes changes a step of it. It serves until all have closed; each has closed
  * once all have read its last push. */
-static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    if (moment == HPC_ON_END) ended(en, key);
-    if (moment == HPC_ON_FINISH) let_key_run(en, key, RUNS_TO_ALL);
-    if (moment == HPC_ON_SETTLE) return settle(en, key, l, op);
-    return moment == HPC_ON_PUBLISH ? level(en, l, op) : HPC_OK;
+static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_END) ended(sc, key);
+    if (moment == HPC_ON_FINISH) let_key_run(sc, key, RUNS_TO_ALL);
+    if (moment == HPC_ON_SETTLE) return settle(sc, key, l, op);
+    return moment == HPC_ON_PUBLISH ? level(sc, l, op) : HPC_OK;
 }
 
 const hpc_discipline hpc_discipline_peers_ssp = {

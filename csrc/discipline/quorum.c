@@ -28,7 +28,7 @@
  * keys: a worker pushes each of them once for it, and has all answers before it pushes the next. So where one share has
  * found its quorum all others will, for the same ranks have pushed that version there. Were keys counted by themselves,
  * two workers could wait for each other, each for a key in which it is ahead. Keys that workers push at different times
- * are in different engines (EngineOptions.groups in Python).
+ * are in different schemes (EngineOptions.groups in Python).
  *
  * Groups. All ranks of a group push for the same version. Each of them waits for the answer to each row that applies,
  * by relays or straight, before it goes on; and what an owner answers to a group it says to all ranks of it. So when
@@ -260,60 +260,60 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int action_of(const hpc_engine *en, const hpc_share *share) {
-    return en->plan->rows[share->rows[0]].action;
+static int action_of(const hpc_scheme *sc, const hpc_share *share) {
+    return sc->plan->rows[share->rows[0]].action;
 }
 
-static int open_keys(hpc_engine *en, const char *op) {
-    hpc_quorum *q = en->own = hpc_engine_take(en, 1, sizeof *q, op);
-    const int splits = en->use != NULL;
+static int open_keys(hpc_scheme *sc, const char *op) {
+    hpc_quorum *q = sc->own = hpc_scheme_take(sc, 1, sizeof *q, op);
+    const int splits = sc->use != NULL;
     if (q == NULL) return HPC_ERR_MEMORY;
-    if (hpc_has_decider(en)) q->room = en->context->group.size * en->layout.depth;           /* see peers_quorum.c */
-    if (splits) q->from = (size_t)(en->plan->n_rows + en->layout.n_shares) * sizeof(double); /* squares, versions */
-    q->keys = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *q->keys, op);
-    q->given_up = hpc_engine_take(en, (size_t)en->context->group.size, 1, op);
-    q->of_ranks = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *q->of_ranks, op);
+    if (hpc_has_decider(sc)) q->room = sc->context->group.size * sc->layout.depth;           /* see peers_quorum.c */
+    if (splits) q->from = (size_t)(sc->plan->n_rows + sc->layout.n_shares) * sizeof(double); /* squares, versions */
+    q->keys = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *q->keys, op);
+    q->given_up = hpc_scheme_take(sc, (size_t)sc->context->group.size, 1, op);
+    q->of_ranks = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *q->of_ranks, op);
     return q->keys != NULL && q->given_up != NULL && q->of_ranks != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-static size_t part(const hpc_engine *en, int rank) {
-    const size_t numbers = (size_t)en->layout.places[rank].shares * (size_t)en->context->group.size;
-    const int told = en->layout.n_shares + (en->layout.stages.many ? en->plan->n_rows : 0);
-    const size_t verdicts = (size_t)(en->layout.places[rank].shares * hpc_quorum_of(en)->room);
-    return hpc_quorum_of(en)->from + (size_t)told * sizeof(hpc_told) +
-           (numbers * (size_t)en->layout.depth + verdicts * hpc_verdict_words(en)) * sizeof(uint64_t);
+static size_t part(const hpc_scheme *sc, int rank) {
+    const size_t numbers = (size_t)sc->layout.places[rank].shares * (size_t)sc->context->group.size;
+    const int told = sc->layout.n_shares + (sc->layout.stages.many ? sc->plan->n_rows : 0);
+    const size_t verdicts = (size_t)(sc->layout.places[rank].shares * hpc_quorum_of(sc)->room);
+    return hpc_quorum_of(sc)->from + (size_t)told * sizeof(hpc_told) +
+           (numbers * (size_t)sc->layout.depth + verdicts * hpc_verdict_words(sc)) * sizeof(uint64_t);
 }
 
 /* A version belongs to all keys, so a group does too. */
-static int check_groups(const hpc_engine *en, const char *op) {
-    for (int key = 1; key < en->plan->n_keys; key++)
-        for (int r = 0; r < en->context->group.size; r++)
-            if (hpc_sender_of(en, key, r) != hpc_sender_of(en, 0, r))
+static int check_groups(const hpc_scheme *sc, const char *op) {
+    for (int key = 1; key < sc->plan->n_keys; key++)
+        for (int r = 0; r < sc->context->group.size; r++)
+            if (hpc_sender_of(sc, key, r) != hpc_sender_of(sc, 0, r))
                 return hpc_fail(
                     HPC_ERR_CONFIG, op,
                     "%s: the update of rank %d of key %s comes with those of other ranks than its update of "
                     "key %s: with a quorum the groups of all keys are the same",
-                    op, r, en->plan->keys[key].name, en->plan->keys[0].name);
+                    op, r, sc->plan->keys[key].name, sc->plan->keys[0].name);
     return HPC_OK;
 }
 
 /* On a graph an update that travels is copied first, so the push's memory is free at once, however slowly the neighbour
  * takes the update. Takes room in this rank's part for that copy, of all rows. */
-static size_t take_copy(hpc_engine *en, const hpc_share *share) {
+static size_t take_copy(hpc_scheme *sc, const hpc_share *share) {
     size_t nbytes = 0;
-    if (en->graph == NULL || hpc_is_mapped(en, share->owner)) return HPC_NOWHERE;
-    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(en, &en->plan->rows[share->rows[i]]);
-    return hpc_layout_take(&en->layout.places[hpc_me(en)], nbytes);
+    if (sc->graph == NULL || hpc_is_mapped(sc, share->owner)) return HPC_NOWHERE;
+    for (int i = 0; i < share->n_rows; i++) nbytes += hpc_row_bytes(sc, &sc->plan->rows[share->rows[i]]);
+    return hpc_layout_take(&sc->layout.places[hpc_me(sc)], nbytes);
 }
 
 /* Among peers the shares of the same elements follow one of them: for each share another one, so that all ranks decide
  * for some. */
-static int find_decider(const hpc_engine *en, const hpc_share *share) {
-    const hpc_pushed *k = &en->keys[share->key];
-    const int size = en->context->group.size;
+static int find_decider(const hpc_scheme *sc, const hpc_share *share) {
+    const hpc_pushed *k = &sc->keys[share->key];
+    const int size = sc->context->group.size;
     int best = -1, distance = size;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *other = &en->layout.shares[k->shares[i]];
+        const hpc_share *other = &sc->layout.shares[k->shares[i]];
         const int its = (other->owner + size - share->at % size) % size;
         if (other->core == share->core && its < distance) best = k->shares[i], distance = its;
     }
@@ -322,52 +322,52 @@ static int find_decider(const hpc_engine *en, const hpc_share *share) {
 
 /* A rank sends to the shares that it gets parameters from, each of which has one answer for each of its pushes; on a
  * graph to its out-neighbours. */
-int hpc_quorum_plan(hpc_engine *en, const char *op) {
-    int status = open_keys(en, op);
+int hpc_quorum_plan(hpc_scheme *sc, const char *op) {
+    int status = open_keys(sc, op);
     if (status != HPC_OK) return status;
-    hpc_layout_take_own(en, part);
-    if (status == HPC_OK && en->layout.stages.many) status = hpc_groups_find(en, op);
-    if (status == HPC_OK && en->layout.stages.many) status = check_groups(en, op);
-    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++) {
-        hpc_share *share = &en->layout.shares[s];
-        const int owns = share->owner == hpc_me(en) && action_of(en, share) != HPC_FORWARD;
-        const int relays = action_of(en, share) == HPC_RELAY && (en->discipline->traits & HPC_ANSWERS_ALL);
-        const int gets = hpc_share_is_awaited_by(en, share, hpc_me(en)) && !relays && !(owns && en->graph != NULL);
-        const int sends = hpc_has_decider(en) ? owns && hpc_pushes_key(en, hpc_me(en), share->key) : gets;
+    hpc_layout_take_own(sc, part);
+    if (status == HPC_OK && sc->layout.stages.many) status = hpc_groups_find(sc, op);
+    if (status == HPC_OK && sc->layout.stages.many) status = check_groups(sc, op);
+    for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++) {
+        hpc_share *share = &sc->layout.shares[s];
+        const int owns = share->owner == hpc_me(sc) && action_of(sc, share) != HPC_FORWARD;
+        const int relays = action_of(sc, share) == HPC_RELAY && (sc->discipline->traits & HPC_ANSWERS_ALL);
+        const int gets = hpc_share_is_awaited_by(sc, share, hpc_me(sc)) && !relays && !(owns && sc->graph != NULL);
+        const int sends = hpc_has_decider(sc) ? owns && hpc_pushes_key(sc, hpc_me(sc), share->key) : gets;
         if (!owns && !sends) continue;
-        hpc_quorum_share *its = share->own = hpc_engine_take(en, 1, sizeof *its, op);
+        hpc_quorum_share *its = share->own = hpc_scheme_take(sc, 1, sizeof *its, op);
         if (its == NULL) return HPC_ERR_MEMORY;
         its->sends = sends;
-        its->decider = hpc_has_decider(en) ? find_decider(en, share) : s;
-        its->outlet.staged = sends ? take_copy(en, share) : HPC_NOWHERE;
+        its->decider = hpc_has_decider(sc) ? find_decider(sc, share) : s;
+        its->outlet.staged = sends ? take_copy(sc, share) : HPC_NOWHERE;
     }
     return status;
 }
 
-int hpc_quorum_open(hpc_engine *en, const char *op) {
-    en->outcomes = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *en->outcomes, op);
-    if (en->graph == NULL) en->heard = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *en->heard, op);
-    if (en->outcomes == NULL || (en->graph == NULL && en->heard == NULL)) return HPC_ERR_MEMORY;
-    if (en->layout.stages.many) hpc_groups_name_outputs(en);
-    const int status = en->discipline->traits & HPC_KEEPS_MEANS ? hpc_split_open_means(en, op) : HPC_OK;
-    return status == HPC_OK ? hpc_intake_open(en, op) : status;
+int hpc_quorum_open(hpc_scheme *sc, const char *op) {
+    sc->outcomes = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *sc->outcomes, op);
+    if (sc->graph == NULL) sc->heard = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof *sc->heard, op);
+    if (sc->outcomes == NULL || (sc->graph == NULL && sc->heard == NULL)) return HPC_ERR_MEMORY;
+    if (sc->layout.stages.many) hpc_groups_name_outputs(sc);
+    const int status = sc->discipline->traits & HPC_KEEPS_MEANS ? hpc_split_open_means(sc, op) : HPC_OK;
+    return status == HPC_OK ? hpc_intake_open(sc, op) : status;
 }
 
 /* ---- the core: rows that forward ---- */
 
 /* Tells the owners of the rows to which a share forwards the version of this rank's push in a slot. */
 static void say_version(hpc_core *core, const hpc_share *share, int slot) {
-    hpc_engine *en = core->engine;
-    const uint64_t *number = &hpc_versions_of(en, share->key)->numbers[slot];
+    hpc_scheme *sc = core->scheme;
+    const uint64_t *number = &hpc_versions_of(sc, share->key)->numbers[slot];
     int before = -1;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[share->rows[i]];
+        const hpc_row *row = &sc->plan->rows[share->rows[i]];
         for (int e = 0; e < row->n_out; e++) {
-            const int to = en->layout.share_of[row->out[e].row];
-            if (to == before || en->plan->rows[row->out[e].row].action != HPC_APPLY) continue;
+            const int to = sc->layout.share_of[row->out[e].row];
+            if (to == before || sc->plan->rows[row->out[e].row].action != HPC_APPLY) continue;
             before = to;
-            hpc_core_check_put(core, hpc_put(core->out, en->window, row->out[e].rank, number, sizeof *number,
-                                             hpc_number_at(en, &en->layout.shares[to], hpc_me(en), slot)));
+            hpc_core_check_put(core, hpc_put(core->out, sc->window, row->out[e].rank, number, sizeof *number,
+                                             hpc_number_at(sc, &sc->layout.shares[to], hpc_me(sc), slot)));
         }
     }
 }
@@ -376,37 +376,37 @@ static void say_version(hpc_core *core, const hpc_share *share, int slot) {
 
 /* Passes the outcome of an update on to the next relays, before the parameters go on. */
 static void pass_on(hpc_core *core, const hpc_work *w) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
     hpc_quorum_share *its = share->own;
-    const hpc_told *told = hpc_told_here(en, hpc_passed_at(en, w->index));
+    const hpc_told *told = hpc_told_here(sc, hpc_passed_at(sc, w->index));
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].row >= 0)
-            hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, told, sizeof *told,
-                                             hpc_passed_at(en, w->outputs[o].row)));
+            hpc_core_check_put(core, hpc_put(core->out, sc->window, w->outputs[o].rank, told, sizeof *told,
+                                             hpc_passed_at(sc, w->outputs[o].row)));
     if (told->folded > its->passed.folded) its->passed.folded = told->folded;
     its->left_out |= !told->used;
     if (share->left > 1) return;
     its->passed.used = !its->left_out;
     its->left_out = 0;
     for (int i = 0; i < share->n_members; i++)
-        hpc_core_check_put(core, hpc_put(core->out, en->window, share->members[i], &its->passed, sizeof its->passed,
-                                         hpc_told_at(en, share->members[i], (int)(share - en->layout.shares))));
+        hpc_core_check_put(core, hpc_put(core->out, sc->window, share->members[i], &its->passed, sizeof its->passed,
+                                         hpc_told_at(sc, share->members[i], (int)(share - sc->layout.shares))));
 }
 
 /* ---- the core: events with several stages ---- */
 
 /* The first row of a share to which this rank pushes. */
-static int first_own(const hpc_engine *en, const hpc_share *share) {
+static int first_own(const hpc_scheme *sc, const hpc_share *share) {
     int i = 0;
-    while (!hpc_row_has_input(&en->plan->rows[share->rows[i]], hpc_me(en))) i++;
+    while (!hpc_row_has_input(&sc->plan->rows[share->rows[i]], hpc_me(sc))) i++;
     return share->rows[i];
 }
 
 /* An own push comes to all rows of a share at once, so its version is said before any of them forwards. */
 void hpc_quorum_say_version(hpc_core *core, const hpc_work *w, int input, int slot) {
     const hpc_input *in = &w->inputs[input];
-    if (in->rank == hpc_me(core->engine) && in->forwarded < 0 && w->index == first_own(core->engine, w->share))
+    if (in->rank == hpc_me(core->scheme) && in->forwarded < 0 && w->index == first_own(core->scheme, w->share))
         say_version(core, w->share, slot);
 }
 
@@ -421,26 +421,26 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- fold and apply in two calls, on a graph ---- */
 
-static int plan_split(hpc_engine *en, const char *op) {
-    const int status = hpc_quorum_plan(en, op);
-    return status == HPC_OK ? hpc_split_plan(en, en->own, op) : status;
+static int plan_split(hpc_scheme *sc, const char *op) {
+    const int status = hpc_quorum_plan(sc, op);
+    return status == HPC_OK ? hpc_split_plan(sc, sc->own, op) : status;
 }
 
-static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    const int status = hpc_split_wait_over(en, key, l, op);
-    return status == HPC_OK ? hpc_outlet_wait_slot(en, key, l, op) : status;
+static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_split_wait_over(sc, key, l, op);
+    return status == HPC_OK ? hpc_outlet_wait_slot(sc, key, l, op) : status;
 }
 
-static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    const int status = moment & HPC_SPLIT_MOMENTS ? hpc_split_note(en, key, moment, l, op) : HPC_OK;
-    return status == HPC_OK ? hpc_outlet_note(en, key, moment, l, op) : status;
+static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    const int status = moment & HPC_SPLIT_MOMENTS ? hpc_split_note(sc, key, moment, l, op) : HPC_OK;
+    return status == HPC_OK ? hpc_outlet_note(sc, key, moment, l, op) : status;
 }
 
 static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const hpc_operation operation = hpc_imm_operation(event->imm);
-    if (share == NULL || hpc_engine_has_failed(core->engine)) return share != NULL;
+    if (share == NULL || hpc_scheme_has_failed(core->scheme)) return share != NULL;
     if (operation == HPC_OP_EMPTY) return hpc_intake_empty_came(core, share, event);
-    return core->engine->use != NULL && operation == HPC_OP_USE && hpc_split_other_came(core, share, event);
+    return core->scheme->use != NULL && operation == HPC_OP_USE && hpc_split_other_came(core, share, event);
 }
 
 /* ---- the values ---- */

@@ -119,7 +119,7 @@ typedef struct hpc_verdicts {
 
 /* The exchange's own. */
 typedef struct hpc_quorum {
-    hpc_split split;            /* the first: where fold and apply are two calls hpc_engine.own is that too */
+    hpc_split split;            /* the first: where fold and apply are two calls hpc_scheme.own is that too */
     const hpc_keeping *keeping; /* NULL: folds are applied */
     size_t from;                /* the bytes that split takes of a rank's part, before the rest */
     uint64_t lost; /* the last version of which this rank misses some means, or they miss updates of its own */
@@ -134,16 +134,16 @@ typedef struct hpc_quorum {
     int room;                     /* verdicts that a share has room for */
 } hpc_quorum;
 
-static inline int hpc_me(const hpc_engine *en) {
-    return en->context->group.rank;
+static inline int hpc_me(const hpc_scheme *sc) {
+    return sc->context->group.rank;
 }
 
-static inline hpc_quorum *hpc_quorum_of(const hpc_engine *en) {
-    return en->own;
+static inline hpc_quorum *hpc_quorum_of(const hpc_scheme *sc) {
+    return sc->own;
 }
 
-static inline hpc_key_versions *hpc_versions_of(const hpc_engine *en, int key) {
-    return &hpc_quorum_of(en)->keys[key];
+static inline hpc_key_versions *hpc_versions_of(const hpc_scheme *sc, int key) {
+    return &hpc_quorum_of(sc)->keys[key];
 }
 
 /* NULL for a share whose updates this rank does not apply. */
@@ -171,33 +171,33 @@ static inline uint64_t hpc_version_from(const hpc_share *share, int sender) {
 /* Offsets in a rank's part of the window: of the answer for a share; at the owner of a share of the version of the
  * update that rank from has in a slot; and, with several stages, at the owner of a row that relays of the outcome,
  * which comes beside the parameters. */
-static inline size_t hpc_told_at(const hpc_engine *en, int rank, int share) {
-    return en->layout.places[rank].own + hpc_quorum_of(en)->from + (size_t)share * sizeof(hpc_told);
+static inline size_t hpc_told_at(const hpc_scheme *sc, int rank, int share) {
+    return sc->layout.places[rank].own + hpc_quorum_of(sc)->from + (size_t)share * sizeof(hpc_told);
 }
-static inline size_t hpc_number_at(const hpc_engine *en, const hpc_share *share, int from, int slot) {
-    size_t at = (size_t)share->at * (size_t)en->context->group.size + (size_t)from;
-    return hpc_told_at(en, share->owner, en->layout.n_shares) +
-           (at * (size_t)en->layout.depth + (size_t)slot) * sizeof(uint64_t);
+static inline size_t hpc_number_at(const hpc_scheme *sc, const hpc_share *share, int from, int slot) {
+    size_t at = (size_t)share->at * (size_t)sc->context->group.size + (size_t)from;
+    return hpc_told_at(sc, share->owner, sc->layout.n_shares) +
+           (at * (size_t)sc->layout.depth + (size_t)slot) * sizeof(uint64_t);
 }
-static inline size_t hpc_passed_at(const hpc_engine *en, int row) {
-    const int owner = en->plan->rows[row].owner;
+static inline size_t hpc_passed_at(const hpc_scheme *sc, int row) {
+    const int owner = sc->plan->rows[row].owner;
     const size_t numbers =
-        (size_t)en->layout.places[owner].shares * (size_t)en->context->group.size * (size_t)en->layout.depth;
-    return hpc_told_at(en, owner, en->layout.n_shares + row) + numbers * sizeof(uint64_t);
+        (size_t)sc->layout.places[owner].shares * (size_t)sc->context->group.size * (size_t)sc->layout.depth;
+    return hpc_told_at(sc, owner, sc->layout.n_shares + row) + numbers * sizeof(uint64_t);
 }
 /* Among peers a verdict is words: 0 and then bits, of the ranks whose updates are in the next fold; or 1 more than the
  * rank whose update is left out. Its offset in the part of the owner of a share. */
-static inline size_t hpc_verdict_words(const hpc_engine *en) {
-    return 1 + ((size_t)en->context->group.size + 63) / 64;
+static inline size_t hpc_verdict_words(const hpc_scheme *sc) {
+    return 1 + ((size_t)sc->context->group.size + 63) / 64;
 }
-static inline size_t hpc_verdict_at(const hpc_engine *en, const hpc_share *share, uint64_t n) {
-    const size_t shares = (size_t)en->layout.places[share->owner].shares, most = (size_t)hpc_quorum_of(en)->room;
-    const size_t numbers = shares * (size_t)en->context->group.size * (size_t)en->layout.depth;
-    const size_t words = numbers + ((size_t)share->at * most + n % most) * hpc_verdict_words(en);
-    return hpc_told_at(en, share->owner, en->layout.n_shares) + words * sizeof(uint64_t);
+static inline size_t hpc_verdict_at(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
+    const size_t shares = (size_t)sc->layout.places[share->owner].shares, most = (size_t)hpc_quorum_of(sc)->room;
+    const size_t numbers = shares * (size_t)sc->context->group.size * (size_t)sc->layout.depth;
+    const size_t words = numbers + ((size_t)share->at * most + n % most) * hpc_verdict_words(sc);
+    return hpc_told_at(sc, share->owner, sc->layout.n_shares) + words * sizeof(uint64_t);
 }
-static inline hpc_told *hpc_told_here(const hpc_engine *en, size_t at) {
-    return (hpc_told *)(void *)(hpc_own_part(en) + at);
+static inline hpc_told *hpc_told_here(const hpc_scheme *sc, size_t at) {
+    return (hpc_told *)(void *)(hpc_own_part(sc) + at);
 }
 
 /* Whether a row forwards what its group has pushed: to a row that applies. */
@@ -213,45 +213,45 @@ static inline hpc_asker *hpc_asker_of(const hpc_share *share, int rank) {
     return &((const hpc_quorum_share *)share->own)->askers[rank];
 }
 /* Whether the owners of a key have no mean that this rank's calls have not ended. */
-static inline int hpc_asker_is_over(const hpc_engine *en, int key) {
-    return !hpc_split_ask_of(en, key)->keeps && hpc_ticket_is_done(en, key, hpc_split_last_pull(en, key));
+static inline int hpc_asker_is_over(const hpc_scheme *sc, int key) {
+    return !hpc_split_ask_of(sc, key)->keeps && hpc_ticket_is_done(sc, key, hpc_split_last_pull(sc, key));
 }
 /* The place in a worker's part for the version of a share's parameters. */
-static inline size_t hpc_version_at(const hpc_engine *en, int rank, int s) {
-    return hpc_split_squares_at(en, rank, s) + (size_t)en->layout.shares[s].n_rows * sizeof(double);
+static inline size_t hpc_version_at(const hpc_scheme *sc, int rank, int s) {
+    return hpc_split_squares_at(sc, rank, s) + (size_t)sc->layout.shares[s].n_rows * sizeof(double);
 }
 /* The version of this rank's parameters of a share, by the answer to its last pull. While a pull is under way the owner
  * may be writing that word. */
-static inline uint64_t hpc_asker_heard(const hpc_engine *en, int s) {
-    const hpc_share *share = &en->layout.shares[s];
+static inline uint64_t hpc_asker_heard(const hpc_scheme *sc, int s) {
+    const hpc_share *share = &sc->layout.shares[s];
     if (hpc_outlet_of(share) == NULL) return 0;
-    if (!hpc_share_has_answered(en, s, hpc_split_last_pull(en, share->key))) return hpc_outlet_of(share)->pulled;
-    return *(const uint64_t *)(const void *)(hpc_own_part(en) + hpc_version_at(en, hpc_me(en), s));
+    if (!hpc_share_has_answered(sc, s, hpc_split_last_pull(sc, share->key))) return hpc_outlet_of(share)->pulled;
+    return *(const uint64_t *)(const void *)(hpc_own_part(sc) + hpc_version_at(sc, hpc_me(sc), s));
 }
 
 /* ---- among peers (peers_quorum.c) ---- */
 
-static inline int hpc_has_decider(const hpc_engine *en) {
-    return (en->discipline->traits & HPC_DECIDES) != 0;
+static inline int hpc_has_decider(const hpc_scheme *sc) {
+    return (sc->discipline->traits & HPC_DECIDES) != 0;
 }
 /* The share at which a rank's pushes to its own share are counted: that itself, or its decider's. */
-static inline const hpc_share *hpc_decider_of(const hpc_engine *en, const hpc_share *share) {
-    return hpc_has_decider(en) ? &en->layout.shares[((const hpc_quorum_share *)share->own)->decider] : share;
+static inline const hpc_share *hpc_decider_of(const hpc_scheme *sc, const hpc_share *share) {
+    return hpc_has_decider(sc) ? &sc->layout.shares[((const hpc_quorum_share *)share->own)->decider] : share;
 }
 
 /* ---- what disciplines with a quorum have in common ---- */
 
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f);
-int hpc_quorum_plan(hpc_engine *en, const char *op);
-int hpc_quorum_open(hpc_engine *en, const char *op);
+int hpc_quorum_plan(hpc_scheme *sc, const char *op);
+int hpc_quorum_open(hpc_scheme *sc, const char *op);
 /* An input has come to a row that forwards: where it is this rank's push, says its version to the next rows. */
 void hpc_quorum_say_version(hpc_core *core, const hpc_work *w, int input, int slot);
 
 /* ---- the owner's side ---- */
 
-int hpc_intake_open(hpc_engine *en, const char *op); /* as hpc_discipline.open */
+int hpc_intake_open(hpc_scheme *sc, const char *op); /* as hpc_discipline.open */
 /* Fails the exchange: there is room for one update of a sender. Returns 1. */
-int hpc_intake_refuse_second(hpc_engine *en, const hpc_share *share, int rank);
+int hpc_intake_refuse_second(hpc_scheme *sc, const hpc_share *share, int rank);
 /* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how); /* the same, as HPC_CAME or empty */
@@ -271,17 +271,17 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender);
 /* Whether a sender has closed, and all that it had sent has come. */
 int hpc_intake_is_gone(const hpc_core *core, int sender);
 /* HPC_ON_PUBLISHED: tells the workers of this rank's shares which version was folded last. */
-int hpc_intake_tell(hpc_engine *en);
+int hpc_intake_tell(hpc_scheme *sc);
 
 /* ---- the worker's side: hpc_discipline's slots ---- */
 
-int hpc_outlet_may_push(hpc_engine *en, int key, const char *op);
-int hpc_outlet_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
-int hpc_outlet_send_share(hpc_engine *en, int s, int slot, hpc_limit *l);
-int hpc_outlet_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op);
-int hpc_outlet_has_read(const hpc_engine *en, int s, uint64_t ticket);
-int hpc_outlet_missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
-int hpc_outlet_missing_in_groups(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
-void hpc_outlet_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
+int hpc_outlet_may_push(hpc_scheme *sc, int key, const char *op);
+int hpc_outlet_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
+int hpc_outlet_send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l);
+int hpc_outlet_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op);
+int hpc_outlet_has_read(const hpc_scheme *sc, int s, uint64_t ticket);
+int hpc_outlet_missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found);
+int hpc_outlet_missing_in_groups(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found);
+void hpc_outlet_restored(hpc_scheme *sc, const hpc_work *w, uint64_t step);
 
 #endif

@@ -27,25 +27,25 @@ typedef struct watch {
 
 /* On servers a fold takes the updates for just its version, of ranks or of groups. On a graph this rank's own push
  * leads a fold, which takes the neighbours' updates for its version or a newer one. */
-static int is_led(const hpc_engine *en) {
-    return en->graph != NULL;
+static int is_led(const hpc_scheme *sc) {
+    return sc->graph != NULL;
 }
 
-static const hpc_keeping *keeping_of(const hpc_engine *en) {
-    return hpc_quorum_of(en)->keeping;
+static const hpc_keeping *keeping_of(const hpc_scheme *sc) {
+    return hpc_quorum_of(sc)->keeping;
 }
 
 /* The oldest version that counts in the fold of a version: under SSP on a graph some steps older. */
-static uint64_t least_of(const hpc_engine *en, const hpc_share *share, uint64_t version) {
-    const uint64_t before = hpc_clock_behind(en, version - 1);
+static uint64_t least_of(const hpc_scheme *sc, const hpc_share *share, uint64_t version) {
+    const uint64_t before = hpc_clock_behind(sc, version - 1);
     const uint64_t ended = atomic_load_explicit(&hpc_intake_of(share)->ended, memory_order_relaxed);
-    return !is_led(en) ? version : 1 + (before > ended ? before : ended);
+    return !is_led(sc) ? version : 1 + (before > ended ? before : ended);
 }
 
 /* Whether a sender's push of a version brings something: on a graph of several phases to the neighbours of its step
  * alone. To all others it says that the sender has come so far. */
-static int sends(const hpc_engine *en, const hpc_share *share, uint64_t version, int sender) {
-    return !en->turns || hpc_sends(en, share->key, version, share->owner, sender);
+static int sends(const hpc_scheme *sc, const hpc_share *share, uint64_t version, int sender) {
+    return !sc->turns || hpc_sends(sc, share->key, version, share->owner, sender);
 }
 
 /* Whether a push that leads a fold has come and is not folded. */
@@ -56,8 +56,8 @@ static int has_lead(const hpc_share *share) {
 /* ---- updates that came ---- */
 
 /* The version that rank has put beside its update in a slot. */
-static uint64_t number_of(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
-    return *(const uint64_t *)(const void *)(hpc_own_part(en) + hpc_number_at(en, share, rank, slot));
+static uint64_t number_of(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
+    return *(const uint64_t *)(const void *)(hpc_own_part(sc) + hpc_number_at(sc, share, rank, slot));
 }
 
 void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
@@ -75,8 +75,8 @@ void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
 }
 
 /* Stores how far a quorum of the in-neighbours is, for the worker's choice of its next version. */
-static void publish_progress(const hpc_engine *en, hpc_intake *in) {
-    const int needs = en->asked.quorum < in->n_from ? en->asked.quorum : in->n_from;
+static void publish_progress(const hpc_scheme *sc, hpc_intake *in) {
+    const int needs = sc->asked.quorum < in->n_from ? sc->asked.quorum : in->n_from;
     uint64_t reached = 0;
     for (int i = 0; i < in->n_from; i++) {
         const uint64_t version = in->senders[in->from[i]].newest;
@@ -98,21 +98,21 @@ static void hold(hpc_core *core, hpc_share *share, int sender, int slot, uint64_
     ((watch *)core->own)->seen[sender].absent = 0;
     if (number > from->newest) {
         from->newest = number;
-        if (is_led(core->engine)) publish_progress(core->engine, in);
+        if (is_led(core->scheme)) publish_progress(core->scheme, in);
     }
     hpc_intake_look_after(core, share);
 }
 
-int hpc_intake_refuse_second(hpc_engine *en, const hpc_share *share, int rank) {
+int hpc_intake_refuse_second(hpc_scheme *sc, const hpc_share *share, int rank) {
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: rank %d has sent an update of key %.64s before its last one was answered",
-             hpc_me(en), rank, en->plan->keys[share->key].name);
-    hpc_engine_fail(en, HPC_ERR_TRANSPORT, why);
+             hpc_me(sc), rank, sc->plan->keys[share->key].name);
+    hpc_scheme_fail(sc, HPC_ERR_TRANSPORT, why);
     return 1;
 }
 
 int hpc_intake_vote_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    const uint64_t number = number_of(core->engine, share, rank, slot);
+    const uint64_t number = number_of(core->scheme, share, rank, slot);
     if (number == 0 || hpc_version_from(share, rank) != 0) return 0;
     hold(core, share, rank, slot, number);
     return 1;
@@ -120,31 +120,31 @@ int hpc_intake_vote_came(hpc_core *core, hpc_share *share, int rank, int slot) {
 
 /* Counts a push that leads a fold. Returns 0 if there is no slot from which it could have come. */
 static int lead_came(hpc_core *core, hpc_share *share) {
-    if (hpc_intake_of(share)->pushes - share->version >= (uint64_t)core->engine->layout.depth) return 0;
+    if (hpc_intake_of(share)->pushes - share->version >= (uint64_t)core->scheme->layout.depth) return 0;
     hpc_intake_of(share)->pushes++;
     hpc_intake_look_after(core, share);
     return 1;
 }
 
 /* The slot from which rows read an update that has come in a slot of its sender's. */
-static int slot_at(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
-    const int in_place = !(en->discipline->traits & HPC_ONE_SLOT) || hpc_reads_in_place(en, share->owner, rank);
+static int slot_at(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
+    const int in_place = !(sc->discipline->traits & HPC_ONE_SLOT) || hpc_reads_in_place(sc, share->owner, rank);
     return in_place ? slot : 0;
 }
 
 /* The version lies beside the update of each row. Groups agree on the arguments of the rule. */
 int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     hpc_share *share = w->share;
     const int rank = w->inputs[input].rank, sender = w->inputs[input].lowest;
     hpc_clock *from = &share->clocks[sender];
-    const uint64_t number = number_of(en, share, rank, slot);
+    const uint64_t number = number_of(sc, share, rank, slot);
     if (number == 0 || (from->rows > 0 && number != from->at)) return 0;
     from->at = number;
-    hpc_row_mark(w, slot_at(en, share, rank, slot), input, how);
-    if (is_led(en) && rank == share->owner) return !hpc_clock_row(from, share) || lead_came(core, share);
-    if (hpc_version_from(share, sender) != 0) return hpc_intake_refuse_second(en, share, rank);
-    if (en->layout.stages.many && share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1))
+    hpc_row_mark(w, slot_at(sc, share, rank, slot), input, how);
+    if (is_led(sc) && rank == share->owner) return !hpc_clock_row(from, share) || lead_came(core, share);
+    if (hpc_version_from(share, sender) != 0) return hpc_intake_refuse_second(sc, share, rank);
+    if (sc->layout.stages.many && share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1))
         return 1;
     if (hpc_clock_row(from, share)) hold(core, share, sender, slot, number);
     return 1;
@@ -155,12 +155,12 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 }
 
 int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const int slot = hpc_imm_slot(event->imm);
     if (!hpc_core_brings(core, event, "no gradient of share", share->key, sizeof(uint64_t))) return 1;
-    int known = slot < en->layout.depth;
+    int known = slot < sc->layout.depth;
     for (int i = 0; i < share->n_rows && known; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         const int input = hpc_row_input_of(w, event->peer, 0);
         known = input >= 0 && hpc_intake_came(core, w, input, slot, HPC_CAME_EMPTY);
     }
@@ -171,16 +171,16 @@ int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *eve
 
 /* The outcome of the sender's update goes before the parameters where relays pass it on. */
 void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
-    const int by_relays = !(en->discipline->traits & HPC_ANSWERS_ALL);
+    const int by_relays = !(sc->discipline->traits & HPC_ANSWERS_ALL);
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         for (int o = 0; o < w->n_outputs && w->sends_to_rows && by_relays; o++) {
             const hpc_output *out = &w->outputs[o];
             if (out->row >= 0 && out->lowest == sender)
                 hpc_core_check_put(
-                    core, hpc_put(core->out, en->window, out->rank, told, sizeof *told, hpc_passed_at(en, out->row)));
+                    core, hpc_put(core->out, sc->window, out->rank, told, sizeof *told, hpc_passed_at(sc, out->row)));
         }
         hpc_row_reply(core, w, sender, share->clocks[sender].slot);
     }
@@ -191,17 +191,17 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) 
  * stages all, where relays answer the ranks that get parameters from them; none where they go to pulls. After this the
  * sender's next update may be written. */
 void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
-    const hpc_engine *en = core->engine;
-    const int s = (int)(share - en->layout.shares), many = en->layout.stages.many;
-    const size_t nbytes = hpc_has_decider(en) && sender != share->owner ? 0 : sizeof outcome;
+    const hpc_scheme *sc = core->scheme;
+    const int s = (int)(share - sc->layout.shares), many = sc->layout.stages.many;
+    const size_t nbytes = hpc_has_decider(sc) && sender != share->owner ? 0 : sizeof outcome;
     hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
     *told = outcome;
-    if (keeping_of(en) == NULL && (many || !(outcome.used || is_led(en)))) hpc_intake_send_params(core, share, sender);
+    if (keeping_of(sc) == NULL && (many || !(outcome.used || is_led(sc)))) hpc_intake_send_params(core, share, sender);
     const uint64_t answered = ++share->clocks[sender].answered;
     for (int i = 0; i < (many ? share->n_members : 1); i++) {
         const int rank = many ? share->members[i] : sender;
-        if (hpc_sender_of(en, 0, rank) == sender)
-            hpc_share_answer_with(core, rank, told, nbytes, hpc_told_at(en, rank, s), hpc_signal_applied(en, s),
+        if (hpc_sender_of(sc, 0, rank) == sender)
+            hpc_share_answer_with(core, rank, told, nbytes, hpc_told_at(sc, rank, s), hpc_signal_applied(sc, s),
                                   answered);
     }
 }
@@ -212,12 +212,12 @@ static void release(const hpc_share *share, int sender) {
 }
 
 static void leave_out(hpc_core *core, const hpc_share *share, int sender, uint64_t folded) {
-    if (hpc_has_decider(core->engine)) {
-        hpc_quorum_of(core->engine)->verdicts->give(core, share, sender);
+    if (hpc_has_decider(core->scheme)) {
+        hpc_quorum_of(core->scheme)->verdicts->give(core, share, sender);
         return;
     }
-    if (sends(core->engine, share, hpc_version_from(share, sender), sender))
-        atomic_fetch_add_explicit(&core->engine->peers.late[sender], 1, memory_order_relaxed);
+    if (sends(core->scheme, share, hpc_version_from(share, sender), sender))
+        atomic_fetch_add_explicit(&core->scheme->peers.late[sender], 1, memory_order_relaxed);
     hpc_intake_answer(core, share, sender, (hpc_told){folded, 0});
 }
 
@@ -244,10 +244,10 @@ typedef struct survey {
 
 static void look_at(const hpc_core *core, const hpc_share *share, int sender, uint64_t version, survey *found) {
     const uint64_t newest = hpc_intake_of(share)->senders[sender].newest, waits = hpc_version_from(share, sender);
-    const int brought = is_led(core->engine) ? newest >= least_of(core->engine, share, version) : waits == version;
+    const int brought = is_led(core->scheme) ? newest >= least_of(core->scheme, share, version) : waits == version;
     const watched *its = &((const watch *)core->own)->seen[sender];
     const int open = !brought && waits == 0 && !its->gone;
-    if (!sends(core->engine, share, version, sender)) return;
+    if (!sends(core->scheme, share, version, sender)) return;
     found->brought += brought;
     found->open += open;
     found->expected += open && !its->absent && newest + NEAR >= version;
@@ -263,12 +263,12 @@ static survey look(const hpc_core *core, const hpc_share *share, uint64_t versio
 /* How many updates are there for a fold, or may come, where they are fewest: among peers each has to have a quorum of
  * those that come to it. */
 static survey look_where_fewest(const hpc_core *core, const hpc_share *share, uint64_t version, survey all) {
-    const hpc_engine *en = core->engine;
-    const hpc_pushed *k = &en->keys[share->key];
+    const hpc_scheme *sc = core->scheme;
+    const hpc_pushed *k = &sc->keys[share->key];
     int most = all.brought + all.open;
-    for (int i = 0; i < k->n_shares && hpc_has_decider(en); i++) {
-        const hpc_share *its = &en->layout.shares[k->shares[i]];
-        const hpc_row *row = &en->plan->rows[its->rows[0]];
+    for (int i = 0; i < k->n_shares && hpc_has_decider(sc); i++) {
+        const hpc_share *its = &sc->layout.shares[k->shares[i]];
+        const hpc_row *row = &sc->plan->rows[its->rows[0]];
         survey found = {0, 0, 0};
         if (its->core != share->core || row->n_in == hpc_intake_of(share)->n_from) continue;
         if (hpc_intake_is_gone(core, its->owner)) continue;
@@ -281,8 +281,8 @@ static survey look_where_fewest(const hpc_core *core, const hpc_share *share, ui
 }
 
 /* Learns how long after the quorum the others came, or were given. */
-static void learn(const hpc_engine *en, hpc_intake *in, double took) {
-    if (en->asked.grace >= 0) return;
+static void learn(const hpc_scheme *sc, hpc_intake *in, double took) {
+    if (sc->asked.grace >= 0) return;
     hpc_usual_learn(&in->lag, took);
     const double usual = hpc_usual_limit(&in->lag);
     if (in->lag.measured >= HPC_USUAL_ENOUGH)
@@ -291,25 +291,25 @@ static void learn(const hpc_engine *en, hpc_intake *in, double took) {
 
 /* Whether a fold that has its quorum is to be made now. */
 static int is_due(hpc_core *core, const hpc_share *share, const survey *found, uint64_t version) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_intake *in = hpc_intake_of(share);
     const int complete = found->open == 0;
     if (!complete && found->expected == 0) return 1; /* which does not tell how long it takes */
     if (complete && in->since == 0) {
-        learn(en, in, 0);
+        learn(sc, in, 0);
         return 1;
     }
     const double now = hpc_now();
     if (in->since == 0) {
         in->since = now;
-        hpc_bell_ring(en->context->group.bell); /* a thread that is about to sleep must not sleep for longer */
+        hpc_bell_ring(sc->context->group.bell); /* a thread that is about to sleep must not sleep for longer */
     }
     const double due = in->since + atomic_load_explicit(&in->grace, memory_order_relaxed);
     if (!complete && now < due) {
         if (due < core->due) core->due = due;
         return 0;
     }
-    learn(en, in, now - in->since);
+    learn(sc, in, now - in->since);
     for (int i = 0; i < in->n_from && !complete; i++)
         ((watch *)core->own)->seen[in->from[i]].absent |= in->senders[in->from[i]].newest < version;
     return 1;
@@ -318,27 +318,27 @@ static int is_due(hpc_core *core, const hpc_share *share, const survey *found, u
 /* ---- folds ---- */
 
 /* The version of the next fold. Updates of an older one are late. */
-static uint64_t next_version(const hpc_engine *en, const hpc_share *share) {
-    const int slot = (int)(share->version % (uint64_t)en->layout.depth);
-    if (hpc_has_decider(en)) return hpc_intake_of(share)->decided + 1;
-    return has_lead(share) ? number_of(en, share, share->owner, slot) : hpc_folded_of(share) + 1;
+static uint64_t next_version(const hpc_scheme *sc, const hpc_share *share) {
+    const int slot = (int)(share->version % (uint64_t)sc->layout.depth);
+    if (hpc_has_decider(sc)) return hpc_intake_of(share)->decided + 1;
+    return has_lead(share) ? number_of(sc, share, share->owner, slot) : hpc_folded_of(share) + 1;
 }
 
 /* An input, in the slot from which rows read it: of a lead the slot of this version. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
-    uint64_t slot = (uint64_t)slot_at(en, share, in->rank, share->clocks[in->lowest].slot);
+    uint64_t slot = (uint64_t)slot_at(sc, share, in->rank, share->clocks[in->lowest].slot);
     uint64_t version = hpc_version_from(share, in->lowest);
-    if (is_led(en) && in->rank == share->owner) slot = share->version, version = next_version(en, share);
+    if (is_led(sc) && in->rank == share->owner) slot = share->version, version = next_version(sc, share);
     return (hpc_taken){hpc_intake_of(share)->takes[in->lowest], slot, version};
 }
 
 hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_inputs inputs =
-        hpc_row_take(core, w, taking, next_version(en, w->share), is_led(en) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
-    if (keeping_of(en) != NULL) inputs.slot = 0; /* the only one */
+        hpc_row_take(core, w, taking, next_version(sc, w->share), is_led(sc) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
+    if (keeping_of(sc) != NULL) inputs.slot = 0; /* the only one */
     return inputs;
 }
 
@@ -346,72 +346,72 @@ hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
  * that: a thread that sees neither the answer nor an update then knows that none has come. With several stages
  * parameters are sent when all rows are folded: to one group after the other. */
 static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_intake *in = hpc_intake_of(share);
     int n = 0, missing = 0;
     atomic_store_explicit(&in->folded, version, memory_order_release);
     share->version++;
-    if (keeping_of(en) != NULL) keeping_of(en)->keep(share);
+    if (keeping_of(sc) != NULL) keeping_of(sc)->keep(share);
     for (int i = 0; i < in->n_from; i++) {
         const int sender = in->from[i];
-        const int brings = in->takes[sender] && sends(en, share, hpc_version_from(share, sender), sender);
+        const int brings = in->takes[sender] && sends(sc, share, hpc_version_from(share, sender), sender);
         n += brings;
-        missing += !brings && sends(en, share, version, sender);
+        missing += !brings && sends(sc, share, version, sender);
     }
     hpc_share_count_fold(core, n);
-    if (hpc_has_decider(en)) missing = hpc_first_work(en, share)->row->n_in - n;
+    if (hpc_has_decider(sc)) missing = hpc_first_work(sc, share)->row->n_in - n;
     hpc_tally_add(&core->tally.missing, (uint64_t)missing);
     for (int i = 0; i < in->n_from; i++)
         if (in->takes[in->from[i]]) hpc_intake_answer(core, share, in->from[i], (hpc_told){version, 1});
-    if (is_led(en))
-        hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
-    for (int i = 0; i < in->n_from && !hpc_has_decider(en); i++)
+    if (is_led(sc))
+        hpc_share_answer(core, share->owner, hpc_signal_applied(sc, (int)(share - sc->layout.shares)), share->version);
+    for (int i = 0; i < in->n_from && !hpc_has_decider(sc); i++)
         if (in->takes[in->from[i]]) release(share, in->from[i]);
-    if (is_led(en)) hpc_graph_end_fold(core, share);
+    if (is_led(sc)) hpc_graph_end_fold(core, share);
 }
 
 /* The arguments of the rule on servers are those of the lowest rank in the fold. */
-static const double *find_args(const hpc_engine *en, const hpc_share *share, const hpc_work *w) {
+static const double *find_args(const hpc_scheme *sc, const hpc_share *share, const hpc_work *w) {
     int lowest = -1;
     for (int e = 0; e < w->row->n_in; e++) {
         const int r = w->inputs[e].lowest;
         if (hpc_intake_of(share)->takes[r] && (lowest < 0 || r < lowest)) lowest = r;
     }
-    return hpc_args_of(en, share, lowest, share->clocks[lowest].slot);
+    return hpc_args_of(sc, share, lowest, share->clocks[lowest].slot);
 }
 
 /* On servers weights that add up to 1 (a mean) do so again; those of a sum stay as they are. On a graph the weights add
  * up again to those of all inputs, and a row's step is its version: a straggler that has caught up is where the others
  * are. */
 static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_t version) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const char *takes = hpc_intake_of(share)->takes;
     hpc_inputs inputs = hpc_intake_inputs(core, w);
-    if (inputs.n == 0 && hpc_has_decider(en)) {
+    if (inputs.n == 0 && hpc_has_decider(sc)) {
         if (takes[share->owner]) hpc_row_reply(core, w, share->owner, 0);
         return 0;
     }
-    inputs.to = (hpc_receivers){.whom = en->layout.stages.many ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = takes};
-    if (is_led(en))
-        w->step = (uint64_t)((int64_t)version - 1 + en->graph->keys[share->key].ahead);
+    inputs.to = (hpc_receivers){.whom = sc->layout.stages.many ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = takes};
+    if (is_led(sc))
+        w->step = (uint64_t)((int64_t)version - 1 + sc->graph->keys[share->key].ahead);
     else
-        inputs.args = find_args(en, share, w);
-    return is_led(en) ? hpc_graph_work_row(core, w, &inputs) : hpc_row_work(core, w, &inputs);
+        inputs.args = find_args(sc, share, w);
+    return is_led(sc) ? hpc_graph_work_row(core, w, &inputs) : hpc_row_work(core, w, &inputs);
 }
 
 static void count_received(const hpc_core *core, const hpc_work *w) {
     const char *takes = hpc_intake_of(w->share)->takes;
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_input *in = &w->inputs[e];
-        const int slot = slot_at(core->engine, w->share, in->rank, w->share->clocks[in->lowest].slot);
+        const int slot = slot_at(core->scheme, w->share, in->rank, w->share->clocks[in->lowest].slot);
         if (takes[in->lowest] && hpc_row_brings(w, slot, e)) hpc_row_count_received(core, w, e);
     }
 }
 
 int hpc_intake_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &core->engine->work[core->engine->work_of[share->rows[i]]];
-        const hpc_keeping *keeping = keeping_of(core->engine);
+        hpc_work *w = &core->scheme->work[core->scheme->work_of[share->rows[i]]];
+        const hpc_keeping *keeping = keeping_of(core->scheme);
         const int failed = keeping != NULL ? keeping->fold(core, w, i) : fold_row(core, share, w, version);
         if (failed) return failed;
         count_received(core, w);
@@ -422,7 +422,7 @@ int hpc_intake_fold(hpc_core *core, hpc_share *share, uint64_t version) {
 
 static void decide(hpc_core *core, const hpc_share *share, uint64_t version) {
     hpc_intake *in = hpc_intake_of(share);
-    hpc_quorum_of(core->engine)->verdicts->give(core, share, -1);
+    hpc_quorum_of(core->scheme)->verdicts->give(core, share, -1);
     in->decided = version;
     for (int i = 0; i < in->n_from; i++)
         if (in->takes[in->from[i]]) release(share, in->from[i]);
@@ -431,15 +431,15 @@ static void decide(hpc_core *core, const hpc_share *share, uint64_t version) {
 /* No update that waits is older than the fold. */
 static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     hpc_intake *in = hpc_intake_of(share);
-    const uint64_t least = least_of(core->engine, share, version);
+    const uint64_t least = least_of(core->scheme, share, version);
     for (int i = 0; i < in->n_from; i++) {
         const int sender = in->from[i];
         const uint64_t waits = hpc_version_from(share, sender);
-        in->takes[sender] = waits == version || (is_led(core->engine) && waits >= least &&
-                                                 (waits < version || sends(core->engine, share, version, sender)));
+        in->takes[sender] = waits == version || (is_led(core->scheme) && waits >= least &&
+                                                 (waits < version || sends(core->scheme, share, version, sender)));
     }
     in->since = 0;
-    if (!hpc_has_decider(core->engine)) return hpc_intake_fold(core, share, version);
+    if (!hpc_has_decider(core->scheme)) return hpc_intake_fold(core, share, version);
     decide(core, share, version);
     return 0;
 }
@@ -450,22 +450,22 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
  * senders are left for a quorum, all waiting updates are dropped on servers; on a graph the quorum is the neighbours
  * that are left. */
 static int step(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
-    const int followed = hpc_has_decider(en) ? hpc_quorum_of(en)->verdicts->follow(core, share) : 0;
-    if (followed < 0 || hpc_decider_of(en, share) != share) return followed;
-    const uint64_t version = next_version(en, share);
-    int n = followed + drop_before(core, share, least_of(en, share, version), version - 1);
-    if (is_led(en) && !has_lead(share)) return n;
-    if (keeping_of(en) != NULL) {
+    const hpc_scheme *sc = core->scheme;
+    const int followed = hpc_has_decider(sc) ? hpc_quorum_of(sc)->verdicts->follow(core, share) : 0;
+    if (followed < 0 || hpc_decider_of(sc, share) != share) return followed;
+    const uint64_t version = next_version(sc, share);
+    int n = followed + drop_before(core, share, least_of(sc, share, version), version - 1);
+    if (is_led(sc) && !has_lead(share)) return n;
+    if (keeping_of(sc) != NULL) {
         int waits = 0;
-        const int done = keeping_of(en)->work(core, share, &waits);
+        const int done = keeping_of(sc)->work(core, share, &waits);
         if (done < 0 || waits) return done < 0 ? -1 : n + done;
         n += done;
     }
     const survey found = look(core, share, version), fewest = look_where_fewest(core, share, version, found);
-    int quorum = en->asked.quorum;
+    int quorum = sc->asked.quorum;
     if (fewest.brought + fewest.open < quorum) {
-        if (!is_led(en)) return n + drop_before(core, share, UINT64_MAX, version - 1);
+        if (!is_led(sc)) return n + drop_before(core, share, UINT64_MAX, version - 1);
         quorum = fewest.brought + fewest.open;
     }
     if (fewest.brought < quorum || !is_due(core, share, &found, version)) return n;
@@ -488,12 +488,12 @@ static int work_for(hpc_core *core, hpc_share *share) {
  * on its way; for one that has closed since there has to be another time. A group of which a rank has closed brings no
  * more whole updates. A sender is the lowest of its ranks, so it is looked at before them. */
 static void note_closed(hpc_core *core) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     watched *seen = ((watch *)core->own)->seen;
-    for (int r = 0; r < en->context->group.size; r++) {
-        const int sender = hpc_sender_of(en, 0, r);
+    for (int r = 0; r < sc->context->group.size; r++) {
+        const int sender = hpc_sender_of(sc, 0, r);
         seen[r].gone = seen[r].closes;
-        if (sender < 0 || hpc_closed_signal(en, r) == 0) continue;
+        if (sender < 0 || hpc_closed_signal(sc, r) == 0) continue;
         seen[sender].closes = 1;
         if (!seen[sender].gone) core->due = 0;
     }
@@ -520,19 +520,19 @@ int hpc_intake_work(hpc_core *core) {
 
 /* ---- a state is loaded ---- */
 
-int hpc_intake_tell(hpc_engine *en) {
+int hpc_intake_tell(hpc_scheme *sc) {
     int status = HPC_OK;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        const hpc_share *share = &sc->layout.shares[s];
         const hpc_intake *in = hpc_intake_of(share);
         if (in == NULL) continue;
-        hpc_core *core = &en->cores[share->core];
+        hpc_core *core = &sc->cores[share->core];
         hpc_core_pause(core);
         for (int i = 0; i < in->n_from && status == HPC_OK; i++) {
             hpc_told *told = &in->senders[in->from[i]].told;
             told->folded = share->version;
-            if (hpc_has_decider(en) && in->from[i] != share->owner) continue;
-            status = hpc_put(core->out, en->window, in->from[i], told, sizeof *told, hpc_told_at(en, in->from[i], s));
+            if (hpc_has_decider(sc) && in->from[i] != share->owner) continue;
+            status = hpc_put(core->out, sc->window, in->from[i], told, sizeof *told, hpc_told_at(sc, in->from[i], s));
         }
         hpc_core_resume(core);
     }
@@ -541,41 +541,41 @@ int hpc_intake_tell(hpc_engine *en) {
 
 /* ---- open ---- */
 
-static int is_sender(const hpc_engine *en, const hpc_share *share, int rank) {
-    if (hpc_has_decider(en)) return hpc_pushes_key(en, rank, share->key);
-    if (hpc_sender_of(en, 0, rank) != rank || (is_led(en) && rank == hpc_me(en))) return 0;
-    return en->layout.stages.many ? hpc_feeds_share(en, share, rank) : hpc_share_answers(en, share, rank);
+static int is_sender(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    if (hpc_has_decider(sc)) return hpc_pushes_key(sc, rank, share->key);
+    if (hpc_sender_of(sc, 0, rank) != rank || (is_led(sc) && rank == hpc_me(sc))) return 0;
+    return sc->layout.stages.many ? hpc_feeds_share(sc, share, rank) : hpc_share_answers(sc, share, rank);
 }
 
-static int open_intake(hpc_engine *en, hpc_core *core, int place, const char *op) {
+static int open_intake(hpc_scheme *sc, hpc_core *core, int place, const char *op) {
     const hpc_share *share = core->clocked[place];
-    const int size = en->context->group.size, own = hpc_sender_of(en, 0, hpc_me(en));
+    const int size = sc->context->group.size, own = hpc_sender_of(sc, 0, hpc_me(sc));
     hpc_intake *in = hpc_intake_of(share);
-    in->senders = hpc_engine_take(en, (size_t)size, sizeof *in->senders, op);
-    in->takes = hpc_engine_take(en, (size_t)size, 1, op);
-    in->from = hpc_engine_take(en, (size_t)size, sizeof *in->from, op);
+    in->senders = hpc_scheme_take(sc, (size_t)size, sizeof *in->senders, op);
+    in->takes = hpc_scheme_take(sc, (size_t)size, 1, op);
+    in->from = hpc_scheme_take(sc, (size_t)size, sizeof *in->from, op);
     if (in->senders == NULL || in->takes == NULL || in->from == NULL) return HPC_ERR_MEMORY;
     in->place = place;
-    atomic_init(&in->grace, en->asked.grace < 0 ? FIRST : en->asked.grace);
-    in->takes[hpc_me(en)] = (char)is_led(en); /* its lead is in all folds */
+    atomic_init(&in->grace, sc->asked.grace < 0 ? FIRST : sc->asked.grace);
+    in->takes[hpc_me(sc)] = (char)is_led(sc); /* its lead is in all folds */
     for (int i = 1; i <= size; i++) {
-        const int r = (hpc_me(en) + i) % size;
-        if (r != own && is_sender(en, share, r)) in->from[in->n_from++] = r;
+        const int r = (hpc_me(sc) + i) % size;
+        if (r != own && is_sender(sc, share, r)) in->from[in->n_from++] = r;
     }
-    if (own >= 0 && is_sender(en, share, own)) in->from[in->n_from++] = own;
-    in->partial = hpc_has_decider(en) && hpc_first_work(en, share)->row->n_in < in->n_from;
+    if (own >= 0 && is_sender(sc, share, own)) in->from[in->n_from++] = own;
+    in->partial = hpc_has_decider(sc) && hpc_first_work(sc, share)->row->n_in < in->n_from;
     return HPC_OK;
 }
 
-int hpc_intake_open(hpc_engine *en, const char *op) {
-    int status = hpc_clocks_open(en, op);
-    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) {
-        hpc_core *core = &en->cores[c];
-        watch *its = core->own = hpc_engine_take(en, 1, sizeof *its, op);
-        if (its != NULL) its->seen = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *its->seen, op);
+int hpc_intake_open(hpc_scheme *sc, const char *op) {
+    int status = hpc_clocks_open(sc, op);
+    for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++) {
+        hpc_core *core = &sc->cores[c];
+        watch *its = core->own = hpc_scheme_take(sc, 1, sizeof *its, op);
+        if (its != NULL) its->seen = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *its->seen, op);
         if (its == NULL || its->seen == NULL) return HPC_ERR_MEMORY;
-        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) status = open_intake(en, core, i, op);
+        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) status = open_intake(sc, core, i, op);
         for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) hpc_intake_look_after(core, core->clocked[i]);
     }
-    return status == HPC_OK ? hpc_share_open_counts(en, is_led(en), op) : status;
+    return status == HPC_OK ? hpc_share_open_counts(sc, is_led(sc), op) : status;
 }

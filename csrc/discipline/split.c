@@ -20,7 +20,7 @@
  * With several stages an owner hears from all workers and answers them itself. Folds come to it by forwards, and
  * parameters go by relays, which answer each pull too, be it that it brings none.
  *
- * Order, beside engine.h's: updates are read, and a mean is written and read, between the last event of a fold and the
+ * Order, beside scheme.h's: updates are read, and a mean is written and read, between the last event of a fold and the
  * answer to the apply or skip that follows; every worker waits for that before it folds again. So until then a gradient
  * is the exchange's. gather writes its places, which may be the slots of the gradients, between the last event of its
  * calls and its answer; after it the updates are not read any more, unless the mean is one of them: a single float32
@@ -124,111 +124,111 @@ int hpc_split_check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static size_t part(const hpc_engine *en, int rank) {
-    return en->layout.places[rank].worker ? (size_t)en->plan->n_rows * sizeof(double) : 0;
+static size_t part(const hpc_scheme *sc, int rank) {
+    return sc->layout.places[rank].worker ? (size_t)sc->plan->n_rows * sizeof(double) : 0;
 }
 
 /* With a quorum the version of the parameters lies behind the squares of a share. */
-int hpc_split_plan(hpc_engine *en, hpc_split *its, const char *op) {
-    const int versions = (en->discipline->traits & HPC_BY_QUORUM) != 0;
+int hpc_split_plan(hpc_scheme *sc, hpc_split *its, const char *op) {
+    const int versions = (sc->discipline->traits & HPC_BY_QUORUM) != 0;
     size_t at = 0;
-    its->asks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->asks, op);
-    its->squares_at = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof *its->squares_at, op);
-    its->counts = hpc_engine_take(en, (size_t)en->plan->n_rows, 1, op);
+    its->asks = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *its->asks, op);
+    its->squares_at = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof *its->squares_at, op);
+    its->counts = hpc_scheme_take(sc, (size_t)sc->plan->n_rows, 1, op);
     if (its->asks == NULL || its->squares_at == NULL || its->counts == NULL) return HPC_ERR_MEMORY;
-    for (int k = 0; k < en->plan->n_keys; k++)
+    for (int k = 0; k < sc->plan->n_keys; k++)
         its->asks[k] = (hpc_split_ask){.use = HPC_USE_APPLY, .scale = 1, .last = -1};
-    if (hpc_split_among_peers(en)) {
-        en->gathered = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *en->gathered, op);
-        if (en->gathered == NULL) return HPC_ERR_MEMORY;
+    if (hpc_split_among_peers(sc)) {
+        sc->gathered = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *sc->gathered, op);
+        if (sc->gathered == NULL) return HPC_ERR_MEMORY;
     }
-    for (int i = 0; i < en->plan->n_rows; i++)
-        its->counts[i] = hpc_split_among_peers(en) ? en->plan->rows[i].owner == en->context->group.rank
-                                                   : hpc_row_has_mean_of(en, i, en->context->group.rank);
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_split_ask *a = &its->asks[en->layout.shares[s].key];
+    for (int i = 0; i < sc->plan->n_rows; i++)
+        its->counts[i] = hpc_split_among_peers(sc) ? sc->plan->rows[i].owner == sc->context->group.rank
+                                                   : hpc_row_has_mean_of(sc, i, sc->context->group.rank);
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        hpc_split_ask *a = &its->asks[sc->layout.shares[s].key];
         if (a->last < 0) a->first = s;
         a->last = s;
         its->squares_at[s] = at;
-        at += (size_t)(en->layout.shares[s].n_rows + versions) * sizeof(double);
+        at += (size_t)(sc->layout.shares[s].n_rows + versions) * sizeof(double);
     }
     return HPC_OK;
 }
 
-int hpc_split_plan_own(hpc_engine *en, size_t nbytes, const char *op) {
-    en->own = hpc_engine_take(en, 1, nbytes, op);
-    if (en->own == NULL) return HPC_ERR_MEMORY;
-    if (en->use == NULL) return HPC_OK;
-    hpc_layout_take_own(en, part);
-    return hpc_split_plan(en, en->own, op);
+int hpc_split_plan_own(hpc_scheme *sc, size_t nbytes, const char *op) {
+    sc->own = hpc_scheme_take(sc, 1, nbytes, op);
+    if (sc->own == NULL) return HPC_ERR_MEMORY;
+    if (sc->use == NULL) return HPC_OK;
+    hpc_layout_take_own(sc, part);
+    return hpc_split_plan(sc, sc->own, op);
 }
 
-int hpc_split_plan_alone(hpc_engine *en, const char *op) {
-    return hpc_split_plan_own(en, sizeof(hpc_split), op);
+int hpc_split_plan_alone(hpc_scheme *sc, const char *op) {
+    return hpc_split_plan_own(sc, sizeof(hpc_split), op);
 }
 
 /* ---- folds ---- */
 
-int hpc_split_may_push(hpc_engine *en, int key, const char *op) {
-    const int status = hpc_push_after_last(en, key, op);
-    return status == HPC_OK ? hpc_push_after(en, key, hpc_split_last_pull(en, key), op) : status;
+int hpc_split_may_push(hpc_scheme *sc, int key, const char *op) {
+    const int status = hpc_push_after_last(sc, key, op);
+    return status == HPC_OK ? hpc_push_after(sc, key, hpc_split_last_pull(sc, key), op) : status;
 }
 
-int hpc_split_wait_over(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    const int status = hpc_push_wait_done(en, key, l, op);
-    if (status != HPC_OK || hpc_ticket_is_done(en, key, hpc_split_last_pull(en, key))) return status;
-    return hpc_ticket_wait(en, key, hpc_split_last_pull(en, key), hpc_limit_left(en, l), op);
+int hpc_split_wait_over(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_push_wait_done(sc, key, l, op);
+    if (status != HPC_OK || hpc_ticket_is_done(sc, key, hpc_split_last_pull(sc, key))) return status;
+    return hpc_ticket_wait(sc, key, hpc_split_last_pull(sc, key), hpc_limit_left(sc, l), op);
 }
 
 /* A gather writes the slot; and a mean may lie there until it is used. */
-int hpc_split_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    const int status = hpc_split_wait_over(en, key, l, op);
-    return status == HPC_OK && hpc_split_among_peers(en) ? hpc_push_wait_slot(en, key, l, op) : status;
+int hpc_split_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    const int status = hpc_split_wait_over(sc, key, l, op);
+    return status == HPC_OK && hpc_split_among_peers(sc) ? hpc_push_wait_slot(sc, key, l, op) : status;
 }
 
 /* Among peers a slot of this rank's own share is free when its fold is over. */
-static int has_read(const hpc_engine *en, int s, uint64_t ticket) {
-    const hpc_share *share = &en->layout.shares[s];
+static int has_read(const hpc_scheme *sc, int s, uint64_t ticket) {
+    const hpc_share *share = &sc->layout.shares[s];
     const hpc_split_means *m = share->own;
-    if (share->owner == en->context->group.rank && ticket != 0 &&
+    if (share->owner == sc->context->group.rank && ticket != 0 &&
         atomic_load_explicit(&m->n_over, memory_order_acquire) < ticket / 2)
         return 0;
-    return (en->graph != NULL ? hpc_graph_has_read : hpc_share_has_answered)(en, s, ticket);
+    return (sc->graph != NULL ? hpc_graph_has_read : hpc_share_has_answered)(sc, s, ticket);
 }
 
 /* Ends the last fold, if it was neither applied nor skipped. */
-static void drop_fold(hpc_engine *en, int key) {
-    if (hpc_split_ask_of(en, key)->keeps) hpc_pieces_end_fold(en, key, 0);
+static void drop_fold(hpc_scheme *sc, int key) {
+    if (hpc_split_ask_of(sc, key)->keeps) hpc_pieces_end_fold(sc, key, 0);
 }
 
 /* ---- pulls ---- */
 
 /* Without a fold there is nothing to ask for: such a pull ends what is under way. */
-int hpc_split_ends_pull(hpc_engine *en, int key) {
-    return !hpc_split_ask_of(en, key)->keeps;
+int hpc_split_ends_pull(hpc_scheme *sc, int key) {
+    return !hpc_split_ask_of(sc, key)->keeps;
 }
 
 /* Among peers the mean is gathered here. */
-static int take_gathered(hpc_engine *en, int key, const char *op) {
-    float **to = &en->gathered[key];
-    const uint64_t count = en->plan->keys[key].count;
-    if (*to == NULL) *to = hpc_arena_take(&en->taken, (size_t)count, sizeof **to);
+static int take_gathered(hpc_scheme *sc, int key, const char *op) {
+    float **to = &sc->gathered[key];
+    const uint64_t count = sc->plan->keys[key].count;
+    if (*to == NULL) *to = hpc_arena_take(&sc->taken, (size_t)count, sizeof **to);
     return *to != NULL ? HPC_OK
                        : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the mean of key %s, %llu values", op,
-                                  en->plan->keys[key].name, (unsigned long long)count);
+                                  sc->plan->keys[key].name, (unsigned long long)count);
 }
 
-int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op) {
-    hpc_split_ask *a = hpc_split_ask_of(en, key);
-    if (use == HPC_USE_GATHER && hpc_split_among_peers(en) && take_gathered(en, key, op) != HPC_OK)
+int hpc_split_set_use(hpc_scheme *sc, int key, hpc_use use, double scale, const char *op) {
+    hpc_split_ask *a = hpc_split_ask_of(sc, key);
+    if (use == HPC_USE_GATHER && hpc_split_among_peers(sc) && take_gathered(sc, key, op) != HPC_OK)
         return HPC_ERR_MEMORY;
-    if (en->keys[key].sending != 0) {
+    if (sc->keys[key].sending != 0) {
         if (a->use == use && (a->scale == scale || use != HPC_USE_APPLY)) return HPC_OK;
-        return hpc_fail_cut_short(en, key, op);
+        return hpc_fail_cut_short(sc, key, op);
     }
-    if (isinf(scale)) return hpc_fail_scale(en, key, scale, op);
-    if (!a->keeps) return hpc_fail_no_fold(en, key, op);
-    int status = hpc_push_after(en, key, hpc_split_last_pull(en, key), op);
+    if (isinf(scale)) return hpc_fail_scale(sc, key, scale, op);
+    if (!a->keeps) return hpc_fail_no_fold(sc, key, op);
+    int status = hpc_push_after(sc, key, hpc_split_last_pull(sc, key), op);
     if (status != HPC_OK) return status;
     a->use = use;
     a->scale = scale;
@@ -237,49 +237,49 @@ int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const 
 
 /* The factor goes with the arguments: it lies in the place of the step's number, which is the core's. Puts read it
  * until the pull is answered. */
-void hpc_split_fill_args(const hpc_engine *en, int key) {
-    const hpc_split_ask *a = hpc_split_ask_of(en, key);
-    hpc_key_rule *rule = &en->rules[key];
+void hpc_split_fill_args(const hpc_scheme *sc, int key) {
+    const hpc_split_ask *a = hpc_split_ask_of(sc, key);
+    hpc_key_rule *rule = &sc->rules[key];
     memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES);
     rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
 }
 
-int hpc_split_ask_share(hpc_engine *en, int s, hpc_limit *l) {
-    const hpc_share *share = &en->layout.shares[s];
-    const hpc_split_ask *a = hpc_split_ask_of(en, share->key);
-    const hpc_key_rule *rule = &en->rules[share->key];
-    if (en->keys[share->key].at_share == 0) hpc_split_fill_args(en, share->key);
-    if (hpc_split_action(en, share) != HPC_APPLY) return HPC_OK;
-    if (hpc_split_among_peers(en) && share->owner != en->context->group.rank) return HPC_OK;
+int hpc_split_ask_share(hpc_scheme *sc, int s, hpc_limit *l) {
+    const hpc_share *share = &sc->layout.shares[s];
+    const hpc_split_ask *a = hpc_split_ask_of(sc, share->key);
+    const hpc_key_rule *rule = &sc->rules[share->key];
+    if (sc->keys[share->key].at_share == 0) hpc_split_fill_args(sc, share->key);
+    if (hpc_split_action(sc, share) != HPC_APPLY) return HPC_OK;
+    if (hpc_split_among_peers(sc) && share->owner != sc->context->group.rank) return HPC_OK;
     return hpc_send_ahead(
-        en, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES, hpc_args_at(en, share, en->context->group.rank, 0),
-        hpc_imm(HPC_OP_USE, (int)a->use | (int)(en->keys[share->key].pushes % HPC_SPLIT_FOLDS) << HPC_SPLIT_USE_BITS,
+        sc, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES, hpc_args_at(sc, share, sc->context->group.rank, 0),
+        hpc_imm(HPC_OP_USE, (int)a->use | (int)(sc->keys[share->key].pushes % HPC_SPLIT_FOLDS) << HPC_SPLIT_USE_BITS,
                 s),
         l);
 }
 
 /* With a quorum encoders are told later: an update that was left out goes back first. */
-void hpc_split_asked(hpc_engine *en, int key) {
-    hpc_split_ask *a = hpc_split_ask_of(en, key);
+void hpc_split_asked(hpc_scheme *sc, int key) {
+    hpc_split_ask *a = hpc_split_ask_of(sc, key);
     const int applies = a->use == HPC_USE_APPLY;
     if (applies || a->use == HPC_USE_SKIP) {
         a->keeps = 0;
-        if (en->discipline->traits & HPC_BY_QUORUM && !hpc_split_among_peers(en))
+        if (sc->discipline->traits & HPC_BY_QUORUM && !hpc_split_among_peers(sc))
             a->ended = 1 + applies;
         else
-            hpc_pieces_end_fold(en, key, applies);
+            hpc_pieces_end_fold(sc, key, applies);
     }
     a->use = HPC_USE_APPLY;
     a->scale = 1;
 }
 
 /* In the plan's order, so that all ranks get the same bits. */
-double hpc_split_squares(const hpc_engine *en, int key) {
-    const hpc_split *its = en->own;
+double hpc_split_squares(const hpc_scheme *sc, int key) {
+    const hpc_split *its = sc->own;
     double sum = 0;
     for (int s = its->asks[key].first; s <= its->asks[key].last; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        const double *at = hpc_split_squares_of(en, s);
+        const hpc_share *share = &sc->layout.shares[s];
+        const double *at = hpc_split_squares_of(sc, s);
         for (int i = 0; i < share->n_rows && share->key == key; i++)
             if (its->counts[share->rows[i]] && at[i] != HPC_SPLIT_UNKNOWN) sum += at[i];
     }
@@ -287,33 +287,33 @@ double hpc_split_squares(const hpc_engine *en, int key) {
 }
 
 /* Among peers: its slots would keep them from closing. */
-static void finish(hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    for (int i = 0; i < k->n_awaited; i++) hpc_split_drop(en, &en->layout.shares[k->awaited[i]]);
-    drop_fold(en, key);
-    hpc_split_ask_of(en, key)->keeps = 0;
+static void finish(hpc_scheme *sc, int key) {
+    const hpc_pushed *k = &sc->keys[key];
+    for (int i = 0; i < k->n_awaited; i++) hpc_split_drop(sc, &sc->layout.shares[k->awaited[i]]);
+    drop_fold(sc, key);
+    hpc_split_ask_of(sc, key)->keeps = 0;
 }
 
-int hpc_split_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+int hpc_split_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     (void)l, (void)op;
-    if (moment == HPC_ON_ENCODE) drop_fold(en, key); /* the next fold replaces it */
-    if (moment == HPC_ON_SENT) hpc_split_ask_of(en, key)->keeps = 1;
-    if (moment == HPC_ON_ASKED) hpc_split_asked(en, key);
-    if (moment == HPC_ON_FINISH) finish(en, key);
+    if (moment == HPC_ON_ENCODE) drop_fold(sc, key); /* the next fold replaces it */
+    if (moment == HPC_ON_SENT) hpc_split_ask_of(sc, key)->keeps = 1;
+    if (moment == HPC_ON_ASKED) hpc_split_asked(sc, key);
+    if (moment == HPC_ON_FINISH) finish(sc, key);
     return HPC_OK;
 }
 
 /* ---- the ranks that a wait waits for ---- */
 
 /* For a pull: the workers whose pulls are missing here. A forward hears of no pulls. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
     const hpc_split_means *m = share->own;
-    const int action = hpc_split_action(en, share);
-    if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_missing_in(en, s, ticket, ranks, found);
+    const int action = hpc_split_action(sc, share);
+    if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_missing_in(sc, s, ticket, ranks, found);
     if (action == HPC_FORWARD) return found;
-    if (action == HPC_RELAY || !hpc_share_has_answered(en, s, 2 * en->keys[share->key].pushes))
-        found = hpc_whole_missing(en, share, 0, UINT64_MAX, ranks, found); /* of the parameters, or of the fold */
+    if (action == HPC_RELAY || !hpc_share_has_answered(sc, s, 2 * sc->keys[share->key].pushes))
+        found = hpc_whole_missing(sc, share, 0, UINT64_MAX, ranks, found); /* of the parameters, or of the fold */
     for (int p = 0; action == HPC_APPLY && p < m->n_askers; p++)
         if (!atomic_load_explicit(&m->used[m->askers[p]], memory_order_relaxed))
             found = hpc_add_rank(ranks, found, m->askers[p]);
@@ -321,11 +321,11 @@ static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int
 }
 
 /* A pull waits for what its fold waits for. */
-static int missing_among_peers(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    const uint64_t push = 2 * hpc_push_of(en, share->key, ticket);
-    if (push != ticket && hpc_share_has_answered(en, s, push)) return found;
-    return hpc_whole_missing(en, share, hpc_whole_slot(en, push), UINT64_MAX, ranks, found);
+static int missing_among_peers(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    const uint64_t push = 2 * hpc_push_of(sc, share->key, ticket);
+    if (push != ticket && hpc_share_has_answered(sc, s, push)) return found;
+    return hpc_whole_missing(sc, share, hpc_whole_slot(sc, push), UINT64_MAX, ranks, found);
 }
 
 /* ---- the values ---- */

@@ -23,7 +23,7 @@ typedef struct hpc_split_ask {
     int first, last; /* of the shares of the key */
 } hpc_split_ask;
 
-/* The engine's own. */
+/* The scheme's own. */
 typedef struct hpc_split {
     hpc_inputs (*inputs)(hpc_core *core,
                          const hpc_work *w); /* of a fold that is kept; NULL: split_owner.c knows them */
@@ -55,54 +55,54 @@ typedef struct hpc_split_means {
 
 /* The worker's slots, which are the same with a quorum. */
 int hpc_split_check(const hpc_context *c, const hpc_exchange_config *f);
-int hpc_split_plan(hpc_engine *en, hpc_split *its, const char *op);
-/* The same for an engine's own of nbytes, of which an hpc_split is the first; it is taken too. Without two calls
+int hpc_split_plan(hpc_scheme *sc, hpc_split *its, const char *op);
+/* The same for a scheme's own of nbytes, of which an hpc_split is the first; it is taken too. Without two calls
  * nothing else is. hpc_split_plan_alone: an hpc_split is all. */
-int hpc_split_plan_own(hpc_engine *en, size_t nbytes, const char *op);
-int hpc_split_plan_alone(hpc_engine *en, const char *op);
-int hpc_split_may_push(hpc_engine *en, int key, const char *op);
-int hpc_split_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
-int hpc_split_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op);
-int hpc_split_ask_share(hpc_engine *en, int s, hpc_limit *l);
+int hpc_split_plan_own(hpc_scheme *sc, size_t nbytes, const char *op);
+int hpc_split_plan_alone(hpc_scheme *sc, const char *op);
+int hpc_split_may_push(hpc_scheme *sc, int key, const char *op);
+int hpc_split_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
+int hpc_split_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op);
+int hpc_split_ask_share(hpc_scheme *sc, int s, hpc_limit *l);
 enum { HPC_SPLIT_MOMENTS = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED | HPC_ON_FINISH }; /* where each decides alone */
-int hpc_split_ends_pull(hpc_engine *en, int key);
-void hpc_split_asked(hpc_engine *en, int key);
-int hpc_split_set_use(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
-double hpc_split_squares(const hpc_engine *en, int key); /* of the rows of which they are known */
+int hpc_split_ends_pull(hpc_scheme *sc, int key);
+void hpc_split_asked(hpc_scheme *sc, int key);
+int hpc_split_set_use(hpc_scheme *sc, int key, hpc_use use, double scale, const char *op);
+double hpc_split_squares(const hpc_scheme *sc, int key); /* of the rows of which they are known */
 
 extern const hpc_mean_use hpc_split_use;
 
-static inline hpc_split_ask *hpc_split_ask_of(const hpc_engine *en, int key) {
-    return &((const hpc_split *)en->own)->asks[key];
+static inline hpc_split_ask *hpc_split_ask_of(const hpc_scheme *sc, int key) {
+    return &((const hpc_split *)sc->own)->asks[key];
 }
-static inline uint64_t hpc_split_last_pull(const hpc_engine *en, int key) {
-    return 2 * en->keys[key].pulls + HPC_PULL_TICKET;
+static inline uint64_t hpc_split_last_pull(const hpc_scheme *sc, int key) {
+    return 2 * sc->keys[key].pulls + HPC_PULL_TICKET;
 }
 
 /* Puts what a pull brings into the memory from which it is sent. */
-void hpc_split_fill_args(const hpc_engine *en, int key);
+void hpc_split_fill_args(const hpc_scheme *sc, int key);
 /* Waits for the last push and the last pull of a key. */
-int hpc_split_wait_over(hpc_engine *en, int key, hpc_limit *l, const char *op);
+int hpc_split_wait_over(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 
 /* Each rank's own core uses what its own worker says. */
-static inline int hpc_split_among_peers(const hpc_engine *en) {
-    return (en->discipline->traits & (HPC_KEEPS_INPUTS | HPC_KEEPS_MEANS)) != 0;
+static inline int hpc_split_among_peers(const hpc_scheme *sc) {
+    return (sc->discipline->traits & (HPC_KEEPS_INPUTS | HPC_KEEPS_MEANS)) != 0;
 }
-static inline int hpc_split_keeps_means(const hpc_engine *en) {
-    return (en->discipline->traits & HPC_KEEPS_MEANS) != 0;
+static inline int hpc_split_keeps_means(const hpc_scheme *sc) {
+    return (sc->discipline->traits & HPC_KEEPS_MEANS) != 0;
 }
 
 /* The action of all rows of a share, which is the same. */
-static inline int hpc_split_action(const hpc_engine *en, const hpc_share *share) {
-    return en->plan->rows[share->rows[0]].action;
+static inline int hpc_split_action(const hpc_scheme *sc, const hpc_share *share) {
+    return sc->plan->rows[share->rows[0]].action;
 }
 
 /* ---- the owner (split_owner.c) ---- */
 
-int hpc_split_open_owner(hpc_engine *en, const char *op);
-void hpc_split_open_relays(const hpc_engine *en); /* a fold waits for no relay */
+int hpc_split_open_owner(hpc_scheme *sc, const char *op);
+void hpc_split_open_relays(const hpc_scheme *sc); /* a fold waits for no relay */
 /* Takes a place for the squares of each row of a share. */
-int hpc_split_open_squares(hpc_engine *en, const hpc_share *share, hpc_split_means *m, const char *op);
+int hpc_split_open_squares(hpc_scheme *sc, const hpc_share *share, hpc_split_means *m, const char *op);
 /* A row has its inputs: forgets the last mean. A core with a thread makes the next one now. */
 int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares);
 /* Does for a row what pulls ask for. sender: the only one to which parameters, or the mean, go; or HPC_EVERYBODY. args:
@@ -111,24 +111,24 @@ int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, cons
 /* A relay has its input: the parameters that an owner sends in answer to pulls, or the word that there are none. */
 void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how);
 /* Ends the exchange: two ranks have made different calls, or have given different scales. */
-void hpc_split_fail_use(hpc_engine *en, const hpc_share *share, const int ranks[2], const hpc_use uses[2]);
-void hpc_split_fail_scale(hpc_engine *en, const hpc_share *share, const int ranks[2], const double scales[2]);
+void hpc_split_fail_use(hpc_scheme *sc, const hpc_share *share, const int ranks[2], const hpc_use uses[2]);
+void hpc_split_fail_scale(hpc_scheme *sc, const hpc_share *share, const int ranks[2], const double scales[2]);
 /* The place in a worker's part for the squares of a share. */
-static inline size_t hpc_split_squares_at(const hpc_engine *en, int rank, int s) {
-    return en->layout.places[rank].own + ((const hpc_split *)en->own)->squares_at[s];
+static inline size_t hpc_split_squares_at(const hpc_scheme *sc, int rank, int s) {
+    return sc->layout.places[rank].own + ((const hpc_split *)sc->own)->squares_at[s];
 }
 /* The squares of a share as its owner has told them. */
-static inline const double *hpc_split_squares_of(const hpc_engine *en, int s) {
-    return (const double *)(const void *)(hpc_own_part(en) + hpc_split_squares_at(en, en->context->group.rank, s));
+static inline const double *hpc_split_squares_of(const hpc_scheme *sc, int s) {
+    return (const double *)(const void *)(hpc_own_part(sc) + hpc_split_squares_at(sc, sc->context->group.rank, s));
 }
 static inline int hpc_split_scales_agree(double a, double b) {
     return a == b || (isnan(a) && isnan(b));
 }
 /* Ends the last fold of a share of this rank, if it is complete and not over. By the worker. */
-void hpc_split_drop(hpc_engine *en, hpc_share *share);
+void hpc_split_drop(hpc_scheme *sc, hpc_share *share);
 /* HPC_KEEPS_MEANS: opens the means of this rank's shares. A row's fold is made: keeps its mean, which arguments of the
  * rule come to with a pull. All rows of a share have theirs: does what a pull has asked for that has come before. */
-int hpc_split_open_means(hpc_engine *en, const char *op);
+int hpc_split_open_means(hpc_scheme *sc, const char *op);
 int hpc_split_keep_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
 void hpc_split_keep(hpc_core *core, hpc_share *share);
 /* hpc_discipline's slots. */

@@ -28,50 +28,50 @@ typedef struct worklist {
 
 /* ---- open ---- */
 
-int hpc_split_open_squares(hpc_engine *en, const hpc_share *share, hpc_split_means *m, const char *op) {
-    m->squares = hpc_engine_take(en, (size_t)share->n_rows, sizeof *m->squares, op);
+int hpc_split_open_squares(hpc_scheme *sc, const hpc_share *share, hpc_split_means *m, const char *op) {
+    m->squares = hpc_scheme_take(sc, (size_t)share->n_rows, sizeof *m->squares, op);
     return m->squares != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 /* With a quorum the share has its own already, of which the means are the first. */
-static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
+static int open_share(hpc_scheme *sc, hpc_share *share, const char *op) {
     const size_t n = (size_t)share->n_rows;
-    hpc_split_means *m = share->own = share->own != NULL ? share->own : hpc_engine_take(en, 1, sizeof *m, op);
+    hpc_split_means *m = share->own = share->own != NULL ? share->own : hpc_scheme_take(sc, 1, sizeof *m, op);
     if (m == NULL) return HPC_ERR_MEMORY;
-    m->askers = hpc_split_among_peers(en) ? &share->owner : share->members;
-    m->n_askers = hpc_split_among_peers(en) ? 1 : share->n_members;
-    m->ready = hpc_engine_take(en, n, sizeof *m->ready, op);
-    m->finished = hpc_engine_take(en, n, 1, op);
-    m->used = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *m->used, op);
+    m->askers = hpc_split_among_peers(sc) ? &share->owner : share->members;
+    m->n_askers = hpc_split_among_peers(sc) ? 1 : share->n_members;
+    m->ready = hpc_scheme_take(sc, n, sizeof *m->ready, op);
+    m->finished = hpc_scheme_take(sc, n, 1, op);
+    m->used = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *m->used, op);
     if (m->ready == NULL || m->finished == NULL || m->used == NULL) return HPC_ERR_MEMORY;
-    return hpc_split_open_squares(en, share, m, op);
+    return hpc_split_open_squares(sc, share, m, op);
 }
 
-static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
-    worklist *list = core->own = hpc_engine_take(en, 1, sizeof *list, op);
-    const size_t n_words = (size_t)en->layout.n_shares / 64 + 1;
-    if (list != NULL) list->words = hpc_engine_take(en, n_words, sizeof *list->words, op);
+static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
+    worklist *list = core->own = hpc_scheme_take(sc, 1, sizeof *list, op);
+    const size_t n_words = (size_t)sc->layout.n_shares / 64 + 1;
+    if (list != NULL) list->words = hpc_scheme_take(sc, n_words, sizeof *list->words, op);
     return list != NULL && list->words != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-int hpc_split_open_means(hpc_engine *en, const char *op) {
+int hpc_split_open_means(hpc_scheme *sc, const char *op) {
     int status = HPC_OK;
-    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
-        if (en->layout.shares[s].owner == en->context->group.rank) status = open_share(en, &en->layout.shares[s], op);
+    for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++)
+        if (sc->layout.shares[s].owner == sc->context->group.rank) status = open_share(sc, &sc->layout.shares[s], op);
     return status;
 }
 
-void hpc_split_open_relays(const hpc_engine *en) {
-    for (int s = 0; s < en->layout.n_shares; s++)
-        if (hpc_split_action(en, &en->layout.shares[s]) == HPC_RELAY)
-            atomic_store_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), UINT64_MAX,
+void hpc_split_open_relays(const hpc_scheme *sc) {
+    for (int s = 0; s < sc->layout.n_shares; s++)
+        if (hpc_split_action(sc, &sc->layout.shares[s]) == HPC_RELAY)
+            atomic_store_explicit(hpc_own_signal(sc->window, hpc_signal_applied(sc, s)), UINT64_MAX,
                                   memory_order_relaxed);
 }
 
-int hpc_split_open_owner(hpc_engine *en, const char *op) {
-    int status = hpc_split_open_means(en, op);
-    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
-    hpc_split_open_relays(en);
+int hpc_split_open_owner(hpc_scheme *sc, const char *op) {
+    int status = hpc_split_open_means(sc, op);
+    for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++) status = open_core(sc, &sc->cores[c], op);
+    hpc_split_open_relays(sc);
     return status;
 }
 
@@ -79,7 +79,7 @@ int hpc_split_open_owner(hpc_engine *en, const char *op) {
 
 static void add_work(hpc_core *core, hpc_share *share) {
     worklist *list = core->own;
-    size_t s = (size_t)(share - core->engine->layout.shares);
+    size_t s = (size_t)(share - core->scheme->layout.shares);
     uint64_t bit = (uint64_t)1 << s % 64;
     list->n += !(list->words[s / 64] & bit);
     list->words[s / 64] |= bit;
@@ -87,7 +87,7 @@ static void add_work(hpc_core *core, hpc_share *share) {
 
 static void end_work(const hpc_core *core, const hpc_share *share) {
     worklist *list = core->own;
-    size_t s = (size_t)(share - core->engine->layout.shares);
+    size_t s = (size_t)(share - core->scheme->layout.shares);
     list->words[s / 64] &= ~((uint64_t)1 << s % 64);
     list->n--;
 }
@@ -96,11 +96,11 @@ static hpc_share *lowest_work(const hpc_core *core) {
     const worklist *list = core->own;
     size_t w = 0;
     while (list->words[w] == 0) w++;
-    return &core->engine->layout.shares[w * 64 + (size_t)__builtin_ctzll(list->words[w])];
+    return &core->scheme->layout.shares[w * 64 + (size_t)__builtin_ctzll(list->words[w])];
 }
 
-static hpc_work *work_at(const hpc_engine *en, const hpc_share *share, int place) {
-    return &en->work[en->work_of[share->rows[place]]];
+static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place) {
+    return &sc->work[sc->work_of[share->rows[place]]];
 }
 
 /* The slot of the fold at hand. */
@@ -110,7 +110,7 @@ static int slot_of(const hpc_work *w) {
 
 /* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
 static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
-    const hpc_split *its = core->engine->own;
+    const hpc_split *its = core->scheme->own;
     if (its->inputs != NULL) return its->inputs(core, w);
     hpc_inputs inputs = hpc_row_present(core, w, slot_of(w));
     inputs.args = w->args[0];
@@ -119,8 +119,8 @@ static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
 
 /* No worker has a gradient. */
 static int is_empty(hpc_core *core, const hpc_work *w) {
-    const hpc_split *its = core->engine->own;
-    if (hpc_split_keeps_means(core->engine)) return w->mean == NULL;
+    const hpc_split *its = core->scheme->own;
+    if (hpc_split_keeps_means(core->scheme)) return w->mean == NULL;
     if (its->inputs != NULL) return its->inputs(core, w).n == 0;
     int e = 0;
     while (e < w->row->n_in && !hpc_row_brings(w, slot_of(w), e)) e++;
@@ -129,7 +129,7 @@ static int is_empty(hpc_core *core, const hpc_work *w) {
 
 /* Whether no mean of a row is made before a pull asks for it, and then of the inputs in their slots. */
 static int keeps_inputs(const hpc_core *core, const hpc_work *w) {
-    return core->engine->discipline->traits & HPC_KEEPS_INPUTS || hpc_row_keeps_inputs(w);
+    return core->scheme->discipline->traits & HPC_KEEPS_INPUTS || hpc_row_keeps_inputs(w);
 }
 
 /* Makes the mean of a row's inputs. Nonzero when a user's kernel has failed. */
@@ -155,38 +155,38 @@ static void look_at_inputs(const hpc_core *core, hpc_work *w, double *squares) {
 int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares) {
     w->mean = NULL;
     *squares = HPC_SPLIT_UNKNOWN;
-    return core->engine->inline_progress ? 0 : fold(core, w, squares);
+    return core->scheme->inline_progress ? 0 : fold(core, w, squares);
 }
 
 /* The last fold is over: its inputs are read no more. Among peers their slots are free. */
 static void end_fold(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_split_means *m = share->own;
     const uint64_t n = share->version;
     m->kept = 0;
-    if (hpc_split_keeps_means(en)) return;
-    for (int i = 0; i < share->n_rows; i++) hpc_row_took(work_at(en, share, i), m->slot);
-    m->slot = m->slot + 1 == en->layout.depth ? 0 : m->slot + 1;
-    if (!hpc_split_among_peers(en)) return;
+    if (hpc_split_keeps_means(sc)) return;
+    for (int i = 0; i < share->n_rows; i++) hpc_row_took(work_at(sc, share, i), m->slot);
+    m->slot = m->slot + 1 == sc->layout.depth ? 0 : m->slot + 1;
+    if (!hpc_split_among_peers(sc)) return;
     atomic_store_explicit(&m->n_over, n, memory_order_release);
     for (int i = 0; i < share->n_members; i++)
         if (share->members[i] != share->owner)
-            hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), n);
-    hpc_bell_ring(en->context->group.bell); /* this rank's own wait for a slot */
+            hpc_share_answer(core, share->members[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), n);
+    hpc_bell_ring(sc->context->group.bell); /* this rank's own wait for a slot */
 }
 
-void hpc_split_drop(hpc_engine *en, hpc_share *share) {
-    hpc_core *core = &en->cores[share->core];
+void hpc_split_drop(hpc_scheme *sc, hpc_share *share) {
+    hpc_core *core = &sc->cores[share->core];
     hpc_core_pause(core);
     if (((const hpc_split_means *)share->own)->kept) end_fold(core, share);
     hpc_core_resume(core);
 }
 
 static void tell_folded(hpc_core *core, const hpc_share *share) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const hpc_split_means *m = share->own;
     for (int i = 0; i < m->n_askers; i++)
-        hpc_share_answer(core, m->askers[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
+        hpc_share_answer(core, m->askers[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), share->version);
 }
 
 static int is_folding(const hpc_split_means *m) {
@@ -210,7 +210,7 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     share->version++;
     m->n_ready = m->n_folded = m->n_ahead = 0;
-    m->kept = hpc_split_action(core->engine, share) == HPC_APPLY;
+    m->kept = hpc_split_action(core->scheme, share) == HPC_APPLY;
     m->owes = is_finishing(share);
     if (!m->owes) tell_folded(core, share);
 }
@@ -219,52 +219,52 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
 static int forward(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = present_inputs(core, w);
     if (inputs.n > 0) return hpc_row_work(core, w, &inputs);
-    if (w->encoder != NULL) hpc_pieces_settle(core->engine, w, &core->packing);
+    if (w->encoder != NULL) hpc_pieces_settle(core->scheme, w, &core->packing);
     hpc_forward_empty(core, w);
     return 0;
 }
 
-void hpc_split_fail_scale(hpc_engine *en, const hpc_share *share, const int ranks[2], const double scales[2]) {
+void hpc_split_fail_scale(hpc_scheme *sc, const hpc_share *share, const int ranks[2], const double scales[2]) {
     char why[2 * HPC_FAILURE_BYTES];
     snprintf(why, sizeof why,
              "apply: rank %d gives scale %.9g for key %.64s and rank %d %.9g: give the same on all workers", ranks[0],
-             scales[0], en->plan->keys[share->key].name, ranks[1], scales[1]);
-    hpc_engine_fail(en, HPC_ERR_CONFIG, why);
+             scales[0], sc->plan->keys[share->key].name, ranks[1], scales[1]);
+    hpc_scheme_fail(sc, HPC_ERR_CONFIG, why);
 }
 
 /* Whether the pulls of all workers bring the same; else the exchange fails. */
 static int pulls_agree(hpc_core *core, const hpc_share *share) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     const hpc_split_means *m = share->own;
     const int first = m->askers[0];
-    const double scale = *hpc_args_of(en, share, first, 0);
-    if (hpc_split_among_peers(en)) return 1;
+    const double scale = *hpc_args_of(sc, share, first, 0);
+    if (hpc_split_among_peers(sc)) return 1;
     for (int i = 1; i < m->n_askers; i++) {
-        const double theirs = *hpc_args_of(en, share, m->askers[i], 0);
+        const double theirs = *hpc_args_of(sc, share, m->askers[i], 0);
         if (hpc_split_scales_agree(theirs, scale)) continue;
-        hpc_split_fail_scale(en, share, (const int[]){first, m->askers[i]}, (const double[]){scale, theirs});
+        hpc_split_fail_scale(sc, share, (const int[]){first, m->askers[i]}, (const double[]){scale, theirs});
         return 0;
     }
-    return hpc_args_agree(core, hpc_first_work(en, share), 0, -1,
+    return hpc_args_agree(core, hpc_first_work(sc, share), 0, -1,
                           share->version + ((int)(share->version % HPC_SPLIT_FOLDS) != m->folds));
 }
 
 static void answer_pulls(hpc_core *core, hpc_share *share) {
-    hpc_engine *en = core->engine;
-    const hpc_split *its = en->own;
+    hpc_scheme *sc = core->scheme;
+    const hpc_split *its = sc->own;
     hpc_split_means *m = share->own;
-    int s = (int)(share - en->layout.shares), signal = hpc_signal_second(en, s);
+    int s = (int)(share - sc->layout.shares), signal = hpc_signal_second(sc, s);
     size_t nbytes = m->use == HPC_USE_SQUARES ? (size_t)share->n_rows * sizeof *m->squares : 0;
     m->n_used = m->n_finished = m->next = 0;
     memset(m->finished, 0, (size_t)share->n_rows);
     if (m->use == HPC_USE_APPLY || m->use == HPC_USE_SKIP) end_fold(core, share);
     if (m->owes) tell_folded(core, share);
     m->owes = 0;
-    for (int r = 0; r < en->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
+    for (int r = 0; r < sc->context->group.size; r++) atomic_store_explicit(&m->used[r], 0, memory_order_relaxed);
     m->answered++;
     for (int i = 0; i < m->n_askers; i++) {
         int r = m->askers[i];
-        size_t at = nbytes > 0 ? en->layout.places[r].own + its->squares_at[s] : 0;
+        size_t at = nbytes > 0 ? sc->layout.places[r].own + its->squares_at[s] : 0;
         hpc_share_answer_with(core, r, nbytes > 0 ? m->squares : NULL, nbytes, at, signal, m->answered);
     }
 }
@@ -282,7 +282,7 @@ static int apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *ar
 
 static int find_squares(hpc_core *core, hpc_work *w, double *squares) {
     ((hpc_split_means *)w->share->own)->squared = 1;
-    if (hpc_split_keeps_means(core->engine) && w->mean == NULL) return 0; /* it was empty when it was made */
+    if (hpc_split_keeps_means(core->scheme) && w->mean == NULL) return 0; /* it was empty when it was made */
     if (keeps_inputs(core, w) ? *squares == HPC_SPLIT_UNKNOWN : w->mean == NULL) return fold(core, w, squares);
     if (*squares == HPC_SPLIT_UNKNOWN) *squares = hpc_row_squares(core, w);
     return 0;
@@ -302,9 +302,9 @@ static int gather(hpc_core *core, hpc_work *w, int sender, double *squares, int 
 
 /* Among peers the mean is for this rank's worker alone. */
 static int gather_here(hpc_core *core, hpc_work *w, int empty) {
-    float *to = core->engine->gathered[w->row->key] + w->row->offset;
+    float *to = core->scheme->gathered[w->row->key] + w->row->offset;
     const size_t nbytes = (size_t)w->row->count * sizeof *to;
-    if (!empty && !hpc_split_keeps_means(core->engine)) {
+    if (!empty && !hpc_split_keeps_means(core->scheme)) {
         const hpc_inputs inputs = present_inputs(core, w);
         return hpc_row_read_kept(core, w, &inputs, to, NULL);
     }
@@ -327,7 +327,7 @@ int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, cons
     case HPC_USE_SQUARES:
         return find_squares(core, w, squares);
     case HPC_USE_GATHER:
-        return hpc_split_among_peers(core->engine) ? gather_here(core, w, empty)
+        return hpc_split_among_peers(core->scheme) ? gather_here(core, w, empty)
                                                    : gather(core, w, sender, squares, empty);
     }
     return 0;
@@ -338,8 +338,8 @@ static int use_row(hpc_core *core, hpc_share *share, int place) {
     hpc_split_means *m = share->own;
     m->finished[place] = 1;
     m->n_finished++;
-    return hpc_split_use_row(core, work_at(core->engine, share, place), m->use, HPC_EVERYBODY,
-                             hpc_args_of(core->engine, share, m->askers[0], 0), &m->squares[place]);
+    return hpc_split_use_row(core, work_at(core->scheme, share, place), m->use, HPC_EVERYBODY,
+                             hpc_args_of(core->scheme, share, m->askers[0], 0), &m->squares[place]);
 }
 
 static int use_next(hpc_core *core, hpc_share *share) {
@@ -373,7 +373,7 @@ static int use_ahead(hpc_core *core, hpc_share *share) {
 static int fold_next(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     const int place = m->ready[m->n_folded++];
-    hpc_work *w = work_at(core->engine, share, place);
+    hpc_work *w = work_at(core->scheme, share, place);
     int failed = 0;
     look_at_inputs(core, w, &m->squares[place]);
     if (w->row->action == HPC_FORWARD) {
@@ -381,7 +381,7 @@ static int fold_next(hpc_core *core, hpc_share *share) {
         hpc_row_took(w, 0);
     } else if (applies_ahead(share)) {
         failed = use_row(core, share, place);
-    } else if (!core->engine->inline_progress) {
+    } else if (!core->scheme->inline_progress) {
         failed = fold(core, w, &m->squares[place]);
     }
     if (failed) return failed;
@@ -444,8 +444,8 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input, int how
     hpc_split_means *m = w->share->own;
     _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input];
     const int rank = w->inputs[input].rank;
-    if (hpc_engine_has_failed(core->engine)) return;
-    if (m->kept && (rank == w->share->owner || !hpc_split_among_peers(core->engine))) end_fold(core, w->share);
+    if (hpc_scheme_has_failed(core->scheme)) return;
+    if (m->kept && (rank == w->share->owner || !hpc_split_among_peers(core->scheme))) end_fold(core, w->share);
     if (hpc_row_has_too_many(core, w, came, 1, rank)) return;
     atomic_store_explicit(came, (char)(w->inputs[input].empty ? HPC_CAME_EMPTY : how), memory_order_relaxed);
     if (++w->arrived[slot] < w->row->n_in) return;
@@ -455,10 +455,10 @@ static void input_came(hpc_core *core, hpc_work *w, int slot, int input, int how
 }
 
 void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     hpc_share *share = w->share;
     hpc_split_means *m = share->own;
-    if (hpc_engine_has_failed(en)) return;
+    if (hpc_scheme_has_failed(sc)) return;
     if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
     atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
     if (how == HPC_CAME) {
@@ -470,9 +470,9 @@ void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how) {
     if (++m->n_finished == share->n_rows) {
         m->n_finished = 0;
         m->answered++;
-        for (int i = 0; i < share->n_rows; i++) hpc_row_took(&en->work[en->work_of[share->rows[i]]], 0);
+        for (int i = 0; i < share->n_rows; i++) hpc_row_took(&sc->work[sc->work_of[share->rows[i]]], 0);
         for (int i = 0; i < share->n_members; i++)
-            hpc_share_answer(core, share->members[i], hpc_signal_second(en, (int)(share - en->layout.shares)),
+            hpc_share_answer(core, share->members[i], hpc_signal_second(sc, (int)(share - sc->layout.shares)),
                              m->answered);
     }
 }
@@ -500,36 +500,36 @@ int hpc_split_keep_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     return fold_inputs(core, w, &its, &((hpc_split_means *)w->share->own)->squares[place_of(w->share, w->index)]);
 }
 
-void hpc_split_fail_use(hpc_engine *en, const hpc_share *share, const int ranks[2], const hpc_use uses[2]) {
+void hpc_split_fail_use(hpc_scheme *sc, const hpc_share *share, const int ranks[2], const hpc_use uses[2]) {
     static const char *const names[] = {"apply", "skip", "gather", "squares"};
     const char *first = names[uses[0]];
     char why[2 * HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "%s: rank %d calls %s for key %.64s and rank %d %s: make the same call on all workers",
-             first, ranks[0], first, en->plan->keys[share->key].name, ranks[1], names[uses[1]]);
-    hpc_engine_fail(en, HPC_ERR_CONFIG, why);
+             first, ranks[0], first, sc->plan->keys[share->key].name, ranks[1], names[uses[1]]);
+    hpc_scheme_fail(sc, HPC_ERR_CONFIG, why);
 }
 
 static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     hpc_split_means *m = share->own;
     const int use = asked & ((1 << HPC_SPLIT_USE_BITS) - 1), folds = asked >> HPC_SPLIT_USE_BITS;
-    if (hpc_engine_has_failed(core->engine)) return 1;
-    if (use < HPC_USE_APPLY || use > HPC_USE_SQUARES || !hpc_share_involves(core->engine, share, rank)) return 0;
-    if (hpc_split_among_peers(core->engine) && rank != share->owner) return 0;
-    if (hpc_split_action(core->engine, share) != HPC_APPLY) return 0;
+    if (hpc_scheme_has_failed(core->scheme)) return 1;
+    if (use < HPC_USE_APPLY || use > HPC_USE_SQUARES || !hpc_share_involves(core->scheme, share, rank)) return 0;
+    if (hpc_split_among_peers(core->scheme) && rank != share->owner) return 0;
+    if (hpc_split_action(core->scheme, share) != HPC_APPLY) return 0;
     if (atomic_load_explicit(&m->used[rank], memory_order_relaxed)) return 0;
     if (m->n_used == 0) m->use = (hpc_use)use, m->folds = folds;
     if (m->folds != folds) return 0;
     if (m->use != (hpc_use)use) {
         int other = 0;
         while (!atomic_load_explicit(&m->used[other], memory_order_relaxed)) other++;
-        hpc_split_fail_use(core->engine, share, (const int[]){other, rank}, (const hpc_use[]){m->use, (hpc_use)use});
+        hpc_split_fail_use(core->scheme, share, (const int[]){other, rank}, (const hpc_use[]){m->use, (hpc_use)use});
         return 1;
     }
     atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);
     if (++m->n_used < m->n_askers || !pulls_agree(core, share)) return 1;
     share->args_from = m->askers[0];
     share->args_slot = 0;
-    (hpc_split_keeps_means(core->engine) ? use_kept : add_work)(core, share);
+    (hpc_split_keeps_means(core->scheme) ? use_kept : add_work)(core, share);
     return 1;
 }
 

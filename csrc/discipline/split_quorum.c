@@ -75,40 +75,40 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
     return status == HPC_OK ? hpc_split_check(c, f) : status;
 }
 
-static int open_askers(hpc_engine *en, hpc_share *share, const char *op) {
+static int open_askers(hpc_scheme *sc, hpc_share *share, const char *op) {
     hpc_quorum_share *its = share->own;
-    const int size = en->context->group.size;
+    const int size = sc->context->group.size;
     its->decided.gets = NOBODY;
-    its->askers = hpc_engine_take(en, (size_t)size, sizeof *its->askers, op);
+    its->askers = hpc_scheme_take(sc, (size_t)size, sizeof *its->askers, op);
     for (int r = 0; r < size && its->askers != NULL; r++) {
-        its->askers[r].squares = hpc_engine_take(en, (size_t)share->n_rows, sizeof(double), op);
+        its->askers[r].squares = hpc_scheme_take(sc, (size_t)share->n_rows, sizeof(double), op);
         if (its->askers[r].squares == NULL) return HPC_ERR_MEMORY;
     }
-    return its->askers != NULL ? hpc_split_open_squares(en, share, &its->means, op) : HPC_ERR_MEMORY;
+    return its->askers != NULL ? hpc_split_open_squares(sc, share, &its->means, op) : HPC_ERR_MEMORY;
 }
 
-static int open_all(hpc_engine *en, const char *op) {
-    int status = hpc_quorum_open(en, op);
-    hpc_split_open_relays(en);
-    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
-        if (hpc_intake_of(&en->layout.shares[s]) != NULL) status = open_askers(en, &en->layout.shares[s], op);
+static int open_all(hpc_scheme *sc, const char *op) {
+    int status = hpc_quorum_open(sc, op);
+    hpc_split_open_relays(sc);
+    for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++)
+        if (hpc_intake_of(&sc->layout.shares[s]) != NULL) status = open_askers(sc, &sc->layout.shares[s], op);
     return status;
 }
 
 /* ---- the core: what becomes of a mean ---- */
 
-static hpc_work *work_at(const hpc_engine *en, const hpc_share *share, int place) {
-    return &en->work[en->work_of[share->rows[place]]];
+static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place) {
+    return &sc->work[sc->work_of[share->rows[place]]];
 }
 
 /* rank speaks for the sender. */
 static int use_rows(hpc_core *core, hpc_share *share, int sender, int rank) {
-    const double *args = hpc_args_of(core->engine, share, rank, 0);
+    const double *args = hpc_args_of(core->scheme, share, rank, 0);
     const hpc_use use = hpc_asker_of(share, rank)->use;
     hpc_split_means *m = share->own;
     int failed = 0;
     for (int i = 0; i < share->n_rows && !failed; i++)
-        failed = hpc_split_use_row(core, work_at(core->engine, share, i), use, sender, args, &m->squares[i]);
+        failed = hpc_split_use_row(core, work_at(core->scheme, share, i), use, sender, args, &m->squares[i]);
     return failed;
 }
 
@@ -137,10 +137,10 @@ static int leaves(const hpc_asker *a) {
 }
 
 /* The rank of a sender that speaks for it; NOBODY: some have not pulled. */
-static int speaker(const hpc_engine *en, const hpc_share *share, int sender) {
+static int speaker(const hpc_scheme *sc, const hpc_share *share, int sender) {
     int speaks = asks(share, sender) ? sender : NOBODY;
-    for (int r = sender + 1; r < en->context->group.size && en->group_of != NULL && speaks != NOBODY; r++) {
-        if (hpc_sender_of(en, share->key, r) != sender) continue;
+    for (int r = sender + 1; r < sc->context->group.size && sc->group_of != NULL && speaks != NOBODY; r++) {
+        if (hpc_sender_of(sc, share->key, r) != sender) continue;
         if (!asks(share, r)) return NOBODY;
         if (leaves(hpc_asker_of(share, speaks)) && !leaves(hpc_asker_of(share, r))) speaks = r;
     }
@@ -153,7 +153,7 @@ static int decider(const hpc_core *core, const hpc_share *share) {
     int open = 0, doubts = NOBODY;
     for (int i = 0; i < in->n_from; i++) {
         if (!is_in_mean(share, in->from[i])) continue;
-        const int rank = speaker(core->engine, share, in->from[i]);
+        const int rank = speaker(core->scheme, share, in->from[i]);
         if (rank == NOBODY || !ends_mean(hpc_asker_of(share, rank)->use))
             open |= !hpc_intake_is_gone(core, in->from[i]);
         else if (!hpc_asker_of(share, rank)->doubts)
@@ -164,12 +164,12 @@ static int decider(const hpc_core *core, const hpc_share *share) {
     return open ? NOT_YET : doubts;
 }
 
-static hpc_decided said_by(const hpc_engine *en, const hpc_share *share, int rank) {
+static hpc_decided said_by(const hpc_scheme *sc, const hpc_share *share, int rank) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     return (hpc_decided){.rank = rank,
-                         .gets = hpc_sender_of(en, share->key, rank),
+                         .gets = hpc_sender_of(sc, share->key, rank),
                          .use = a->use,
-                         .scale = *hpc_args_of(en, share, rank, 0),
+                         .scale = *hpc_args_of(sc, share, rank, 0),
                          .doubts = a->doubts};
 }
 
@@ -178,7 +178,7 @@ static int decide(hpc_core *core, hpc_share *share) {
     const int rank = decider(core, share);
     if (rank == NOT_YET) return 0;
     its->decided = (hpc_decided){.rank = NOBODY, .gets = NOBODY, .use = HPC_USE_SKIP};
-    if (rank != NOBODY) its->decided = said_by(core->engine, share, rank);
+    if (rank != NOBODY) its->decided = said_by(core->scheme, share, rank);
     if (rank != NOBODY && use_rows(core, share, its->decided.gets, rank) != 0) return -1;
     its->means.kept = 0;
     for (int i = 0; i < its->intake.n_from; i++)
@@ -202,52 +202,52 @@ static int may_be_answered(const hpc_share *share, int sender, int rank) {
 }
 
 /* Whether a rank says what another one has said; else the exchange fails. */
-static int agrees(hpc_engine *en, const hpc_share *share, int rank, const hpc_decided *d) {
+static int agrees(hpc_scheme *sc, const hpc_share *share, int rank, const hpc_decided *d) {
     const hpc_asker *a = hpc_asker_of(share, rank);
-    const double scale = *hpc_args_of(en, share, rank, 0);
+    const double scale = *hpc_args_of(sc, share, rank, 0);
     const int ranks[] = {d->rank, rank};
     if (a->use != d->use) {
-        hpc_split_fail_use(en, share, ranks, (const hpc_use[]){d->use, a->use});
+        hpc_split_fail_use(sc, share, ranks, (const hpc_use[]){d->use, a->use});
         return 0;
     }
     if (a->use == HPC_USE_SKIP || hpc_split_scales_agree(scale, d->scale)) return 1;
-    hpc_split_fail_scale(en, share, ranks, (const double[]){d->scale, scale});
+    hpc_split_fail_scale(sc, share, ranks, (const double[]){d->scale, scale});
     return 0;
 }
 
 /* The same of one whose update was in the last mean, and what was decided. */
-static int agrees_to_decided(hpc_engine *en, const hpc_share *share, int sender, int rank) {
+static int agrees_to_decided(hpc_scheme *sc, const hpc_share *share, int sender, int rank) {
     const hpc_quorum_share *its = share->own;
     const hpc_told *told = &its->intake.senders[sender].told;
     if (!told->used || told->folded < hpc_folded_of(share)) return 1;
     if (hpc_asker_of(share, rank)->doubts || its->decided.doubts || its->decided.rank == NOBODY) return 1;
-    return agrees(en, share, rank, &its->decided);
+    return agrees(sc, share, rank, &its->decided);
 }
 
 /* The same of the ranks of a group, unless they doubt: what they gathered was each one's own. */
-static int mates_agree(hpc_engine *en, const hpc_share *share, int rank) {
+static int mates_agree(hpc_scheme *sc, const hpc_share *share, int rank) {
     const hpc_asker *a = hpc_asker_of(share, rank);
-    const int group = hpc_sender_of(en, share->key, rank);
-    for (int r = group; r < en->context->group.size && en->group_of != NULL; r++) {
+    const int group = hpc_sender_of(sc, share->key, rank);
+    for (int r = group; r < sc->context->group.size && sc->group_of != NULL; r++) {
         const hpc_asker *mate = hpc_asker_of(share, r);
-        if (hpc_sender_of(en, share->key, r) != group || !asks(share, r)) continue;
+        if (hpc_sender_of(sc, share->key, r) != group || !asks(share, r)) continue;
         if (ends_mean(a->use) && ends_mean(mate->use) && (leaves(a) || leaves(mate) || (a->doubts && mate->doubts)))
             continue;
-        const hpc_decided said = said_by(en, share, r);
-        if (!agrees(en, share, rank, &said)) return 0;
+        const hpc_decided said = said_by(sc, share, r);
+        if (!agrees(sc, share, rank, &said)) return 0;
     }
     return 1;
 }
 
 static void send_answer(hpc_core *core, const hpc_share *share, int rank) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_asker *a = hpc_asker_of(share, rank);
-    const int s = (int)(share - en->layout.shares);
+    const int s = (int)(share - sc->layout.shares);
     const void *src = NULL;
-    size_t nbytes = 0, at = hpc_version_at(en, rank, s);
+    size_t nbytes = 0, at = hpc_version_at(sc, rank, s);
     if (ends_mean(a->use)) src = &a->version, nbytes = sizeof a->version;
     if (!ends_mean(a->use)) src = a->squares, nbytes = (size_t)share->n_rows * sizeof *a->squares, at -= nbytes;
-    hpc_share_answer_with(core, rank, src, nbytes, nbytes > 0 ? at : 0, hpc_signal_second(en, s),
+    hpc_share_answer_with(core, rank, src, nbytes, nbytes > 0 ? at : 0, hpc_signal_second(sc, s),
                           ++share->clocks[rank].asked);
 }
 
@@ -271,25 +271,25 @@ static void answer_rank(hpc_core *core, const hpc_share *share, int rank, int he
 /* Relays hear of every pull. */
 static int bring_nothing(hpc_core *core, const hpc_share *share, int sender) {
     for (int i = 0; i < share->n_rows; i++)
-        hpc_forward_row(core, work_at(core->engine, share, i), HPC_KEPT_EMPTY, sender);
+        hpc_forward_row(core, work_at(core->scheme, share, i), HPC_KEPT_EMPTY, sender);
     return 0;
 }
 
 /* A sender that has decided has the newest parameters. rank speaks for the sender. */
 static int answer(hpc_core *core, hpc_share *share, int sender, int rank) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_quorum_share *its = share->own;
     const hpc_use asked = its->askers[rank].use;
     const int kept = its->means.kept, ends = ends_mean(asked);
     const uint64_t folded = atomic_load_explicit(&its->intake.folded, memory_order_relaxed);
     const int here = its->intake.senders[sender].told.folded == folded && (kept || asked == HPC_USE_SQUARES);
-    if (ends && !kept && !agrees_to_decided(core->engine, share, sender, rank)) return -1;
+    if (ends && !kept && !agrees_to_decided(core->scheme, share, sender, rank)) return -1;
     if (ends && sender != its->decided.gets) hpc_intake_send_params(core, share, sender);
     if (ends && sender == its->decided.gets) its->decided.gets = NOBODY;
     const int makes = here && kept;
     if (!ends && (makes ? use_rows(core, share, sender, rank) : bring_nothing(core, share, sender)) != 0) return -1;
     for (int i = 0; i < share->n_members; i++)
-        if (hpc_sender_of(en, share->key, share->members[i]) == sender)
+        if (hpc_sender_of(sc, share->key, share->members[i]) == sender)
             answer_rank(core, share, share->members[i], here);
     return 0;
 }
@@ -299,7 +299,7 @@ static int work(hpc_core *core, hpc_share *share, int *waits) {
     const hpc_quorum_share *its = share->own;
     int n = its->means.kept ? decide(core, share) : 0;
     for (int i = 0; i < its->intake.n_from && its->means.n_used > 0 && n >= 0; i++) {
-        const int sender = its->intake.from[i], rank = speaker(core->engine, share, sender);
+        const int sender = its->intake.from[i], rank = speaker(core->scheme, share, sender);
         if (may_be_answered(share, sender, rank)) n = answer(core, share, sender, rank) == 0 ? n + 1 : -1;
     }
     *waits = its->means.kept;
@@ -309,9 +309,9 @@ static int work(hpc_core *core, hpc_share *share, int *waits) {
 /* ---- the core: events ---- */
 
 static int came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
-    if (hpc_engine_has_failed(core->engine)) return 1;
+    if (hpc_scheme_has_failed(core->scheme)) return 1;
     if (is_in_mean(w->share, w->inputs[input].lowest))
-        return hpc_intake_refuse_second(core->engine, w->share, w->inputs[input].rank);
+        return hpc_intake_refuse_second(core->scheme, w->share, w->inputs[input].rank);
     return hpc_intake_came(core, w, input, slot, how);
 }
 
@@ -321,14 +321,14 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 static int pull_came(hpc_core *core, hpc_share *share, int rank, int said) {
     hpc_asker *a = hpc_asker_of(share, rank);
-    if (hpc_engine_has_failed(core->engine)) return 1;
-    if (!hpc_feeds_share(core->engine, share, rank) || asks(share, rank)) return 0;
+    if (hpc_scheme_has_failed(core->scheme)) return 1;
+    if (!hpc_feeds_share(core->scheme, share, rank) || asks(share, rank)) return 0;
     a->use = (hpc_use)(said & ((1 << HPC_SPLIT_USE_BITS) - 1));
     a->after = said >> AFTER_SHIFT & (AFTER_UPDATES - 1);
     a->doubts = (said & DOUBTS) != 0;
     atomic_store_explicit(&a->asks, 1, memory_order_relaxed);
     ((hpc_split_means *)share->own)->n_used++;
-    if (!mates_agree(core->engine, share, rank)) return 1;
+    if (!mates_agree(core->scheme, share, rank)) return 1;
     hpc_intake_look_after(core, share);
     return 1;
 }
@@ -343,8 +343,8 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
     case HPC_OP_USE:
         return use_came(core, share, event);
     case HPC_OP_EMPTY:
-        if (hpc_engine_has_failed(core->engine)) return 1;
-        if (is_in_mean(share, event->peer)) return hpc_intake_refuse_second(core->engine, share, event->peer);
+        if (hpc_scheme_has_failed(core->scheme)) return 1;
+        if (is_in_mean(share, event->peer)) return hpc_intake_refuse_second(core->scheme, share, event->peer);
         return hpc_intake_empty_came(core, share, event);
     default:
         return 0;
@@ -375,112 +375,112 @@ static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
 
 static int stage_other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     if (hpc_imm_operation(event->imm) != HPC_OP_USE) return hpc_core_empty_came(core, share, event, nothing_came);
-    return share != NULL && hpc_split_action(core->engine, share) == HPC_APPLY && use_came(core, share, event);
+    return share != NULL && hpc_split_action(core->scheme, share) == HPC_APPLY && use_came(core, share, event);
 }
 
 /* ---- the worker ---- */
 
-static int may_push(hpc_engine *en, int key, const char *op) {
-    const int status = hpc_push_after(en, key, hpc_split_last_pull(en, key), op);
-    return status == HPC_OK ? hpc_outlet_may_push(en, key, op) : status;
+static int may_push(hpc_scheme *sc, int key, const char *op) {
+    const int status = hpc_push_after(sc, key, hpc_split_last_pull(sc, key), op);
+    return status == HPC_OK ? hpc_outlet_may_push(sc, key, op) : status;
 }
 
 /* An update that was left out is back in the residual by now. */
-static void end_fold(hpc_engine *en, int key) {
-    hpc_split_ask *a = hpc_split_ask_of(en, key);
-    if (a->ended == 0 || !hpc_asker_is_over(en, key)) return;
-    hpc_pieces_end_fold(en, key, a->ended - 1);
+static void end_fold(hpc_scheme *sc, int key) {
+    hpc_split_ask *a = hpc_split_ask_of(sc, key);
+    if (a->ended == 0 || !hpc_asker_is_over(sc, key)) return;
+    hpc_pieces_end_fold(sc, key, a->ended - 1);
     a->ended = 0;
 }
 
 /* A push that only its pull has been waited for may have found no quorum. */
-static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    int status = hpc_split_wait_over(en, key, l, op);
-    if (status == HPC_OK && en->keys[key].since != 0) status = hpc_outlet_note(en, key, HPC_ON_END, NULL, op);
-    if (status == HPC_OK) status = hpc_outlet_wait_slot(en, key, l, op);
-    if (status == HPC_OK) end_fold(en, key);
+static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    int status = hpc_split_wait_over(sc, key, l, op);
+    if (status == HPC_OK && sc->keys[key].since != 0) status = hpc_outlet_note(sc, key, HPC_ON_END, NULL, op);
+    if (status == HPC_OK) status = hpc_outlet_wait_slot(sc, key, l, op);
+    if (status == HPC_OK) end_fold(sc, key);
     return status;
 }
 
 /* An update that the owner's ring has no room for yet comes after its pull. */
-static int send_pull(hpc_engine *en, int s, int doubts, hpc_limit *l) {
-    const hpc_share *share = &en->layout.shares[s];
+static int send_pull(hpc_scheme *sc, int s, int doubts, hpc_limit *l) {
+    const hpc_share *share = &sc->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
-    const uint64_t updates = out == NULL ? 0 : out->sent + (out->decided < en->keys[share->key].pushes);
-    const int said = (int)hpc_split_ask_of(en, share->key)->use | (int)(updates % AFTER_UPDATES) << AFTER_SHIFT |
+    const uint64_t updates = out == NULL ? 0 : out->sent + (out->decided < sc->keys[share->key].pushes);
+    const int said = (int)hpc_split_ask_of(sc, share->key)->use | (int)(updates % AFTER_UPDATES) << AFTER_SHIFT |
                      (doubts ? DOUBTS : 0);
-    if (en->keys[share->key].at_share == 0) hpc_split_fill_args(en, share->key);
+    if (sc->keys[share->key].at_share == 0) hpc_split_fill_args(sc, share->key);
     if (out == NULL) return HPC_OK;
-    out->pulled = hpc_asker_heard(en, s);
-    return hpc_send_event(en, share->core, share->owner, en->rules[share->key].out[0], HPC_ARGS_BYTES,
-                          hpc_args_at(en, share, hpc_me(en), 0), hpc_imm(HPC_OP_USE, said, s), l);
+    out->pulled = hpc_asker_heard(sc, s);
+    return hpc_send_event(sc, share->core, share->owner, sc->rules[share->key].out[0], HPC_ARGS_BYTES,
+                          hpc_args_at(sc, share, hpc_me(sc), 0), hpc_imm(HPC_OP_USE, said, s), l);
 }
 
 /* Rows of a share are known together. */
-static double squares(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
+static double squares(const hpc_scheme *sc, int key) {
+    const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_shares; i++)
-        if (*hpc_split_squares_of(en, k->shares[i]) == HPC_SPLIT_UNKNOWN)
-            hpc_quorum_of(en)->lost = hpc_versions_of(en, key)->number;
-    return hpc_split_squares(en, key);
+        if (*hpc_split_squares_of(sc, k->shares[i]) == HPC_SPLIT_UNKNOWN)
+            hpc_quorum_of(sc)->lost = hpc_versions_of(sc, key)->number;
+    return hpc_split_squares(sc, key);
 }
 
 /* Gathers that have ended may have found no mean. */
-static void hear_gathers(hpc_engine *en) {
-    for (int key = 0; key < en->plan->n_keys && hpc_quorum_of(en)->n_gathers > 0; key++) {
-        hpc_split_ask *a = hpc_split_ask_of(en, key);
-        if (!a->gathers || !hpc_ticket_is_done(en, key, hpc_split_last_pull(en, key))) continue;
+static void hear_gathers(hpc_scheme *sc) {
+    for (int key = 0; key < sc->plan->n_keys && hpc_quorum_of(sc)->n_gathers > 0; key++) {
+        hpc_split_ask *a = hpc_split_ask_of(sc, key);
+        if (!a->gathers || !hpc_ticket_is_done(sc, key, hpc_split_last_pull(sc, key))) continue;
         a->gathers = 0;
-        hpc_quorum_of(en)->n_gathers--;
-        squares(en, key);
+        hpc_quorum_of(sc)->n_gathers--;
+        squares(sc, key);
     }
 }
 
-static int ask(hpc_engine *en, int s, hpc_limit *l) {
-    const int key = en->layout.shares[s].key, begins = en->keys[key].at_share == 0;
-    const int status = begins ? hpc_outlet_note(en, key, HPC_ON_HEAR, NULL, "pull") : HPC_OK;
+static int ask(hpc_scheme *sc, int s, hpc_limit *l) {
+    const int key = sc->layout.shares[s].key, begins = sc->keys[key].at_share == 0;
+    const int status = begins ? hpc_outlet_note(sc, key, HPC_ON_HEAR, NULL, "pull") : HPC_OK;
     if (status != HPC_OK) return status;
-    if (begins) hear_gathers(en);
-    return send_pull(en, s, hpc_quorum_of(en)->lost == hpc_versions_of(en, key)->number, l);
+    if (begins) hear_gathers(sc);
+    return send_pull(sc, s, hpc_quorum_of(sc)->lost == hpc_versions_of(sc, key)->number, l);
 }
 
 /* A mean that this rank has neither applied nor skipped is left to the others. */
-static int finish(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    hpc_pushed *k = &en->keys[key];
-    hpc_split_ask *a = hpc_split_ask_of(en, key);
+static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    hpc_pushed *k = &sc->keys[key];
+    hpc_split_ask *a = hpc_split_ask_of(sc, key);
     for (; a->keeps && k->at_share < k->n_shares; k->at_share++) {
         a->use = HPC_USE_SKIP;
-        const int status = send_pull(en, k->shares[k->at_share], 1, l);
+        const int status = send_pull(sc, k->shares[k->at_share], 1, l);
         if (status != HPC_OK) return status;
     }
     if (a->keeps) {
         k->pulls++;
         k->at_share = 0;
-        hpc_split_asked(en, key);
+        hpc_split_asked(sc, key);
     }
-    return hpc_split_wait_over(en, key, l, op);
+    return hpc_split_wait_over(sc, key, l, op);
 }
 
-static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    if (moment == HPC_ON_SENT) hpc_split_ask_of(en, key)->keeps = 1;
-    if (moment == HPC_ON_FINISH) return finish(en, key, l, op);
+static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_SENT) hpc_split_ask_of(sc, key)->keeps = 1;
+    if (moment == HPC_ON_FINISH) return finish(sc, key, l, op);
     if (moment == HPC_ON_ASKED) {
-        hpc_split_ask *a = hpc_split_ask_of(en, key);
-        hpc_quorum_of(en)->n_gathers += a->gathers = a->use == HPC_USE_GATHER;
-        hpc_split_asked(en, key);
+        hpc_split_ask *a = hpc_split_ask_of(sc, key);
+        hpc_quorum_of(sc)->n_gathers += a->gathers = a->use == HPC_USE_GATHER;
+        hpc_split_asked(sc, key);
         return HPC_OK;
     }
-    const int status = hpc_outlet_note(en, key, moment, l, op);
-    if (status == HPC_OK && moment == HPC_ON_HEAR) end_fold(en, key);
+    const int status = hpc_outlet_note(sc, key, moment, l, op);
+    if (status == HPC_OK && moment == HPC_ON_HEAR) end_fold(sc, key);
     return status;
 }
 
 /* Adds the ranks that have to say what becomes of the mean of a share, and those of sender (NOBODY: of none) that have
  * not pulled. Returns whether there is a mean. */
-static int add_silent(const hpc_engine *en, const hpc_share *share, int sender, int *ranks, int *found) {
+static int add_silent(const hpc_scheme *sc, const hpc_share *share, int sender, int *ranks, int *found) {
     int kept = 0;
-    for (int r = 0; r < en->context->group.size; r++) {
-        const int its = hpc_sender_of(en, share->key, r), in_mean = its >= 0 && is_in_mean(share, its);
+    for (int r = 0; r < sc->context->group.size; r++) {
+        const int its = hpc_sender_of(sc, share->key, r), in_mean = its >= 0 && is_in_mean(share, its);
         kept |= in_mean;
         if ((in_mean || (its >= 0 && its == sender)) && !asks(share, r)) *found = hpc_add_rank(ranks, *found, r);
     }
@@ -488,44 +488,44 @@ static int add_silent(const hpc_engine *en, const hpc_share *share, int sender, 
 }
 
 /* Silent ranks of a mean that is kept, else the ranks whose updates are missing. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    return add_silent(en, share, NOBODY, ranks, &found) ? found : hpc_outlet_missing(en, s, ticket, ranks, found);
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    return add_silent(sc, share, NOBODY, ranks, &found) ? found : hpc_outlet_missing(sc, s, ticket, ranks, found);
 }
 
 /* As far as this rank's own shares of the key tell; else the owner, and a relay alone where all owners have answered. A
  * pull also waits for the others of its group. */
-static int missing_in_groups(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    const hpc_pushed *k = &en->keys[share->key];
-    const int pulls = (ticket & HPC_PULL_TICKET) && hpc_share_has_answered(en, s, 2 * k->pushes), before = found;
-    const int group = pulls ? hpc_sender_of(en, share->key, hpc_me(en)) : NOBODY;
+static int missing_in_groups(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    const hpc_pushed *k = &sc->keys[share->key];
+    const int pulls = (ticket & HPC_PULL_TICKET) && hpc_share_has_answered(sc, s, 2 * k->pushes), before = found;
+    const int group = pulls ? hpc_sender_of(sc, share->key, hpc_me(sc)) : NOBODY;
     int owners = 0; /* that have not answered */
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *other = &en->layout.shares[k->shares[i]];
-        if (hpc_intake_of(other) != NULL) add_silent(en, other, group, ranks, &found);
-        owners |= hpc_outlet_of(other) != NULL && !hpc_share_has_answered(en, k->shares[i], ticket);
+        const hpc_share *other = &sc->layout.shares[k->shares[i]];
+        if (hpc_intake_of(other) != NULL) add_silent(sc, other, group, ranks, &found);
+        owners |= hpc_outlet_of(other) != NULL && !hpc_share_has_answered(sc, k->shares[i], ticket);
     }
     if (found > before) return found;
-    if (!pulls) return hpc_outlet_missing_in_groups(en, s, 2 * k->pushes, ranks, found);
-    if (share->owner == hpc_me(en) || (hpc_outlet_of(share) == NULL && owners)) return found;
+    if (!pulls) return hpc_outlet_missing_in_groups(sc, s, 2 * k->pushes, ranks, found);
+    if (share->owner == hpc_me(sc) || (hpc_outlet_of(share) == NULL && owners)) return found;
     return hpc_add_rank(ranks, found, share->owner);
 }
 
-static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    return !(ticket & HPC_PULL_TICKET) && hpc_groups_is_late(en, rank, key, ticket, pushes);
+static int is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    return !(ticket & HPC_PULL_TICKET) && hpc_groups_is_late(sc, rank, key, ticket, pushes);
 }
 
 /* ---- the value ---- */
 
-static int plan(hpc_engine *en, const char *op) {
+static int plan(hpc_scheme *sc, const char *op) {
     static const hpc_keeping keeping = {fold, keep, work};
-    const int status = hpc_quorum_plan(en, op);
-    hpc_quorum *q = en->own;
+    const int status = hpc_quorum_plan(sc, op);
+    hpc_quorum *q = sc->own;
     if (status != HPC_OK) return status;
     q->keeping = &keeping;
     q->split.inputs = hpc_intake_inputs;
-    return hpc_split_plan(en, &q->split, op);
+    return hpc_split_plan(sc, &q->split, op);
 }
 
 static const hpc_mean_use use = {.set_use = hpc_split_set_use, .squares = squares};

@@ -32,22 +32,22 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 /* ---- the core ---- */
 
 /* Whether the next fold of a share has all that it waits for. */
-static int is_time(const hpc_engine *en, const hpc_share *share) {
-    const hpc_work *w = hpc_first_work(en, share);
+static int is_time(const hpc_scheme *sc, const hpc_share *share) {
+    const hpc_work *w = hpc_first_work(sc, share);
     const uint64_t n = share->version + 1;
     if (hpc_clock_came(&share->clocks[share->owner]) < n) return 0;
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank;
         if (hpc_clock_came(&share->clocks[rank]) <
-            hpc_sends_until(en, share->key, hpc_clock_behind(en, n), share->owner, rank))
+            hpc_sends_until(sc, share->key, hpc_clock_behind(sc, n), share->owner, rank))
             return 0;
     }
     return 1;
 }
 
 /* Whether a model counts again until a newer one is there. */
-static int counts_again(const hpc_engine *en, const hpc_work *w) {
-    return w->rule->averages && !en->turns;
+static int counts_again(const hpc_scheme *sc, const hpc_work *w) {
+    return w->rule->averages && !sc->turns;
 }
 
 /* Chooses the updates of an input: the newest one, or every one that has not counted yet. */
@@ -57,24 +57,24 @@ static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input
     uint64_t newest = hpc_clock_came(from), first = applied + 1;
     if (in->rank == w->share->owner) newest = w->share->version + 1;
     if (in->rank == w->share->owner || w->rule->averages) first = newest;
-    if (newest == 0 || (first <= applied && !counts_again(core->engine, w))) return (hpc_taken){0, 0, 0};
+    if (newest == 0 || (first <= applied && !counts_again(core->scheme, w))) return (hpc_taken){0, 0, 0};
     return (hpc_taken){(int)(newest - first + 1), first - 1, first};
 }
 
 /* Counts each neighbour's input, and answers updates that are no longer needed. Under average the newest update is kept
  * for the next fold, so its answer waits. */
 static void end_fold(hpc_core *core, hpc_share *share) {
-    hpc_engine *en = core->engine;
-    const hpc_work *w = hpc_first_work(en, share);
-    int whole = 0, signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
+    hpc_scheme *sc = core->scheme;
+    const hpc_work *w = hpc_first_work(sc, share);
+    int whole = 0, signal = hpc_signal_applied(sc, (int)(share - sc->layout.shares));
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
         hpc_clock *from = &share->clocks[rank];
-        const uint64_t newest = hpc_clock_came(from), answered = newest - (newest > 0 && counts_again(en, w));
+        const uint64_t newest = hpc_clock_came(from), answered = newest - (newest > 0 && counts_again(sc, w));
         if (rank == share->owner) continue;
         if (newest > hpc_clock_applied(from))
-            hpc_share_count_received(en, share, rank), whole++;
-        else if (hpc_sends(en, share->key, share->version + 1, share->owner, rank))
+            hpc_share_count_received(sc, share, rank), whole++;
+        else if (hpc_sends(sc, share->key, share->version + 1, share->owner, rank))
             hpc_tally_add(newest == 0 ? &core->tally.missing : &core->tally.stale, 1);
         atomic_store_explicit(&from->applied, newest, memory_order_relaxed);
         if (answered == from->answered) continue;
@@ -88,9 +88,9 @@ static void end_fold(hpc_core *core, hpc_share *share) {
 }
 
 static int fold(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         const hpc_inputs inputs =
             hpc_row_take(core, w, taking, share->version + 1, w->rule->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
         int failed = hpc_graph_work_row(core, w, &inputs);
@@ -107,16 +107,16 @@ static int work(hpc_core *core) {
 /* ---- the worker ---- */
 
 /* Updates of steps before may still be on their way. So the phases go on as they did. */
-static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
+static void restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     (void)step;
-    en->graph->keys[w->row->key].ahead = 0;
+    sc->graph->keys[w->row->key].ahead = 0;
 }
 
 /* The in-neighbours that are too far behind. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    for (int r = 0; r < en->context->group.size; r++)
-        if (r != share->owner && hpc_graph_is_late(en, r, share->key, ticket, hpc_clock_came(&share->clocks[r])))
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    for (int r = 0; r < sc->context->group.size; r++)
+        if (r != share->owner && hpc_graph_is_late(sc, r, share->key, ticket, hpc_clock_came(&share->clocks[r])))
             found = hpc_add_rank(ranks, found, r);
     return found;
 }

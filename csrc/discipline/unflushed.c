@@ -38,12 +38,12 @@ typedef struct unflushed {
     stamp *marks;    /* by key: of the update that is being sent */
 } unflushed;
 
-static stamp *mark_of(const hpc_engine *en, int key) {
-    return &((const unflushed *)en->own)->marks[key];
+static stamp *mark_of(const hpc_scheme *sc, int key) {
+    return &((const unflushed *)sc->own)->marks[key];
 }
 
-static int has_barrier(const hpc_engine *en) {
-    return en->asked.consistency == HPC_BARRIER;
+static int has_barrier(const hpc_scheme *sc) {
+    return sc->asked.consistency == HPC_BARRIER;
 }
 
 /* An update that may be overwritten while it is read lies between marks. */
@@ -69,54 +69,54 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
+static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
     size_t most_bytes = 0, most_values = 0, most_rows = 0;
-    scratch *its = core->own = hpc_engine_take(en, 1, sizeof *its, op);
+    scratch *its = core->own = hpc_scheme_take(sc, 1, sizeof *its, op);
     if (its == NULL) return HPC_ERR_MEMORY;
     for (int s = 0; s < core->n_clocked; s++) {
         const hpc_share *share = core->clocked[s];
         size_t nbytes = 0, values = 0;
         for (int i = 0; i < share->n_rows; i++) {
-            nbytes += hpc_row_bytes(en, &en->plan->rows[share->rows[i]]);
-            values += en->plan->rows[share->rows[i]].count;
+            nbytes += hpc_row_bytes(sc, &sc->plan->rows[share->rows[i]]);
+            values += sc->plan->rows[share->rows[i]].count;
         }
         if (nbytes > most_bytes) most_bytes = nbytes;
         if (values > most_values) most_values = values;
         if ((size_t)share->n_rows > most_rows) most_rows = (size_t)share->n_rows;
     }
-    its->input = hpc_engine_take(en, most_bytes, 1, op);
-    its->sum = hpc_engine_take(en, most_values, sizeof *its->sum, op);
-    its->rows_from = hpc_engine_take(en, most_rows, sizeof *its->rows_from, op);
+    its->input = hpc_scheme_take(sc, most_bytes, 1, op);
+    its->sum = hpc_scheme_take(sc, most_values, sizeof *its->sum, op);
+    its->rows_from = hpc_scheme_take(sc, most_rows, sizeof *its->rows_from, op);
     return its->input != NULL && its->sum != NULL && its->rows_from != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-static int plan(hpc_engine *en, const char *op) {
-    return hpc_split_plan_own(en, sizeof(unflushed), op);
+static int plan(hpc_scheme *sc, const char *op) {
+    return hpc_split_plan_own(sc, sizeof(unflushed), op);
 }
 
-static int open_all(hpc_engine *en, const char *op) {
-    int status = hpc_graph_open_clocks(en, op);
-    unflushed *its = en->own;
-    its->marks = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *its->marks, op);
+static int open_all(hpc_scheme *sc, const char *op) {
+    int status = hpc_graph_open_clocks(sc, op);
+    unflushed *its = sc->own;
+    its->marks = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *its->marks, op);
     if (its->marks == NULL) return HPC_ERR_MEMORY;
-    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
+    for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++) status = open_core(sc, &sc->cores[c], op);
     return status;
 }
 
 /* ---- the core: when ---- */
 
 /* How often rank has said that it sent the key and core of a share. */
-static uint64_t said_by(const hpc_engine *en, const hpc_share *share, int rank) {
-    const size_t at = (size_t)(share - en->layout.shares) * (size_t)en->context->group.size + (size_t)rank;
-    const int signal = hpc_signal_applied(en, en->graph->siblings[at]);
-    return atomic_load_explicit(hpc_own_signal(en->window, signal), memory_order_acquire);
+static uint64_t said_by(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    const size_t at = (size_t)(share - sc->layout.shares) * (size_t)sc->context->group.size + (size_t)rank;
+    const int signal = hpc_signal_applied(sc, sc->graph->siblings[at]);
+    return atomic_load_explicit(hpc_own_signal(sc->window, signal), memory_order_acquire);
 }
 
-static int is_time(const hpc_engine *en, const hpc_share *share) {
+static int is_time(const hpc_scheme *sc, const hpc_share *share) {
     uint64_t n = share->version + 1;
     if (hpc_clock_came(&share->clocks[share->owner]) < n) return 0;
-    for (int r = 0; r < en->context->group.size && has_barrier(en); r++)
-        if (r != share->owner && said_by(en, share, r) < n) return 0;
+    for (int r = 0; r < sc->context->group.size && has_barrier(sc); r++)
+        if (r != share->owner && said_by(sc, share, r) < n) return 0;
     return 1;
 }
 
@@ -138,15 +138,15 @@ __attribute__((no_sanitize("thread"))) static uint64_t version_at(const char *ma
 
 /* Copies one neighbour's input to all rows of a share into the core's scratch: all of one version, or not whole. */
 static found read_input(hpc_core *core, hpc_share *share, int input) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     scratch *its = core->own;
-    int rank = hpc_first_work(en, share)->inputs[input].rank;
+    int rank = hpc_first_work(sc, share)->inputs[input].rank;
     uint64_t version = 0;
     char *to = its->input;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         const char *slot = w->inputs[input].slots;
-        size_t nbytes = hpc_row_bytes(en, w->row);
+        size_t nbytes = hpc_row_bytes(sc, w->row);
         uint64_t last = version_at(slot + sizeof(stamp) + nbytes);
         copy_racy(to, slot + sizeof(stamp), nbytes);
         atomic_thread_fence(memory_order_acquire);
@@ -165,17 +165,17 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
 /* Adds weight times the update at rows_from, which lies row by row, to the sum; or begins the sum with it. */
 static void add_update(hpc_core *core, const hpc_share *share, double weight, int begins) {
     static const double ones[2] = {1, 1};
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const scratch *its = core->own;
     float *sum = its->sum;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[share->rows[i]];
-        const hpc_codec *codec = en->keys[row->key].codec;
+        const hpc_row *row = &sc->plan->rows[share->rows[i]];
+        const hpc_codec *codec = sc->keys[row->key].codec;
         for (size_t at = 0; at < row->count; at += HPC_BLOCK) {
             size_t n = row->count - at < HPC_BLOCK ? row->count - at : HPC_BLOCK;
             const void *in = its->rows_from[i] + hpc_codec_span(codec, at), *both[2] = {sum + at, core->acc};
-            codec->fold(en->kernels)(begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
-            if (!begins) en->kernels->f32(sum + at, both, ones, 2, n, 0);
+            codec->fold(sc->kernels)(begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
+            if (!begins) sc->kernels->f32(sum + at, both, ones, 2, n, 0);
         }
         sum += row->count;
     }
@@ -183,30 +183,30 @@ static void add_update(hpc_core *core, const hpc_share *share, double weight, in
 
 /* The inputs of an edge to all rows: this rank's own in place, others in the copy of read_input. */
 static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_own, uint64_t n) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const scratch *its = core->own;
     const char *at = its->input;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         const hpc_input *in = &w->inputs[input];
-        its->rows_from[i] = is_own ? in->slots + (size_t)((n - 1) % (uint64_t)en->layout.depth) * in->stride : at;
-        at += hpc_row_bytes(en, w->row);
+        its->rows_from[i] = is_own ? in->slots + (size_t)((n - 1) % (uint64_t)sc->layout.depth) * in->stride : at;
+        at += hpc_row_bytes(sc, w->row);
     }
 }
 
 /* Adds the whole inputs of step n to the sum. *scale: the weights of all inputs divided by those of the ones that are
  * there. Returns 0 if all of these are empty. */
 static int add_all(hpc_core *core, hpc_share *share, uint64_t n, double *scale) {
-    hpc_engine *en = core->engine;
-    const hpc_work *first = hpc_first_work(en, share);
+    hpc_scheme *sc = core->scheme;
+    const hpc_work *first = hpc_first_work(sc, share);
     double all = 0, present = 0;
     int whole = 0, own = 0, added = 0;
     while (first->inputs[own].rank != share->owner) own++;
-    const int slot = (int)((n - 1) % (uint64_t)en->layout.depth);
+    const int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
     for (int step = 0; step <= first->row->n_in; step++) { /* this rank's own first */
         int e = step == 0 ? own : step - 1;
         if (step > 0 && e == own) continue;
-        double weight = hpc_edge_weight(en, share->key, n, share->owner, first->inputs[e].rank);
+        double weight = hpc_edge_weight(sc, share->key, n, share->owner, first->inputs[e].rank);
         if (weight == 0) continue;
         all += weight;
         found what = step > 0 ? read_input(core, share, e) : hpc_row_brings(first, slot, own) ? WHOLE : EMPTY;
@@ -219,7 +219,7 @@ static int add_all(hpc_core *core, hpc_share *share, uint64_t n, double *scale) 
         if (what == EMPTY) continue;
         find_rows(core, share, e, step == 0, n);
         add_update(core, share, weight, added++ == 0);
-        if (step > 0) hpc_share_count_received(en, share, first->inputs[e].rank);
+        if (step > 0) hpc_share_count_received(sc, share, first->inputs[e].rank);
     }
     hpc_share_count_fold(core, whole);
     *scale = all == present ? 1 : all / present;
@@ -227,25 +227,25 @@ static int add_all(hpc_core *core, hpc_share *share, uint64_t n, double *scale) 
 }
 
 static int fold(hpc_core *core, hpc_share *share) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     const scratch *its = core->own;
     double scale;
     const int any = add_all(core, share, share->version + 1, &scale);
     const char *sum = (const char *)its->sum;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         const hpc_inputs inputs = {.bases = &sum,
                                    .weights = &scale,
                                    .n = any,
                                    .codec = hpc_codec_of(HPC_F32),
-                                   .args = w->args[share->version % (uint64_t)en->layout.depth],
+                                   .args = w->args[share->version % (uint64_t)sc->layout.depth],
                                    .slot = share->version};
         int failed = hpc_graph_work_row(core, w, &inputs);
         if (failed) return failed;
         sum += w->row->count * sizeof(float);
     }
     share->version++;
-    hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), share->version);
+    hpc_share_answer(core, share->owner, hpc_signal_applied(sc, (int)(share - sc->layout.shares)), share->version);
     hpc_graph_end_fold(core, share);
     return 0;
 }
@@ -257,71 +257,71 @@ static int work(hpc_core *core) {
 /* ---- the worker ---- */
 
 /* An update that may be overwritten unread has no ACK: the last one has left when the transport says so. */
-static int wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    int status = (en->use == NULL ? hpc_push_wait_slot : hpc_split_wait_slot)(en, key, l, op);
-    return status == HPC_OK ? hpc_flush_key(en, key, l) : status;
+static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    int status = (sc->use == NULL ? hpc_push_wait_slot : hpc_split_wait_slot)(sc, key, l, op);
+    return status == HPC_OK ? hpc_flush_key(sc, key, l) : status;
 }
 
 /* Puts mark, data, mark into the neighbour's slots, read or not; the transport keeps this order. */
-static int overwrite_share(hpc_engine *en, const hpc_share *share) {
-    int me = en->context->group.rank, status = HPC_OK, owner = share->owner;
-    hpc_lane *lane = en->in_lanes[share->core];
-    stamp *its = mark_of(en, share->key);
-    const char *slot = hpc_push_slot(en, share->key);
-    const uint64_t nothing = en->keys[share->key].started & HPC_PUSH_EMPTY ? NOTHING : 0;
-    atomic_store_explicit(&its->version, (en->keys[share->key].pushes + 1) | nothing, memory_order_relaxed);
-    if (hpc_has_left(en, owner)) return HPC_OK;
+static int overwrite_share(hpc_scheme *sc, const hpc_share *share) {
+    int me = sc->context->group.rank, status = HPC_OK, owner = share->owner;
+    hpc_lane *lane = sc->in_lanes[share->core];
+    stamp *its = mark_of(sc, share->key);
+    const char *slot = hpc_push_slot(sc, share->key);
+    const uint64_t nothing = sc->keys[share->key].started & HPC_PUSH_EMPTY ? NOTHING : 0;
+    atomic_store_explicit(&its->version, (sc->keys[share->key].pushes + 1) | nothing, memory_order_relaxed);
+    if (hpc_has_left(sc, owner)) return HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
-        const hpc_row *row = &en->plan->rows[share->rows[i]];
+        const hpc_row *row = &sc->plan->rows[share->rows[i]];
         if (!hpc_row_has_input(row, me)) return HPC_OK;
-        size_t at = en->push_slot[share->rows[i]];
-        size_t data = at + sizeof *its, last = data + hpc_row_bytes(en, row);
-        status = hpc_put(lane, en->window, owner, &its->version, sizeof its->version, at);
+        size_t at = sc->push_slot[share->rows[i]];
+        size_t data = at + sizeof *its, last = data + hpc_row_bytes(sc, row);
+        status = hpc_put(lane, sc->window, owner, &its->version, sizeof its->version, at);
         hpc_end_gradient(); /* the data could overtake the stamp */
         if (status == HPC_OK && !nothing)
-            status = hpc_put(lane, en->window, owner, slot + hpc_row_from(en, row), hpc_input_bytes(en, row), data);
+            status = hpc_put(lane, sc->window, owner, slot + hpc_row_from(sc, row), hpc_input_bytes(sc, row), data);
         hpc_end_gradient(); /* and the last mark the data */
-        if (status == HPC_OK) status = hpc_put(lane, en->window, owner, &its->version, sizeof its->version, last);
+        if (status == HPC_OK) status = hpc_put(lane, sc->window, owner, &its->version, sizeof its->version, last);
     }
-    if (status == HPC_OK && !nothing) hpc_count_sent(en, share, slot);
-    return hpc_unless_left(en, owner, status);
+    if (status == HPC_OK && !nothing) hpc_count_sent(sc, share, slot);
+    return hpc_unless_left(sc, owner, status);
 }
 
-static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &en->layout.shares[s];
-    return share->owner == en->context->group.rank ? hpc_push_share(en, s, slot, l) : overwrite_share(en, share);
+static int send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &sc->layout.shares[s];
+    return share->owner == sc->context->group.rank ? hpc_push_share(sc, s, slot, l) : overwrite_share(sc, share);
 }
 
 /* BARRIER: tells every rank that this one has sent, by a lane that bulk does not keep waiting. The signals are those of
  * this rank's own shares. Both: asks for the answers to wait_slot of the next push, which come while the trainer
  * computes. */
-static int pushed(hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
-    int me = en->context->group.rank, size = en->context->group.size, status = HPC_OK;
-    for (int i = 0; i < k->n_shares * size && status == HPC_OK && has_barrier(en); i++) {
+static int pushed(hpc_scheme *sc, int key) {
+    const hpc_pushed *k = &sc->keys[key];
+    int me = sc->context->group.rank, size = sc->context->group.size, status = HPC_OK;
+    for (int i = 0; i < k->n_shares * size && status == HPC_OK && has_barrier(sc); i++) {
         int s = k->shares[i / size], r = i % size;
-        if (en->layout.shares[s].owner != me || r == me) continue;
+        if (sc->layout.shares[s].owner != me || r == me) continue;
         status = hpc_unless_left(
-            en, r, hpc_put_signal(en->context->acks, en->window, r, NULL, 0, 0, hpc_signal_applied(en, s), k->pushes));
+            sc, r, hpc_put_signal(sc->context->acks, sc->window, r, NULL, 0, 0, hpc_signal_applied(sc, s), k->pushes));
     }
-    if (status == HPC_OK) hpc_ask_flushed(en, key);
+    if (status == HPC_OK) hpc_ask_flushed(sc, key);
     return status;
 }
 
-static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    const int status = en->use == NULL ? HPC_OK : hpc_split_note(en, key, moment, l, op);
-    return status == HPC_OK && moment == HPC_ON_SENT ? pushed(en, key) : status;
+static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    const int status = sc->use == NULL ? HPC_OK : hpc_split_note(sc, key, moment, l, op);
+    return status == HPC_OK && moment == HPC_ON_SENT ? pushed(sc, key) : status;
 }
 
-static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
+static int is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
     (void)rank;
-    return has_barrier(en) && pushes < hpc_push_of(en, key, ticket);
+    return has_barrier(sc) && pushes < hpc_push_of(sc, key, ticket);
 }
 
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    for (int r = 0; r < en->context->group.size && has_barrier(en); r++)
-        if (r != share->owner && said_by(en, share, r) < hpc_push_of(en, share->key, ticket))
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    for (int r = 0; r < sc->context->group.size && has_barrier(sc); r++)
+        if (r != share->owner && said_by(sc, share, r) < hpc_push_of(sc, share->key, ticket))
             found = hpc_add_rank(ranks, found, r);
     return found;
 }

@@ -51,16 +51,16 @@ typedef struct hpc_updates {
     int levels;            /* a publish is under way */
 } hpc_updates;
 
-static inline hpc_updates *hpc_updates_of(const hpc_engine *en) {
-    return en->own;
+static inline hpc_updates *hpc_updates_of(const hpc_scheme *sc) {
+    return sc->own;
 }
 
-static inline hpc_versions *hpc_versions_of(const hpc_engine *en, const hpc_work *w) {
-    return &hpc_updates_of(en)->rows[w - en->work];
+static inline hpc_versions *hpc_versions_of(const hpc_scheme *sc, const hpc_work *w) {
+    return &hpc_updates_of(sc)->rows[w - sc->work];
 }
 
-static inline hpc_work *hpc_share_row(const hpc_engine *en, const hpc_share *share, int i) {
-    return &en->work[en->work_of[share->rows[i]]];
+static inline hpc_work *hpc_share_row(const hpc_scheme *sc, const hpc_share *share, int i) {
+    return &sc->work[sc->work_of[share->rows[i]]];
 }
 
 static inline hpc_row_part hpc_row_part_of(const hpc_plan *plan, const hpc_row *row) {
@@ -70,22 +70,22 @@ static inline hpc_row_part hpc_row_part_of(const hpc_plan *plan, const hpc_row *
     return to != NULL && to->action == HPC_FORWARD && to->n_in > 1 ? HPC_ROW_GATHERS : HPC_ROW_SUMS;
 }
 
-static inline int hpc_share_forwards(const hpc_engine *en, const hpc_share *share) {
-    return en->plan->rows[share->rows[0]].action == HPC_FORWARD;
+static inline int hpc_share_forwards(const hpc_scheme *sc, const hpc_share *share) {
+    return sc->plan->rows[share->rows[0]].action == HPC_FORWARD;
 }
 
 /* Whether a share that applies keeps a master, and nobody's parameters. */
-static inline int hpc_share_keeps(const hpc_engine *en, const hpc_share *share) {
-    return en->plan->rows[share->rows[0]].n_out == 0;
+static inline int hpc_share_keeps(const hpc_scheme *sc, const hpc_share *share) {
+    return sc->plan->rows[share->rows[0]].n_out == 0;
 }
 
-static inline size_t hpc_by_rank(const hpc_engine *en, int key, int rank) {
-    return (size_t)key * (size_t)en->context->group.size + (size_t)rank;
+static inline size_t hpc_by_rank(const hpc_scheme *sc, int key, int rank) {
+    return (size_t)key * (size_t)sc->context->group.size + (size_t)rank;
 }
 
 /* The clock of rank when it had made n pushes. */
-static inline uint64_t hpc_clock_at(const hpc_engine *en, int key, int rank, uint64_t n) {
-    return n - hpc_updates_of(en)->base[hpc_by_rank(en, key, rank)];
+static inline uint64_t hpc_clock_at(const hpc_scheme *sc, int key, int rank, uint64_t n) {
+    return n - hpc_updates_of(sc)->base[hpc_by_rank(sc, key, rank)];
 }
 
 static inline uint64_t hpc_version_at(const _Atomic uint64_t *version) {
@@ -98,23 +98,23 @@ static inline uint64_t hpc_pushes_from(const hpc_work *w, int input) {
 }
 
 /* The clock that an input of a row that sums or gathers has reached: all ranks of a host have pushed equally often. */
-static inline uint64_t hpc_input_clock(const hpc_engine *en, const hpc_work *w, int input) {
-    return hpc_clock_at(en, w->row->key, w->inputs[input].lowest, hpc_pushes_from(w, input));
+static inline uint64_t hpc_input_clock(const hpc_scheme *sc, const hpc_work *w, int input) {
+    return hpc_clock_at(sc, w->row->key, w->inputs[input].lowest, hpc_pushes_from(w, input));
 }
 
 /* The version that a row below a sum has applied, as far as it tells. */
-static inline uint64_t hpc_version_told(const hpc_engine *en, int row) {
-    const int s = en->layout.share_of[row];
-    const hpc_receiver *own = en->layout.shares[s].own; /* NULL: it is another rank's */
-    return hpc_version_at(own != NULL ? &own->version : hpc_own_signal(en->window, hpc_signal_applied(en, s)));
+static inline uint64_t hpc_version_told(const hpc_scheme *sc, int row) {
+    const int s = sc->layout.share_of[row];
+    const hpc_receiver *own = sc->layout.shares[s].own; /* NULL: it is another rank's */
+    return hpc_version_at(own != NULL ? &own->version : hpc_own_signal(sc->window, hpc_signal_applied(sc, s)));
 }
 
 /* ---- updates_core.c ---- */
 
 /* The number of the last push of a sender (hpc_sender_of); UINT64_MAX while it may push more. */
-uint64_t hpc_last_push(const hpc_engine *en, int key, int sender);
+uint64_t hpc_last_push(const hpc_scheme *sc, int key, int sender);
 /* Whether a row below a sum tells, as its rank has closed or only keeps a master, and has not told a version yet. */
-int hpc_has_not_told(const hpc_engine *en, int row, uint64_t version);
+int hpc_has_not_told(const hpc_scheme *sc, int row, uint64_t version);
 
 /* Slots of the discipline. */
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot);

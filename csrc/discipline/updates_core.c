@@ -9,75 +9,75 @@
 #include "engine/core.h"
 #include "engine/forward.h"
 
-static uint64_t depth_of(const hpc_engine *en) {
-    return (uint64_t)en->layout.depth;
+static uint64_t depth_of(const hpc_scheme *sc) {
+    return (uint64_t)sc->layout.depth;
 }
 
 static int has_failed(const hpc_core *core) {
-    return hpc_engine_has_failed(core->engine);
+    return hpc_scheme_has_failed(core->scheme);
 }
 
 /* The note of version number n that comes to a row, counted from 0. */
-static const hpc_version_note *note_of(const hpc_engine *en, const hpc_work *w, uint64_t n) {
-    const char *slot = w->inputs[0].slots + (size_t)(n % depth_of(en)) * w->inputs[0].stride;
-    return (const hpc_version_note *)(const void *)(slot + hpc_row_bytes(en, w->row));
+static const hpc_version_note *note_of(const hpc_scheme *sc, const hpc_work *w, uint64_t n) {
+    const char *slot = w->inputs[0].slots + (size_t)(n % depth_of(sc)) * w->inputs[0].stride;
+    return (const hpc_version_note *)(const void *)(slot + hpc_row_bytes(sc, w->row));
 }
 
 /* Puts a version's note to the rows that get the version next, by the lane of the forward that follows. */
 static void send_note(hpc_core *core, const hpc_work *w, const hpc_version_note *note, uint64_t slot) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     for (int o = 0; o < w->n_outputs; o++) {
-        const hpc_row *to = &en->plan->rows[w->outputs[o].row];
-        const size_t at = w->outputs[o].offset + (size_t)slot * hpc_slot_stride(en, to) + hpc_row_bytes(en, to);
-        hpc_core_check_put(core, hpc_put(core->out, en->window, w->outputs[o].rank, note, sizeof *note, at));
+        const hpc_row *to = &sc->plan->rows[w->outputs[o].row];
+        const size_t at = w->outputs[o].offset + (size_t)slot * hpc_slot_stride(sc, to) + hpc_row_bytes(sc, to);
+        hpc_core_check_put(core, hpc_put(core->out, sc->window, w->outputs[o].rank, note, sizeof *note, at));
     }
 }
 
 /* ---- sums ---- */
 
-static uint64_t last_of_rank(const hpc_engine *en, int key, int rank) {
-    if (hpc_updates_of(en)->levels) return hpc_updates_of(en)->last[hpc_by_rank(en, key, rank)];
-    return hpc_closed_signal(en, rank) != 0 ? hpc_closing_count(en, rank, key) : UINT64_MAX;
+static uint64_t last_of_rank(const hpc_scheme *sc, int key, int rank) {
+    if (hpc_updates_of(sc)->levels) return hpc_updates_of(sc)->last[hpc_by_rank(sc, key, rank)];
+    return hpc_closed_signal(sc, rank) != 0 ? hpc_closing_count(sc, rank, key) : UINT64_MAX;
 }
 
 /* The ranks of a host push equally often: they bring as much as one that has closed. */
-uint64_t hpc_last_push(const hpc_engine *en, int key, int sender) {
-    uint64_t least = last_of_rank(en, key, sender);
-    for (int r = sender + 1; r < en->context->group.size && en->group_of != NULL; r++) {
-        const uint64_t last = hpc_sender_of(en, key, r) == sender ? last_of_rank(en, key, r) : UINT64_MAX;
+uint64_t hpc_last_push(const hpc_scheme *sc, int key, int sender) {
+    uint64_t least = last_of_rank(sc, key, sender);
+    for (int r = sender + 1; r < sc->context->group.size && sc->group_of != NULL; r++) {
+        const uint64_t last = hpc_sender_of(sc, key, r) == sender ? last_of_rank(sc, key, r) : UINT64_MAX;
         if (last < least) least = last;
     }
     return least;
 }
 
 /* The version that may be closed: the smallest clock of those from which more may come; else the largest of all. */
-static uint64_t closes_at(const hpc_engine *en, const hpc_work *w) {
+static uint64_t closes_at(const hpc_scheme *sc, const hpc_work *w) {
     uint64_t least = UINT64_MAX, most = 0;
     for (int e = 0; e < w->row->n_in; e++) {
-        const uint64_t n = hpc_pushes_from(w, e), clock = hpc_input_clock(en, w, e);
+        const uint64_t n = hpc_pushes_from(w, e), clock = hpc_input_clock(sc, w, e);
         if (clock > most) most = clock;
-        if (clock < least && n < hpc_last_push(en, w->row->key, w->inputs[e].lowest)) least = clock;
+        if (clock < least && n < hpc_last_push(sc, w->row->key, w->inputs[e].lowest)) least = clock;
     }
     return least < UINT64_MAX ? least : most;
 }
 
-int hpc_has_not_told(const hpc_engine *en, int row, uint64_t version) {
-    const hpc_row *below = &en->plan->rows[row];
-    const int tells = below->n_out == 0 || hpc_closed_signal(en, below->owner) != 0;
-    return tells && hpc_version_told(en, row) < version;
+int hpc_has_not_told(const hpc_scheme *sc, int row, uint64_t version) {
+    const hpc_row *below = &sc->plan->rows[row];
+    const int tells = below->n_out == 0 || hpc_closed_signal(sc, below->owner) != 0;
+    return tells && hpc_version_told(sc, row) < version;
 }
 
 /* The version that receivers must have told before the next one is sent and the sum after it begun; 0: any. */
-static uint64_t waits_for(const hpc_engine *en, const hpc_versions *its) {
-    if (its->came + 2 <= depth_of(en)) return 0;
-    const uint64_t freed = its->notes[(its->came + 1) % depth_of(en)].version;
+static uint64_t waits_for(const hpc_scheme *sc, const hpc_versions *its) {
+    if (its->came + 2 <= depth_of(sc)) return 0;
+    const uint64_t freed = its->notes[(its->came + 1) % depth_of(sc)].version;
     for (int i = 0; i < its->n_below; i++)
-        if (hpc_has_not_told(en, its->below[i], freed)) return freed;
+        if (hpc_has_not_told(sc, its->below[i], freed)) return freed;
     return 0;
 }
 
 static int has_to_wait(hpc_core *core, hpc_versions *its) {
-    const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->engine, its);
+    const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->scheme, its);
     atomic_store_explicit(&its->waits, now, memory_order_relaxed);
     core->n_parked += (now > 0) - (before > 0);
     return now > 0;
@@ -85,12 +85,12 @@ static int has_to_wait(hpc_core *core, hpc_versions *its) {
 
 /* Whether the arguments of rank's push for a version differ from those before. The first ones begin args. */
 static int args_differ(hpc_core *core, const hpc_work *w, uint64_t version, int rank, double *args, int *first) {
-    hpc_engine *en = core->engine;
-    const uint64_t before = version - 1 + hpc_updates_of(en)->base[hpc_by_rank(en, w->row->key, rank)];
-    const double *theirs = hpc_args_of(en, w->share, rank, (int)(before % depth_of(en)));
+    hpc_scheme *sc = core->scheme;
+    const uint64_t before = version - 1 + hpc_updates_of(sc)->base[hpc_by_rank(sc, w->row->key, rank)];
+    const double *theirs = hpc_args_of(sc, w->share, rank, (int)(before % depth_of(sc)));
     for (int a = 1; a < HPC_RULE_ARGS && *first >= 0; a++) {
         if (theirs[a] == args[a]) continue;
-        hpc_args_differ(en, w, a, version, (const int[]){rank, *first}, (const double[]){theirs[a], args[a]});
+        hpc_args_differ(sc, w, a, version, (const int[]){rank, *first}, (const double[]){theirs[a], args[a]});
         return 1;
     }
     if (*first < 0) memcpy(args, theirs, HPC_ARGS_BYTES);
@@ -101,36 +101,36 @@ static int args_differ(hpc_core *core, const hpc_work *w, uint64_t version, int 
 /* args gets the rule's arguments for a version, from the workers that have made the push of that number. Returns 0 if
  * two of these workers give different arguments: the exchange fails. */
 static int take_args(hpc_core *core, const hpc_work *w, uint64_t version, double *args) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     for (int e = 0, first = -1; e < w->row->n_in; e++) {
         const hpc_input *in = &w->inputs[e];
-        const int end = in->forwarded < 0 ? in->lowest + 1 : en->context->group.size;
-        if (hpc_input_clock(en, w, e) < version) continue;
+        const int end = in->forwarded < 0 ? in->lowest + 1 : sc->context->group.size;
+        if (hpc_input_clock(sc, w, e) < version) continue;
         for (int r = in->lowest; r < end; r++)
-            if (hpc_sender_of(en, w->row->key, r) == in->lowest && args_differ(core, w, version, r, args, &first))
+            if (hpc_sender_of(sc, w->row->key, r) == in->lowest && args_differ(core, w, version, r, args, &first))
                 return 0;
     }
     return 1;
 }
 
 /* Whether a state was set in the present publish, which has none of the open version: all receivers leave it out. */
-static int is_left_out(const hpc_engine *en, const hpc_work *w) {
-    const hpc_versions *its = hpc_versions_of(en, w);
-    for (int i = 0; i < its->n_below && hpc_updates_of(en)->levels; i++)
-        if (en->work_of[its->below[i]] >= 0) return hpc_versions_of(en, &en->work[en->work_of[its->below[i]]])->was_set;
+static int is_left_out(const hpc_scheme *sc, const hpc_work *w) {
+    const hpc_versions *its = hpc_versions_of(sc, w);
+    for (int i = 0; i < its->n_below && hpc_updates_of(sc)->levels; i++)
+        if (sc->work_of[its->below[i]] >= 0) return hpc_versions_of(sc, &sc->work[sc->work_of[its->below[i]]])->was_set;
     return 0;
 }
 
-static void begin_next(const hpc_engine *en, hpc_work *w) {
-    hpc_versions *its = hpc_versions_of(en, w);
+static void begin_next(const hpc_scheme *sc, hpc_work *w) {
+    hpc_versions *its = hpc_versions_of(sc, w);
     its->came++;
-    if (w->encoded == NULL) w->acc = (float *)(void *)(w->leaving + its->came % depth_of(en) * w->leaving_stride);
+    if (w->encoded == NULL) w->acc = (float *)(void *)(w->leaving + its->came % depth_of(sc) * w->leaving_stride);
 }
 
 /* Sends what has been added, of so many updates, and begins the next sum. Nonzero when the exchange has failed. */
 static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *args) {
-    hpc_versions *its = hpc_versions_of(core->engine, w);
-    const uint64_t slot = its->came % depth_of(core->engine);
+    hpc_versions *its = hpc_versions_of(core->scheme, w);
+    const uint64_t slot = its->came % depth_of(core->scheme);
     const hpc_inputs inputs = {.bases = core->bases,
                                .weights = core->base_weights,
                                .n = n_updates,
@@ -140,18 +140,18 @@ static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *ar
                                .slot = slot};
     if (w->encoded != NULL) w->encoded = w->leaving + slot * w->leaving_stride;
     if (hpc_row_work(core, w, &inputs) != 0) return -1;
-    begin_next(core->engine, w);
+    begin_next(core->scheme, w);
     return 0;
 }
 
 /* Sends the sum of the open version, if it can be closed. Returns how many were sent. */
 static int close_version(hpc_core *core, hpc_work *w) {
-    const hpc_engine *en = core->engine;
-    hpc_versions *its = hpc_versions_of(en, w);
-    const uint64_t version = closes_at(en, w), slot = its->came % depth_of(en);
+    const hpc_scheme *sc = core->scheme;
+    hpc_versions *its = hpc_versions_of(sc, w);
+    const uint64_t version = closes_at(sc, w), slot = its->came % depth_of(sc);
     hpc_version_note *note = &its->notes[slot];
     if (version <= atomic_load_explicit(&its->version, memory_order_relaxed) || has_to_wait(core, its)) return 0;
-    if (is_left_out(en, w)) its->n_open = 0;
+    if (is_left_out(sc, w)) its->n_open = 0;
     note->version = version;
     note->n_updates = (uint64_t)its->n_open;
     if (!take_args(core, w, version, note->args)) return 0;
@@ -160,14 +160,14 @@ static int close_version(hpc_core *core, hpc_work *w) {
     if (send_sum(core, w, its->n_open, note->args) != 0) return 0;
     its->n_open = 0;
     atomic_store_explicit(&its->version, version, memory_order_release);
-    if (hpc_updates_of(en)->levels) hpc_bell_ring(en->context->group.bell);
+    if (hpc_updates_of(sc)->levels) hpc_bell_ring(sc->context->group.bell);
     return 1;
 }
 
 /* Sends nothing in the place of a host's sum. */
 static void send_nothing(hpc_core *core, hpc_work *w) {
     hpc_forward_empty(core, w);
-    begin_next(core->engine, w);
+    begin_next(core->scheme, w);
 }
 
 /* Folds the updates of a host's ranks in the order of its inputs, when one of each is there, be it empty. */
@@ -186,8 +186,8 @@ static void gather(hpc_core *core, hpc_work *w, int slot, int input, int how) {
 
 /* The next update of a sender has come, or (how) the word that there is none this time, which counts as one. */
 static void update_came(hpc_core *core, hpc_work *w, int input, int how) {
-    hpc_versions *its = hpc_versions_of(core->engine, w);
-    const int slot = (int)(hpc_pushes_from(w, input) % depth_of(core->engine));
+    hpc_versions *its = hpc_versions_of(core->scheme, w);
+    const int slot = (int)(hpc_pushes_from(w, input) % depth_of(core->scheme));
     const int adds = its->part == HPC_ROW_SUMS && how == HPC_CAME;
     if (has_failed(core) || (adds && hpc_row_add(core, w, slot, input, its->n_open == 0) != 0)) return;
     its->n_open += adds ? w->inputs[input].updates : 0;
@@ -202,17 +202,17 @@ static void update_came(hpc_core *core, hpc_work *w, int input, int how) {
 /* ---- receivers ---- */
 
 static void tell_sources(hpc_core *core, const hpc_share *share) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_receiver *its = share->own;
     const uint64_t version = hpc_version_at(&its->version);
     for (int i = 0; i < its->n_sources; i++)
-        hpc_share_answer(core, its->sources[i], hpc_signal_applied(en, (int)(share - en->layout.shares)), version);
+        hpc_share_answer(core, its->sources[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), version);
     atomic_store_explicit(&its->told, version, memory_order_release); /* the worker may leave now */
-    hpc_bell_ring(en->context->group.bell); /* this rank's own rows, and its settle or publish */
+    hpc_bell_ring(sc->context->group.bell); /* this rank's own rows, and its settle or publish */
 }
 
 static int work_version(hpc_core *core, hpc_work *w, const hpc_version_note *note, uint64_t n) {
-    hpc_inputs inputs = hpc_row_inputs(core, w, (int)(n % depth_of(core->engine)), -1);
+    hpc_inputs inputs = hpc_row_inputs(core, w, (int)(n % depth_of(core->scheme)), -1);
     inputs.args = note->args;
     inputs.n_updates = (int)note->n_updates;
     return hpc_row_work(core, w, &inputs);
@@ -220,30 +220,30 @@ static int work_version(hpc_core *core, hpc_work *w, const hpc_version_note *not
 
 /* The slot of a version that is passed on is free again when that of every row below is. */
 static void pass_on(hpc_core *core, hpc_work *w) {
-    hpc_versions *row = hpc_versions_of(core->engine, w);
-    const hpc_version_note *note = note_of(core->engine, w, row->applied);
-    send_note(core, w, note, row->applied % depth_of(core->engine));
+    hpc_versions *row = hpc_versions_of(core->scheme, w);
+    const hpc_version_note *note = note_of(core->scheme, w, row->applied);
+    send_note(core, w, note, row->applied % depth_of(core->scheme));
     work_version(core, w, note, row->applied++);
 }
 
 /* Whether a state was set, which has none of the versions up to the publish. A row that only keeps a master takes
  * versions as they come, also before that publish. */
-static int leaves_out(const hpc_engine *en, const hpc_work *w) {
-    return hpc_versions_of(en, w)->was_set && (hpc_updates_of(en)->levels || hpc_share_keeps(en, w->share));
+static int leaves_out(const hpc_scheme *sc, const hpc_work *w) {
+    return hpc_versions_of(sc, w)->was_set && (hpc_updates_of(sc)->levels || hpc_share_keeps(sc, w->share));
 }
 
 /* Applies versions that have come to the row: all up to version most, and beyond that until the row has the version
  * that its worker needs. Of versions that close at once only the last one is sent, so a version may be larger than
  * most. A row that was set skips versions that are older than its parameters. */
 static void catch_up(hpc_core *core, hpc_work *w, uint64_t most) {
-    const hpc_engine *en = core->engine;
-    hpc_versions *row = hpc_versions_of(en, w);
+    const hpc_scheme *sc = core->scheme;
+    hpc_versions *row = hpc_versions_of(sc, w);
     hpc_receiver *its = w->share->own;
     while (row->applied < row->came && !has_failed(core)) {
-        const hpc_version_note *note = note_of(en, w, row->applied);
+        const hpc_version_note *note = note_of(sc, w, row->applied);
         const uint64_t before = atomic_load_explicit(&row->version, memory_order_relaxed);
         if (note->version > most && before >= its->need) return;
-        if (note->n_updates > 0 && !leaves_out(en, w) && work_version(core, w, note, row->applied) != 0) return;
+        if (note->n_updates > 0 && !leaves_out(sc, w) && work_version(core, w, note, row->applied) != 0) return;
         row->applied++;
         atomic_store_explicit(&row->version, note->version, memory_order_relaxed);
         its->behind -= before < its->need && note->version >= its->need;
@@ -251,46 +251,46 @@ static void catch_up(hpc_core *core, hpc_work *w, uint64_t most) {
 }
 
 static void catch_up_all(hpc_core *core, const hpc_share *share, uint64_t most) {
-    for (int i = 0; i < share->n_rows; i++) catch_up(core, hpc_share_row(core->engine, share, i), most);
+    for (int i = 0; i < share->n_rows; i++) catch_up(core, hpc_share_row(core->scheme, share, i), most);
 }
 
 /* The version that the row which is behind most has applied, or (came) that has come to all rows. */
-static uint64_t least_version(const hpc_engine *en, const hpc_share *share, int came) {
+static uint64_t least_version(const hpc_scheme *sc, const hpc_share *share, int came) {
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = hpc_share_row(en, share, i);
-        const hpc_versions *row = hpc_versions_of(en, w);
+        const hpc_work *w = hpc_share_row(sc, share, i);
+        const hpc_versions *row = hpc_versions_of(sc, w);
         const uint64_t version = came && row->came > row->applied
-                                     ? note_of(en, w, row->came - 1)->version
+                                     ? note_of(sc, w, row->came - 1)->version
                                      : atomic_load_explicit(&row->version, memory_order_relaxed);
         if (version < least) least = version;
     }
     return least;
 }
 
-static void set_need(const hpc_engine *en, const hpc_share *share, uint64_t need) {
+static void set_need(const hpc_scheme *sc, const hpc_share *share, uint64_t need) {
     hpc_receiver *its = share->own;
     its->need = need;
     its->behind = 0;
     for (int i = 0; i < share->n_rows; i++)
-        its->behind += atomic_load_explicit(&hpc_versions_of(en, hpc_share_row(en, share, i))->version,
+        its->behind += atomic_load_explicit(&hpc_versions_of(sc, hpc_share_row(sc, share, i))->version,
                                             memory_order_relaxed) < need;
 }
 
 /* No row is behind what is needed: answers, after it has applied all versions that have come to all rows. */
 static void reached(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_receiver *its = share->own;
-    if (!its->runs) catch_up_all(core, share, least_version(en, share, 1));
+    if (!its->runs) catch_up_all(core, share, least_version(sc, share, 1));
     if (has_failed(core)) return;
-    atomic_store_explicit(&its->version, least_version(en, share, 0), memory_order_release);
+    atomic_store_explicit(&its->version, least_version(sc, share, 0), memory_order_release);
     if (its->runs) {
-        set_need(en, share, hpc_version_at(&its->version) + 1);
+        set_need(sc, share, hpc_version_at(&its->version) + 1);
         tell_sources(core, share);
         return;
     }
     its->answered = its->asked;
-    hpc_share_answer(core, share->owner, hpc_signal_applied(en, (int)(share - en->layout.shares)), its->asked);
+    hpc_share_answer(core, share->owner, hpc_signal_applied(sc, (int)(share - sc->layout.shares)), its->asked);
 }
 
 static uint64_t applies_to(const hpc_receiver *its) {
@@ -312,8 +312,8 @@ static void take(hpc_core *core, hpc_work *w) {
 
 /* Returns 0 if it is not the next one, or if its slot is not free. */
 static int version_came(hpc_core *core, hpc_work *w, int slot) {
-    hpc_versions *row = hpc_versions_of(core->engine, w);
-    const uint64_t depth = depth_of(core->engine);
+    hpc_versions *row = hpc_versions_of(core->scheme, w);
+    const uint64_t depth = depth_of(core->scheme);
     if (has_failed(core)) return 1;
     if ((uint64_t)slot != row->came % depth || row->came - row->applied >= depth) return 0;
     row->came++;
@@ -328,26 +328,26 @@ static int version_came(hpc_core *core, hpc_work *w, int slot) {
 /* ---- slots of the discipline ---- */
 
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
-    const hpc_versions *its = hpc_versions_of(core->engine, w);
+    const hpc_versions *its = hpc_versions_of(core->scheme, w);
     if (its->part != HPC_ROW_SUMS && its->part != HPC_ROW_GATHERS) return version_came(core, w, slot);
-    if ((uint64_t)slot != hpc_pushes_from(w, input) % depth_of(core->engine)) return 0; /* not its sender's next */
+    if ((uint64_t)slot != hpc_pushes_from(w, input) % depth_of(core->scheme)) return 0; /* not its sender's next */
     update_came(core, w, input, HPC_CAME);
     return 1;
 }
 
 static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
-    const hpc_row_part part = hpc_versions_of(core->engine, w)->part;
+    const hpc_row_part part = hpc_versions_of(core->scheme, w)->part;
     (void)slot;
     if (part == HPC_ROW_SUMS || part == HPC_ROW_GATHERS) update_came(core, w, input, HPC_CAME_EMPTY);
 }
 
 /* This rank has pushed once more. */
 static int pull_came(hpc_core *core, hpc_share *share, int rank) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     hpc_receiver *its = share->own;
     if (rank != share->owner || its == NULL || its->runs) return 0;
     its->asked++;
-    set_need(en, share, hpc_clock_behind(en, hpc_clock_at(en, share->key, rank, its->asked)));
+    set_need(sc, share, hpc_clock_behind(sc, hpc_clock_at(sc, share->key, rank, its->asked)));
     go_on(core, share);
     return 1;
 }
@@ -359,20 +359,20 @@ int hpc_updates_other_came(hpc_core *core, hpc_share *share, const hpc_event *ev
 
 /* Versions may close when a worker has closed or a receiver has told, and in a publish. */
 int hpc_updates_work(hpc_core *core) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     int n = 0;
-    if (!hpc_core_sees_closed(core) && core->n_parked == 0 && !hpc_updates_of(en)->levels) return 0;
-    for (int i = 0; i < en->n_work; i++)
-        if (en->work[i].row->core == core->index && hpc_updates_of(en)->rows[i].part == HPC_ROW_SUMS)
-            n += close_version(core, &en->work[i]);
+    if (!hpc_core_sees_closed(core) && core->n_parked == 0 && !hpc_updates_of(sc)->levels) return 0;
+    for (int i = 0; i < sc->n_work; i++)
+        if (sc->work[i].row->core == core->index && hpc_updates_of(sc)->rows[i].part == HPC_ROW_SUMS)
+            n += close_version(core, &sc->work[i]);
     return n;
 }
 
 void hpc_updates_run(hpc_core *core, hpc_share *share, int on) {
     hpc_receiver *its = share->own;
-    its->runs = on || hpc_share_keeps(core->engine, share);
+    its->runs = on || hpc_share_keeps(core->scheme, share);
     if (!on) return;
-    set_need(core->engine, share, hpc_version_at(&its->version) + 1);
+    set_need(core->scheme, share, hpc_version_at(&its->version) + 1);
     go_on(core, share);
     tell_sources(core, share);
 }

@@ -184,28 +184,28 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- open ---- */
 
-static int row_sums(const hpc_engine *en, int row) {
-    return hpc_row_part_of(en->plan, &en->plan->rows[row]) == HPC_ROW_SUMS;
+static int row_sums(const hpc_scheme *sc, int row) {
+    return hpc_row_part_of(sc->plan, &sc->plan->rows[row]) == HPC_ROW_SUMS;
 }
 
-static int find_hosts(hpc_engine *en, const char *op) {
+static int find_hosts(hpc_scheme *sc, const char *op) {
     int some = 0;
-    for (int i = 0; i < en->plan->n_rows; i++) some |= hpc_row_part_of(en->plan, &en->plan->rows[i]) == HPC_ROW_GATHERS;
-    return some ? hpc_groups_find_in(en, row_sums, op) : HPC_OK;
+    for (int i = 0; i < sc->plan->n_rows; i++) some |= hpc_row_part_of(sc->plan, &sc->plan->rows[i]) == HPC_ROW_GATHERS;
+    return some ? hpc_groups_find_in(sc, row_sums, op) : HPC_OK;
 }
 
-static int open_sum(hpc_engine *en, hpc_work *w, const char *op) {
-    hpc_versions *its = hpc_versions_of(en, w);
-    const size_t depth = (size_t)en->layout.depth;
-    w->leaving_stride = (hpc_output_bytes(en, w->row) + 63) / 64 * 64;
-    w->leaving = hpc_engine_take(en, depth, w->leaving_stride, op);
+static int open_sum(hpc_scheme *sc, hpc_work *w, const char *op) {
+    hpc_versions *its = hpc_versions_of(sc, w);
+    const size_t depth = (size_t)sc->layout.depth;
+    w->leaving_stride = (hpc_output_bytes(sc, w->row) + 63) / 64 * 64;
+    w->leaving = hpc_scheme_take(sc, depth, w->leaving_stride, op);
     w->acc = (float *)(void *)w->leaving;
     if (!w->out_codec->plain) {
         w->encoded = w->leaving;
-        w->acc = hpc_engine_take(en, (size_t)w->row->count, sizeof *w->acc, op);
+        w->acc = hpc_scheme_take(sc, (size_t)w->row->count, sizeof *w->acc, op);
     }
-    w->taken = hpc_engine_take(en, (size_t)w->row->n_in, sizeof *w->taken, op);
-    its->notes = hpc_engine_take(en, depth, sizeof *its->notes, op);
+    w->taken = hpc_scheme_take(sc, (size_t)w->row->n_in, sizeof *w->taken, op);
+    its->notes = hpc_scheme_take(sc, depth, sizeof *its->notes, op);
     return w->leaving != NULL && w->acc != NULL && w->taken != NULL && its->notes != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
@@ -223,16 +223,16 @@ static int find_below(const hpc_plan *plan, int row, int *rows, int n) {
     return n;
 }
 
-static int open_row(hpc_engine *en, hpc_work *w, const char *op) {
-    hpc_versions *its = hpc_versions_of(en, w);
-    its->part = hpc_row_part_of(en->plan, w->row);
+static int open_row(hpc_scheme *sc, hpc_work *w, const char *op) {
+    hpc_versions *its = hpc_versions_of(sc, w);
+    its->part = hpc_row_part_of(sc->plan, w->row);
     if (its->part == HPC_ROW_APPLIES) return HPC_OK;
-    if (its->part == HPC_ROW_GATHERS) return open_sum(en, w, op);
-    its->n_below = find_below(en->plan, w->index, NULL, 0);
-    its->below = hpc_engine_take(en, (size_t)its->n_below, sizeof *its->below, op);
+    if (its->part == HPC_ROW_GATHERS) return open_sum(sc, w, op);
+    its->n_below = find_below(sc->plan, w->index, NULL, 0);
+    its->below = hpc_scheme_take(sc, (size_t)its->n_below, sizeof *its->below, op);
     if (its->below == NULL) return HPC_ERR_MEMORY;
-    find_below(en->plan, w->index, its->below, 0);
-    return its->part == HPC_ROW_SUMS ? open_sum(en, w, op) : HPC_OK;
+    find_below(sc->plan, w->index, its->below, 0);
+    return its->part == HPC_ROW_SUMS ? open_sum(sc, w, op) : HPC_OK;
 }
 
 /* Adds the other ranks by whose rows a version comes to a row, up to the one that sums. */
@@ -244,77 +244,77 @@ static void add_sources(const hpc_plan *plan, int row, hpc_receiver *its) {
     }
 }
 
-static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
-    if (share->owner != en->context->group.rank || hpc_share_forwards(en, share)) return HPC_OK;
-    hpc_receiver *its = share->own = hpc_engine_take(en, 1, sizeof *its, op);
+static int open_share(hpc_scheme *sc, hpc_share *share, const char *op) {
+    if (share->owner != sc->context->group.rank || hpc_share_forwards(sc, share)) return HPC_OK;
+    hpc_receiver *its = share->own = hpc_scheme_take(sc, 1, sizeof *its, op);
     if (its == NULL) return HPC_ERR_MEMORY;
-    its->sources = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *its->sources, op);
+    its->sources = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *its->sources, op);
     if (its->sources == NULL) return HPC_ERR_MEMORY;
-    for (int i = 0; i < share->n_rows; i++) add_sources(en->plan, share->rows[i], its);
-    its->runs = hpc_share_keeps(en, share);
+    for (int i = 0; i < share->n_rows; i++) add_sources(sc->plan, share->rows[i], its);
+    its->runs = hpc_share_keeps(sc, share);
     its->need = 1;
     its->behind = share->n_rows;
     return HPC_OK;
 }
 
-static int open_all(hpc_engine *en, const char *op) {
-    const size_t keys = (size_t)en->plan->n_keys;
-    hpc_updates *its = en->own = hpc_engine_take(en, 1, sizeof *its, op);
+static int open_all(hpc_scheme *sc, const char *op) {
+    const size_t keys = (size_t)sc->plan->n_keys;
+    hpc_updates *its = sc->own = hpc_scheme_take(sc, 1, sizeof *its, op);
     if (its == NULL) return HPC_ERR_MEMORY;
-    its->rows = hpc_engine_take(en, (size_t)en->n_work, sizeof *its->rows, op);
-    its->base = hpc_engine_take(en, 2 * keys * (size_t)en->context->group.size, sizeof *its->base, op);
-    its->goal = hpc_engine_take(en, keys, sizeof *its->goal, op);
-    its->counted = hpc_engine_take(en, keys, sizeof *its->counted, op);
+    its->rows = hpc_scheme_take(sc, (size_t)sc->n_work, sizeof *its->rows, op);
+    its->base = hpc_scheme_take(sc, 2 * keys * (size_t)sc->context->group.size, sizeof *its->base, op);
+    its->goal = hpc_scheme_take(sc, keys, sizeof *its->goal, op);
+    its->counted = hpc_scheme_take(sc, keys, sizeof *its->counted, op);
     if (its->rows == NULL || its->base == NULL || its->goal == NULL || its->counted == NULL) return HPC_ERR_MEMORY;
-    int status = hpc_slots_open(en, op);
-    its->last = its->base + keys * (size_t)en->context->group.size;
-    for (int i = 0; i < en->n_work && status == HPC_OK; i++) status = open_row(en, &en->work[i], op);
-    for (int s = 0; s < en->layout.n_shares && status == HPC_OK; s++)
-        status = open_share(en, &en->layout.shares[s], op);
+    int status = hpc_slots_open(sc, op);
+    its->last = its->base + keys * (size_t)sc->context->group.size;
+    for (int i = 0; i < sc->n_work && status == HPC_OK; i++) status = open_row(sc, &sc->work[i], op);
+    for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++)
+        status = open_share(sc, &sc->layout.shares[s], op);
     return status;
 }
 
 /* ---- the worker ---- */
 
 /* Sends the update to rows that forward, and tells the receiver of this rank that there was one. */
-static int send_share(hpc_engine *en, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &en->layout.shares[s];
-    if (hpc_share_forwards(en, share)) return hpc_push_share(en, s, slot, l);
-    if (hpc_share_keeps(en, share) || share->owner != en->context->group.rank) return HPC_OK;
-    return hpc_send_event(en, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, s), l);
+static int send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &sc->layout.shares[s];
+    if (hpc_share_forwards(sc, share)) return hpc_push_share(sc, s, slot, l);
+    if (hpc_share_keeps(sc, share) || share->owner != sc->context->group.rank) return HPC_OK;
+    return hpc_send_event(sc, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, s), l);
 }
 
 /* The version of this rank's parameters of a key. */
-static uint64_t version_of_key(const hpc_engine *en, int key) {
-    const hpc_pushed *k = &en->keys[key];
+static uint64_t version_of_key(const hpc_scheme *sc, int key) {
+    const hpc_pushed *k = &sc->keys[key];
     uint64_t least = k->n_awaited > 0 ? UINT64_MAX : 0;
     for (int i = 0; i < k->n_awaited; i++) {
-        const hpc_receiver *its = en->layout.shares[k->awaited[i]].own;
+        const hpc_receiver *its = sc->layout.shares[k->awaited[i]].own;
         const uint64_t version = hpc_version_at(&its->version);
         if (version < least) least = version;
     }
     return least;
 }
 
-static uint64_t own_clock(const hpc_engine *en, int key, uint64_t pushes) {
-    return hpc_clock_at(en, key, en->context->group.rank, pushes);
+static uint64_t own_clock(const hpc_scheme *sc, int key, uint64_t pushes) {
+    return hpc_clock_at(sc, key, sc->context->group.rank, pushes);
 }
 
-static void ended(hpc_engine *en, int key) {
-    const uint64_t pushes = en->keys[key].pushes, clock = own_clock(en, key, pushes), version = version_of_key(en, key);
-    uint64_t *counted = &hpc_updates_of(en)->counted[key];
-    if (*counted != pushes) hpc_count_begun(en, clock > version ? clock - version : 0);
+static void ended(hpc_scheme *sc, int key) {
+    const uint64_t pushes = sc->keys[key].pushes, clock = own_clock(sc, key, pushes), version = version_of_key(sc, key);
+    uint64_t *counted = &hpc_updates_of(sc)->counted[key];
+    if (*counted != pushes) hpc_count_begun(sc, clock > version ? clock - version : 0);
     *counted = pushes;
 }
 
 /* ---- the ranks that a wait waits for ---- */
 
 /* Adds the ranks for which a row of this rank lacks something. goal: a version. ranks NULL: counts only. */
-typedef int lack(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n);
+typedef int lack(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n);
 
-static int lacking(const hpc_engine *en, int key, lack *of, uint64_t goal, int *ranks, int n) {
-    for (int i = 0; i < en->n_work; i++)
-        if (en->work[i].row->key == key) n = of(en, &en->work[i], goal, ranks, n);
+static int lacking(const hpc_scheme *sc, int key, lack *of, uint64_t goal, int *ranks, int n) {
+    for (int i = 0; i < sc->n_work; i++)
+        if (sc->work[i].row->key == key) n = of(sc, &sc->work[i], goal, ranks, n);
     return n;
 }
 
@@ -323,129 +323,129 @@ static int note_rank(int *ranks, int n, int rank) {
 }
 
 /* The rank from which versions come to a row that applies: this one, where it has the sum. */
-static int source_of(const hpc_engine *en, const hpc_work *w) {
-    const hpc_row *from = &en->plan->rows[w->row->in[0].row];
-    const int own = from->owner == w->row->owner && hpc_row_part_of(en->plan, from) == HPC_ROW_PASSES_ON;
-    return own ? en->plan->rows[from->in[0].row].owner : from->owner;
+static int source_of(const hpc_scheme *sc, const hpc_work *w) {
+    const hpc_row *from = &sc->plan->rows[w->row->in[0].row];
+    const int own = from->owner == w->row->owner && hpc_row_part_of(sc->plan, from) == HPC_ROW_PASSES_ON;
+    return own ? sc->plan->rows[from->in[0].row].owner : from->owner;
 }
 
 /* The ranks that have not forwarded what a row needs for a version: to one that sums the updates of a host, to one that
  * applies the version. */
-static int silent_sources(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
-    const hpc_versions *its = hpc_versions_of(en, w);
+static int silent_sources(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    const hpc_versions *its = hpc_versions_of(sc, w);
     for (int e = 0; e < w->row->n_in && its->part == HPC_ROW_SUMS; e++)
-        if (w->inputs[e].forwarded >= 0 && w->inputs[e].rank != w->row->owner && hpc_input_clock(en, w, e) < goal)
+        if (w->inputs[e].forwarded >= 0 && w->inputs[e].rank != w->row->owner && hpc_input_clock(sc, w, e) < goal)
             n = note_rank(ranks, n, w->inputs[e].rank);
-    if (its->part != HPC_ROW_APPLIES || source_of(en, w) == w->row->owner) return n;
-    return atomic_load_explicit(&its->version, memory_order_relaxed) < goal ? note_rank(ranks, n, source_of(en, w)) : n;
+    if (its->part != HPC_ROW_APPLIES || source_of(sc, w) == w->row->owner) return n;
+    return atomic_load_explicit(&its->version, memory_order_relaxed) < goal ? note_rank(ranks, n, source_of(sc, w)) : n;
 }
 
 /* The ranks whose receivers have closed or keep masters, and hold up a version of a row that sums. */
-static int full_receivers(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
-    const hpc_versions *its = hpc_versions_of(en, w);
+static int full_receivers(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    const hpc_versions *its = hpc_versions_of(sc, w);
     const uint64_t version = atomic_load_explicit(&its->waits, memory_order_relaxed);
     (void)goal;
     for (int b = 0; b < its->n_below && version > 0; b++) {
-        const int rank = en->plan->rows[its->below[b]].owner;
-        if (rank != w->row->owner && hpc_has_not_told(en, its->below[b], version)) n = note_rank(ranks, n, rank);
+        const int rank = sc->plan->rows[its->below[b]].owner;
+        if (rank != w->row->owner && hpc_has_not_told(sc, its->below[b], version)) n = note_rank(ranks, n, rank);
     }
     return n;
 }
 
 /* In a publish: the workers whose last pushes have not come, and sources. */
-static int not_level(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
-    for (int e = 0; e < w->row->n_in && hpc_versions_of(en, w)->part <= HPC_ROW_SUMS; e++)
-        if (hpc_pushes_from(w, e) < hpc_last_push(en, w->row->key, w->inputs[e].lowest))
+static int not_level(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    for (int e = 0; e < w->row->n_in && hpc_versions_of(sc, w)->part <= HPC_ROW_SUMS; e++)
+        if (hpc_pushes_from(w, e) < hpc_last_push(sc, w->row->key, w->inputs[e].lowest))
             n = note_rank(ranks, n, w->inputs[e].rank);
-    return silent_sources(en, w, goal, ranks, n);
+    return silent_sources(sc, w, goal, ranks, n);
 }
 
 /* In close: the ranks whose receivers have not told a version, and the source of one here that has not. */
-static int untold(const hpc_engine *en, const hpc_work *w, uint64_t goal, int *ranks, int n) {
-    const hpc_versions *its = hpc_versions_of(en, w);
+static int untold(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
+    const hpc_versions *its = hpc_versions_of(sc, w);
     const hpc_receiver *receiver = w->share->own;
     for (int b = 0; b < its->n_below; b++)
-        if (hpc_version_told(en, its->below[b]) < goal) n = note_rank(ranks, n, en->plan->rows[its->below[b]].owner);
-    if (receiver != NULL && hpc_version_at(&receiver->told) < goal) n = note_rank(ranks, n, source_of(en, w));
+        if (hpc_version_told(sc, its->below[b]) < goal) n = note_rank(ranks, n, sc->plan->rows[its->below[b]].owner);
+    if (receiver != NULL && hpc_version_at(&receiver->told) < goal) n = note_rank(ranks, n, source_of(sc, w));
     return n;
 }
 
 /* Whether updates of rank are missing here: in a row of this rank, for a version up to need. */
-static int is_missing_here(const hpc_engine *en, int key, int rank, uint64_t need) {
-    for (int i = 0; i < en->n_work; i++) {
-        const hpc_work *w = &en->work[i];
+static int is_missing_here(const hpc_scheme *sc, int key, int rank, uint64_t need) {
+    for (int i = 0; i < sc->n_work; i++) {
+        const hpc_work *w = &sc->work[i];
         const int e = w->row->key == key ? hpc_row_input_of(w, rank, 0) : -1;
-        if (e >= 0 && hpc_input_clock(en, w, e) < need) return 1;
+        if (e >= 0 && hpc_input_clock(sc, w, e) < need) return 1;
     }
     return 0;
 }
 
 /* Whether an open worker has pushed fewer than need times. One whose count cannot be read has if its updates are
  * missing here, or if it left without a word. */
-static int is_slow(const hpc_engine *en, int key, int rank, uint64_t need, uint64_t pushes) {
-    if (pushes != UINT64_MAX) return hpc_clock_at(en, key, rank, pushes) < need;
-    return is_missing_here(en, key, rank, need) || hpc_has_left(en, rank);
+static int is_slow(const hpc_scheme *sc, int key, int rank, uint64_t need, uint64_t pushes) {
+    if (pushes != UINT64_MAX) return hpc_clock_at(sc, key, rank, pushes) < need;
+    return is_missing_here(sc, key, rank, need) || hpc_has_left(sc, rank);
 }
 
-static int slow_workers(const hpc_engine *en, int key, uint64_t need, int *ranks) {
+static int slow_workers(const hpc_scheme *sc, int key, uint64_t need, int *ranks) {
     int n = 0;
-    for (int r = 0; r < en->context->group.size; r++)
-        if (r != en->context->group.rank && hpc_pushes_key(en, r, key) && hpc_closed_signal(en, r) == 0 &&
-            is_slow(en, key, r, need, hpc_pushes_of(en, r, key)))
+    for (int r = 0; r < sc->context->group.size; r++)
+        if (r != sc->context->group.rank && hpc_pushes_key(sc, r, key) && hpc_closed_signal(sc, r) == 0 &&
+            is_slow(sc, key, r, need, hpc_pushes_of(sc, r, key)))
             n = hpc_add_rank(ranks, n, r);
     return n;
 }
 
-static int or_own_core(const hpc_engine *en, int *ranks, int n) {
-    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank);
+static int or_own_core(const hpc_scheme *sc, int *ranks, int n) {
+    return n > 0 ? n : hpc_add_rank(ranks, n, sc->context->group.rank);
 }
 
-static int missing_for(const hpc_engine *en, int key, uint64_t need, int *ranks) {
-    int n = slow_workers(en, key, need, ranks);
-    if (n == 0) n = lacking(en, key, full_receivers, need, ranks, n);
-    if (n == 0) n = lacking(en, key, silent_sources, need, ranks, n);
-    return or_own_core(en, ranks, n);
+static int missing_for(const hpc_scheme *sc, int key, uint64_t need, int *ranks) {
+    int n = slow_workers(sc, key, need, ranks);
+    if (n == 0) n = lacking(sc, key, full_receivers, need, ranks, n);
+    if (n == 0) n = lacking(sc, key, silent_sources, need, ranks, n);
+    return or_own_core(sc, ranks, n);
 }
 
-static uint64_t need_of(const hpc_engine *en, int key, uint64_t ticket) {
-    return hpc_clock_behind(en, own_clock(en, key, ticket / 2));
+static uint64_t need_of(const hpc_scheme *sc, int key, uint64_t ticket) {
+    return hpc_clock_behind(sc, own_clock(sc, key, ticket / 2));
 }
 
 /* One that has closed counts in no version, but its host folds no later push. */
-static int is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    if (hpc_closed_signal(en, rank) != 0) return hpc_groups_is_late(en, rank, key, ticket, pushes);
-    return is_slow(en, key, rank, need_of(en, key, ticket), pushes);
+static int is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    if (hpc_closed_signal(sc, rank) != 0) return hpc_groups_is_late(sc, rank, key, ticket, pushes);
+    return is_slow(sc, key, rank, need_of(sc, key, ticket), pushes);
 }
 
 /* A forward comes first; else the sources of all rows of the key are missing, whichever of its shares it is. */
-static int missing(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    const hpc_share *share = &en->layout.shares[s];
-    const uint64_t need = need_of(en, share->key, ticket);
-    for (int i = 0; i < share->n_rows && hpc_share_forwards(en, share); i++)
-        found = full_receivers(en, hpc_share_row(en, share, i), need, ranks, found);
-    return found > 0 || hpc_share_forwards(en, share) ? found
-                                                      : lacking(en, share->key, silent_sources, need, ranks, found);
+static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    const hpc_share *share = &sc->layout.shares[s];
+    const uint64_t need = need_of(sc, share->key, ticket);
+    for (int i = 0; i < share->n_rows && hpc_share_forwards(sc, share); i++)
+        found = full_receivers(sc, hpc_share_row(sc, share, i), need, ranks, found);
+    return found > 0 || hpc_share_forwards(sc, share) ? found
+                                                      : lacking(sc, share->key, silent_sources, need, ranks, found);
 }
 
 /* ---- settle, publish, close ---- */
 
 /* The receivers of this rank of a key (-1: of all) apply what comes from here on (on), or only what the worker asks
  * for. */
-static void let_run(hpc_engine *en, int key, int on) {
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_share *share = &en->layout.shares[s];
+static void let_run(hpc_scheme *sc, int key, int on) {
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        hpc_share *share = &sc->layout.shares[s];
         if (share->own == NULL || (key >= 0 && share->key != key)) continue;
-        hpc_core_pause(&en->cores[share->core]);
-        hpc_updates_run(&en->cores[share->core], share, on);
-        hpc_core_resume(&en->cores[share->core]);
+        hpc_core_pause(&sc->cores[share->core]);
+        hpc_updates_run(&sc->cores[share->core], share, on);
+        hpc_core_resume(&sc->cores[share->core]);
     }
 }
 
 /* Whether the rows of this rank have the goal of a key (-1: each that of its own key). */
-static int have_goals(const hpc_engine *en, int key) {
-    const hpc_updates *its = hpc_updates_of(en);
-    for (int i = 0; i < en->n_work; i++) {
-        const hpc_work *w = &en->work[i];
+static int have_goals(const hpc_scheme *sc, int key) {
+    const hpc_updates *its = hpc_updates_of(sc);
+    for (int i = 0; i < sc->n_work; i++) {
+        const hpc_work *w = &sc->work[i];
         const hpc_receiver *receiver = w->share->own;
         const _Atomic uint64_t *version = receiver != NULL ? &receiver->version : &its->rows[i].version;
         if (its->rows[i].part == HPC_ROW_PASSES_ON) continue; /* all ranks wait for the rows below it */
@@ -456,30 +456,30 @@ static int have_goals(const hpc_engine *en, int key) {
 }
 
 /* As hpc_lacking: for the goal of a key in settle, of all keys in a publish. */
-static int lacks_goals(const hpc_engine *en, int key, int *ranks) {
-    const hpc_updates *its = hpc_updates_of(en);
+static int lacks_goals(const hpc_scheme *sc, int key, int *ranks) {
+    const hpc_updates *its = hpc_updates_of(sc);
     int n = 0;
-    if (ranks == NULL) return !have_goals(en, key);
-    if (key >= 0) return missing_for(en, key, its->goal[key], ranks);
-    for (int k = 0; k < en->plan->n_keys; k++) n = lacking(en, k, not_level, its->goal[k], ranks, n);
+    if (ranks == NULL) return !have_goals(sc, key);
+    if (key >= 0) return missing_for(sc, key, its->goal[key], ranks);
+    for (int k = 0; k < sc->plan->n_keys; k++) n = lacking(sc, k, not_level, its->goal[k], ranks, n);
     return n;
 }
 
 /* Waits until this rank has applied a version with its last push. No later version can come meanwhile. */
-static int settle(hpc_engine *en, int key, hpc_limit *l, const char *op) {
-    hpc_updates_of(en)->goal[key] = own_clock(en, key, en->keys[key].pushes);
-    let_run(en, key, 1);
-    const int status = hpc_wait_lacking(en, key, lacks_goals, l, op);
-    let_run(en, key, 0);
+static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
+    hpc_updates_of(sc)->goal[key] = own_clock(sc, key, sc->keys[key].pushes);
+    let_run(sc, key, 1);
+    const int status = hpc_wait_lacking(sc, key, lacks_goals, l, op);
+    let_run(sc, key, 0);
     return status;
 }
 
 /* The largest clock that a worker of a key reaches, where all have said that they push no more for now. */
-static uint64_t last_version(const hpc_engine *en, int key) {
+static uint64_t last_version(const hpc_scheme *sc, int key) {
     uint64_t most = 0;
-    for (int r = 0; r < en->context->group.size; r++) {
-        if (!hpc_pushes_key(en, r, key) || hpc_sender_of(en, key, r) != r) continue;
-        const uint64_t clock = hpc_clock_at(en, key, r, hpc_last_push(en, key, r));
+    for (int r = 0; r < sc->context->group.size; r++) {
+        if (!hpc_pushes_key(sc, r, key) || hpc_sender_of(sc, key, r) != r) continue;
+        const uint64_t clock = hpc_clock_at(sc, key, r, hpc_last_push(sc, key, r));
         if (clock > most) most = clock;
     }
     return most;
@@ -487,68 +487,68 @@ static uint64_t last_version(const hpc_engine *en, int key) {
 
 /* Begins or ends a publish, with all cores of this rank paused; inline, one pause holds all. Begun, each key has a
  * goal; ended well, all workers go on from that clock. */
-static void set_levels(hpc_engine *en, int levels, int goes_on) {
-    hpc_updates *its = hpc_updates_of(en);
-    const int n = en->inline_progress && en->n_own_cores > 0 ? 1 : en->n_own_cores;
-    for (int c = 0; c < n; c++) hpc_core_pause(&en->cores[c]);
+static void set_levels(hpc_scheme *sc, int levels, int goes_on) {
+    hpc_updates *its = hpc_updates_of(sc);
+    const int n = sc->inline_progress && sc->n_own_cores > 0 ? 1 : sc->n_own_cores;
+    for (int c = 0; c < n; c++) hpc_core_pause(&sc->cores[c]);
     its->levels = levels;
-    for (int i = 0; i < en->n_work && !levels; i++) its->rows[i].was_set = 0;
-    for (int k = 0; k < en->plan->n_keys; k++) {
-        if (levels) its->goal[k] = last_version(en, k);
-        for (int r = 0; r < en->context->group.size && goes_on; r++)
-            its->base[hpc_by_rank(en, k, r)] = its->last[hpc_by_rank(en, k, r)] - its->goal[k];
+    for (int i = 0; i < sc->n_work && !levels; i++) its->rows[i].was_set = 0;
+    for (int k = 0; k < sc->plan->n_keys; k++) {
+        if (levels) its->goal[k] = last_version(sc, k);
+        for (int r = 0; r < sc->context->group.size && goes_on; r++)
+            its->base[hpc_by_rank(sc, k, r)] = its->last[hpc_by_rank(sc, k, r)] - its->goal[k];
     }
-    for (int c = 0; c < n; c++) hpc_core_resume(&en->cores[c]);
+    for (int c = 0; c < n; c++) hpc_core_resume(&sc->cores[c]);
 }
 
 /* Ranks whose updates are gathered have to go on from one push. All ranks see the same. */
-static int check_hosts(const hpc_engine *en, const char *op) {
-    const uint64_t *last = hpc_updates_of(en)->last;
-    for (int k = 0; k < en->plan->n_keys; k++)
-        for (int r = 0; r < en->context->group.size && en->group_of != NULL; r++) {
-            const int lowest = hpc_sender_of(en, k, r);
-            if (lowest < 0 || last[hpc_by_rank(en, k, r)] == last[hpc_by_rank(en, k, lowest)]) continue;
+static int check_hosts(const hpc_scheme *sc, const char *op) {
+    const uint64_t *last = hpc_updates_of(sc)->last;
+    for (int k = 0; k < sc->plan->n_keys; k++)
+        for (int r = 0; r < sc->context->group.size && sc->group_of != NULL; r++) {
+            const int lowest = hpc_sender_of(sc, k, r);
+            if (lowest < 0 || last[hpc_by_rank(sc, k, r)] == last[hpc_by_rank(sc, k, lowest)]) continue;
             return hpc_fail(HPC_ERR_INVALID, op,
                             "%s: rank %d has pushed key %s %llu times and rank %d %llu times: ranks of a host push "
                             "equally often under %s",
-                            op, lowest, en->plan->keys[k].name, (unsigned long long)last[hpc_by_rank(en, k, lowest)], r,
-                            (unsigned long long)last[hpc_by_rank(en, k, r)], en->discipline->name);
+                            op, lowest, sc->plan->keys[k].name, (unsigned long long)last[hpc_by_rank(sc, k, lowest)], r,
+                            (unsigned long long)last[hpc_by_rank(sc, k, r)], sc->discipline->name);
         }
     return HPC_OK;
 }
 
 /* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
  * Nothing is under way on any rank, and no rank pushes before the publish has ended. */
-static int level(hpc_engine *en, hpc_limit *l, const char *op) {
-    int status = hpc_clocks_learn_pushes(en, hpc_updates_of(en)->last, op, l->deadline);
-    if (status == HPC_OK) status = check_hosts(en, op);
+static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
+    int status = hpc_clocks_learn_pushes(sc, hpc_updates_of(sc)->last, op, l->deadline);
+    if (status == HPC_OK) status = check_hosts(sc, op);
     if (status != HPC_OK) return status;
-    set_levels(en, 1, 0);
-    let_run(en, -1, 1);
-    status = hpc_context_agree(en->context, op, hpc_wait_lacking(en, -1, lacks_goals, l, op), l->deadline);
-    let_run(en, -1, 0);
-    set_levels(en, 0, status == HPC_OK);
+    set_levels(sc, 1, 0);
+    let_run(sc, -1, 1);
+    status = hpc_context_agree(sc->context, op, hpc_wait_lacking(sc, -1, lacks_goals, l, op), l->deadline);
+    let_run(sc, -1, 0);
+    set_levels(sc, 0, status == HPC_OK);
     return status;
 }
 
-static void restored(hpc_engine *en, const hpc_work *w, uint64_t step) {
+static void restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     (void)step;
-    hpc_versions_of(en, w)->was_set = 1;
+    hpc_versions_of(sc, w)->was_set = 1;
 }
 
-static int note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    if (moment == HPC_ON_END) ended(en, key);
-    if (moment == HPC_ON_CLOSE) let_run(en, -1, 1);
-    if (moment == HPC_ON_SETTLE) return settle(en, key, l, op);
-    return moment == HPC_ON_PUBLISH ? level(en, l, op) : HPC_OK;
+static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    if (moment == HPC_ON_END) ended(sc, key);
+    if (moment == HPC_ON_CLOSE) let_run(sc, -1, 1);
+    if (moment == HPC_ON_SETTLE) return settle(sc, key, l, op);
+    return moment == HPC_ON_PUBLISH ? level(sc, l, op) : HPC_OK;
 }
 
 /* A receiver counts until it has told the last version: its sources wait for the news, and after close this rank may be
  * gone before its core has told them. */
-static int outstanding(const hpc_engine *en, int *ranks) {
+static int outstanding(const hpc_scheme *sc, int *ranks) {
     int n = 0;
-    for (int k = 0; k < en->plan->n_keys && (ranks != NULL || n == 0); k++)
-        n = lacking(en, k, untold, last_version(en, k), ranks, n);
+    for (int k = 0; k < sc->plan->n_keys && (ranks != NULL || n == 0); k++)
+        n = lacking(sc, k, untold, last_version(sc, k), ranks, n);
     return n;
 }
 

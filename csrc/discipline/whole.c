@@ -12,8 +12,8 @@
 
 /* All rows of the share are folded: its inputs have been read, its outputs are written. */
 static void answer_all(hpc_core *core, hpc_share *share) {
-    const hpc_engine *en = core->engine;
-    int signal = hpc_signal_applied(en, (int)(share - en->layout.shares));
+    const hpc_scheme *sc = core->scheme;
+    int signal = hpc_signal_applied(sc, (int)(share - sc->layout.shares));
     hpc_whole_begin_next(share);
     for (int i = 0; i < share->n_members; i++) hpc_share_answer(core, share->members[i], signal, share->version);
 }
@@ -35,7 +35,7 @@ static void work(hpc_core *core, hpc_work *w, int slot) {
 static void work_present(hpc_core *core, hpc_work *w, int slot) {
     const hpc_inputs inputs = hpc_row_present(core, w, slot);
     int failed = 0;
-    if (inputs.n == 0 && w->encoder != NULL) hpc_pieces_settle(core->engine, w, &core->packing);
+    if (inputs.n == 0 && w->encoder != NULL) hpc_pieces_settle(core->scheme, w, &core->packing);
     if (inputs.n > 0)
         failed = hpc_whole_work(core, w, &inputs);
     else
@@ -46,8 +46,8 @@ static void work_present(hpc_core *core, hpc_work *w, int slot) {
 }
 
 static void count(hpc_core *core, hpc_work *w, int slot, int input, int how) {
-    if (hpc_engine_has_failed(core->engine) || !hpc_row_count_as(core, w, slot, input, how)) return;
-    if (core->engine->asked.split)
+    if (hpc_scheme_has_failed(core->scheme) || !hpc_row_count_as(core, w, slot, input, how)) return;
+    if (core->scheme->asked.split)
         work_present(core, w, slot);
     else
         work(core, w, slot);
@@ -55,7 +55,7 @@ static void count(hpc_core *core, hpc_work *w, int slot, int input, int how) {
 
 /* All rows of the share have made as many folds: no sender is further. */
 void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input) {
-    count(core, w, (int)(w->share->version % (uint64_t)core->engine->layout.depth), input, HPC_CAME_EMPTY);
+    count(core, w, (int)(w->share->version % (uint64_t)core->scheme->layout.depth), input, HPC_CAME_EMPTY);
 }
 
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
@@ -65,9 +65,9 @@ int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-int hpc_whole_missing(const hpc_engine *en, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n) {
-    for (int i = 0; i < share->n_rows && n < en->context->group.size; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+int hpc_whole_missing(const hpc_scheme *sc, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n) {
+    for (int i = 0; i < share->n_rows && n < sc->context->group.size; i++) {
+        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         if (atomic_load_explicit(&w->folded, memory_order_relaxed) >= fold) continue;
         const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
         for (int e = 0; e < w->row->n_in; e++)
@@ -77,13 +77,13 @@ int hpc_whole_missing(const hpc_engine *en, const hpc_share *share, int slot, ui
     return n;
 }
 
-int hpc_whole_slot(const hpc_engine *en, uint64_t ticket) {
-    return (int)((ticket / 2 + (uint64_t)en->layout.depth - 1) % (uint64_t)en->layout.depth);
+int hpc_whole_slot(const hpc_scheme *sc, uint64_t ticket) {
+    return (int)((ticket / 2 + (uint64_t)sc->layout.depth - 1) % (uint64_t)sc->layout.depth);
 }
 
 /* Forwards and relays count their own folds. */
-int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found) {
-    return hpc_whole_missing(en, &en->layout.shares[s], hpc_whole_slot(en, ticket), hpc_share_next_fold(en, s), ranks,
+int hpc_whole_missing_in(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
+    return hpc_whole_missing(sc, &sc->layout.shares[s], hpc_whole_slot(sc, ticket), hpc_share_next_fold(sc, s), ranks,
                              found);
 }
 

@@ -14,8 +14,8 @@ int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input);
 
 /* hpc_pace.is_late: each push needs as many of every rank. */
-static inline int hpc_whole_is_late(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes) {
-    (void)en, (void)rank, (void)key;
+static inline int hpc_whole_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
+    (void)sc, (void)rank, (void)key;
     return !(ticket & HPC_PULL_TICKET) && pushes < ticket / 2;
 }
 
@@ -34,11 +34,11 @@ static inline int hpc_whole_work(hpc_core *core, hpc_work *w, const hpc_inputs *
 }
 
 /* The slot of the push of a ticket. */
-int hpc_whole_slot(const hpc_engine *en, uint64_t ticket);
+int hpc_whole_slot(const hpc_scheme *sc, uint64_t ticket);
 /* Adds the ranks that have not sent inputs to a slot of a share of this rank's own; returns the number of ranks. fold:
  * the number of the fold that waits for them; rows that have made it are left out. UINT64_MAX: no row is. */
-int hpc_whole_missing(const hpc_engine *en, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n);
+int hpc_whole_missing(const hpc_scheme *sc, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n);
 /* hpc_gate.missing of a push to servers. */
-int hpc_whole_missing_in(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
+int hpc_whole_missing_in(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found);
 
 #endif

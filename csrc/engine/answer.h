@@ -3,10 +3,10 @@
 #ifndef HPC_ANSWER_H
 #define HPC_ANSWER_H
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 
-/* Records the failure that ends the exchange; the first one counts. hpc_engine_check tells the other ranks. */
-void hpc_engine_fail(hpc_engine *en, int status, const char *why);
+/* Records the failure that ends the exchange; the first one counts. hpc_scheme_check tells the other ranks. */
+void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why);
 
 /* Ends the exchange if status says that a put has failed. A worker that is gone needs no answer: ranks that wait for it
  * find out by themselves. */
@@ -19,10 +19,10 @@ void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nby
                            uint64_t value);
 
 /* Counts the bytes of rank's inputs to a share as received. hpc_row_count_received does it by rows instead. */
-void hpc_share_count_received(const hpc_engine *en, const hpc_share *share, int rank);
+void hpc_share_count_received(const hpc_scheme *sc, const hpc_share *share, int rank);
 /* Counts a fold of a share whose n inputs of others were all whole. */
 void hpc_share_count_fold(hpc_core *core, int n);
 /* Makes room for these counts, for as many inputs as the rows of this rank have, less those that do not count. */
-int hpc_share_open_counts(hpc_engine *en, int less, const char *op);
+int hpc_share_open_counts(hpc_scheme *sc, int less, const char *op);
 
 #endif

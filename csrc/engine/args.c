@@ -10,50 +10,50 @@
 #include "engine/stages.h"
 #include "kernel/rule.h"
 
-static double *place_of(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
-    return (double *)(void *)(hpc_own_part(en) + hpc_args_at(en, share, rank, slot));
+static double *place_of(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
+    return (double *)(void *)(hpc_own_part(sc) + hpc_args_at(sc, share, rank, slot));
 }
 
-int hpc_args_open(hpc_engine *en, const char *op) {
-    size_t depth = (size_t)en->layout.depth;
-    int ranks = en->own_args ? 1 : en->context->group.size;
-    for (int k = 0; k < en->plan->n_keys; k++) {
-        hpc_key_rule *its = &en->rules[k];
+int hpc_args_open(hpc_scheme *sc, const char *op) {
+    size_t depth = (size_t)sc->layout.depth;
+    int ranks = sc->own_args ? 1 : sc->context->group.size;
+    for (int k = 0; k < sc->plan->n_keys; k++) {
+        hpc_key_rule *its = &sc->rules[k];
         its->out = calloc(depth, sizeof *its->out);
         if (its->out == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
     }
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        if (share->owner != en->context->group.rank) continue;
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        const hpc_share *share = &sc->layout.shares[s];
+        if (share->owner != sc->context->group.rank) continue;
         for (int r = 0; r < ranks; r++)
-            for (int slot = 0; slot < en->layout.depth; slot++)
-                memcpy(place_of(en, share, r, slot), en->rules[share->key].rule.args, HPC_ARGS_BYTES);
+            for (int slot = 0; slot < sc->layout.depth; slot++)
+                memcpy(place_of(sc, share, r, slot), sc->rules[share->key].rule.args, HPC_ARGS_BYTES);
     }
-    en->args_asked = calloc((size_t)en->layout.n_cores + 1, sizeof *en->args_asked);
-    return en->args_asked != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for cores", op);
+    sc->args_asked = calloc((size_t)sc->layout.n_cores + 1, sizeof *sc->args_asked);
+    return sc->args_asked != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for cores", op);
 }
 
-void hpc_args_free(hpc_engine *en) {
-    for (int k = 0; en->rules != NULL && k < en->plan->n_keys; k++) free(en->rules[k].out);
-    free(en->rules);
-    free(en->args_asked);
+void hpc_args_free(hpc_scheme *sc) {
+    for (int k = 0; sc->rules != NULL && k < sc->plan->n_keys; k++) free(sc->rules[k].out);
+    free(sc->rules);
+    free(sc->args_asked);
 }
 
 /* ---- the core ---- */
 
 int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot) {
-    hpc_engine *en = core->engine;
-    if (en->own_args || !hpc_feeds_share(en, share, rank)) return 0;
+    hpc_scheme *sc = core->scheme;
+    if (sc->own_args || !hpc_feeds_share(sc, share, rank)) return 0;
     share->args_came = 1;
     share->args_from = rank;
     share->args_slot = slot;
-    if (hpc_feeds_share_by_stages(en, share, rank))
-        hpc_share_answer(core, rank, hpc_signal_args(en, share->owner, share->core), ++core->args_came[rank]);
+    if (hpc_feeds_share_by_stages(sc, share, rank))
+        hpc_share_answer(core, rank, hpc_signal_args(sc, share->owner, share->core), ++core->args_came[rank]);
     return 1;
 }
 
-const double *hpc_args_of(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
-    return place_of(en, share, rank, slot);
+const double *hpc_args_of(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
+    return place_of(sc, share, rank, slot);
 }
 
 /* The number of the first argument that differs between a and b, from 1 on; 0: all are equal. */
@@ -64,13 +64,13 @@ static int first_other(const double *a, const double *b) {
 }
 
 /* Whether pushes of rank are in input number only of a row; -1: in any of its inputs. */
-static int is_in(const hpc_engine *en, const hpc_work *w, int only, int rank) {
-    if (only < 0) return hpc_row_is_fed_by(en, w->index, rank);
+static int is_in(const hpc_scheme *sc, const hpc_work *w, int only, int rank) {
+    if (only < 0) return hpc_row_is_fed_by(sc, w->index, rank);
     const hpc_input *in = &w->inputs[only];
-    return in->forwarded < 0 ? in->rank == rank : hpc_row_is_fed_by(en, in->forwarded, rank);
+    return in->forwarded < 0 ? in->rank == rank : hpc_row_is_fed_by(sc, in->forwarded, rank);
 }
 
-void hpc_args_differ(hpc_engine *en, const hpc_work *w, int arg, uint64_t push, const int ranks[2],
+void hpc_args_differ(hpc_scheme *sc, const hpc_work *w, int arg, uint64_t push, const int ranks[2],
                      const double values[2]) {
     char name[HPC_ARG_NAME_BYTES], why[2 * HPC_FAILURE_BYTES]; /* long names: the end may be cut */
     hpc_rule_arg_name(w->rule->arg_names, arg, name, sizeof name);
@@ -78,21 +78,21 @@ void hpc_args_differ(hpc_engine *en, const hpc_work *w, int arg, uint64_t push, 
         why, sizeof why,
         "%s is %.9g on rank %d and %.9g on rank %d, for push %llu of key %.64s by rule %s: give the same %s on every "
         "rank",
-        name, values[0], ranks[0], values[1], ranks[1], (unsigned long long)push, en->plan->keys[w->row->key].name,
+        name, values[0], ranks[0], values[1], ranks[1], (unsigned long long)push, sc->plan->keys[w->row->key].name,
         w->rule->name, name);
-    hpc_engine_fail(en, HPC_ERR_CONFIG, why);
+    hpc_scheme_fail(sc, HPC_ERR_CONFIG, why);
 }
 
 int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64_t push) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     const int lowest = only < 0 ? w->args_of : w->inputs[only].lowest;
-    const double *first = place_of(en, w->share, lowest, slot);
-    for (int r = 0; r < en->context->group.size; r++) {
-        if (!is_in(en, w, only, r)) continue;
-        const double *theirs = place_of(en, w->share, r, slot);
+    const double *first = place_of(sc, w->share, lowest, slot);
+    for (int r = 0; r < sc->context->group.size; r++) {
+        if (!is_in(sc, w, only, r)) continue;
+        const double *theirs = place_of(sc, w->share, r, slot);
         int a = first_other(theirs, first);
         if (a == 0) continue;
-        hpc_args_differ(en, w, a, push, (const int[]){r, lowest}, (const double[]){theirs[a], first[a]});
+        hpc_args_differ(sc, w, a, push, (const int[]){r, lowest}, (const double[]){theirs[a], first[a]});
         return 0;
     }
     return 1;
@@ -100,32 +100,32 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64
 
 /* ---- the worker ---- */
 
-void hpc_args_begin_push(hpc_engine *en, int key, int slot) {
-    hpc_key_rule *its = &en->rules[key];
-    hpc_pushed *k = &en->keys[key];
+void hpc_args_begin_push(hpc_scheme *sc, int key, int slot) {
+    hpc_key_rule *its = &sc->rules[key];
+    hpc_pushed *k = &sc->keys[key];
     memcpy(its->out[slot], its->rule.args, HPC_ARGS_BYTES);
     k->brings = 1;
     k->at_args = 0;
-    for (int i = 0; i < k->n_shares && en->own_args; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        if (share->owner == en->context->group.rank)
-            memcpy(place_of(en, share, share->owner, slot), its->out[slot], HPC_ARGS_BYTES);
+    for (int i = 0; i < k->n_shares && sc->own_args; i++) {
+        const hpc_share *share = &sc->layout.shares[k->shares[i]];
+        if (share->owner == sc->context->group.rank)
+            memcpy(place_of(sc, share, share->owner, slot), its->out[slot], HPC_ARGS_BYTES);
     }
 }
 
 /* A wait for the owner of a share to see arguments. */
 typedef struct seeing {
-    hpc_engine *en;
+    hpc_scheme *sc;
     int signal, owner;
     uint64_t asked;
 } seeing;
 
 static int is_seen(void *arg) {
     const seeing *s = arg;
-    hpc_worker_progress(s->en);
-    if (s->en->inline_progress) hpc_context_work(s->en->context);
-    return atomic_load_explicit(hpc_own_signal(s->en->window, s->signal), memory_order_acquire) >= s->asked ||
-           hpc_engine_has_failed(s->en) || hpc_closed_signal(s->en, s->owner) == HPC_FREED;
+    hpc_worker_progress(s->sc);
+    if (s->sc->inline_progress) hpc_context_work(s->sc->context);
+    return atomic_load_explicit(hpc_own_signal(s->sc->window, s->signal), memory_order_acquire) >= s->asked ||
+           hpc_scheme_has_failed(s->sc) || hpc_closed_signal(s->sc, s->owner) == HPC_FREED;
 }
 
 static int who_sees(void *arg, int *ranks) {
@@ -135,69 +135,69 @@ static int who_sees(void *arg, int *ranks) {
 
 /* Whether a share takes arguments from this rank. Relays use none, and forwards use them for a user's own fold alone.
  * Where the discipline's forwards sum, they alone take arguments, and send them on with the sums. */
-static int takes_args(const hpc_engine *en, const hpc_share *share) {
-    const int action = en->plan->rows[share->rows[0]].action;
-    if (en->discipline->traits & HPC_SUMS)
-        return action == HPC_FORWARD && hpc_feeds_share(en, share, en->context->group.rank);
-    if (action == HPC_RELAY || (action == HPC_FORWARD && en->rules[share->key].rule.fold == NULL)) return 0;
-    return hpc_feeds_share(en, share, en->context->group.rank);
+static int takes_args(const hpc_scheme *sc, const hpc_share *share) {
+    const int action = sc->plan->rows[share->rows[0]].action;
+    if (sc->discipline->traits & HPC_SUMS)
+        return action == HPC_FORWARD && hpc_feeds_share(sc, share, sc->context->group.rank);
+    if (action == HPC_RELAY || (action == HPC_FORWARD && sc->rules[share->key].rule.fold == NULL)) return 0;
+    return hpc_feeds_share(sc, share, sc->context->group.rank);
 }
 
 /* Under owners that answer all workers, every answer tells that the place of the old arguments is free. */
-int hpc_args_check_change(const hpc_engine *en, int key, const char *op) {
-    const hpc_pushed *k = &en->keys[key];
-    int me = en->context->group.rank;
-    if (!en->layout.stages.many || en->layout.depth > 1 || en->discipline->traits & HPC_ANSWERS_ALL) return HPC_OK;
+int hpc_args_check_change(const hpc_scheme *sc, int key, const char *op) {
+    const hpc_pushed *k = &sc->keys[key];
+    int me = sc->context->group.rank;
+    if (!sc->layout.stages.many || sc->layout.depth > 1 || sc->discipline->traits & HPC_ANSWERS_ALL) return HPC_OK;
     for (int i = 0; i < k->n_shares; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        for (int r = 0; r < share->n_rows && takes_args(en, share); r++) {
+        const hpc_share *share = &sc->layout.shares[k->shares[i]];
+        for (int r = 0; r < share->n_rows && takes_args(sc, share); r++) {
             int row = share->rows[r];
-            if (!hpc_row_is_fed_by(en, row, me) || hpc_row_reaches(en, row, me)) continue;
-            if (hpc_row_has_input(&en->plan->rows[row], me)) continue; /* it answers this rank */
+            if (!hpc_row_is_fed_by(sc, row, me) || hpc_row_reaches(sc, row, me)) continue;
+            if (hpc_row_has_input(&sc->plan->rows[row], me)) continue; /* it answers this rank */
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                             "%s: row %d of key %s applies the updates of rank %d, which gets nothing of it, so new "
                             "arguments need a plan of depth 2; this one has 1",
-                            op, row, en->plan->keys[key].name, me);
+                            op, row, sc->plan->keys[key].name, me);
         }
     }
     return HPC_OK;
 }
 
-static int core_of(const hpc_engine *en, const hpc_share *share) {
-    return en->layout.places[share->owner].first_core + share->core;
+static int core_of(const hpc_scheme *sc, const hpc_share *share) {
+    return sc->layout.places[share->owner].first_core + share->core;
 }
 
 /* Sends the arguments for a push in slot to the owner of one share. */
-static int send_args(hpc_engine *en, int s, int slot, hpc_limit *l) {
-    const hpc_share *share = &en->layout.shares[s];
-    int me = en->context->group.rank;
-    int status = hpc_send_event(en, share->core, share->owner, en->rules[share->key].out[slot], HPC_ARGS_BYTES,
-                                hpc_args_at(en, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
-    if (status == HPC_OK && hpc_feeds_share_by_stages(en, share, me)) en->args_asked[core_of(en, share)]++;
+static int send_args(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
+    const hpc_share *share = &sc->layout.shares[s];
+    int me = sc->context->group.rank;
+    int status = hpc_send_event(sc, share->core, share->owner, sc->rules[share->key].out[slot], HPC_ARGS_BYTES,
+                                hpc_args_at(sc, share, me, slot), hpc_imm(HPC_OP_ARGS, slot, s), l);
+    if (status == HPC_OK && hpc_feeds_share_by_stages(sc, share, me)) sc->args_asked[core_of(sc, share)]++;
     return status;
 }
 
 /* Waits until the owner has seen the arguments, if this rank's updates come to it by other rows: an update could come
  * first. */
-static int await_args(hpc_engine *en, int s, hpc_limit *l) {
-    const hpc_share *share = &en->layout.shares[s];
-    if (!hpc_feeds_share_by_stages(en, share, en->context->group.rank)) return HPC_OK;
-    seeing waits = {en, hpc_signal_args(en, share->owner, share->core), share->owner,
-                    en->args_asked[core_of(en, share)]};
-    if (is_seen(&waits)) return hpc_engine_check(en, "push");
+static int await_args(hpc_scheme *sc, int s, hpc_limit *l) {
+    const hpc_share *share = &sc->layout.shares[s];
+    if (!hpc_feeds_share_by_stages(sc, share, sc->context->group.rank)) return HPC_OK;
+    seeing waits = {sc, hpc_signal_args(sc, share->owner, share->core), share->owner,
+                    sc->args_asked[core_of(sc, share)]};
+    if (is_seen(&waits)) return hpc_scheme_check(sc, "push");
     const hpc_wait wait = {"push", is_seen, who_sees, &waits, 0};
-    int status = hpc_wait_for(&en->context->group, &wait, hpc_limit_left(en, l));
-    return status == HPC_OK ? hpc_engine_check(en, "push") : status;
+    int status = hpc_wait_for(&sc->context->group, &wait, hpc_limit_left(sc, l));
+    return status == HPC_OK ? hpc_scheme_check(sc, "push") : status;
 }
 
 /* Sends to all owners before it waits for one, so that all together take one round trip. */
-int hpc_args_bring(hpc_engine *en, int key, int slot, hpc_limit *l) {
-    hpc_pushed *k = &en->keys[key];
-    const int n = en->own_args ? 0 : k->n_shares;
+int hpc_args_bring(hpc_scheme *sc, int key, int slot, hpc_limit *l) {
+    hpc_pushed *k = &sc->keys[key];
+    const int n = sc->own_args ? 0 : k->n_shares;
     for (; k->at_args < 2 * n; k->at_args++) {
         int s = k->shares[k->at_args % n];
-        if (!takes_args(en, &en->layout.shares[s])) continue;
-        int status = k->at_args < n ? send_args(en, s, slot, l) : await_args(en, s, l);
+        if (!takes_args(sc, &sc->layout.shares[s])) continue;
+        int status = k->at_args < n ? send_args(sc, s, slot, l) : await_args(sc, s, l);
         if (status != HPC_OK) return status;
     }
     return HPC_OK;

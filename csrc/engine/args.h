@@ -14,17 +14,17 @@
 
 #include "engine/ticket.h"
 
-int hpc_args_open(hpc_engine *en, const char *op); /* fills this rank's places, before any push */
-void hpc_args_free(hpc_engine *en);
+int hpc_args_open(hpc_scheme *sc, const char *op); /* fills this rank's places, before any push */
+void hpc_args_free(hpc_scheme *sc);
 
 /* ---- the core ---- */
 
 /* Arguments of rank have come. 0: the event is wrong. */
 int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot);
 /* The arguments of rank for its push in a slot. */
-const double *hpc_args_of(const hpc_engine *en, const hpc_share *share, int rank, int slot);
+const double *hpc_args_of(const hpc_scheme *sc, const hpc_share *share, int rank, int slot);
 /* Ends the exchange: for argument arg of a row's rule, two ranks have given different values with push number push. */
-void hpc_args_differ(hpc_engine *en, const hpc_work *w, int arg, uint64_t push, const int ranks[2],
+void hpc_args_differ(hpc_scheme *sc, const hpc_work *w, int arg, uint64_t push, const int ranks[2],
                      const double values[2]);
 /* Whether all whose pushes number push are in a fold of slot (or in one input of it, only; -1: in all) gave the same
  * arguments; if not, the exchange fails. */
@@ -34,11 +34,11 @@ int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64
 
 /* HPC_OK if the arguments of key may change. A row that applies this rank's updates, and of which this rank gets
  * nothing, may be one step behind: new arguments then need a slot of their own. */
-int hpc_args_check_change(const hpc_engine *en, int key, const char *op);
+int hpc_args_check_change(const hpc_scheme *sc, int key, const char *op);
 
 /* Takes the arguments for the next push of key, which is in slot. */
-void hpc_args_begin_push(hpc_engine *en, int key, int slot);
+void hpc_args_begin_push(hpc_scheme *sc, int key, int slot);
 /* Sends them to the owners of all shares of key, before any of the push; after a timeout the next call goes on. */
-int hpc_args_bring(hpc_engine *en, int key, int slot, hpc_limit *l);
+int hpc_args_bring(hpc_scheme *sc, int key, int slot, hpc_limit *l);
 
 #endif

@@ -11,33 +11,33 @@
 
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned) {
     char why[HPC_FAILURE_BYTES];
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     snprintf(why, sizeof why, "rank %d: the %s of rule \"%s\" returned %d on key %s, elements %llu to %llu, step %llu",
-             en->context->group.rank, what, w->rule->name, returned, en->plan->keys[w->row->key].name,
+             sc->context->group.rank, what, w->rule->name, returned, sc->plan->keys[w->row->key].name,
              (unsigned long long)w->row->offset, (unsigned long long)(w->row->offset + w->row->count - 1),
              (unsigned long long)w->step);
-    hpc_engine_fail(core->engine, HPC_ERR_INVALID, why);
+    hpc_scheme_fail(core->scheme, HPC_ERR_INVALID, why);
 }
 
 /* The average of the update in a slot goes into the next slot. No rank reads that slot any more: the push of the update
  * has waited for the answers to its last content. */
-void hpc_row_turn(const hpc_engine *en, hpc_work *w, uint64_t slot) {
-    char *at = hpc_own_part(en) + hpc_params_at(en, w->row->owner, w->row->key, slot + 1);
+void hpc_row_turn(const hpc_scheme *sc, hpc_work *w, uint64_t slot) {
+    char *at = hpc_own_part(sc) + hpc_params_at(sc, w->row->owner, w->row->key, slot + 1);
     w->param = (float *)(void *)at + w->row->offset;
 }
 
-int hpc_row_keeps_fold(const hpc_engine *en, const hpc_row *row) {
-    const hpc_codec *codec = row->action == HPC_APPLY ? hpc_row_pieces(en, row) : NULL;
-    if (en->use == NULL) return 0;
-    if (en->discipline->traits & HPC_KEEPS_MEANS) return 1;
-    return !(en->discipline->traits & HPC_KEEPS_INPUTS) && (codec == NULL || codec->add_range == NULL);
+int hpc_row_keeps_fold(const hpc_scheme *sc, const hpc_row *row) {
+    const hpc_codec *codec = row->action == HPC_APPLY ? hpc_row_pieces(sc, row) : NULL;
+    if (sc->use == NULL) return 0;
+    if (sc->discipline->traits & HPC_KEEPS_MEANS) return 1;
+    return !(sc->discipline->traits & HPC_KEEPS_INPUTS) && (codec == NULL || codec->add_range == NULL);
 }
 
-hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row) {
+hpc_row_room hpc_blocks_room(const hpc_scheme *sc, const hpc_row *row) {
     hpc_row_room room = {0};
-    if (row->action == HPC_APPLY) room.state = hpc_row_floats(row, (size_t)en->rules[row->key].rule.slots);
-    if (hpc_row_keeps_fold(en, row)) room.acc = hpc_row_floats(row, 1);
-    if (hpc_row_encodes(row)) room.encoded = (hpc_output_bytes(en, row) + 63) / 64 * 64;
+    if (row->action == HPC_APPLY) room.state = hpc_row_floats(row, (size_t)sc->rules[row->key].rule.slots);
+    if (hpc_row_keeps_fold(sc, row)) room.acc = hpc_row_floats(row, 1);
+    if (hpc_row_encodes(row)) room.encoded = (hpc_output_bytes(sc, row) + 63) / 64 * 64;
     return room;
 }
 
@@ -45,7 +45,7 @@ hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row) {
 
 const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
                             const double *args, size_t from, size_t n) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     size_t at = hpc_codec_span(inputs->codec, from);
     for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + at;
     if (w->rule->rule.fold != NULL) {
@@ -61,7 +61,7 @@ const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs 
         return out;
     }
     if (inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain) return core->folding[0];
-    inputs->codec->fold(en->kernels)(out, core->folding, inputs->weights, inputs->n, n, stream);
+    inputs->codec->fold(sc->kernels)(out, core->folding, inputs->weights, inputs->n, n, stream);
     return out;
 }
 

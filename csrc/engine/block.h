@@ -21,10 +21,10 @@ void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t
 /* The rule, or the fold, of a row has returned nonzero. The exchange fails. */
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned);
 /* Turns a model that rotates: the parameters are in another slot from now on. */
-void hpc_row_turn(const hpc_engine *en, hpc_work *w, uint64_t slot);
+void hpc_row_turn(const hpc_scheme *sc, hpc_work *w, uint64_t slot);
 /* A step begins: nothing that its inputs hold can be refused any more. */
-static inline void hpc_row_begin_step(const hpc_engine *en, hpc_work *w, uint64_t slot) {
-    if (en->rotates) hpc_row_turn(en, w, slot);
+static inline void hpc_row_begin_step(const hpc_scheme *sc, hpc_work *w, uint64_t slot) {
+    if (sc->rotates) hpc_row_turn(sc, w, slot);
     w->step++;
     hpc_tally_add(&w->folded, 1);
 }
@@ -35,15 +35,15 @@ static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_a
 }
 /* Whether a fold outlasts the work on its row: a mean is kept. Some rows keep their inputs instead (kept.c): those of
  * peers, and those of codecs that need no sum of a whole row. */
-int hpc_row_keeps_fold(const hpc_engine *en, const hpc_row *row);
+int hpc_row_keeps_fold(const hpc_scheme *sc, const hpc_row *row);
 /* Whether the discipline has the sums of a forward: all but those that pass on what one other row has sent. */
-static inline int hpc_row_is_summed(const hpc_engine *en, const hpc_row *row) {
-    return (en->discipline->traits & HPC_SUMS) && row->action == HPC_FORWARD && (row->n_in > 1 || row->in[0].row < 0);
+static inline int hpc_row_is_summed(const hpc_scheme *sc, const hpc_row *row) {
+    return (sc->discipline->traits & HPC_SUMS) && row->action == HPC_FORWARD && (row->n_in > 1 || row->in[0].row < 0);
 }
 static inline size_t hpc_row_floats(const hpc_row *row, size_t of_each) {
     return ((size_t)row->count * of_each * sizeof(float) + 63) / 64 * 64;
 }
 /* hpc_row_kind.room of rows that have parameters. */
-hpc_row_room hpc_blocks_room(const hpc_engine *en, const hpc_row *row);
+hpc_row_room hpc_blocks_room(const hpc_scheme *sc, const hpc_row *row);
 
 #endif

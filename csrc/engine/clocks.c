@@ -6,67 +6,67 @@
 #include "engine/row.h"
 #include "engine/stages.h"
 
-void *hpc_engine_take(hpc_engine *en, size_t n, size_t size, const char *op) {
-    void *taken = hpc_arena_take(&en->taken, n, size);
-    if (taken == NULL) hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the state of %s", op, en->discipline->name);
+void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op) {
+    void *taken = hpc_arena_take(&sc->taken, n, size);
+    if (taken == NULL) hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the state of %s", op, sc->discipline->name);
     return taken;
 }
 
-static int is_own(const hpc_engine *en, const hpc_share *share) {
-    return share->owner == en->context->group.rank && en->plan->rows[share->rows[0]].action == HPC_APPLY;
+static int is_own(const hpc_scheme *sc, const hpc_share *share) {
+    return share->owner == sc->context->group.rank && sc->plan->rows[share->rows[0]].action == HPC_APPLY;
 }
 
-static int open_share(hpc_engine *en, hpc_share *share, const char *op) {
-    hpc_core *core = &en->cores[share->core];
-    share->clocks = hpc_engine_take(en, (size_t)en->context->group.size, sizeof *share->clocks, op);
+static int open_share(hpc_scheme *sc, hpc_share *share, const char *op) {
+    hpc_core *core = &sc->cores[share->core];
+    share->clocks = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *share->clocks, op);
     if (core->clocked == NULL)
-        core->clocked = hpc_engine_take(en, (size_t)en->layout.n_shares, sizeof(hpc_share *), op);
+        core->clocked = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof(hpc_share *), op);
     if (share->clocks == NULL || core->clocked == NULL) return HPC_ERR_MEMORY;
     core->clocked[core->n_clocked++] = share;
     return HPC_OK;
 }
 
-int hpc_clocks_open(hpc_engine *en, const char *op) {
+int hpc_clocks_open(hpc_scheme *sc, const char *op) {
     int status = HPC_OK;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_share *share = &en->layout.shares[s];
-        if (status == HPC_OK && is_own(en, share)) status = open_share(en, share, op);
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        hpc_share *share = &sc->layout.shares[s];
+        if (status == HPC_OK && is_own(sc, share)) status = open_share(sc, share, op);
     }
     return status;
 }
 
-int hpc_sender_is_open(const hpc_engine *en, int key, int sender) {
-    if (en->group_of == NULL) return hpc_closed_signal(en, sender) == 0;
-    for (int r = sender; r < en->context->group.size; r++)
-        if (hpc_sender_of(en, key, r) == sender && hpc_closed_signal(en, r) != 0) return 0;
+int hpc_sender_is_open(const hpc_scheme *sc, int key, int sender) {
+    if (sc->group_of == NULL) return hpc_closed_signal(sc, sender) == 0;
+    for (int r = sender; r < sc->context->group.size; r++)
+        if (hpc_sender_of(sc, key, r) == sender && hpc_closed_signal(sc, r) != 0) return 0;
     return 1;
 }
 
-uint64_t hpc_clocks_least(const hpc_engine *en, const hpc_share *share) {
-    const hpc_work *w = hpc_first_work(en, share);
+uint64_t hpc_clocks_least(const hpc_scheme *sc, const hpc_share *share) {
+    const hpc_work *w = hpc_first_work(sc, share);
     uint64_t least = UINT64_MAX;
     for (int e = 0; e < w->row->n_in; e++) {
         const int sender = w->inputs[e].lowest;
         const uint64_t clock = hpc_clock_applied(&share->clocks[sender]);
-        if (clock < least && hpc_sender_is_open(en, share->key, sender)) least = clock;
+        if (clock < least && hpc_sender_is_open(sc, share->key, sender)) least = clock;
     }
     return least;
 }
 
 int hpc_core_sees_closed(hpc_core *core) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     int n = 0;
-    for (int r = 0; r < en->context->group.size; r++) n += hpc_closed_signal(en, r) != 0;
+    for (int r = 0; r < sc->context->group.size; r++) n += hpc_closed_signal(sc, r) != 0;
     const int news = n != core->n_closed;
     core->n_closed = n;
     return news;
 }
 
 /* Some rows of a share may have taken fewer. */
-static uint64_t most_taken(const hpc_engine *en, const hpc_share *share, int rank) {
+static uint64_t most_taken(const hpc_scheme *sc, const hpc_share *share, int rank) {
     uint64_t most = 0;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &en->work[en->work_of[share->rows[i]]];
+        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
         const int input = w->taken == NULL ? -1 : hpc_row_input_of(w, rank, 0);
         const uint64_t n = input < 0 ? 0 : atomic_load_explicit(&w->taken[input], memory_order_relaxed);
         if (n > most) most = n;
@@ -74,37 +74,37 @@ static uint64_t most_taken(const hpc_engine *en, const hpc_share *share, int ran
     return most;
 }
 
-uint64_t hpc_clocks_begun(const hpc_engine *en, const hpc_share *share, int rank) {
-    const int sender = hpc_sender_of(en, share->key, rank);
-    if (share->clocks == NULL) return most_taken(en, share, rank);
+uint64_t hpc_clocks_begun(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    const int sender = hpc_sender_of(sc, share->key, rank);
+    if (share->clocks == NULL) return most_taken(sc, share, rank);
     if (sender < 0) return 0;
     const hpc_clock *clock = &share->clocks[sender];
     return atomic_load_explicit(&clock->applied, memory_order_relaxed) + (uint64_t)(clock->rows > 0);
 }
 
-void hpc_clocks_level(hpc_engine *en) {
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_share *share = &en->layout.shares[s];
+void hpc_clocks_level(hpc_scheme *sc) {
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        hpc_share *share = &sc->layout.shares[s];
         if (share->clocks == NULL) continue;
-        hpc_core_pause(&en->cores[share->core]);
-        for (int r = 0; r < en->context->group.size; r++)
+        hpc_core_pause(&sc->cores[share->core]);
+        for (int r = 0; r < sc->context->group.size; r++)
             share->clocks[r].base = atomic_load_explicit(&share->clocks[r].applied, memory_order_relaxed);
-        hpc_core_resume(&en->cores[share->core]);
+        hpc_core_resume(&sc->cores[share->core]);
     }
 }
 
-int hpc_open_begun(hpc_engine *en, const char *op) {
-    en->begun = hpc_engine_take(en, (size_t)en->asked.staleness + 1, sizeof *en->begun, op);
-    return en->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
+int hpc_open_begun(hpc_scheme *sc, const char *op) {
+    sc->begun = hpc_scheme_take(sc, (size_t)sc->asked.staleness + 1, sizeof *sc->begun, op);
+    return sc->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-int hpc_clocks_learn_pushes(hpc_engine *en, uint64_t *last, const char *op, double deadline) {
-    const size_t size = (size_t)en->context->group.size, keys = (size_t)en->plan->n_keys;
+int hpc_clocks_learn_pushes(hpc_scheme *sc, uint64_t *last, const char *op, double deadline) {
+    const size_t size = (size_t)sc->context->group.size, keys = (size_t)sc->plan->n_keys;
     uint64_t *mine = malloc(keys * sizeof *mine), *all = malloc(keys * size * sizeof *all);
     int status = mine != NULL && all != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for pushes", op);
-    status = hpc_context_agree(en->context, op, status, deadline);
-    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = en->keys[k].pushes;
-    if (status == HPC_OK) status = hpc_allgather(en->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
+    status = hpc_context_agree(sc->context, op, status, deadline);
+    for (size_t k = 0; k < keys && status == HPC_OK; k++) mine[k] = sc->keys[k].pushes;
+    if (status == HPC_OK) status = hpc_allgather(sc->context, mine, all, keys * sizeof *mine, hpc_left(deadline));
     for (size_t k = 0; k < keys && status == HPC_OK; k++)
         for (size_t r = 0; r < size; r++) last[k * size + r] = all[r * keys + k];
     free(mine);

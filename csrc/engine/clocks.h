@@ -23,16 +23,16 @@ typedef struct hpc_clock {
     int parked;               /* an answer waits for updates of others */
 } hpc_clock;
 
-/* Memory of the discipline, which is freed with the engine: n times size bytes of zeroes. NULL: there is none, and the
+/* Memory of the discipline, which is freed with the scheme: n times size bytes of zeroes. NULL: there is none, and the
  * error is recorded. */
-void *hpc_engine_take(hpc_engine *en, size_t n, size_t size, const char *op);
+void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op);
 
 /* Opens the table of each share of this rank whose rows apply. */
-int hpc_clocks_open(hpc_engine *en, const char *op);
+int hpc_clocks_open(hpc_scheme *sc, const char *op);
 
 /* The sender that a rank's updates of a key are in; -1: it pushes none. */
-static inline int hpc_sender_of(const hpc_engine *en, int key, int rank) {
-    return en->group_of == NULL ? rank : en->group_of[(size_t)key * (size_t)en->context->group.size + (size_t)rank];
+static inline int hpc_sender_of(const hpc_scheme *sc, int key, int rank) {
+    return sc->group_of == NULL ? rank : sc->group_of[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
 }
 
 /* How often a sender's update has come (or is applied), since the last publish. */
@@ -51,33 +51,33 @@ static inline int hpc_clock_row(hpc_clock *clock, const hpc_share *share) {
 }
 
 /* A clock less the staleness that was asked for; 0 where that is more. */
-static inline uint64_t hpc_clock_behind(const hpc_engine *en, uint64_t clock) {
-    const uint64_t staleness = (uint64_t)en->asked.staleness;
+static inline uint64_t hpc_clock_behind(const hpc_scheme *sc, uint64_t clock) {
+    const uint64_t staleness = (uint64_t)sc->asked.staleness;
     return clock > staleness ? clock - staleness : 0;
 }
 
 /* Whether a sender may bring more: no rank of it has closed. */
-int hpc_sender_is_open(const hpc_engine *en, int key, int sender);
+int hpc_sender_is_open(const hpc_scheme *sc, int key, int sender);
 /* The smallest clock, of applied updates, of the open senders of a share; UINT64_MAX: none is open. */
-uint64_t hpc_clocks_least(const hpc_engine *en, const hpc_share *share);
+uint64_t hpc_clocks_least(const hpc_scheme *sc, const hpc_share *share);
 /* Whether more ranks have closed than when the core asked last. */
 int hpc_core_sees_closed(hpc_core *core);
 /* Pushes of rank that a share of this rank has begun to apply, or to sum. */
-uint64_t hpc_clocks_begun(const hpc_engine *en, const hpc_share *share, int rank);
+uint64_t hpc_clocks_begun(const hpc_scheme *sc, const hpc_share *share, int rank);
 /* Publish: all go on from one clock. Nothing is under way on any rank. */
-void hpc_clocks_level(hpc_engine *en);
+void hpc_clocks_level(hpc_scheme *sc);
 
 /* Publish, collective: writes the pushes of each rank into last[key * size + rank]. */
-int hpc_clocks_learn_pushes(hpc_engine *en, uint64_t *last, const char *op, double deadline);
+int hpc_clocks_learn_pushes(hpc_scheme *sc, uint64_t *last, const char *op, double deadline);
 
 /* ---- the worker ---- */
 
 /* Opens the counts of steps, for hpc_exchange_get_staleness. */
-int hpc_open_begun(hpc_engine *en, const char *op);
+int hpc_open_begun(hpc_scheme *sc, const char *op);
 
 /* Counts a step by how far its parameters are behind; more than the staleness that was asked for is not counted. */
-static inline void hpc_count_begun(const hpc_engine *en, uint64_t behind) {
-    if (behind <= (uint64_t)en->asked.staleness) en->begun[behind]++;
+static inline void hpc_count_begun(const hpc_scheme *sc, uint64_t behind) {
+    if (behind <= (uint64_t)sc->asked.staleness) sc->begun[behind]++;
 }
 
 #endif

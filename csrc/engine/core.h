@@ -2,15 +2,15 @@
 #ifndef HPC_CORE_H
 #define HPC_CORE_H
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 
-void hpc_cores_start(hpc_engine *en);
-/* Stops the cores of all engines of the exchange, for good. */
-void hpc_cores_stop(hpc_engine *en);
+void hpc_cores_start(hpc_scheme *sc);
+/* Stops the cores of all schemes of the exchange, for good. */
+void hpc_cores_stop(hpc_scheme *sc);
 /* Waits until no forward of this rank waits for a ring to have room: what others get of it has left, and is counted. */
-int hpc_cores_send_kept(hpc_engine *en, const char *op, double timeout);
+int hpc_cores_send_kept(hpc_scheme *sc, const char *op, double timeout);
 /* Every row's parameters to its outputs, relays included: of rows whose parameters have passed so many relays. */
-void hpc_cores_write(hpc_engine *en, int hops);
+void hpc_cores_write(hpc_scheme *sc, int hops);
 /* The row or share of this core that an event names; NULL: it has none of that number. */
 hpc_work *hpc_core_row(const hpc_core *core, int index);
 hpc_share *hpc_core_share(const hpc_core *core, int index);

@@ -2,7 +2,7 @@
  * choices: a gate, a pace and a use. Who takes part comes from the plan's edges.
  *
  * It is one const struct, in one file of discipline/ and in the table there. The engine and the exchange call these
- * slots and know no discipline by name. Its own state hangs on the engine, its cores and its shares as `own`. Every
+ * slots and know no discipline by name. Its own state hangs on the scheme, its cores and its shares as `own`. Every
  * slot but name and row_came may be NULL or 0: the comment says what that means.
  *
  * Threads: slots of the core are called by whoever works for the core and never wait; slots of the worker by the thread
@@ -10,7 +10,7 @@
 #ifndef HPC_ENGINE_DISCIPLINE_H
 #define HPC_ENGINE_DISCIPLINE_H
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 #include "engine/ticket.h"
 
 /* The rule of a key in a configuration; and the first one with a fold of its own, or NULL. */
@@ -38,7 +38,7 @@ typedef enum hpc_moment {
     HPC_ON_END = 8,    /* the last push is done; a second wait for it notes that again */
     /* Other moments of a key. */
     HPC_ON_ASKED = 16, /* a pull has asked all owners, and is counted */
-    /* A call looks next at encoders, counts (hpc_engine.begun, hpc_peers.dropped), hpc_engine.heard or .outcomes: all
+    /* A call looks next at encoders, counts (hpc_scheme.begun, hpc_peers.dropped), hpc_scheme.heard or .outcomes: all
      * that owners have told by their answers is to be in them. */
     HPC_ON_HEAR = 32,
     HPC_ON_SETTLE = 64,  /* waits until all pushes are applied here; they are done */
@@ -79,7 +79,7 @@ typedef enum hpc_trait {
      * made when the fold is, and its inputs are free then. */
     HPC_KEEPS_MEANS = 4096,
     /* The same, but rows keep their inputs, in as many slots as the plan has, and no mean. Each mean is
-     * gathered by its worker's own core, into hpc_engine.gathered. */
+     * gathered by its worker's own core, into hpc_scheme.gathered. */
     HPC_KEEPS_INPUTS = 8192,
     HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
     HPC_TEARS = 32768,   /* a fold may find an update half written, and does without: it cannot take pieces */
@@ -110,43 +110,43 @@ typedef struct hpc_gate {
     /* Adds the ranks that a share waits for, which has not answered a ticket (or not read its push); returns their
      * number. Of shares of this rank; where senders are groups of all: the groups of a key are the same everywhere, so
      * this rank's shares tell of others'. NULL: its owner alone. */
-    int (*missing)(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int found);
+    int (*missing)(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found);
     /* When all workers have closed: writes the ranks from which something has still to come, or that have still to take
      * something, into ranks (NULL: counts only, perhaps twice); returns their number. A rank that owns rows serves
      * until it is 0. NULL: nothing has. */
-    int (*outstanding)(const hpc_engine *en, int *ranks);
+    int (*outstanding)(const hpc_scheme *sc, int *ranks);
 } hpc_gate;
 
 /* Pace: how far a worker may run, and what it notes on its way. The worker's side. */
 typedef struct hpc_pace {
     /* HPC_OK if key may be pushed, else HPC_IN_PROGRESS, or an error if op is not NULL. NULL: always; start waits. */
-    int (*may_push)(hpc_engine *en, int key, const char *op);
+    int (*may_push)(hpc_scheme *sc, int key, const char *op);
     /* Waits until the slot of the next push may be written. NULL: hpc_push_wait_slot. */
-    int (*wait_slot)(hpc_engine *en, int key, hpc_limit *l, const char *op);
+    int (*wait_slot)(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
     /* Sends the part of the push that belongs to a share; on a graph to where it goes. NULL: hpc_push_share. */
-    int (*send_share)(hpc_engine *en, int s, int slot, hpc_limit *l);
+    int (*send_share)(hpc_scheme *sc, int s, int slot, hpc_limit *l);
     unsigned moments; /* hpc_moment: those that note is called at */
-    int (*note)(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op);
+    int (*note)(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op);
     /* Whether a share no longer reads push number ticket / 2 of this rank; close waits for that too, unless HPC_UNREAD.
      * NULL: on a graph hpc_graph_has_read, unless senders have one slot; else nobody reads a push that is done. */
-    int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
+    int (*has_read)(const hpc_scheme *sc, int s, uint64_t ticket);
     /* Whether a ticket of this rank waits for rank, which has pushed key so often. UINT64_MAX: that cannot be seen from
      * here. NULL: no, rank does not matter. */
-    int (*is_late)(const hpc_engine *en, int rank, int key, uint64_t ticket, uint64_t pushes);
+    int (*is_late)(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
     /* A state is loaded: a row of this rank was set, whose core is paused. NULL: nothing. */
-    void (*restored)(hpc_engine *en, const hpc_work *w, uint64_t step);
+    void (*restored)(hpc_scheme *sc, const hpc_work *w, uint64_t step);
     /* HPC_PULLS: whether the next pull of key ends at once: this rank's copy has all that it needs. NULL: no. */
-    int (*ends)(hpc_engine *en, int key);
+    int (*ends)(hpc_scheme *sc, int key);
     /* HPC_PULLS: asks the owner of a share. NULL: by an event that says nothing more. */
-    int (*ask)(hpc_engine *en, int s, hpc_limit *l);
+    int (*ask)(hpc_scheme *sc, int s, hpc_limit *l);
 } hpc_pace;
 
 /* Use: what becomes of the mean of a fold. Fold and apply are two calls: a push folds, and the owners keep the mean
  * until a pull says what becomes of it. Then the rule's arguments come with pulls, and not with pushes. */
 typedef struct hpc_mean_use {
     /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
-    int (*set_use)(hpc_engine *en, int key, hpc_use use, double scale, const char *op);
-    double (*squares)(const hpc_engine *en, int key);
+    int (*set_use)(hpc_scheme *sc, int key, hpc_use use, double scale, const char *op);
+    double (*squares)(const hpc_scheme *sc, int key);
 } hpc_mean_use;
 
 struct hpc_discipline {
@@ -156,16 +156,16 @@ struct hpc_discipline {
     unsigned traits; /* hpc_trait */
 
     /* Open its own state. NULL: it has none. */
-    int (*plan)(hpc_engine *en, const char *op); /* the layout is known, and still grows: takes its room in parts */
-    int (*open)(hpc_engine *en, const char *op); /* rows and cores are there */
+    int (*plan)(hpc_scheme *sc, const char *op); /* the layout is known, and still grows: takes its room in parts */
+    int (*open)(hpc_scheme *sc, const char *op); /* rows and cores are there */
 
     const hpc_gate *gate;
     const hpc_pace *pace;
     const hpc_mean_use *use; /* NULL: a push applies */
 };
 
-static inline int hpc_note(hpc_engine *en, int key, hpc_moment moment, hpc_limit *l, const char *op) {
-    return en->pace->moments & moment ? en->pace->note(en, key, moment, l, op) : HPC_OK;
+static inline int hpc_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
+    return sc->pace->moments & moment ? sc->pace->note(sc, key, moment, l, op) : HPC_OK;
 }
 
 #endif

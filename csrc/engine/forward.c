@@ -11,19 +11,19 @@
 #include "engine/write.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     const hpc_output *out = &w->outputs[edge];
-    const hpc_row *to = &en->plan->rows[out->row];
+    const hpc_row *to = &sc->plan->rows[out->row];
     size_t nbytes = 0, at = 0;
     const void *src = NULL;
     uint32_t imm = hpc_imm(HPC_OP_EMPTY, HPC_EMPTY_ROW, out->row);
     if (slot != HPC_KEPT_EMPTY) {
         src = out->copy != NULL ? out->copy : w->kind->leaving(w, slot);
         nbytes = w->out_codec->length(w->config, src, w->row->count);
-        at = out->offset + (size_t)slot * hpc_slot_stride(en, to);
+        at = out->offset + (size_t)slot * hpc_slot_stride(sc, to);
         imm = hpc_imm(HPC_OP_FORWARD, slot, out->row);
     }
-    int status = hpc_lane_try_notify(core->out, en->window, out->rank, src, nbytes, at, imm);
+    int status = hpc_lane_try_notify(core->out, sc->window, out->rank, src, nbytes, at, imm);
     if (status == HPC_OK) hpc_core_count_sent(core, w->row->key, out->rank, hpc_row_stage(to), nbytes);
     if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
     return status;
@@ -33,11 +33,11 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
  * that comes depth pushes later: its worker makes that when all shares have answered the earlier one, which all ranks
  * have got then. */
 static int try_pass(hpc_core *core, const hpc_work *w, const hpc_hop *to, int slot) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const char *piece = to->in->slots + (size_t)slot * to->in->stride;
     const size_t nbytes = to->in->codec->length(w->config, piece, w->row->count);
-    const int status = hpc_lane_try_notify(core->out, en->window, to->rank, piece, nbytes,
-                                           to->at + (size_t)slot * hpc_slot_stride(en, w->row),
+    const int status = hpc_lane_try_notify(core->out, sc->window, to->rank, piece, nbytes,
+                                           to->at + (size_t)slot * hpc_slot_stride(sc, w->row),
                                            hpc_imm(HPC_OP_PASSED, slot, to->named));
     if (status == HPC_OK) hpc_core_count_sent(core, w->row->key, to->rank, HPC_TRAFFIC_RELAY, nbytes);
     if (status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
@@ -51,7 +51,7 @@ static int try_kept(hpc_core *core, const hpc_kept *k) {
 static void keep_forward(hpc_core *core, int to, hpc_kept what) {
     hpc_kept *kept = core->free_kept;
     if (kept == NULL) { /* there is room for all that can be on its way: more has come than may */
-        hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, "a rank sent more of a row than its receivers have taken");
+        hpc_scheme_fail(core->scheme, HPC_ERR_TRANSPORT, "a rank sent more of a row than its receivers have taken");
         return;
     }
     core->free_kept = kept->next;
@@ -86,7 +86,7 @@ void hpc_forward_empty(hpc_core *core, hpc_work *w) {
 }
 
 void hpc_forward_retry(hpc_core *core) {
-    for (int r = 0; r < core->engine->context->group.size; r++) {
+    for (int r = 0; r < core->scheme->context->group.size; r++) {
         hpc_kept *kept;
         while ((kept = core->kept_first[r]) != NULL && try_kept(core, kept) != HPC_IN_PROGRESS) {
             core->kept_first[r] = kept->next;

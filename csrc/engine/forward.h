@@ -2,7 +2,7 @@
 #ifndef HPC_FORWARD_H
 #define HPC_FORWARD_H
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 
 /* Sends what leaves a row after the work on a slot on to rows: to all, or to those of a group (hpc_row_reply). retry
  * sends what found no room before. */

@@ -20,38 +20,38 @@ struct hpc_phases {
     int *siblings; /* [share * size + rank]: rank's share of the same key and core; NULL: not known */
 };
 
-int hpc_graph_open(hpc_engine *en, const hpc_graph *graph, const char *op);
+int hpc_graph_open(hpc_scheme *sc, const hpc_graph *graph, const char *op);
 
 /* ---- phases ---- */
 
 /* The phase of push number n (from 1 on) of a key. */
-static inline int hpc_phase(const hpc_engine *en, int key, uint64_t n) {
-    const hpc_phases *g = en->graph;
+static inline int hpc_phase(const hpc_scheme *sc, int key, uint64_t n) {
+    const hpc_phases *g = sc->graph;
     return (int)((n - 1 + (uint64_t)g->keys[key].ahead) % (uint64_t)g->n);
 }
 
-static inline double hpc_phase_weight(const hpc_engine *en, int phase, int to, int from) {
-    size_t size = (size_t)en->context->group.size;
-    return en->graph->weights[((size_t)phase * size + (size_t)to) * size + (size_t)from];
+static inline double hpc_phase_weight(const hpc_scheme *sc, int phase, int to, int from) {
+    size_t size = (size_t)sc->context->group.size;
+    return sc->graph->weights[((size_t)phase * size + (size_t)to) * size + (size_t)from];
 }
 
 /* The weight of from's push number n of a key at rank to; 0 where the graph of that step has no such edge. */
-static inline double hpc_edge_weight(const hpc_engine *en, int key, uint64_t n, int to, int from) {
-    return hpc_phase_weight(en, hpc_phase(en, key, n), to, from);
+static inline double hpc_edge_weight(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
+    return hpc_phase_weight(sc, hpc_phase(sc, key, n), to, from);
 }
 
 /* Whether from sends its push number n of a key to rank to. */
-static inline int hpc_sends(const hpc_engine *en, int key, uint64_t n, int to, int from) {
-    return en->graph->n <= 1 || hpc_edge_weight(en, key, n, to, from) != 0;
+static inline int hpc_sends(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
+    return sc->graph->n <= 1 || hpc_edge_weight(sc, key, n, to, from) != 0;
 }
 
 /* The number of the first step from n on, and of the last one up to n (0: none), whose graph has the edge. */
-static inline uint64_t hpc_sends_from(const hpc_engine *en, int key, uint64_t n, int to, int from) {
-    while (!hpc_sends(en, key, n, to, from)) n++;
+static inline uint64_t hpc_sends_from(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
+    while (!hpc_sends(sc, key, n, to, from)) n++;
     return n;
 }
-static inline uint64_t hpc_sends_until(const hpc_engine *en, int key, uint64_t n, int to, int from) {
-    while (n > 0 && !hpc_sends(en, key, n, to, from)) n--;
+static inline uint64_t hpc_sends_until(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
+    while (n > 0 && !hpc_sends(sc, key, n, to, from)) n--;
     return n;
 }
 
@@ -59,10 +59,10 @@ static inline uint64_t hpc_sends_until(const hpc_engine *en, int key, uint64_t n
 
 /* Whether the next push goes to a share: the graph of its step has the edge, and the neighbour has not closed, as it
  * folds nothing more then. */
-int hpc_graph_goes_to(const hpc_engine *en, const hpc_share *share);
+int hpc_graph_goes_to(const hpc_scheme *sc, const hpc_share *share);
 /* hpc_pace.has_read: whether the owner of a share has read a push, or closed, or was not sent it. */
-int hpc_graph_has_read(const hpc_engine *en, int s, uint64_t ticket);
+int hpc_graph_has_read(const hpc_scheme *sc, int s, uint64_t ticket);
 /* A row was set: a graph that changes goes on with the phase at which the checkpoint was made. */
-void hpc_graph_restored(hpc_engine *en, const hpc_work *w, uint64_t step);
+void hpc_graph_restored(hpc_scheme *sc, const hpc_work *w, uint64_t step);
 
 #endif

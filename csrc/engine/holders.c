@@ -17,37 +17,37 @@
 #include "engine/layout.h"
 #include "engine/stages.h"
 
-static int one_host(const hpc_engine *en, int a, int b) {
-    return hpc_same_host(&en->context->addresses[a], &en->context->addresses[b]);
+static int one_host(const hpc_scheme *sc, int a, int b) {
+    return hpc_same_host(&sc->context->addresses[a], &sc->context->addresses[b]);
 }
 
 /* A rank that only serves has the holder of its host too, if there is one: rows may keep their masters there. */
-int hpc_holders_find(hpc_engine *en, const char *op) {
-    const int size = en->context->group.size;
-    const hpc_place *places = en->layout.places;
-    en->layout.holders = malloc((size_t)size * sizeof *en->layout.holders);
-    if (en->layout.holders == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
+int hpc_holders_find(hpc_scheme *sc, const char *op) {
+    const int size = sc->context->group.size;
+    const hpc_place *places = sc->layout.places;
+    sc->layout.holders = malloc((size_t)size * sizeof *sc->layout.holders);
+    if (sc->layout.holders == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
     for (int r = 0; r < size; r++) {
         int holder = r;
-        if (en->asked.shared_params)
+        if (sc->asked.shared_params)
             for (holder = 0; holder < size; holder++)
-                if (places[holder].worker && one_host(en, r, holder)) break;
-        en->layout.holders[r] = holder < size && places[holder].worker ? holder : -1;
+                if (places[holder].worker && one_host(sc, r, holder)) break;
+        sc->layout.holders[r] = holder < size && places[holder].worker ? holder : -1;
     }
     return HPC_OK;
 }
 
-int hpc_row_home(const hpc_engine *en, const hpc_row *row) {
-    const int holder = en->layout.holders[row->owner];
+int hpc_row_home(const hpc_scheme *sc, const hpc_row *row) {
+    const int holder = sc->layout.holders[row->owner];
     return holder >= 0 && hpc_row_has_output(row, holder) ? holder : -1;
 }
 
 /* ---- checks ---- */
 
-static int check_maps(const hpc_engine *en, const char *op) {
-    const hpc_context *c = en->context;
+static int check_maps(const hpc_scheme *sc, const char *op) {
+    const hpc_context *c = sc->context;
     for (int r = 0; r < c->group.size; r++)
-        if (one_host(en, r, c->group.rank) && !hpc_is_mapped(en, r))
+        if (one_host(sc, r, c->group.rank) && !hpc_is_mapped(sc, r))
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                             "%s: shared_params: rank %d cannot map the memory of rank %d of the same host, by "
                             "transport %s",
@@ -56,23 +56,23 @@ static int check_maps(const hpc_engine *en, const char *op) {
 }
 
 /* The next worker after rank that reads the same copy, or -1. */
-static int next_reader(const hpc_engine *en, int rank) {
-    for (int r = rank + 1; r < en->context->group.size; r++)
-        if (en->layout.places[r].worker && en->layout.holders[r] == en->layout.holders[rank]) return r;
+static int next_reader(const hpc_scheme *sc, int rank) {
+    for (int r = rank + 1; r < sc->context->group.size; r++)
+        if (sc->layout.places[r].worker && sc->layout.holders[r] == sc->layout.holders[rank]) return r;
     return -1;
 }
 
 /* The outputs of a row to the workers that read one copy. */
-static int check_readers(const hpc_engine *en, int i, int holder, const char *op) {
-    const hpc_row *row = &en->plan->rows[i];
-    const int gets = hpc_row_has_output(row, holder), other = next_reader(en, holder);
-    for (int r = other; r >= 0; r = next_reader(en, r))
+static int check_readers(const hpc_scheme *sc, int i, int holder, const char *op) {
+    const hpc_row *row = &sc->plan->rows[i];
+    const int gets = hpc_row_has_output(row, holder), other = next_reader(sc, holder);
+    for (int r = other; r >= 0; r = next_reader(sc, r))
         if (hpc_row_has_output(row, r) != gets)
             return hpc_fail(HPC_ERR_CONFIG, op,
                             "%s: shared_params: row %d sends parameters to rank %d and not to rank %d, which reads the "
                             "same copy: a copy has one writer, which sends to all workers of its host",
                             op, i, gets ? holder : r, gets ? r : holder);
-    if (!gets || other < 0 || one_host(en, row->owner, holder)) return HPC_OK;
+    if (!gets || other < 0 || one_host(sc, row->owner, holder)) return HPC_OK;
     return hpc_fail(HPC_ERR_CONFIG, op,
                     "%s: shared_params: row %d of rank %d sends parameters to ranks %d and %d, which read one copy on "
                     "another host: a rank of that host must write it, as in a Hierarchy or by topology \"auto\"",
@@ -80,25 +80,25 @@ static int check_readers(const hpc_engine *en, int i, int holder, const char *op
 }
 
 /* Whether some row sends a key's parameters to rank. Rows of a key lie together; first is the key's first. */
-static int is_sent(const hpc_engine *en, int first, int rank) {
-    const hpc_plan *plan = en->plan;
+static int is_sent(const hpc_scheme *sc, int first, int rank) {
+    const hpc_plan *plan = sc->plan;
     for (int i = first; i < plan->n_rows && plan->rows[i].key == plan->rows[first].key; i++)
         if (plan->rows[i].action != HPC_FORWARD && hpc_row_has_output(&plan->rows[i], rank)) return 1;
     return 0;
 }
 
-int hpc_holders_check(const hpc_engine *en, const char *op) {
-    const hpc_plan *plan = en->plan;
-    if (!en->asked.shared_params) return HPC_OK;
-    int status = check_maps(en, op);
+int hpc_holders_check(const hpc_scheme *sc, const char *op) {
+    const hpc_plan *plan = sc->plan;
+    if (!sc->asked.shared_params) return HPC_OK;
+    int status = check_maps(sc, op);
     for (int i = 0; i < plan->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &plan->rows[i], *before = i > 0 ? row - 1 : NULL;
         const int first = before == NULL || before->key != row->key;
         const int known = !first && before->owner == row->owner && before->out == row->out;
-        for (int h = 0; h < en->context->group.size && status == HPC_OK; h++) {
-            if (en->layout.holders[h] != h) continue;
-            if (row->action != HPC_FORWARD && !known) status = check_readers(en, i, h, op);
-            if (status != HPC_OK || !first || is_sent(en, i, h)) continue;
+        for (int h = 0; h < sc->context->group.size && status == HPC_OK; h++) {
+            if (sc->layout.holders[h] != h) continue;
+            if (row->action != HPC_FORWARD && !known) status = check_readers(sc, i, h, op);
+            if (status != HPC_OK || !first || is_sent(sc, i, h)) continue;
             status = hpc_fail(HPC_ERR_CONFIG, op,
                               "%s: shared_params needs parameters of every key on each worker; no row sends rank %d "
                               "those of key '%.100s'",

@@ -2,12 +2,12 @@
 #ifndef HPC_HOLDERS_H
 #define HPC_HOLDERS_H
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 
 /* Finds the holders, when the workers are known. */
-int hpc_holders_find(hpc_engine *en, const char *op);
-int hpc_holders_check(const hpc_engine *en, const char *op); /* with shared_params: each copy has one writer */
+int hpc_holders_find(hpc_scheme *sc, const char *op);
+int hpc_holders_check(const hpc_scheme *sc, const char *op); /* with shared_params: each copy has one writer */
 /* The rank whose part has parameters that the row makes, and that are read on its owner's host; -1: there is none. */
-int hpc_row_home(const hpc_engine *en, const hpc_row *row);
+int hpc_row_home(const hpc_scheme *sc, const hpc_row *row);
 
 #endif

@@ -13,7 +13,7 @@
 int hpc_row_apply_kept(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double scale) {
     double args[HPC_RULE_ARGS];
     if (scale == 1) return hpc_row_work(core, w, inputs);
-    HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
+    HPC_SPAN_OF_ROW(core->scheme->context->group.timeline, core->scheme->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
     hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, inputs, args);
@@ -36,7 +36,7 @@ int hpc_row_keep_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     const size_t nbytes = (size_t)w->row->count * sizeof *w->gathered;
     if (w->gathered == NULL) w->gathered = malloc(nbytes);
     if (w->gathered == NULL) {
-        hpc_engine_fail(core->engine, HPC_ERR_MEMORY, "there is no memory for the mean of a row");
+        hpc_scheme_fail(core->scheme, HPC_ERR_MEMORY, "there is no memory for the mean of a row");
         return -1;
     }
     w->mean = w->gathered;
@@ -46,12 +46,12 @@ int hpc_row_keep_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
 }
 
 int hpc_blocks_scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         const size_t n = hpc_block_count(w, from);
         const void *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
         if (block == NULL) return -1;
-        core->engine->kernels->f32(core->acc, &block, &scale, 1, n, 0);
+        core->scheme->kernels->f32(core->acc, &block, &scale, 1, n, 0);
         if (hpc_block_apply(core, w, core->acc, inputs->n_updates, args, from, n) != 0 ||
             hpc_block_finish(core, w, inputs->to, args, from, n) != 0)
             return -1;
@@ -67,7 +67,7 @@ int hpc_blocks_read(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
         const size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
         if (block == NULL) return -1;
-        if (squares != NULL) *squares += core->engine->kernels->squares(block, n);
+        if (squares != NULL) *squares += core->scheme->kernels->squares(block, n);
         if (to != NULL) memcpy(to + from, block, n * sizeof *to);
     }
     return 0;

@@ -22,8 +22,8 @@ static const hpc_row_kind *const kinds[] = {
     // clang-format on
 };
 
-const hpc_row_kind *hpc_row_kind_of(const hpc_engine *en, const hpc_row *row) {
+const hpc_row_kind *hpc_row_kind_of(const hpc_scheme *sc, const hpc_row *row) {
     size_t i = 0;
-    while (!kinds[i]->suits(en, row)) i++; /* the last one takes all */
+    while (!kinds[i]->suits(sc, row)) i++; /* the last one takes all */
     return kinds[i];
 }

@@ -29,8 +29,8 @@ typedef struct hpc_row_room {
 struct hpc_row_kind {
     const char *name;
     /* Whether a row of this rank is of this kind. The first kind of the array that says yes is taken. */
-    int (*suits)(const hpc_engine *en, const hpc_row *row);
-    hpc_row_room (*room)(const hpc_engine *en, const hpc_row *row);
+    int (*suits)(const hpc_scheme *sc, const hpc_row *row);
+    hpc_row_room (*room)(const hpc_scheme *sc, const hpc_row *row);
 
     /* Folds inputs, applies the rule with args, and sends what comes of it. Nonzero when the exchange has failed. */
     int (*work)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
@@ -60,6 +60,6 @@ extern const hpc_row_kind hpc_kind_sum, hpc_kind_sum_opened, hpc_kind_sum_pieces
 extern const hpc_row_kind hpc_kind_passthrough, hpc_kind_relay;
 
 /* The kind of a row of this rank. */
-const hpc_row_kind *hpc_row_kind_of(const hpc_engine *en, const hpc_row *row);
+const hpc_row_kind *hpc_row_kind_of(const hpc_scheme *sc, const hpc_row *row);
 
 #endif

@@ -10,13 +10,13 @@
 
 /* ---- any rule ---- */
 
-static int suits(const hpc_engine *en, const hpc_row *row) {
-    (void)en, (void)row;
+static int suits(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc, (void)row;
     return 1;
 }
 
 static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
@@ -44,13 +44,13 @@ const hpc_row_kind hpc_kind_blocks = {
 
 /* ---- averages ---- */
 
-static int averages(const hpc_engine *en, const hpc_row *row) {
-    return en->rules[row->key].averages && row->action == HPC_APPLY && en->use == NULL;
+static int averages(const hpc_scheme *sc, const hpc_row *row) {
+    return sc->rules[row->key].averages && row->action == HPC_APPLY && sc->use == NULL;
 }
 
 static int work_average(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    const int stream = core->engine->stream && w->n_outputs == 0;
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    const int stream = core->scheme->stream && w->n_outputs == 0;
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, w->param + from, stream, args, from, n);

@@ -10,25 +10,25 @@
 #include "engine/sum.h"
 #include "engine/write.h"
 
-hpc_row_room hpc_forward_room(const hpc_engine *en, const hpc_row *row) {
-    (void)en;
+hpc_row_room hpc_forward_room(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc;
     hpc_row_room room = {0};
     if (hpc_codec_of(row->codec_out)->plain)
         room.acc = hpc_row_floats(row, 1);
     else
-        room.encoded = (hpc_output_bytes(en, row) + 63) / 64 * 64;
+        room.encoded = (hpc_output_bytes(sc, row) + 63) / 64 * 64;
     return room;
 }
 
 /* ---- a fold ---- */
 
-static int suits(const hpc_engine *en, const hpc_row *row) {
-    (void)en;
+static int suits(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc;
     return row->action == HPC_FORWARD;
 }
 
 static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
@@ -58,18 +58,18 @@ const hpc_row_kind hpc_kind_forward = {
 
 /* ---- a sum of the discipline's ---- */
 
-static int is_summed(const hpc_engine *en, const hpc_row *row) {
-    return hpc_row_is_summed(en, row);
+static int is_summed(const hpc_scheme *sc, const hpc_row *row) {
+    return hpc_row_is_summed(sc, row);
 }
 
-static hpc_row_room no_room(const hpc_engine *en, const hpc_row *row) {
-    (void)en, (void)row;
+static hpc_row_room no_room(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc, (void)row;
     return (hpc_row_room){0};
 }
 
 static int work_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     (void)args;
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     for (size_t from = 0; w->encoded != NULL && from < w->row->count; from += HPC_BLOCK)
         hpc_block_encode(w, w->acc + from, from, hpc_block_count(w, from));
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);

@@ -11,17 +11,17 @@
 /* Elements of a part: what a codec prepares for a part it prepares once for so many. */
 enum { PART = 128 * HPC_BLOCK };
 
-static int suits(const hpc_engine *en, const hpc_row *row) {
-    const hpc_codec *codec = hpc_row_pieces(en, row);
-    return codec != NULL && codec->add_range != NULL && row->action == HPC_APPLY && !hpc_row_keeps_fold(en, row);
+static int suits(const hpc_scheme *sc, const hpc_row *row) {
+    const hpc_codec *codec = hpc_row_pieces(sc, row);
+    return codec != NULL && codec->add_range != NULL && row->action == HPC_APPLY && !hpc_row_keeps_fold(sc, row);
 }
 
 static size_t part_count(const hpc_work *w, size_t part) {
     return w->row->count - part < PART ? w->row->count - part : PART;
 }
 
-hpc_row_room hpc_parts_room(const hpc_engine *en, const hpc_row *row) {
-    hpc_row_room room = hpc_blocks_room(en, row);
+hpc_row_room hpc_parts_room(const hpc_scheme *sc, const hpc_row *row) {
+    hpc_row_room room = hpc_blocks_room(sc, row);
     room.sum = hpc_row_floats(row, 1);
     if (room.sum > PART * sizeof(float)) room.sum = PART * sizeof(float);
     return room;
@@ -30,11 +30,11 @@ hpc_row_room hpc_parts_room(const hpc_engine *en, const hpc_row *row) {
 int hpc_parts_scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
     const void *sum = w->acc;
     if (hpc_pieces_check_all(core, w, inputs, 1) != 0) return -1;
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     for (size_t part = 0; part < w->row->count; part += PART) {
         const size_t all = part_count(w, part);
         hpc_pieces_sum_range(core, w, inputs, part, all, w->acc);
-        if (scale != 1) core->engine->kernels->f32(w->acc, &sum, &scale, 1, all, 0);
+        if (scale != 1) core->scheme->kernels->f32(w->acc, &sum, &scale, 1, all, 0);
         for (size_t from = part; from < part + all; from += HPC_BLOCK) {
             const size_t n = hpc_block_count(w, from);
             if (hpc_block_apply(core, w, w->acc + (from - part), inputs->n_updates, args, from, n) != 0 ||
@@ -62,7 +62,7 @@ int hpc_parts_read(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const 
         float *sum = to != NULL ? to + part : w->acc;
         hpc_pieces_sum_range(core, w, inputs, part, all, sum);
         for (size_t from = part; from < part + all && squares != NULL; from += HPC_BLOCK)
-            *squares += core->engine->kernels->squares(sum + (from - part), hpc_block_count(w, from));
+            *squares += core->scheme->kernels->squares(sum + (from - part), hpc_block_count(w, from));
     }
     return 0;
 }

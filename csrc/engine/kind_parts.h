@@ -5,7 +5,7 @@
 #include "engine/kind.h"
 
 /* hpc_row_kind.room and work. */
-hpc_row_room hpc_parts_room(const hpc_engine *en, const hpc_row *row);
+hpc_row_room hpc_parts_room(const hpc_scheme *sc, const hpc_row *row);
 int hpc_parts_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
 /* hpc_row_kind.scaled and read. */
 int hpc_parts_scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);

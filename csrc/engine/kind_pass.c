@@ -7,21 +7,21 @@
 #include "engine/mean.h"
 #include "engine/write.h"
 
-static int suits(const hpc_engine *en, const hpc_row *row) {
-    if (en->rules[row->key].pass == NULL || row->action != HPC_APPLY || !hpc_folds_whole(en)) return 0;
+static int suits(const hpc_scheme *sc, const hpc_row *row) {
+    if (sc->rules[row->key].pass == NULL || row->action != HPC_APPLY || !hpc_folds_whole(sc)) return 0;
     if (!hpc_codec_of(row->codec_in)->plain || !hpc_codec_of(row->codec_out)->plain || row->n_in > HPC_PASS_INPUTS)
         return 0;
     for (int e = 0; e < row->n_out; e++) {
         const int r = row->out[e].rank;
-        if (row->out[e].row < 0 && en->layout.holders[r] == r && !hpc_is_mapped(en, r)) return 0;
+        if (row->out[e].row < 0 && sc->layout.holders[r] == r && !hpc_is_mapped(sc, r)) return 0;
     }
     return 1;
 }
 
 static int pass(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int n_arrays) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const hpc_receivers to = inputs->to;
-    hpc_row_begin_step(en, w, inputs->slot);
+    hpc_row_begin_step(sc, w, inputs->slot);
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) { /* the state lies block by block */
         for (int i = 0; i < inputs->n; i++) core->folding[i] = inputs->bases[i] + from * sizeof(float);
         int n_out = 0;
@@ -38,7 +38,7 @@ static int pass(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
             .state = w->state + from * (size_t)w->rule->rule.slots,
             .args = args,
             .n = (int64_t)hpc_block_count(w, from),
-            .stream = en->stream,
+            .stream = sc->stream,
         };
         int returned = w->rule->pass(&block);
         if (returned == 0) continue;
@@ -46,7 +46,7 @@ static int pass(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
         return returned;
     }
 #if defined(__x86_64__)
-    if (en->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
+    if (sc->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
 #endif
     hpc_row_leave_mapped(core, w, to, (int)inputs->slot);
     hpc_row_count_fold(core, w, n_arrays);

@@ -7,23 +7,23 @@
 #include "engine/layout.h"
 #include "engine/write.h"
 
-static int suits(const hpc_engine *en, const hpc_row *row) {
+static int suits(const hpc_scheme *sc, const hpc_row *row) {
     if (row->action != HPC_FORWARD || row->n_in != 1 || row->in[0].row < 0 || row->in[0].weight != 1) return 0;
-    if (en->plan->rows[row->in[0].row].codec_out != row->codec_out) return 0;
-    return hpc_folds_whole(en) || !hpc_codec_of(row->codec_out)->addressable;
+    if (sc->plan->rows[row->in[0].row].codec_out != row->codec_out) return 0;
+    return hpc_folds_whole(sc) || !hpc_codec_of(row->codec_out)->addressable;
 }
 
-static hpc_row_room room(const hpc_engine *en, const hpc_row *row) {
-    (void)en, (void)row;
+static hpc_row_room room(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc, (void)row;
     return (hpc_row_room){0};
 }
 
 static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     const hpc_input *in = inputs->from[0];
     (void)args;
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     if (in->nbytes == 0) /* arrays are counted as they come */
-        hpc_count_received(core->engine, in->rank, in->codec->length(w->config, inputs->bases[0], w->row->count));
+        hpc_count_received(core->scheme, in->rank, in->codec->length(w->config, inputs->bases[0], w->row->count));
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
     return 0;

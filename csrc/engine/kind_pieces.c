@@ -16,9 +16,9 @@
 #include "engine/sum.h"
 #include "engine/write.h"
 
-static int takes_pieces(const hpc_engine *en, const hpc_row *row) {
+static int takes_pieces(const hpc_scheme *sc, const hpc_row *row) {
     for (int e = 0; e < row->n_in; e++)
-        if (!hpc_edge_codec(en->plan, row, &row->in[e])->addressable) return 1;
+        if (!hpc_edge_codec(sc->plan, row, &row->in[e])->addressable) return 1;
     return 0;
 }
 
@@ -37,14 +37,14 @@ static int add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const doub
 
 /* ---- rows that have parameters ---- */
 
-static hpc_row_room room(const hpc_engine *en, const hpc_row *row) {
-    hpc_row_room room = hpc_blocks_room(en, row);
+static hpc_row_room room(const hpc_scheme *sc, const hpc_row *row) {
+    hpc_row_room room = hpc_blocks_room(sc, row);
     if (room.acc == 0) room.sum = hpc_row_floats(row, 1);
     return room;
 }
 
 static int apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     if (hpc_blocks_apply_sum(core, w, inputs, args) != 0) return -1;
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
@@ -66,7 +66,7 @@ static int fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
 static int scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
     const void *sum = w->acc;
     if (add(core, w, inputs, args, 1) != 0) return -1;
-    core->engine->kernels->f32(w->acc, &sum, &scale, 1, (size_t)w->row->count, 0);
+    core->scheme->kernels->f32(w->acc, &sum, &scale, 1, (size_t)w->row->count, 0);
     return apply_sum(core, w, inputs, args);
 }
 
@@ -99,9 +99,9 @@ const hpc_row_kind hpc_kind_pieces = {
 /* ---- sgd ---- */
 
 /* Parameters, or Z, are changed where they lie. Parameters go out as float32, and no other row sends them on. */
-static int is_sgd(const hpc_engine *en, const hpc_row *row) {
-    const hpc_key_rule *rule = &en->rules[row->key];
-    if (!rule->is_sgd || hpc_row_keeps_fold(en, row)) return 0;
+static int is_sgd(const hpc_scheme *sc, const hpc_row *row) {
+    const hpc_key_rule *rule = &sc->rules[row->key];
+    if (!rule->is_sgd || hpc_row_keeps_fold(sc, row)) return 0;
     if (row->action != HPC_APPLY || !hpc_codec_of(row->codec_out)->plain) return 0;
     for (int e = 0; e < row->n_out; e++)
         if (row->out[e].row >= 0) return 0;
@@ -109,9 +109,9 @@ static int is_sgd(const hpc_engine *en, const hpc_row *row) {
 }
 
 /* Not with a prox, which changes what the piece has not. */
-static int suits_in_place(const hpc_engine *en, const hpc_row *row) {
-    return !hpc_rule_proxes(&en->rules[row->key].rule) && row->n_in == 1 &&
-           hpc_edge_codec(en->plan, row, &row->in[0])->weighs && is_sgd(en, row);
+static int suits_in_place(const hpc_scheme *sc, const hpc_row *row) {
+    return !hpc_rule_proxes(&sc->rules[row->key].rule) && row->n_in == 1 &&
+           hpc_edge_codec(sc->plan, row, &row->in[0])->weighs && is_sgd(sc, row);
 }
 
 /* Memory for the sum of a row that rarely needs one: where it is needed at all. */
@@ -124,7 +124,7 @@ static int take_sum(hpc_core *core, hpc_work *w) {
     }
     w->acc = nbytes > core->acc_bytes ? core->sum : core->acc;
     if (w->acc != NULL) return 0;
-    hpc_engine_fail(core->engine, HPC_ERR_MEMORY, "there is no memory for the sum of a row's pieces");
+    hpc_scheme_fail(core->scheme, HPC_ERR_MEMORY, "there is no memory for the sum of a row's pieces");
     return -1;
 }
 
@@ -151,7 +151,7 @@ static int work_in_place(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, 
         if (w->outputs[o].params != NULL && hpc_goes_to(inputs->to, &w->outputs[o]) &&
             hpc_pieces_add_again(core, w, inputs->from[0], inputs->bases[0], -rate, w->outputs[o].params) != 0)
             return -1;
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
     return 0;
@@ -169,13 +169,13 @@ const hpc_row_kind hpc_kind_pieces_in_place = {
 };
 
 /* Several inputs, of a codec that adds them all at once. */
-static int suits_all(const hpc_engine *en, const hpc_row *row) {
-    const hpc_codec *codec = hpc_row_pieces(en, row);
-    return codec != NULL && codec->add_all != NULL && is_sgd(en, row);
+static int suits_all(const hpc_scheme *sc, const hpc_row *row) {
+    const hpc_codec *codec = hpc_row_pieces(sc, row);
+    return codec != NULL && codec->add_all != NULL && is_sgd(sc, row);
 }
 
-static hpc_row_room room_all(const hpc_engine *en, const hpc_row *row) {
-    return hpc_row_pieces(en, row)->add_range != NULL ? hpc_parts_room(en, row) : hpc_blocks_room(en, row);
+static hpc_row_room room_all(const hpc_scheme *sc, const hpc_row *row) {
+    return hpc_row_pieces(sc, row)->add_range != NULL ? hpc_parts_room(sc, row) : hpc_blocks_room(sc, row);
 }
 
 /* A decay of the parameters needs the sum, and so does a scale that is NaN: then all parameters become NaN. */
@@ -189,7 +189,7 @@ static int scaled_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, con
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].params != NULL && hpc_goes_to(inputs->to, &w->outputs[o]))
             memcpy(w->outputs[o].params, w->param, (size_t)w->row->count * sizeof(float));
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);
     return 0;
@@ -220,7 +220,7 @@ const hpc_row_kind hpc_kind_pieces_all = {
 
 /* Sends the contents of the accumulator, as an array. */
 static int send_array(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     for (size_t from = 0; w->encoded != NULL && from < w->row->count; from += HPC_BLOCK)
         hpc_block_encode(w, w->acc + from, from, hpc_block_count(w, from));
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
@@ -230,7 +230,7 @@ static int send_array(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
 
 /* Sends the fold as a piece. Receivers do not apply a fold of no updates. */
 static int send_piece(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int n_arrays) {
-    hpc_row_begin_step(core->engine, w, inputs->slot);
+    hpc_row_begin_step(core->scheme, w, inputs->slot);
     const int failed = inputs->n_updates > 0 ? hpc_pieces_encode_row(core, w) : hpc_pieces_encode_nothing(w);
     if (failed) return failed;
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
@@ -239,12 +239,12 @@ static int send_piece(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int
 }
 
 /* Pieces that go on as an array. */
-static int is_opened(const hpc_engine *en, const hpc_row *row) {
-    return row->action == HPC_FORWARD && takes_pieces(en, row);
+static int is_opened(const hpc_scheme *sc, const hpc_row *row) {
+    return row->action == HPC_FORWARD && takes_pieces(sc, row);
 }
 
-static hpc_row_room opened_room(const hpc_engine *en, const hpc_row *row) {
-    hpc_row_room room = hpc_forward_room(en, row);
+static hpc_row_room opened_room(const hpc_scheme *sc, const hpc_row *row) {
+    hpc_row_room room = hpc_forward_room(sc, row);
     if (room.acc == 0) room.sum = hpc_row_floats(row, 1);
     return room;
 }
@@ -262,14 +262,14 @@ const hpc_row_kind hpc_kind_forward_opened = {
 };
 
 /* Pieces that go on as a piece. */
-static int is_filtered_again(const hpc_engine *en, const hpc_row *row) {
-    return sends_pieces(row) && takes_pieces(en, row);
+static int is_filtered_again(const hpc_scheme *sc, const hpc_row *row) {
+    return sends_pieces(row) && takes_pieces(sc, row);
 }
 
-static hpc_row_room piece_room(const hpc_engine *en, const hpc_row *row) {
-    hpc_row_room room = hpc_forward_room(en, row);
+static hpc_row_room piece_room(const hpc_scheme *sc, const hpc_row *row) {
+    hpc_row_room room = hpc_forward_room(sc, row);
     room.sum = hpc_row_floats(row, 1);
-    room.residual = hpc_pieces_state_bytes(en, row);
+    room.residual = hpc_pieces_state_bytes(sc, row);
     room.sends_pieces = 1;
     return room;
 }
@@ -287,8 +287,8 @@ const hpc_row_kind hpc_kind_forward_pieces = {
 };
 
 /* Arrays that go on as a piece. */
-static int is_filtered(const hpc_engine *en, const hpc_row *row) {
-    (void)en;
+static int is_filtered(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc;
     return sends_pieces(row);
 }
 
@@ -312,13 +312,13 @@ const hpc_row_kind hpc_kind_forward_filtered = {
 
 /* ---- sums of the discipline's ---- */
 
-static hpc_row_room no_room(const hpc_engine *en, const hpc_row *row) {
-    (void)en, (void)row;
+static hpc_row_room no_room(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc, (void)row;
     return (hpc_row_room){0};
 }
 
-static int is_opened_sum(const hpc_engine *en, const hpc_row *row) {
-    return hpc_row_is_summed(en, row) && takes_pieces(en, row);
+static int is_opened_sum(const hpc_scheme *sc, const hpc_row *row) {
+    return hpc_row_is_summed(sc, row) && takes_pieces(sc, row);
 }
 
 static int work_opened_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
@@ -335,12 +335,12 @@ const hpc_row_kind hpc_kind_sum_opened = {
     .leaving = hpc_sum_leaving,
 };
 
-static int is_filtered_sum(const hpc_engine *en, const hpc_row *row) {
-    return hpc_row_is_summed(en, row) && sends_pieces(row);
+static int is_filtered_sum(const hpc_scheme *sc, const hpc_row *row) {
+    return hpc_row_is_summed(sc, row) && sends_pieces(row);
 }
 
-static hpc_row_room residual_room(const hpc_engine *en, const hpc_row *row) {
-    return (hpc_row_room){.residual = hpc_pieces_state_bytes(en, row), .sends_pieces = 1};
+static hpc_row_room residual_room(const hpc_scheme *sc, const hpc_row *row) {
+    return (hpc_row_room){.residual = hpc_pieces_state_bytes(sc, row), .sends_pieces = 1};
 }
 
 static int work_filtered_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {

@@ -2,27 +2,27 @@
 #include "engine/kind.h"
 #include "engine/write.h"
 
-static int suits(const hpc_engine *en, const hpc_row *row) {
-    (void)en;
+static int suits(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc;
     return row->action == HPC_RELAY;
 }
 
-static hpc_row_room room(const hpc_engine *en, const hpc_row *row) {
-    (void)en, (void)row;
+static hpc_row_room room(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc, (void)row;
     return (hpc_row_room){0};
 }
 
 static void write(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const void *from = hpc_input_leaving(w, slot);
     size_t count = (size_t)w->row->count;
     for (int o = 0; o < w->n_outputs; o++) {
         float *params = w->outputs[o].params;
         if (params == NULL || !hpc_goes_to(to, &w->outputs[o])) continue;
         if (w->out_codec->plain)
-            en->kernels->copy(params, from, count * sizeof(float), en->stream);
+            sc->kernels->copy(params, from, count * sizeof(float), sc->stream);
         else
-            hpc_codec_decode(w->out_codec, en->kernels, from, params, count, en->stream);
+            hpc_codec_decode(w->out_codec, sc->kernels, from, params, count, sc->stream);
     }
 }
 

@@ -5,25 +5,25 @@
 
 #include "engine/discipline.h"
 
-/* Shares, places and offsets from en->plan. */
-int hpc_layout_make(hpc_engine *en, const char *op);
-int hpc_layout_slots(hpc_engine *en); /* places this rank's receive slots and fills in its part of slot_base */
-void hpc_layout_free(hpc_engine *en);
+/* Shares, places and offsets from sc->plan. */
+int hpc_layout_make(hpc_scheme *sc, const char *op);
+int hpc_layout_slots(hpc_scheme *sc); /* places this rank's receive slots and fills in its part of slot_base */
+void hpc_layout_free(hpc_scheme *sc);
 /* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 /* Takes hpc_place.own in the part of each rank: so many bytes as part says. */
-void hpc_layout_take_own(hpc_engine *en, size_t (*part)(const hpc_engine *en, int rank));
+void hpc_layout_take_own(hpc_scheme *sc, size_t (*part)(const hpc_scheme *sc, int rank));
 
 /* Bytes from the start of rank's part to the place where a mean of key is gathered (hpc_mean_use): the slot of its
  * pushes where that is float32. */
-size_t hpc_gathered_at(const hpc_engine *en, int rank, int key);
+size_t hpc_gathered_at(const hpc_scheme *sc, int rank, int key);
 /* Bytes from the start of rank's part to its parameters of a key, after so many of its pushes. */
-size_t hpc_params_at(const hpc_engine *en, int rank, int key, uint64_t pushes);
+size_t hpc_params_at(const hpc_scheme *sc, int rank, int key, uint64_t pushes);
 
 /* Calls visit for every in-edge whose input comes by receive slots: for the rows of owner, or for inputs of sender (the
  * other one is -1). offset is the distance of the edge's slot 0 from the pair's slot_base. */
 typedef void hpc_visit(void *arg, int row, int edge, size_t offset);
-int hpc_layout_walk(const hpc_engine *en, int owner, int sender, hpc_visit *visit, void *arg);
+int hpc_layout_walk(const hpc_scheme *sc, int owner, int sender, hpc_visit *visit, void *arg);
 
 /* ---- signals: closed by each rank, args seen by each core, then one or two a share ---- */
 
@@ -33,40 +33,40 @@ enum { HPC_CLOSED = 1, HPC_FREED = 2 };
 static inline int hpc_signal_closed(int rank) {
     return rank;
 }
-static inline int hpc_signal_args(const hpc_engine *en, int owner, int core) {
-    return en->context->group.size + en->layout.places[owner].first_core + core;
+static inline int hpc_signal_args(const hpc_scheme *sc, int owner, int core) {
+    return sc->context->group.size + sc->layout.places[owner].first_core + core;
 }
-static inline int hpc_signal_applied(const hpc_engine *en, int share) {
-    return en->context->group.size + en->layout.n_cores + share;
+static inline int hpc_signal_applied(const hpc_scheme *sc, int share) {
+    return sc->context->group.size + sc->layout.n_cores + share;
 }
-static inline int hpc_signal_second(const hpc_engine *en, int share) { /* of a pull, or HPC_DECIDES */
-    return hpc_signal_applied(en, share) + en->layout.n_shares;
+static inline int hpc_signal_second(const hpc_scheme *sc, int share) { /* of a pull, or HPC_DECIDES */
+    return hpc_signal_applied(sc, share) + sc->layout.n_shares;
 }
-static inline int hpc_signals(const hpc_engine *en) {
-    return hpc_signal_applied(en, 0) +
-           en->layout.n_shares * (en->discipline->traits & (HPC_PULLS | HPC_DECIDES) ? 2 : 1);
+static inline int hpc_signals(const hpc_scheme *sc) {
+    return hpc_signal_applied(sc, 0) +
+           sc->layout.n_shares * (sc->discipline->traits & (HPC_PULLS | HPC_DECIDES) ? 2 : 1);
 }
 
 /* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */
-static inline uint64_t hpc_closed_signal(const hpc_engine *en, int rank) {
-    return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_closed(rank)), memory_order_acquire);
+static inline uint64_t hpc_closed_signal(const hpc_scheme *sc, int rank) {
+    return atomic_load_explicit(hpc_own_signal(sc->window, hpc_signal_closed(rank)), memory_order_acquire);
 }
 
 /* ---- bytes ---- */
 
 /* Bytes of a push to a row, as it comes; at most, where pushes are pieces. */
-static inline size_t hpc_input_bytes(const hpc_engine *en, const hpc_row *row) {
-    return hpc_codec_of(row->codec_in)->max_bytes(en->configs[row->key], row->count);
+static inline size_t hpc_input_bytes(const hpc_scheme *sc, const hpc_row *row) {
+    return hpc_codec_of(row->codec_in)->max_bytes(sc->configs[row->key], row->count);
 }
 
 /* Bytes of the push to a row that lies at src. */
-static inline size_t hpc_push_bytes(const hpc_engine *en, const hpc_row *row, const void *src) {
-    return hpc_codec_of(row->codec_in)->length(en->configs[row->key], src, row->count);
+static inline size_t hpc_push_bytes(const hpc_scheme *sc, const hpc_row *row, const void *src) {
+    return hpc_codec_of(row->codec_in)->length(sc->configs[row->key], src, row->count);
 }
 
 /* Bytes of an output of a row, as it is sent. */
-static inline size_t hpc_output_bytes(const hpc_engine *en, const hpc_row *row) {
-    return hpc_codec_of(row->codec_out)->max_bytes(en->configs[row->key], row->count);
+static inline size_t hpc_output_bytes(const hpc_scheme *sc, const hpc_row *row) {
+    return hpc_codec_of(row->codec_out)->max_bytes(sc->configs[row->key], row->count);
 }
 
 /* Whether a row has the parameters of its elements: a forward has a fold, and a relay what has come. */
@@ -85,24 +85,24 @@ static inline int hpc_row_encodes(const hpc_row *row) {
 }
 
 /* How many relays the parameters that a row sends have passed, itself included. */
-static inline int hpc_row_hops(const hpc_engine *en, int row) {
-    return en->layout.stages.many ? en->layout.stages.hops[row] : 0;
+static inline int hpc_row_hops(const hpc_scheme *sc, int row) {
+    return sc->layout.stages.many ? sc->layout.stages.hops[row] : 0;
 }
 
 /* Whether pieces of the key are on the way, be it only from row to row. */
-static inline int hpc_key_has_pieces(const hpc_engine *en, int key) {
-    return en->pieces != NULL && en->pieces[key].codec != NULL;
+static inline int hpc_key_has_pieces(const hpc_scheme *sc, int key) {
+    return sc->pieces != NULL && sc->pieces[key].codec != NULL;
 }
 
 /* Whether pushes of the key are pieces. */
-static inline int hpc_key_pushes_pieces(const hpc_engine *en, int key) {
-    return en->pieces != NULL && en->pieces[key].n_ranges > 0;
+static inline int hpc_key_pushes_pieces(const hpc_scheme *sc, int key) {
+    return sc->pieces != NULL && sc->pieces[key].n_ranges > 0;
 }
 
 /* The room that an input of a row takes in a slot. */
-static inline size_t hpc_row_bytes(const hpc_engine *en, const hpc_row *row) {
-    if (hpc_key_has_pieces(en, row->key)) return en->layout.row_room[row - en->plan->rows];
-    return (hpc_input_bytes(en, row) + 63) / 64 * 64;
+static inline size_t hpc_row_bytes(const hpc_scheme *sc, const hpc_row *row) {
+    if (hpc_key_has_pieces(sc, row->key)) return sc->layout.row_room[row - sc->plan->rows];
+    return (hpc_input_bytes(sc, row) + 63) / 64 * 64;
 }
 
 /* The codec of an input of a row. */
@@ -111,48 +111,48 @@ static inline const hpc_codec *hpc_edge_codec(const hpc_plan *plan, const hpc_ro
 }
 
 /* Bytes from the start of a key's update to the first element of a row. */
-static inline size_t hpc_row_from(const hpc_engine *en, const hpc_row *row) {
-    if (hpc_key_pushes_pieces(en, row->key)) return en->layout.row_from[row - en->plan->rows];
-    return hpc_codec_span(en->keys[row->key].codec, row->offset);
+static inline size_t hpc_row_from(const hpc_scheme *sc, const hpc_row *row) {
+    if (hpc_key_pushes_pieces(sc, row->key)) return sc->layout.row_from[row - sc->plan->rows];
+    return hpc_codec_span(sc->keys[row->key].codec, row->offset);
 }
 
-static inline size_t hpc_slot_stride(const hpc_engine *en, const hpc_row *row) {
-    return hpc_row_bytes(en, row) + (en->discipline->traits & HPC_MARGINS ? HPC_MARGIN_BYTES : 0);
+static inline size_t hpc_slot_stride(const hpc_scheme *sc, const hpc_row *row) {
+    return hpc_row_bytes(sc, row) + (sc->discipline->traits & HPC_MARGINS ? HPC_MARGIN_BYTES : 0);
 }
 
-static inline int hpc_slot_depth(const hpc_engine *en) {
-    return (en->discipline->traits & HPC_ONE_SLOT) ? 1 : en->layout.depth;
+static inline int hpc_slot_depth(const hpc_scheme *sc) {
+    return (sc->discipline->traits & HPC_ONE_SLOT) ? 1 : sc->layout.depth;
 }
 
 /* The offset in its owner's part of the arguments of rank for its push in a slot. */
-static inline size_t hpc_args_at(const hpc_engine *en, const hpc_share *share, int rank, int slot) {
-    size_t at = en->own_args ? (size_t)share->at : (size_t)share->at * (size_t)en->context->group.size + (size_t)rank;
-    return en->layout.places[share->owner].args + (at * (size_t)en->layout.depth + (size_t)slot) * HPC_ARGS_BYTES;
+static inline size_t hpc_args_at(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
+    size_t at = sc->own_args ? (size_t)share->at : (size_t)share->at * (size_t)sc->context->group.size + (size_t)rank;
+    return sc->layout.places[share->owner].args + (at * (size_t)sc->layout.depth + (size_t)slot) * HPC_ARGS_BYTES;
 }
 
-static inline char *hpc_own_part(const hpc_engine *en) {
-    return hpc_window_data(en->window);
+static inline char *hpc_own_part(const hpc_scheme *sc) {
+    return hpc_window_data(sc->window);
 }
 
 /* Whether this rank can read and write the other one's memory by plain instructions. */
-static inline int hpc_is_mapped(const hpc_engine *en, int rank) {
-    return rank == en->context->group.rank || (en->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
+static inline int hpc_is_mapped(const hpc_scheme *sc, int rank) {
+    return rank == sc->context->group.rank || (sc->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
 }
 
 /* Whether owner reads rank's pushes in rank's memory; else they come by put. This rank is one of the two. */
-static inline int hpc_reads_in_place(const hpc_engine *en, int owner, int rank) {
-    if (en->puts) return owner == rank;
-    return hpc_is_mapped(en, owner == en->context->group.rank ? rank : owner);
+static inline int hpc_reads_in_place(const hpc_scheme *sc, int owner, int rank) {
+    if (sc->puts) return owner == rank;
+    return hpc_is_mapped(sc, owner == sc->context->group.rank ? rank : owner);
 }
 
 /* On a graph an owner that has closed folds nothing more, and takes no event. */
-static inline int hpc_owners_leave(const hpc_engine *en) {
-    return en->graph != NULL;
+static inline int hpc_owners_leave(const hpc_scheme *sc) {
+    return sc->graph != NULL;
 }
 
 /* Whether folds take all inputs of a row, with the plan's weights. */
-static inline int hpc_folds_whole(const hpc_engine *en) {
-    return (en->discipline->traits & HPC_WHOLE) && !en->turns;
+static inline int hpc_folds_whole(const hpc_scheme *sc) {
+    return (sc->discipline->traits & HPC_WHOLE) && !sc->turns;
 }
 
 #endif

@@ -15,7 +15,7 @@
 
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
     double args[HPC_RULE_ARGS];
-    HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
+    HPC_SPAN_OF_ROW(core->scheme->context->group.timeline, core->scheme->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
     hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, inputs, args);
@@ -25,18 +25,18 @@ int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *
 
 /* The only input stays where it is, if it is the mean and its slot is not free yet. */
 int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     int in_place = inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain && w->rule->rule.fold == NULL &&
-                   !(en->discipline->traits & HPC_KEEPS_MEANS);
+                   !(sc->discipline->traits & HPC_KEEPS_MEANS);
     w->mean = in_place ? (const float *)(const void *)inputs->bases[0] : w->acc;
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
         size_t n = hpc_block_count(w, from);
         const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
         if (block == NULL) return -1;
-        if (squares != NULL) *squares += en->kernels->squares(block, n);
-        if (!in_place) en->kernels->copy(w->acc + from, block, n * sizeof(float), en->stream);
+        if (squares != NULL) *squares += sc->kernels->squares(block, n);
+        if (!in_place) sc->kernels->copy(w->acc + from, block, n * sizeof(float), sc->stream);
     }
-    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(en, w->row) * (size_t)inputs->n);
+    hpc_tally_add(&core->tally.bytes_folded, hpc_input_bytes(sc, w->row) * (size_t)inputs->n);
     return 0;
 }
 
@@ -44,7 +44,7 @@ int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
 double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
     double sum = 0;
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
-        sum += core->engine->kernels->squares(w->mean + from, hpc_block_count(w, from));
+        sum += core->scheme->kernels->squares(w->mean + from, hpc_block_count(w, from));
     return sum;
 }
 
@@ -59,7 +59,7 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *g
                              .to = to,
                              .n_updates = w->n_updates};
     double args[HPC_RULE_ARGS];
-    HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
+    HPC_SPAN_OF_ROW(core->scheme->context->group.timeline, core->scheme->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
     hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, &mean, args);
@@ -68,11 +68,11 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *g
 
 /* The mean of a user's own fold is multiplied where it lies: it is no input of another fold. */
 int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     const void *sum = w->acc;
-    hpc_row_begin_step(en, w, mean->slot);
+    hpc_row_begin_step(sc, w, mean->slot);
     if (w->rule->rule.fold != NULL) {
-        if (mean->weights[0] != 1) en->kernels->f32(w->acc, &sum, mean->weights, 1, (size_t)w->row->count, 0);
+        if (mean->weights[0] != 1) sc->kernels->f32(w->acc, &sum, mean->weights, 1, (size_t)w->row->count, 0);
         if (hpc_blocks_apply_sum(core, w, mean, args) != 0) return -1;
     } else {
         for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
@@ -97,20 +97,20 @@ static const void *leaving_to(const hpc_work *w, int sender, size_t nbytes) {
 }
 
 void hpc_row_gather(hpc_core *core, hpc_work *w, int sender, int zero) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     size_t nbytes = (size_t)w->row->count * sizeof(float);
     const void *from = NULL;
     if (zero) w->mean = memset(w->acc, 0, nbytes);
-    for (int r = 0; r < en->context->group.size; r++) {
-        if (sender != HPC_EVERYBODY && hpc_sender_of(en, w->row->key, r) != sender) continue;
-        if (!hpc_row_gives_mean(en, w->index, r)) continue;
-        size_t at = hpc_gathered_at(en, r, w->row->key) + (size_t)w->row->offset * sizeof(float);
-        char *here = hpc_is_mapped(en, r) ? (char *)hpc_window_peer_view(en->window, r) + at : NULL;
+    for (int r = 0; r < sc->context->group.size; r++) {
+        if (sender != HPC_EVERYBODY && hpc_sender_of(sc, w->row->key, r) != sender) continue;
+        if (!hpc_row_gives_mean(sc, w->index, r)) continue;
+        size_t at = hpc_gathered_at(sc, r, w->row->key) + (size_t)w->row->offset * sizeof(float);
+        char *here = hpc_is_mapped(sc, r) ? (char *)hpc_window_peer_view(sc->window, r) + at : NULL;
         if (here == NULL && from == NULL) from = leaving_to(w, sender, nbytes);
         if (here == NULL)
-            hpc_core_check_put(core, hpc_put(core->out, en->window, r, from, nbytes, at));
+            hpc_core_check_put(core, hpc_put(core->out, sc->window, r, from, nbytes, at));
         else if (here != (const char *)w->mean)
-            en->kernels->copy(here, w->mean, nbytes, en->stream);
+            sc->kernels->copy(here, w->mean, nbytes, sc->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);
         hpc_core_count_sent(core, w->row->key, r, HPC_TRAFFIC_PARAMETERS, nbytes);
     }

@@ -9,20 +9,20 @@
 #ifndef HPC_PARAMS_H
 #define HPC_PARAMS_H
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 
 /* After hpc_layout_make: finds which keys and rows come encoded, and takes this rank's place for them. hpc_params_learn
- * then tells all ranks where it is; it is collective where en->layout.encodes. */
-int hpc_params_take_place(hpc_engine *en, const char *op);
-int hpc_params_learn(hpc_engine *en, double deadline);
+ * then tells all ranks where it is; it is collective where sc->layout.encodes. */
+int hpc_params_take_place(hpc_scheme *sc, const char *op);
+int hpc_params_learn(hpc_scheme *sc, double deadline);
 /* Bytes from the start of rank's part to the encoded parameters of a row. */
-size_t hpc_params_encoded_at(const hpc_engine *en, int rank, const hpc_row *row);
+size_t hpc_params_encoded_at(const hpc_scheme *sc, int rank, const hpc_row *row);
 
 /* The ticket of the last push of key, or of the last pull where pulls ask for parameters. */
-uint64_t hpc_params_newest(const hpc_engine *en, int key);
+uint64_t hpc_params_newest(const hpc_scheme *sc, int key);
 /* A ticket of key is done: decodes its parameters, unless a newer one is under way or they were decoded before. */
-void hpc_params_came(hpc_engine *en, int key, uint64_t ticket);
+void hpc_params_came(hpc_scheme *sc, int key, uint64_t ticket);
 /* Nothing is under way anywhere, and owners have put parameters of all keys: decodes them. */
-void hpc_params_were_sent(hpc_engine *en);
+void hpc_params_were_sent(hpc_scheme *sc);
 
 #endif

@@ -20,47 +20,47 @@ static int row_of(const hpc_plan *plan, int row, int owner) {
 
 /* A walk over the receive slots of a child. */
 typedef struct finding {
-    hpc_engine *en;
+    hpc_scheme *sc;
     const char *op;
     int child, failed;
 } finding;
 
 static void find_hop(void *arg, int row, int edge, size_t offset) {
     finding *f = arg;
-    hpc_engine *en = f->en;
-    const hpc_edge *in = &en->plan->rows[row].in[edge];
-    if (hpc_edge_via(in) != en->context->group.rank || f->failed) return;
-    const hpc_work *w = &en->work[en->work_of[en->own_rows[row]]];
+    hpc_scheme *sc = f->sc;
+    const hpc_edge *in = &sc->plan->rows[row].in[edge];
+    if (hpc_edge_via(in) != sc->context->group.rank || f->failed) return;
+    const hpc_work *w = &sc->work[sc->work_of[sc->own_rows[row]]];
     hpc_input *passed = &w->inputs[hpc_row_input_of(w, in->rank, 0)];
-    hpc_hop **last = &passed->hops, *hop = hpc_engine_take(en, 1, sizeof *hop, f->op);
+    hpc_hop **last = &passed->hops, *hop = hpc_scheme_take(sc, 1, sizeof *hop, f->op);
     f->failed = hop == NULL;
     if (f->failed) return;
     while (*last != NULL) last = &(*last)->next;
     *hop = (hpc_hop){.in = passed,
                      .rank = f->child,
-                     .named = row_of(en->plan, row, in->rank),
-                     .at = en->layout.slot_base[f->child * en->context->group.size + in->rank] + offset};
+                     .named = row_of(sc->plan, row, in->rank),
+                     .at = sc->layout.slot_base[f->child * sc->context->group.size + in->rank] + offset};
     *last = hop;
 }
 
-int hpc_passing_open(hpc_engine *en, const char *op) {
-    const int me = en->context->group.rank;
+int hpc_passing_open(hpc_scheme *sc, const char *op) {
+    const int me = sc->context->group.rank;
     int status = HPC_OK;
-    if (!en->passes_on) return HPC_OK;
-    en->own_rows = hpc_engine_take(en, (size_t)en->plan->n_rows, sizeof *en->own_rows, op);
-    for (int i = 0; i < en->plan->n_rows && en->own_rows != NULL; i++) en->own_rows[i] = row_of(en->plan, i, me);
-    for (int r = 0; r < en->context->group.size && en->own_rows != NULL && status == HPC_OK; r++) {
-        finding f = {en, op, r, 0};
-        if (r != me) status = hpc_layout_walk(en, r, -1, find_hop, &f);
+    if (!sc->passes_on) return HPC_OK;
+    sc->own_rows = hpc_scheme_take(sc, (size_t)sc->plan->n_rows, sizeof *sc->own_rows, op);
+    for (int i = 0; i < sc->plan->n_rows && sc->own_rows != NULL; i++) sc->own_rows[i] = row_of(sc->plan, i, me);
+    for (int r = 0; r < sc->context->group.size && sc->own_rows != NULL && status == HPC_OK; r++) {
+        finding f = {sc, op, r, 0};
+        if (r != me) status = hpc_layout_walk(sc, r, -1, find_hop, &f);
         if (f.failed) status = HPC_ERR_MEMORY;
     }
-    return en->own_rows != NULL ? status : HPC_ERR_MEMORY;
+    return sc->own_rows != NULL ? status : HPC_ERR_MEMORY;
 }
 
-size_t hpc_passing_room(const hpc_engine *en, const hpc_core *core) {
+size_t hpc_passing_room(const hpc_scheme *sc, const hpc_core *core) {
     size_t n = 0;
-    for (int i = 0; i < en->plan->n_rows && en->passes_on; i++)
-        for (int e = 0; e < en->plan->rows[i].n_in && en->plan->rows[i].core == core->index; e++)
-            n += hpc_edge_via(&en->plan->rows[i].in[e]) == en->context->group.rank;
-    return n * (size_t)en->layout.depth;
+    for (int i = 0; i < sc->plan->n_rows && sc->passes_on; i++)
+        for (int e = 0; e < sc->plan->rows[i].n_in && sc->plan->rows[i].core == core->index; e++)
+            n += hpc_edge_via(&sc->plan->rows[i].in[e]) == sc->context->group.rank;
+    return n * (size_t)sc->layout.depth;
 }

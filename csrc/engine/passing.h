@@ -2,11 +2,11 @@
 #ifndef HPC_PASSING_H
 #define HPC_PASSING_H
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 
 /* Finds to whom the inputs of this rank's rows are sent on; nobody, where the plan has no ways. */
-int hpc_passing_open(hpc_engine *en, const char *op);
+int hpc_passing_open(hpc_scheme *sc, const char *op);
 /* How many of what a core sends on can wait for room. */
-size_t hpc_passing_room(const hpc_engine *en, const hpc_core *core);
+size_t hpc_passing_room(const hpc_scheme *sc, const hpc_core *core);
 
 #endif

@@ -18,61 +18,61 @@ static size_t aligned(size_t nbytes) {
 /* ---- open ---- */
 
 /* The room that an input takes in a slot of each row: that of the largest codec of its inputs. */
-static void find_rooms(const hpc_engine *en) {
-    for (int i = 0; i < en->plan->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[i];
-        size_t most = hpc_input_bytes(en, row);
+static void find_rooms(const hpc_scheme *sc) {
+    for (int i = 0; i < sc->plan->n_rows; i++) {
+        const hpc_row *row = &sc->plan->rows[i];
+        size_t most = hpc_input_bytes(sc, row);
         for (int e = 0; e < row->n_in; e++) {
             const size_t nbytes =
-                hpc_edge_codec(en->plan, row, &row->in[e])->max_bytes(en->configs[row->key], row->count);
+                hpc_edge_codec(sc->plan, row, &row->in[e])->max_bytes(sc->configs[row->key], row->count);
             if (nbytes > most) most = nbytes;
         }
-        en->layout.row_room[i] = aligned(most);
+        sc->layout.row_room[i] = aligned(most);
     }
 }
 
-int hpc_pieces_open(hpc_engine *en, const hpc_exchange_config *f, const char *op) {
-    const hpc_plan *plan = en->plan;
+int hpc_pieces_open(hpc_scheme *sc, const hpc_exchange_config *f, const char *op) {
+    const hpc_plan *plan = sc->plan;
     int some = 0;
-    en->configs = calloc((size_t)plan->n_keys, sizeof *en->configs);
-    if (en->configs == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
+    sc->configs = calloc((size_t)plan->n_keys, sizeof *sc->configs);
+    if (sc->configs == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d keys", op, plan->n_keys);
     for (int i = 0; i < plan->n_rows; i++)
         some |=
             !hpc_codec_of(plan->rows[i].codec_in)->addressable || !hpc_codec_of(plan->rows[i].codec_out)->addressable;
     if (!some) return HPC_OK;
-    en->pieces = calloc((size_t)plan->n_keys, sizeof *en->pieces);
-    en->layout.row_from = calloc((size_t)plan->n_rows, sizeof *en->layout.row_from);
-    en->layout.row_room = calloc((size_t)plan->n_rows, sizeof *en->layout.row_room);
-    if (en->pieces == NULL || en->layout.row_from == NULL || en->layout.row_room == NULL)
+    sc->pieces = calloc((size_t)plan->n_keys, sizeof *sc->pieces);
+    sc->layout.row_from = calloc((size_t)plan->n_rows, sizeof *sc->layout.row_from);
+    sc->layout.row_room = calloc((size_t)plan->n_rows, sizeof *sc->layout.row_room);
+    if (sc->pieces == NULL || sc->layout.row_from == NULL || sc->layout.row_room == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the codecs of %d keys", op, plan->n_keys);
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         const hpc_codec *in = hpc_codec_of(row->codec_in), *out = hpc_codec_of(row->codec_out);
-        hpc_key_pieces *its = &en->pieces[row->key];
+        hpc_key_pieces *its = &sc->pieces[row->key];
         if (in->addressable && out->addressable) continue;
         its->codec = in->addressable ? out : in;
         its->config = *f->codecs[row->key];
     }
     for (int k = 0; k < plan->n_keys; k++) {
-        hpc_key_pieces *its = &en->pieces[k];
+        hpc_key_pieces *its = &sc->pieces[k];
         if (its->codec == NULL) continue;
         snprintf(its->name, sizeof its->name, "%s", its->config.name != NULL ? its->config.name : its->codec->name);
         its->config.name = its->name;
-        en->configs[k] = &its->config;
+        sc->configs[k] = &its->config;
         const size_t most = its->codec->max_bytes(&its->config, plan->keys[k].count);
         its->unit = its->kept_unit = 1;
         its->packs = its->codec->pack != NULL && its->codec->scratch(&its->config, most) > 0;
     }
-    find_rooms(en);
+    find_rooms(sc);
     return HPC_OK;
 }
 
 /* Room for the largest piece of any row. */
-static int open_packing(const hpc_engine *en, hpc_packing *packing, const char *op) {
-    for (int i = 0; en->pieces != NULL && i < en->plan->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[i];
-        const hpc_codec *codec = en->pieces[row->key].codec;
-        const hpc_codec_config *config = en->configs[row->key];
+static int open_packing(const hpc_scheme *sc, hpc_packing *packing, const char *op) {
+    for (int i = 0; sc->pieces != NULL && i < sc->plan->n_rows; i++) {
+        const hpc_row *row = &sc->plan->rows[i];
+        const hpc_codec *codec = sc->pieces[row->key].codec;
+        const hpc_codec_config *config = sc->configs[row->key];
         if (codec == NULL || codec->pack == NULL) continue;
         const size_t most = codec->max_bytes(config, row->count), room = codec->scratch(config, most);
         if (room == 0) continue;
@@ -91,19 +91,19 @@ static void free_packing(hpc_packing *packing) {
     free(packing->scratch);
 }
 
-void hpc_pieces_free(hpc_engine *en) {
-    for (int i = 0; en->work != NULL && i < en->n_work; i++) free(en->work[i].encoder);
-    for (int k = 0; en->pieces != NULL && k < en->plan->n_keys; k++) {
-        free(en->pieces[k].ranges);
-        hpc_memory_release(en->pieces[k].source);
+void hpc_pieces_free(hpc_scheme *sc) {
+    for (int i = 0; sc->work != NULL && i < sc->n_work; i++) free(sc->work[i].encoder);
+    for (int k = 0; sc->pieces != NULL && k < sc->plan->n_keys; k++) {
+        free(sc->pieces[k].ranges);
+        hpc_memory_release(sc->pieces[k].source);
     }
-    hpc_private_free(en->encoders, en->encoders_bytes);
-    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) free_packing(&en->cores[c].packing);
-    free_packing(&en->packing);
-    free(en->pieces);
-    free(en->configs);
-    free(en->layout.row_from);
-    free(en->layout.row_room);
+    hpc_private_free(sc->encoders, sc->encoders_bytes);
+    for (int c = 0; sc->cores != NULL && c < sc->n_own_cores; c++) free_packing(&sc->cores[c].packing);
+    free_packing(&sc->packing);
+    free(sc->pieces);
+    free(sc->configs);
+    free(sc->layout.row_from);
+    free(sc->layout.row_room);
 }
 
 int hpc_row_variable_codec(const hpc_row *row) {
@@ -120,11 +120,11 @@ int hpc_pieces_refuse(const hpc_exchange_config *config, const char *name, const
                     hpc_codec_of(number)->name, name, why);
 }
 
-const hpc_codec *hpc_row_pieces(const hpc_engine *en, const hpc_row *row) {
-    const hpc_codec *codec = en->pieces == NULL ? NULL : en->pieces[row->key].codec;
-    if (codec == NULL || en->pieces[row->key].packs) return NULL;
+const hpc_codec *hpc_row_pieces(const hpc_scheme *sc, const hpc_row *row) {
+    const hpc_codec *codec = sc->pieces == NULL ? NULL : sc->pieces[row->key].codec;
+    if (codec == NULL || sc->pieces[row->key].packs) return NULL;
     for (int e = 0; e < row->n_in; e++)
-        if (hpc_edge_codec(en->plan, row, &row->in[e]) != codec) return NULL;
+        if (hpc_edge_codec(sc->plan, row, &row->in[e]) != codec) return NULL;
     return codec;
 }
 
@@ -135,12 +135,12 @@ static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
 }
 
 /* A fold that may be skipped needs the state twice. */
-static size_t all_bytes(const hpc_engine *en, const hpc_key_pieces *its, uint64_t count) {
-    return state_bytes(its, count) * (en->use != NULL ? 2 : 1);
+static size_t all_bytes(const hpc_scheme *sc, const hpc_key_pieces *its, uint64_t count) {
+    return state_bytes(its, count) * (sc->use != NULL ? 2 : 1);
 }
 
 /* memory: all_bytes of zeros. */
-static void init(const hpc_engine *en, hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count, void *memory) {
+static void init(const hpc_scheme *sc, hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count, void *memory) {
     encoder->codec = its->codec;
     encoder->encoding.config = &its->config;
     atomic_store_explicit(&encoder->delta, its->config.delta, memory_order_relaxed);
@@ -149,41 +149,41 @@ static void init(const hpc_engine *en, hpc_encoder *encoder, const hpc_key_piece
     encoder->slots = (size_t)hpc_codec_state_slots(its->codec, &its->config);
     encoder->count = count;
     encoder->state = memory;
-    if (en->use != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
+    if (sc->use != NULL) encoder->before = (float *)(void *)((char *)memory + state_bytes(its, count));
 }
 
-int hpc_pieces_open_worker(hpc_engine *en, const char *op) {
-    int status = open_packing(en, &en->packing, op);
-    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_packing(en, &en->cores[c].packing, op);
+int hpc_pieces_open_worker(hpc_scheme *sc, const char *op) {
+    int status = open_packing(sc, &sc->packing, op);
+    for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++) status = open_packing(sc, &sc->cores[c].packing, op);
     size_t nbytes = 0, at = 0;
     int gives = 0;
-    const int n = en->pieces != NULL ? en->plan->n_keys : 0;
+    const int n = sc->pieces != NULL ? sc->plan->n_keys : 0;
     for (int k = 0; k < n; k++) {
-        gives |= en->pieces[k].gives;
-        if (en->pieces[k].gives) nbytes += all_bytes(en, &en->pieces[k], en->plan->keys[k].count);
+        gives |= sc->pieces[k].gives;
+        if (sc->pieces[k].gives) nbytes += all_bytes(sc, &sc->pieces[k], sc->plan->keys[k].count);
     }
     if (status != HPC_OK || !gives) return status;
-    if (nbytes > 0) en->encoders = hpc_private_alloc(nbytes, -1);
-    en->encoders_bytes = nbytes;
-    if (nbytes > 0 && en->encoders == NULL)
+    if (nbytes > 0) sc->encoders = hpc_private_alloc(nbytes, -1);
+    sc->encoders_bytes = nbytes;
+    if (nbytes > 0 && sc->encoders == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the residuals of keys", op, nbytes);
     for (int k = 0; k < n; k++) {
-        hpc_key_pieces *its = &en->pieces[k];
+        hpc_key_pieces *its = &sc->pieces[k];
         if (!its->gives) continue;
-        init(en, &its->encoder, its, en->plan->keys[k].count, nbytes > 0 ? (char *)en->encoders + at : NULL);
-        at += all_bytes(en, its, en->plan->keys[k].count);
+        init(sc, &its->encoder, its, sc->plan->keys[k].count, nbytes > 0 ? (char *)sc->encoders + at : NULL);
+        at += all_bytes(sc, its, sc->plan->keys[k].count);
     }
     return HPC_OK;
 }
 
-size_t hpc_pieces_state_bytes(const hpc_engine *en, const hpc_row *row) {
-    return all_bytes(en, &en->pieces[row->key], row->count);
+size_t hpc_pieces_state_bytes(const hpc_scheme *sc, const hpc_row *row) {
+    return all_bytes(sc, &sc->pieces[row->key], row->count);
 }
 
-int hpc_pieces_open_row(hpc_engine *en, hpc_work *w, void *memory, const char *op) {
+int hpc_pieces_open_row(hpc_scheme *sc, hpc_work *w, void *memory, const char *op) {
     w->encoder = calloc(1, sizeof *w->encoder);
     if (w->encoder == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for an encoder", op);
-    init(en, w->encoder, &en->pieces[w->row->key], w->row->count, memory);
+    init(sc, w->encoder, &sc->pieces[w->row->key], w->row->count, memory);
     return HPC_OK;
 }
 
@@ -228,31 +228,31 @@ int hpc_pieces_decode(const hpc_key_pieces *its, float *acc, uint64_t n, const c
     return its->codec->decode_add(&its->config, acc, (int64_t)n, piece, (int64_t)nbytes, weight);
 }
 
-static void cannot_encode(hpc_engine *en, int key, uint64_t offset, int64_t status) {
+static void cannot_encode(hpc_scheme *sc, int key, uint64_t offset, int64_t status) {
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: codec %s cannot encode key %s from element %llu on: %s",
-             en->context->group.rank, en->pieces[key].name, en->plan->keys[key].name, (unsigned long long)offset,
-             en->pieces[key].codec->text((int)status));
-    hpc_engine_fail(en, HPC_ERR_INVALID, why);
+             sc->context->group.rank, sc->pieces[key].name, sc->plan->keys[key].name, (unsigned long long)offset,
+             sc->pieces[key].codec->text((int)status));
+    hpc_scheme_fail(sc, HPC_ERR_INVALID, why);
 }
 
 /* ---- the worker ---- */
 
-size_t hpc_pieces_source_bytes(const hpc_engine *en, int key) {
-    const hpc_key_pieces *its = &en->pieces[key];
-    const uint64_t count = en->plan->keys[key].count;
+size_t hpc_pieces_source_bytes(const hpc_scheme *sc, int key) {
+    const hpc_key_pieces *its = &sc->pieces[key];
+    const uint64_t count = sc->plan->keys[key].count;
     return its->codec->source_bytes != NULL ? its->codec->source_bytes(&its->config, count) : count * sizeof(float);
 }
 
-int hpc_pieces_source(hpc_engine *en, int key, const char *op, void **at) {
-    const hpc_place *place = &en->layout.places[en->context->group.rank];
-    hpc_key_pieces *its = &en->pieces[key];
+int hpc_pieces_source(hpc_scheme *sc, int key, const char *op, void **at) {
+    const hpc_place *place = &sc->layout.places[sc->context->group.rank];
+    hpc_key_pieces *its = &sc->pieces[key];
     int status = HPC_OK;
-    if (en->layout.dense_bytes > 0) {
-        *at = hpc_own_part(en) + place->dense + en->layout.dense_at[key];
+    if (sc->layout.dense_bytes > 0) {
+        *at = hpc_own_part(sc) + place->dense + sc->layout.dense_at[key];
         return HPC_OK;
     }
-    if (its->source == NULL) status = hpc_memory_create(hpc_pieces_source_bytes(en, key), op, &its->source);
+    if (its->source == NULL) status = hpc_memory_create(hpc_pieces_source_bytes(sc, key), op, &its->source);
     if (status == HPC_OK) {
         hpc_memory_close_descriptor(its->source); /* arrays of this process alone map it */
         *at = hpc_memory_data(its->source);
@@ -260,28 +260,28 @@ int hpc_pieces_source(hpc_engine *en, int key, const char *op, void **at) {
     return status;
 }
 
-int hpc_pieces_are_finite(const hpc_engine *en, int key, const void *update) {
-    const hpc_key_pieces *its = &en->pieces[key];
+int hpc_pieces_are_finite(const hpc_scheme *sc, int key, const void *update) {
+    const hpc_key_pieces *its = &sc->pieces[key];
     const hpc_codec_source source = {update, 0};
-    const uint64_t count = en->plan->keys[key].count;
+    const uint64_t count = sc->plan->keys[key].count;
     if (its->codec->is_finite != NULL) return its->codec->is_finite(&its->config, &source, count);
-    return en->kernels->all_finite(update, (size_t)count, HPC_F32);
+    return sc->kernels->all_finite(update, (size_t)count, HPC_F32);
 }
 
-int hpc_pieces_encode(hpc_engine *en, int key, const void *update, char *slot) {
-    hpc_key_pieces *its = &en->pieces[key];
+int hpc_pieces_encode(hpc_scheme *sc, int key, const void *update, char *slot) {
+    hpc_key_pieces *its = &sc->pieces[key];
     hpc_encoder *encoder = &its->encoder;
     const double since = hpc_now();
     int64_t kept_in_all = 0, nbytes_in_all = 0;
-    HPC_SPAN(en->context->group.timeline, "encode", en->plan->keys[key].name);
+    HPC_SPAN(sc->context->group.timeline, "encode", sc->plan->keys[key].name);
     begin(encoder, &(hpc_codec_source){update, 0}, encoder->count);
     for (int p = 0; p < its->n_ranges; p++) {
         const hpc_pushed_range *range = &its->ranges[p];
         const hpc_codec_source source = {update, range->offset};
         int64_t kept = 0, nbytes = encode_range(encoder, &source, range->offset, range->count, slot + range->at, &kept,
-                                                &en->packing);
+                                                &sc->packing);
         if (nbytes < 0) {
-            cannot_encode(en, key, range->offset, nbytes);
+            cannot_encode(sc, key, range->offset, nbytes);
             return -1;
         }
         kept_in_all += kept;
@@ -319,17 +319,17 @@ static void end_fold(hpc_encoder *encoder, const hpc_pushed_range *ranges, int n
     encoder->fresh = 0;
 }
 
-void hpc_pieces_end_fold(hpc_engine *en, int key, int applied) {
-    if (!hpc_key_has_pieces(en, key)) return;
-    hpc_key_pieces *its = &en->pieces[key];
-    const hpc_pushed *k = &en->keys[key];
+void hpc_pieces_end_fold(hpc_scheme *sc, int key, int applied) {
+    if (!hpc_key_has_pieces(sc, key)) return;
+    hpc_key_pieces *its = &sc->pieces[key];
+    const hpc_pushed *k = &sc->keys[key];
     const double factor = applied ? its->unit / its->kept_unit : SKIPPED;
     if (applied) its->kept_unit = its->unit;
     if (its->encoder.codec != NULL) end_fold(&its->encoder, its->ranges, its->n_ranges, factor);
     for (int i = 0; i < k->n_shares && factor != 1; i++) {
-        const hpc_share *share = &en->layout.shares[k->shares[i]];
-        for (int r = 0; r < share->n_rows && share->owner == en->context->group.rank; r++) {
-            hpc_encoder *encoder = en->work[en->work_of[share->rows[r]]].encoder;
+        const hpc_share *share = &sc->layout.shares[k->shares[i]];
+        for (int r = 0; r < share->n_rows && share->owner == sc->context->group.rank; r++) {
+            hpc_encoder *encoder = sc->work[sc->work_of[share->rows[r]]].encoder;
             if (encoder != NULL)
                 atomic_store_explicit(&encoder->outcomes[(k->pushes - 1) % 2], factor, memory_order_relaxed);
         }
@@ -347,27 +347,27 @@ static void settle_fold(const hpc_work *w) {
 }
 
 /* Adds a piece of this rank's own to the residual of which it was taken. A NaN or Inf that was in it does not stay. */
-static void put_back(hpc_engine *en, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
+static void put_back(hpc_scheme *sc, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
                      const hpc_packing *packing) {
-    const hpc_key_pieces *its = &en->pieces[row->key];
+    const hpc_key_pieces *its = &sc->pieces[row->key];
     const size_t nbytes = its->codec->length(&its->config, piece, row->count);
     if (!encoder->keeps || its->config.no_feedback) return;
     const int status = hpc_pieces_decode(its, residual, row->count, piece, nbytes, 1, packing);
     if (status != 0) {
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why, "rank %d: its own piece of key %s cannot go back into the residual: %s",
-                 en->context->group.rank, en->plan->keys[row->key].name, its->codec->text(status));
-        hpc_engine_fail(en, HPC_ERR_TRANSPORT, why);
+                 sc->context->group.rank, sc->plan->keys[row->key].name, its->codec->text(status));
+        hpc_scheme_fail(sc, HPC_ERR_TRANSPORT, why);
         return;
     }
     hpc_codec_drop_wild(residual, (int64_t)row->count);
     hpc_tally_add(&encoder->returned, nbytes);
 }
 
-void hpc_pieces_return(hpc_engine *en, const hpc_row *row, const char *slot) {
-    hpc_key_pieces *its = &en->pieces[row->key];
+void hpc_pieces_return(hpc_scheme *sc, const hpc_row *row, const char *slot) {
+    hpc_key_pieces *its = &sc->pieces[row->key];
     float *residual = its->encoder.keeps ? its->encoder.state + row->offset * its->encoder.slots : NULL;
-    put_back(en, row, &its->encoder, residual, slot + hpc_row_from(en, row), &en->packing);
+    put_back(sc, row, &its->encoder, residual, slot + hpc_row_from(sc, row), &sc->packing);
 }
 
 /* The core reads it (relaxed) behind an event of this rank's next push, which comes after this store. */
@@ -375,22 +375,22 @@ void hpc_pieces_leave_out(hpc_work *w) {
     atomic_store_explicit(&w->encoder->left_out, 1, memory_order_relaxed);
 }
 
-void hpc_pieces_settle(hpc_engine *en, hpc_work *w, const hpc_packing *packing) {
+void hpc_pieces_settle(hpc_scheme *sc, hpc_work *w, const hpc_packing *packing) {
     hpc_encoder *encoder = w->encoder;
     const int left_out = atomic_load_explicit(&encoder->left_out, memory_order_relaxed);
     atomic_store_explicit(&encoder->left_out, 0, memory_order_relaxed);
     if (left_out && (encoder->before == NULL || encoder->fresh))
-        put_back(en, w->row, encoder, encoder->state, w->encoded, packing);
+        put_back(sc, w->row, encoder, encoder->state, w->encoded, packing);
     if (encoder->before != NULL) settle_fold(w);
 }
 
-size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const char *slot) {
+size_t hpc_pieces_pushed(const hpc_scheme *sc, const hpc_share *share, const char *slot) {
     size_t nbytes = 0;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[share->rows[i]];
-        const hpc_edge *push = hpc_row_input(row, en->context->group.rank);
-        if (push == NULL || hpc_input_is_empty(en, push)) continue;
-        nbytes += hpc_push_bytes(en, row, slot + hpc_row_from(en, row));
+        const hpc_row *row = &sc->plan->rows[share->rows[i]];
+        const hpc_edge *push = hpc_row_input(row, sc->context->group.rank);
+        if (push == NULL || hpc_input_is_empty(sc, push)) continue;
+        nbytes += hpc_push_bytes(sc, row, slot + hpc_row_from(sc, row));
     }
     return nbytes;
 }
@@ -398,13 +398,13 @@ size_t hpc_pieces_pushed(const hpc_engine *en, const hpc_share *share, const cha
 /* ---- the core ---- */
 
 static void cannot_decode(hpc_core *core, const hpc_work *w, int rank, int status) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: the piece of rank %d for key %.64s, elements %llu to %llu, step %llu: %s",
-             en->context->group.rank, rank, en->plan->keys[w->row->key].name, (unsigned long long)w->row->offset,
+             sc->context->group.rank, rank, sc->plan->keys[w->row->key].name, (unsigned long long)w->row->offset,
              (unsigned long long)(w->row->offset + w->row->count - 1), (unsigned long long)(w->step + 1),
-             en->pieces[w->row->key].codec->text(status));
-    hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, why);
+             sc->pieces[w->row->key].codec->text(status));
+    hpc_scheme_fail(core->scheme, HPC_ERR_TRANSPORT, why);
 }
 
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight,
@@ -412,7 +412,7 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
     const double since = hpc_now();
     const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
     int status =
-        hpc_pieces_decode(&core->engine->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
+        hpc_pieces_decode(&core->scheme->pieces[w->row->key], to, w->row->count, piece, nbytes, weight, &core->packing);
     if (status != 0) {
         cannot_decode(core, w, in->rank, status);
         return -1;
@@ -423,12 +423,12 @@ int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const
 }
 
 int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     if (!in->codec->addressable) {
         const size_t nbytes = in->codec->length(w->config, piece, w->row->count);
         if (hpc_pieces_add_again(core, w, in, piece, weight, to) != 0) return -1;
         hpc_tally_add(&core->tally.bytes_folded, nbytes);
-        hpc_count_received(en, in->rank, nbytes);
+        hpc_count_received(sc, in->rank, nbytes);
         return 0;
     }
     const size_t nbytes = in->codec->max_bytes(NULL, w->row->count);
@@ -439,12 +439,12 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
 
 /* Notes the pieces of all inputs in core->pieces, and counts them as received, if they count: the bytes of all. */
 static uint64_t gather(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, int counts) {
-    const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
+    const hpc_codec *codec = core->scheme->pieces[w->row->key].codec;
     uint64_t nbytes = 0;
     for (int i = 0; i < inputs->n; i++) {
         const size_t its = codec->length(w->config, inputs->bases[i], w->row->count);
         core->pieces[i] = (hpc_codec_input){inputs->bases[i], (int64_t)its, inputs->weights[i]};
-        if (counts) hpc_count_received(core->engine, inputs->from[i]->rank, its);
+        if (counts) hpc_count_received(core->scheme, inputs->from[i]->rank, its);
         nbytes += its;
     }
     return nbytes;
@@ -457,7 +457,7 @@ static void count_decoded(hpc_core *core, hpc_work *w, uint64_t nbytes, double s
 }
 
 int hpc_pieces_add_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double rate, float *param) {
-    const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
+    const hpc_codec *codec = core->scheme->pieces[w->row->key].codec;
     const double since = hpc_now();
     const uint64_t nbytes = gather(core, w, inputs, 1);
     int wrong = 0;
@@ -471,7 +471,7 @@ int hpc_pieces_add_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, do
 }
 
 int hpc_pieces_check_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int counts) {
-    const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
+    const hpc_codec *codec = core->scheme->pieces[w->row->key].codec;
     const double since = hpc_now();
     const uint64_t nbytes = gather(core, w, inputs, counts);
     int wrong = 0;
@@ -485,7 +485,7 @@ int hpc_pieces_check_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, 
 }
 
 void hpc_pieces_sum_range(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, size_t from, size_t n, float *sum) {
-    const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
+    const hpc_codec *codec = core->scheme->pieces[w->row->key].codec;
     const double since = hpc_now();
     memset(sum, 0, n * sizeof *sum);
     codec->add_range(w->config, (int64_t)w->row->count, core->pieces, inputs->n, from, n, sum);
@@ -493,7 +493,7 @@ void hpc_pieces_sum_range(hpc_core *core, hpc_work *w, const hpc_inputs *inputs,
 }
 
 int hpc_pieces_squares(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
-    const hpc_codec *codec = core->engine->pieces[w->row->key].codec;
+    const hpc_codec *codec = core->scheme->pieces[w->row->key].codec;
     double sum = 0;
     if (codec->squares == NULL || !codec->squares(w->config, (int64_t)w->row->count, core->pieces, inputs->n, &sum))
         return 0;
@@ -502,15 +502,15 @@ int hpc_pieces_squares(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, do
 }
 
 int hpc_pieces_encode_row(hpc_core *core, hpc_work *w) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     const double since = hpc_now();
     const hpc_codec_source source = {w->acc, 0};
     int64_t kept = 0;
-    hpc_pieces_settle(en, w, &core->packing);
+    hpc_pieces_settle(sc, w, &core->packing);
     begin(w->encoder, &source, w->row->count);
     int64_t nbytes = encode_range(w->encoder, &source, 0, w->row->count, w->encoded, &kept, &core->packing);
     if (nbytes < 0) {
-        cannot_encode(en, w->row->key, w->row->offset, nbytes);
+        cannot_encode(sc, w->row->key, w->row->offset, nbytes);
         return -1;
     }
     end(w->encoder, w->row->count, kept, 1, (uint64_t)nbytes, since);

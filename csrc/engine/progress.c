@@ -11,31 +11,31 @@
 
 /* A core has a thread, pinned to a CPU of its own, where CPUs suffice for all cores, beside all threads that compute.
  * A rank that only serves needs one CPU for the thread that waits. */
-int hpc_progress_choose(hpc_engine *en, int asked, const char *op) {
-    const hpc_context *c = en->context;
-    int me = c->group.rank, n = en->layout.places[me].cores;
-    hpc_progress_choice *choice = &en->choice;
+int hpc_progress_choose(hpc_scheme *sc, int asked, const char *op) {
+    const hpc_context *c = sc->context;
+    int me = c->group.rank, n = sc->layout.places[me].cores;
+    hpc_progress_choice *choice = &sc->choice;
     choice->asked = asked;
-    en->n_own_cores = n;
-    en->cores = calloc((size_t)n + 1, sizeof *en->cores);
+    sc->n_own_cores = n;
+    sc->cores = calloc((size_t)n + 1, sizeof *sc->cores);
     hpc_cpu_need *needs = calloc((size_t)c->group.size, sizeof *needs);
     int *cpus = malloc(((size_t)n + 1) * sizeof *cpus), status;
-    if (en->cores == NULL || needs == NULL || cpus == NULL) {
+    if (sc->cores == NULL || needs == NULL || cpus == NULL) {
         status = hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d cores", op, n);
         goto out;
     }
     for (int r = 0; r < c->group.size; r++)
-        needs[r] = (hpc_cpu_need){en->layout.places[r].worker ? en->threads[r] : 1, en->layout.places[r].cores};
-    status = hpc_cpus_deal(c, me, needs, (int)en->plan->affinity, &choice->deal, cpus, op);
+        needs[r] = (hpc_cpu_need){sc->layout.places[r].worker ? sc->threads[r] : 1, sc->layout.places[r].cores};
+    status = hpc_cpus_deal(c, me, needs, (int)sc->plan->affinity, &choice->deal, cpus, op);
     if (status != HPC_OK) goto out;
     /* A single rank waits for nobody but its own core, and is faster without a thread. */
     choice->threads =
         asked == HPC_PROGRESS_THREAD || (asked == HPC_PROGRESS_AUTO && choice->deal.enough && c->group.size > 1);
     for (int i = 0; i < n; i++) {
-        en->cores[i].engine = en;
-        en->cores[i].index = i;
-        en->cores[i].cpu = choice->threads ? cpus[i] : -1;
-        en->cores[i].node = en->cores[i].cpu >= 0 ? hpc_host_node("", en->cores[i].cpu) : -1;
+        sc->cores[i].scheme = sc;
+        sc->cores[i].index = i;
+        sc->cores[i].cpu = choice->threads ? cpus[i] : -1;
+        sc->cores[i].node = sc->cores[i].cpu >= 0 ? hpc_host_node("", sc->cores[i].cpu) : -1;
     }
 out:
     free(needs);
@@ -46,7 +46,7 @@ out:
 /* The thread writes started; hpc_progress_tell reads it. */
 void hpc_progress_unpin(void *arg) {
     hpc_core *core = arg;
-    const uint64_t *mask = core->engine->context->self.cpus;
+    const uint64_t *mask = core->scheme->context->self.cpus;
     int cpus[64 * HPC_CPU_WORDS], n = 0;
     if (core->cpu < 0 || atomic_load_explicit(&core->started, memory_order_relaxed) != HPC_STARTED) return;
     for (int cpu = 0; cpu < 64 * HPC_CPU_WORDS; cpu++)
@@ -81,10 +81,10 @@ static void tell_needs(const hpc_cpu_deal *d, char *text, size_t cap) {
     if (!d->enough && needed <= d->cpus) append(text, cap, ", but masks or quotas leave some of them too few");
 }
 
-static void tell_threads(const hpc_engine *en, char *text, size_t cap) {
+static void tell_threads(const hpc_scheme *sc, char *text, size_t cap) {
     int told = 0;
-    for (int i = 0; i < en->n_own_cores; i++) {
-        const hpc_core *core = &en->cores[i];
+    for (int i = 0; i < sc->n_own_cores; i++) {
+        const hpc_core *core = &sc->cores[i];
         const int started = atomic_load_explicit(&core->started, memory_order_relaxed);
         if (!core->owns_thread) continue;
         append(text, cap, "%score %d on ", told++ > 0 ? ", " : "thread: ", i);
@@ -97,24 +97,24 @@ static void tell_threads(const hpc_engine *en, char *text, size_t cap) {
         else
             append(text, cap, "CPU %d", core->cpu);
     }
-    if (told == 0 || en->choice.deal.enough) return;
+    if (told == 0 || sc->choice.deal.enough) return;
     append(text, cap, "; ");
-    tell_needs(&en->choice.deal, text, cap);
+    tell_needs(&sc->choice.deal, text, cap);
 }
 
-void hpc_progress_tell(const hpc_engine *en, char *text, size_t cap) {
-    if (en->n_own_cores == 0)
+void hpc_progress_tell(const hpc_scheme *sc, char *text, size_t cap) {
+    if (sc->n_own_cores == 0)
         append(text, cap, "none: this rank owns no rows");
-    else if (en->choice.threads)
-        tell_threads(en, text, cap);
-    else if (en->choice.lacked)
+    else if (sc->choice.threads)
+        tell_threads(sc, text, cap);
+    else if (sc->choice.lacked)
         append(text, cap, "inline: not all core threads could be started (ulimit -u)");
-    else if (en->choice.asked == HPC_PROGRESS_INLINE)
+    else if (sc->choice.asked == HPC_PROGRESS_INLINE)
         append(text, cap, "inline: asked for");
-    else if (en->context->group.size == 1)
+    else if (sc->context->group.size == 1)
         append(text, cap, "inline: a single rank waits for nobody but its own cores");
     else {
         append(text, cap, "inline: ");
-        tell_needs(&en->choice.deal, text, cap);
+        tell_needs(&sc->choice.deal, text, cap);
     }
 }

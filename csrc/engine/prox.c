@@ -21,24 +21,24 @@ static unsigned long long first_row(const hpc_work *w, size_t from) {
 
 static int fail_status(hpc_core *core, const hpc_work *w, int returned, const double *args, size_t from, size_t n) {
     char why[HPC_FAILURE_BYTES];
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     snprintf(why, sizeof why, "rank %d: the prox of key %.99s returned %d on rows %llu to %llu at step %.0f",
-             en->context->group.rank, en->plan->keys[w->row->key].name, returned, first_row(w, from),
+             sc->context->group.rank, sc->plan->keys[w->row->key].name, returned, first_row(w, from),
              first_row(w, from + n - 1), args[0]);
-    hpc_engine_fail(core->engine, HPC_ERR_INVALID, why);
+    hpc_scheme_fail(core->scheme, HPC_ERR_INVALID, why);
     return -1;
 }
 
 /* Infinite values are let pass. */
 static int check_nan(hpc_core *core, const hpc_work *w, const double *args, size_t from, size_t n) {
-    const hpc_engine *en = core->engine;
-    if (en->kernels->all_finite(w->param + from, n, HPC_F32)) return 0;
+    const hpc_scheme *sc = core->scheme;
+    if (sc->kernels->all_finite(w->param + from, n, HPC_F32)) return 0;
     for (size_t i = from; i < from + n; i++) {
         if (w->param[i] == w->param[i]) continue;
         char why[HPC_FAILURE_BYTES];
         snprintf(why, sizeof why, "rank %d: the prox of key %.99s returned a NaN in row %llu at step %.0f",
-                 en->context->group.rank, en->plan->keys[w->row->key].name, first_row(w, i), args[0]);
-        hpc_engine_fail(core->engine, HPC_ERR_INVALID, why);
+                 sc->context->group.rank, sc->plan->keys[w->row->key].name, first_row(w, i), args[0]);
+        hpc_scheme_fail(core->scheme, HPC_ERR_INVALID, why);
         return -1;
     }
     return 0;

@@ -24,9 +24,9 @@ static int is_pushed(const hpc_row *row) {
 }
 
 /* Rows of one key that are pushed, in the order of the plan: by offset. Those of the same elements have one range. */
-int hpc_pieces_find(hpc_engine *en, int key, int first, const char *op) {
-    const hpc_plan *plan = en->plan;
-    hpc_key_pieces *its = &en->pieces[key];
+int hpc_pieces_find(hpc_scheme *sc, int key, int first, const char *op) {
+    const hpc_plan *plan = sc->plan;
+    hpc_key_pieces *its = &sc->pieces[key];
     int end;
     for (end = first; end < plan->n_rows && plan->rows[end].key == key;) end++;
     its->ranges = malloc((size_t)(end - first) * sizeof *its->ranges);
@@ -54,10 +54,10 @@ int hpc_pieces_find(hpc_engine *en, int key, int first, const char *op) {
     its->n_ranges = n;
     for (int i = first, p = 0; i < end; i++) {
         if (!is_pushed(&plan->rows[i])) continue;
-        const hpc_edge *push = hpc_row_input(&plan->rows[i], en->context->group.rank);
-        its->gives |= push != NULL && !hpc_input_is_empty(en, push);
+        const hpc_edge *push = hpc_row_input(&plan->rows[i], sc->context->group.rank);
+        its->gives |= push != NULL && !hpc_input_is_empty(sc, push);
         while (its->ranges[p].offset != plan->rows[i].offset) p++;
-        en->layout.row_from[i] = its->ranges[p].at;
+        sc->layout.row_from[i] = its->ranges[p].at;
     }
     return HPC_OK;
 }

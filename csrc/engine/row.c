@@ -17,36 +17,36 @@ int hpc_row_input_of(const hpc_work *w, int rank, int forwarded) {
 }
 
 int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *came, int most, int from) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     if (atomic_load_explicit(came, memory_order_relaxed) < most) return 0;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: rank %d pushed key %s over an update that is not folded yet",
-             en->context->group.rank, from, en->plan->keys[w->row->key].name);
-    hpc_engine_fail(core->engine, HPC_ERR_TRANSPORT, why);
+             sc->context->group.rank, from, sc->plan->keys[w->row->key].name);
+    hpc_scheme_fail(core->scheme, HPC_ERR_TRANSPORT, why);
     return 1;
 }
 
 /* The weight of an input's update of a step; without a graph that changes the plan's, however many ranks are in it. */
-static double weight_of(const hpc_engine *en, const hpc_work *w, const hpc_input *in, uint64_t step) {
-    return en->turns ? hpc_edge_weight(en, w->row->key, step, w->row->owner, in->rank) : in->mass;
+static double weight_of(const hpc_scheme *sc, const hpc_work *w, const hpc_input *in, uint64_t step) {
+    return sc->turns ? hpc_edge_weight(sc, w->row->key, step, w->row->owner, in->rank) : in->mass;
 }
 
 hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, uint64_t step, hpc_scaling scaling) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     double all = 0, present = 0;
     int n = 0, n_updates = 0;
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_input *in = &w->inputs[e];
         const hpc_taken taken = taking(core, w, in);
-        all += weight_of(en, w, in, step);
+        all += weight_of(sc, w, in, step);
         for (int i = 0; i < taken.n; i++) {
-            const int slot = (int)((taken.first + (uint64_t)i) % (uint64_t)en->layout.depth);
-            const double weight = weight_of(en, w, in, taken.step + (uint64_t)i);
+            const int slot = (int)((taken.first + (uint64_t)i) % (uint64_t)sc->layout.depth);
+            const double weight = weight_of(sc, w, in, taken.step + (uint64_t)i);
             if (i == 0) present += weight;
-            if ((en->turns && weight == 0) || hpc_row_mark_of(w, slot, e) == HPC_CAME_EMPTY) continue;
+            if ((sc->turns && weight == 0) || hpc_row_mark_of(w, slot, e) == HPC_CAME_EMPTY) continue;
             core->bases[n] = in->slots + (size_t)slot * in->stride;
             core->base_inputs[n] = in;
-            core->base_weights[n++] = en->turns ? weight : w->weights[e];
+            core->base_weights[n++] = sc->turns ? weight : w->weights[e];
             n_updates += in->updates;
         }
     }
@@ -57,7 +57,7 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, u
                         .from = core->base_inputs,
                         .n = n,
                         .codec = w->in_codec,
-                        .args = w->args[w->share->version % (uint64_t)en->layout.depth],
+                        .args = w->args[w->share->version % (uint64_t)sc->layout.depth],
                         .n_updates = n_updates,
                         .slot = w->share->version};
 }
@@ -129,7 +129,7 @@ void hpc_row_took(hpc_work *w, int slot) {
 void hpc_row_count_received(const hpc_core *core, const hpc_work *w, int only) {
     int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
     for (int i = first; i < last; i++)
-        if (w->inputs[i].nbytes > 0) hpc_count_received(core->engine, w->inputs[i].rank, w->inputs[i].nbytes);
+        if (w->inputs[i].nbytes > 0) hpc_count_received(core->scheme, w->inputs[i].rank, w->inputs[i].nbytes);
 }
 
 void hpc_row_count_present(const hpc_core *core, const hpc_work *w, int slot) {
@@ -139,7 +139,7 @@ void hpc_row_count_present(const hpc_core *core, const hpc_work *w, int slot) {
 
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     double args[HPC_RULE_ARGS];
-    HPC_SPAN_OF_ROW(core->engine->context->group.timeline, core->engine->plan->keys[w->row->key].name,
+    HPC_SPAN_OF_ROW(core->scheme->context->group.timeline, core->scheme->plan->keys[w->row->key].name,
                     w->row->count * sizeof(float));
     hpc_tally_add(&core->tally.works, 1);
     hpc_row_next_args(w, inputs, args);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 
 /* The workers that are sent a row's parameters. */
 typedef enum hpc_whom {

@@ -23,17 +23,17 @@ static size_t private_bytes(const hpc_row_room *room) {
     return room->state + room->acc + room->encoded + room->residual;
 }
 
-static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
-    size_t size = (size_t)en->context->group.size, most_inputs = 1, forwards = hpc_passing_room(en, core);
+static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
+    size_t size = (size_t)sc->context->group.size, most_inputs = 1, forwards = hpc_passing_room(sc, core);
     size_t sums = HPC_BLOCK * sizeof(float); /* of a block, or of a row */
-    for (int i = 0; i < en->plan->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[i];
-        if (row->owner != en->context->group.rank || row->core != core->index) continue;
-        if ((size_t)row->n_in * (size_t)en->layout.depth > most_inputs)
-            most_inputs = (size_t)row->n_in * (size_t)en->layout.depth;
-        const hpc_row_room room = hpc_row_kind_of(en, row)->room(en, row);
+    for (int i = 0; i < sc->plan->n_rows; i++) {
+        const hpc_row *row = &sc->plan->rows[i];
+        if (row->owner != sc->context->group.rank || row->core != core->index) continue;
+        if ((size_t)row->n_in * (size_t)sc->layout.depth > most_inputs)
+            most_inputs = (size_t)row->n_in * (size_t)sc->layout.depth;
+        const hpc_row_room room = hpc_row_kind_of(sc, row)->room(sc, row);
         if (room.sum > sums) sums = room.sum;
-        for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)en->layout.depth : 0;
+        for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)sc->layout.depth : 0;
         core->memory_bytes += private_bytes(&room);
     }
     core->acc_bytes = sums; /* which come first */
@@ -52,7 +52,7 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
     core->held = calloc(size, sizeof *core->held);
     core->holds = calloc(size, 1);
     core->sent = calloc(size * HPC_TRAFFIC_STAGES, sizeof *core->sent);
-    core->sent_of_key = calloc((size_t)en->plan->n_keys, sizeof *core->sent_of_key);
+    core->sent_of_key = calloc((size_t)sc->plan->n_keys, sizeof *core->sent_of_key);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
         core->base_inputs == NULL || core->pieces == NULL || core->writing == NULL || core->args_came == NULL ||
         core->kept == NULL || core->kept_first == NULL || core->kept_last == NULL || core->held == NULL ||
@@ -64,101 +64,101 @@ static int open_core(hpc_engine *en, hpc_core *core, const char *op) {
         core->free_kept = &core->kept[i];
     }
     core->due = INFINITY;
-    core->in = en->in_lanes[core->index];
-    core->out = en->out_lanes[core->index];
-    core->two_ways = en->layout.stages.many || en->passes_on;
+    core->in = sc->in_lanes[core->index];
+    core->out = sc->out_lanes[core->index];
+    core->two_ways = sc->layout.stages.many || sc->passes_on;
     return HPC_OK;
 }
 
 /* ---- rows ---- */
 
 /* The worker's memory of elements of the key from the row's first on. */
-static char *gradient_at(const hpc_engine *en, int rank, const hpc_row *row) {
-    const hpc_pushed *key = &en->keys[row->key];
-    return (char *)hpc_window_peer_view(en->window, rank) + en->layout.places[rank].gradients + key->gradient +
-           hpc_row_from(en, row);
+static char *gradient_at(const hpc_scheme *sc, int rank, const hpc_row *row) {
+    const hpc_pushed *key = &sc->keys[row->key];
+    return (char *)hpc_window_peer_view(sc->window, rank) + sc->layout.places[rank].gradients + key->gradient +
+           hpc_row_from(sc, row);
 }
 
-static size_t params_offset(const hpc_engine *en, int rank, const hpc_row *row) {
-    return hpc_params_at(en, rank, row->key, 0) + row->offset * sizeof(float);
+static size_t params_offset(const hpc_scheme *sc, int rank, const hpc_row *row) {
+    return hpc_params_at(sc, rank, row->key, 0) + row->offset * sizeof(float);
 }
 
 /* Ranks whose updates are in an input. */
-static int count_updates(const hpc_engine *en, const hpc_edge *edge) {
+static int count_updates(const hpc_scheme *sc, const hpc_edge *edge) {
     int n = 0;
-    for (int r = 0; r < en->context->group.size && edge->row >= 0; r++) n += hpc_row_is_fed_by(en, edge->row, r);
-    return edge->row >= 0 ? n : !hpc_input_is_empty(en, edge);
+    for (int r = 0; r < sc->context->group.size && edge->row >= 0; r++) n += hpc_row_is_fed_by(sc, edge->row, r);
+    return edge->row >= 0 ? n : !hpc_input_is_empty(sc, edge);
 }
 
-static int lowest_feeder(const hpc_engine *en, int row) {
+static int lowest_feeder(const hpc_scheme *sc, int row) {
     int r = 0;
-    while (!hpc_row_is_fed_by(en, row, r)) r++;
+    while (!hpc_row_is_fed_by(sc, row, r)) r++;
     return r;
 }
 
 /* -1: none, for rows whose fold goes no further than their owner's own parameters. */
-static int lowest_receiver(const hpc_engine *en, int row) {
-    for (int r = 0; r < en->context->group.size; r++)
-        if (hpc_row_reaches(en, row, r)) return r;
+static int lowest_receiver(const hpc_scheme *sc, int row) {
+    for (int r = 0; r < sc->context->group.size; r++)
+        if (hpc_row_reaches(sc, row, r)) return r;
     return -1;
 }
 
-static const double (*args_of(const hpc_engine *en, const hpc_work *w, int rank))[HPC_RULE_ARGS] {
-    return (const double(*)[HPC_RULE_ARGS])(const void *)hpc_args_of(en, w->share, rank, 0);
+static const double (*args_of(const hpc_scheme *sc, const hpc_work *w, int rank))[HPC_RULE_ARGS] {
+    return (const double(*)[HPC_RULE_ARGS])(const void *)hpc_args_of(sc, w->share, rank, 0);
 }
 
-static void find_inputs(hpc_engine *en, hpc_work *w) {
-    w->args_of = en->own_args ? en->context->group.rank : lowest_feeder(en, w->index);
-    w->args = args_of(en, w, w->args_of);
+static void find_inputs(hpc_scheme *sc, hpc_work *w) {
+    w->args_of = sc->own_args ? sc->context->group.rank : lowest_feeder(sc, w->index);
+    w->args = args_of(sc, w, w->args_of);
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_edge *edge = &w->row->in[e];
-        const int lowest = edge->row < 0 ? edge->rank : lowest_feeder(en, edge->row);
+        const int lowest = edge->row < 0 ? edge->rank : lowest_feeder(sc, edge->row);
         w->inputs[e] = (hpc_input){.rank = edge->rank,
                                    .forwarded = edge->row,
                                    .lowest = lowest,
-                                   .updates = count_updates(en, edge),
-                                   .mass = hpc_edge_mass(en, edge),
-                                   .empty = hpc_input_is_empty(en, edge),
-                                   .codec = hpc_edge_codec(en->plan, w->row, edge),
-                                   .args = args_of(en, w, lowest),
-                                   .stride = en->layout.gradient_bytes};
+                                   .updates = count_updates(sc, edge),
+                                   .mass = hpc_edge_mass(sc, edge),
+                                   .empty = hpc_input_is_empty(sc, edge),
+                                   .codec = hpc_edge_codec(sc->plan, w->row, edge),
+                                   .args = args_of(sc, w, lowest),
+                                   .stride = sc->layout.gradient_bytes};
         if (!w->inputs[e].empty && w->inputs[e].codec->addressable)
             w->inputs[e].nbytes = w->inputs[e].codec->max_bytes(w->config, w->row->count);
-        if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(en, w->row->owner, edge->rank))
-            w->inputs[e].slots = gradient_at(en, edge->rank, w->row);
+        if (edge->row < 0 && !w->inputs[e].empty && hpc_reads_in_place(sc, w->row->owner, edge->rank))
+            w->inputs[e].slots = gradient_at(sc, edge->rank, w->row);
     }
 }
 
-static void add_output(hpc_engine *en, hpc_work *w, const hpc_edge *edge) {
+static void add_output(hpc_scheme *sc, hpc_work *w, const hpc_edge *edge) {
     const int r = edge->rank, to_row = edge->row >= 0;
     hpc_output *out = &w->outputs[w->n_outputs++];
     w->sends_to_rows |= to_row;
     *out = (hpc_output){.rank = r, .row = edge->row};
-    out->lowest = to_row ? lowest_receiver(en, out->row) : r;
+    out->lowest = to_row ? lowest_receiver(sc, out->row) : r;
     if (to_row) return; /* found_target */
-    out->offset = params_offset(en, r, w->row);
-    if (hpc_is_mapped(en, r))
-        out->params = (float *)(void *)((char *)hpc_window_peer_view(en->window, r) + out->offset);
+    out->offset = params_offset(sc, r, w->row);
+    if (hpc_is_mapped(sc, r))
+        out->params = (float *)(void *)((char *)hpc_window_peer_view(sc->window, r) + out->offset);
     else if (!w->out_codec->plain)
-        out->offset = hpc_params_encoded_at(en, r, w->row);
+        out->offset = hpc_params_encoded_at(sc, r, w->row);
 }
 
-static void find_outputs(hpc_engine *en, hpc_work *w) {
-    int me = en->context->group.rank;
+static void find_outputs(hpc_scheme *sc, hpc_work *w) {
+    int me = sc->context->group.rank;
     const hpc_row *row = w->row;
-    size_t master = en->layout.master_of[w->index];
-    int keeps = hpc_row_keeps_params(row), home = keeps && master == HPC_NOWHERE ? hpc_row_home(en, row) : -1;
+    size_t master = sc->layout.master_of[w->index];
+    int keeps = hpc_row_keeps_params(row), home = keeps && master == HPC_NOWHERE ? hpc_row_home(sc, row) : -1;
     if (home >= 0)
-        w->param = (float *)(void *)((char *)hpc_window_peer_view(en->window, home) + params_offset(en, home, row));
+        w->param = (float *)(void *)((char *)hpc_window_peer_view(sc->window, home) + params_offset(sc, home, row));
     else if (keeps)
-        w->param = (float *)(void *)(hpc_own_part(en) + en->layout.places[me].masters + master);
+        w->param = (float *)(void *)(hpc_own_part(sc) + sc->layout.places[me].masters + master);
     /* An owner begins with the rank after itself, as pushes and answers do: so over wires the owners begin with
      * different ranks. */
     for (int wraps = 0; wraps < 2; wraps++)
         for (int e = 0; e < row->n_out; e++) {
             const int r = row->out[e].rank, to_row = row->out[e].row >= 0;
             if ((r <= me) != wraps) continue;
-            if (to_row || (en->layout.holders[r] == r && r != home)) add_output(en, w, &row->out[e]); /* a copy once */
+            if (to_row || (sc->layout.holders[r] == r && r != home)) add_output(sc, w, &row->out[e]); /* a copy once */
         }
 }
 
@@ -171,104 +171,104 @@ static int take_fold(float *param, const float *acc, int64_t count, float *state
 
 /* An input that comes by receive slots of this rank. */
 static void found_slots(void *arg, int row, int edge, size_t offset) {
-    hpc_engine *en = arg;
-    hpc_work *w = &en->work[en->work_of[row]];
-    size_t size = (size_t)en->context->group.size;
-    size_t base = en->layout.slot_base[(size_t)en->context->group.rank * size + (size_t)w->inputs[edge].rank];
-    w->inputs[edge].slots = hpc_own_part(en) + base + offset;
-    w->inputs[edge].stride = hpc_slot_stride(en, w->row);
+    hpc_scheme *sc = arg;
+    hpc_work *w = &sc->work[sc->work_of[row]];
+    size_t size = (size_t)sc->context->group.size;
+    size_t base = sc->layout.slot_base[(size_t)sc->context->group.rank * size + (size_t)w->inputs[edge].rank];
+    w->inputs[edge].slots = hpc_own_part(sc) + base + offset;
+    w->inputs[edge].stride = hpc_slot_stride(sc, w->row);
 }
 
 /* A slot to which this rank sends: a push of a row, or a row's forward. */
 static void found_target(void *arg, int row, int edge, size_t offset) {
-    hpc_engine *en = arg;
-    const hpc_row *to = &en->plan->rows[row];
-    size_t size = (size_t)en->context->group.size;
-    size_t at = en->layout.slot_base[(size_t)to->owner * size + (size_t)en->context->group.rank] + offset;
+    hpc_scheme *sc = arg;
+    const hpc_row *to = &sc->plan->rows[row];
+    size_t size = (size_t)sc->context->group.size;
+    size_t at = sc->layout.slot_base[(size_t)to->owner * size + (size_t)sc->context->group.rank] + offset;
     int source = to->in[edge].row;
     if (source < 0) {
-        en->push_slot[row] = at;
+        sc->push_slot[row] = at;
         return;
     }
-    hpc_work *w = &en->work[en->work_of[source]];
+    hpc_work *w = &sc->work[sc->work_of[source]];
     for (int e = 0; e < w->n_outputs; e++)
         if (w->outputs[e].row == row) w->outputs[e].offset = at;
 }
 
-static int open_memory(hpc_engine *en, hpc_work *w, char *memory, const char *op) {
-    const hpc_row_room room = w->kind->room(en, w->row);
+static int open_memory(hpc_scheme *sc, hpc_work *w, char *memory, const char *op) {
+    const hpc_row_room room = w->kind->room(sc, w->row);
     w->state = (float *)(void *)memory;
     if (room.acc > 0) w->acc = (float *)(void *)(memory + room.state);
-    if (room.sum > 0) w->acc = en->cores[w->row->core].acc;
+    if (room.sum > 0) w->acc = sc->cores[w->row->core].acc;
     if (room.encoded > 0) w->encoded = memory + room.state + room.acc;
     if (!room.sends_pieces) return HPC_OK;
-    return hpc_pieces_open_row(en, w, memory + room.state + room.acc + room.encoded, op);
+    return hpc_pieces_open_row(sc, w, memory + room.state + room.acc + room.encoded, op);
 }
 
-static int open_rows(hpc_engine *en, const char *op) {
-    const hpc_plan *plan = en->plan;
-    int me = en->context->group.rank;
-    size_t n_in = 0, n_out = 0, *used = calloc((size_t)en->n_own_cores + 1, sizeof *used);
-    en->work_of = malloc((size_t)plan->n_rows * sizeof *en->work_of);
-    en->push_slot = malloc((size_t)plan->n_rows * sizeof *en->push_slot);
+static int open_rows(hpc_scheme *sc, const char *op) {
+    const hpc_plan *plan = sc->plan;
+    int me = sc->context->group.rank;
+    size_t n_in = 0, n_out = 0, *used = calloc((size_t)sc->n_own_cores + 1, sizeof *used);
+    sc->work_of = malloc((size_t)plan->n_rows * sizeof *sc->work_of);
+    sc->push_slot = malloc((size_t)plan->n_rows * sizeof *sc->push_slot);
     for (int i = 0; i < plan->n_rows; i++) {
         if (plan->rows[i].owner != me) continue;
-        en->n_work++;
+        sc->n_work++;
         n_in += (size_t)plan->rows[i].n_in;
         n_out += (size_t)plan->rows[i].n_out;
     }
-    en->work = calloc((size_t)en->n_work + 1, sizeof *en->work);
-    en->memory.inputs = calloc(n_in + 1, sizeof *en->memory.inputs);
-    en->memory.outputs = calloc(n_out + 1, sizeof *en->memory.outputs);
-    en->memory.weights = calloc(n_in + 1, sizeof *en->memory.weights);
-    en->memory.arrived = calloc((size_t)en->n_work * (size_t)en->layout.depth + 1, sizeof *en->memory.arrived);
-    en->memory.came = calloc(n_in * (size_t)en->layout.depth + 1, sizeof *en->memory.came);
-    if (used == NULL || en->work_of == NULL || en->push_slot == NULL || en->work == NULL || en->memory.inputs == NULL ||
-        en->memory.outputs == NULL || en->memory.weights == NULL || en->memory.arrived == NULL ||
-        en->memory.came == NULL) {
+    sc->work = calloc((size_t)sc->n_work + 1, sizeof *sc->work);
+    sc->memory.inputs = calloc(n_in + 1, sizeof *sc->memory.inputs);
+    sc->memory.outputs = calloc(n_out + 1, sizeof *sc->memory.outputs);
+    sc->memory.weights = calloc(n_in + 1, sizeof *sc->memory.weights);
+    sc->memory.arrived = calloc((size_t)sc->n_work * (size_t)sc->layout.depth + 1, sizeof *sc->memory.arrived);
+    sc->memory.came = calloc(n_in * (size_t)sc->layout.depth + 1, sizeof *sc->memory.came);
+    if (used == NULL || sc->work_of == NULL || sc->push_slot == NULL || sc->work == NULL || sc->memory.inputs == NULL ||
+        sc->memory.outputs == NULL || sc->memory.weights == NULL || sc->memory.arrived == NULL ||
+        sc->memory.came == NULL) {
         free(used);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, en->n_work);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, sc->n_work);
     }
-    hpc_input *inputs = en->memory.inputs;
-    hpc_output *outputs = en->memory.outputs;
-    double *weights = en->memory.weights;
-    _Atomic char *came = en->memory.came;
-    hpc_work *w = en->work;
-    for (int c = 0; c < en->n_own_cores; c++) used[c] = en->cores[c].acc_bytes;
+    hpc_input *inputs = sc->memory.inputs;
+    hpc_output *outputs = sc->memory.outputs;
+    double *weights = sc->memory.weights;
+    _Atomic char *came = sc->memory.came;
+    hpc_work *w = sc->work;
+    for (int c = 0; c < sc->n_own_cores; c++) used[c] = sc->cores[c].acc_bytes;
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
-        en->work_of[i] = -1;
-        en->push_slot[i] = HPC_NOWHERE;
+        sc->work_of[i] = -1;
+        sc->push_slot[i] = HPC_NOWHERE;
         if (row->owner != me) continue;
-        en->work_of[i] = (int)(w - en->work);
+        sc->work_of[i] = (int)(w - sc->work);
         *w = (hpc_work){.index = i,
                         .row = row,
-                        .kind = hpc_row_kind_of(en, row),
+                        .kind = hpc_row_kind_of(sc, row),
                         .in_codec = hpc_codec_of(row->codec_in),
                         .out_codec = hpc_codec_of(row->codec_out),
-                        .config = en->configs[row->key],
-                        .rule = &en->rules[row->key],
-                        .apply = row->action == HPC_EMIT ? take_fold : en->rules[row->key].rule.apply,
-                        .share = &en->layout.shares[en->layout.share_of[i]]};
+                        .config = sc->configs[row->key],
+                        .rule = &sc->rules[row->key],
+                        .apply = row->action == HPC_EMIT ? take_fold : sc->rules[row->key].rule.apply,
+                        .share = &sc->layout.shares[sc->layout.share_of[i]]};
         w->inputs = inputs;
         w->outputs = outputs;
         w->weights = weights;
-        w->arrived = en->memory.arrived + (size_t)(w - en->work) * (size_t)en->layout.depth;
+        w->arrived = sc->memory.arrived + (size_t)(w - sc->work) * (size_t)sc->layout.depth;
         w->came = came;
-        came += (size_t)row->n_in * (size_t)en->layout.depth;
+        came += (size_t)row->n_in * (size_t)sc->layout.depth;
         for (int e = 0; e < row->n_in; e++) weights[e] = row->in[e].weight;
         inputs += row->n_in;
         outputs += row->n_out;
         weights += row->n_in;
-        char *memory = (char *)en->cores[row->core].memory + used[row->core];
-        if (open_memory(en, w, memory, op) != HPC_OK) {
+        char *memory = (char *)sc->cores[row->core].memory + used[row->core];
+        if (open_memory(sc, w, memory, op) != HPC_OK) {
             free(used);
             return HPC_ERR_MEMORY;
         }
-        const hpc_row_room room = w->kind->room(en, row);
+        const hpc_row_room room = w->kind->room(sc, row);
         used[row->core] += private_bytes(&room);
-        find_inputs(en, w);
-        find_outputs(en, w);
+        find_inputs(sc, w);
+        find_outputs(sc, w);
         w++;
     }
     free(used);
@@ -278,32 +278,32 @@ static int open_rows(hpc_engine *en, const char *op) {
 /* A put lasts as long as its receiver stands still. Where the others do not wait for it the master changes meanwhile,
  * so what each receiver is sent is a copy of its own. Forwards and relays send what they got from just their receivers.
  */
-static int open_copies(hpc_engine *en, const char *op) {
-    if (!(en->discipline->traits & HPC_GOES_ON)) return HPC_OK;
-    for (int i = 0; i < en->n_work; i++)
-        for (int o = 0; o < en->work[i].n_outputs && hpc_row_keeps_params(en->work[i].row); o++) {
-            hpc_output *out = &en->work[i].outputs[o];
-            size_t nbytes = hpc_output_bytes(en, en->work[i].row);
-            const size_t mean = (size_t)en->work[i].row->count * sizeof(float);
-            if ((en->use != NULL) && mean > nbytes) nbytes = mean; /* means are gathered too */
+static int open_copies(hpc_scheme *sc, const char *op) {
+    if (!(sc->discipline->traits & HPC_GOES_ON)) return HPC_OK;
+    for (int i = 0; i < sc->n_work; i++)
+        for (int o = 0; o < sc->work[i].n_outputs && hpc_row_keeps_params(sc->work[i].row); o++) {
+            hpc_output *out = &sc->work[i].outputs[o];
+            size_t nbytes = hpc_output_bytes(sc, sc->work[i].row);
+            const size_t mean = (size_t)sc->work[i].row->count * sizeof(float);
+            if ((sc->use != NULL) && mean > nbytes) nbytes = mean; /* means are gathered too */
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
                 return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of what goes to rank %d", op, out->rank);
         }
     return HPC_OK;
 }
 
-static int open_shares(hpc_engine *en, const char *op) {
-    size_t size = (size_t)en->context->group.size;
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        hpc_share *share = &en->layout.shares[s];
-        if (share->owner != en->context->group.rank) continue;
+static int open_shares(hpc_scheme *sc, const char *op) {
+    size_t size = (size_t)sc->context->group.size;
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        hpc_share *share = &sc->layout.shares[s];
+        if (share->owner != sc->context->group.rank) continue;
         share->left = share->n_rows;
         share->members = malloc(size * sizeof *share->members);
         if (share->members == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
         /* This rank last: once answered it may close, and then it sends nothing more. */
-        for (int i = 1; i <= en->context->group.size; i++) {
-            int r = (en->context->group.rank + i) % en->context->group.size;
-            if (hpc_share_answers(en, share, r)) share->members[share->n_members++] = r;
+        for (int i = 1; i <= sc->context->group.size; i++) {
+            int r = (sc->context->group.rank + i) % sc->context->group.size;
+            if (hpc_share_answers(sc, share, r)) share->members[share->n_members++] = r;
         }
     }
     return HPC_OK;
@@ -311,38 +311,38 @@ static int open_shares(hpc_engine *en, const char *op) {
 
 /* Rows that are worked off. Over shared memory nothing else tells a fold that takes long from a deadlock. */
 static uint64_t count_works(const void *arg) {
-    const hpc_engine *en = arg;
+    const hpc_scheme *sc = arg;
     uint64_t n = 0;
-    for (int c = 0; c < en->n_own_cores; c++) {
-        const hpc_tally *tally = &en->cores[c].tally;
+    for (int c = 0; c < sc->n_own_cores; c++) {
+        const hpc_tally *tally = &sc->cores[c].tally;
         n += atomic_load_explicit(&tally->works, memory_order_relaxed) +
              atomic_load_explicit(&tally->bytes_written, memory_order_relaxed);
     }
     return n;
 }
 
-int hpc_rows_open(hpc_engine *en, const char *op) {
-    int me = en->context->group.rank, status = HPC_OK;
-    for (int c = 0; c < en->n_own_cores && status == HPC_OK; c++) status = open_core(en, &en->cores[c], op);
-    if (status == HPC_OK) status = open_shares(en, op);
-    if (status == HPC_OK) status = hpc_args_open(en, op);
-    if (status == HPC_OK) status = open_rows(en, op);
-    if (status == HPC_OK) status = hpc_passing_open(en, op);
-    if (status == HPC_OK) status = open_copies(en, op);
-    if (status == HPC_OK) status = hpc_pieces_open_worker(en, op);
-    if (status == HPC_OK) status = hpc_layout_walk(en, me, -1, found_slots, en);
-    if (status == HPC_OK) status = hpc_layout_walk(en, -1, me, found_target, en);
+int hpc_rows_open(hpc_scheme *sc, const char *op) {
+    int me = sc->context->group.rank, status = HPC_OK;
+    for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++) status = open_core(sc, &sc->cores[c], op);
+    if (status == HPC_OK) status = open_shares(sc, op);
+    if (status == HPC_OK) status = hpc_args_open(sc, op);
+    if (status == HPC_OK) status = open_rows(sc, op);
+    if (status == HPC_OK) status = hpc_passing_open(sc, op);
+    if (status == HPC_OK) status = open_copies(sc, op);
+    if (status == HPC_OK) status = hpc_pieces_open_worker(sc, op);
+    if (status == HPC_OK) status = hpc_layout_walk(sc, me, -1, found_slots, sc);
+    if (status == HPC_OK) status = hpc_layout_walk(sc, -1, me, found_target, sc);
     if (status == HPC_OK) {
-        en->mover = (hpc_mover){.count = count_works, .arg = en};
-        hpc_watch_add(&en->context->group.watch, &en->mover);
+        sc->mover = (hpc_mover){.count = count_works, .arg = sc};
+        hpc_watch_add(&sc->context->group.watch, &sc->mover);
     }
     return status;
 }
 
-void hpc_rows_free(hpc_engine *en) {
-    hpc_watch_remove(&en->context->group.watch, &en->mover);
-    for (int c = 0; en->cores != NULL && c < en->n_own_cores; c++) {
-        hpc_core *core = &en->cores[c];
+void hpc_rows_free(hpc_scheme *sc) {
+    hpc_watch_remove(&sc->context->group.watch, &sc->mover);
+    for (int c = 0; sc->cores != NULL && c < sc->n_own_cores; c++) {
+        hpc_core *core = &sc->cores[c];
         if (core->memory != NULL) hpc_private_free(core->memory, core->memory_bytes);
         hpc_private_free(core->sum, core->sum_bytes);
         free(core->folding);
@@ -360,16 +360,16 @@ void hpc_rows_free(hpc_engine *en) {
         free(core->sent);
         free(core->sent_of_key);
     }
-    for (int i = 0; en->work != NULL && i < en->n_work; i++) free(en->work[i].gathered);
-    for (int i = 0; en->work != NULL && i < en->n_work; i++)
-        for (int o = 0; o < en->work[i].n_outputs; o++) free(en->work[i].outputs[o].copy);
-    free(en->cores);
-    free(en->work);
-    free(en->work_of);
-    free(en->push_slot);
-    free(en->memory.inputs);
-    free(en->memory.outputs);
-    free(en->memory.weights);
-    free(en->memory.arrived);
-    free(en->memory.came);
+    for (int i = 0; sc->work != NULL && i < sc->n_work; i++) free(sc->work[i].gathered);
+    for (int i = 0; sc->work != NULL && i < sc->n_work; i++)
+        for (int o = 0; o < sc->work[i].n_outputs; o++) free(sc->work[i].outputs[o].copy);
+    free(sc->cores);
+    free(sc->work);
+    free(sc->work_of);
+    free(sc->push_slot);
+    free(sc->memory.inputs);
+    free(sc->memory.outputs);
+    free(sc->memory.weights);
+    free(sc->memory.arrived);
+    free(sc->memory.came);
 }

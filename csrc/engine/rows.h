@@ -2,10 +2,10 @@
 #ifndef HPC_ROWS_H
 #define HPC_ROWS_H
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 
 /* The cores have been chosen and the window is there. */
-int hpc_rows_open(hpc_engine *en, const char *op);
-void hpc_rows_free(hpc_engine *en);
+int hpc_rows_open(hpc_scheme *sc, const char *op);
+void hpc_rows_free(hpc_scheme *sc);
 
 #endif

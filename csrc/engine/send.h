@@ -5,24 +5,24 @@
 #include "engine/layout.h"
 
 /* The slot of the next push of key; and that of an earlier push n, while it has one. */
-char *hpc_push_slot(const hpc_engine *en, int key);
-char *hpc_slot_of_push(const hpc_engine *en, int key, uint64_t n);
+char *hpc_push_slot(const hpc_scheme *sc, int key);
+char *hpc_slot_of_push(const hpc_scheme *sc, int key, uint64_t n);
 /* The ticket whose end frees the slot of the next push (where models rotate: the slot that its fold writes); 0: the
  * slot has not been used yet. */
-uint64_t hpc_slot_ticket(const hpc_engine *en, int key);
+uint64_t hpc_slot_ticket(const hpc_scheme *sc, int key);
 
 /* HPC_OK if the ticket last is done, else HPC_IN_PROGRESS, or an error if op is not NULL. Looks for progress once. */
-int hpc_push_after(hpc_engine *en, int key, uint64_t last, const char *op);
+int hpc_push_after(hpc_scheme *sc, int key, uint64_t last, const char *op);
 /* hpc_pace.may_push: the last push must be done. */
-int hpc_push_after_last(hpc_engine *en, int key, const char *op);
+int hpc_push_after_last(hpc_scheme *sc, int key, const char *op);
 /* Waits until the slot of the next push (where models rotate: the slot that its fold writes) may be written. */
-int hpc_push_wait_slot(hpc_engine *en, int key, hpc_limit *l, const char *op);
+int hpc_push_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 /* Waits until the last push is folded. */
-int hpc_push_wait_done(hpc_engine *en, int key, hpc_limit *l, const char *op);
+int hpc_push_wait_done(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 
 /* Sends one event to an owner that reads the update in place; to any other owner it sends every row with its data. Goes
  * on from the key's at_row, where a full ring stopped it. Of a push without a gradient it only tells. */
-int hpc_push_share(hpc_engine *en, int s, int slot, hpc_limit *l);
+int hpc_push_share(hpc_scheme *sc, int s, int slot, hpc_limit *l);
 /* The turn of what is sent of a key (hpc_lane_take_turn), where updates of different keys have no order: keys are given
  * in the order in which a forward pass needs them, so the first ones go first where many wait (P3, Jayarajan et al.,
  * SysML 2019). What goes ahead is earlier still. */
@@ -31,28 +31,28 @@ static inline uint32_t hpc_turn_of(int key) {
 }
 
 /* hpc_push_share, in the turn of its key. */
-int hpc_push_in_turn(hpc_engine *en, int s, int slot, hpc_limit *l);
+int hpc_push_in_turn(hpc_scheme *sc, int s, int slot, hpc_limit *l);
 
 /* Counts the bytes of a push of a share as sent. */
-void hpc_count_sent(hpc_engine *en, const hpc_share *share, const char *slot);
+void hpc_count_sent(hpc_scheme *sc, const hpc_share *share, const char *slot);
 
 /* hpc_put_notify by the lane of a core. Waits while the owner's ring is full, but not for an owner that has left, where
  * owners may. */
-int hpc_send_event(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
+int hpc_send_event(hpc_scheme *sc, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 
 /* The same for an event that its owner may get before what was sent of any key: it does not wait behind gradients. */
-int hpc_send_ahead(hpc_engine *en, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
+int hpc_send_ahead(hpc_scheme *sc, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 
 /* Returns HPC_OK instead of HPC_ERR_PEER if the neighbour has left: it folds nothing more. */
-int hpc_unless_left(const hpc_engine *en, int rank, int status);
+int hpc_unless_left(const hpc_scheme *sc, int rank, int status);
 
 /* Asks the other owners of key to say when everything that was sent to them is there. Does not wait. */
-void hpc_ask_flushed(const hpc_engine *en, int key);
+void hpc_ask_flushed(const hpc_scheme *sc, int key);
 
 /* Waits until everything that was sent to the other owners of key has left this rank's memory. */
-int hpc_flush_key(hpc_engine *en, int key, hpc_limit *l);
+int hpc_flush_key(hpc_scheme *sc, int key, hpc_limit *l);
 
 /* Stores past the caches are ordered before what follows: a trainer's own kernels may have written the gradient so. */
 static inline void hpc_end_gradient(void) {

@@ -42,13 +42,13 @@ int hpc_row_sends_to_rows(const hpc_row *row) {
 }
 
 /* An edge from a row weighs as much as all that the row folds. */
-double hpc_edge_mass(const hpc_engine *en, const hpc_edge *edge) {
-    return edge->weight * (edge->row < 0 ? 1 : en->layout.stages.masses[edge->row]);
+double hpc_edge_mass(const hpc_scheme *sc, const hpc_edge *edge) {
+    return edge->weight * (edge->row < 0 ? 1 : sc->layout.stages.masses[edge->row]);
 }
 
 /* Whether an input brings no bytes. On a graph none is empty, as the weights of a step may differ from the plan's. */
-int hpc_input_is_empty(const hpc_engine *en, const hpc_edge *edge) {
-    return edge->row < 0 && edge->weight == 0 && en->graph == NULL;
+int hpc_input_is_empty(const hpc_scheme *sc, const hpc_edge *edge) {
+    return edge->row < 0 && edge->weight == 0 && sc->graph == NULL;
 }
 
 /* ---- sets of ranks ---- */
@@ -134,13 +134,13 @@ static int check_slots(const hpc_plan *plan, const hpc_stages *st, const char *o
 }
 
 /* Without edges between rows the edges to ranks are enough, and nothing is found here. */
-int hpc_stages_find(hpc_engine *en, const char *op) {
-    const hpc_plan *plan = en->plan;
-    hpc_stages *st = &en->layout.stages;
+int hpc_stages_find(hpc_scheme *sc, const char *op) {
+    const hpc_plan *plan = sc->plan;
+    hpc_stages *st = &sc->layout.stages;
     size_t rows = (size_t)plan->n_rows;
     for (int i = 0; i < plan->n_rows; i++) st->many |= hpc_row_sends_to_rows(&plan->rows[i]);
     if (!st->many) return HPC_OK;
-    st->words = ((size_t)en->context->group.size + 63) / 64;
+    st->words = ((size_t)sc->context->group.size + 63) / 64;
     st->feeders = calloc(rows * st->words, sizeof *st->feeders);
     st->receivers = calloc(rows * st->words, sizeof *st->receivers);
     st->masses = calloc(rows, sizeof *st->masses);
@@ -159,118 +159,118 @@ int hpc_stages_find(hpc_engine *en, const char *op) {
     return status;
 }
 
-void hpc_stages_free(hpc_engine *en) {
-    free(en->layout.stages.feeders);
-    free(en->layout.stages.receivers);
-    free(en->layout.stages.masses);
-    free(en->layout.stages.hops);
+void hpc_stages_free(hpc_scheme *sc) {
+    free(sc->layout.stages.feeders);
+    free(sc->layout.stages.receivers);
+    free(sc->layout.stages.masses);
+    free(sc->layout.stages.hops);
 }
 
 /* ---- what follows ---- */
 
-int hpc_row_is_fed_by(const hpc_engine *en, int row, int rank) {
-    const hpc_stages *st = &en->layout.stages;
-    return st->many ? has_rank(st->feeders, st, row, rank) : hpc_row_has_input(&en->plan->rows[row], rank);
+int hpc_row_is_fed_by(const hpc_scheme *sc, int row, int rank) {
+    const hpc_stages *st = &sc->layout.stages;
+    return st->many ? has_rank(st->feeders, st, row, rank) : hpc_row_has_input(&sc->plan->rows[row], rank);
 }
 
-int hpc_row_reaches(const hpc_engine *en, int row, int rank) {
-    const hpc_stages *st = &en->layout.stages;
-    return st->many ? has_rank(st->receivers, st, row, rank) : hpc_row_has_output(&en->plan->rows[row], rank);
+int hpc_row_reaches(const hpc_scheme *sc, int row, int rank) {
+    const hpc_stages *st = &sc->layout.stages;
+    return st->many ? has_rank(st->receivers, st, row, rank) : hpc_row_has_output(&sc->plan->rows[row], rank);
 }
 
 /* The rows of a chunk lie together. */
-int hpc_row_is_copy(const hpc_engine *en, int row, int step) {
-    const hpc_row *rows = en->plan->rows, *own = &rows[row];
-    for (int i = row + step; i >= 0 && i < en->plan->n_rows; i += step) {
+int hpc_row_is_copy(const hpc_scheme *sc, int row, int step) {
+    const hpc_row *rows = sc->plan->rows, *own = &rows[row];
+    for (int i = row + step; i >= 0 && i < sc->plan->n_rows; i += step) {
         if (rows[i].key != own->key || rows[i].offset != own->offset) return 0;
         if (rows[i].action == HPC_APPLY) return own->action == HPC_APPLY;
     }
     return 0;
 }
 
-int hpc_row_has_mean_of(const hpc_engine *en, int row, int rank) {
-    if (!hpc_row_is_copy(en, row, -1) && !hpc_row_is_copy(en, row, 1)) return 1;
-    return en->plan->rows[row].n_out > 0 && hpc_row_reaches(en, row, rank);
+int hpc_row_has_mean_of(const hpc_scheme *sc, int row, int rank) {
+    if (!hpc_row_is_copy(sc, row, -1) && !hpc_row_is_copy(sc, row, 1)) return 1;
+    return sc->plan->rows[row].n_out > 0 && hpc_row_reaches(sc, row, rank);
 }
 
-int hpc_row_gives_mean(const hpc_engine *en, int row, int rank) {
-    return hpc_row_is_fed_by(en, row, rank) && hpc_row_has_mean_of(en, row, rank);
+int hpc_row_gives_mean(const hpc_scheme *sc, int row, int rank) {
+    return hpc_row_is_fed_by(sc, row, rank) && hpc_row_has_mean_of(sc, row, rank);
 }
 
 /* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */
-typedef int holding(const hpc_engine *en, int row, int rank);
+typedef int holding(const hpc_scheme *sc, int row, int rank);
 
-static inline int some_row(const hpc_engine *en, const hpc_share *share, int rank, holding *holds) {
+static inline int some_row(const hpc_scheme *sc, const hpc_share *share, int rank, holding *holds) {
     const hpc_row *before = NULL;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[share->rows[i]];
+        const hpc_row *row = &sc->plan->rows[share->rows[i]];
         if (before != NULL && before->in == row->in && before->out == row->out) continue;
-        if (holds(en, share->rows[i], rank)) return 1;
+        if (holds(sc, share->rows[i], rank)) return 1;
         before = row;
     }
     return 0;
 }
 
-int hpc_feeds_share(const hpc_engine *en, const hpc_share *share, int rank) {
-    return some_row(en, share, rank, hpc_row_is_fed_by);
+int hpc_feeds_share(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    return some_row(sc, share, rank, hpc_row_is_fed_by);
 }
 
-static int is_fed_by_stages(const hpc_engine *en, int row, int rank) {
-    const hpc_edge *push = hpc_row_input(&en->plan->rows[row], rank);
-    return hpc_row_is_fed_by(en, row, rank) && (push == NULL || hpc_edge_via(push) >= 0);
+static int is_fed_by_stages(const hpc_scheme *sc, int row, int rank) {
+    const hpc_edge *push = hpc_row_input(&sc->plan->rows[row], rank);
+    return hpc_row_is_fed_by(sc, row, rank) && (push == NULL || hpc_edge_via(push) >= 0);
 }
 
-int hpc_feeds_share_by_stages(const hpc_engine *en, const hpc_share *share, int rank) {
-    return some_row(en, share, rank, is_fed_by_stages);
+int hpc_feeds_share_by_stages(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    return some_row(sc, share, rank, is_fed_by_stages);
 }
 
-static int is_of_row(const hpc_engine *en, int row, int rank) {
-    return hpc_row_is_fed_by(en, row, rank) || hpc_row_has_output(&en->plan->rows[row], rank);
+static int is_of_row(const hpc_scheme *sc, int row, int rank) {
+    return hpc_row_is_fed_by(sc, row, rank) || hpc_row_has_output(&sc->plan->rows[row], rank);
 }
 
-int hpc_share_involves(const hpc_engine *en, const hpc_share *share, int rank) {
-    return (en->discipline->traits & HPC_INVOLVES_ALL) || some_row(en, share, rank, is_of_row);
+int hpc_share_involves(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    return (sc->discipline->traits & HPC_INVOLVES_ALL) || some_row(sc, share, rank, is_of_row);
 }
 
-static int is_output(const hpc_engine *en, int row, int rank) {
-    return hpc_row_has_output(&en->plan->rows[row], rank);
+static int is_output(const hpc_scheme *sc, int row, int rank) {
+    return hpc_row_has_output(&sc->plan->rows[row], rank);
 }
 
-static int is_answered(const hpc_engine *en, int row, int rank) {
-    const hpc_row *r = &en->plan->rows[row];
-    const hpc_stages *st = &en->layout.stages;
+static int is_answered(const hpc_scheme *sc, int row, int rank) {
+    const hpc_row *r = &sc->plan->rows[row];
+    const hpc_stages *st = &sc->layout.stages;
     if (r->n_out == 0) return has_rank(st->feeders, st, row, rank);
     return hpc_row_has_output(r, rank) || (hpc_row_has_input(r, rank) && !has_rank(st->receivers, st, row, rank));
 }
 
 /* Relays pass on parameters alone where owners answer all workers. */
-static int is_awaited_from_all(const hpc_engine *en, const hpc_share *share, int rank) {
-    int action = en->plan->rows[share->rows[0]].action;
-    return action != HPC_FORWARD && (action != HPC_RELAY || some_row(en, share, rank, is_output)) &&
-           hpc_share_involves(en, share, rank);
+static int is_awaited_from_all(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    int action = sc->plan->rows[share->rows[0]].action;
+    return action != HPC_FORWARD && (action != HPC_RELAY || some_row(sc, share, rank, is_output)) &&
+           hpc_share_involves(sc, share, rank);
 }
 
-int hpc_share_is_awaited_by(const hpc_engine *en, const hpc_share *share, int rank) {
-    if (en->layout.stages.many && (en->discipline->traits & HPC_ANSWERS_ALL))
-        return is_awaited_from_all(en, share, rank);
-    return en->layout.stages.many ? some_row(en, share, rank, is_answered) : hpc_share_involves(en, share, rank);
+int hpc_share_is_awaited_by(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    if (sc->layout.stages.many && (sc->discipline->traits & HPC_ANSWERS_ALL))
+        return is_awaited_from_all(sc, share, rank);
+    return sc->layout.stages.many ? some_row(sc, share, rank, is_answered) : hpc_share_involves(sc, share, rank);
 }
 
 /* A forward has left once its owner has received the resulting parameters, on each way. Of other rows the owner knows
  * only that they are done where they answer it, and what goes to relays may have found a full ring even then. */
-int hpc_row_outlasts_pulls(const hpc_engine *en, int row) {
-    const hpc_row *r = &en->plan->rows[row];
-    const hpc_stages *st = &en->layout.stages;
+int hpc_row_outlasts_pulls(const hpc_scheme *sc, int row) {
+    const hpc_row *r = &sc->plan->rows[row];
+    const hpc_stages *st = &sc->layout.stages;
     if (!st->many) return 0;
-    if (r->action != HPC_FORWARD) return !is_answered(en, row, r->owner);
-    if ((en->discipline->traits & HPC_ANSWERS_ALL) && hpc_row_is_fed_by(en, row, r->owner))
+    if (r->action != HPC_FORWARD) return !is_answered(sc, row, r->owner);
+    if ((sc->discipline->traits & HPC_ANSWERS_ALL) && hpc_row_is_fed_by(sc, row, r->owner))
         return 0; /* all have answered its pull */
     for (int e = 0; e < r->n_out; e++)
         if (!has_rank(st->receivers, st, r->out[e].row, r->owner)) return 1;
     return 0;
 }
 
-int hpc_share_answers(const hpc_engine *en, const hpc_share *share, int rank) {
-    int tells_itself = en->layout.stages.many && en->plan->rows[share->rows[0]].action == HPC_FORWARD;
-    return (tells_itself && rank == share->owner) || hpc_share_is_awaited_by(en, share, rank);
+int hpc_share_answers(const hpc_scheme *sc, const hpc_share *share, int rank) {
+    int tells_itself = sc->layout.stages.many && sc->plan->rows[share->rows[0]].action == HPC_FORWARD;
+    return (tells_itself && rank == share->owner) || hpc_share_is_awaited_by(sc, share, rank);
 }

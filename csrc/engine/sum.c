@@ -18,7 +18,7 @@ int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const 
         if (begins)
             memcpy(w->acc + from, block, n * sizeof(float));
         else
-            core->engine->kernels->f32(w->acc + from, sum, ones, 2, n, 0);
+            core->scheme->kernels->f32(w->acc + from, sum, ones, 2, n, 0);
     }
     return 0;
 }

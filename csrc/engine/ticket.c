@@ -9,53 +9,53 @@
 #include "engine/layout.h"
 #include "engine/params.h"
 
-/* The failure of another engine of the exchange has closed the context of all: it is what this engine tells too. */
-static int fail_as_others(const hpc_engine *own, int status, const char *op) {
-    for (const hpc_engine *en = own->next; en != own; en = en->next) {
-        int failed = atomic_load_explicit(&en->fault.failed, memory_order_acquire);
-        if (failed != HPC_OK) return hpc_fail(failed, op, "%s: %s", op, en->fault.failure);
+/* The failure of another scheme of the exchange has closed the context of all: it is what this scheme tells too. */
+static int fail_as_others(const hpc_scheme *own, int status, const char *op) {
+    for (const hpc_scheme *sc = own->next; sc != own; sc = sc->next) {
+        int failed = atomic_load_explicit(&sc->fault.failed, memory_order_acquire);
+        if (failed != HPC_OK) return hpc_fail(failed, op, "%s: %s", op, sc->fault.failure);
     }
     return status;
 }
 
-int hpc_engine_check(hpc_engine *en, const char *op) {
-    int failed = atomic_load_explicit(&en->fault.failed, memory_order_acquire);
+int hpc_scheme_check(hpc_scheme *sc, const char *op) {
+    int failed = atomic_load_explicit(&sc->fault.failed, memory_order_acquire);
     if (failed != HPC_OK) {
-        hpc_context_abort(en->context, en->fault.failure);
-        return hpc_fail(failed, op, "%s: %s", op, en->fault.failure);
+        hpc_context_abort(sc->context, sc->fault.failure);
+        return hpc_fail(failed, op, "%s: %s", op, sc->fault.failure);
     }
-    hpc_group *g = &en->context->group;
+    hpc_group *g = &sc->context->group;
     int status = hpc_group_usable(g, op);
-    if (status != HPC_OK) return fail_as_others(en, status, op);
+    if (status != HPC_OK) return fail_as_others(sc, status, op);
     for (int r = 0; r < g->size && status == HPC_OK && atomic_load_explicit(&g->revoked, memory_order_acquire); r++)
         status = hpc_group_peer_present(g, r, op);
     return status;
 }
 
-int hpc_worker_check_call(hpc_engine *en, int key, const char *op) {
-    if (en->life.closed) return hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange is closed", op);
-    if (!en->layout.places[en->context->group.rank].worker)
+int hpc_worker_check_call(hpc_scheme *sc, int key, const char *op) {
+    if (sc->life.closed) return hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange is closed", op);
+    if (!sc->layout.places[sc->context->group.rank].worker)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d only serves; push and pull are for workers", op,
-                        en->context->group.rank);
-    if (en->keys[key].n_shares == 0)
+                        sc->context->group.rank);
+    if (sc->keys[key].n_shares == 0)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: by its plan rank %d takes no part in key %s", op,
-                        en->context->group.rank, en->plan->keys[key].name);
-    return hpc_engine_check(en, op);
+                        sc->context->group.rank, sc->plan->keys[key].name);
+    return hpc_scheme_check(sc, op);
 }
 
-int hpc_pushes_key(const hpc_engine *en, int rank, int key) {
-    return en->layout.pushers[(size_t)key * (size_t)en->context->group.size + (size_t)rank];
+int hpc_pushes_key(const hpc_scheme *sc, int rank, int key) {
+    return sc->layout.pushers[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
 }
 
-double hpc_limit_left(const hpc_engine *en, hpc_limit *l) {
-    if (l->deadline == 0) l->deadline = hpc_deadline(&en->context->group, l->timeout);
+double hpc_limit_left(const hpc_scheme *sc, hpc_limit *l) {
+    if (l->deadline == 0) l->deadline = hpc_deadline(&sc->context->group, l->timeout);
     return hpc_left(l->deadline);
 }
 
 /* ---- tickets ---- */
 
 typedef struct look {
-    hpc_engine *en;
+    hpc_scheme *sc;
     int key;
     uint64_t ticket;
     int closed; /* a rank that closed and will never make the push, or was freed and will never answer; -1: none */
@@ -65,106 +65,106 @@ typedef struct look {
     double measured; /* when the wait was last charged to the ranks that it is for; 0: not yet */
 } look;
 
-static int signal_of(const hpc_engine *en, int share, uint64_t ticket) {
-    return ticket & HPC_PULL_TICKET ? hpc_signal_second(en, share) : hpc_signal_applied(en, share);
+static int signal_of(const hpc_scheme *sc, int share, uint64_t ticket) {
+    return ticket & HPC_PULL_TICKET ? hpc_signal_second(sc, share) : hpc_signal_applied(sc, share);
 }
 
-int hpc_share_has_answered(const hpc_engine *en, int share, uint64_t ticket) {
-    return atomic_load_explicit(hpc_own_signal(en->window, signal_of(en, share, ticket)), memory_order_acquire) >=
+int hpc_share_has_answered(const hpc_scheme *sc, int share, uint64_t ticket) {
+    return atomic_load_explicit(hpc_own_signal(sc->window, signal_of(sc, share, ticket)), memory_order_acquire) >=
            ticket / 2;
 }
 
-int hpc_ticket_is_done(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_pushed *k = &en->keys[key];
+int hpc_ticket_is_done(const hpc_scheme *sc, int key, uint64_t ticket) {
+    const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_awaited; i++)
-        if (!hpc_share_has_answered(en, k->awaited[i], ticket)) return 0;
+        if (!hpc_share_has_answered(sc, k->awaited[i], ticket)) return 0;
     return 1;
 }
 
-int hpc_ticket_is_free(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_pushed *k = &en->keys[key];
-    if (en->has_read == NULL) return hpc_ticket_is_done(en, key, ticket);
+int hpc_ticket_is_free(const hpc_scheme *sc, int key, uint64_t ticket) {
+    const hpc_pushed *k = &sc->keys[key];
+    if (sc->has_read == NULL) return hpc_ticket_is_done(sc, key, ticket);
     for (int i = 0; i < k->n_shares; i++)
-        if (!en->has_read(en, k->shares[i], ticket)) return 0;
+        if (!sc->has_read(sc, k->shares[i], ticket)) return 0;
     return 1;
 }
 
-uint64_t hpc_closing_count(const hpc_engine *en, int rank, int key) {
-    size_t at = ((size_t)rank * (size_t)en->plan->n_keys + (size_t)key) * sizeof(uint64_t);
-    return *(const uint64_t *)(const void *)(hpc_own_part(en) + en->layout.places[en->context->group.rank].closed + at);
+uint64_t hpc_closing_count(const hpc_scheme *sc, int rank, int key) {
+    size_t at = ((size_t)rank * (size_t)sc->plan->n_keys + (size_t)key) * sizeof(uint64_t);
+    return *(const uint64_t *)(const void *)(hpc_own_part(sc) + sc->layout.places[sc->context->group.rank].closed + at);
 }
 
-uint64_t hpc_share_next_fold(const hpc_engine *en, int s) {
-    return atomic_load_explicit(hpc_own_signal(en->window, hpc_signal_applied(en, s)), memory_order_acquire) + 1;
+uint64_t hpc_share_next_fold(const hpc_scheme *sc, int s) {
+    return atomic_load_explicit(hpc_own_signal(sc->window, hpc_signal_applied(sc, s)), memory_order_acquire) + 1;
 }
 
-uint64_t hpc_push_of(const hpc_engine *en, int key, uint64_t ticket) {
-    return ticket & HPC_PULL_TICKET ? en->keys[key].pushes : ticket / 2;
+uint64_t hpc_push_of(const hpc_scheme *sc, int key, uint64_t ticket) {
+    return ticket & HPC_PULL_TICKET ? sc->keys[key].pushes : ticket / 2;
 }
 
 /* A worker that closed before it pushed what a ticket waits for; else -1. */
-static int closed_without(const hpc_engine *en, int key, uint64_t ticket) {
-    for (int r = 0; r < en->context->group.size && en->pace->is_late != NULL; r++)
-        if (r != en->context->group.rank && hpc_pushes_key(en, r, key) && hpc_closed_signal(en, r) != 0 &&
-            en->pace->is_late(en, r, key, 2 * hpc_push_of(en, key, ticket), hpc_closing_count(en, r, key)))
+static int closed_without(const hpc_scheme *sc, int key, uint64_t ticket) {
+    for (int r = 0; r < sc->context->group.size && sc->pace->is_late != NULL; r++)
+        if (r != sc->context->group.rank && hpc_pushes_key(sc, r, key) && hpc_closed_signal(sc, r) != 0 &&
+            sc->pace->is_late(sc, r, key, 2 * hpc_push_of(sc, key, ticket), hpc_closing_count(sc, r, key)))
             return r;
     return -1;
 }
 
 /* An owner that was freed before it answered; else -1. */
-int hpc_ticket_freed(const hpc_engine *en, int key, uint64_t ticket) {
-    const hpc_pushed *k = &en->keys[key];
+int hpc_ticket_freed(const hpc_scheme *sc, int key, uint64_t ticket) {
+    const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_awaited; i++) {
-        int owner = en->layout.shares[k->awaited[i]].owner;
-        if (hpc_closed_signal(en, owner) == HPC_FREED && !hpc_share_has_answered(en, k->awaited[i], ticket))
+        int owner = sc->layout.shares[k->awaited[i]].owner;
+        if (hpc_closed_signal(sc, owner) == HPC_FREED && !hpc_share_has_answered(sc, k->awaited[i], ticket))
             return owner;
     }
     return -1;
 }
 
 static int holds(const look *l) {
-    return l->for_slot ? hpc_ticket_is_free(l->en, l->key, l->ticket) : hpc_ticket_is_done(l->en, l->key, l->ticket);
+    return l->for_slot ? hpc_ticket_is_free(l->sc, l->key, l->ticket) : hpc_ticket_is_done(l->sc, l->key, l->ticket);
 }
 
 /* ---- the ranks that a ticket waits for ---- */
 
 /* The ranks whose pushes are late. */
-static int late_pushers(const hpc_engine *en, int key, uint64_t ticket, int *ranks) {
+static int late_pushers(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks) {
     int n = 0;
-    for (int r = 0; r < en->context->group.size && en->pace->is_late != NULL; r++)
-        if (r != en->context->group.rank && hpc_pushes_key(en, r, key) &&
-            en->pace->is_late(en, r, key, ticket, hpc_pushes_of(en, r, key)))
+    for (int r = 0; r < sc->context->group.size && sc->pace->is_late != NULL; r++)
+        if (r != sc->context->group.rank && hpc_pushes_key(sc, r, key) &&
+            sc->pace->is_late(sc, r, key, ticket, hpc_pushes_of(sc, r, key)))
             n = hpc_add_rank(ranks, n, r);
     return n;
 }
 
-static int is_own(const hpc_engine *en, int s) {
-    return en->layout.shares[s].owner == en->context->group.rank;
+static int is_own(const hpc_scheme *sc, int s) {
+    return sc->layout.shares[s].owner == sc->context->group.rank;
 }
 
 /* Adds what is missing in a share that has not answered; where that cannot be seen its owner. */
-static int missing_in(const hpc_engine *en, int s, uint64_t ticket, int *ranks, int n) {
-    const int seen = en->gate->missing != NULL && (is_own(en, s) || en->group_of != NULL);
-    return seen ? en->gate->missing(en, s, ticket, ranks, n) : hpc_add_rank(ranks, n, en->layout.shares[s].owner);
+static int missing_in(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int n) {
+    const int seen = sc->gate->missing != NULL && (is_own(sc, s) || sc->group_of != NULL);
+    return seen ? sc->gate->missing(sc, s, ticket, ranks, n) : hpc_add_rank(ranks, n, sc->layout.shares[s].owner);
 }
 
 /* With several stages: what this rank waits for itself may wait for folds that it forwards. */
-static int missing_in_forwards(const hpc_engine *en, int key, uint64_t ticket, int *ranks) {
+static int missing_in_forwards(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks) {
     int n = 0;
-    for (int s = 0; s < en->layout.n_shares && en->layout.stages.many; s++) {
-        const hpc_share *share = &en->layout.shares[s];
-        if (share->key == key && is_own(en, s) && !hpc_share_has_answered(en, s, ticket) &&
-            en->plan->rows[share->rows[0]].action == HPC_FORWARD)
-            n = missing_in(en, s, ticket, ranks, n);
+    for (int s = 0; s < sc->layout.n_shares && sc->layout.stages.many; s++) {
+        const hpc_share *share = &sc->layout.shares[s];
+        if (share->key == key && is_own(sc, s) && !hpc_share_has_answered(sc, s, ticket) &&
+            sc->plan->rows[share->rows[0]].action == HPC_FORWARD)
+            n = missing_in(sc, s, ticket, ranks, n);
     }
     return n;
 }
 
-int hpc_add_left(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int n) {
-    const int some = atomic_load_explicit(&en->context->group.departures, memory_order_acquire) > 0;
-    for (int r = 0; r < en->context->group.size && some && en->pace->is_late != NULL; r++)
-        if (hpc_pushes_key(en, r, key) && hpc_pushes_of(en, r, key) == UINT64_MAX && hpc_closed_signal(en, r) == 0 &&
-            hpc_has_left(en, r) && en->pace->is_late(en, r, key, ticket, 0))
+int hpc_add_left(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks, int n) {
+    const int some = atomic_load_explicit(&sc->context->group.departures, memory_order_acquire) > 0;
+    for (int r = 0; r < sc->context->group.size && some && sc->pace->is_late != NULL; r++)
+        if (hpc_pushes_key(sc, r, key) && hpc_pushes_of(sc, r, key) == UINT64_MAX && hpc_closed_signal(sc, r) == 0 &&
+            hpc_has_left(sc, r) && sc->pace->is_late(sc, r, key, ticket, 0))
             n = hpc_add_rank(ranks, n, r);
     return n;
 }
@@ -173,26 +173,26 @@ int hpc_add_left(const hpc_engine *en, int key, uint64_t ticket, int *ranks, int
  */
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
-    const hpc_engine *en = l->en;
-    const hpc_pushed *k = &en->keys[l->key];
-    int n = l->for_slot ? 0 : late_pushers(en, l->key, l->ticket, ranks), others = 0;
-    if (n == 0) n = missing_in_forwards(en, l->key, l->ticket, ranks);
+    const hpc_scheme *sc = l->sc;
+    const hpc_pushed *k = &sc->keys[l->key];
+    int n = l->for_slot ? 0 : late_pushers(sc, l->key, l->ticket, ranks), others = 0;
+    if (n == 0) n = missing_in_forwards(sc, l->key, l->ticket, ranks);
     if (n > 0) return n;
     for (int i = 0; i < (l->for_slot ? k->n_shares : k->n_awaited); i++) {
         const int s = l->for_slot ? k->shares[i] : k->awaited[i];
-        if (l->for_slot ? en->has_read(en, s, l->ticket) : hpc_share_has_answered(en, s, l->ticket)) continue;
-        others |= !is_own(en, s) && en->group_of == NULL;
-        n = missing_in(en, s, l->ticket, ranks, n);
+        if (l->for_slot ? sc->has_read(sc, s, l->ticket) : hpc_share_has_answered(sc, s, l->ticket)) continue;
+        others |= !is_own(sc, s) && sc->group_of == NULL;
+        n = missing_in(sc, s, l->ticket, ranks, n);
     }
-    if (others && !l->for_slot) n = hpc_add_left(en, l->key, l->ticket, ranks, n);
-    return n > 0 ? n : hpc_add_rank(ranks, n, en->context->group.rank); /* its own core is at it */
+    if (others && !l->for_slot) n = hpc_add_left(sc, l->key, l->ticket, ranks, n);
+    return n > 0 ? n : hpc_add_rank(ranks, n, sc->context->group.rank); /* its own core is at it */
 }
 
 /* Charges the time since the last look to the ranks that the wait was for then. */
 static void charge(look *l, double now) {
-    hpc_engine *en = l->en;
-    for (int i = 0; i < en->peers.n_awaited && l->measured > 0; i++)
-        if (en->peers.awaited[i] != en->context->group.rank) en->peers.wait[en->peers.awaited[i]] += now - l->measured;
+    hpc_scheme *sc = l->sc;
+    for (int i = 0; i < sc->peers.n_awaited && l->measured > 0; i++)
+        if (sc->peers.awaited[i] != sc->context->group.rank) sc->peers.wait[sc->peers.awaited[i]] += now - l->measured;
     l->measured = now;
 }
 
@@ -202,59 +202,59 @@ static void measure(look *l) {
     double now = hpc_now();
     if (l->measured > 0 && now - l->measured < often) return;
     charge(l, now);
-    l->en->peers.n_awaited = awaited(l, l->en->peers.awaited);
+    l->sc->peers.n_awaited = awaited(l, l->sc->peers.awaited);
 }
 
-void hpc_worker_progress(hpc_engine *own) {
-    hpc_engine *en = own;
+void hpc_worker_progress(hpc_scheme *own) {
+    hpc_scheme *sc = own;
     do {
-        const int status = hpc_note(en, -1, HPC_ON_LOOK, NULL, "exchange");
+        const int status = hpc_note(sc, -1, HPC_ON_LOOK, NULL, "exchange");
         if (status == HPC_ERR_PEER) { /* the wait itself tells of a rank that is lost, and names it */
-            hpc_blame_settle(&en->context->group.blame, NULL, 0);
+            hpc_blame_settle(&sc->context->group.blame, NULL, 0);
         } else if (status != HPC_OK) {
-            hpc_engine_fail(en, status, hpc_last_error()->message);
-            hpc_engine_check(en, "exchange");
+            hpc_scheme_fail(sc, status, hpc_last_error()->message);
+            hpc_scheme_check(sc, "exchange");
         }
-        en = en->next;
-    } while (en != own);
+        sc = sc->next;
+    } while (sc != own);
 }
 
-void hpc_worker_uncork(hpc_engine *own) {
-    hpc_engine *en = own;
+void hpc_worker_uncork(hpc_scheme *own) {
+    hpc_scheme *sc = own;
     do {
-        for (int i = 0; en->corked && i < en->n_lanes; i++) hpc_lane_uncork(en->in_lanes[i]);
-        en->corked = 0;
-        en = en->next;
-    } while (en != own);
+        for (int i = 0; sc->corked && i < sc->n_lanes; i++) hpc_lane_uncork(sc->in_lanes[i]);
+        sc->corked = 0;
+        sc = sc->next;
+    } while (sc != own);
 }
 
 static int looks_done(void *arg) {
     look *l = arg;
-    hpc_engine *en = l->en;
-    hpc_worker_progress(en);
+    hpc_scheme *sc = l->sc;
+    hpc_worker_progress(sc);
     if (holds(l)) return 1;
-    if (en->inline_progress && !(hpc_context_work(en->context) & HPC_LEFT) && holds(l)) return 1;
-    if (hpc_engine_has_failed(en)) return 1;
+    if (sc->inline_progress && !(hpc_context_work(sc->context) & HPC_LEFT) && holds(l)) return 1;
+    if (hpc_scheme_has_failed(sc)) return 1;
     measure(l);
-    l->closed = l->for_slot && hpc_ticket_is_done(en, l->key, l->ticket) ? -1 : closed_without(en, l->key, l->ticket);
+    l->closed = l->for_slot && hpc_ticket_is_done(sc, l->key, l->ticket) ? -1 : closed_without(sc, l->key, l->ticket);
     if (l->closed >= 0) return 1;
     if (l->for_slot) return 0;
-    l->closed = hpc_ticket_freed(en, l->key, l->ticket);
+    l->closed = hpc_ticket_freed(sc, l->key, l->ticket);
     if (l->closed < 0) return 0;
     /* Its answers were sent before, by other lanes: they have come, but may not have been taken yet. */
-    if (hpc_group_progress(&en->context->group) & HPC_LEFT) {
+    if (hpc_group_progress(&sc->context->group) & HPC_LEFT) {
         l->closed = -1;
         return 0;
     }
-    l->closed = hpc_ticket_freed(en, l->key, l->ticket);
+    l->closed = hpc_ticket_freed(sc, l->key, l->ticket);
     l->freed = l->closed >= 0;
-    return l->freed || hpc_ticket_is_done(en, l->key, l->ticket);
+    return l->freed || hpc_ticket_is_done(sc, l->key, l->ticket);
 }
 
-uint64_t hpc_pushes_of(const hpc_engine *en, int rank, int key) {
-    const char *part = hpc_window_peer_view(en->window, rank);
+uint64_t hpc_pushes_of(const hpc_scheme *sc, int rank, int key) {
+    const char *part = hpc_window_peer_view(sc->window, rank);
     if (part == NULL) return UINT64_MAX;
-    const _Atomic uint64_t *counts = (const _Atomic uint64_t *)(const void *)(part + en->layout.places[rank].pushed);
+    const _Atomic uint64_t *counts = (const _Atomic uint64_t *)(const void *)(part + sc->layout.places[rank].pushed);
     return atomic_load_explicit(&counts[key], memory_order_relaxed);
 }
 
@@ -265,107 +265,107 @@ int hpc_add_rank(int *ranks, int n, int rank) {
     return n + 1;
 }
 
-int hpc_fail_freed(const hpc_engine *en, int rank, int key, const char *op) {
-    return hpc_group_fail_closed(&en->context->group, op, &rank, 1,
+int hpc_fail_freed(const hpc_scheme *sc, int rank, int key, const char *op) {
+    return hpc_group_fail_closed(&sc->context->group, op, &rank, 1,
                                  "rank %d has freed the exchange, which owns a part of key %s", rank,
-                                 en->plan->keys[key].name);
+                                 sc->plan->keys[key].name);
 }
 
 static int wait_look(look *l, double timeout, const char *op) {
-    hpc_engine *en = l->en;
-    hpc_worker_uncork(en);
+    hpc_scheme *sc = l->sc;
+    hpc_worker_uncork(sc);
     if (holds(l)) { /* also after an earlier try that ran out of time */
-        hpc_group_settle(&en->context->group, op);
+        hpc_group_settle(&sc->context->group, op);
         return HPC_OK;
     }
     const hpc_wait wait = {op, looks_done, awaited, l, 0};
     double start = hpc_now();
-    int status = hpc_wait_for(&en->context->group, &wait, timeout);
+    int status = hpc_wait_for(&sc->context->group, &wait, timeout);
     double now = hpc_now();
     charge(l, now);
-    en->stats.wait += now - start;
-    if (status == HPC_ERR_INVALID) return hpc_engine_check(en, op); /* why the context is closed */
+    sc->stats.wait += now - start;
+    if (status == HPC_ERR_INVALID) return hpc_scheme_check(sc, op); /* why the context is closed */
     if (status != HPC_OK || holds(l)) return status;
-    status = hpc_engine_check(en, op);
+    status = hpc_scheme_check(sc, op);
     if (status != HPC_OK || l->closed < 0) return status;
-    if (l->freed) return hpc_fail_freed(en, l->closed, l->key, op);
-    return hpc_group_fail_closed(&en->context->group, op, &l->closed, 1,
+    if (l->freed) return hpc_fail_freed(sc, l->closed, l->key, op);
+    return hpc_group_fail_closed(&sc->context->group, op, &l->closed, 1,
                                  "rank %d has closed the exchange after %llu pushes of key %s; push %llu is waited for",
-                                 l->closed, (unsigned long long)hpc_closing_count(en, l->closed, l->key),
-                                 en->plan->keys[l->key].name, (unsigned long long)hpc_push_of(en, l->key, l->ticket));
+                                 l->closed, (unsigned long long)hpc_closing_count(sc, l->closed, l->key),
+                                 sc->plan->keys[l->key].name, (unsigned long long)hpc_push_of(sc, l->key, l->ticket));
 }
 
-int hpc_fail_cut_short(const hpc_engine *en, int key, const char *op) {
+int hpc_fail_cut_short(const hpc_scheme *sc, int key, const char *op) {
     return hpc_fail_detail(op, HPC_DETAIL_UNFINISHED,
                            "%s: the last call on key %s of rank %d was cut short; make it again first", op,
-                           en->plan->keys[key].name, en->context->group.rank);
+                           sc->plan->keys[key].name, sc->context->group.rank);
 }
 
-int hpc_fail_no_fold(const hpc_engine *en, int key, const char *op) {
+int hpc_fail_no_fold(const hpc_scheme *sc, int key, const char *op) {
     return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s has no fold on rank %d: fold it first", op,
-                    en->plan->keys[key].name, en->context->group.rank);
+                    sc->plan->keys[key].name, sc->context->group.rank);
 }
 
-int hpc_fail_scale(const hpc_engine *en, int key, double scale, const char *op) {
+int hpc_fail_scale(const hpc_scheme *sc, int key, double scale, const char *op) {
     return hpc_fail(HPC_ERR_INVALID, op,
                     "%s: scale of key %s is %g; it must be finite, or NaN for a mean of NaNs: skip leaves a step out",
-                    op, en->plan->keys[key].name, scale);
+                    op, sc->plan->keys[key].name, scale);
 }
 
-int hpc_ticket_wait(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
-    return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1}, timeout, op);
+int hpc_ticket_wait(hpc_scheme *sc, int key, uint64_t ticket, double timeout, const char *op) {
+    return wait_look(&(look){.sc = sc, .key = key, .ticket = ticket, .closed = -1}, timeout, op);
 }
 
-int hpc_ticket_wait_slot(hpc_engine *en, int key, uint64_t ticket, double timeout, const char *op) {
-    const int for_slot = en->has_read != NULL;
-    return wait_look(&(look){.en = en, .key = key, .ticket = ticket, .closed = -1, .for_slot = for_slot}, timeout, op);
+int hpc_ticket_wait_slot(hpc_scheme *sc, int key, uint64_t ticket, double timeout, const char *op) {
+    const int for_slot = sc->has_read != NULL;
+    return wait_look(&(look){.sc = sc, .key = key, .ticket = ticket, .closed = -1, .for_slot = for_slot}, timeout, op);
 }
 
-int hpc_ticket_end(hpc_engine *en, int key, uint64_t ticket, const char *op) {
-    hpc_pushed *k = &en->keys[key];
-    if (k->encoded.n_rows > 0) hpc_params_came(en, key, ticket);
+int hpc_ticket_end(hpc_scheme *sc, int key, uint64_t ticket, const char *op) {
+    hpc_pushed *k = &sc->keys[key];
+    if (k->encoded.n_rows > 0) hpc_params_came(sc, key, ticket);
     if (ticket != 2 * k->pushes) return HPC_OK;
-    if (k->since != 0) hpc_usual_learn(&en->usual, hpc_now() - k->since);
+    if (k->since != 0) hpc_usual_learn(&sc->usual, hpc_now() - k->since);
     k->since = 0;
-    return hpc_note(en, key, HPC_ON_END, NULL, op);
+    return hpc_note(sc, key, HPC_ON_END, NULL, op);
 }
 
-int hpc_ticket_test(hpc_engine *en, int key, uint64_t ticket, const char *op) {
-    look l = {.en = en, .key = key, .ticket = ticket, .closed = -1};
-    hpc_worker_uncork(en);
-    hpc_group_progress(&en->context->group);
-    if (hpc_ticket_is_done(en, key, ticket)) return hpc_ticket_end(en, key, ticket, op);
-    if (!looks_done(&l) && atomic_load_explicit(&en->context->group.departures, memory_order_relaxed) == 0)
+int hpc_ticket_test(hpc_scheme *sc, int key, uint64_t ticket, const char *op) {
+    look l = {.sc = sc, .key = key, .ticket = ticket, .closed = -1};
+    hpc_worker_uncork(sc);
+    hpc_group_progress(&sc->context->group);
+    if (hpc_ticket_is_done(sc, key, ticket)) return hpc_ticket_end(sc, key, ticket, op);
+    if (!looks_done(&l) && atomic_load_explicit(&sc->context->group.departures, memory_order_relaxed) == 0)
         return HPC_IN_PROGRESS;
-    int status = hpc_ticket_wait(en, key, ticket, 0, op); /* finds out what has happened */
-    if (status == HPC_OK) return hpc_ticket_end(en, key, ticket, op);
+    int status = hpc_ticket_wait(sc, key, ticket, 0, op); /* finds out what has happened */
+    if (status == HPC_OK) return hpc_ticket_end(sc, key, ticket, op);
     return status == HPC_ERR_TIMEOUT ? HPC_IN_PROGRESS : status;
 }
 
 /* ---- updates that are lacking ---- */
 
 typedef struct supply {
-    hpc_engine *en;
+    hpc_scheme *sc;
     int key;
     hpc_lacking *lacking;
 } supply;
 
 static int has_all(void *arg) {
     const supply *its = arg;
-    hpc_worker_progress(its->en);
-    if (its->en->inline_progress) hpc_context_work(its->en->context);
-    return hpc_engine_has_failed(its->en) || its->lacking(its->en, its->key, NULL) == 0;
+    hpc_worker_progress(its->sc);
+    if (its->sc->inline_progress) hpc_context_work(its->sc->context);
+    return hpc_scheme_has_failed(its->sc) || its->lacking(its->sc, its->key, NULL) == 0;
 }
 
 static int whose_are_lacking(void *arg, int *ranks) {
     const supply *its = arg;
-    const int n = its->lacking(its->en, its->key, ranks);
-    return n > 0 ? n : hpc_add_rank(ranks, n, its->en->context->group.rank); /* its own core is at it */
+    const int n = its->lacking(its->sc, its->key, ranks);
+    return n > 0 ? n : hpc_add_rank(ranks, n, its->sc->context->group.rank); /* its own core is at it */
 }
 
-int hpc_wait_lacking(hpc_engine *en, int key, hpc_lacking *lacking, hpc_limit *l, const char *op) {
-    supply its = {en, key, lacking};
+int hpc_wait_lacking(hpc_scheme *sc, int key, hpc_lacking *lacking, hpc_limit *l, const char *op) {
+    supply its = {sc, key, lacking};
     const hpc_wait wait = {op, has_all, whose_are_lacking, &its, 0};
-    const int status = has_all(&its) ? HPC_OK : hpc_wait_for(&en->context->group, &wait, hpc_limit_left(en, l));
-    return status == HPC_OK ? hpc_engine_check(en, op) : status;
+    const int status = has_all(&its) ? HPC_OK : hpc_wait_for(&sc->context->group, &wait, hpc_limit_left(sc, l));
+    return status == HPC_OK ? hpc_scheme_check(sc, op) : status;
 }

@@ -21,7 +21,7 @@ enum {
 #define HPC_NOWHERE SIZE_MAX
 #define HPC_ARGS_BYTES (HPC_RULE_ARGS * sizeof(double))
 
-typedef struct hpc_engine hpc_engine;
+typedef struct hpc_scheme hpc_scheme;
 typedef struct hpc_discipline hpc_discipline;
 typedef struct hpc_phases hpc_phases;
 typedef struct hpc_row_kind hpc_row_kind;
@@ -172,7 +172,7 @@ typedef struct hpc_tally {
 } hpc_tally;
 
 typedef struct hpc_core {
-    _Alignas(64) hpc_engine *engine;
+    _Alignas(64) hpc_scheme *scheme;
     int index, cpu, node; /* cpu -1: not pinned */
     hpc_lane *in, *out;   /* pushes come by in, answers go by out */
     int two_ways;         /* cores of other ranks send updates: they come by out */
@@ -203,7 +203,7 @@ typedef struct hpc_core {
     pthread_t thread;
     int running, owns_thread; /* a thread works for it; it is this core's own, and works for those beside it too */
     struct hpc_core
-        *_Atomic beside;         /* the next core of the same number, of another engine, that the thread works for */
+        *_Atomic beside;         /* the next core of the same number, of another scheme, that the thread works for */
     _Atomic int working, paused; /* whether its thread works; how many threads have paused it to look at its rows */
     _Atomic int started;         /* hpc_started */
     hpc_packing packing;

@@ -11,17 +11,17 @@
 #include "engine/layout.h"
 
 void hpc_block_write(hpc_core *core, const hpc_work *w, hpc_receivers to, size_t from, size_t n) {
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     if (to.whom == HPC_TO_NOBODY) return;
     if (w->encoded != NULL) hpc_block_encode(w, w->param + from, from, n);
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->params == NULL || !hpc_goes_to(to, out)) continue;
         if (w->encoded != NULL)
-            hpc_codec_decode(w->out_codec, en->kernels, w->encoded + hpc_codec_span(w->out_codec, from),
-                             out->params + from, n, en->stream);
+            hpc_codec_decode(w->out_codec, sc->kernels, w->encoded + hpc_codec_span(w->out_codec, from),
+                             out->params + from, n, sc->stream);
         else
-            en->kernels->copy(out->params + from, w->param + from, n * sizeof(float), en->stream);
+            sc->kernels->copy(out->params + from, w->param + from, n * sizeof(float), sc->stream);
     }
 }
 
@@ -41,14 +41,14 @@ const void *hpc_input_leaving(const hpc_work *w, int slot) {
 }
 
 static void put_row(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->params != NULL || out->row >= 0 || !hpc_goes_to(to, out)) continue;
         size_t nbytes = w->out_codec->max_bytes(w->config, w->row->count);
         const void *from = w->kind->leaving(w, slot);
         if (out->copy != NULL) from = memcpy(out->copy, from, nbytes);
-        hpc_core_check_put(core, hpc_put(core->out, en->window, out->rank, from, nbytes, out->offset));
+        hpc_core_check_put(core, hpc_put(core->out, sc->window, out->rank, from, nbytes, out->offset));
     }
 }
 
@@ -94,7 +94,7 @@ void hpc_row_send(hpc_core *core, hpc_work *w, int rank) {
 }
 
 void hpc_row_publish(hpc_core *core, hpc_work *w) {
-    hpc_engine *en = core->engine;
+    hpc_scheme *sc = core->scheme;
     if (w->kind->write == NULL) return;
     hpc_row_send(core, w, HPC_EVERYBODY);
     if (w->kind->relays) hpc_row_count_received(core, w, -1);
@@ -103,7 +103,7 @@ void hpc_row_publish(hpc_core *core, hpc_work *w) {
         if (out->row < 0) continue;
         size_t nbytes = w->out_codec->max_bytes(w->config, w->row->count);
         hpc_core_check_put(core,
-                           hpc_put(core->out, en->window, out->rank, w->kind->leaving(w, 0), nbytes, out->offset));
-        hpc_core_count_sent(core, w->row->key, out->rank, hpc_row_stage(&en->plan->rows[out->row]), nbytes);
+                           hpc_put(core->out, sc->window, out->rank, w->kind->leaving(w, 0), nbytes, out->offset));
+        hpc_core_count_sent(core, w->row->key, out->rank, hpc_row_stage(&sc->plan->rows[out->row]), nbytes);
     }
 }

@@ -20,7 +20,7 @@ struct description {
     uint64_t digest; /* of the plan */
     double grace;
     int32_t consistency, shared_params, in_place, n_keys, n_phases, staleness, quorum, split;
-    int32_t n_engines, threads; /* threads: with which the rank computes */
+    int32_t n_schemes, threads; /* threads: with which the rank computes */
 };
 
 struct key_description {
@@ -259,7 +259,7 @@ static int check_discipline(const hpc_context *c, const hpc_exchange_config *f) 
     return d->check == NULL ? HPC_OK : d->check(c, f);
 }
 
-int hpc_engine_check_config(const hpc_context *c, const hpc_exchange_config *f) {
+int hpc_scheme_check_config(const hpc_context *c, const hpc_exchange_config *f) {
     if (f == NULL) return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: config is NULL");
     if (f->size != sizeof *f)
         return hpc_fail(HPC_ERR_INVALID, op_create,
@@ -346,18 +346,18 @@ static int compare_rules(int r, const struct key_description *k, const struct ke
     return HPC_OK;
 }
 
-static int compare(const hpc_engine *en, int r, const struct description *d, const struct description *first) {
-    if (d->n_engines != first->n_engines)
+static int compare(const hpc_scheme *sc, int r, const struct description *d, const struct description *first) {
+    if (d->n_schemes != first->n_schemes)
         return hpc_fail(
             HPC_ERR_CONFIG, op_create,
             "exchange: rank %d gives %d configurations of keys and rank 0 gives %d: give each key the same graph "
             "or servers, the same consistency, and with a quorum the same group",
-            r, d->n_engines, first->n_engines);
+            r, d->n_schemes, first->n_schemes);
     if (d->n_keys != first->n_keys)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
                         "exchange: rank %d has %d keys and rank 0 has %d%s: give the same keys, and with a quorum the "
                         "same groups",
-                        r, d->n_keys, first->n_keys, d->n_engines > 1 ? " of one configuration" : "");
+                        r, d->n_keys, first->n_keys, d->n_schemes > 1 ? " of one configuration" : "");
     const struct key_description *k = (const void *)(d + 1), *f = (const void *)(first + 1);
     for (int i = 0; i < d->n_keys; i++)
         if (strcmp(k[i].name, f[i].name) != 0 || k[i].count != f[i].count)
@@ -365,9 +365,9 @@ static int compare(const hpc_engine *en, int r, const struct description *d, con
                             "exchange: key %d is %s of %llu elements on rank %d and %s of %llu on rank 0: give the "
                             "same keys in the same order%s",
                             i, k[i].name, (unsigned long long)k[i].count, r, f[i].name, (unsigned long long)f[i].count,
-                            d->n_engines > 1 ? ", and with a quorum the same groups" : "");
+                            d->n_schemes > 1 ? ", and with a quorum the same groups" : "");
     for (int i = 0; i < d->n_keys; i++) {
-        int status = compare_rules(r, &k[i], &f[i], i < en->plan->n_keys ? &en->rules[i] : NULL);
+        int status = compare_rules(r, &k[i], &f[i], i < sc->plan->n_keys ? &sc->rules[i] : NULL);
         if (status == HPC_OK) status = hpc_codecs_compare(r, k[i].name, &k[i].codec, &f[i].codec);
         if (status != HPC_OK) return status;
     }
@@ -408,31 +408,31 @@ static uint64_t weights_digest(const hpc_graph *g) {
     return digest;
 }
 
-int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exchange *of, double deadline) {
-    hpc_context *c = en->context;
-    size_t nbytes = sizeof(struct description) + (size_t)en->plan->n_keys * sizeof(struct key_description);
+int hpc_scheme_agree(hpc_scheme *sc, const hpc_exchange_config *f, const hpc_exchange *of, double deadline) {
+    hpc_context *c = sc->context;
+    size_t nbytes = sizeof(struct description) + (size_t)sc->plan->n_keys * sizeof(struct key_description);
     struct description *mine = calloc(1, nbytes);
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status = mine == NULL || replies == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory") : HPC_OK;
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status != HPC_OK) goto out;
-    mine->digest = hpc_plan_digest(en->plan) ^ weights_digest(f->graph);
+    mine->digest = hpc_plan_digest(sc->plan) ^ weights_digest(f->graph);
     mine->n_phases = f->graph == NULL ? 0 : f->graph->n_phases;
-    mine->staleness = en->asked.staleness;
-    mine->quorum = en->asked.quorum;
-    mine->grace = en->asked.grace;
+    mine->staleness = sc->asked.staleness;
+    mine->quorum = sc->asked.quorum;
+    mine->grace = sc->asked.grace;
     mine->consistency = f->consistency;
-    mine->shared_params = en->asked.shared_params;
-    mine->in_place = en->asked.in_place;
-    mine->n_keys = en->plan->n_keys;
-    mine->n_engines = of->n_engines;
+    mine->shared_params = sc->asked.shared_params;
+    mine->in_place = sc->asked.in_place;
+    mine->n_keys = sc->plan->n_keys;
+    mine->n_schemes = of->n_schemes;
     mine->split = f->split != 0;
     mine->threads = f->threads > 0 ? f->threads : c->self.threads;
     struct key_description *keys = (void *)(mine + 1);
-    for (int k = 0; k < en->plan->n_keys; k++) {
-        snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, en->plan->keys[k].name);
-        keys[k].count = en->plan->keys[k].count;
-        const hpc_rule *rule = &en->rules[k].rule;
+    for (int k = 0; k < sc->plan->n_keys; k++) {
+        snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, sc->plan->keys[k].name);
+        keys[k].count = sc->plan->keys[k].count;
+        const hpc_rule *rule = &sc->rules[k].rule;
         snprintf(keys[k].rule, sizeof keys[k].rule, "%s", rule->name);
         memcpy(keys[k].args, rule->args, sizeof keys[k].args);
         keys[k].slots = rule->slots;
@@ -442,7 +442,7 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
         keys[k].prox_whole = rule->prox != NULL && rule->prox_whole;
         keys[k].columns = rule->prox != NULL ? rule->columns : 0;
         snprintf(keys[k].prox, sizeof keys[k].prox, "%s", hpc_prox_text(rule->prox));
-        hpc_codec_describe(en, k, &keys[k].codec);
+        hpc_codec_describe(sc, k, &keys[k].codec);
     }
     status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
     if (status != HPC_OK) goto out;
@@ -452,9 +452,9 @@ int hpc_engine_agree(hpc_engine *en, const hpc_exchange_config *f, const hpc_exc
                               "exchange: rank %d sent a description of its exchange that cannot be read (%zu bytes)", r,
                               replies[r].nbytes);
     for (int r = 1; r < c->group.size && status == HPC_OK; r++)
-        status = compare(en, r, replies[r].data, replies[0].data);
+        status = compare(sc, r, replies[r].data, replies[0].data);
     for (int r = 0; r < c->group.size && status == HPC_OK; r++)
-        en->threads[r] = ((const struct description *)replies[r].data)->threads;
+        sc->threads[r] = ((const struct description *)replies[r].data)->threads;
     hpc_control_free_replies(c->control, replies);
 out:
     free(mine);

@@ -118,10 +118,10 @@ int hpc_codecs_check(const hpc_exchange_config *f) {
 
 /* ---- the same on all ranks ---- */
 
-void hpc_codec_describe(const hpc_engine *en, int key, hpc_codec_description *d) {
+void hpc_codec_describe(const hpc_scheme *sc, int key, hpc_codec_description *d) {
     memset(d, 0, sizeof *d);
-    if (!hpc_key_has_pieces(en, key)) return;
-    const hpc_key_pieces *its = &en->pieces[key];
+    if (!hpc_key_has_pieces(sc, key)) return;
+    const hpc_key_pieces *its = &sc->pieces[key];
     const hpc_codec_config *config = &its->config;
     memcpy(d->name, its->name, sizeof d->name);
     d->number = its->codec->number;

@@ -8,20 +8,20 @@
 /* ---- the state ---- */
 
 /* The encoder that is asked for; NULL: there is none. */
-static hpc_encoder *find(const hpc_engine *en, int key, int row) {
-    if (en->pieces == NULL) return NULL;
-    if (row >= 0) return en->work[en->work_of[row]].encoder;
-    return en->pieces[key].encoder.codec != NULL ? &en->pieces[key].encoder : NULL;
+static hpc_encoder *find(const hpc_scheme *sc, int key, int row) {
+    if (sc->pieces == NULL) return NULL;
+    if (row >= 0) return sc->work[sc->work_of[row]].encoder;
+    return sc->pieces[key].encoder.codec != NULL ? &sc->pieces[key].encoder : NULL;
 }
 
-/* The engine of a key and of a row of it (-1: of none); NULL, and an error: it has no such row here. */
-static hpc_engine *engine_of(const hpc_exchange *ex, int *key, int *row, const char *op) {
+/* The scheme of a key and of a row of it (-1: of none); NULL, and an error: it has no such row here. */
+static hpc_scheme *engine_of(const hpc_exchange *ex, int *key, int *row, const char *op) {
     const int asked = *row;
-    hpc_engine *en = hpc_engine_of(ex, key, op);
-    if (en == NULL || asked == -1) return en;
-    if (hpc_engine_of_row(ex, row, op) == en && en->work_of[*row] >= 0 && en->plan->rows[*row].key == *key) return en;
+    hpc_scheme *sc = hpc_scheme_of(ex, key, op);
+    if (sc == NULL || asked == -1) return sc;
+    if (hpc_scheme_of_row(ex, row, op) == sc && sc->work_of[*row] >= 0 && sc->plan->rows[*row].key == *key) return sc;
     hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is no row of key %s that rank %d owns", op, asked,
-             en->plan->keys[*key].name, en->context->group.rank);
+             sc->plan->keys[*key].name, sc->context->group.rank);
     return NULL;
 }
 
@@ -32,8 +32,8 @@ static int64_t count_values(const hpc_encoder *encoder) {
 }
 
 int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
-    const hpc_engine *en = engine_of(ex, &key, &row, "encoder_values");
-    return en == NULL ? HPC_ERR_INVALID : count_values(find(en, key, row));
+    const hpc_scheme *sc = engine_of(ex, &key, &row, "encoder_values");
+    return sc == NULL ? HPC_ERR_INVALID : count_values(find(sc, key, row));
 }
 
 /* Copies a part's state between the encoder's order (slots of each part) and the caller's (slot by slot), whose
@@ -52,8 +52,8 @@ static void copy_part(const hpc_encoder *encoder, uint64_t offset, uint64_t coun
     for (uint64_t i = 0; i < count && encoder->keeps && unit != 1; i++) residual[i] *= (float)(out ? 1 / unit : unit);
 }
 
-static void copy_state(const hpc_engine *en, int key, int row, hpc_encoder *encoder, float *values, int out) {
-    const hpc_key_pieces *its = &en->pieces[key];
+static void copy_state(const hpc_scheme *sc, int key, int row, hpc_encoder *encoder, float *values, int out) {
+    const hpc_key_pieces *its = &sc->pieces[key];
     float *own = values + count_values(encoder) - HPC_ENCODER_VALUES;
     for (int p = 0; row < 0 && p < its->n_ranges; p++)
         copy_part(encoder, its->ranges[p].offset, its->ranges[p].count, values, out, its->kept_unit);
@@ -62,71 +62,71 @@ static void copy_state(const hpc_engine *en, int key, int row, hpc_encoder *enco
 }
 
 /* HPC_OK if the encoder may be looked at now, and then its core is paused. */
-static int begin(hpc_engine *en, int key, int row, hpc_encoder **encoder, const char *op) {
+static int begin(hpc_scheme *sc, int key, int row, hpc_encoder **encoder, const char *op) {
     int status = HPC_OK;
-    if (hpc_engine_under_way(en) >= 0) status = hpc_worker_check_idle(en, op); /* which may have ended by now */
-    if (status == HPC_OK) status = hpc_engine_hear(en, key);
+    if (hpc_scheme_under_way(sc) >= 0) status = hpc_worker_check_idle(sc, op); /* which may have ended by now */
+    if (status == HPC_OK) status = hpc_scheme_hear(sc, key);
     if (status != HPC_OK) return status;
-    *encoder = find(en, key, row);
+    *encoder = find(sc, key, row);
     if (*encoder == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d encodes nothing there of key %s", op, en->context->group.rank,
-                        en->plan->keys[key].name);
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d encodes nothing there of key %s", op, sc->context->group.rank,
+                        sc->plan->keys[key].name);
     if (row < 0) return HPC_OK;
-    hpc_core_pause(&en->cores[en->plan->rows[row].core]);
-    hpc_pieces_settle(en, &en->work[en->work_of[row]], &en->packing);
+    hpc_core_pause(&sc->cores[sc->plan->rows[row].core]);
+    hpc_pieces_settle(sc, &sc->work[sc->work_of[row]], &sc->packing);
     return HPC_OK;
 }
 
-static int end(hpc_engine *en, int row) {
-    if (row >= 0) hpc_core_resume(&en->cores[en->plan->rows[row].core]);
+static int end(hpc_scheme *sc, int row) {
+    if (row >= 0) hpc_core_resume(&sc->cores[sc->plan->rows[row].core]);
     return HPC_OK;
 }
 
 int hpc_exchange_get_encoder(hpc_exchange *ex, int key, int row, uint64_t *made, float *values) {
     static const char op[] = "get_encoder";
     hpc_encoder *encoder;
-    hpc_engine *en = engine_of(ex, &key, &row, op);
-    int status = en == NULL ? HPC_ERR_INVALID : begin(en, key, row, &encoder, op);
+    hpc_scheme *sc = engine_of(ex, &key, &row, op);
+    int status = sc == NULL ? HPC_ERR_INVALID : begin(sc, key, row, &encoder, op);
     if (status != HPC_OK) return status;
     if (made != NULL) *made = encoder->encoding.made;
-    if (values != NULL) copy_state(en, key, row, encoder, values, 1);
-    return end(en, row);
+    if (values != NULL) copy_state(sc, key, row, encoder, values, 1);
+    return end(sc, row);
 }
 
 int hpc_exchange_set_encoder(hpc_exchange *ex, int key, int row, uint64_t made, const float *values) {
     static const char op[] = "set_encoder";
     hpc_encoder *encoder;
-    hpc_engine *en = engine_of(ex, &key, &row, op);
-    int status = en == NULL ? HPC_ERR_INVALID : begin(en, key, row, &encoder, op);
+    hpc_scheme *sc = engine_of(ex, &key, &row, op);
+    int status = sc == NULL ? HPC_ERR_INVALID : begin(sc, key, row, &encoder, op);
     if (status != HPC_OK) return status;
     encoder->encoding.made = made;
     encoder->fresh = 0;
-    if (values != NULL) copy_state(en, key, row, encoder, (float *)(uintptr_t)values, 0);
-    return end(en, row);
+    if (values != NULL) copy_state(sc, key, row, encoder, (float *)(uintptr_t)values, 0);
+    return end(sc, row);
 }
 
 /* ---- thresholds ---- */
 
-static int has_delta(const hpc_engine *en, int key) {
-    return hpc_key_has_pieces(en, key) && en->pieces[key].codec->number == HPC_THRESHOLD;
+static int has_delta(const hpc_scheme *sc, int key) {
+    return hpc_key_has_pieces(sc, key) && sc->pieces[key].codec->number == HPC_THRESHOLD;
 }
 
-void hpc_engine_set_delta(hpc_engine *en, int key, int of, double delta) {
-    if (of & HPC_DELTA_OF_PUSHES) atomic_store_explicit(&en->pieces[key].encoder.delta, delta, memory_order_relaxed);
-    for (int i = 0; i < en->n_work && of & HPC_DELTA_OF_FOLDS; i++)
-        if (en->work[i].row->key == key && en->work[i].encoder != NULL)
-            atomic_store_explicit(&en->work[i].encoder->delta, delta, memory_order_relaxed);
+void hpc_scheme_set_delta(hpc_scheme *sc, int key, int of, double delta) {
+    if (of & HPC_DELTA_OF_PUSHES) atomic_store_explicit(&sc->pieces[key].encoder.delta, delta, memory_order_relaxed);
+    for (int i = 0; i < sc->n_work && of & HPC_DELTA_OF_FOLDS; i++)
+        if (sc->work[i].row->key == key && sc->work[i].encoder != NULL)
+            atomic_store_explicit(&sc->work[i].encoder->delta, delta, memory_order_relaxed);
 }
 
-static int check_delta(const hpc_engine *en, int key, const char *op) {
-    const char *name = en->plan->keys[key].name;
-    if (!has_delta(en, key))
+static int check_delta(const hpc_scheme *sc, int key, const char *op) {
+    const char *name = sc->plan->keys[key].name;
+    if (!has_delta(sc, key))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d goes as %s, which has no delta", op, name,
-                        en->context->group.rank,
-                        hpc_key_has_pieces(en, key) ? en->pieces[key].name : en->keys[key].codec->name);
-    if (en->pieces[key].config.follow == HPC_FOLLOW_NOTHING) return HPC_OK;
+                        sc->context->group.rank,
+                        hpc_key_has_pieces(sc, key) ? sc->pieces[key].name : sc->keys[key].codec->name);
+    if (sc->pieces[key].config.follow == HPC_FOLLOW_NOTHING) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op, "%s: the delta of key %s follows the network, between %.9g and %.9g", op, name,
-                    en->pieces[key].config.delta, en->pieces[key].config.up);
+                    sc->pieces[key].config.delta, sc->pieces[key].config.up);
 }
 
 int hpc_exchange_set_delta(hpc_exchange *ex, int key, int of, double delta) {
@@ -139,19 +139,19 @@ int hpc_exchange_set_delta(hpc_exchange *ex, int key, int of, double delta) {
         return hpc_fail(HPC_ERR_INVALID, op, "%s: of is %d; must be %d (pushes), %d (folds) or %d (both)", op, of,
                         HPC_DELTA_OF_PUSHES, HPC_DELTA_OF_FOLDS, BOTH);
     if (key >= 0) {
-        hpc_engine *en = hpc_engine_of(ex, &key, op);
-        int status = en == NULL ? HPC_ERR_INVALID : check_delta(en, key, op);
-        if (status == HPC_OK) hpc_engine_set_delta(en, key, of, delta);
+        hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
+        int status = sc == NULL ? HPC_ERR_INVALID : check_delta(sc, key, op);
+        if (status == HPC_OK) hpc_scheme_set_delta(sc, key, of, delta);
         return status;
     }
     int n = 0;
     for (int set = 0; set < 2; set++) /* nothing is set if a key follows */
-        for (int i = 0; i < ex->n_engines; i++)
-            for (int k = 0; k < ex->engines[i]->plan->n_keys; k++) {
-                if (!has_delta(ex->engines[i], k)) continue;
-                int status = check_delta(ex->engines[i], k, op);
+        for (int i = 0; i < ex->n_schemes; i++)
+            for (int k = 0; k < ex->schemes[i]->plan->n_keys; k++) {
+                if (!has_delta(ex->schemes[i], k)) continue;
+                int status = check_delta(ex->schemes[i], k, op);
                 if (status != HPC_OK) return status;
-                if (set) hpc_engine_set_delta(ex->engines[i], k, of, delta);
+                if (set) hpc_scheme_set_delta(ex->schemes[i], k, of, delta);
                 n++;
             }
     if (n > 0) return HPC_OK;
@@ -159,15 +159,15 @@ int hpc_exchange_set_delta(hpc_exchange *ex, int key, int of, double delta) {
 }
 
 double hpc_exchange_delta(const hpc_exchange *ex, int key, int of) {
-    const hpc_engine *en = hpc_engine_at(ex, &key);
-    if (en == NULL || !has_delta(en, key)) return -1;
+    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
+    if (sc == NULL || !has_delta(sc, key)) return -1;
     if (of == HPC_DELTA_OF_PUSHES)
-        return en->pieces[key].encoder.codec == NULL
+        return sc->pieces[key].encoder.codec == NULL
                    ? -1
-                   : atomic_load_explicit(&en->pieces[key].encoder.delta, memory_order_relaxed);
-    for (int i = 0; i < en->n_work; i++)
-        if (en->work[i].row->key == key && en->work[i].encoder != NULL)
-            return atomic_load_explicit(&en->work[i].encoder->delta, memory_order_relaxed);
+                   : atomic_load_explicit(&sc->pieces[key].encoder.delta, memory_order_relaxed);
+    for (int i = 0; i < sc->n_work; i++)
+        if (sc->work[i].row->key == key && sc->work[i].encoder != NULL)
+            return atomic_load_explicit(&sc->work[i].encoder->delta, memory_order_relaxed);
     return -1;
 }
 
@@ -183,14 +183,14 @@ static void add(hpc_codec_stats *stats, const hpc_encoder *encoder) {
 }
 
 int hpc_exchange_get_codec_stats(const hpc_exchange *ex, int key, hpc_codec_stats *stats) {
-    const hpc_engine *en = hpc_engine_of(ex, &key, "codec_stats");
-    if (en == NULL) return HPC_ERR_INVALID;
+    const hpc_scheme *sc = hpc_scheme_of(ex, &key, "codec_stats");
+    if (sc == NULL) return HPC_ERR_INVALID;
     if (stats == NULL) return hpc_fail(HPC_ERR_INVALID, "codec_stats", "codec_stats: stats is NULL");
     memset(stats, 0, sizeof *stats);
-    if (!hpc_key_has_pieces(en, key)) return HPC_OK;
-    add(stats, &en->pieces[key].encoder);
-    for (int i = 0; i < en->n_work; i++) {
-        const hpc_work *w = &en->work[i];
+    if (!hpc_key_has_pieces(sc, key)) return HPC_OK;
+    add(stats, &sc->pieces[key].encoder);
+    for (int i = 0; i < sc->n_work; i++) {
+        const hpc_work *w = &sc->work[i];
         if (w->row->key != key) continue;
         if (w->encoder != NULL) add(stats, w->encoder);
         stats->decoded += atomic_load_explicit(&w->decoded, memory_order_relaxed);

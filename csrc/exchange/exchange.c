@@ -1,4 +1,4 @@
-/* An exchange: its engines are made, left, and called together. */
+/* An exchange: its schemes are made, left, and called together. */
 #include "exchange/exchange.h"
 
 #include <stdlib.h>
@@ -13,17 +13,17 @@ void hpc_exchange_config_init(hpc_exchange_config *config) {
 /* ---- create ---- */
 
 static int check_configs(const hpc_context *c, const hpc_exchange_config *f) {
-    int status = hpc_engine_check_config(c, f);
+    int status = hpc_scheme_check_config(c, f);
     for (const hpc_exchange_config *g = f == NULL ? NULL : f->next; g != NULL && status == HPC_OK; g = g->next)
-        status = hpc_engine_check_config(c, g);
+        status = hpc_scheme_check_config(c, g);
     return status;
 }
 
 static int check_names(const hpc_exchange *ex) {
     for (int a = 0; a < ex->n_keys; a++)
-        for (int b = ex->keys[a].engine->first_key + ex->keys[a].engine->plan->n_keys; b < ex->n_keys; b++) {
-            const char *name = ex->keys[a].engine->plan->keys[ex->keys[a].key].name;
-            if (strcmp(name, ex->keys[b].engine->plan->keys[ex->keys[b].key].name) == 0)
+        for (int b = ex->keys[a].scheme->first_key + ex->keys[a].scheme->plan->n_keys; b < ex->n_keys; b++) {
+            const char *name = ex->keys[a].scheme->plan->keys[ex->keys[a].key].name;
+            if (strcmp(name, ex->keys[b].scheme->plan->keys[ex->keys[b].key].name) == 0)
                 return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: key %s is in two configurations", name);
         }
     return HPC_OK;
@@ -35,26 +35,26 @@ static hpc_exchange *no_memory(hpc_exchange *ex) {
     return NULL;
 }
 
-/* The engines in a ring, each with a copy of its plan and nothing else. */
+/* The schemes in a ring, each with a copy of its plan and nothing else. */
 static hpc_exchange *new_exchange(hpc_context *c, const hpc_exchange_config *f) {
     hpc_exchange *ex = calloc(1, sizeof *ex);
     int n = 0;
     if (ex != NULL) hpc_calls_read(ex->calls);
     for (const hpc_exchange_config *g = f; g != NULL; g = g->next) n++;
-    if (ex == NULL || (ex->engines = calloc((size_t)n, sizeof(hpc_engine *))) == NULL) return no_memory(ex);
+    if (ex == NULL || (ex->schemes = calloc((size_t)n, sizeof(hpc_scheme *))) == NULL) return no_memory(ex);
     for (const hpc_exchange_config *g = f; g != NULL; g = g->next) {
-        hpc_engine *en = hpc_engine_new(c, g, op_create);
-        if (en == NULL) return no_memory(ex);
-        en->first_key = ex->n_keys;
-        ex->n_keys += en->plan->n_keys;
-        ex->n_rows += en->plan->n_rows;
-        ex->engines[ex->n_engines++] = en;
+        hpc_scheme *sc = hpc_scheme_new(c, g, op_create);
+        if (sc == NULL) return no_memory(ex);
+        sc->first_key = ex->n_keys;
+        ex->n_keys += sc->plan->n_keys;
+        ex->n_rows += sc->plan->n_rows;
+        ex->schemes[ex->n_schemes++] = sc;
     }
     if ((ex->keys = calloc((size_t)ex->n_keys, sizeof *ex->keys)) == NULL) return no_memory(ex);
     for (int i = 0; i < n; i++) {
-        ex->engines[i]->next = ex->engines[(i + 1) % n];
-        for (int k = 0; k < ex->engines[i]->plan->n_keys; k++)
-            ex->keys[ex->engines[i]->first_key + k] = (hpc_key_at){ex->engines[i], k};
+        ex->schemes[i]->next = ex->schemes[(i + 1) % n];
+        for (int k = 0; k < ex->schemes[i]->plan->n_keys; k++)
+            ex->keys[ex->schemes[i]->first_key + k] = (hpc_key_at){ex->schemes[i], k};
     }
     return ex;
 }
@@ -70,8 +70,8 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     if (status == HPC_OK && (ex = new_exchange(c, f)) == NULL) status = HPC_ERR_MEMORY;
     if (status == HPC_OK) status = check_names(ex);
     status = hpc_context_agree(c, op_create, status, deadline);
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++, f = f->next)
-        status = hpc_engine_open(ex->engines[i], f, ex, deadline);
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++, f = f->next)
+        status = hpc_scheme_open(ex->schemes[i], f, ex, deadline);
     if (status == HPC_OK && hpc_follows(ex))
         status = hpc_context_agree(c, op_create, hpc_follow_open(ex, op_create), deadline);
     if (status != HPC_OK) {
@@ -89,37 +89,37 @@ int hpc_exchange_accept(hpc_context *c, double timeout) {
 
 /* ---- the whole exchange ---- */
 
-static int is_worker(const hpc_engine *en) {
-    return en->layout.places[en->context->group.rank].worker;
+static int is_worker(const hpc_scheme *sc) {
+    return sc->layout.places[sc->context->group.rank].worker;
 }
 
 static hpc_timeline *timeline_of(const hpc_exchange *ex) {
-    return ex == NULL ? NULL : ex->engines[0]->context->group.timeline;
+    return ex == NULL ? NULL : ex->schemes[0]->context->group.timeline;
 }
 
 static double deadline_of(const hpc_exchange *ex, double timeout) {
-    return hpc_deadline(&ex->engines[0]->context->group, timeout);
+    return hpc_deadline(&ex->schemes[0]->context->group, timeout);
 }
 
 int hpc_exchange_settle(hpc_exchange *ex, double timeout) {
     static const char op[] = "settle";
     int status = ex == NULL ? hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op) : HPC_OK;
     double deadline = status == HPC_OK ? deadline_of(ex, timeout) : 0;
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++)
-        status = hpc_worker_settle(ex->engines[i], deadline, op);
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++)
+        status = hpc_worker_settle(ex->schemes[i], deadline, op);
     return status;
 }
 
 int hpc_exchange_together(hpc_exchange *ex, int together) {
     static const char op[] = "together";
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
-    if (!together) hpc_worker_uncork(ex->engines[0]);
-    for (int i = 0; together && i < ex->n_engines; i++) {
-        hpc_engine *en = ex->engines[i];
-        int status = hpc_engine_check(en, op);
+    if (!together) hpc_worker_uncork(ex->schemes[0]);
+    for (int i = 0; together && i < ex->n_schemes; i++) {
+        hpc_scheme *sc = ex->schemes[i];
+        int status = hpc_scheme_check(sc, op);
         if (status != HPC_OK) return status;
-        for (int lane = 0; lane < en->n_lanes; lane++) hpc_lane_cork(en->in_lanes[lane]);
-        en->corked = 1;
+        for (int lane = 0; lane < sc->n_lanes; lane++) hpc_lane_cork(sc->in_lanes[lane]);
+        sc->corked = 1;
     }
     return HPC_OK;
 }
@@ -127,13 +127,13 @@ int hpc_exchange_together(hpc_exchange *ex, int together) {
 int hpc_exchange_progress(hpc_exchange *ex) {
     static const char op[] = "progress";
     int status = ex == NULL ? hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op) : HPC_OK;
-    if (status == HPC_OK) hpc_worker_uncork(ex->engines[0]);
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++) {
-        hpc_engine *en = ex->engines[i];
-        status = hpc_engine_check(en, op);
-        if (status == HPC_OK && i == 0) hpc_group_progress(&en->context->group);
-        if (status == HPC_OK) status = hpc_note(en, -1, HPC_ON_LOOK, NULL, op);
-        if (status == HPC_OK) status = hpc_engine_check(en, op);
+    if (status == HPC_OK) hpc_worker_uncork(ex->schemes[0]);
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++) {
+        hpc_scheme *sc = ex->schemes[i];
+        status = hpc_scheme_check(sc, op);
+        if (status == HPC_OK && i == 0) hpc_group_progress(&sc->context->group);
+        if (status == HPC_OK) status = hpc_note(sc, -1, HPC_ON_LOOK, NULL, op);
+        if (status == HPC_OK) status = hpc_scheme_check(sc, op);
     }
     return status;
 }
@@ -141,20 +141,20 @@ int hpc_exchange_progress(hpc_exchange *ex) {
 int hpc_exchange_publish(hpc_exchange *ex, double timeout) {
     static const char op[] = "publish";
     int status = ex == NULL ? hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op) : HPC_OK;
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++) status = hpc_engine_check(ex->engines[i], op);
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++) status = hpc_scheme_check(ex->schemes[i], op);
     if (status != HPC_OK) return status;
     double deadline = deadline_of(ex, timeout);
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++) status = hpc_worker_check_idle(ex->engines[i], op);
-    status = hpc_context_agree(ex->engines[0]->context, op, status, deadline);
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++)
-        status = hpc_engine_send_params(ex->engines[i], op, deadline);
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++) status = hpc_worker_check_idle(ex->schemes[i], op);
+    status = hpc_context_agree(ex->schemes[0]->context, op, status, deadline);
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++)
+        status = hpc_scheme_send_params(ex->schemes[i], op, deadline);
     return status;
 }
 
 int hpc_exchange_under_way(hpc_exchange *ex) {
-    for (int i = 0; ex != NULL && i < ex->n_engines; i++) {
-        int key = hpc_engine_under_way(ex->engines[i]);
-        if (key >= 0) return ex->engines[i]->first_key + key;
+    for (int i = 0; ex != NULL && i < ex->n_schemes; i++) {
+        int key = hpc_scheme_under_way(ex->schemes[i]);
+        if (key >= 0) return ex->schemes[i]->first_key + key;
     }
     return -1;
 }
@@ -164,8 +164,8 @@ int hpc_exchange_get_folded(hpc_exchange *ex, int rank, uint64_t *pushes) {
     if (ex == NULL || pushes == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange or pushes is NULL", op);
     *pushes = 0;
     int status = HPC_OK;
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++)
-        status = hpc_engine_folded(ex->engines[i], rank, pushes);
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++)
+        status = hpc_scheme_folded(ex->schemes[i], rank, pushes);
     return status;
 }
 
@@ -177,22 +177,22 @@ int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
     double deadline = deadline_of(ex, timeout);
     int status = HPC_OK;
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++) {
-        const hpc_engine *en = ex->engines[i];
-        status = hpc_engine_check(ex->engines[i], op);
-        if (status == HPC_OK && is_worker(en) && !en->life.closed)
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++) {
+        const hpc_scheme *sc = ex->schemes[i];
+        status = hpc_scheme_check(ex->schemes[i], op);
+        if (status == HPC_OK && is_worker(sc) && !sc->life.closed)
             status =
                 hpc_fail(HPC_ERR_INVALID, op,
                          "%s: rank %d is a worker, which serves the others in its own calls and in close; serve is "
                          "for ranks that only serve",
-                         op, en->context->group.rank);
+                         op, sc->context->group.rank);
     }
-    for (int i = 0; status == HPC_OK && i < ex->n_engines; i++)
-        status = hpc_engine_serve(ex->engines[i], op, hpc_left(deadline));
+    for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++)
+        status = hpc_scheme_serve(ex->schemes[i], op, hpc_left(deadline));
     return status;
 }
 
-/* All engines are left before one of them serves: others may wait for the news of any of them. The first failure
+/* All schemes are left before one of them serves: others may wait for the news of any of them. The first failure
  * counts, and a timeout ends the call: a second one goes on. */
 int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     static const char op[] = "close";
@@ -201,30 +201,30 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     double deadline = deadline_of(ex, timeout);
     int status = HPC_OK;
     hpc_follow_stop(ex);
-    for (int i = 0; i < ex->n_engines; i++) {
-        int left = ex->engines[i]->life.served ? HPC_OK : hpc_engine_leave(ex->engines[i], op, deadline);
+    for (int i = 0; i < ex->n_schemes; i++) {
+        int left = ex->schemes[i]->life.served ? HPC_OK : hpc_scheme_leave(ex->schemes[i], op, deadline);
         if (left == HPC_ERR_TIMEOUT) return left;
         if (status == HPC_OK) status = left;
     }
-    for (int i = 0; i < ex->n_engines; i++) {
-        hpc_engine *en = ex->engines[i];
-        if (status == HPC_OK && en->life.serves && !en->life.served)
-            status = hpc_engine_serve(en, op, hpc_left(deadline));
-        en->life.served |= status != HPC_ERR_TIMEOUT;
+    for (int i = 0; i < ex->n_schemes; i++) {
+        hpc_scheme *sc = ex->schemes[i];
+        if (status == HPC_OK && sc->life.serves && !sc->life.served)
+            status = hpc_scheme_serve(sc, op, hpc_left(deadline));
+        sc->life.served |= status != HPC_ERR_TIMEOUT;
     }
     return status;
 }
 
-/* Cores stop first, all of them: one thread works for several engines. */
+/* Cores stop first, all of them: one thread works for several schemes. */
 void hpc_exchange_free(hpc_exchange *ex) {
     if (ex == NULL) return;
-    if (ex->n_engines > 0 && !hpc_group_is_mine(&ex->engines[0]->context->group)) return;
+    if (ex->n_schemes > 0 && !hpc_group_is_mine(&ex->schemes[0]->context->group)) return;
     int muted = hpc_mute_errors(1);
     hpc_follow_stop(ex);
-    if (ex->n_engines > 0) hpc_cores_stop(ex->engines[0]);
-    for (int i = 0; i < ex->n_engines; i++) hpc_engine_free(ex->engines[i]);
+    if (ex->n_schemes > 0) hpc_cores_stop(ex->schemes[0]);
+    for (int i = 0; i < ex->n_schemes; i++) hpc_scheme_free(ex->schemes[i]);
     hpc_mute_errors(muted);
-    free(ex->engines);
+    free(ex->schemes);
     free(ex->keys);
     free(ex);
 }

@@ -7,11 +7,11 @@
 #include "exchange/exchange.h"
 
 /* The configuration of a key that goes as factors; NULL, and an error, if it does not. */
-static const hpc_codec_config *config_of(const hpc_engine *en, int key, const char *op) {
-    const hpc_codec_config *config = en->configs[key];
-    if (config != NULL && en->pieces[key].codec->number == HPC_FACTORS) return config;
-    hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d goes as %s, not as factors", op, en->plan->keys[key].name,
-             en->context->group.rank, en->keys[key].codec->name);
+static const hpc_codec_config *config_of(const hpc_scheme *sc, int key, const char *op) {
+    const hpc_codec_config *config = sc->configs[key];
+    if (config != NULL && sc->pieces[key].codec->number == HPC_FACTORS) return config;
+    hpc_fail(HPC_ERR_INVALID, op, "%s: key %s of rank %d goes as %s, not as factors", op, sc->plan->keys[key].name,
+             sc->context->group.rank, sc->keys[key].codec->name);
     return NULL;
 }
 
@@ -19,8 +19,8 @@ int hpc_exchange_factors(hpc_exchange *ex, int key, double timeout, hpc_factors 
     static const char op[] = "factors";
     void *source = NULL;
     int inside = key;
-    const hpc_engine *en = hpc_engine_of(ex, &inside, op);
-    const hpc_codec_config *config = en == NULL ? NULL : config_of(en, inside, op);
+    const hpc_scheme *sc = hpc_scheme_of(ex, &inside, op);
+    const hpc_codec_config *config = sc == NULL ? NULL : config_of(sc, inside, op);
     if (config == NULL) return HPC_ERR_INVALID;
     if (factors == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: factors is NULL", op);
     int status = hpc_exchange_gradient(ex, key, timeout, &source);
@@ -49,9 +49,9 @@ int hpc_exchange_start_factors(hpc_exchange *ex, int key, int flags, int count, 
                                double timeout, uint64_t *ticket) {
     static const char op[] = "push";
     int inside = key, status = HPC_OK;
-    const hpc_engine *en = hpc_engine_of(ex, &inside, op);
-    if (en == NULL || config_of(en, inside, op) == NULL) return HPC_ERR_INVALID;
-    if (en->keys[inside].sending == 0) /* else the last call was cut short, and goes on */
-        status = copy(ex, key, en->plan->keys[inside].name, count, u, v, timeout, op);
+    const hpc_scheme *sc = hpc_scheme_of(ex, &inside, op);
+    if (sc == NULL || config_of(sc, inside, op) == NULL) return HPC_ERR_INVALID;
+    if (sc->keys[inside].sending == 0) /* else the last call was cut short, and goes on */
+        status = copy(ex, key, sc->plan->keys[inside].name, count, u, v, timeout, op);
     return status == HPC_OK ? hpc_exchange_start(ex, key, flags, NULL, timeout, ticket) : status;
 }

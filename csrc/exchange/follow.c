@@ -76,9 +76,9 @@ static void sleep_for(double seconds) {
 
 /* ---- the paths ---- */
 
-static const hpc_codec_config *follows(const hpc_engine *en, int key) {
-    if (!hpc_key_has_pieces(en, key) || en->pieces[key].codec->number != HPC_THRESHOLD) return NULL;
-    return en->pieces[key].config.follow ? &en->pieces[key].config : NULL;
+static const hpc_codec_config *follows(const hpc_scheme *sc, int key) {
+    if (!hpc_key_has_pieces(sc, key) || sc->pieces[key].codec->number != HPC_THRESHOLD) return NULL;
+    return sc->pieces[key].config.follow ? &sc->pieces[key].config : NULL;
 }
 
 /* The row that has encoded what a row sends on: itself, or one from which it came unopened. */
@@ -98,16 +98,16 @@ static int place_of(hpc_follower *f, int rank) {
     return f->n++;
 }
 
-static void find_paths(hpc_follower *f, const hpc_engine *en) {
+static void find_paths(hpc_follower *f, const hpc_scheme *sc) {
     const int me = f->context->group.rank;
     const size_t size = (size_t)f->context->group.size;
-    for (int i = 0; i < en->plan->n_rows; i++) {
-        const hpc_row *row = &en->plan->rows[i];
-        if (follows(en, row->key) == NULL) continue;
+    for (int i = 0; i < sc->plan->n_rows; i++) {
+        const hpc_row *row = &sc->plan->rows[i];
+        if (follows(sc, row->key) == NULL) continue;
         if (row->owner != me && hpc_row_has_input(row, me)) place_of(f, row->owner);
         for (int e = 0; e < row->n_out && row->owner == me && row->action == HPC_FORWARD; e++) {
             const int at = row->out[e].row < 0 ? -1 : place_of(f, row->out[e].rank);
-            const int owner = encodes(en->plan, row)->owner;
+            const int owner = encodes(sc->plan, row)->owner;
             if (at < 0) continue;
             if (owner == me)
                 f->own[at] = 1;
@@ -128,11 +128,11 @@ static int crowd_of(const hpc_follower *f) {
 /* ---- deltas ---- */
 
 static void set_deltas(const hpc_follower *f, int of, double part) {
-    for (int i = 0; i < f->ex->n_engines; i++) {
-        hpc_engine *en = f->ex->engines[i];
-        for (int k = 0; k < en->plan->n_keys; k++) {
-            const hpc_codec_config *its = follows(en, k);
-            if (its != NULL) hpc_engine_set_delta(en, k, of, its->delta + part * (its->up - its->delta));
+    for (int i = 0; i < f->ex->n_schemes; i++) {
+        hpc_scheme *sc = f->ex->schemes[i];
+        for (int k = 0; k < sc->plan->n_keys; k++) {
+            const hpc_codec_config *its = follows(sc, k);
+            if (its != NULL) hpc_scheme_set_delta(sc, k, of, its->delta + part * (its->up - its->delta));
         }
     }
 }
@@ -358,7 +358,7 @@ static void free_follower(hpc_follower *f) {
 }
 
 static int open_follower(hpc_exchange *ex, const hpc_codec_config *config, const char *op) {
-    hpc_context *c = ex->engines[0]->context;
+    hpc_context *c = ex->schemes[0]->context;
     const size_t size = (size_t)c->group.size;
     sigset_t all, before;
     hpc_follower *f = ex->follower = calloc(1, sizeof *f);
@@ -376,7 +376,7 @@ static int open_follower(hpc_exchange *ex, const hpc_codec_config *config, const
     if (f == NULL || f->peers == NULL || f->poor == NULL || f->own == NULL || f->passes == NULL || f->told == NULL ||
         f->hints == NULL || f->results == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory to follow the network", op);
-    for (int i = 0; i < ex->n_engines; i++) find_paths(f, ex->engines[i]);
+    for (int i = 0; i < ex->n_schemes; i++) find_paths(f, ex->schemes[i]);
     f->crowd = crowd_of(f);
     sigfillset(&all); /* signals are for the caller's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -388,24 +388,24 @@ static int open_follower(hpc_exchange *ex, const hpc_codec_config *config, const
 }
 
 int hpc_follows(const hpc_exchange *ex) {
-    for (int i = 0; i < ex->n_engines; i++)
-        for (int k = 0; k < ex->engines[i]->plan->n_keys; k++)
-            if (follows(ex->engines[i], k) != NULL) return 1;
+    for (int i = 0; i < ex->n_schemes; i++)
+        for (int k = 0; k < ex->schemes[i]->plan->n_keys; k++)
+            if (follows(ex->schemes[i], k) != NULL) return 1;
     return 0;
 }
 
 int hpc_follow_open(hpc_exchange *ex, const char *op) {
     const hpc_codec_config *first = NULL;
-    for (int i = 0; i < ex->n_engines; i++)
-        for (int k = 0; k < ex->engines[i]->plan->n_keys; k++) {
-            const hpc_codec_config *its = follows(ex->engines[i], k);
+    for (int i = 0; i < ex->n_schemes; i++)
+        for (int k = 0; k < ex->schemes[i]->plan->n_keys; k++) {
+            const hpc_codec_config *its = follows(ex->schemes[i], k);
             if (its == NULL) continue;
             if (first == NULL) first = its;
             if (its->follow == first->follow && its->at_least == first->at_least) continue;
             return hpc_fail(HPC_ERR_CONFIG, op,
                             "%s: the delta of key %s follows %.9g bytes a second by way %d, and another key's %.9g by "
                             "way %d; an exchange follows one",
-                            op, ex->engines[i]->plan->keys[k].name, its->at_least, its->follow, first->at_least,
+                            op, ex->schemes[i]->plan->keys[k].name, its->at_least, its->follow, first->at_least,
                             first->follow);
         }
     return open_follower(ex, first, op);

@@ -33,59 +33,59 @@ typedef struct hpc_held {
     uint64_t empty; /* the number of the last push without an update */
 } hpc_held;
 
-int hpc_held_open(hpc_engine *en, const char *op) {
-    if (!en->asked.split || !(en->discipline->traits & HPC_EACH)) return HPC_OK;
-    en->held = hpc_engine_take(en, (size_t)en->plan->n_keys, sizeof *en->held, op);
-    return en->held != NULL ? HPC_OK : HPC_ERR_MEMORY;
+int hpc_held_open(hpc_scheme *sc, const char *op) {
+    if (!sc->asked.split || !(sc->discipline->traits & HPC_EACH)) return HPC_OK;
+    sc->held = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *sc->held, op);
+    return sc->held != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-int hpc_held_sent_nothing(const hpc_engine *en, int key, uint64_t push) {
-    return en->held != NULL && push > 0 && en->held[key].empty == push;
+int hpc_held_sent_nothing(const hpc_scheme *sc, int key, uint64_t push) {
+    return sc->held != NULL && push > 0 && sc->held[key].empty == push;
 }
 
-const float *hpc_held_gathered(const hpc_engine *en, int key) {
-    return en->held[key].gathered;
+const float *hpc_held_gathered(const hpc_scheme *sc, int key) {
+    return sc->held[key].gathered;
 }
 
-double hpc_held_squares(const hpc_engine *en, int key) {
-    return en->held[key].squares;
+double hpc_held_squares(const hpc_scheme *sc, int key) {
+    return sc->held[key].squares;
 }
 
 /* ---- fold ---- */
 
-static float *take_values(hpc_engine *en, int key, float **values, const char *op) {
-    if (*values == NULL) *values = hpc_engine_take(en, (size_t)en->plan->keys[key].count, sizeof **values, op);
+static float *take_values(hpc_scheme *sc, int key, float **values, const char *op) {
+    if (*values == NULL) *values = hpc_scheme_take(sc, (size_t)sc->plan->keys[key].count, sizeof **values, op);
     return *values;
 }
 
 /* Pieces are made when they are pushed. */
-static int hold_source(hpc_engine *en, int key, const void *src, const char *op) {
+static int hold_source(hpc_scheme *sc, int key, const void *src, const char *op) {
     void *own = NULL;
-    const int status = hpc_pieces_source(en, key, op, &own);
+    const int status = hpc_pieces_source(sc, key, op, &own);
     if (status != HPC_OK) return status;
-    if (src != NULL && src != own) memcpy(own, src, hpc_pieces_source_bytes(en, key));
-    return en->asked.check_finite && !hpc_pieces_are_finite(en, key, own) ? hpc_worker_refuse_infinite(en, key, "", op)
+    if (src != NULL && src != own) memcpy(own, src, hpc_pieces_source_bytes(sc, key));
+    return sc->asked.check_finite && !hpc_pieces_are_finite(sc, key, own) ? hpc_worker_refuse_infinite(sc, key, "", op)
                                                                           : HPC_OK;
 }
 
-static int hold_array(hpc_engine *en, int key, const void *src, const char *op) {
-    hpc_held *h = &en->held[key];
-    const int status = hpc_worker_fill_slot(en, key, src, en->asked.check_finite, op);
-    h->is_copied = src != NULL && !en->keys[key].codec->plain;
+static int hold_array(hpc_scheme *sc, int key, const void *src, const char *op) {
+    hpc_held *h = &sc->held[key];
+    const int status = hpc_worker_fill_slot(sc, key, src, sc->asked.check_finite, op);
+    h->is_copied = src != NULL && !sc->keys[key].codec->plain;
     if (status != HPC_OK || !h->is_copied) return status;
-    if (take_values(en, key, &h->values, op) == NULL) return HPC_ERR_MEMORY;
-    memcpy(h->values, src, (size_t)en->plan->keys[key].count * sizeof *h->values);
+    if (take_values(sc, key, &h->values, op) == NULL) return HPC_ERR_MEMORY;
+    memcpy(h->values, src, (size_t)sc->plan->keys[key].count * sizeof *h->values);
     return HPC_OK;
 }
 
-int hpc_held_fold(hpc_engine *en, int key, int empty, const void *src, hpc_limit *l, uint64_t *ticket, const char *op) {
-    hpc_held *h = &en->held[key];
-    int status = hpc_worker_check_call(en, key, op);
-    if (status == HPC_OK && en->keys[key].sending != 0) status = hpc_fail_cut_short(en, key, op);
-    if (status == HPC_OK) status = hpc_worker_take_slot(en, key, ticket, l, op);
+int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit *l, uint64_t *ticket, const char *op) {
+    hpc_held *h = &sc->held[key];
+    int status = hpc_worker_check_call(sc, key, op);
+    if (status == HPC_OK && sc->keys[key].sending != 0) status = hpc_fail_cut_short(sc, key, op);
+    if (status == HPC_OK) status = hpc_worker_take_slot(sc, key, ticket, l, op);
     if (status != HPC_OK) return status;
     h->what = HELD_NONE; /* one that was neither applied nor skipped is replaced */
-    if (!empty) status = (hpc_key_pushes_pieces(en, key) ? hold_source : hold_array)(en, key, src, op);
+    if (!empty) status = (hpc_key_pushes_pieces(sc, key) ? hold_source : hold_array)(sc, key, src, op);
     if (status != HPC_OK) return status;
     h->what = empty ? HELD_NOTHING : HELD_UPDATE;
     *ticket = 0; /* which has ended */
@@ -96,7 +96,7 @@ int hpc_held_fold(hpc_engine *en, int key, int empty, const void *src, hpc_limit
 
 /* A part of the update, of as many elements as are in one array or one piece. */
 typedef struct reading {
-    hpc_engine *en;
+    hpc_scheme *sc;
     uint64_t offset, count;
     const char *array;      /* of float32, or in the wire's format; NULL: they are products, */
     const hpc_codec *codec; /* of array */
@@ -112,13 +112,13 @@ static int each_piece(reading *r, int key, const void *source, each_part *each, 
         const hpc_pushed_range *range = &r->its->ranges[p];
         const hpc_codec_source from = {source, range->offset};
         const int64_t n = (int64_t)range->count, most = (int64_t)r->codec->max_bytes(&r->its->config, range->count);
-        char *at = hpc_push_slot(r->en, key) + range->at;
+        char *at = hpc_push_slot(r->sc, key) + range->at;
         int64_t kept = 0;
         r->offset = range->offset, r->count = range->count;
         r->piece =
             (hpc_codec_input){at, r->codec->encode(&r->its->encoder.encoding, &from, n, NULL, at, most, &kept), 1};
         if (r->piece.nbytes < 0)
-            return hpc_fail(HPC_ERR_INVALID, "fold", "fold: key %s cannot be read: %s", r->en->plan->keys[key].name,
+            return hpc_fail(HPC_ERR_INVALID, "fold", "fold: key %s cannot be read: %s", r->sc->plan->keys[key].name,
                             r->codec->text((int)r->piece.nbytes));
         each(r, arg);
     }
@@ -126,17 +126,17 @@ static int each_piece(reading *r, int key, const void *source, each_part *each, 
 }
 
 /* Calls each for all parts of the update. */
-static int read_update(hpc_engine *en, int key, each_part *each, void *arg, const char *op) {
-    const int pieces = hpc_key_pushes_pieces(en, key);
-    reading r = {.en = en, .count = en->plan->keys[key].count, .codec = en->keys[key].codec};
+static int read_update(hpc_scheme *sc, int key, each_part *each, void *arg, const char *op) {
+    const int pieces = hpc_key_pushes_pieces(sc, key);
+    reading r = {.sc = sc, .count = sc->plan->keys[key].count, .codec = sc->keys[key].codec};
     void *source = NULL;
-    if (en->held[key].what == HELD_NOTHING) return HPC_OK;
-    const int status = pieces ? hpc_pieces_source(en, key, op, &source) : HPC_OK;
+    if (sc->held[key].what == HELD_NOTHING) return HPC_OK;
+    const int status = pieces ? hpc_pieces_source(sc, key, op, &source) : HPC_OK;
     if (status != HPC_OK) return status;
-    if (pieces) r.its = &en->pieces[key];
+    if (pieces) r.its = &sc->pieces[key];
     if (pieces && r.codec->source_bytes != NULL) return each_piece(&r, key, source, each, arg);
     if (pieces) r.codec = hpc_codec_of(HPC_F32);
-    r.array = pieces ? source : hpc_push_slot(en, key);
+    r.array = pieces ? source : hpc_push_slot(sc, key);
     each(&r, arg);
     return HPC_OK;
 }
@@ -144,7 +144,7 @@ static int read_update(hpc_engine *en, int key, each_part *each, void *arg, cons
 /* n elements from element from of the part on. */
 static void read_values(const reading *r, uint64_t from, size_t n, float *to) {
     if (r->array != NULL) {
-        hpc_codec_decode(r->codec, r->en->kernels, r->array + hpc_codec_span(r->codec, from), to, n, 0);
+        hpc_codec_decode(r->codec, r->sc->kernels, r->array + hpc_codec_span(r->codec, from), to, n, 0);
         return;
     }
     memset(to, 0, n * sizeof *to);
@@ -162,7 +162,7 @@ static void add_squares(const reading *r, void *arg) {
                       r->codec->squares(&r->its->config, (int64_t)r->count, &r->piece, 1, &squares);
     for (uint64_t from = 0; from < r->count && !known; from += HPC_BLOCK) {
         read_values(r, from, block_at(r, from), block);
-        squares += r->en->kernels->squares(block, block_at(r, from));
+        squares += r->sc->kernels->squares(block, block_at(r, from));
     }
     *sum += squares;
 }
@@ -173,107 +173,107 @@ static void gather_part(const reading *r, void *arg) {
         read_values(r, from, block_at(r, from), mean + r->offset + from);
 }
 
-static int find_squares(hpc_engine *en, int key, const char *op) {
-    en->held[key].squares = 0;
-    return read_update(en, key, add_squares, &en->held[key].squares, op);
+static int find_squares(hpc_scheme *sc, int key, const char *op) {
+    sc->held[key].squares = 0;
+    return read_update(sc, key, add_squares, &sc->held[key].squares, op);
 }
 
-static int gather(hpc_engine *en, int key, const char *op) {
-    float *mean = take_values(en, key, &en->held[key].gathered, op);
+static int gather(hpc_scheme *sc, int key, const char *op) {
+    float *mean = take_values(sc, key, &sc->held[key].gathered, op);
     if (mean == NULL) return HPC_ERR_MEMORY;
-    memset(mean, 0, (size_t)en->plan->keys[key].count * sizeof *mean);
-    return read_update(en, key, gather_part, mean, op);
+    memset(mean, 0, (size_t)sc->plan->keys[key].count * sizeof *mean);
+    return read_update(sc, key, gather_part, mean, op);
 }
 
 /* ---- apply ---- */
 
-static void scale_values(const hpc_engine *en, float *values, uint64_t n, double scale) {
+static void scale_values(const hpc_scheme *sc, float *values, uint64_t n, double scale) {
     const void *from = values;
-    en->kernels->f32(values, &from, &scale, 1, (size_t)n, 0);
+    sc->kernels->f32(values, &from, &scale, 1, (size_t)n, 0);
 }
 
 /* In the wire's format, block by block. */
-static void scale_slot(const hpc_engine *en, int key, double scale) {
-    const hpc_codec *codec = en->keys[key].codec;
-    const uint64_t count = en->plan->keys[key].count;
+static void scale_slot(const hpc_scheme *sc, int key, double scale) {
+    const hpc_codec *codec = sc->keys[key].codec;
+    const uint64_t count = sc->plan->keys[key].count;
     float block[HPC_BLOCK];
     for (uint64_t from = 0; from < count; from += HPC_BLOCK) {
         const size_t n = count - from < HPC_BLOCK ? (size_t)(count - from) : HPC_BLOCK;
-        char *at = hpc_push_slot(en, key) + hpc_codec_span(codec, from);
+        char *at = hpc_push_slot(sc, key) + hpc_codec_span(codec, from);
         const void *piece = at;
-        codec->fold(en->kernels)(block, &piece, &scale, 1, n, 0);
+        codec->fold(sc->kernels)(block, &piece, &scale, 1, n, 0);
         codec->encode(NULL, &(hpc_codec_source){block, 0}, (int64_t)n, NULL, at, (int64_t)codec->max_bytes(NULL, n),
                       NULL);
     }
 }
 
-static int scale_pieces(hpc_engine *en, int key, double scale, const char *op) {
-    const hpc_codec *codec = en->keys[key].codec;
+static int scale_pieces(hpc_scheme *sc, int key, double scale, const char *op) {
+    const hpc_codec *codec = sc->keys[key].codec;
     void *source = NULL;
-    const int status = hpc_pieces_source(en, key, op, &source);
+    const int status = hpc_pieces_source(sc, key, op, &source);
     if (status != HPC_OK) return status;
     if (codec->scale != NULL)
-        codec->scale(en->configs[key], source, (float)scale);
+        codec->scale(sc->configs[key], source, (float)scale);
     else
-        scale_values(en, source, en->plan->keys[key].count, scale);
+        scale_values(sc, source, sc->plan->keys[key].count, scale);
     return HPC_OK;
 }
 
 /* What was checked in its fold may be too large for the wire now; a NaN is asked for. */
-static int scale_update(hpc_engine *en, int key, double scale, const char *op) {
-    const hpc_held *h = &en->held[key];
+static int scale_update(hpc_scheme *sc, int key, double scale, const char *op) {
+    const hpc_held *h = &sc->held[key];
     if (scale == 1) return HPC_OK;
-    if (hpc_key_pushes_pieces(en, key)) return scale_pieces(en, key, scale, op);
+    if (hpc_key_pushes_pieces(sc, key)) return scale_pieces(sc, key, scale, op);
     if (!h->is_copied) {
-        scale_slot(en, key, scale);
+        scale_slot(sc, key, scale);
         return HPC_OK;
     }
-    scale_values(en, h->values, en->plan->keys[key].count, scale);
-    return hpc_worker_fill_slot(en, key, h->values, 0, op);
+    scale_values(sc, h->values, sc->plan->keys[key].count, scale);
+    return hpc_worker_fill_slot(sc, key, h->values, 0, op);
 }
 
-static int send_push(hpc_engine *en, int key, int what, hpc_limit *l, uint64_t *ticket, const char *op) {
-    hpc_held *h = &en->held[key];
-    const hpc_pushed *k = &en->keys[key];
+static int send_push(hpc_scheme *sc, int key, int what, hpc_limit *l, uint64_t *ticket, const char *op) {
+    hpc_held *h = &sc->held[key];
+    const hpc_pushed *k = &sc->keys[key];
     if (what == HPC_PUSH_EMPTY && k->sending == 0) h->empty = k->pushes + 1;
-    const int status = hpc_worker_start(en, key, HPC_PUSH | HPC_PULL, what, NULL, l, ticket, op);
+    const int status = hpc_worker_start(sc, key, HPC_PUSH | HPC_PULL, what, NULL, l, ticket, op);
     if (status == HPC_OK || k->sending != 0) h->what = HELD_NONE;
     return status;
 }
 
 /* The same call again. */
-static int send_rest(hpc_engine *en, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket,
+static int send_rest(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket,
                      const char *op) {
-    const hpc_held *h = &en->held[key];
-    const int what = en->keys[key].started & (HPC_PUSH_EMPTY | HPC_PUSH_HELD);
+    const hpc_held *h = &sc->held[key];
+    const int what = sc->keys[key].started & (HPC_PUSH_EMPTY | HPC_PUSH_HELD);
     const int is_same = h->use == use && (use != HPC_USE_APPLY || h->scale == scale);
-    return what != 0 && is_same ? send_push(en, key, what, l, ticket, op) : hpc_fail_cut_short(en, key, op);
+    return what != 0 && is_same ? send_push(sc, key, what, l, ticket, op) : hpc_fail_cut_short(sc, key, op);
 }
 
-int hpc_held_use(hpc_engine *en, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket, const char *op) {
-    hpc_held *h = &en->held[key];
-    if (en->keys[key].sending != 0) return send_rest(en, key, use, scale, l, ticket, op);
-    if (isinf(scale)) return hpc_fail_scale(en, key, scale, op);
-    if (h->what == HELD_NONE) return hpc_fail_no_fold(en, key, op);
+int hpc_held_use(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket, const char *op) {
+    hpc_held *h = &sc->held[key];
+    if (sc->keys[key].sending != 0) return send_rest(sc, key, use, scale, l, ticket, op);
+    if (isinf(scale)) return hpc_fail_scale(sc, key, scale, op);
+    if (h->what == HELD_NONE) return hpc_fail_no_fold(sc, key, op);
     *ticket = 0;
-    if (use == HPC_USE_SQUARES) return find_squares(en, key, op);
-    if (use == HPC_USE_GATHER) return gather(en, key, op);
+    if (use == HPC_USE_SQUARES) return find_squares(sc, key, op);
+    if (use == HPC_USE_GATHER) return gather(sc, key, op);
     h->use = use, h->scale = scale;
-    if (use == HPC_USE_SKIP || h->what == HELD_NOTHING) return send_push(en, key, HPC_PUSH_EMPTY, l, ticket, op);
-    const int status = scale_update(en, key, scale, op);
-    return status == HPC_OK ? send_push(en, key, HPC_PUSH_HELD, l, ticket, op) : status;
+    if (use == HPC_USE_SKIP || h->what == HELD_NOTHING) return send_push(sc, key, HPC_PUSH_EMPTY, l, ticket, op);
+    const int status = scale_update(sc, key, scale, op);
+    return status == HPC_OK ? send_push(sc, key, HPC_PUSH_HELD, l, ticket, op) : status;
 }
 
 /* A pull of what is folded applies it, and a push with a pull takes its place. */
-int hpc_held_start(hpc_engine *en, int key, int flags, const void *src, hpc_limit *l, uint64_t *ticket,
+int hpc_held_start(hpc_scheme *sc, int key, int flags, const void *src, hpc_limit *l, uint64_t *ticket,
                    const char *op) {
-    hpc_held *h = &en->held[key];
-    const hpc_pushed *k = &en->keys[key];
-    if (flags == HPC_PUSH) return hpc_held_fold(en, key, 0, src, l, ticket, op);
+    hpc_held *h = &sc->held[key];
+    const hpc_pushed *k = &sc->keys[key];
+    if (flags == HPC_PUSH) return hpc_held_fold(sc, key, 0, src, l, ticket, op);
     const int is_cut = k->sending != 0 && k->started & (HPC_PUSH_EMPTY | HPC_PUSH_HELD);
     if (flags == HPC_PULL && (is_cut || (k->sending == 0 && h->what != HELD_NONE)))
-        return hpc_held_use(en, key, HPC_USE_APPLY, 1, l, ticket, op);
-    const int status = hpc_worker_start(en, key, flags, 0, src, l, ticket, op);
+        return hpc_held_use(sc, key, HPC_USE_APPLY, 1, l, ticket, op);
+    const int status = hpc_worker_start(sc, key, flags, 0, src, l, ticket, op);
     if (flags & HPC_PUSH && (status == HPC_OK || k->sending != 0)) h->what = HELD_NONE;
     return status;
 }

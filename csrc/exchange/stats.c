@@ -7,15 +7,15 @@
 #include "engine/pieces.h"
 #include "engine/progress.h"
 
-static void add(hpc_engine *en, hpc_exchange_stats *stats) {
-    hpc_engine_hear_all(en);
-    stats->pushes += en->stats.pushes;
-    stats->pulls += en->stats.pulls;
-    stats->wait += en->stats.wait;
-    stats->threads += en->stats.threads;
-    if (en->stats.dropped_at > stats->dropped_at) stats->dropped_at = en->stats.dropped_at;
-    for (int c = 0; c < en->n_own_cores; c++) {
-        const hpc_core *core = &en->cores[c];
+static void add(hpc_scheme *sc, hpc_exchange_stats *stats) {
+    hpc_scheme_hear_all(sc);
+    stats->pushes += sc->stats.pushes;
+    stats->pulls += sc->stats.pulls;
+    stats->wait += sc->stats.wait;
+    stats->threads += sc->stats.threads;
+    if (sc->stats.dropped_at > stats->dropped_at) stats->dropped_at = sc->stats.dropped_at;
+    for (int c = 0; c < sc->n_own_cores; c++) {
+        const hpc_core *core = &sc->cores[c];
         stats->events += atomic_load_explicit(&core->tally.events, memory_order_relaxed);
         stats->applied += atomic_load_explicit(&core->tally.applied, memory_order_relaxed);
         stats->bytes_folded += atomic_load_explicit(&core->tally.bytes_folded, memory_order_relaxed);
@@ -27,11 +27,11 @@ static void add(hpc_engine *en, hpc_exchange_stats *stats) {
         stats->missing += atomic_load_explicit(&core->tally.missing, memory_order_relaxed);
         stats->busy += atomic_load_explicit(&core->tally.busy, memory_order_relaxed);
     }
-    const double usual = hpc_usual_limit(&en->usual);
+    const double usual = hpc_usual_limit(&sc->usual);
     if (usual > stats->usual) stats->usual = usual;
-    for (int r = 0; r < en->context->group.size; r++) {
-        stats->bytes_sent += hpc_sent_to_rows(en, r);
-        stats->dropped += en->peers.dropped[r];
+    for (int r = 0; r < sc->context->group.size; r++) {
+        stats->bytes_sent += hpc_sent_to_rows(sc, r);
+        stats->dropped += sc->peers.dropped[r];
     }
 }
 
@@ -53,21 +53,21 @@ static void add_calls(const hpc_exchange *ex, hpc_exchange_stats *stats) {
 int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     if (ex == NULL || stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or stats is NULL");
     *stats = (hpc_exchange_stats){0};
-    for (int i = 0; i < ex->n_engines; i++) add(ex->engines[i], stats);
+    for (int i = 0; i < ex->n_schemes; i++) add(ex->schemes[i], stats);
     add_calls(ex, stats);
     return HPC_OK;
 }
 
-/* Engines that have chosen alike are told once. */
+/* Schemes that have chosen alike are told once. */
 int hpc_exchange_get_progress(const hpc_exchange *ex, char *text, size_t nbytes) {
     char own[512];
     if (ex == NULL || text == NULL || nbytes == 0)
         return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or text is NULL, or nbytes is 0");
     text[0] = 0;
-    for (int i = 0; i < ex->n_engines; i++) {
+    for (int i = 0; i < ex->n_schemes; i++) {
         const size_t n = strlen(text);
         own[0] = 0;
-        hpc_progress_tell(ex->engines[i], own, sizeof own);
+        hpc_progress_tell(ex->schemes[i], own, sizeof own);
         if (own[0] == 0 || strstr(text, own) != NULL) continue;
         snprintf(text + n, nbytes - n, "%s%s", n > 0 ? "; " : "", own);
     }
@@ -79,8 +79,8 @@ int hpc_exchange_get_inputs(const hpc_exchange *ex, uint64_t *counts, int cap) {
     if (ex == NULL || (counts == NULL && cap > 0))
         return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL");
     for (int k = 0; k < cap; k++) counts[k] = 0;
-    for (int i = 0; i < ex->n_engines; i++) {
-        const hpc_peers *peers = &ex->engines[i]->peers;
+    for (int i = 0; i < ex->n_schemes; i++) {
+        const hpc_peers *peers = &ex->schemes[i]->peers;
         if (peers->inputs_whole == NULL) continue;
         for (int k = 0; k < cap && k <= peers->most_inputs; k++)
             counts[k] += atomic_load_explicit(&peers->inputs_whole[k], memory_order_relaxed);
@@ -94,12 +94,12 @@ int hpc_exchange_get_staleness(const hpc_exchange *ex, uint64_t *counts, int cap
     if (ex == NULL || cap < 0 || (counts == NULL && cap > 0))
         return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL, or cap is negative");
     for (int k = 0; k < cap; k++) counts[k] = 0;
-    for (int i = 0; i < ex->n_engines; i++) {
-        hpc_engine *en = ex->engines[i];
-        if (en->begun == NULL) continue;
-        hpc_engine_hear_all(en);
-        for (int k = 0; k < cap && k <= en->asked.staleness; k++) counts[k] += en->begun[k];
-        if (en->asked.staleness > most) most = en->asked.staleness;
+    for (int i = 0; i < ex->n_schemes; i++) {
+        hpc_scheme *sc = ex->schemes[i];
+        if (sc->begun == NULL) continue;
+        hpc_scheme_hear_all(sc);
+        for (int k = 0; k < cap && k <= sc->asked.staleness; k++) counts[k] += sc->begun[k];
+        if (sc->asked.staleness > most) most = sc->asked.staleness;
     }
     return most;
 }
@@ -107,18 +107,18 @@ int hpc_exchange_get_staleness(const hpc_exchange *ex, uint64_t *counts, int cap
 int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *peer) {
     static const char op[] = "stats";
     if (ex == NULL || peer == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange or peer is NULL", op);
-    const int size = ex->engines[0]->context->group.size;
+    const int size = ex->schemes[0]->context->group.size;
     if (rank < 0 || rank >= size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank, size);
     *peer = (hpc_exchange_peer){0};
-    for (int i = 0; i < ex->n_engines; i++) {
-        hpc_engine *en = ex->engines[i];
-        hpc_engine_hear_all(en);
-        peer->bytes_sent += hpc_sent_to_rows(en, rank);
-        peer->bytes_received += atomic_load_explicit(&en->peers.received[rank], memory_order_relaxed);
-        peer->wait += en->peers.wait[rank];
-        peer->late += atomic_load_explicit(&en->peers.late[rank], memory_order_relaxed);
-        peer->dropped += en->peers.dropped[rank];
+    for (int i = 0; i < ex->n_schemes; i++) {
+        hpc_scheme *sc = ex->schemes[i];
+        hpc_scheme_hear_all(sc);
+        peer->bytes_sent += hpc_sent_to_rows(sc, rank);
+        peer->bytes_received += atomic_load_explicit(&sc->peers.received[rank], memory_order_relaxed);
+        peer->wait += sc->peers.wait[rank];
+        peer->late += atomic_load_explicit(&sc->peers.late[rank], memory_order_relaxed);
+        peer->dropped += sc->peers.dropped[rank];
     }
     return HPC_OK;
 }
@@ -126,56 +126,56 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
 /* ---- memory ---- */
 
 hpc_memory *hpc_exchange_memory(const hpc_exchange *ex, int key, int rank) {
-    const hpc_engine *en = hpc_engine_at(ex, &key);
-    return en == NULL ? NULL : hpc_window_memory(en->window, rank);
+    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
+    return sc == NULL ? NULL : hpc_window_memory(sc->window, rank);
 }
 
 hpc_memory *hpc_exchange_gradient_memory(const hpc_exchange *ex, int key) {
-    const hpc_engine *en = hpc_engine_at(ex, &key);
-    if (en == NULL) return NULL;
-    if (en->pieces != NULL && en->pieces[key].source != NULL) return hpc_memory_retain(en->pieces[key].source);
-    return hpc_window_memory(en->window, en->context->group.rank);
+    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
+    if (sc == NULL) return NULL;
+    if (sc->pieces != NULL && sc->pieces[key].source != NULL) return hpc_memory_retain(sc->pieces[key].source);
+    return hpc_window_memory(sc->window, sc->context->group.rank);
 }
 
 int hpc_exchange_params_rank(const hpc_exchange *ex, int key) {
-    const hpc_engine *en = hpc_engine_at(ex, &key);
-    return en == NULL ? -1 : en->layout.holder;
+    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
+    return sc == NULL ? -1 : sc->layout.holder;
 }
 
 int hpc_exchange_takes_writes(const hpc_exchange *ex, int key) {
-    const hpc_engine *en = hpc_engine_at(ex, &key);
-    return en != NULL && !en->keys[key].encoded.apart;
+    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
+    return sc != NULL && !sc->keys[key].encoded.apart;
 }
 
 /* ---- versions ---- */
 
-static hpc_outcome outcome_of(hpc_engine *en, int key) {
-    if (!hpc_engine_works(en)) return (hpc_outcome){0};
-    hpc_engine_hear(en, key);
-    return en->outcomes != NULL ? en->outcomes[key] : (hpc_outcome){.version = en->keys[key].pushes};
+static hpc_outcome outcome_of(hpc_scheme *sc, int key) {
+    if (!hpc_scheme_works(sc)) return (hpc_outcome){0};
+    hpc_scheme_hear(sc, key);
+    return sc->outcomes != NULL ? sc->outcomes[key] : (hpc_outcome){.version = sc->keys[key].pushes};
 }
 
 int hpc_exchange_late(const hpc_exchange *ex, int key) {
     int n = 0;
     for (int k = 0; ex != NULL && k < ex->n_keys; k++)
-        if (key < 0 || k == key) n += outcome_of(ex->keys[k].engine, ex->keys[k].key).late;
+        if (key < 0 || k == key) n += outcome_of(ex->keys[k].scheme, ex->keys[k].key).late;
     return n;
 }
 
 uint64_t hpc_exchange_version(const hpc_exchange *ex) {
     uint64_t newest = 0;
     for (int k = 0; ex != NULL && k < ex->n_keys; k++) {
-        const uint64_t version = outcome_of(ex->keys[k].engine, ex->keys[k].key).version;
+        const uint64_t version = outcome_of(ex->keys[k].scheme, ex->keys[k].key).version;
         if (version > newest) newest = version;
     }
     return newest;
 }
 
 uint64_t hpc_exchange_version_of(const hpc_exchange *ex, int key) {
-    hpc_engine *en = hpc_engine_at(ex, &key);
+    hpc_scheme *sc = hpc_scheme_at(ex, &key);
     uint64_t newest = 0;
-    for (int k = 0; en != NULL && k < en->plan->n_keys; k++) {
-        const uint64_t version = k == key || en->outcomes != NULL ? outcome_of(en, k).version : 0;
+    for (int k = 0; sc != NULL && k < sc->plan->n_keys; k++) {
+        const uint64_t version = k == key || sc->outcomes != NULL ? outcome_of(sc, k).version : 0;
         if (version > newest) newest = version;
     }
     return newest;

@@ -32,7 +32,7 @@ typedef struct hpc_address {
     char transports[HPC_TRANSPORTS_BYTES];
 } hpc_address;
 
-/* Work of an engine without threads: every wait of the context does it between looks at its condition. run returns
+/* Work of a scheme without threads: every wait of the context does it between looks at its condition. run returns
  * NULL, or why this rank has failed, and then the context is aborted. left: hpc_left_over of the last run. */
 typedef struct hpc_task {
     const char *(*run)(void *arg);

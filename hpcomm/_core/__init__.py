@@ -169,7 +169,6 @@ from .rule import (
     with_arg_names,
     with_prox,
 )
-from .scheme import SCHEMES, best_scheme, scheme_cost
 from .status import (
     INVALID,
     NULL,
@@ -183,6 +182,7 @@ from .status import (
     slices_limit,
     wait,
 )
+from .way import WAYS, best_way, way_cost
 from .window import (
     flush,
     lane_create,

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidArgument
-from ..model import Cluster, Layer, Rates, SchemeChoice, best_scheme
+from ..model import Cluster, Layer, Rates, WayChoice, best_way
 from ..stage import nearest
 
 _NAMES = ("n_worker", "n_server", "n_host", "batchsize", "rates", "layers")
 
 
 class Book:
-    """What a choice of schemes is made by. Each rank has the same.
+    """What a choice of ways is made by. Each rank has the same.
 
     Attributes:
         layers: by name of the key: its shape, K, and the state of its rule.
@@ -27,7 +27,7 @@ class Book:
         layers: Mapping[str, Layer],
         cluster: Cluster,
         rates: Rates | None = None,
-        choices: Mapping[str, SchemeChoice] | None = None,
+        choices: Mapping[str, WayChoice] | None = None,
         memory: float = 0,
     ) -> None:
         self.layers, self.cluster, self.rates = dict(layers), cluster, rates
@@ -47,8 +47,8 @@ class Book:
         found = tuple(self._find(name) for name in names)
         return found[0] if len(found) == 1 else found
 
-    def best_scheme(self, key: str, by: str | None = None) -> str:
-        """The scheme of a key in the words of the paper: "PS", "SFB" or "1bit" (BestScheme, algorithm 1).
+    def best_way(self, key: str, by: str | None = None) -> str:
+        """The way of a key in the words of the paper: "PS", "SFB" or "1bit" (BestScheme, algorithm 1).
 
         Args:
             key: its name.
@@ -63,7 +63,7 @@ class Book:
             return self.choices[key].paper
         if by is None:
             by = "paper" if self.rates is None else "measured"
-        return best_scheme(layer, self.cluster, self.rates, by=by, memory=self.memory).paper
+        return best_way(layer, self.cluster, self.rates, by=by, memory=self.memory).paper
 
     def _find(self, name: str) -> Any:
         known = {

@@ -9,7 +9,7 @@ clusters too. hpcomm.measure measures the rates of a context; nothing here touch
     model.memory_of(plan, hosts=[0, 0, 2, 2]).total            # bytes of each rank
 
 rates: the rates, as values. load: bytes and elements of a step. costs: seconds. memory: bytes that a rank keeps.
-scheme: the way of each layer that costs least (Poseidon). trees: the seconds in which updates go out by trees.
+way: the way of each layer that costs least (Poseidon). trees: the seconds in which updates go out by trees.
 """
 
 from .costs import (
@@ -24,8 +24,8 @@ from .costs import (
 from .load import PARAMETERS, STAGES, UPDATES, Load, Sent, load_of
 from .memory import Memory, memory_of
 from .rates import DENSE, Bandwidths, CodecRates, Rates
-from .scheme import Cluster, Cost, Layer, SchemeChoice, best_scheme, cost_of
 from .trees import broadcast_bytes, broadcast_seconds, push_bytes
+from .way import Cluster, Cost, Layer, WayChoice, best_way, cost_of
 
 __all__ = [
     "DENSE",
@@ -40,9 +40,9 @@ __all__ = [
     "Load",
     "Memory",
     "Rates",
-    "SchemeChoice",
     "Sent",
-    "best_scheme",
+    "WayChoice",
+    "best_way",
     "broadcast_bytes",
     "broadcast_seconds",
     "busiest_link",

@@ -105,7 +105,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         self._seen = step
         if due:
             self._optimizer._settle()
-        if self._ex is not self._optimizer.exchange:  # scheme= has made another one
+        if self._ex is not self._optimizer.exchange:  # way= has made another one
             self._follow(self._optimizer.exchange)
 
         def values() -> dict[str, Any]:

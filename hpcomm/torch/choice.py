@@ -11,10 +11,10 @@ from ..codec import BFLOAT16, FLOAT32, Codec, Factors, OneBit, Products, TopK, W
 from ..context import Context
 from ..errors import InvalidArgument
 from ..exchange import Exchange, inside
-from ..model import Cluster, CodecRates, Layer, Rates, SchemeChoice, best_scheme
+from ..model import Cluster, CodecRates, Layer, Rates, WayChoice, best_way
 
 LOSSY: tuple[WireFormat, ...] = (BFLOAT16, TopK(0.01), OneBit())
-SCHEMES = ("ps", "factors", "1bit")  # what SchemeChoice.scheme may be
+WAYS = ("ps", "factors", "1bit")  # what WayChoice.name may be
 _MEMORY = 0.5  # of what a host has available, which its ranks may take for factors
 _BYTES = struct.Struct("<q")
 
@@ -24,7 +24,7 @@ class Decision:
     """What was decided, and by which numbers.
 
     Attributes:
-        ways: by name of the key, its scheme and its codec; None: none of the lossy ones.
+        ways: by name of the key, its way and its codec; None: none of the lossy ones.
         choices: by name of the key, what each way costs.
         rates: of the machine; None: they were not asked for.
         codecs: the rates of the lossy codecs that were compared.
@@ -32,7 +32,7 @@ class Decision:
     """
 
     ways: Mapping[str, tuple[str, WireFormat | None]] = field(default_factory=dict)
-    choices: Mapping[str, SchemeChoice] = field(default_factory=dict)
+    choices: Mapping[str, WayChoice] = field(default_factory=dict)
     rates: Rates | None = None
     codecs: Mapping[WireFormat, CodecRates] = field(default_factory=dict)
     free: float = 0.0
@@ -42,7 +42,7 @@ def decide(ctx: Context, layers: Sequence[Layer], cluster: Cluster, by: str, cod
     """The way of each layer; all ranks take rank 0's. Collective.
 
     Args:
-        by: as best_scheme takes it.
+        by: as best_way takes it.
         codecs: lossy ones, which are compared where ranks send to other hosts: memory that ranks map is not sent.
     """
     rates, costs = None, {}
@@ -57,21 +57,20 @@ def decide(ctx: Context, layers: Sequence[Layer], cluster: Cluster, by: str, cod
     choices = {}
     for layer in layers:
         own = {one: cost for one, cost in costs.items() if one.refuses(layer.shape) is None}
-        choice = best_scheme(layer, cluster, rates, by=by, codecs=own, memory=max(1.0, left))
+        choice = best_way(layer, cluster, rates, by=by, codecs=own, memory=max(1.0, left))
         choices[layer.name] = choice
-        left -= choice.cost.memory if choice.scheme == "factors" else 0
+        left -= choice.cost.memory if choice.name == "factors" else 0
     numbers = (None, *costs)
-    picked = [(SCHEMES.index(one.scheme), numbers.index(one.codec)) for one in choices.values()]
+    picked = [(WAYS.index(one.name), numbers.index(one.codec)) for one in choices.values()]
     first = ctx.allgather(bytes(n for pair in picked for n in pair))[0]
     ways = {
-        name: (SCHEMES[scheme], numbers[codec])
-        for name, scheme, codec in zip(choices, first[::2], first[1::2], strict=True)
+        name: (WAYS[way], numbers[codec]) for name, way, codec in zip(choices, first[::2], first[1::2], strict=True)
     }
     return Decision(ways, choices, rates, costs, free)
 
 
 def check_lossy(lossy: Any, word: str, codec: Any) -> tuple[WireFormat, ...]:
-    """The lossy codecs that may be chosen. word: of scheme=. codec: of all keys, as codec= says.
+    """The lossy codecs that may be chosen. word: of way=. codec: of all keys, as codec= says.
 
     Raises:
         InvalidArgument: lossy is neither a bool nor codecs, or something else says what codecs keys have.
@@ -88,7 +87,7 @@ def check_lossy(lossy: Any, word: str, codec: Any) -> tuple[WireFormat, ...]:
                 )
     if found and word != "auto":
         raise InvalidArgument(
-            f'lossy is {lossy!r}, and scheme is not "auto", which alone chooses codecs: leave one of the two out'
+            f'lossy is {lossy!r}, and way is not "auto", which alone chooses codecs: leave one of the two out'
         )
     if found and codec is not None and not isinstance(codec, Mapping):
         raise InvalidArgument(f"lossy is {lossy!r}, and codec is {codec!r} for all keys: leave one of the two out")

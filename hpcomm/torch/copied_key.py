@@ -162,7 +162,7 @@ class CopiedKey(ParamKey):
         self.counts.converted += self.has_master
         self.counts.copied += not self.has_master
         self.held, self.version, self.sent = grad, grad._version, True
-        handle: Handle = self.mode.way.send(self.name, copy, begin)
+        handle: Handle = self.mode.starts.send(self.name, copy, begin)
         return handle
 
     def dense(self, grad: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Sender(Protocol):
     def made(self) -> int: ...
     def explained(self, failed: PeerFailed, made: int) -> PeerFailed: ...
     @property
-    def way(self) -> PendingStarts: ...
+    def starts(self) -> PendingStarts: ...
 
 
 class LayerUse(Protocol):
@@ -279,7 +279,7 @@ class ParamKey:
             return
         mode = self.mode
         if self.sent or self.handle is not None:
-            mode.way.drain()  # all ranks refuse behind the same pushes
+            mode.starts.drain()  # all ranks refuse behind the same pushes
             raise self.twice() if self.sent else self.unwaited()
         if mode.quiet:
             mode.passed(self)
@@ -296,7 +296,7 @@ class ParamKey:
         except PeerFailed as failed:
             raise mode.explained(failed, mode.made()) from failed
         except InvalidArgument:
-            mode.way.drain()  # all ranks refuse behind the same pushes
+            mode.starts.drain()  # all ranks refuse behind the same pushes
             raise
         finally:
             enter(before)

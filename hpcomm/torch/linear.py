@@ -207,7 +207,7 @@ class LinearKey(ParamKey):
         self.slot_at = 0
 
     def _as_matrix(self) -> str:
-        return f'give scheme={{{self.name!r}: "ps"}}, by which it goes as a matrix'
+        return f'give way={{{self.name!r}: "ps"}}, by which it goes as a matrix'
 
     def is_there(self) -> bool:
         return bool(self.skips and (self._kept or self._came)) or super().is_there()
@@ -244,7 +244,7 @@ class LinearKey(ParamKey):
         self.counts.copied_bytes += nbytes
         self.counts.bytes_out += nbytes * self.device.apart
         begin = partial(self._begin_pairs, start, pairs, rows, self._kept[:] if copies else ())
-        handle: Handle = mode.way.send(self.name, Together(copies) if copies else None, begin)
+        handle: Handle = mode.starts.send(self.name, Together(copies) if copies else None, begin)
         return handle
 
     def _copies(self, pairs: Pairs) -> Iterator[Copy | None]:

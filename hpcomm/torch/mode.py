@@ -72,7 +72,7 @@ class Mode(ABC):
         self, ctx: Context, keys: Sequence[ParamKey], counts: Counts, passes: int, clip_norm: float | None
     ) -> None:
         self.context, self.keys, self.counts = ctx, list(keys), counts
-        self.device, self.way, self._release = keys[0].device, PendingStarts(ctx, counts), _nothing
+        self.device, self.starts, self._release = keys[0].device, PendingStarts(ctx, counts), _nothing
         self.extra: list[Any] = []  # what has a handle and receives as a key does: buffers
         self.order = self.keys  # in which the next forward pass needs them
         self.passes, self.clip_norm = passes, clip_norm
@@ -87,7 +87,7 @@ class Mode(ABC):
     def takes(self, exchange: Exchange) -> None:
         """This is the exchange from here on: its memory is known to the device."""
         self.release()
-        self.exchange, self.way = exchange, PendingStarts(exchange.context, self.counts)
+        self.exchange, self.starts = exchange, PendingStarts(exchange.context, self.counts)
         if self.device.apart:
             self._release = self.device.register([own for key in self.keys for own in key.memory(exchange)])
 
@@ -120,7 +120,7 @@ class Mode(ABC):
         """Nothing is under way any more: the exchange has lost ranks."""
         self.pending = self.unguarded = self.begun = self.synchronized = False
         self._in_place = -1  # the next step waits for its end
-        self.way.drop()
+        self.starts.drop()
         if self.roll is not None:
             self.roll.drop()
         for key in self.keys:

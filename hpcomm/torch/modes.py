@@ -14,10 +14,10 @@ from .key import ParamKey
 from .local import Averaged, Neighbours, made_of_means
 from .mode import ROLL, Mode
 from .rules import Rules
-from .schemes import Schemes
 from .serve import Serving
 from .split import After, Split, SplitAlone, SplitQuorum, made_in_two
 from .stats import Counts
+from .ways import Ways
 from .whole import Backward, OnePass, made_in_one
 
 _Made = TypeVar("_Made")
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     make: Callable[..., Exchange]
     apply: str
     consistency: Consistency
-    schemes: Schemes
+    ways: Ways
     on_graph: bool
 
     def in_two_or_one(self, two: Callable[[], _Made], one: Callable[[str], _Made]) -> _Made:
@@ -67,7 +67,7 @@ def training(asked: Asked) -> Mode:
     own = (*args, *rest, asked.rules, asked.make)
     whole = Backward if asked.apply == "backward" else OnePass
     return asked.in_two_or_one(
-        lambda: _split(asked)(*own, asked.schemes.may_be_pairs, asked.schemes.refuse),
+        lambda: _split(asked)(*own, asked.ways.may_be_pairs, asked.ways.refuse),
         lambda why: whole(*own, asked.consistency, why),
     )
 
@@ -93,13 +93,11 @@ def serving(asked: Asked) -> Mode:
     return Serving(ctx, keys, asked.counts, rules, made)
 
 
-def maker(
-    given: Any, consistency: Consistency, options: Mapping[str, Any], schemes: Schemes
-) -> Callable[..., Exchange]:
+def maker(given: Any, consistency: Consistency, options: Mapping[str, Any], ways: Ways) -> Callable[..., Exchange]:
     """The make of Asked. given: the topology; None: the one that parameter_hub takes by the options."""
 
     def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
-        topology, asked = schemes.arranged(given, options)
+        topology, asked = ways.arranged(given, options)
         codec = asked.get("codec")
         if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # it is no gradient
             more["codec"] = {name: codec for name in values if name != ROLL}
@@ -108,7 +106,7 @@ def maker(
             ex = parameter_hub(ctx, values, rule=rule, consistency=consistency, **more)
         else:
             ex = Exchange(ctx, values, topology, consistency, rule, **more)
-        schemes.made(ex)
+        ways.made(ex)
         return ex
 
     return make

@@ -34,7 +34,6 @@ from .modes import Asked, maker, serving, training
 from .names import plain_keys
 from .owned import Held, OwnedState
 from .rules import Rules, rules_of
-from .schemes import Schemes
 from .split import Split
 from .start import (
     agree,
@@ -54,6 +53,7 @@ from .syncer import Layers, weakly
 from .tensors import broadcast
 from .ties import Ties, dropped
 from .uneven import JoinBlock, Uneven
+from .ways import Ways
 from .workers import CollectiveCall, Workers, joined
 from .wrapper import Wrapper, check_free, check_kinds, claim, steps_as_torch
 
@@ -104,18 +104,18 @@ class DistributedOptimizer(Wrapper):
         codec: of gradients, as Exchange takes it; a mapping has the names of the model's parameters.
         overlap: whether step() returns while parameters are on their way, which between hosts saves 2 to 7 % of a step;
             None: what init(overlap=) or HPCOMM_OVERLAP says; else not.
-        scheme: how each linear layer is exchanged (Poseidon, section 3.2): "auto": as a matrix or as pairs of vectors,
+        way: how each linear layer is exchanged (Poseidon, section 3.2): "auto": as a matrix or as pairs of vectors,
             whichever takes fewer seconds by the rates measured here; "paper": by algorithm 1, which counts bytes; or a
             mapping from names of parameters to "ps" (a matrix, through servers), "factors" (pairs, to all ranks),
             "adam" (pairs to one server, the matrix back) or "1bit", where those that are not named are "ps"; or one of
-            these four for all linear layers. None: what init(scheme=) or HPCOMM_SCHEME says, else "ps". For
+            these four for all linear layers. None: what init(way=) or HPCOMM_WAY says, else "ps". For
             apply="step" under BSP, with optimizers that have a rule. Keys that topology= or codec= names keep that.
         batch: K, the most rows that a linear layer has in a step on a rank: samples times positions times calls. None:
             the first step goes as matrices, and then K is twice the most rows that a rank has had.
         revisit: after how many steps "auto" measures and decides again; None: never.
         lossy: whether "auto" also compares bfloat16, TopK(0.01) and OneBit() for each parameter of 4,096 elements or
             more; or a list of the codecs that it compares, such as [Threshold(1e-3)]. What they hold back is dropped
-            when a scheme changes.
+            when a way changes.
         skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
             synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
         options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers. With placement="NCC"
@@ -151,7 +151,7 @@ class DistributedOptimizer(Wrapper):
         consistency: Consistency = BSP,
         codec: Codecs | None = None,
         overlap: bool | None = None,
-        scheme: str | Mapping[str, str] | None = None,
+        way: str | Mapping[str, str] | None = None,
         batch: int | None = None,
         revisit: int | None = None,
         skip_weight_grad: bool = False,
@@ -168,7 +168,7 @@ class DistributedOptimizer(Wrapper):
             check_choice("buffers", buffers, KINDS)
             check_choice("sparse", sparse, ("dense", "refuse"))
             check_choice("skip_weight_grad", skip_weight_grad, bool)
-            asked = ctx.config.scheme if scheme is None else scheme
+            asked = ctx.config.way if way is None else way
             self._overlap = overlaps(ctx, overlap)
             check_options(options, DistributedOptimizer)
             passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
@@ -177,7 +177,7 @@ class DistributedOptimizer(Wrapper):
             clip = check_clip(clip_norm)
             own = placed(topology, options)
             servers = own.updates_of == "all"
-            topology, codec, scheme = (plain_keys(model, given) for given in (topology, codec, scheme))
+            topology, codec, way = (plain_keys(model, given) for given in (topology, codec, way))
             if not servers and not own.graphs(ctx.size):
                 raise InvalidArgument(
                     f"topology is {topology!r}: must be one in which the gradients of all ranks count alike, or a graph"
@@ -215,22 +215,22 @@ class DistributedOptimizer(Wrapper):
                     "(SGD, Adam, AdamW): leave it out"
                 )
             if asked and (idle := sorted({*range(ctx.size)} - {*workers})):
-                if scheme is not None:
+                if way is not None:
                     raise NotSupported(
-                        f"scheme is {scheme!r}, and ranks {idle} only serve: pairs of vectors go from each rank to "
-                        "all: leave scheme or placement out"
+                        f"way is {way!r}, and ranks {idle} only serve: pairs of vectors go from each rank to "
+                        "all: leave way or placement out"
                     )
                 asked = ""
             if asked and not splits:
-                if scheme is not None:
+                if way is not None:
                     raise NotSupported(
-                        f'scheme is {scheme!r}: it needs apply="step" or "after", BSP with servers, and an optimizer '
+                        f'way is {way!r}: it needs apply="step" or "after", BSP with servers, and an optimizer '
                         "that has a rule in the exchange (SGD, Adam, AdamW): leave it out"
                     )
                 asked = ""
             slots = {key.name: len(rules.forms[key.group].state) for key in keys} if rules else {}
             rest = (batch, revisit, skip_weight_grad, topology, codec, options.get("codec_out"), lossy)
-            schemes = self._schemes = Schemes(ctx, model, keys, slots, asked or "ps", *rest)
+            ways = self._ways = Ways(ctx, model, keys, slots, asked or "ps", *rest)
         except Exception as wrong:
             refuse(ctx, wrong)
             raise
@@ -242,13 +242,13 @@ class DistributedOptimizer(Wrapper):
         self._join: JoinBlock | None = None
         self._uneven = Uneven()
         self._held: Held | None = None
-        make = maker(topology, consistency, options if codec is None else {**options, "codec": codec}, schemes)
-        schemes.begin()
+        make = maker(topology, consistency, options if codec is None else {**options, "codec": codec}, ways)
+        ways.begin()
         if servers and rules is None:
             why = "has no rule in the exchange" if steps_as_torch(optimizer) else "has a step() that is not torch's"
             _note(ctx, f"{type(optimizer).__name__} {why}: it steps on every rank by mean gradients")
         mode = self._mode = (training if ctx.rank in workers else serving)(
-            Asked(ctx, keys, counts, passes, clip, optimizer, rules, make, apply, consistency, schemes, not servers)
+            Asked(ctx, keys, counts, passes, clip, optimizer, rules, make, apply, consistency, ways, not servers)
         )
         mode.in_step = servers and consistency == BSP
         mode.workers = Workers(ctx, workers)
@@ -394,7 +394,7 @@ class DistributedOptimizer(Wrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._mode.way.drain()  # what is refused below is refused behind the same pushes on all ranks
+        self._mode.starts.drain()  # what is refused below is refused behind the same pushes on all ranks
         self._check_wrapped()
         self._layers.settle()
         scaling = self._scaling()
@@ -407,7 +407,7 @@ class DistributedOptimizer(Wrapper):
         except PeerFailed as failed:
             raise self._mode.explained(failed, made) from failed
         except InvalidArgument:
-            self._mode.way.drain()  # all ranks refuse behind the same pushes
+            self._mode.starts.drain()  # all ranks refuse behind the same pushes
             raise
         self._call_hooks(self._wrapped._optimizer_step_post_hooks)
         return loss
@@ -430,7 +430,7 @@ class DistributedOptimizer(Wrapper):
             else:
                 self._mode.wait()
         if isinstance(self._mode, Split) and self._mode.in_step:
-            self._schemes.after_step(self._mode)
+            self._ways.after_step(self._mode)
         if len(self._hooked) < len(self._mode.keys):
             self._hook()
 
@@ -478,7 +478,7 @@ class DistributedOptimizer(Wrapper):
         """
         if self._join is not None:
             raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")
-        self._mode.way.drain()
+        self._mode.starts.drain()
         self._mode.synchronize()
 
     @named("optimizer.wait()", every=False)
@@ -487,27 +487,27 @@ class DistributedOptimizer(Wrapper):
         self._mode.wait()
 
     @property
-    def schemes(self) -> Schemes:
-        """The scheme of each layer: print it."""
-        return self._schemes
+    def ways(self) -> Ways:
+        """The way of each layer: print it."""
+        return self._ways
 
-    @named("optimizer.measure_schemes()", every=True)
+    @named("optimizer.measure_ways()", every=True)
     @torch.no_grad()
-    def measure_schemes(self, rounds: int = 3) -> Schemes:
-        """Exchanges each key by itself, and adds what it took, the best of some rounds, to the table of schemes.
+    def measure_ways(self, rounds: int = 3) -> Ways:
+        """Exchanges each key by itself, and adds what it took, the best of some rounds, to the table of ways.
         Collective, between zero_grad() and a backward pass; parameters stay as they are.
 
         Raises:
             NotSupported: another mode than apply="step" under BSP with servers.
         """
         if not isinstance(self._mode, Split) or not self._mode.in_step:
-            raise NotSupported('measure_schemes: it needs apply="step", and BSP with servers')
+            raise NotSupported('measure_ways: it needs apply="step", and BSP with servers')
         if self._workers.serving:
-            raise NotSupported("measure_schemes: it needs workers alone, and here ranks only serve")
-        self._check_between("measure_schemes()")
+            raise NotSupported("measure_ways: it needs workers alone, and here ranks only serve")
+        self._check_between("measure_ways()")
         self._mode.wait()
-        self._schemes.time(self._mode.exchange, whole("rounds", rounds, 1))
-        return self._schemes
+        self._ways.time(self._mode.exchange, whole("rounds", rounds, 1))
+        return self._ways
 
     def stats(self) -> Stats:
         """Counts of what was moved and waited for, on this rank."""
@@ -542,10 +542,10 @@ class DistributedOptimizer(Wrapper):
             HpcommError: as hpcomm.recover.
         """
         mode = self._mode
-        self._schemes.lost()
+        self._ways.lost()
         found = mode.recovered(checkpoint, timeout, survivors=survivors)
         self.context = mode.context = self._layers.context = found.exchange.context
-        self._schemes.recovered(self.context, found.exchange)
+        self._ways.recovered(self.context, found.exchange)
         if self._rules is not None:
             self._rules.are_of(found.exchange)
         extra: dict[str, Any] = {}
@@ -743,7 +743,7 @@ class DistributedOptimizer(Wrapper):
     @named("GradScaler.step()", every=True)
     @torch.no_grad()
     def _check_scaler(self) -> None:
-        self._mode.way.drain()
+        self._mode.starts.drain()
         self._mode.check_scaler()
 
     def _scaling(self) -> Scaling | None:

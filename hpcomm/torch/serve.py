@@ -35,7 +35,7 @@ class Serving(Mode):
         self.bind(exchange)
 
     def bind(self, exchange: Exchange) -> None:
-        self.exchange, self.way = exchange, PendingStarts(exchange.context, self.counts)
+        self.exchange, self.starts = exchange, PendingStarts(exchange.context, self.counts)
 
     def serve(self, savers: Mapping[int, Saver], timeout: float | None) -> None:
         end = monotonic() + seconds(timeout, math.inf)

@@ -145,7 +145,7 @@ class Split(Mode):
                 if key.param.grad is not None:  # it may lie in the slot: guard waits, as on the rank whose part counts
                     self._in_place = -1
                 key.fold = key.push_nothing(fold)
-        self.way.drain()
+        self.starts.drain()
 
     def _counts(self) -> bool:
         """Whether this rank's gradients count: of a sum that all ranks have, one rank's do."""
@@ -237,7 +237,7 @@ class Split(Mode):
 
     def forget(self) -> None:
         if self.begun:
-            self.way.drain()
+            self.starts.drain()
             for key in self.keys:
                 key.find_home()
                 if not key.sent:  # the others have folded it
@@ -288,7 +288,7 @@ class SplitAlone(Split):
 
     def forget(self) -> None:
         """Nobody has heard of the folds, and the next ones take their place."""
-        self.way.drain()
+        self.starts.drain()
         for key in self.keys:
             key.find_home()
         self._end()

@@ -89,7 +89,7 @@ class OnePass(Mode):
             missing = []
         for key in missing:
             key.handle = key.fold = push_zeros(self.exchange, key)
-        self.way.drain()
+        self.starts.drain()
         Mode.forget(self)
         self.pending = True
         self.guard()
@@ -146,7 +146,7 @@ class Backward(OnePass):
 
     def forget(self) -> None:
         if self.begun:
-            self.way.drain()  # all ranks refuse behind the same pushes
+            self.starts.drain()  # all ranks refuse behind the same pushes
             raise InvalidArgument(
                 'zero_grad() came between backward and step, and apply="backward" has applied gradients already: give '
                 'apply="step"'

@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "codec/codec.h"
-#include "engine/engine.h"
+#include "engine/scheme.h"
 #include "inside.h"
 #include "graph_jobs.h"
 

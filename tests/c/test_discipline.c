@@ -28,7 +28,7 @@ static hpc_inputs both(hpc_core *core, const hpc_work *w) {
 
 static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     hpc_share *share = w->share;
-    const hpc_engine *en = core->engine;
+    const hpc_scheme *sc = core->scheme;
     if (!hpc_row_count(core, w, slot, input)) return 1;
     const hpc_inputs inputs = both(core, w);
     if (slot == 1 && hpc_row_work(core, w, &inputs) != 0) return 1;
@@ -37,13 +37,13 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     share->left = share->n_rows;
     share->version++;
     for (int i = 0; i < share->n_members; i++)
-        hpc_share_answer(core, share->members[i], hpc_signal_applied(en, (int)(share - en->layout.shares)),
+        hpc_share_answer(core, share->members[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)),
                          share->version);
     return 1;
 }
 
-static int may_push(hpc_engine *en, int key, const char *op) {
-    return hpc_push_after(en, key, 2 * en->keys[key].pushes, op);
+static int may_push(hpc_scheme *sc, int key, const char *op) {
+    return hpc_push_after(sc, key, 2 * sc->keys[key].pushes, op);
 }
 
 static const hpc_discipline every_other = {

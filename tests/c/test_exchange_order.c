@@ -11,18 +11,18 @@ static void check_order(const rank *r, const int *ranks, int n, int all) {
     for (int i = 0; i < n; i++) CHECK_EQ(ranks[i], (r->rank + 1 + i) % r->size);
 }
 
-static void check_engine(const rank *r, const hpc_engine *en) {
+static void check_engine(const rank *r, const hpc_scheme *sc) {
     int owners[RANKS_MAX], readers[RANKS_MAX], n_own = 0;
-    for (int i = 0; i < en->keys[0].n_shares; i++) owners[i] = en->layout.shares[en->keys[0].shares[i]].owner;
-    check_order(r, owners, en->keys[0].n_shares, r->size);
-    for (int s = 0; s < en->layout.n_shares; s++) {
-        const hpc_share *share = &en->layout.shares[s];
+    for (int i = 0; i < sc->keys[0].n_shares; i++) owners[i] = sc->layout.shares[sc->keys[0].shares[i]].owner;
+    check_order(r, owners, sc->keys[0].n_shares, r->size);
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        const hpc_share *share = &sc->layout.shares[s];
         if (share->owner == r->rank) check_order(r, share->members, share->n_members, r->size), n_own++;
     }
     CHECK_EQ(n_own, 1);
-    CHECK_EQ(en->n_work, 1);
-    for (int o = 0; o < en->work[0].n_outputs; o++) readers[o] = en->work[0].outputs[o].rank;
-    check_order(r, readers, en->work[0].n_outputs, r->size - 1); /* its own parameters are the master */
+    CHECK_EQ(sc->n_work, 1);
+    for (int o = 0; o < sc->work[0].n_outputs; o++) readers[o] = sc->work[0].outputs[o].rank;
+    check_order(r, readers, sc->work[0].n_outputs, r->size - 1); /* its own parameters are the master */
 }
 
 static void begins_with_the_next_rank(rank *r) {

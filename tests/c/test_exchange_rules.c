@@ -2,7 +2,7 @@
  * applied and however many pushes are on their way. */
 #include <math.h>
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 #include "inside.h"
 #include "exchange_plans.h"
 #include "graph_jobs.h"

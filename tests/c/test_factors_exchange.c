@@ -109,12 +109,12 @@ static void write_update(const rank *r, int k, int step, const hpc_factors *f, f
 }
 
 static void check_rows(const hpc_exchange *e) {
-    const hpc_engine *en = inside(e);
-    for (int i = 0; i < en->n_work; i++) {
-        const hpc_work *w = &en->work[i];
+    const hpc_scheme *sc = inside(e);
+    for (int i = 0; i < sc->n_work; i++) {
+        const hpc_work *w = &sc->work[i];
         CHECK(w->kind == (strcmp(w->rule->name, "sgd") == 0 ? &hpc_kind_pieces_all : &hpc_kind_pieces_parts));
     }
-    for (int c = 0; c < en->n_own_cores; c++) CHECK(en->cores[c].acc_bytes <= 128 * HPC_BLOCK * sizeof(float));
+    for (int c = 0; c < sc->n_own_cores; c++) CHECK(sc->cores[c].acc_bytes <= 128 * HPC_BLOCK * sizeof(float));
 }
 
 /* Waits for a step of a key. A fold has the squares and the mean of a dense one, and is applied with a scale. */

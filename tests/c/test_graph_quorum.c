@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "engine/scheme.h"
 #include "inside.h"
 #include "graph_jobs.h"
 

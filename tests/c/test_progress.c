@@ -1,4 +1,4 @@
-/* The choice between threads and waits in words: engines are made up, and none is opened. */
+/* The choice between threads and waits in words: schemes are made up, and none is opened. */
 #include "check.h"
 #include "engine/progress.h"
 
@@ -6,48 +6,48 @@ enum { CORES = 2 };
 
 static hpc_core cores[CORES];
 static hpc_context context = {.group = {.size = 4}};
-static hpc_engine engine = {.context = &context, .cores = cores, .n_own_cores = 1};
+static hpc_scheme scheme = {.context = &context, .cores = cores, .n_own_cores = 1};
 
 static void check(const char *expected) {
     char text[512] = "";
-    hpc_progress_tell(&engine, text, sizeof text);
+    hpc_progress_tell(&scheme, text, sizeof text);
     if (strcmp(text, expected) != 0) fprintf(stderr, "told: %s\nexpected: %s\n", text, expected);
     CHECK(strcmp(text, expected) == 0);
 }
 
 static void test_inline(void) {
-    engine.choice = (hpc_progress_choice){.deal = {.ranks = 4, .threads = 4, .cores = 4, .cpus = 2, .each = 1}};
+    scheme.choice = (hpc_progress_choice){.deal = {.ranks = 4, .threads = 4, .cores = 4, .cpus = 2, .each = 1}};
     check("inline: 4 ranks with 1 thread each and 4 cores need 8 CPUs; this kernel has 2 for them");
-    engine.choice.deal = (hpc_cpu_deal){.ranks = 3, .threads = 5, .cores = 1, .cpus = 4};
+    scheme.choice.deal = (hpc_cpu_deal){.ranks = 3, .threads = 5, .cores = 1, .cpus = 4};
     check("inline: 3 ranks with 5 threads and 1 core need 6 CPUs; this kernel has 4 for them");
-    engine.choice.deal = (hpc_cpu_deal){.ranks = 1, .threads = 8, .cores = 1, .cpus = 8, .each = 8};
+    scheme.choice.deal = (hpc_cpu_deal){.ranks = 1, .threads = 8, .cores = 1, .cpus = 8, .each = 8};
     check("inline: 1 rank with 8 threads and 1 core needs 9 CPUs; this kernel has 8 for it");
-    engine.choice.deal = (hpc_cpu_deal){.ranks = 2, .threads = 2, .cores = 2, .cpus = 4, .each = 1};
+    scheme.choice.deal = (hpc_cpu_deal){.ranks = 2, .threads = 2, .cores = 2, .cpus = 4, .each = 1};
     check("inline: 2 ranks with 1 thread each and 2 cores need 4 CPUs; this kernel has 4 for them, but masks or quotas "
           "leave some of them too few");
-    engine.choice.asked = HPC_PROGRESS_INLINE;
+    scheme.choice.asked = HPC_PROGRESS_INLINE;
     check("inline: asked for");
-    engine.choice = (hpc_progress_choice){.lacked = 1};
+    scheme.choice = (hpc_progress_choice){.lacked = 1};
     check("inline: not all core threads could be started (ulimit -u)");
-    engine.choice = (hpc_progress_choice){.deal = {.enough = 1}};
+    scheme.choice = (hpc_progress_choice){.deal = {.enough = 1}};
     context.group.size = 1;
     check("inline: a single rank waits for nobody but its own cores");
     context.group.size = 4;
-    engine.n_own_cores = 0;
+    scheme.n_own_cores = 0;
     check("none: this rank owns no rows");
-    engine.n_own_cores = 1;
+    scheme.n_own_cores = 1;
 }
 
 static void test_threads(void) {
-    engine.choice = (hpc_progress_choice){.threads = 1, .deal = {.enough = 1}};
+    scheme.choice = (hpc_progress_choice){.threads = 1, .deal = {.enough = 1}};
     cores[0] = (hpc_core){.owns_thread = 1, .cpu = 3, .started = HPC_STARTED};
     cores[1] = (hpc_core){.owns_thread = 1, .cpu = 12, .started = HPC_UNPINNED};
     check("thread: core 0 on CPU 3");
-    engine.n_own_cores = 2;
+    scheme.n_own_cores = 2;
     check("thread: core 0 on CPU 3, core 1 on any CPU, as the kernel refused CPU 12");
-    cores[0].owns_thread = 0; /* another engine's works for it */
+    cores[0].owns_thread = 0; /* another scheme's works for it */
     cores[1].cpu = -1;
-    engine.choice.deal = (hpc_cpu_deal){.ranks = 1, .threads = 1, .cores = 2, .cpus = 1, .each = 1};
+    scheme.choice.deal = (hpc_cpu_deal){.ranks = 1, .threads = 1, .cores = 2, .cpus = 1, .each = 1};
     check("thread: core 1 on any CPU; 1 rank with 1 thread and 2 cores needs 3 CPUs; this kernel has 1 for it");
     cores[1].owns_thread = 0;
     check("");
@@ -55,8 +55,8 @@ static void test_threads(void) {
 
 static void test_no_room(void) {
     char text[16] = "before ";
-    engine.choice = (hpc_progress_choice){.asked = HPC_PROGRESS_INLINE};
-    hpc_progress_tell(&engine, text, sizeof text);
+    scheme.choice = (hpc_progress_choice){.asked = HPC_PROGRESS_INLINE};
+    hpc_progress_tell(&scheme, text, sizeof text);
     CHECK(strcmp(text, "before inline: ") == 0);
 }
 

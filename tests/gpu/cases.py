@@ -92,17 +92,17 @@ def options(ctx: Any) -> None:
 
 
 def pairs_of_vectors(ctx: Any) -> None:
-    train(ctx, scheme="factors")
-    train(ctx, scheme="adam", batch=ROWS)
-    train(ctx, scheme="factors", batch=ROWS, skip_weight_grad=True, clip_norm=0.1)
+    train(ctx, way="factors")
+    train(ctx, way="adam", batch=ROWS)
+    train(ctx, way="factors", batch=ROWS, skip_weight_grad=True, clip_norm=0.1)
     model = net()
-    optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, scheme="factors", batch=ROWS)
-    before = optimizer.schemes.of["2.weight"]
+    optimizer = ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, way="factors", batch=ROWS)
+    before = optimizer.ways.of["2.weight"]
     for x, y in batches(ctx, 2):
         optimizer.zero_grad()
         (F.cross_entropy(model(x[:ROWS]), y[:ROWS]) + 0.01 * model[2].weight.pow(2).sum()).backward()
         optimizer.step()
-    assert (before, optimizer.schemes.of["2.weight"]) == ("factors" if ctx.size > 1 else "ps", "ps")
+    assert (before, optimizer.ways.of["2.weight"]) == ("factors" if ctx.size > 1 else "ps", "ps")
     optimizer.close()
     same_bits(ctx, model)
 

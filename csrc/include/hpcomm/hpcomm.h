@@ -752,7 +752,7 @@ HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange, int key); /* 
 
 #include "codec.h"
 #include "plan.h"
-#include "scheme.h"
+#include "way.h"
 #include "stats.h"
 
 #endif

@@ -34,7 +34,7 @@
 #include "host.hpp"
 #include "plan.hpp"
 #include "queue.hpp"
-#include "scheme.hpp"
+#include "way.hpp"
 #include "window.hpp"
 
 #endif

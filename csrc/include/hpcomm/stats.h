@@ -18,7 +18,7 @@ typedef struct hpc_exchange_stats {
     uint64_t bytes_folded, bytes_written; /* read from inputs, and written to workers, by this rank's cores */
     double wait;                          /* seconds that this rank waited for pulls, gradients and rings */
     double busy;                          /* seconds that its cores folded, applied and wrote */
-    int threads;                          /* of its engine; 0: inline */
+    int threads;                          /* of its scheme; 0: inline */
     double usual;        /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
                             before eight pushes */
     uint64_t bytes_sent; /* to rows of other ranks: pushed (read in place or not), forwarded and relayed */

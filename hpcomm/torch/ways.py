@@ -16,11 +16,11 @@ from ..errors import ConfigError, InvalidArgument
 from ..exchange import Exchange, inside
 from ..exchange.book import Book
 from ..log import logger
-from ..model import Cluster, Cost, Layer, SchemeChoice, cost_of
+from ..model import Cluster, Cost, Layer, WayChoice, cost_of
 from ..stage import nearest, whole
 from ..topology import ParameterServer
 from ..topology.automatic import automatic_pairs
-from . import scheme_table
+from . import way_table
 from .choice import Decision, check_lossy, decide
 from .key import ParamKey
 from .linear import LinearKey, why_not
@@ -31,7 +31,7 @@ WORDS = ("auto", "paper", *VALUES)
 _PAIRS = ("factors", "adam")  # send pairs
 _LEAST = 4096  # elements: smaller layers go as float32 matrices
 _ROWS = struct.Struct("<q")
-_SHUT = -1  # in place of K: the scheme of the layer is not looked for
+_SHUT = -1  # in place of K: the way of the layer is not looked for
 
 
 class Owner(Protocol):
@@ -43,14 +43,14 @@ class Owner(Protocol):
     def remake(self) -> None: ...
 
 
-class Schemes:
-    """The scheme of each key: "ps", "factors", "adam" or "1bit". print shows them.
+class Ways:
+    """The way of each key: "ps", "factors", "adam" or "1bit". print shows them.
 
     Attributes:
         of: by name of the key.
         codecs: by name of the key, the lossy codecs that lossy= has let it choose.
         choices: by name of the key, of those that were decided by cost.
-        measured: by name of the key, what DistributedOptimizer.measure_schemes found.
+        measured: by name of the key, what DistributedOptimizer.measure_ways found.
         why: by name of the key, why a linear layer goes as a matrix where its cost did not decide it.
     """
 
@@ -83,7 +83,7 @@ class Schemes:
         self._types = {id(p): type(m).__name__ for m in model.modules() for p in m._parameters.values()}
         self.of = {key.name: "ps" for key in keys}
         self.codecs: dict[str, WireFormat] = {}
-        self.measured: dict[str, scheme_table.Measured] = {}
+        self.measured: dict[str, way_table.Measured] = {}
         self.why: dict[str, str] = {}
         self._decision = Decision()
         self._decided, self._steps = False, 0
@@ -92,7 +92,7 @@ class Schemes:
         self._lossy = check_lossy(lossy, self._word, codec)
         self._asked = (self._word or sorted(self._given.items()), batch, revisit, skips, self._lossy)
         compiled = any(hasattr(module, "_orig_mod") for module in model.modules())
-        self._open: list[LinearKey] = []  # layers whose scheme is looked for
+        self._open: list[LinearKey] = []  # layers whose way is looked for
         for key in keys if ctx.size > 1 else ():
             wanted = self._given.get(key.name, self._word)
             if key.name in named or wanted in ("", "ps"):
@@ -106,7 +106,7 @@ class Schemes:
                 assert isinstance(key, LinearKey)
                 self._open.append(key)
             elif key.name in self._given:
-                raise InvalidArgument(f"scheme of {key.name!r} is {wanted!r}: {refused}: give it 'ps'")
+                raise InvalidArgument(f"way of {key.name!r} is {wanted!r}: {refused}: give it 'ps'")
             elif isinstance(key, LinearKey):
                 self.why[key.name] = refused
         self._could = tuple(self._open)
@@ -117,31 +117,31 @@ class Schemes:
         return self._could
 
     @property
-    def choices(self) -> Mapping[str, SchemeChoice]:
+    def choices(self) -> Mapping[str, WayChoice]:
         return self._decision.choices
 
     def _checked(self, asked: Any, named: Container[str], rounded: Container[str]) -> dict[str, str]:
         if isinstance(asked, str):
             if asked not in WORDS:
                 raise InvalidArgument(
-                    f"scheme is {asked!r}: must be one of {', '.join(map(repr, WORDS))}, or a mapping from names of "
+                    f"way is {asked!r}: must be one of {', '.join(map(repr, WORDS))}, or a mapping from names of "
                     "parameters to the last four"
                 )
             return {}
         if not isinstance(asked, Mapping):
-            raise InvalidArgument(f"scheme is {asked!r}: must be a word, or a mapping from names of parameters to some")
+            raise InvalidArgument(f"way is {asked!r}: must be a word, or a mapping from names of parameters to some")
         for name, value in asked.items():
             if name not in self.of:
-                raise InvalidArgument(f"scheme names {name!r}, which is no parameter: {nearest(name, self.of)}")
+                raise InvalidArgument(f"way names {name!r}, which is no parameter: {nearest(name, self.of)}")
             if value not in VALUES:
-                raise InvalidArgument(f"scheme of {name!r} is {value!r}: must be one of {', '.join(map(repr, VALUES))}")
+                raise InvalidArgument(f"way of {name!r} is {value!r}: must be one of {', '.join(map(repr, VALUES))}")
             if name in named:
                 raise InvalidArgument(
-                    f"scheme of {name!r} is {value!r}, and topology= or codec= names it as well: give it one of them"
+                    f"way of {name!r} is {value!r}, and topology= or codec= names it as well: give it one of them"
                 )
             if value == "factors" and name in rounded:
                 raise InvalidArgument(
-                    f"scheme of {name!r} is 'factors', by which no parameters are sent, and codec_out= names it: leave "
+                    f"way of {name!r} is 'factors', by which no parameters are sent, and codec_out= names it: leave "
                     "it out of one of them"
                 )
         return dict(asked)
@@ -160,8 +160,8 @@ class Schemes:
     # ---- the exchange ------------------------------------------------------------------------------------------------
 
     def arranged(self, topology: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The topology and the options of an exchange of these schemes, of those that a user gave."""
-        apart = {name: scheme for name, scheme in self.of.items() if scheme != "ps"}
+        """The topology and the options of an exchange of these ways, of those that a user gave."""
+        apart = {name: way for name, way in self.of.items() if way != "ps"}
         if not apart and not self.codecs:
             return topology, dict(options)
         servers = server_options(options)
@@ -169,9 +169,9 @@ class Schemes:
         places = {name: base.get(name, "flat") if isinstance(base, Mapping) else base for name in self.of}
         codec = options.get("codec")
         codecs = dict(codec) if isinstance(codec, Mapping) else {} if codec is None else dict.fromkeys(self.of, codec)
-        for name, scheme in apart.items():
-            if scheme in _PAIRS:
-                places[name] = automatic_pairs(self._ctx.hosts) if scheme == "factors" else ParameterServer()
+        for name, way in apart.items():
+            if way in _PAIRS:
+                places[name] = automatic_pairs(self._ctx.hosts) if way == "factors" else ParameterServer()
                 codecs[name] = Factors(self._layer(name).pairs)
             else:
                 codecs[name] = OneBit()
@@ -184,11 +184,11 @@ class Schemes:
         return places, {**{name: one for name, one in options.items() if name not in SERVER_OPTIONS}, **more}
 
     def begin(self) -> None:
-        """Before the first exchange is made: with batch= the schemes are known, else the first step shows how many rows
+        """Before the first exchange is made: with batch= the ways are known, else the first step shows how many rows
         layers have. Collective.
 
         Raises:
-            ConfigError: ranks ask for different schemes, or have other layers that may go as pairs.
+            ConfigError: ranks ask for different ways, or have other layers that may go as pairs.
         """
         self._agree()
         for key in self._open:
@@ -203,7 +203,7 @@ class Schemes:
         digests = self._ctx.allgather(hashlib.blake2b(told.encode(), digest_size=8).digest())
         if other := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise ConfigError(
-                f"rank {other[0]} has another scheme, batch, revisit, skip_weight_grad or lossy than rank 0, or other "
+                f"rank {other[0]} has another way, batch, revisit, skip_weight_grad or lossy than rank 0, or other "
                 f"layers that may go as pairs, as where one rank alone has hooks on a weight: give the same; rank "
                 f"{self._ctx.rank} has {told[:200]}"
             )
@@ -257,7 +257,7 @@ class Schemes:
         return [key for key in self._keys if key.param.numel() >= _LEAST and key.name not in open_]
 
     def _settle(self) -> bool:
-        """Decides, and tells the keys; whether a scheme has changed. Collective."""
+        """Decides, and tells the keys; whether a way has changed. Collective."""
         self._find_pairs()
         before = dict(self.of), dict(self.codecs)
         self._decide()
@@ -273,7 +273,7 @@ class Schemes:
         return (self.of, self.codecs) != before
 
     def _goes(self, key: LinearKey) -> None:
-        """The key sends what its scheme says."""
+        """The key sends what its way says."""
         if self.of[key.name] not in _PAIRS:
             key.goes_as_matrix()
         elif not key.most:
@@ -282,18 +282,18 @@ class Schemes:
     # ---- when ranks are gone -----------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """The mode has an exchange of these schemes from here on."""
+        """The mode has an exchange of these ways from here on."""
         self._kept = dict(self.of), dict(self.codecs)
 
     def lost(self) -> None:
-        """Schemes are those of the exchange that there is, whatever was being decided."""
-        schemes, codecs = self._kept
-        self.of, self.codecs = dict(schemes), dict(codecs)
+        """Ways are those of the exchange that there is, whatever was being decided."""
+        ways, codecs = self._kept
+        self.of, self.codecs = dict(ways), dict(codecs)
         for key in self._could:
             self._goes(key)
 
     def recovered(self, ctx: Context, exchange: Exchange) -> None:
-        """Goes on with the same schemes among the ranks that are left. Some may have decided at the end of the step
+        """Goes on with the same ways among the ranks that are left. Some may have decided at the end of the step
         that was cut short, and others not: then all decide after the next one. Collective."""
         self._ctx = ctx
         told = [self._decided, self._steps, *(key.K if key in self._open else _SHUT for key in self._could)]
@@ -328,7 +328,7 @@ class Schemes:
                 rank = rows.index(-1)
                 why = key.refused or f"rank {rank} finds that its gradient is not the sum of its pairs"
                 if key.name in self._given:
-                    raise InvalidArgument(f"scheme of {key.name!r} is {self._given[key.name]!r}: {why}: give it 'ps'")
+                    raise InvalidArgument(f"way of {key.name!r} is {self._given[key.name]!r}: {why}: give it 'ps'")
                 self.why[key.name] = why
                 self._tell(f"{key.name!r} goes as a matrix: {why}")
                 key.unwatch()
@@ -352,8 +352,8 @@ class Schemes:
             return
         by = "measured" if self._word == "auto" else "paper"
         self._decision = decide(self._ctx, layers, self._cluster(None), by, self._lossy)
-        for name, (scheme, codec) in self._decision.ways.items():
-            self.of[name] = scheme
+        for name, (way, codec) in self._decision.ways.items():
+            self.of[name] = way
             self.codecs.pop(name, None)
             if codec is not None:
                 self.codecs[name] = codec
@@ -385,15 +385,15 @@ class Schemes:
         return cost_of(way, self._layer(name), cluster, found.rates, coded)
 
     def time(self, exchange: Exchange, rounds: int) -> None:
-        """Exchanges each key by itself, and takes what it took into measured: see scheme_table.measured."""
-        pairs = {name for name, scheme in self.of.items() if scheme in _PAIRS}
-        self.measured |= scheme_table.measured(self._ctx, exchange, list(self._named), pairs, rounds)
+        """Exchanges each key by itself, and takes what it took into measured: see way_table.measured."""
+        pairs = {name for name, way in self.of.items() if way in _PAIRS}
+        self.measured |= way_table.measured(self._ctx, exchange, list(self._named), pairs, rounds)
 
     def __str__(self) -> str:
         rates = self._decision.rates is not None
-        return scheme_table.table(
+        return way_table.table(
             [
-                scheme_table.line(
+                way_table.line(
                     self._layer(name),
                     self._told(name),
                     self.predicted(name),

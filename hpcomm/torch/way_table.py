@@ -1,4 +1,4 @@
-"""What the schemes of keys take by the model and by the clock, as a table."""
+"""What the ways of keys take by the model and by the clock, as a table."""
 
 import math
 import struct
@@ -11,7 +11,7 @@ from ..exchange import Exchange
 from ..model import Cost, Layer
 
 _SPENT = struct.Struct("<dq")
-_HEAD = ("key", "layer", "shape", "K", "scheme", "predicted ms", "bytes", "measured ms", "bytes", "why")
+_HEAD = ("key", "layer", "shape", "K", "way", "predicted ms", "bytes", "measured ms", "bytes", "why")
 _WORDS = 5  # columns of words, before those of numbers
 
 
@@ -51,14 +51,14 @@ def measured(
     return found
 
 
-def line(layer: Layer, scheme: str, cost: Cost, seen: Measured | None, why: str, *, has_rates: bool) -> tuple[str, ...]:
+def line(layer: Layer, way: str, cost: Cost, seen: Measured | None, why: str, *, has_rates: bool) -> tuple[str, ...]:
     """A line of the table. has_rates: the cost has seconds."""
     return (
         layer.name,
         layer.type,
         " x ".join(map(str, layer.shape)),
         str(layer.pairs or "-"),
-        scheme,
+        way,
         f"{1e3 * cost.seconds:.2f}" if has_rates else "-",
         f"{cost.sent:.0f}",
         f"{1e3 * seen.seconds:.2f}" if seen else "-",

@@ -1,7 +1,7 @@
 """The way to exchange a layer that costs least (Poseidon, section 3.2): by bytes, as in the paper, or by seconds.
 
-The formulas are in C (hpcomm/scheme.h), where C++ trainers have them too. They count the same as load_of counts of the
-plans of these schemes, and answer for hypothetical layers and clusters too.
+The formulas are in C (hpcomm/way.h), where C++ trainers have them too. They count the same as load_of counts of the
+plans of these ways, and answer for hypothetical layers and clusters too.
 """
 
 from collections.abc import Mapping
@@ -105,7 +105,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class SchemeChoice:
+class WayChoice:
     """The way of a layer.
 
     Attributes:
@@ -124,7 +124,7 @@ class SchemeChoice:
     why: str = ""
 
     @property
-    def scheme(self) -> str:
+    def name(self) -> str:
         """The name that hpcomm.torch has for it: "ps", "factors" or "1bit"."""
         if self.codec is not None:
             return "1bit" if isinstance(self.codec, OneBit) else "ps"
@@ -133,7 +133,7 @@ class SchemeChoice:
     @property
     def paper(self) -> str:
         """The name that the paper has for it: "PS", "SFB" or "1bit"."""
-        return _PAPER[self.scheme]
+        return _PAPER[self.name]
 
     @property
     def cost(self) -> Cost:
@@ -142,26 +142,26 @@ class SchemeChoice:
 
 
 def cost_of(
-    scheme: str, layer: Layer, cluster: Cluster, rates: Rates | None = None, codec: CodecRates | None = None
+    way: str, layer: Layer, cluster: Cluster, rates: Rates | None = None, codec: CodecRates | None = None
 ) -> Cost:
-    """The cost of a layer by a scheme.
+    """The cost of a layer by a way.
 
     Args:
-        scheme: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
+        way: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
         layer, cluster: the layer to exchange, and its ranks.
         rates: of the machine; None: only bytes are asked for.
         codec: of updates that go to servers as arrays; None: float32.
 
     Raises:
-        InvalidArgument: an unknown scheme.
-        NotSupported: the scheme sends pairs, and the layer has none.
+        InvalidArgument: an unknown way.
+        NotSupported: the way sends pairs, and the layer has none.
     """
-    choice("scheme", scheme, _core.SCHEMES)
+    choice("way", way, _core.WAYS)
     given = None if codec is None else (codec.ratio, codec.encode, codec.decode)
-    return Cost(*_core.scheme_cost(scheme, layer._terms, cluster._terms, _terms(rates), given))
+    return Cost(*_core.way_cost(way, layer._terms, cluster._terms, _terms(rates), given))
 
 
-def best_scheme(
+def best_way(
     layer: Layer,
     cluster: Cluster,
     rates: Rates | None = None,
@@ -169,7 +169,7 @@ def best_scheme(
     by: str = "measured",
     codecs: Mapping[WireFormat, CodecRates] | None = None,
     memory: float = 0,
-) -> SchemeChoice:
+) -> WayChoice:
     """The way to exchange a layer that costs least. A pure function: all ranks that ask the same get the same.
 
     Args:
@@ -189,7 +189,7 @@ def best_scheme(
     ways = ["ps", *(["hosts"] if cluster.hosts != cluster.workers else []), *(["factors"] if layer.pairs else [])]
     costs = {way: cost_of(way, layer, cluster, rates) for way in ways}
     terms = _terms(rates) if by == "measured" else None
-    way = _core.best_scheme(layer._terms, cluster._terms, terms, memory)
+    way = _core.best_way(layer._terms, cluster._terms, terms, memory)
     found = None
     if by == "measured":
 
@@ -203,7 +203,7 @@ def best_scheme(
             costs[repr(codec)] = min((cost_of(base, layer, cluster, rates, own) for base in bases), key=rank)
             if rank(costs[repr(codec)]) < rank(costs[way if found is None else repr(found)]):
                 found = codec
-    chosen = SchemeChoice("codec" if found else way, costs, by, found)
+    chosen = WayChoice("codec" if found else way, costs, by, found)
     fastest = min(costs, key=lambda one: costs[one].seconds)
     if by == "paper" or costs[fastest].seconds >= chosen.cost.seconds:
         return chosen

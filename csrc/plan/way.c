@@ -1,10 +1,10 @@
-/* Costs of a layer by each scheme: a pure function of its shape, the cluster and the machine's rates. */
+/* Costs of a layer by each way: a pure function of its shape, the cluster and the machine's rates. */
 #include <math.h>
 #include <stddef.h>
 
 #include "base/status.h"
 
-static const char op_scheme[] = "scheme";
+static const char op_way[] = "way";
 
 enum { ITEM = sizeof(float) };
 
@@ -81,29 +81,29 @@ static void by_adam(const terms *t, hpc_cost *cost) {
 }
 
 static void (*const ways[])(const terms *t, hpc_cost *cost) = {
-    [HPC_SCHEME_PS] = by_servers,
-    [HPC_SCHEME_HOSTS] = by_hosts,
-    [HPC_SCHEME_FACTORS] = by_factors,
-    [HPC_SCHEME_ADAM] = by_adam,
+    [HPC_WAY_PS] = by_servers,
+    [HPC_WAY_HOSTS] = by_hosts,
+    [HPC_WAY_FACTORS] = by_factors,
+    [HPC_WAY_ADAM] = by_adam,
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
-static int sends_pairs(int scheme) {
-    return scheme == HPC_SCHEME_FACTORS || scheme == HPC_SCHEME_ADAM;
+static int sends_pairs(int way) {
+    return way == HPC_WAY_FACTORS || way == HPC_WAY_ADAM;
 }
 
 static int check(const hpc_layer *layer, const hpc_cluster *cluster) {
     if (layer == NULL || cluster == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op_scheme, "scheme: %s is NULL", layer == NULL ? "layer" : "cluster");
+        return hpc_fail(HPC_ERR_INVALID, op_way, "way: %s is NULL", layer == NULL ? "layer" : "cluster");
     if (layer->rows == 0 || layer->columns == 0 || layer->slots < 0)
-        return hpc_fail(HPC_ERR_INVALID, op_scheme,
-                        "scheme: the layer has %llu x %llu elements and %d values of state for each: must be above 0, "
+        return hpc_fail(HPC_ERR_INVALID, op_way,
+                        "way: the layer has %llu x %llu elements and %d values of state for each: must be above 0, "
                         "and 0 or more",
                         (unsigned long long)layer->rows, (unsigned long long)layer->columns, layer->slots);
     if (cluster->workers < 1 || cluster->servers < 1 || cluster->servers > cluster->workers || cluster->hosts < 1 ||
         cluster->hosts > cluster->workers)
-        return hpc_fail(HPC_ERR_INVALID, op_scheme,
-                        "scheme: the cluster has %d workers, %d servers and %d hosts: must be 1 or more, and not more "
+        return hpc_fail(HPC_ERR_INVALID, op_way,
+                        "way: the cluster has %d workers, %d servers and %d hosts: must be 1 or more, and not more "
                         "servers or hosts than workers",
                         cluster->workers, cluster->servers, cluster->hosts);
     return HPC_OK;
@@ -115,8 +115,7 @@ static int check_rates(const hpc_rates *rates, const hpc_codec_rates *codec) {
     static const char *const names[] = {"between", "inside", "memory", "fold", "multiply", "ratio", "encode", "decode"};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (!(given[i] >= 0) || isinf(given[i]))
-            return hpc_fail(HPC_ERR_INVALID, op_scheme, "scheme: %s is %g: must be finite, 0 or more", names[i],
-                            given[i]);
+            return hpc_fail(HPC_ERR_INVALID, op_way, "way: %s is %g: must be finite, 0 or more", names[i], given[i]);
     return HPC_OK;
 }
 
@@ -137,23 +136,23 @@ static terms terms_of(const hpc_layer *layer, const hpc_cluster *cluster, const 
                    .rates = rates};
 }
 
-int hpc_scheme_cost(int scheme, const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates,
-                    const hpc_codec_rates *codec, hpc_cost *cost) {
+int hpc_way_cost(int way, const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates,
+                 const hpc_codec_rates *codec, hpc_cost *cost) {
     static const hpc_codec_rates dense = {1, 0, 0};
     static const hpc_rates free_of_charge = {0, 0, 0, 0, 0};
-    if (scheme < 0 || scheme >= WAYS)
-        return hpc_fail(HPC_ERR_INVALID, op_scheme, "scheme: %d is no hpc_scheme: must be 0 to %d", scheme, WAYS - 1);
+    if (way < 0 || way >= WAYS)
+        return hpc_fail(HPC_ERR_INVALID, op_way, "way: %d is no hpc_way: must be 0 to %d", way, WAYS - 1);
     int status = check(layer, cluster);
     if (status != HPC_OK) return status;
-    if (cost == NULL) return hpc_fail(HPC_ERR_INVALID, op_scheme, "scheme: cost is NULL");
+    if (cost == NULL) return hpc_fail(HPC_ERR_INVALID, op_way, "way: cost is NULL");
     if (rates == NULL) rates = &free_of_charge;
     if (codec == NULL) codec = &dense;
     status = check_rates(rates, codec);
     if (status != HPC_OK) return status;
-    if (layer->pairs == 0 && sends_pairs(scheme))
-        return hpc_fail(HPC_ERR_UNSUPPORTED, op_scheme, "scheme: the layer has no pairs, and this scheme sends them");
+    if (layer->pairs == 0 && sends_pairs(way))
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op_way, "way: the layer has no pairs, and this way sends them");
     const terms t = terms_of(layer, cluster, rates, codec);
-    ways[scheme](&t, cost);
+    ways[way](&t, cost);
     return HPC_OK;
 }
 
@@ -161,31 +160,30 @@ int hpc_scheme_cost(int scheme, const hpc_layer *layer, const hpc_cluster *clust
 static int by_paper(const hpc_layer *layer, const hpc_cluster *cluster) {
     const double m = (double)layer->rows, n = (double)layer->columns, k = (double)layer->pairs;
     const double p1 = cluster->workers, p2 = cluster->servers;
-    return k > 0 && 2 * k * (p1 - 1) * (m + n) <= 2 * m * n * (p1 + p2 - 2) / p2 ? HPC_SCHEME_FACTORS : HPC_SCHEME_PS;
+    return k > 0 && 2 * k * (p1 - 1) * (m + n) <= 2 * m * n * (p1 + p2 - 2) / p2 ? HPC_WAY_FACTORS : HPC_WAY_PS;
 }
 
-int hpc_best_scheme(const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates, double memory,
-                    int *scheme) {
+int hpc_best_way(const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates, double memory, int *way) {
     int status = check(layer, cluster);
     if (status != HPC_OK) return status;
-    if (scheme == NULL) return hpc_fail(HPC_ERR_INVALID, op_scheme, "scheme: scheme is NULL");
-    if (!(memory >= 0)) return hpc_fail(HPC_ERR_INVALID, op_scheme, "scheme: memory is %g: must be 0 or more", memory);
+    if (way == NULL) return hpc_fail(HPC_ERR_INVALID, op_way, "way: way is NULL");
+    if (!(memory >= 0)) return hpc_fail(HPC_ERR_INVALID, op_way, "way: memory is %g: must be 0 or more", memory);
     if (rates == NULL) {
-        *scheme = by_paper(layer, cluster);
+        *way = by_paper(layer, cluster);
         return HPC_OK;
     }
-    static const int choice[] = {HPC_SCHEME_PS, HPC_SCHEME_HOSTS, HPC_SCHEME_FACTORS};
+    static const int choice[] = {HPC_WAY_PS, HPC_WAY_HOSTS, HPC_WAY_FACTORS};
     double least = INFINITY, smallest = INFINITY;
-    int best = -1, fits = HPC_SCHEME_PS;
+    int best = -1, fits = HPC_WAY_PS;
     for (size_t i = 0; i < sizeof choice / sizeof *choice; i++) {
         hpc_cost cost;
-        if (choice[i] == HPC_SCHEME_HOSTS && cluster->hosts == cluster->workers) continue;
+        if (choice[i] == HPC_WAY_HOSTS && cluster->hosts == cluster->workers) continue;
         if (sends_pairs(choice[i]) && layer->pairs == 0) continue;
-        status = hpc_scheme_cost(choice[i], layer, cluster, rates, NULL, &cost);
+        status = hpc_way_cost(choice[i], layer, cluster, rates, NULL, &cost);
         if (status != HPC_OK) return status;
         if (cost.memory < smallest) smallest = cost.memory, fits = choice[i];
         if ((memory == 0 || cost.memory <= memory) && cost.seconds < least) least = cost.seconds, best = choice[i];
     }
-    *scheme = best < 0 ? fits : best;
+    *way = best < 0 ? fits : best;
     return HPC_OK;
 }

@@ -1,4 +1,4 @@
-/* The state of one rank's end of an engine: of an exchange, or of those of its keys that have one configuration.
+/* The state of one rank's end of a scheme: of an exchange, or of those of its keys that have one configuration.
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
  *   holders.c   whose part has the parameters that a worker reads, and who may write them
@@ -41,8 +41,8 @@
  *                              event and the answer
  * A push is an event (a release of the ring's tail, acquired by poll), an answer is a signal (a release, acquired by
  * the worker's look), so every access above is ordered by one of the two. No lock, no word with two writers. */
-#ifndef HPC_ENGINE_H
-#define HPC_ENGINE_H
+#ifndef HPC_SCHEME_H
+#define HPC_SCHEME_H
 
 #include "base/arena.h"
 #include "context/cpus.h"
@@ -187,7 +187,7 @@ typedef struct hpc_row_memory {
 /* The choice of threads or waits to work for the cores of this rank, and its reason. */
 typedef struct hpc_progress_choice {
     int asked;         /* hpc_progress */
-    int threads;       /* each core has one, its own or that of another engine's core; 0: every wait works for them */
+    int threads;       /* each core has one, its own or that of another scheme's core; 0: every wait works for them */
     int lacked;        /* there were to be threads, but not all could be started */
     hpc_cpu_deal deal; /* among the ranks that share CPUs with this one */
 } hpc_progress_choice;
@@ -204,11 +204,11 @@ typedef struct hpc_life {
     int serves; /* rows of this rank outlast its own pushes */
 } hpc_life;
 
-/* One configuration of an exchange: some of its keys, with all that they need. The engines of an exchange are a ring.
+/* One configuration of an exchange: some of its keys, with all that they need. The schemes of an exchange are a ring.
  */
-struct hpc_engine {
+struct hpc_scheme {
     hpc_context *context;
-    hpc_engine *next; /* itself, where it is the only one */
+    hpc_scheme *next; /* itself, where it is the only one */
     int first_key;    /* in the exchange */
     hpc_plan *plan;
     const hpc_discipline *discipline;
@@ -216,9 +216,9 @@ struct hpc_engine {
     const struct hpc_pace *pace;
     const struct hpc_mean_use *use;
     /* hpc_pace.has_read, or its default. */
-    int (*has_read)(const hpc_engine *en, int s, uint64_t ticket);
+    int (*has_read)(const hpc_scheme *sc, int s, uint64_t ticket);
     void *own;              /* the discipline's */
-    hpc_arena taken;        /* memory of the discipline (hpc_engine_take) */
+    hpc_arena taken;        /* memory of the discipline (hpc_scheme_take) */
     int *group_of;          /* [key * size + rank]: the sender that a rank's updates are in; NULL: a rank is one */
     hpc_phases *graph;      /* the graph that rows were made of; NULL: there are servers, or peers */
     hpc_key_rule *rules;    /* by key */
@@ -274,14 +274,14 @@ struct hpc_engine {
 };
 
 /* All rows of a share have the same inputs. */
-static inline const hpc_work *hpc_first_work(const hpc_engine *en, const hpc_share *share) {
-    return &en->work[en->work_of[share->rows[0]]];
+static inline const hpc_work *hpc_first_work(const hpc_scheme *sc, const hpc_share *share) {
+    return &sc->work[sc->work_of[share->rows[0]]];
 }
 
 /* Bytes from another rank. The cores of this rank count together. */
-static inline void hpc_count_received(const hpc_engine *en, int rank, size_t nbytes) {
-    if (rank != en->context->group.rank)
-        atomic_fetch_add_explicit(&en->peers.received[rank], nbytes, memory_order_relaxed);
+static inline void hpc_count_received(const hpc_scheme *sc, int rank, size_t nbytes) {
+    if (rank != sc->context->group.rank)
+        atomic_fetch_add_explicit(&sc->peers.received[rank], nbytes, memory_order_relaxed);
 }
 
 /* A counter with one writer; whoever reads it needs no order. */
@@ -302,12 +302,12 @@ static inline _Atomic uint64_t *hpc_core_sent(const hpc_core *core, int rank, hp
 static inline void hpc_core_count_sent(const hpc_core *core, int key, int rank, hpc_traffic_stage stage,
                                        size_t nbytes) {
     hpc_tally_add(hpc_core_sent(core, rank, stage), nbytes);
-    if (rank != core->engine->context->group.rank) hpc_tally_add(&core->sent_of_key[key], nbytes);
+    if (rank != core->scheme->context->group.rank) hpc_tally_add(&core->sent_of_key[key], nbytes);
 }
 
 /* Whether a failure has ended the exchange. */
-static inline int hpc_engine_has_failed(const hpc_engine *en) {
-    return atomic_load_explicit(&en->fault.failed, memory_order_relaxed) != HPC_OK;
+static inline int hpc_scheme_has_failed(const hpc_scheme *sc) {
+    return atomic_load_explicit(&sc->fault.failed, memory_order_relaxed) != HPC_OK;
 }
 
 #endif

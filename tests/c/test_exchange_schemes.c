@@ -193,7 +193,7 @@ static void waits_work_for_all(rank *r) {
     job_push_pull(r, &x.members[0].g.j, x.e, 0, 0);
     reference_step(&x.members[0].ref, 0);
     reference_check(&x.members[0].ref, r, x.e, 0);
-    if (r->rank == 1) CHECK_EQ(x.e->keys[async].engine->keys[0].pushes, 1);
+    if (r->rank == 1) CHECK_EQ(x.e->keys[async].scheme->keys[0].pushes, 1);
     mix_close(&x);
 }
 
@@ -240,7 +240,7 @@ static void share_threads(rank *r) {
     mix_close(&x);
 }
 
-/* An update may come before the thread of its core works for its engine: the thread of the first engine is asleep when
+/* An update may come before the thread of its core works for its scheme: the thread of the first scheme is asleep when
  * the second one opens, and others have opened theirs. Here the owner leaves the thread and joins it once more. */
 static void joins_late(rank *r) {
     mix x;
@@ -249,14 +249,14 @@ static void joins_late(rank *r) {
     mix_open(&x, r);
     const job *j = &x.members[1].g.j;
     if (r->rank == 0) {
-        atomic_store(&x.e->engines[0]->cores[0].beside, NULL);
+        atomic_store(&x.e->schemes[0]->cores[0].beside, NULL);
         rank_set(r, 0, 1);
         rank_await(r, 1, 1);
         for (int calm = 0; calm < 1000; calm++) { /* until the event has rung for nobody, and the thread sleeps again */
             while (atomic_load(&r->context->group.bell->sleepers) == 0) sched_yield();
             sched_yield();
         }
-        hpc_cores_start(x.e->engines[1]);
+        hpc_cores_start(x.e->schemes[1]);
         rank_await(r, 2, 1);
     } else {
         rank_await(r, 0, 1);
@@ -306,11 +306,11 @@ static void rows(rank *r) {
     CHECK_OK(hpc_barrier(r->context, -1)); /* all have got what is written over below */
     CHECK_OK(hpc_exchange_get_stats(x.e, &stats));
     CHECK_EQ(stats.pushes, 3 * (uint64_t)x.n_keys);
-    for (int i = 0; i < x.e->n_engines; i++)
-        for (int who = 0; who < r->size; who++) sent += 3 * rows_traffic(x.e->engines[i]->plan, r->rank, who);
+    for (int i = 0; i < x.e->n_schemes; i++)
+        for (int who = 0; who < r->size; who++) sent += 3 * rows_traffic(x.e->schemes[i]->plan, r->rank, who);
     CHECK_EQ(stats.bytes_sent, sent);
     for (int number = 0, i = 0; i < 2; i++) {
-        const hpc_plan *plan = x.e->engines[i]->plan;
+        const hpc_plan *plan = x.e->schemes[i]->plan;
         for (int n = 0; n < plan->n_rows; n++, number++) {
             const hpc_row *row = &plan->rows[n];
             if (row->owner != r->rank) continue;
@@ -324,7 +324,7 @@ static void rows(rank *r) {
     }
     CHECK_OK(hpc_exchange_publish(x.e, -1));
     for (int number = 0, i = 0; i < 2; i++) {
-        const hpc_plan *plan = x.e->engines[i]->plan;
+        const hpc_plan *plan = x.e->schemes[i]->plan;
         for (int n = 0; n < plan->n_rows; n++, number++) {
             const hpc_row *row = &plan->rows[n];
             if (x.members[i].kind == GRAPH && row->owner != r->rank) continue; /* a model of that rank's own */
@@ -404,8 +404,8 @@ static void revoked(rank *r) {
         CHECK_EQ(status, HPC_ERR_PEER);
         CHECK_EQ(hpc_exchange_under_way(x.e), -1);
         for (int number = 0, i = 0; i < 2; i++)
-            for (int n = 0; n < x.e->engines[i]->plan->n_rows; n++, number++)
-                if (x.e->engines[i]->plan->rows[n].owner == r->rank)
+            for (int n = 0; n < x.e->schemes[i]->plan->n_rows; n++, number++)
+                if (x.e->schemes[i]->plan->rows[n].owner == r->rank)
                     CHECK_OK(hpc_exchange_get_row(x.e, number, &step, NULL, NULL));
         stay(r, 1);
         CHECK_EQ(hpc_exchange_close(x.e, -1), HPC_ERR_PEER);
@@ -457,7 +457,7 @@ static void refuse(rank *r) {
     }
 }
 
-/* Rank 1 runs out of files while the exchange is made, in either engine: all ranks hear of it, and what was open before
+/* Rank 1 runs out of files while the exchange is made, in either scheme: all ranks hear of it, and what was open before
  * is free again: with enough files the next exchange is made. */
 static void runs_out_of_files(rank *r) {
     int made = 0, failed = 0;
@@ -496,8 +496,8 @@ static void dies(rank *r) {
         CHECK(r->mode->threads || ranks_error_names(1));
     }
     for (int number = 0, i = 0; i < 2; i++)
-        for (int n = 0; n < x.e->engines[i]->plan->n_rows; n++, number++)
-            if (x.e->engines[i]->plan->rows[n].owner == r->rank && r->rank != 1 && !r->mode->threads)
+        for (int n = 0; n < x.e->schemes[i]->plan->n_rows; n++, number++)
+            if (x.e->schemes[i]->plan->rows[n].owner == r->rank && r->rank != 1 && !r->mode->threads)
                 CHECK_OK(hpc_exchange_get_row(x.e, number, &step, NULL, NULL));
     if (r->rank != 1) stay(r, 1);
     for (int i = 0; i < 2; i++) reference_free(&x.members[i].ref);

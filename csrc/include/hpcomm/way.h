@@ -1,11 +1,11 @@
-/* scheme.h - the costs of several ways to exchange a layer, and the cheapest of them (Poseidon, section 3.2). hpcomm.h
+/* way.h - the costs of several ways to exchange a layer, and the cheapest of them (Poseidon, section 3.2). hpcomm.h
  * includes it.
  */
-#ifndef HPCOMM_SCHEME_H
-#define HPCOMM_SCHEME_H
+#ifndef HPCOMM_WAY_H
+#define HPCOMM_WAY_H
 
 #ifndef HPCOMM_H
-#error "include <hpcomm/hpcomm.h>, which includes scheme.h"
+#error "include <hpcomm/hpcomm.h>, which includes way.h"
 #endif
 
 #ifdef __cplusplus
@@ -14,13 +14,13 @@ extern "C" {
 
 /* cffi: begin */
 
-typedef enum hpc_scheme {
-    HPC_SCHEME_PS = 0,      /* updates to servers that have equal parts of the layer, and parameters back */
-    HPC_SCHEME_HOSTS = 1,   /* the same, after the updates of each host are folded there */
-    HPC_SCHEME_FACTORS = 2, /* pairs of vectors to all workers, each of which adds their products (SFB); with several
+typedef enum hpc_way {
+    HPC_WAY_PS = 0,      /* updates to servers that have equal parts of the layer, and parameters back */
+    HPC_WAY_HOSTS = 1,   /* the same, after the updates of each host are folded there */
+    HPC_WAY_FACTORS = 2, /* pairs of vectors to all workers, each of which adds their products (SFB); with several
                                hosts, to one worker of each host, which adds them for it */
-    HPC_SCHEME_ADAM = 3     /* pairs to one server, and the matrix back */
-} hpc_scheme;
+    HPC_WAY_ADAM = 3     /* pairs to one server, and the matrix back */
+} hpc_way;
 
 /* A matrix of rows x columns. pairs: K, the pairs of vectors of a worker's update, such as the samples of its batch; 0:
  * the layer's updates are no sums of products, so it cannot go as pairs. slots: float32 values of state that the rule
@@ -58,16 +58,16 @@ typedef struct hpc_cost {
 } hpc_cost;
 
 /* The cost of a step of a layer. codec: for updates that go to servers as arrays; NULL: float32. HPC_ERR_UNSUPPORTED
- * when the layer cannot go as pairs and the scheme sends them. */
-HPC_API int hpc_scheme_cost(int scheme, const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates,
-                            const hpc_codec_rates *codec, hpc_cost *cost);
+ * when the layer cannot go as pairs and the way sends them. */
+HPC_API int hpc_way_cost(int way, const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates,
+                         const hpc_codec_rates *codec, hpc_cost *cost);
 
-/* Chooses one of HPC_SCHEME_PS, HPC_SCHEME_HOSTS (if hosts have several workers) and HPC_SCHEME_FACTORS: the fastest
- * scheme with at most this memory (0: any), or, if none fits, the scheme with the least memory. With rates NULL it uses
- * algorithm 1 of the paper, which counts bytes alone: HPC_SCHEME_FACTORS where 2 K (P1 - 1) (M + N) <= 2 M N (P1 + P2 -
- * 2) / P2, else HPC_SCHEME_PS. */
-HPC_API int hpc_best_scheme(const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates, double memory,
-                            int *scheme);
+/* Chooses one of HPC_WAY_PS, HPC_WAY_HOSTS (if hosts have several workers) and HPC_WAY_FACTORS: the fastest
+ * way with at most this memory (0: any), or, if none fits, the way with the least memory. With rates NULL it uses
+ * algorithm 1 of the paper, which counts bytes alone: HPC_WAY_FACTORS where 2 K (P1 - 1) (M + N) <= 2 M N (P1 + P2 -
+ * 2) / P2, else HPC_WAY_PS. */
+HPC_API int hpc_best_way(const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates, double memory,
+                         int *way);
 
 /* cffi: end */
 

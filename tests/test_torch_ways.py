@@ -1,4 +1,4 @@
-"""hpcomm.torch with scheme=: linear layers that go as pairs of vectors, beside one process with all the data."""
+"""hpcomm.torch with way=: linear layers that go as pairs of vectors, beside one process with all the data."""
 
 import contextlib
 import copy
@@ -15,7 +15,7 @@ from told import logs
 from torchcases import (
     BATCH,
     OPTIMIZERS,
-    SCHEMES,
+    WAYS,
     Data,
     F,
     case,
@@ -35,28 +35,28 @@ from torchcases import (
 import hpcomm
 import hpcomm.torch as ht
 
-pytestmark = pytest.mark.xdist_group("group torch schemes")  # one job for all tests
+pytestmark = pytest.mark.xdist_group("group torch ways")  # one job for all tests
 
 PAIRS = ("first.weight", "second.weight")  # those of wide() that are large enough
 
 
 def schemes_of(optimizer: Any) -> dict[str, str]:
-    return {name: scheme for name, scheme in optimizer.schemes.of.items() if scheme != "ps"}
+    return {name: way for name, way in optimizer.ways.of.items() if way != "ps"}
 
 
 @everywhere
 def pairs_take_the_steps_of_one_process(ctx: hpcomm.Context) -> None:
-    for way in SCHEMES:
+    for way in WAYS:
         for make in OPTIMIZERS.values():
             optimizer = check(ctx, make, model=wide, **way)
-            asked = way["scheme"] if isinstance(way["scheme"], dict) else dict.fromkeys(PAIRS, way["scheme"])
+            asked = way["way"] if isinstance(way["way"], dict) else dict.fromkeys(PAIRS, way["way"])
             assert schemes_of(optimizer) == (asked if ctx.size > 1 else {})
             optimizer.close()
 
 
 @everywhere
 def the_norm_of_pairs_clips(ctx: hpcomm.Context) -> None:
-    for way in SCHEMES:
+    for way in WAYS:
         check(ctx, model=wide, loop=clipped, clip_norm=0.5, **way).close()
 
 
@@ -64,7 +64,7 @@ def the_norm_of_pairs_clips(ctx: hpcomm.Context) -> None:
 def a_plain_server_gets_gradients_after_the_backward_pass(ctx: hpcomm.Context) -> None:
     for make in OPTIMIZERS.values():
         check(ctx, make, model=wide, apply="after").close()
-    check(ctx, model=wide, apply="after", scheme="factors", batch=BATCH, loop=clipped, clip_norm=0.5).close()
+    check(ctx, model=wide, apply="after", way="factors", batch=BATCH, loop=clipped, clip_norm=0.5).close()
     model = wide()
     optimizer = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, apply="after")
     x, y = Data(ctx, ctx.size).batch()
@@ -92,8 +92,8 @@ def batches_of_all_sizes_take_the_steps_of_one_process(ctx: hpcomm.Context) -> N
             optimizer.step()
 
         for make in makes:
-            scheme = {"second.weight": "factors", "first.weight": "adam"}
-            check(ctx, make, model=wide, loop=loop, scheme=scheme, batch=rows, steps=2).close()
+            way = {"second.weight": "factors", "first.weight": "adam"}
+            check(ctx, make, model=wide, loop=loop, way=way, batch=rows, steps=2).close()
 
 
 @case
@@ -107,13 +107,13 @@ def a_layer_waits_for_the_updates_of_a_slow_rank(ctx: hpcomm.Context) -> None:
             layer.register_full_backward_hook(lambda *_: time.sleep(0.004))
         return model
 
-    for scheme in ("ps", "factors", "adam"):
-        check(ctx, model=late, steps=3, overlap=True, scheme=scheme, batch=BATCH).close()
+    for way in ("ps", "factors", "adam"):
+        check(ctx, model=late, steps=3, overlap=True, way=way, batch=BATCH).close()
 
 
 @case
 def ranks_that_have_run_out_of_batches_follow(ctx: hpcomm.Context) -> None:
-    for way in SCHEMES[2:4]:
+    for way in WAYS[2:4]:
         ours, alone = wide(), wide()
         optimizer = ht.DistributedOptimizer(cases.momentum(ours.parameters()), ctx, ours, clip_norm=0.3, **way)
         plain, data, every = cases.momentum(alone.parameters()), Data(ctx, ctx.size), Data(None, ctx.size)
@@ -135,14 +135,14 @@ def ranks_that_have_run_out_of_batches_follow(ctx: hpcomm.Context) -> None:
         optimizer.close()
 
 
-def goes_on(first: int, scheme: Any, chooses: bool = False, **options: Any) -> None:
-    """The last rank leaves after some steps; the others keep the schemes, and take the steps of one process. chooses:
+def goes_on(first: int, way: Any, chooses: bool = False, **options: Any) -> None:
+    """The last rank leaves after some steps; the others keep the ways, and take the steps of one process. chooses:
     it leaves at the end of the last of them, while the exchange is made anew."""
     world: Any = cases.mpi.world()
     with hpcomm.init(world, timeout=20) as ctx:
         ours, alone, left = wide(), wide(), ctx.size - 1
         make = OPTIMIZERS["adamw"]
-        optimizer = ht.DistributedOptimizer(make(ours.parameters()), ctx, ours, servers=left, scheme=scheme, **options)
+        optimizer = ht.DistributedOptimizer(make(ours.parameters()), ctx, ours, servers=left, way=way, **options)
         plain = make(alone.parameters())
         batches = [Data(None, ctx.size).batch() for _ in range(first + 4)]
 
@@ -160,7 +160,7 @@ def goes_on(first: int, scheme: Any, chooses: bool = False, **options: Any) -> N
         for number in range(first - chooses):
             step(number)
         optimizer.wait()
-        before, mode = dict(optimizer.schemes.of), cast("Any", optimizer._mode)
+        before, mode = dict(optimizer.ways.of), cast("Any", optimizer._mode)
         world.allgather(b"")  # not by the context, which some would not have left yet
         if ctx.rank == left and chooses:
             mode._made = leave
@@ -174,7 +174,7 @@ def goes_on(first: int, scheme: Any, chooses: bool = False, **options: Any) -> N
             step(first - chooses)
         found = optimizer.recover()
         assert (found.clock, found.lost) == (first, (left,))
-        assert optimizer.schemes.of == before
+        assert optimizer.ways.of == before
         for number in range(first, first + 4):
             step(number)
         for number, (x, y) in enumerate(batches):
@@ -187,8 +187,8 @@ def goes_on(first: int, scheme: Any, chooses: bool = False, **options: Any) -> N
         check_bits(optimizer.context, ours)
         cases.check_state(optimizer.state_dict(), plain.state_dict())
         assert optimizer.exchange.book.query("n_worker") == left
-        assert schemes_of(optimizer) or scheme == "paper"
-        told = str(sorted(optimizer.schemes.of.items())).encode()
+        assert schemes_of(optimizer) or way == "paper"
+        told = str(sorted(optimizer.ways.of.items())).encode()
         assert len(set(optimizer.context.allgather(told))) == 1
         optimizer.context.close()
 
@@ -218,7 +218,7 @@ def means_are_looked_at_and_scaled(ctx: hpcomm.Context) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
 
-    for way in SCHEMES:
+    for way in WAYS:
         check(ctx, model=wide, loop=loop, **way).close()
 
     def changed(model: Any, optimizer: Any, data: Data, step: int) -> None:
@@ -229,16 +229,16 @@ def means_are_looked_at_and_scaled(ctx: hpcomm.Context) -> None:
         optimizer.step()
 
     model = wide()
-    optimizer = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH)
+    optimizer = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, way="factors", batch=BATCH)
     with refuses(
-        r"mean gradient of 'second.weight'.* by more than a factor: .*pairs.*: give scheme=\{'second.weight': \"ps\"\}"
+        r"mean gradient of 'second.weight'.* by more than a factor: .*pairs.*: give way=\{'second.weight': \"ps\"\}"
     ):
         changed(model, optimizer, Data(ctx, ctx.size), 0)
 
 
 @case
 def a_scaler_skips_a_step_of_pairs(ctx: hpcomm.Context) -> None:
-    for way in SCHEMES:
+    for way in WAYS:
         scalers: dict[bool, Any] = {}
 
         def loop(model: Any, optimizer: Any, data: Data, step: int, scalers: dict[bool, Any] = scalers) -> None:
@@ -279,7 +279,7 @@ def passes_add_their_pairs(ctx: hpcomm.Context) -> None:
         F.cross_entropy(model(x) + model(other), y).backward()
         optimizer.step()
 
-    for way in SCHEMES:
+    for way in WAYS:
         more = {"batch": 2 * BATCH} if "batch" in way else {}
         check(ctx, model=wide, loop=quiet, **{**way, **more}).close()
         check(ctx, model=wide, loop=twice, **{**way, **more}).close()
@@ -298,7 +298,7 @@ def gradients_by_the_inputs_are_none_of_the_weight(ctx: hpcomm.Context) -> None:
         loss.backward()
         optimizer.step()
 
-    check(ctx, model=wide, loop=loop, scheme="factors", batch=BATCH).close()
+    check(ctx, model=wide, loop=loop, way="factors", batch=BATCH).close()
 
 
 @case
@@ -306,7 +306,7 @@ def a_rank_has_no_gradient(ctx: hpcomm.Context) -> None:
     """Rank 1 skips a backward pass, and zero_grad takes one back."""
     for skip in (False, True):
         ours, alone = wide(), wide()
-        options: Any = {"scheme": "factors", "batch": BATCH, "skip_weight_grad": skip}
+        options: Any = {"way": "factors", "batch": BATCH, "skip_weight_grad": skip}
         optimizer = ht.DistributedOptimizer(cases.momentum(ours.parameters()), ctx, ours, **options)
         plain = cases.momentum(alone.parameters())
         x, y = Data(None, 1).batch()
@@ -329,7 +329,7 @@ def a_rank_has_no_gradient(ctx: hpcomm.Context) -> None:
 def skipped_gradients_are_none(ctx: hpcomm.Context) -> None:
     model = wide()
     optimizer = ht.DistributedOptimizer(
-        cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH, skip_weight_grad=True
+        cases.momentum(model.parameters()), ctx, model, way="factors", batch=BATCH, skip_weight_grad=True
     )
     x, y = Data(ctx, ctx.size).batch()
     F.cross_entropy(model(x), y).backward()
@@ -352,7 +352,7 @@ def a_copy_of_the_model_is_torchs_own(ctx: hpcomm.Context) -> None:
     for skip in (False, True):
         model = wide()
         optimizer = ht.DistributedOptimizer(
-            cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH, skip_weight_grad=skip
+            cases.momentum(model.parameters()), ctx, model, way="factors", batch=BATCH, skip_weight_grad=skip
         )
         x, y = Data(ctx, ctx.size).batch()
         twin = copy.deepcopy(model)
@@ -370,26 +370,26 @@ def a_copy_of_the_model_is_torchs_own(ctx: hpcomm.Context) -> None:
 @everywhere
 def the_choice_is_the_same_on_all_ranks(ctx: hpcomm.Context) -> None:
     """auto, paper, and what the book says of them; the table has each key once, and what was measured."""
-    for scheme in ("auto", "paper"):
-        optimizer = check(ctx, model=wide, scheme=scheme, steps=3, revisit=2)
-        told = str(sorted(optimizer.schemes.of.items())).encode()
+    for way in ("auto", "paper"):
+        optimizer = check(ctx, model=wide, way=way, steps=3, revisit=2)
+        told = str(sorted(optimizer.ways.of.items())).encode()
         assert len(set(ctx.allgather(told))) == 1
         book = optimizer.exchange.book
         assert book.query("n_worker", "n_server") == (ctx.size, ctx.size)
         if ctx.size > 1:
             assert book.query("second.weight").pairs == 2 * BATCH
-            assert (book.rates is None) == (scheme == "paper")
+            assert (book.rates is None) == (way == "paper")
             for name in PAIRS:
-                assert book.best_scheme(name) == {"ps": "PS", "factors": "SFB"}[optimizer.schemes.of[name]]
+                assert book.best_way(name) == {"ps": "PS", "factors": "SFB"}[optimizer.ways.of[name]]
                 shape, p, k = book.query(name).shape, ctx.size, 2 * BATCH
                 saves = 2 * k * (p - 1) * sum(shape) <= 2 * shape[0] * shape[1] * (2 * p - 2) / p
-                assert book.best_scheme(name, "paper") == ("SFB" if saves else "PS")
+                assert book.best_way(name, "paper") == ("SFB" if saves else "PS")
         optimizer.zero_grad()
-        optimizer.measure_schemes(1)
-        table = str(optimizer.schemes).splitlines()
+        optimizer.measure_ways(1)
+        table = str(optimizer.ways).splitlines()
         assert [line.split()[0] for line in table[1:]] == [name for name, _ in optimizer._model.named_parameters()]
         for name in PAIRS if ctx.size > 1 else ():
-            assert 0 < optimizer.schemes.measured[name].sent <= 1.01 * optimizer.schemes.predicted(name).sent + 64
+            assert 0 < optimizer.ways.measured[name].sent <= 1.01 * optimizer.ways.predicted(name).sent + 64
         optimizer.close()
 
 
@@ -407,10 +407,10 @@ def lossy_codecs_are_chosen_where_links_are_slow(ctx: hpcomm.Context) -> None:
             optimizer = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, **options)
             return model, optimizer
 
-        model, optimizer = made(scheme="auto", lossy=True, revisit=3)
+        model, optimizer = made(way="auto", lossy=True, revisit=3)
         data, top = Data(ctx, ctx.size), hpcomm.codec.TopK(0.01)
         for step in range(8):
-            assert optimizer.schemes.codecs == ({} if step in (0, 6, 7) else dict.fromkeys(PAIRS, top)), step
+            assert optimizer.ways.codecs == ({} if step in (0, 6, 7) else dict.fromkeys(PAIRS, top)), step
             if step == 5:
                 between[0] = math.inf  # and the links are measured again
             assert [optimizer.exchange.codecs[name] == top for name in PAIRS] == [0 < step < 6] * 2
@@ -423,19 +423,19 @@ def lossy_codecs_are_chosen_where_links_are_slow(ctx: hpcomm.Context) -> None:
             ([hpcomm.codec.BFLOAT16, hpcomm.codec.OneBit()], "1bit", "1bit"),
             ([hpcomm.codec.Threshold(1e-3)], "ps", "ps, Threshold(0.001)"),
         ):
-            model, optimizer = made(scheme="auto", lossy=lossy, batch=BATCH)
+            model, optimizer = made(way="auto", lossy=lossy, batch=BATCH)
             assert schemes_of(optimizer) == ({} if way == "ps" else dict.fromkeys(PAIRS, way))
             assert optimizer.exchange.codecs["second.weight"] == lossy[-1]
             assert optimizer.exchange.codecs["last.weight"] == hpcomm.codec.FLOAT32  # it is small
-            assert re.search(rf"^second.weight .*  {re.escape(told)}  ", str(optimizer.schemes), re.MULTILINE)
+            assert re.search(rf"^second.weight .*  {re.escape(told)}  ", str(optimizer.ways), re.MULTILINE)
             dense = 2 * 4 * model.second.weight.numel() * (ctx.size - 1)
-            assert optimizer.schemes.predicted("second.weight").sent < 0.8 * dense
+            assert optimizer.ways.predicted("second.weight").sent < 0.8 * dense
             cases.plain_step(model, optimizer, data, 0)
             cases.check_bits(ctx, model)
             optimizer.load_state_dict(optimizer.state_dict())
             optimizer.close()
         multiply[0] = 1e15  # pairs take next to nothing
-        model, optimizer = made(scheme="auto", lossy=True, batch=1)
+        model, optimizer = made(way="auto", lossy=True, batch=1)
         assert schemes_of(optimizer) == dict.fromkeys(PAIRS, "factors")
         optimizer.close()
 
@@ -443,7 +443,7 @@ def lossy_codecs_are_chosen_where_links_are_slow(ctx: hpcomm.Context) -> None:
 @case
 def states_are_those_of_torch(ctx: hpcomm.Context) -> None:
     make = OPTIMIZERS["adamw"]
-    ours, optimizer, _, plain = cases.both(ctx, make, model=wide, scheme="factors")
+    ours, optimizer, _, plain = cases.both(ctx, make, model=wide, way="factors")
     sent: list[int] = []
     put = hpcomm.Window.put
 
@@ -464,7 +464,7 @@ def states_are_those_of_torch(ctx: hpcomm.Context) -> None:
 
 @case
 def checkpoints_go_from_scheme_to_scheme(ctx: hpcomm.Context) -> None:
-    """A checkpointer follows the exchange that the first step makes; what it saved is restored under other schemes."""
+    """A checkpointer follows the exchange that the first step makes; what it saved is restored under other ways."""
     data = Data(ctx, ctx.size)
     batches = [data.batch() for _ in range(5)]
 
@@ -478,13 +478,13 @@ def checkpoints_go_from_scheme_to_scheme(ctx: hpcomm.Context) -> None:
 
     with directory(ctx) as folder:
         model = wide()
-        optimizer = ht.DistributedOptimizer(OPTIMIZERS["adamw"](model.parameters()), ctx, model, scheme="factors")
+        optimizer = ht.DistributedOptimizer(OPTIMIZERS["adamw"](model.parameters()), ctx, model, way="factors")
         with ht.ModelCheckpointer(optimizer, folder, every=1) as saver:
             trained(optimizer, model, batches[:3])
             saver.after(3)
         expected = trained(optimizer, model, batches[3:])
         optimizer.close()
-        others: list[dict[str, Any]] = [{}, {"scheme": "factors", "batch": BATCH}, {"scheme": "adam"}]
+        others: list[dict[str, Any]] = [{}, {"way": "factors", "batch": BATCH}, {"way": "adam"}]
         for options in others:
             model = wide()
             optimizer = ht.DistributedOptimizer(OPTIMIZERS["adamw"](model.parameters()), ctx, model, **options)
@@ -521,10 +521,10 @@ def odd() -> Any:
 @case
 def other_layers_go_as_matrices(ctx: hpcomm.Context) -> None:
     with logs() as told:
-        optimizer = check(ctx, model=odd, scheme="factors", steps=3)
+        optimizer = check(ctx, model=odd, way="factors", steps=3)
     assert schemes_of(optimizer) == {"plain.weight": "factors"}
-    assert "not called" in optimizer.schemes.why["read.weight"]
-    assert "has hooks" in optimizer.schemes.why["hooked.weight"]
+    assert "not called" in optimizer.ways.why["read.weight"]
+    assert "has hooks" in optimizer.ways.why["hooked.weight"]
     assert ctx.rank or any("'read.weight' goes as a matrix" in sentence for sentence in told)
     optimizer.close()
 
@@ -532,9 +532,7 @@ def other_layers_go_as_matrices(ctx: hpcomm.Context) -> None:
 @case
 def more_rows_than_agreed_are_an_error(ctx: hpcomm.Context) -> None:
     model = wide()
-    optimizer = ht.DistributedOptimizer(
-        cases.momentum(model.parameters()), ctx, model, scheme="factors", batch=BATCH - 1
-    )
+    optimizer = ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, way="factors", batch=BATCH - 1)
     x, y = Data(ctx, ctx.size).batch()
     with refuses(
         f"rank {ctx.rank}: layer 'second.weight' had {BATCH} rows .* {BATCH - 1} pairs at most: give batch={BATCH}"
@@ -550,39 +548,39 @@ def bad_arguments_are_refused(ctx: hpcomm.Context) -> None:
         with pytest.raises(error, match=match):
             ht.DistributedOptimizer(cases.momentum(model.parameters()), ctx, model, **options)
 
-    made(r"scheme is 'best': must be one of 'auto', 'paper'", scheme="best")
-    made(r"scheme is 3: must be a word, or a mapping", scheme=3)
+    made(r"way is 'best': must be one of 'auto', 'paper'", way="best")
+    made(r"way is 3: must be a word, or a mapping", way=3)
     made(
-        r"scheme names 'second.weigh', which is no parameter: did you mean 'second.weight'",
-        scheme={"second.weigh": "ps"},
+        r"way names 'second.weigh', which is no parameter: did you mean 'second.weight'",
+        way={"second.weigh": "ps"},
     )
-    made(r"scheme of 'second.weight' is 'sfb': must be one of 'ps'", scheme={"second.weight": "sfb"})
+    made(r"way of 'second.weight' is 'sfb': must be one of 'ps'", way={"second.weight": "sfb"})
     made(
-        r"scheme of 'first.bias' is 'factors': it is not the weight of a plain nn.Linear",
-        scheme={"first.bias": "factors"},
+        r"way of 'first.bias' is 'factors': it is not the weight of a plain nn.Linear",
+        way={"first.bias": "factors"},
     )
-    made(r"scheme of 'hooked.weight' is 'adam': its weight has hooks", odd(), scheme={"hooked.weight": "adam"})
-    made(r"'tied.weight' is 'factors': it is not the weight of a plain", odd(), scheme={"tied.weight": "factors"})
+    made(r"way of 'hooked.weight' is 'adam': its weight has hooks", odd(), way={"hooked.weight": "adam"})
+    made(r"'tied.weight' is 'factors': it is not the weight of a plain", odd(), way={"tied.weight": "factors"})
     made(
-        r"scheme of 'second.weight' is 'factors', and topology= or codec= names it as well",
-        scheme={"second.weight": "factors"},
+        r"way of 'second.weight' is 'factors', and topology= or codec= names it as well",
+        way={"second.weight": "factors"},
         codec={"second.weight": "float16"},
     )
     made(
-        r"scheme of 'second.weight' is 'factors', by which no parameters are sent, and codec_out= names it",
-        scheme={"second.weight": "factors"},
+        r"way of 'second.weight' is 'factors', by which no parameters are sent, and codec_out= names it",
+        way={"second.weight": "factors"},
         codec_out={"second.weight": "float16"},
     )
-    made(r"batch is 0: must be 1 to", scheme="auto", batch=0)
-    made(r"revisit is 0: must be 1 to", scheme="auto", revisit=0)
-    made(r"skip_weight_grad is 2: must be a bool", scheme="auto", skip_weight_grad=2)
+    made(r"batch is 0: must be 1 to", way="auto", batch=0)
+    made(r"revisit is 0: must be 1 to", way="auto", revisit=0)
+    made(r"skip_weight_grad is 2: must be a bool", way="auto", skip_weight_grad=2)
     for wrong in (3, "bfloat16", [hpcomm.codec.FLOAT32], [hpcomm.codec.Factors(3)], [hpcomm.codec.Auto()]):
-        made(r"lossy has .*: must be True, False, or lossy values of hpcomm.codec", scheme="auto", lossy=wrong)
-    for scheme in ("factors", "paper", {"second.weight": "ps"}, None):
-        made(r'lossy is True, and scheme is not "auto", which alone chooses codecs', scheme=scheme, lossy=True)
-    made(r"lossy is True, and codec is 'float16' for all keys", scheme="auto", lossy=True, codec="float16")
-    made(r"scheme is 'auto': it needs apply=\"step\" or", error=hpcomm.NotSupported, scheme="auto", apply="backward")
-    made(r"scheme is 'auto': it needs", error=hpcomm.NotSupported, scheme="auto", consistency=hpcomm.SSP(1))
+        made(r"lossy has .*: must be True, False, or lossy values of hpcomm.codec", way="auto", lossy=wrong)
+    for way in ("factors", "paper", {"second.weight": "ps"}, None):
+        made(r'lossy is True, and way is not "auto", which alone chooses codecs', way=way, lossy=True)
+    made(r"lossy is True, and codec is 'float16' for all keys", way="auto", lossy=True, codec="float16")
+    made(r"way is 'auto': it needs apply=\"step\" or", error=hpcomm.NotSupported, way="auto", apply="backward")
+    made(r"way is 'auto': it needs", error=hpcomm.NotSupported, way="auto", consistency=hpcomm.SSP(1))
 
 
 @case
@@ -593,16 +591,16 @@ def ranks_that_ask_for_different_schemes_are_told(ctx: hpcomm.Context) -> None:
         return model
 
     ways: list[tuple[Any, dict[str, Any], Any, dict[str, Any]]] = [
-        (wide, {"scheme": "auto"}, wide, {}),
-        (wide, {"scheme": "auto"}, wide, {"scheme": "paper"}),
-        (wide, {"scheme": "factors", "batch": 6}, wide, {"scheme": "factors", "batch": 7}),
-        (wide, {"scheme": "factors"}, wide, {"scheme": "factors", "skip_weight_grad": True}),
-        (wide, {"scheme": "factors"}, hooked, {"scheme": "factors"}),
-        (wide, {"scheme": "auto"}, wide, {"scheme": "auto", "lossy": True}),
+        (wide, {"way": "auto"}, wide, {}),
+        (wide, {"way": "auto"}, wide, {"way": "paper"}),
+        (wide, {"way": "factors", "batch": 6}, wide, {"way": "factors", "batch": 7}),
+        (wide, {"way": "factors"}, wide, {"way": "factors", "skip_weight_grad": True}),
+        (wide, {"way": "factors"}, hooked, {"way": "factors"}),
+        (wide, {"way": "auto"}, wide, {"way": "auto", "lossy": True}),
     ]
     for make, options, other, others in ways:
         model = make() if ctx.rank == 0 else other()
-        with pytest.raises(hpcomm.ConfigError, match="rank 1 has another scheme, batch, revisit"):
+        with pytest.raises(hpcomm.ConfigError, match="rank 1 has another way, batch, revisit"):
             ht.DistributedOptimizer(
                 cases.momentum(model.parameters()), ctx, model, **(options if ctx.rank == 0 else others)
             )
@@ -610,9 +608,9 @@ def ranks_that_ask_for_different_schemes_are_told(ctx: hpcomm.Context) -> None:
 
 @case
 def keys_that_are_named_keep_what_was_said(ctx: hpcomm.Context) -> None:
-    optimizer = check(ctx, model=wide, scheme="factors", topology={"first.weight": hpcomm.PeerToPeer()}, steps=3)
+    optimizer = check(ctx, model=wide, way="factors", topology={"first.weight": hpcomm.PeerToPeer()}, steps=3)
     assert schemes_of(optimizer) == {"second.weight": "factors"}
-    assert re.search(r"^first\.weight.* ps ", str(optimizer.schemes), re.MULTILINE)
+    assert re.search(r"^first\.weight.* ps ", str(optimizer.ways), re.MULTILINE)
     optimizer.close()
 
 
@@ -620,16 +618,16 @@ def keys_that_are_named_keep_what_was_said(ctx: hpcomm.Context) -> None:
 def parameters_of_pairs_are_not_rounded(ctx: hpcomm.Context) -> None:
     """codec_out is for the other layers, before the first step and after it; a layer that becomes a matrix has it
     again."""
-    for scheme in ("factors", "adam"):
+    for way in ("factors", "adam"):
         for codec_out in ("bfloat16", {"second.weight": "bfloat16", "last.weight": "bfloat16"}):
             model, anew = wide(), with_more(lambda m, _, step: m.second.weight.pow(2).sum() if step > 2 else 0)
             made = cases.momentum(model.parameters())
-            optimizer = ht.DistributedOptimizer(made, ctx, model, scheme=scheme, codec_out=codec_out)
+            optimizer = ht.DistributedOptimizer(made, ctx, model, way=way, codec_out=codec_out)
             for step in range(5):
                 anew(model, optimizer, Data(ctx, ctx.size), step)
                 check_bits(ctx, model)
                 rounded = bool((model.second.weight == model.second.weight.bfloat16()).all())
-                assert rounded == (scheme == "adam" or step > 2), (scheme, codec_out, step)
+                assert rounded == (way == "adam" or step > 2), (way, codec_out, step)
                 assert bool((model.last.weight == model.last.weight.bfloat16()).all())
             optimizer.close()
 

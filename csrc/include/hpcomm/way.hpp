@@ -1,0 +1,34 @@
+// way.hpp - the costs of several ways to exchange a layer, and the cheapest of them.
+#ifndef HPCOMM_WAY_HPP
+#define HPCOMM_WAY_HPP
+
+#include "error.hpp"
+
+namespace hpcomm {
+
+using Layer = hpc_layer;
+using Cluster = hpc_cluster;
+using Rates = hpc_rates;
+using CodecRates = hpc_codec_rates;
+using Cost = hpc_cost;
+using Way = hpc_way;
+
+// See hpc_way_cost. codec: for updates that go to servers as arrays; null: float32.
+inline Cost way_cost(Way way, const Layer &layer, const Cluster &cluster, const Rates &rates,
+                     const CodecRates *codec = nullptr, Report report = {}) {
+    Cost cost{};
+    report(hpc_way_cost(way, &layer, &cluster, &rates, codec, &cost));
+    return cost;
+}
+
+// See hpc_best_way. rates: null, by the bytes of Poseidon's algorithm 1 alone. memory: bytes; 0: any.
+inline Way best_way(const Layer &layer, const Cluster &cluster, const Rates *rates, double memory = 0,
+                    Report report = {}) {
+    int way = HPC_WAY_PS;
+    report(hpc_best_way(&layer, &cluster, rates, memory, &way));
+    return static_cast<Way>(way);
+}
+
+} // namespace hpcomm
+
+#endif
