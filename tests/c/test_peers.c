@@ -404,6 +404,40 @@ static void totals(rank *r) {
     end(e, g);
 }
 
+static void make(const rank *r, const game *g, hpc_exchange *e, int key, int from, int to) {
+    for (int step = from; step < to; step++) do_wait(e, key, start(r, g, e, key, step, HPC_PUSH));
+}
+
+/* A rank in close reads updates of each key while it waits for another: rank 1 closes before rank 2 has sent its step
+ * of key 1, for which rank 0 waits before it makes the step of key 0 that rank 1's close waits for. Rank 1 may be slow
+ * to close, so there are some rounds. */
+static void closes_across_keys(rank *r) {
+    enum { ROUNDS = 8, STARTED = 0, CLOSING = 1, MADE = 2 };
+    for (int round = 0; round < ROUNDS; round++) {
+        const int at = 3 * round;
+        game *g = game_new(r, r->arg);
+        hpc_exchange *e = game_open(r, g);
+        if (r->rank == 2) {
+            make(r, g, e, 0, 0, 1);
+            rank_set(r, at + STARTED, 1);
+            progress_until(r, e, at + CLOSING, 1);
+            make(r, g, e, 1, 0, 1);
+            rank_set(r, at + MADE, 1);
+        } else {
+            for (int key = 0; key < 2; key++) make(r, g, e, key, 0, 2);
+            progress_until(r, e, at + STARTED, 1);
+        }
+        if (r->rank == 1) rank_set(r, at + CLOSING, 1);
+        if (r->rank == 0) {
+            make(r, g, e, 0, 2, 3);
+            progress_until(r, e, at + MADE, 1);
+            make(r, g, e, 1, 2, 3);
+            make(r, g, e, 0, 3, 4);
+        }
+        end(e, g);
+    }
+}
+
 /* ---- what is refused ---- */
 
 static void peers_refused(rank *r) {
@@ -518,6 +552,7 @@ int main(int argc, char **argv) {
         {.name = "totals_ssp_relay", .size = 5, .run = totals, .arg = FACTORS | RELAY | 2 * STALE},
         {.name = "totals_ssp_partial", .size = 5, .run = totals, .arg = FACTORS | PARTIAL | 2 * STALE},
         {.name = "totals_most_stale", .size = 3, .run = totals, .arg = 30 * STALE},
+        {.name = "closes_across_keys", .size = 3, .run = closes_across_keys, .arg = ONCE | 2 * STALE},
         {.name = "peers_refused", .size = 3, .run = peers_refused, .arg = ONCE | STALE},
         {.name = "refused_without_slots", .size = 3, .run = refused_without_slots},
         {.name = "ways_refused", .size = 5, .run = ways_refused, .arg = ONCE | RELAY},
