@@ -144,7 +144,7 @@ def late(plan: Plan) -> hpcomm.Nesterov:
 
 def both_ways(codec: hpcomm.codec.WireFormat) -> dict[str, Any]:
     """A codec of updates up and of their mean back."""
-    return {"codec": codec, "apply_at": "receivers"}
+    return {"codec": codec, "topology": hpcomm.ParameterServer(apply_at="receivers")}
 
 
 def top(plan: Plan) -> dict[str, Any]:

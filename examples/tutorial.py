@@ -47,7 +47,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "overlap": {"overlap": True},
     "bfloat16": {"overlap": True, "codec": "bfloat16", "codec_out": "bfloat16"},
-    "topk": {"overlap": True, "codec": hpcomm.codec.TopK(0.01), "apply_at": "receivers"},
+    "topk": {
+        "overlap": True,
+        "codec": hpcomm.codec.TopK(0.01),
+        "topology": hpcomm.ParameterServer(apply_at="receivers"),
+    },
     "local": {"every": 48, "fragments": 3, "delay": 5, "outer": hpcomm.Nesterov(lr=0.7, momentum=0.5)},
 }
 

@@ -161,7 +161,6 @@ def _multiplied(ctx: Context, make: Callable[..., Any], timeout: float | None) -
         PeerToPeer(),
         rule=SGD(lr=0.0),
         codec=Factors(pairs),
-        cores=1,
         progress="inline",
         timeout=timeout,
     ) as ex:
@@ -199,7 +198,6 @@ def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
         ParameterServer(),
         rule=SGD(lr=0.0),
         codec=codec,
-        cores=1,
         progress="inline",
         timeout=timeout,
     ) as ex:

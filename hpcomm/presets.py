@@ -1,6 +1,7 @@
 """Presets: each paper as a function that returns an Exchange of that paper's parts."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .codec import Threshold
@@ -9,7 +10,7 @@ from .context import Context
 from .errors import HpcommError, InvalidArgument
 from .exchange import Exchange
 from .exchange.arguments import refuse
-from .exchange.options import Consistencies
+from .exchange.options import Consistencies, EngineOptions
 from .optim import SGD, Average, Nesterov, RuleOrRules, or_default
 from .topology import HostGraph, ParameterServer, Tree, root_expander
 from .topology.automatic import Automatic
@@ -57,8 +58,8 @@ def parameter_hub(
         affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
         apply_at: of ParameterServer: the ranks that apply the rule. A Hierarchy has its own apply_at.
         tree: of ParameterServer: the way of updates to workers that apply the rule.
-        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16" or codec_out="bfloat16". plan=... stands
-            for the topology too.
+        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16" or
+            plan=PlanOptions(codec_out="bfloat16"). A Plan stands for the topology too.
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.
@@ -183,7 +184,7 @@ def broadcast(
     Args:
         ctx, params, consistency: as Exchange takes them.
         topology: the tree; a binary one from rank 0.
-        options: Exchange's other ones, e.g. chunk_bytes=65536 or codec_out="bfloat16".
+        options: Exchange's other ones, e.g. chunk_bytes=65536 or plan=PlanOptions(codec_out="bfloat16").
 
     Raises:
         InvalidArgument: an argument that cannot be, here or on another rank.
@@ -207,6 +208,7 @@ def stochastic_reduce(
     consistency: Consistencies = NOTIFY_ACK,
     rule: RuleOrRules = _AVERAGE,
     hosts_first: bool = False,
+    in_place: bool = False,
     **options: "Unpack[More]",
 ) -> Exchange:
     """ASAP (Kadav and Kruus, 2016): every rank averages its model with the models of its in-neighbours in a sparse
@@ -229,6 +231,7 @@ def stochastic_reduce(
         hosts_first: the nodes of topology are the hosts: the ranks of a host average their models first, and one goes
             over each edge between hosts (topology.HostGraph). All ranks of a host then have the same model. Under
             NOTIFY_ACK or BSP, without in_place.
+        in_place: of EngineOptions: the trainer trains params where they lie.
         options: Exchange's other ones, e.g. chunk_bytes=65536, codec="bfloat16" or depth=2. Without in_place, which
             is for models, params stay where they are, and the trainer writes its update into gradient(name).
 
@@ -237,4 +240,6 @@ def stochastic_reduce(
         ConfigError: ranks disagree.
     """
     nodes: Any = root_expander if topology is None else topology
+    if in_place:
+        options["engine"] = replace(options.get("engine", EngineOptions()), in_place=in_place)
     return Exchange(ctx, params, HostGraph(nodes) if hosts_first else nodes, consistency, rule, **options)

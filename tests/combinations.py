@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from conftest import SEED, ThreadWorld, thread_worlds
+from flat import grouped
 from numpy.typing import NDArray
 
 import hpcomm
@@ -319,7 +320,7 @@ def made(ctx: hpcomm.Context, one: Combination, value: Consistency) -> hpcomm.Ex
         **CODECS[one.codec].options,
     }
     rule = Average() if edges.kind == "models" else SGD(lr=1)
-    return hpcomm.Exchange(ctx, {"w": start()}, edges.topology, value, rule, **options)
+    return hpcomm.Exchange(ctx, {"w": start()}, edges.topology, value, rule, **grouped(options))
 
 
 def drops(one: Combination) -> bool:

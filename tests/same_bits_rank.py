@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import hpcomm
+from hpcomm import EngineOptions, PlanOptions
 from hpcomm import codec as codecs
 from hpcomm import topology as topologies
 
@@ -85,25 +86,19 @@ def rule_of(told: Any) -> Any:
 def make(job: Job, ctx: hpcomm.Context) -> hpcomm.Exchange:
     lot = np.random.default_rng([job["seed"], 77])
     values = {name: _drawn(lot, shape, job["whole"]) for name, shape in job["keys"].items()}
-    options: dict[str, Any] = {
-        name: job[name] for name in ("split", "in_place", "shared_params", "check_finite") if name in job
-    }
+    plan = {name: job[name] for name in ("reduce", "chunk_bytes", "depth", "cores")}
     for name in ("codec", "codec_out"):
         if name in job:
-            options[name] = {key: codec_of(one) for key, one in job[name].items()}
+            plan[name] = {key: codec_of(one) for key, one in job[name].items()}
+    engine = ("progress", "groups", "split", "in_place", "shared_params", "check_finite")
     return hpcomm.Exchange(
         ctx,
         values,
         topology_of(job["topology"], job["n"]),
         consistency_of(job["consistency"]),
         rule_of(job["rule"]),
-        reduce=job["reduce"],
-        chunk_bytes=job["chunk_bytes"],
-        depth=job["depth"],
-        cores=job["cores"],
-        progress=job["progress"],
-        groups=job.get("groups"),
-        **options,
+        plan=PlanOptions(**plan),
+        engine=EngineOptions(**{name: job[name] for name in engine if name in job}),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import on_both, run_threads, through_a_file
+from flat import grouped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ def test_three_steps_and_three_after_a_restart_are_six(
         want[context.rank] = train(ex, context.rank, 3, 6)
 
     def after(context: hpcomm.Context) -> None:
-        ex = Exchange(context, random(7), rule=rule, **{"chunk_bytes": 1024, "progress": "inline", **other})
+        ex = Exchange(context, random(7), rule=rule, **grouped({"chunk_bytes": 1024, "progress": "inline", **other}))
         train(ex, context.rank, 10, 12)  # to be forgotten
         ex.load_state_dict(shards[:: -1 if context.rank else 1])
         assert_same(dict(ex.params), saved[context.rank])
@@ -159,7 +160,7 @@ def test_every_key_goes_on_with_its_own_rule(graph: bool) -> None:
     options: dict[str, Any] = {"topology": hpcomm.topology.ring(3), "consistency": hpcomm.NOTIFY_ACK} if graph else {}
 
     def body(context: hpcomm.Context) -> None:
-        ex = Exchange(context, random(0), rule=rules, progress="inline", **options)
+        ex = Exchange(context, random(0), rule=rules, progress="inline", **grouped(options))
         train(ex, context.rank, 0, 2)
         ex.set(lr=0.0625, keys=["w", "s"])
         shard = ex.state_dict()
@@ -320,7 +321,7 @@ def test_a_row_is_whole_while_others_push(progress: str) -> None:
     def body(context: hpcomm.Context) -> None:
         rule, server = Momentum(lr=1, momentum=0), ParameterServer("NCC")
         how: dict[str, Any] = {"consistency": hpcomm.ASYNC, "progress": progress, "chunk_bytes": 4 * n}
-        ex = Exchange(context, {"w": np.zeros(n, F32)}, server, rule=rule, **how)
+        ex = Exchange(context, {"w": np.zeros(n, F32)}, server, rule=rule, **grouped(how))
         if context.rank == 0:
             seen, shard = set(), None
             while not done.is_set():

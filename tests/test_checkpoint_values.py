@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import on_both, run_threads
+from flat import grouped
 
 from hpcomm import (
     ASYNC,
@@ -47,7 +48,9 @@ class Reckoned:
 
 def exchange(context: Context, where: Any, consistency: Consistency, **options: Any) -> Exchange:
     params = {"w": np.zeros(PATTERN.shape, F32)}
-    return Exchange(context, params, where, consistency, RULE, chunk_bytes=1024, **{"progress": "thread", **options})
+    return Exchange(
+        context, params, where, consistency, RULE, chunk_bytes=1024, **grouped({"progress": "thread", **options})
+    )
 
 
 def assert_shard(shard: Any, want: Reckoned, steps: int) -> None:

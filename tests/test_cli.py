@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import hpcomm
-from hpcomm import _core, launch
+from hpcomm import PlanOptions, _core, launch
 from hpcomm.cli import doctor, interfaces, mpi, network, rdma, reach
 from hpcomm.cli import main as command
 from hpcomm.cli.interfaces import VARIABLE
@@ -144,7 +144,7 @@ def test_memory_that_cannot_be_passed_on(monkeypatch: pytest.MonkeyPatch) -> Non
 def count_files(cores: int) -> int:
     """Of a rank whose exchange has made a step."""
     with hpcomm.init(ranks.world()) as context:
-        ex = hpcomm.parameter_hub(context, {"w": np.zeros(100_000, np.float32)}, cores=cores)
+        ex = hpcomm.parameter_hub(context, {"w": np.zeros(100_000, np.float32)}, plan=PlanOptions(cores=cores))
         ex.step({"w": np.ones(100_000, np.float32)})
         context.barrier()
         n = len(os.listdir("/proc/self/fd"))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Left, on_both, run_threads
+from flat import grouped
 from numpy.typing import NDArray
 
 import hpcomm
@@ -19,6 +20,7 @@ from hpcomm import (
     SSP,
     Average,
     Consistency,
+    EngineOptions,
     Exchange,
     InvalidArgument,
     Momentum,
@@ -76,7 +78,7 @@ def trained(transport: dict[str, Any], **options: Any) -> list[dict[str, bytes]]
     """What each of three ranks has after three steps; nothing on one that only serves."""
 
     def body(context: hpcomm.Context) -> dict[str, bytes]:
-        with Exchange(context, values(0), **{"progress": "inline", **options}) as ex:
+        with Exchange(context, values(0), **grouped({"progress": "inline", **options})) as ex:
             if not ex.params:
                 ex.serve(20)
             for n, rank in itertools.product(range(3), range(context.size)):
@@ -149,11 +151,11 @@ def test_folds_of_what_is_there(consistency: Consistency, in_place: bool) -> Non
         options: dict[str, Any] = {"topology": complete(2), "rule": Average(), "in_place": in_place}
         mine, end = values(context.rank), time.monotonic() + 20
         for codec in ("float32", "float16", "bfloat16"):
-            with Exchange(context, mine, consistency=NOTIFY_ACK, codec=codec, **options) as ex:
+            with Exchange(context, mine, consistency=NOTIFY_ACK, codec=codec, **grouped(options)) as ex:
                 for name, value in mine.items():
                     push_pull(ex, name, value)
                 want[context.rank] |= {name: had for name, had in bits(ex).items() if codec_of(CODECS, name) == codec}
-        with Exchange(context, mine, consistency=consistency, codec=CODECS, **options) as ex:
+        with Exchange(context, mine, consistency=consistency, codec=CODECS, **grouped(options)) as ex:
             there = False
             while not there:
                 assert time.monotonic() < end
@@ -180,7 +182,7 @@ def test_a_mapping_by_each_name_that_codecs_have(alone: hpcomm.Context) -> None:
         {"plan": Plan.hub(SHAPES, [0], [0], 1, codec=CODECS, codec_out=OUT)},
     ]
     for way in ways:
-        with hpcomm.parameter_hub(alone, values(0), **way) as ex:
+        with hpcomm.parameter_hub(alone, values(0), **grouped(way)) as ex:
             assert codecs_of(ex.plan) == want, way
             for name in SHAPES:
                 assert ex.gradient(name).dtype == hpcomm.codec.Codec(codec_of(CODECS, name)).dtype
@@ -188,7 +190,7 @@ def test_a_mapping_by_each_name_that_codecs_have(alone: hpcomm.Context) -> None:
     assert codecs_of(plan) == {name: (codec_of(CODECS, name), "float32") for name in SHAPES}
     with hpcomm.stochastic_reduce(alone, values(0), codec=CODECS) as ex:
         assert codecs_of(ex.plan) == codecs_of(plan)
-    with Exchange(alone, values(0), codec={}, codec_out={"fc": "float32"}) as ex:
+    with Exchange(alone, values(0), codec={}, plan=PlanOptions(codec_out={"fc": "float32"})) as ex:
         assert codecs_of(ex.plan) == dict.fromkeys(SHAPES, ("float32", "float32"))
 
 
@@ -211,13 +213,13 @@ def test_a_plan_as_text_keeps_the_codecs() -> None:
 def test_in_place_takes_a_slot_for_the_model_only_if_no_key_is_encoded(alone: hpcomm.Context) -> None:
     options: dict[str, Any] = {"topology": complete(1), "rule": Average(), "in_place": True}
     for codec, depth in (({"fc": "float32"}, 2), ({"scale": "float16"}, 1)):
-        with Exchange(alone, values(0), codec=codec, **options) as ex:
+        with Exchange(alone, values(0), codec=codec, **grouped(options)) as ex:
             assert {row.depth for row in ex.plan.rows} == {depth}
 
 
 def test_check_finite_goes_by_the_codec_of_the_key(alone: hpcomm.Context) -> None:
     large = {name: np.full(shape, 70000, F32) for name, shape in SHAPES.items()}
-    ex = Exchange(alone, values(0), codec=CODECS, check_finite=True)
+    ex = Exchange(alone, values(0), codec=CODECS, engine=EngineOptions(check_finite=True))
     for name in SHAPES:
         if codec_of(CODECS, name) == "float16":
             with pytest.raises(InvalidArgument, match="the gradient of key fc"):
@@ -256,7 +258,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits() -> None:
     options: dict[str, Any] = {"rule": Momentum(lr=0.1), "codec": CODECS, "codec_out": OUT, "progress": "inline"}
 
     def before(context: hpcomm.Context) -> None:
-        with Exchange(context, values(0), **options) as ex:
+        with Exchange(context, values(0), **grouped(options)) as ex:
             step(ex, context.rank + 1)
             shards[context.rank] = ex.state_dict()
             context.barrier()
@@ -264,7 +266,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits() -> None:
             want[context.rank] = bits(ex)
 
     def after(context: hpcomm.Context) -> None:
-        with Exchange(context, values(9), chunk_bytes=4096, **options) as ex:
+        with Exchange(context, values(9), chunk_bytes=4096, **grouped(options)) as ex:
             ex.load_state_dict(shards)
             step(ex, context.rank + 11)
             assert bits(ex) == want[context.rank]
@@ -291,7 +293,7 @@ def test_recover_keeps_the_codecs(kind: str) -> None:
     done: list[int] = []
 
     def body(context: hpcomm.Context) -> None:
-        ex = Exchange(context, values(0), **options)
+        ex = Exchange(context, values(0), **grouped(options))
         step(ex, context.rank + 1)
         context.barrier()
         if context.rank == 2:

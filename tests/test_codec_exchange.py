@@ -9,6 +9,7 @@ import mpi
 import numpy as np
 import pytest
 from conftest import on_both, run_threads
+from flat import grouped
 from numpy.typing import NDArray
 
 import hpcomm
@@ -21,6 +22,7 @@ from hpcomm import (
     SSP,
     Average,
     Consistency,
+    EngineOptions,
     Exchange,
     Hierarchy,
     HpcommError,
@@ -173,7 +175,7 @@ def test_sent_and_kept_back_is_all_there_was(way: str, codec: str) -> None:
 
     def body(ctx: hpcomm.Context) -> tuple[Floats, Floats, Floats]:
         options = {"rule": SGD(lr=1.0), "reduce": "sum", "progress": "inline", "chunk_bytes": 2048, **WAYS[way]}
-        with Exchange(ctx, {"w": np.zeros(3000, F32)}, codec=CODECS[codec], **options) as ex:
+        with Exchange(ctx, {"w": np.zeros(3000, F32)}, codec=CODECS[codec], **grouped(options)) as ex:
             computed = np.zeros(3000, F32)
             for step in range(5):
                 mine = _whole(ctx, step, 3000)
@@ -355,7 +357,7 @@ def test_every_rank_is_told_what_is_refused(name: str) -> None:
 
     def body(ctx: hpcomm.Context) -> None:
         with pytest.raises(HpcommError, match=sentence):
-            Exchange(ctx, {"w": np.zeros(1000, F32)}, **{"codec": TopK(0.1), "progress": "inline", **options})
+            Exchange(ctx, {"w": np.zeros(1000, F32)}, **grouped({"codec": TopK(0.1), "progress": "inline", **options}))
 
     run_threads(3, body)
 
@@ -393,7 +395,7 @@ def test_what_is_not_finite(value: float) -> None:
                 {"w": np.zeros(100, F32)},
                 rule=SGD(lr=1.0),
                 codec=Threshold(3.0, decays=False, **C),
-                check_finite=check,
+                engine=EngineOptions(check_finite=check),
                 progress="inline",
             ) as ex:
                 if check:
@@ -489,7 +491,7 @@ def test_auto_is_refused_by_all_where_one_rank_gives_something_else(options: dic
     def body(ctx: hpcomm.Context) -> None:
         given: dict[str, Any] = {"codec": "auto"} if ctx.rank == 0 else options
         with pytest.raises(HpcommError, match="." if ctx.rank else sentence):
-            Exchange(ctx, {"w": np.zeros(5000, F32)}, progress="inline", **given)
+            Exchange(ctx, {"w": np.zeros(5000, F32)}, progress="inline", **grouped(given))
 
     run_threads(2, body, transport="tcp")
 

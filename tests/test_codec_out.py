@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import on_both, run_threads
+from flat import grouped
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import ASYNC, SGD, Exchange, Momentum, ParameterServer
+from hpcomm import ASYNC, SGD, Exchange, Momentum, ParameterServer, PlanOptions
 
 F32 = np.float32
 SHAPES = {"conv": (3, 5, 2), "fc": (400, 70), "bias": (7,), "scale": ()}
@@ -87,7 +88,7 @@ def each_worker(
     config = {name: options.pop(name) for name in ("transport", "loop_seed") if name in options}
 
     def rank(context: hpcomm.Context) -> Any:
-        with Exchange(context, initial(), topology, **{"rule": SGD(lr=LR), "reduce": "sum", **options}) as ex:
+        with Exchange(context, initial(), topology, **grouped({"rule": SGD(lr=LR), "reduce": "sum", **options})) as ex:
             if context.rank in topology.roles(n)[0]:
                 body(context, ex)
             else:
@@ -144,7 +145,7 @@ def test_async(codec: str, transport: dict[str, Any]) -> None:
 def test_updates_that_16_bits_would_lose_add_up() -> None:
     def body(context: hpcomm.Context) -> None:
         ones = {"w": np.ones(5000, F32)}
-        ex = Exchange(context, ones, rule=SGD(lr=1 / 2048), codec_out="bfloat16", progress="inline")
+        ex = Exchange(context, ones, rule=SGD(lr=1 / 2048), plan=PlanOptions(codec_out="bfloat16"), progress="inline")
         for _ in range(64):
             ex.step(ones)
         assert (ex.params["w"] == 1 - 64 / 2048).all()
@@ -192,7 +193,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits(consistency: hpcomm.Consistency
         return {name: value.copy() for name, value in ex.params.items()}
 
     def before(context: hpcomm.Context) -> None:
-        ex = Exchange(context, initial(), progress="inline", **options)
+        ex = Exchange(context, initial(), progress="inline", **grouped(options))
         saved[context.rank] = steps(context, ex, 0, 2)
         shards[context.rank] = ex.state_dict()
         context.barrier()
@@ -200,7 +201,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits(consistency: hpcomm.Consistency
         ex.close()
 
     def after(context: hpcomm.Context) -> None:
-        ex = Exchange(context, values(9), progress="inline", chunk_bytes=4096, **options)
+        ex = Exchange(context, values(9), progress="inline", chunk_bytes=4096, **grouped(options))
         steps(context, ex, 7, 8)  # to be forgotten
         ex.load_state_dict(shards)
         assert_bits(ex, saved[context.rank])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import _core
+from hpcomm import PlanOptions, _core
 from hpcomm.plan import Plan
 from hpcomm.topology import Hierarchy, ParameterServer
 
@@ -184,7 +184,7 @@ def test_chunks_follow_from_the_transport_and_not_from_progress(transport: str) 
     def rank(ctx: hpcomm.Context) -> None:
         zeros = {name: np.zeros(shape, np.float32) for name, shape in keys.items()}
         progress: Any = ("inline", "thread", "auto")[ctx.rank]
-        with hpcomm.Exchange(ctx, zeros, ParameterServer("CS"), cores=1, progress=progress) as ex:
+        with hpcomm.Exchange(ctx, zeros, ParameterServer("CS"), plan=PlanOptions(cores=1), progress=progress) as ex:
             assert ex.plan == ParameterServer("CS").compile(keys, 3, over_sockets=transport == "tcp")
             ex.step({name: np.ones(shape, np.float32) for name, shape in keys.items()})
 

@@ -11,12 +11,13 @@ import mpi
 import numpy as np
 import pytest
 from conftest import on_both, run_threads
+from flat import grouped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_window import Exported
 
 import hpcomm
-from hpcomm import ASYNC, BSP, SGD, Average, Exchange, InvalidArgument, ParameterServer, _core
+from hpcomm import ASYNC, BSP, SGD, Average, Exchange, InvalidArgument, ParameterServer, PlanOptions, _core
 from hpcomm.exchange import calls
 
 F32 = np.float32
@@ -53,7 +54,9 @@ def each_rank(n: int, body: Callable[[hpcomm.Context, Exchange], Any], **options
     shapes = options.pop("shapes", SHAPES)
 
     def rank(context: hpcomm.Context) -> Any:
-        with Exchange(context, values(shapes=shapes), **{"rule": SGD(lr=1), "progress": "inline", **options}) as ex:
+        with Exchange(
+            context, values(shapes=shapes), **grouped({"rule": SGD(lr=1), "progress": "inline", **options})
+        ) as ex:
             if works(context, topology):
                 return body(context, ex)
             ex.serve(20)
@@ -664,7 +667,9 @@ def test_rank_that_only_serves_has_no_params() -> None:
 @on_both
 def test_plan_is_told_and_may_be_given() -> None:
     def rank(context: hpcomm.Context) -> None:
-        first = Exchange(context, values(), chunk_bytes=64, cores=2, depth=2, codec="float16", reduce="sum")
+        first = Exchange(
+            context, values(), chunk_bytes=64, plan=PlanOptions(cores=2), depth=2, codec="float16", reduce="sum"
+        )
         assert len(first.plan.rows) > 100
         again = Exchange(context, values(), rule=Average(), plan=first.plan)
         assert again.plan is first.plan
@@ -712,7 +717,7 @@ def test_interfaces_are_what_the_servers_have(monkeypatch: pytest.MonkeyPatch) -
         context.barrier()
         with Exchange(context, values(), ParameterServer("CC"), progress="inline", chunk_bytes=64) as ex:
             assert ex.plan == ParameterServer("CC", interfaces=2).compile(values(), 2, cores=2, chunk_bytes=64)
-        with Exchange(context, values(), ParameterServer("CC"), cores=1) as ex:
+        with Exchange(context, values(), ParameterServer("CC"), plan=PlanOptions(cores=1)) as ex:
             assert ex.plan.places == ((0, 0),)
 
     run_threads(2, rank)

@@ -17,7 +17,7 @@ from conftest import Left, on_both, run_threads, thread_worlds
 from test_context import interrupted, wait_until_asleep
 
 import hpcomm
-from hpcomm import ASYNC, BSP, SGD, Exchange, InvalidArgument, ParameterServer
+from hpcomm import ASYNC, BSP, SGD, Exchange, InvalidArgument, ParameterServer, PlanOptions
 
 F32 = np.float32
 
@@ -364,7 +364,7 @@ def test_a_failure_that_was_handled_is_no_traceback_at_exit() -> None:
 def train_to_the_end(progress: Any) -> float:
     """All ranks leave their exchanges to the interpreter's end, engines running."""
     context = hpcomm.init(mpi.world(), timeout=20)
-    ex = Exchange(context, params(), rule=SGD(lr=1), progress=progress, cores=2)
+    ex = Exchange(context, params(), rule=SGD(lr=1), progress=progress, plan=PlanOptions(cores=2))
     for _ in range(50):
         ex.step({"w": np.ones(1000, F32), "b": np.ones(3, F32)})
     kept.extend([context, ex, ex.params["w"]])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Left, on_both, run_threads
+from flat import grouped
 
 import hpcomm
 from hpcomm import (
@@ -291,7 +292,7 @@ def refused_on_every_rank(options: Options, told: str, kinds: Any) -> None:
     def body(context: hpcomm.Context) -> None:
         given: Options = {"params": params(), **(options if context.rank == 1 else {})}
         with pytest.raises(kinds, match=told) as error:
-            Exchange(context, given.pop("params"), **given)
+            Exchange(context, given.pop("params"), **grouped(given))
         raised.append(str(error.value))
         context.barrier()  # they still agree on what comes next
         with Exchange(context, params()) as ex:
@@ -320,7 +321,7 @@ def test_preset_tells_every_rank_too(name: str, value: Any) -> None:
     def body(context: hpcomm.Context) -> None:
         options: Options = {name: value} if context.rank == 1 else {}
         with pytest.raises(InvalidArgument, match=f"{name} is {value!r}"):
-            hpcomm.parameter_hub(context, params(), **options)
+            hpcomm.parameter_hub(context, params(), **grouped(options))
         context.barrier()
 
     run_threads(2, body)
@@ -330,7 +331,7 @@ def test_preset_tells_every_rank_too(name: str, value: Any) -> None:
 def test_shared_params_where_none_can_be_shared(transport: str) -> None:
     def body(context: hpcomm.Context) -> None:
         with pytest.raises(NotSupported, match="shared_params"):
-            Exchange(context, params(), shared_params=True)
+            Exchange(context, params(), engine=EngineOptions(shared_params=True))
 
     run_threads(2, body, transport=transport)
 
@@ -339,8 +340,8 @@ def test_shared_params_need_the_hosts_of_the_job() -> None:
     def body(context: hpcomm.Context) -> None:
         told = r"row \d sends parameters to rank \d and not to rank \d, which reads the same copy"
         with pytest.raises(ConfigError, match=told):
-            Exchange(context, params(), Hierarchy([[0, 1], [2, 3]]), shared_params=True)
-        with Exchange(context, params(), Hierarchy([[0, 1, 2, 3]]), shared_params=True) as ex:
+            Exchange(context, params(), Hierarchy([[0, 1], [2, 3]]), engine=EngineOptions(shared_params=True))
+        with Exchange(context, params(), Hierarchy([[0, 1, 2, 3]]), engine=EngineOptions(shared_params=True)) as ex:
             ex.step(params())
 
     run_threads(4, body, transport="shm")
@@ -425,7 +426,7 @@ def test_check_finite_names_key_and_rank(wire: str, bad: float, monkeypatch: pyt
         monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # bfloat16 as bits
 
     def body(context: hpcomm.Context) -> None:
-        ex = Exchange(context, params(), rule=SGD(lr=1), check_finite=True, codec=wire)
+        ex = Exchange(context, params(), rule=SGD(lr=1), engine=EngineOptions(check_finite=True), codec=wire)
         if context.rank == 1:
             wrong = params(bias=np.array([0, bad, 0], F32))
             with pytest.raises(InvalidArgument, match=r"bias.*rank 1"):
@@ -458,7 +459,7 @@ def test_check_finite_names_key_and_rank(wire: str, bad: float, monkeypatch: pyt
 )
 def test_step_refuses_what_the_wire_cannot_hold(wire: str, bad: float, told: str) -> None:
     def body(context: hpcomm.Context) -> None:
-        ex = Exchange(context, params(), rule=SGD(lr=0), check_finite=True, codec=wire)
+        ex = Exchange(context, params(), rule=SGD(lr=0), engine=EngineOptions(check_finite=True), codec=wire)
         if context.rank == 1:
             with pytest.raises(InvalidArgument, match=told):
                 ex.step(params(bias=np.array([0, bad, 0], F32)))
@@ -472,7 +473,7 @@ def test_step_refuses_what_the_wire_cannot_hold(wire: str, bad: float, told: str
 
 def test_bfloat16_bits_are_told_as_the_number_they_are(alone: hpcomm.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    ex = Exchange(alone, params(), check_finite=True, codec="bfloat16")
+    ex = Exchange(alone, params(), engine=EngineOptions(check_finite=True), codec="bfloat16")
     for bits, told in ((0x7F80, "inf"), (0xFF80, "-inf"), (0x7FC0, "nan")):
         ex.gradient("fc")[...] = 0
         ex.gradient("bias")[...] = [0, 0, bits]
@@ -516,7 +517,7 @@ def test_step_looks_at_an_array_that_was_resized_since(alone: hpcomm.Context) ->
 
 
 def test_refused_calls_leave_the_gradients_where_they_are(alone: hpcomm.Context) -> None:
-    ex = Exchange(alone, params(), rule=SGD(lr=1), codec="float16", depth=2, check_finite=True)
+    ex = Exchange(alone, params(), rule=SGD(lr=1), codec="float16", depth=2, engine=EngineOptions(check_finite=True))
     mine = {name: ex.gradient(name) for name in params()}
     for array in mine.values():
         array[...] = 1

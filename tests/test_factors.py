@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Left, on_both, run_threads
+from flat import grouped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -64,7 +65,7 @@ def exchange(
 ) -> Any:
     params = {name: np.zeros(shape, F32) for name, shape in shapes.items()}
     options = {"rule": SGD(lr=0.5), "reduce": "sum", "progress": "inline", **options}
-    return Exchange(ctx, params, topology, codec=codec, **options)
+    return Exchange(ctx, params, topology, codec=codec, **grouped(options))
 
 
 @pytest.mark.some(2)

@@ -9,6 +9,7 @@ import mpi
 import numpy as np
 import pytest
 from conftest import on_both, run_threads
+from flat import grouped
 
 import hpcomm
 from hpcomm import (
@@ -21,6 +22,7 @@ from hpcomm import (
     Exchange,
     Momentum,
     PeerFailed,
+    PlanOptions,
     Timeout,
     stochastic_reduce,
 )
@@ -166,7 +168,7 @@ def test_models_are_trained_in_place(phases: int, consistency: hpcomm.Consistenc
 
     def body(context: hpcomm.Context) -> None:
         options: Any = {"topology": topology, "consistency": consistency, "codec": codec, "depth": phases}
-        with stochastic_reduce(context, zeros(), in_place=True, **options) as ex:
+        with stochastic_reduce(context, zeros(), in_place=True, **grouped(options)) as ex:
             w = dict(ex.params)
             for step in range(7):
                 for name, change in update(context.rank, step).items():
@@ -196,13 +198,13 @@ def check_counts_of_models(ex: Exchange, context: hpcomm.Context, codec: str) ->
 def test_a_checkpoint_has_what_was_trained_in_place() -> None:
     def body(context: hpcomm.Context) -> None:
         options: Any = {"topology": ring(2), "in_place": True}
-        with stochastic_reduce(context, zeros(), **options) as ex:
+        with stochastic_reduce(context, zeros(), **grouped(options)) as ex:
             for step in range(3):
                 ex.params["b"][:] = context.rank + step
                 ex.push_pull("b")
             ex.params["b"][:] += 10 * context.rank
             shard = ex.state_dict()
-        with stochastic_reduce(context, zeros(), **options) as again:
+        with stochastic_reduce(context, zeros(), **grouped(options)) as again:
             again.step()
             again.load_state_dict(shard)
             np.testing.assert_array_equal(again.params["b"], np.full(5, 2.5 + 10 * context.rank))
@@ -234,7 +236,7 @@ def test_a_model_is_not_lost_in_a_timeout() -> None:
 @pytest.mark.parametrize(("cores", "chunk"), [(1, 256), (2, 128), (5, 32), (100, 32)])
 def test_chunks_are_large_but_enough_for_all_cores(alone: hpcomm.Context, cores: int, chunk: int) -> None:
     keys = {"w": np.zeros(3 << 16, F32), "b": np.zeros(1 << 16, F32)}  # 1 MiB
-    with stochastic_reduce(alone, keys, cores=cores, progress="inline") as ex:
+    with stochastic_reduce(alone, keys, plan=PlanOptions(cores=cores), progress="inline") as ex:
         assert set(ex.plan.rows.column("count").tolist()) == {chunk << 8}
 
 
@@ -317,7 +319,9 @@ def test_what_is_late_is_whole_or_left_out(consistency: hpcomm.Consistency) -> N
         inputs = {name: [0] * n for name in SHAPES}  # how many averages had so many
         received = [0] * n
         last = {name: [0] * n for name in SHAPES}
-        with stochastic_reduce(context, zeros(), topology=complete(n), consistency=consistency, cores=1) as ex:
+        with stochastic_reduce(
+            context, zeros(), topology=complete(n), consistency=consistency, plan=PlanOptions(cores=1)
+        ) as ex:
             if late:
                 assert ex.plan.rows[0].depth == 4
             for step in range(1, steps + 1):
@@ -387,7 +391,9 @@ def test_a_quorum_goes_on_without_a_straggler_and_tells_it(waits_for: Any) -> No
 
     def body(context: hpcomm.Context) -> None:
         rank = context.rank
-        with stochastic_reduce(context, zeros(), topology=complete(3), consistency=consistency, cores=1) as ex:
+        with stochastic_reduce(
+            context, zeros(), topology=complete(3), consistency=consistency, plan=PlanOptions(cores=1)
+        ) as ex:
             for step in range(steps if rank < 2 else 0):
                 assert_same(ex.step(update(rank, step)), mean(2, step))
                 meet(ex, met, rank, 2)
@@ -452,7 +458,7 @@ def test_a_quorum_goes_on_from_a_checkpoint_where_it_is() -> None:
     def body(context: hpcomm.Context) -> None:
         rank = context.rank
         with stochastic_reduce(
-            context, zeros(), topology=complete(3), rule=Momentum(), consistency=consistency, cores=1
+            context, zeros(), topology=complete(3), rule=Momentum(), consistency=consistency, plan=PlanOptions(cores=1)
         ) as ex:
             for step in range(5 if rank < 2 else 0):
                 ex.step(update(rank, step))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Left, on_both, run_threads
+from flat import grouped
 from numpy.typing import NDArray
 
 import hpcomm
@@ -54,7 +55,7 @@ def steps_of(ex: Exchange, rank: int, steps: int) -> None:
 
 
 def trained(ctx: hpcomm.Context, topology: Any, **options: Any) -> dict[str, NDArray[np.float32]]:
-    with Exchange(ctx, params(), topology, rule=RULE, chunk_bytes=1024, **options) as ex:
+    with Exchange(ctx, params(), topology, rule=RULE, chunk_bytes=1024, **grouped(options)) as ex:
         steps_of(ex, ctx.rank, STEPS)
         return {name: value.copy() for name, value in ex.params.items()}
 
@@ -111,7 +112,13 @@ def test_groups_that_run_apart_count_every_update_once(case: str) -> None:
     def body(ctx: hpcomm.Context) -> None:
         everything: dict[str, Any] = {"progress": "inline", **options}
         with Exchange(
-            ctx, params(), topology, rule=SGD(lr=0.25), consistency=consistency, chunk_bytes=1024, **everything
+            ctx,
+            params(),
+            topology,
+            rule=SGD(lr=0.25),
+            consistency=consistency,
+            chunk_bytes=1024,
+            **grouped(everything),
         ) as ex:
             steps_of(ex, ctx.rank, STEPS)
             ex.context.barrier()
@@ -141,7 +148,7 @@ def test_parameters_come_with_the_answer_to_a_push_where_groups_run_apart(
         hosts = Hierarchy([[0, 1], [2, 3]])
         topology: Any = {"fc": hosts} if by_key else hosts
         options: dict[str, Any] = {"rule": SGD(lr=1), "reduce": "sum", "depth": 2, "progress": "inline"}
-        with Exchange(ctx, params(), topology, consistency, **options) as ex:
+        with Exchange(ctx, params(), topology, consistency, **grouped(options)) as ex:
             steps_of(ex, ctx.rank, 1)
             before = {name: value.copy() for name, value in ex.params.items()}
             ctx.barrier()
@@ -187,7 +194,7 @@ def test_a_quorum_of_hosts_goes_on_without_a_host(reduce: str, transport: dict[s
     def body(ctx: hpcomm.Context) -> tuple[int, list[int]]:
         enough = Consistency(quorum=2, late="drop", grace=0)
         options: dict[str, Any] = {"rule": SGD(lr=1), "chunk_bytes": 1024, "progress": "thread", "reduce": reduce}
-        with Exchange(ctx, params(), hosts, enough, **options) as ex:
+        with Exchange(ctx, params(), hosts, enough, **grouped(options)) as ex:
             if ctx.rank in (2, 3):
                 assert passed.wait(20)
                 same(ex, params())
@@ -260,7 +267,7 @@ def test_a_checkpoint_goes_over_to_another_hierarchy(consistency: Consistency, t
         whole = trained(ctx, "flat", progress="inline")
         options: dict[str, Any] = {"rule": RULE, "chunk_bytes": 1024, "progress": "inline"}
         with (
-            Exchange(ctx, params(), Hierarchy(HOSTS, RACKS), consistency, **options) as ex,
+            Exchange(ctx, params(), Hierarchy(HOSTS, RACKS), consistency, **grouped(options)) as ex,
             hpcomm.Checkpointer(ex, tmp_path, every=1) as ckpt,
         ):
             for step in range(2):
@@ -271,7 +278,7 @@ def test_a_checkpoint_goes_over_to_another_hierarchy(consistency: Consistency, t
             Hierarchy([[0, 1], [2, 3, 4, 5, 6, 7]], top="ring"),
             ParameterServer(),
         ):
-            with Exchange(ctx, params(), topology, **options) as ex:
+            with Exchange(ctx, params(), topology, **grouped(options)) as ex:
                 found = hpcomm.restore(ex, tmp_path)
                 assert found is not None
                 assert found.step == 2
@@ -327,7 +334,7 @@ def test_groups_that_run_apart_go_on_when_a_rank_has_left(consistency: hpcomm.Co
     def body(ctx: hpcomm.Context) -> None:
         tree = Hierarchy([[0, 1], [2, 3], [4, 5]], leaders=[0, 2, 4])
         options: dict[str, Any] = {"rule": SGD(lr=1), "chunk_bytes": 1024, "reduce": "sum", "progress": "inline"}
-        ex = Exchange(ctx, params(), tree, consistency, **options)
+        ex = Exchange(ctx, params(), tree, consistency, **grouped(options))
         if ctx.rank == 3:
             steps_of(ex, ctx.rank, 1)
             ctx.abort("test")
@@ -362,7 +369,7 @@ def test_a_quorum_of_hosts_goes_on_when_a_rank_has_left(gone: int) -> None:
         hosts, one = Hierarchy([[0, 1], [2, 3], [4]], leaders=[0, 2, 4]), np.ones(16, F32)
         enough = Consistency(quorum=3, late="drop", grace=10)
         options: dict[str, Any] = {"rule": SGD(lr=1), "reduce": "sum", "progress": "inline"}
-        ex = Exchange(ctx, {"w": 0 * one}, hosts, enough, **options)
+        ex = Exchange(ctx, {"w": 0 * one}, hosts, enough, **grouped(options))
         assert {row.owner for row in ex.plan.rows if row.action == "apply"} == {0}
         if ctx.rank == gone:
             ex.push_pull("w", one)

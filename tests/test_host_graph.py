@@ -5,6 +5,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
+from flat import grouped
 
 import hpcomm
 from hpcomm import InvalidArgument
@@ -55,7 +56,9 @@ def averages(options: dict[str, Any]) -> dict[str, str]:
                 own = next(i for i, host in enumerate(hosts) if ctx.rank in host)
                 start = {key: np.zeros(n, np.float32) for key, n in COUNTS.items()}
                 told[f"{where}, {name}"] = ""
-                with hpcomm.Exchange(ctx, start, topology, hpcomm.NOTIFY_ACK, hpcomm.Average(), **options) as ex:
+                with hpcomm.Exchange(
+                    ctx, start, topology, hpcomm.NOTIFY_ACK, hpcomm.Average(), **grouped(options)
+                ) as ex:
                     for step in range(STEPS):
                         for key, n in COUNTS.items():
                             update, right = model(ctx.rank, step, n), expected(topology, step, n, ctx.size)[own]
@@ -113,7 +116,7 @@ def test_what_cannot_be_is_refused() -> None:
             (None, {"codec_out": "float16"}, "leave both out"),
         ):
             with pytest.raises((InvalidArgument, hpcomm.ConfigError), match=told):
-                hpcomm.stochastic_reduce(ctx, start, topology=topology, hosts_first=True, **options)
+                hpcomm.stochastic_reduce(ctx, start, topology=topology, hosts_first=True, **grouped(options))
         with hpcomm.stochastic_reduce(ctx, start, hosts_first=True) as ex:
             assert np.array_equal(ex.push_pull("a", np.ones(64, np.float32)), np.ones(64, np.float32))
         for other in (HostGraph(), hpcomm.Tree(), {"a": hpcomm.Tree()}):

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 import pytest
 from conftest import run_threads
+from flat import grouped
 
 import hpcomm
 from hpcomm import Exchange, InvalidArgument, NotSupported, ParameterServer, Rule, kernels
@@ -58,7 +59,7 @@ def test_rule_is_momentum_bit_for_bit() -> None:
     assert (rule.name, rule.slots, rule.args) == ("heavy_ball", 1, {"lr": 0.25, "mu": 0.5})
 
     def body(context: hpcomm.Context, which: Any, **options: Any) -> Any:
-        ex = Exchange(context, {"w": np.ones(5000, F32)}, rule=which, **options)
+        ex = Exchange(context, {"w": np.ones(5000, F32)}, rule=which, **grouped(options))
         for step in range(4):
             if step == 2:
                 ex.set(lr=0.125)

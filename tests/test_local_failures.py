@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import SGD, Consistency, ParameterServer
+from hpcomm import SGD, Consistency, EngineOptions, ParameterServer
 
 SHAPES = {"a.w": (300,), "a.b": (3,), "b.w": (40, 5), "b.b": (7,)}
 GROUPS = [["a.w", "a.b"], ["b.w", "b.b"]]
@@ -209,7 +209,7 @@ def is_late() -> int:
     with hpcomm.init(mpi.world(), timeout=20) as ctx:
         zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
         consistency = Consistency(quorum=2, late="drop", grace=0.0)
-        ex = hpcomm.Exchange(ctx, zeros, consistency=consistency, rule=SGD(lr=1.0), groups=GROUPS)
+        ex = hpcomm.Exchange(ctx, zeros, consistency=consistency, rule=SGD(lr=1.0), engine=EngineOptions(groups=GROUPS))
         local = hpcomm.local_steps(ex, every=EVERY, fragments=2)
         for _ in range(3 * EVERY // 2):
             for own in local.params.values():

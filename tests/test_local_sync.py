@@ -11,6 +11,7 @@ import mpi
 import numpy as np
 import pytest
 from conftest import run_threads
+from flat import grouped
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -223,7 +224,7 @@ def interrupted() -> list[float]:
         ways: list[dict[str, Any]] = [{}, {"consistency": hpcomm.SSP(1), "topology": hpcomm.PeerToPeer()}]
         for more in ways:
             cuts: list[Any] = []
-            ex = Exchange(ctx, {"w": np.zeros(1, np.float32)}, rule=SGD(lr=1.0), **more)
+            ex = Exchange(ctx, {"w": np.zeros(1, np.float32)}, rule=SGD(lr=1.0), **grouped(more))
             local = hpcomm.local_steps(ex, every=2)
             for step in range(1, 6):
                 local.params["w"] += 1

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from conftest import Left, on_both, run_threads
+from flat import grouped
 from hypothesis import given, settings
 
 import hpcomm
@@ -39,13 +40,20 @@ def update(name: str, rank: int, step: int) -> Any:
 
 
 def mixed(ctx: hpcomm.Context, **more: Any) -> Exchange:
-    return Exchange(ctx, params(), TOPOLOGY, CONSISTENCY, RULES, **{"reduce": "sum", "chunk_bytes": 256, **more})
+    return Exchange(
+        ctx, params(), TOPOLOGY, CONSISTENCY, RULES, **grouped({"reduce": "sum", "chunk_bytes": 256, **more})
+    )
 
 
 def alone(ctx: hpcomm.Context, name: str) -> Exchange:
     how = {"chunk_bytes": 256} if name == "c" else {"chunk_bytes": 256, "reduce": "sum"}
     return Exchange(
-        ctx, {name: params()[name]}, TOPOLOGY.get(name, "flat"), CONSISTENCY.get(name, BSP), RULES[name], **how
+        ctx,
+        {name: params()[name]},
+        TOPOLOGY.get(name, "flat"),
+        CONSISTENCY.get(name, BSP),
+        RULES[name],
+        **grouped(how),
     )
 
 
@@ -222,7 +230,7 @@ def test_every_rank_hears_why_a_mix_is_refused(topology: Any, consistency: Any, 
     def body(ctx: hpcomm.Context) -> None:
         make: Callable[[], Exchange] = partial(mixed, ctx)
         if ctx.rank == 2:
-            make = partial(Exchange, ctx, params(), topology, consistency, **more)
+            make = partial(Exchange, ctx, params(), topology, consistency, **grouped(more))
         with pytest.raises(hpcomm.HpcommError, match=sentence):
             make()
         with mixed(ctx, progress="inline") as ex:  # they still agree on what comes next

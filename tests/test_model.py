@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import on_both, run_threads
+from flat import grouped
 from hpcomm._ffi import ffi, lib
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -92,7 +93,7 @@ def test_bytes_are_those_that_an_exchange_counts(case: str) -> None:
     def body(ctx: hpcomm.Context) -> tuple[list[model.Load], Bytes]:
         hosts = hosts_of(ctx)
         params = {name: np.zeros(shape, F32) for name, shape in SHAPES.items()}
-        with Exchange(ctx, params, topology, progress="inline", chunk_bytes=1024, **options) as ex:
+        with Exchange(ctx, params, topology, progress="inline", chunk_bytes=1024, **grouped(options)) as ex:
             for _ in range(STEPS):
                 for name in ex.params:
                     empty = isinstance(topology, Tree) and topology.above(ctx.size)[ctx.rank] >= 0
@@ -203,7 +204,7 @@ def test_memory_is_what_an_exchange_allocates(case: str) -> None:
 
     def body(ctx: hpcomm.Context) -> int:
         params = {name: np.zeros(count, F32) for name, count in LARGE.items()}
-        with Exchange(ctx, params, topology, progress="inline", **options) as ex:
+        with Exchange(ctx, params, topology, progress="inline", **grouped(options)) as ex:
             memory = model.memory_of(ex.plan, hosts_of(ctx), takes_turns=bool(ex.graph))
             more = mapped_bytes(ex, ctx.rank) - int(memory.window[ctx.rank])
             if not ex.params:
@@ -483,7 +484,7 @@ def test_a_later_exchange_is_refused_on_all_ranks(ranks_by: str, options: dict[s
             ex.push_pull("w", np.ones(5000, F32))
         mine: dict[str, Any] = {"progress": "inline", "codec": TOP, **(options if ctx.rank == 1 else {})}
         with pytest.raises(InvalidArgument, match=next(iter(options)).partition("_")[0]):
-            hpcomm.parameter_hub(ctx, given, **mine)
+            hpcomm.parameter_hub(ctx, given, **grouped(mine))
         with Exchange(ctx, given, codec=TOP, progress="inline") as ex:  # the ranks still agree on what comes next
             ex.push_pull("w", np.ones(5000, F32))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import on_both, run_threads
+from flat import grouped
 
 import hpcomm
 from hpcomm import (
@@ -23,6 +24,7 @@ from hpcomm import (
     Momentum,
     Nesterov,
     ParameterServer,
+    PlanOptions,
     Rule,
     _core,
     optim,
@@ -137,7 +139,9 @@ def test_hyper_parameters_change_between_steps() -> None:
 
     def body(topology: ParameterServer, context: hpcomm.Context) -> None:
         reference = Reference(Nesterov(lr=0.1), nesterov)
-        with Exchange(context, random(0), topology, rule=Nesterov(lr=0.1), cores=2, chunk_bytes=512) as ex:
+        with Exchange(
+            context, random(0), topology, rule=Nesterov(lr=0.1), plan=PlanOptions(cores=2), chunk_bytes=512
+        ) as ex:
             workers = topology.roles(3)[0]
             if context.rank not in workers:
                 ex.serve()
@@ -190,7 +194,7 @@ def test_a_key_is_trained_as_if_all_had_its_rule(graph: bool) -> None:
     options: dict[str, Any] = {"topology": hpcomm.topology.ring(3), "consistency": hpcomm.NOTIFY_ACK} if graph else {}
 
     def body(rule: Any, context: hpcomm.Context) -> dict[str, Any]:
-        ex = Exchange(context, random(0), rule=rule, progress="inline", **options)
+        ex = Exchange(context, random(0), rule=rule, progress="inline", **grouped(options))
         for step in range(4):
             if step == 2:
                 ex.set(lr=0.0625, keys=names[0])
@@ -345,7 +349,7 @@ def trained(rule: optim.AnyRule, n: int, isa: str = "best", **options: Any) -> s
     transport = options.pop("transport", "shm")
 
     def body(context: hpcomm.Context) -> str:
-        ex = Exchange(context, random(0), rule=rule, **options)
+        ex = Exchange(context, random(0), rule=rule, **grouped(options))
         for step in range(4):
             mine = gradient(context.rank, step)
             order = list(mine)[:: -1 if (context.rank + step) % 2 else 1]

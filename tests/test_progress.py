@@ -9,14 +9,14 @@ import pytest
 from conftest import run_threads
 
 import hpcomm
-from hpcomm import SGD, Exchange, ParameterServer, _core, launch
+from hpcomm import SGD, Exchange, ParameterServer, PlanOptions, _core, launch
 
 KEYS = {"w": np.zeros(100, np.float32), "b": np.zeros(3, np.float32)}
 
 
 def told(n: int, **options: Any) -> list[hpcomm.ExchangeStats]:
     def rank(context: hpcomm.Context) -> hpcomm.ExchangeStats:
-        with Exchange(context, KEYS, rule=SGD(lr=1), cores=1, **options) as ex:
+        with Exchange(context, KEYS, rule=SGD(lr=1), plan=PlanOptions(cores=1), **options) as ex:
             ex.step(KEYS)
             return ex.stats()
 
@@ -41,7 +41,7 @@ def test_threads_are_those_of_each_rank_when_it_makes_the_exchange(monkeypatch: 
 
     def rank(context: hpcomm.Context) -> str:
         computes.threads = 1000 * (1 + context.rank)
-        with Exchange(context, KEYS, rule=SGD(lr=1), cores=1) as ex:
+        with Exchange(context, KEYS, rule=SGD(lr=1), plan=PlanOptions(cores=1)) as ex:
             return ex.stats().progress
 
     for words in run_threads(2, rank):
@@ -85,7 +85,7 @@ def test_ranks_of_different_progress_agree_on_cores(monkeypatch: pytest.MonkeyPa
             with Exchange(context, KEYS, ParameterServer("CS"), rule=SGD(lr=1), progress=progress) as ex:
                 assert ex.plan.places == tuple((r, core) for r in range(2) for core in range(cores))
                 ex.step(KEYS)
-            with Exchange(context, KEYS, ParameterServer("CS"), progress=progress, cores=3) as ex:
+            with Exchange(context, KEYS, ParameterServer("CS"), progress=progress, plan=PlanOptions(cores=3)) as ex:
                 assert len(ex.plan.places) == 6
 
     run_threads(2, rank)

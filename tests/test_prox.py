@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import on_both, run_threads, through_a_file
+from flat import grouped
 
 import hpcomm
 from hpcomm import SGD, SSP, Dual, Exchange, Hierarchy, InvalidArgument, ParameterServer, Plan, ProxSGD, _core, optim
@@ -107,7 +108,7 @@ def close(rule: ProxSGD | Dual) -> bool:
 
 
 def check(ctx: hpcomm.Context, rule: ProxSGD | Dual, shape: tuple[int, int], **options: Any) -> bytes:
-    ex = Exchange(ctx, {"W": initial(shape)}, rule=rule, reduce="sum", **options)
+    ex = Exchange(ctx, {"W": initial(shape)}, rule=rule, reduce="sum", **grouped(options))
     reference = Reference(rule, initial(shape))
     for step in range(4):
         if step == 2:
@@ -140,7 +141,7 @@ def test_same_bits_whatever_the_plan(
         monkeypatch.setattr(Exchange, "_isa", isa)
 
         def body(ctx: hpcomm.Context) -> bytes:
-            ex = Exchange(ctx, {"W": initial(shape)}, rule=rule, reduce="sum", **options)
+            ex = Exchange(ctx, {"W": initial(shape)}, rule=rule, reduce="sum", **grouped(options))
             for step in range(3):
                 if options.get("split"):
                     ex.fold("W", update(step, ctx.rank, shape))

@@ -11,6 +11,7 @@ import mpi
 import numpy as np
 import pytest
 from conftest import Left, on_both, run_threads
+from flat import grouped
 
 import hpcomm
 from hpcomm import SGD, Checkpointer, Context, Exchange, Hierarchy, InvalidArgument, ParameterServer
@@ -43,7 +44,9 @@ def quorum(n: int, grace: float | None = 0) -> Consistency:
 
 
 def exchange(context: Context, consistency: Consistency | dict[str, Consistency], **options: Any) -> Exchange:
-    return Exchange(context, zeros(), **{"consistency": consistency, "rule": SGD(lr=1), "chunk_bytes": 1024, **options})
+    return Exchange(
+        context, zeros(), **grouped({"consistency": consistency, "rule": SGD(lr=1), "chunk_bytes": 1024, **options})
+    )
 
 
 @pytest.mark.parametrize(("reduce", "codec"), [("mean", None), ("sum", None), ("mean", {"w": Factors(3)})])

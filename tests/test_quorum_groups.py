@@ -12,7 +12,17 @@ import pytest
 from conftest import on_both, run_threads
 
 import hpcomm
-from hpcomm import SGD, Checkpointer, ConfigError, Consistency, Context, Exchange, InvalidArgument, ParameterServer
+from hpcomm import (
+    SGD,
+    Checkpointer,
+    ConfigError,
+    Consistency,
+    Context,
+    EngineOptions,
+    Exchange,
+    InvalidArgument,
+    ParameterServer,
+)
 
 F32 = np.float32
 SIZES = {"a": 700, "c": 90, "b": 3}
@@ -62,7 +72,9 @@ def test_groups_have_versions_of_their_own(tmp_path: Path) -> None:
 
     def body(ctx: Context) -> list[int]:
         me = ctx.rank
-        with Exchange(ctx, zeros(), consistency=quorum(2), rule=SGD(lr=1), groups=GROUPS, progress="thread") as ex:
+        with Exchange(
+            ctx, zeros(), consistency=quorum(2), rule=SGD(lr=1), engine=EngineOptions(groups=GROUPS), progress="thread"
+        ) as ex:
             if me == 2:
                 assert passed.wait(20)
                 push(ex, second, 0)
@@ -92,7 +104,9 @@ def test_groups_have_versions_of_their_own(tmp_path: Path) -> None:
             assert ex.stats().dropped == (len(SIZES) if me == 2 else 0)  # of both groups: each key is a share
             with Checkpointer(ex, tmp_path, every=3) as ckpt:
                 ckpt.after(3)
-        with Exchange(ctx, zeros(), consistency=quorum(2), rule=SGD(lr=1), groups=GROUPS, progress="thread") as ex:
+        with Exchange(
+            ctx, zeros(), consistency=quorum(2), rule=SGD(lr=1), engine=EngineOptions(groups=GROUPS), progress="thread"
+        ) as ex:
             assert hpcomm.restore(ex, tmp_path) is not None
             for name, value in want.items():
                 np.testing.assert_array_equal(ex.params[name], value, err_msg=name)
@@ -123,7 +137,7 @@ def test_groups_have_versions_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("consistency", [quorum(1), hpcomm.BSP])
 def test_each_key_is_in_one_group(alone: Context, groups: Any, sentence: str, consistency: Consistency) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
-        Exchange(alone, zeros(), consistency=consistency, groups=groups)
+        Exchange(alone, zeros(), consistency=consistency, engine=EngineOptions(groups=groups))
 
 
 @pytest.mark.parametrize(
@@ -138,14 +152,14 @@ def test_ranks_with_other_groups_are_told(theirs: Any, sentence: str) -> None:
     def body(ctx: Context) -> None:
         groups = GROUPS if (theirs is None) == (ctx.rank == 1) else theirs
         with pytest.raises(ConfigError, match=sentence):
-            Exchange(ctx, zeros(), consistency=quorum(1), groups=groups)
+            Exchange(ctx, zeros(), consistency=quorum(1), engine=EngineOptions(groups=groups))
 
     run_threads(2, body)
 
 
 def test_without_a_quorum_groups_change_nothing(alone: Context) -> None:
     for consistency in (hpcomm.BSP, hpcomm.SSP(2), hpcomm.ASYNC):
-        with Exchange(alone, zeros(), consistency=consistency, groups=GROUPS) as ex:
+        with Exchange(alone, zeros(), consistency=consistency, engine=EngineOptions(groups=GROUPS)) as ex:
             assert len(ex._schemes) == 1
             assert ex._made.engine.groups == GROUPS
             ex.push_pull("a", update("a", 0, 0))
@@ -157,14 +171,23 @@ def test_without_a_quorum_groups_change_nothing(alone: Context) -> None:
 def test_a_plan_is_of_one_scheme(alone: Context) -> None:
     plan = ParameterServer().compile(zeros(), 1)
     with pytest.raises(InvalidArgument, match="with a quorum leave out plan, or groups"):
-        Exchange(alone, zeros(), consistency=quorum(1), plan=plan, groups=GROUPS)
+        Exchange(alone, zeros(), consistency=quorum(1), plan=plan, engine=EngineOptions(groups=GROUPS))
 
 
 def _dies() -> dict[str, Any] | None:
     """Rank 2 dies after three pushes of the first group and one of the second; rank 0 owns everything."""
     first = hpcomm.init(mpi.world())
     topology, consistency = ParameterServer(servers=[0]), quorum(3, float("inf"))
-    ex = Exchange(first, zeros(), topology, consistency, SGD(lr=1), reduce="sum", groups=GROUPS, progress="inline")
+    ex = Exchange(
+        first,
+        zeros(),
+        topology,
+        consistency,
+        SGD(lr=1),
+        reduce="sum",
+        engine=EngineOptions(groups=GROUPS),
+        progress="inline",
+    )
     for n in range(3):
         push(ex, GROUPS[0], n)
         if n == 1:

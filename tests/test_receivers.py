@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Left, on_both, run_threads
+from flat import grouped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -63,7 +64,7 @@ def step_of(ex: Exchange, seed: int, step: int) -> None:
 
 def trained(ctx: hpcomm.Context, topology: Any, rule: Any, seed: int = 0, **options: Any) -> tuple[Any, Any]:
     """The parameters and the state of this rank's rows, by their places."""
-    with Exchange(ctx, params(), topology, rule=rule, chunk_bytes=1024, progress="inline", **options) as ex:
+    with Exchange(ctx, params(), topology, rule=rule, chunk_bytes=1024, progress="inline", **grouped(options)) as ex:
         if not ex.params:
             ex.serve()
         for step in range(STEPS) if ex.params else ():
@@ -186,7 +187,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits(name: str, tree: str, tmp_path:
     def body(ctx: hpcomm.Context) -> None:
         whole, _ = trained(ctx, TOPOLOGIES[name], RULES["momentum"])
         with (
-            Exchange(ctx, params(), topology, **options) as ex,
+            Exchange(ctx, params(), topology, **grouped(options)) as ex,
             hpcomm.Checkpointer(ex, tmp_path, every=2) as ckpt,
         ):
             if not ex.params:
@@ -195,7 +196,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits(name: str, tree: str, tmp_path:
                 step_of(ex, 0, step)
                 ckpt.after(step + 1)
         for again in (topology, TOPOLOGIES[name]):
-            with Exchange(ctx, params(), again, **options) as ex:
+            with Exchange(ctx, params(), again, **grouped(options)) as ex:
                 found = hpcomm.restore(ex, tmp_path)
                 assert found is not None
                 assert found.step == 2
@@ -359,8 +360,8 @@ def test_fold_and_apply_at_receivers(codec: Any, apply_at: Any, tree: Any) -> No
         topology = ParameterServer(apply_at=apply_at, tree=tree)
         options: Any = {"rule": hpcomm.SGD(lr=0.5), "codec": codec, "reduce": "sum", "chunk_bytes": 256}
         with (
-            Exchange(ctx, params(), topology, split=True, **options) as ex,
-            Exchange(ctx, params(), ParameterServer(), **options) as plain,
+            Exchange(ctx, params(), topology, split=True, **grouped(options)) as ex,
+            Exchange(ctx, params(), ParameterServer(), **grouped(options)) as plain,
         ):
             rng = np.random.default_rng(ctx.rank)
             for step in range(6):
@@ -398,7 +399,7 @@ def test_fold_and_apply_need_servers_that_train() -> None:
 def test_what_does_not_go_with_receivers_is_refused_on_every_rank(options: dict[str, Any], sentence: str) -> None:
     def body(ctx: hpcomm.Context) -> None:
         with pytest.raises(hpcomm.HpcommError, match=sentence):
-            Exchange(ctx, params(), ParameterServer(apply_at="receivers"), **options)
+            Exchange(ctx, params(), ParameterServer(apply_at="receivers"), **grouped(options))
 
     run_threads(2, body)
 

@@ -16,7 +16,18 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm import SGD, Average, Checkpointer, CheckpointError, Hierarchy, Momentum, ParameterServer, topology
+from hpcomm import (
+    SGD,
+    Average,
+    Checkpointer,
+    CheckpointError,
+    EngineOptions,
+    Hierarchy,
+    Momentum,
+    ParameterServer,
+    PlanOptions,
+    topology,
+)
 from hpcomm.checkpoint import files
 from hpcomm.recovery import recovery
 from hpcomm.topology import spectrum
@@ -308,7 +319,9 @@ def _closes(folder: str, kinds: list[str]) -> list[Any]:
     for kind in kinds:
         how, consistency = LEFT[kind]
         ctx = hpcomm.init(mpi.world(), timeout=20)
-        ex = hpcomm.Exchange(ctx, {"w": np.zeros(SIZE, np.float32)}, how, consistency, progress="thread", cores=1)
+        ex = hpcomm.Exchange(
+            ctx, {"w": np.zeros(SIZE, np.float32)}, how, consistency, progress="thread", plan=PlanOptions(cores=1)
+        )
         ckpt = Checkpointer(ex, Path(folder, kind), every=1)
         try:
             for step in itertools.count():
@@ -527,7 +540,7 @@ def _frozen() -> dict[str, Any]:
     ctx = hpcomm.init(mpi.world(), timeout=1000)
     window = ctx.window(8, signals=1)
     pid = ctx.peers[1].pid
-    ex = hpcomm.stochastic_reduce(ctx, {"w": np.zeros(64, np.float32)}, patience=3.0)
+    ex = hpcomm.stochastic_reduce(ctx, {"w": np.zeros(64, np.float32)}, engine=EngineOptions(patience=3.0))
     for _ in range(30):
         ex.push_pull("w", np.ones(64, np.float32), timeout=60)
     usual = ex.stats().usual

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import mpi
 import numpy as np
 import pytest
+from flat import grouped
 
 import hpcomm
 from hpcomm import BSP, SGD, SSP, Consistency, Exchange, Hierarchy, Momentum, ParameterServer, _core
@@ -94,7 +95,7 @@ def _body(kind: str, victims: dict[str, str], codec: str, later: int) -> dict[st
     if codec:
         options["codec"] = TopK(0.1)
     zeros = {name: np.zeros(size, F32) for name, size in SIZES.items()}
-    ex = Exchange(first, zeros, **options)
+    ex = Exchange(first, zeros, **grouped(options))
     dies = victims.get(str(me), "")
     owner = [[row.key, row.offset, row.count, row.owner, row.action] for row in ex.plan.rows]
     with suppress(hpcomm.PeerFailed):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import run_threads
+from flat import grouped
 from numpy.typing import NDArray
 
 import hpcomm
@@ -37,7 +38,7 @@ def values(seed: int) -> dict[str, NDArray[np.float32]]:
 
 def trained(transport: dict[str, Any], *, split: bool, **options: Any) -> list[dict[str, bytes]]:
     def body(context: hpcomm.Context) -> dict[str, bytes]:
-        with Exchange(context, values(0), **{"progress": "inline", **options}, split=split) as ex:
+        with Exchange(context, values(0), **grouped({"progress": "inline", **options}), split=split) as ex:
             if not ex.params:
                 ex.serve(20)
                 return {}

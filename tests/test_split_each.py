@@ -6,10 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import run_threads
+from flat import grouped
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import ASYNC, SGD, SSP, Exchange, Hierarchy, InvalidArgument, Momentum, ParameterServer, PeerToPeer
+from hpcomm import (
+    ASYNC,
+    SGD,
+    SSP,
+    EngineOptions,
+    Exchange,
+    Hierarchy,
+    InvalidArgument,
+    Momentum,
+    ParameterServer,
+    PeerToPeer,
+)
 from hpcomm.codec import ErrorFeedback, Factors, OneBit, Threshold, TopK
 
 F32 = np.float32
@@ -32,7 +44,7 @@ def test_a_worker_looks_at_its_own_update(edges: str, transport: dict[str, Any])
     """Whatever others do, and without its weight in the plan."""
 
     def body(ctx: hpcomm.Context) -> None:
-        with Exchange(ctx, {"w": np.zeros(N, F32)}, split=True, **EDGES[edges]) as ex:
+        with Exchange(ctx, {"w": np.zeros(N, F32)}, split=True, **grouped(EDGES[edges])) as ex:
             for step in range(3):
                 own = update(ctx.rank, step)
                 ex.fold("w", own)
@@ -102,7 +114,7 @@ def test_pairs_are_scaled_as_the_matrix_is(alone: hpcomm.Context) -> None:
     u, v = update(0, 0, 80).reshape(2, 40), update(0, 1, 60).reshape(2, 30)
     product = u.T @ v
     options: dict[str, Any] = {"codec": Factors(2), "split": True, "chunk_bytes": 1920}
-    with Exchange(alone, {"w": np.zeros((40, 30), F32)}, "flat", SSP(1), SGD(lr=1), **options) as ex:
+    with Exchange(alone, {"w": np.zeros((40, 30), F32)}, "flat", SSP(1), SGD(lr=1), **grouped(options)) as ex:
         for scale in (1.0, 0.25):
             ex.fold("w", (u, v))
             assert ex.squares("w") == pytest.approx(float((product.astype(float) ** 2).sum()), rel=1e-5)
@@ -135,7 +147,15 @@ def test_no_rule_runs_for_a_skip(transport: dict[str, Any]) -> None:
 def test_what_is_refused_leaves_nothing(alone: hpcomm.Context) -> None:
     wrong = np.full(N, np.nan, F32)
     for codec in (None, "float16", TopK(0.5)):
-        with Exchange(alone, {"w": np.zeros(N, F32)}, "flat", ASYNC, codec=codec, check_finite=True, split=True) as ex:
+        with Exchange(
+            alone,
+            {"w": np.zeros(N, F32)},
+            "flat",
+            ASYNC,
+            codec=codec,
+            engine=EngineOptions(check_finite=True),
+            split=True,
+        ) as ex:
             ex.fold("w", np.ones(N, F32))
             with pytest.raises(InvalidArgument, match="has a NaN or an Inf"):
                 ex.fold("w", wrong)

@@ -5,6 +5,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
+from flat import grouped
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +42,7 @@ def broadcasts(options: dict[str, Any]) -> dict[str, str]:
             root = tree.above(ctx.size).index(-1)
             start = {"a": np.zeros(100_003, np.float32), "b": np.zeros(7, np.float32)}
             told[name] = ""
-            with hpcomm.broadcast(ctx, start, tree, **options) as ex:
+            with hpcomm.broadcast(ctx, start, tree, **grouped(options)) as ex:
                 for step in range(STEPS):
                     for key, value in start.items():
                         new = given_by_root(step, value.size)
@@ -119,4 +120,4 @@ def test_bad_settings_are_refused() -> None:
             ({"consistency": hpcomm.ASYNC}, "consistency is ASYNC"),
         ):
             with pytest.raises(InvalidArgument, match=told):
-                hpcomm.broadcast(ctx, start, **options)
+                hpcomm.broadcast(ctx, start, **grouped(options))

@@ -19,9 +19,11 @@ def right(optimizer: Any, model: Any, params: dict[str, Any]) -> None:
 
     ctx = hpcomm.init(timeout=10, transport="shm", overlap=True)
     hpcomm.parameter_hub(ctx, params, placement="CS", consistency=hpcomm.ASYNC, codec="float16", progress="inline")
-    hpcomm.broadcast(ctx, params, codec_out="bfloat16", timeout=3.0)
+    hpcomm.broadcast(ctx, params, plan=PlanOptions(codec_out="bfloat16"), timeout=3.0)
     hpcomm.stochastic_reduce(ctx, params, in_place=True, depth=3)
-    ht.DistributedOptimizer(optimizer, ctx, model, apply="backward", buffers="average", chunk_bytes=4096, servers=2)
+    ht.DistributedOptimizer(
+        optimizer, ctx, model, apply="backward", buffers="average", plan=PlanOptions(chunk_bytes=4096), servers=2
+    )
 
 
 def wrong(optimizer: Any, model: Any, params: dict[str, Any]) -> None:

@@ -162,10 +162,9 @@ class Models:
 
 def contender(models: Models, way: Way, in_place: bool) -> Contender:
     bench, clock, steps, spoil = models.bench, time.perf_counter, 0, models.bench.options.plant
-    options: dict[str, Any] = {"in_place": True} if in_place else {}
     zeros = {"w": np.zeros(models.count, np.float32)}
     exchange = hpcomm.stochastic_reduce(
-        bench.context, zeros, topology=way.graph, hosts_first=way.hosts_first, **options
+        bench.context, zeros, topology=way.graph, hosts_first=way.hosts_first, in_place=in_place
     )
 
     def measure(n: int) -> tuple[list[float], int]:

@@ -114,7 +114,7 @@ def run(ctx: hpcomm.Context, staleness: int, seed: int, o: Any) -> Row:
         consistency=consistency,
         rule=hpcomm.SGD(lr=RATE),
         progress="thread",
-        cores=1,
+        plan=hpcomm.PlanOptions(cores=1),
         depth=2,
     )
     ctx.barrier()

@@ -85,7 +85,7 @@ class Hybrid(Way):
             overlap=name != AFTER,
             way=WAYS[name],
             skip_weight_grad=name == SKIPPED,
-            chunk_bytes=WHOLE if name == COARSE else None,
+            plan=hpcomm.PlanOptions(chunk_bytes=WHOLE if name == COARSE else None),
         )
         self.optimizer = self.wrapped
 

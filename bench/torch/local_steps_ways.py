@@ -70,7 +70,9 @@ class ByHpcomm(Local):
 
         super().__init__(name, case, every)
         streamed: Any = {} if name == WHOLE else {"fragments": fragments, "delay": delay}
-        coded: Any = {"codec": TopK(KEPT), "apply_at": "receivers"} if name == TOPK else {}
+        coded: Any = (
+            {"codec": TopK(KEPT), "topology": hpcomm.ParameterServer(apply_at="receivers")} if name == TOPK else {}
+        )
         outer = hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM)
         self.wrapped = hpcomm.torch.DiLoCo(
             self.optimizer, ctx, self.model, outer=outer, every=every, **streamed, **coded

@@ -29,9 +29,8 @@ def settings(bench: Bench, chunk: int, shared: bool = False, cores: int = 0) -> 
     """Arguments of an exchange, alike on all ranks. chunk, cores: of each server; 0: the exchange's own choice."""
     return {
         "rule": hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
-        "chunk_bytes": chunk or None,
-        "cores": cores or None,
-        "shared_params": shared,
+        "plan": hpcomm.PlanOptions(chunk_bytes=chunk or None, cores=cores or None),
+        "engine": hpcomm.EngineOptions(shared_params=shared),
         "timeout": bench.options.timeout,
     }
 

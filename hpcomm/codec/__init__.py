@@ -2,7 +2,7 @@
 
     ex = hpcomm.parameter_hub(ctx, params, codec="float16")
     ex = hpcomm.parameter_hub(ctx, params, codec=hpcomm.codec.FLOAT16)    # the same
-    ex = hpcomm.parameter_hub(ctx, params, codec="bfloat16", codec_out="bfloat16")
+    ex = hpcomm.parameter_hub(ctx, params, plan=hpcomm.PlanOptions(codec="bfloat16", codec_out="bfloat16"))
     ex = hpcomm.parameter_hub(ctx, params, codec={"embedding": "bfloat16"})    # by key; the other keys are float32
     ex = hpcomm.parameter_hub(ctx, params, codec=hpcomm.codec.TopK(0.01))    # the largest 1 %; the rest is sent later
     ex = hpcomm.parameter_hub(ctx, params, codec="auto")    # the same where that is faster, otherwise float32

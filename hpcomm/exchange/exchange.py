@@ -108,9 +108,8 @@ class Exchange(SplitCalls):
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
             must be with servers, and the fields of PlanOptions are then ignored.
         engine: EngineOptions: how the exchange works.
-        options: the fields of PlanOptions and EngineOptions, which may be given one by one: codec="float16" is
-            plan=PlanOptions(codec="float16"), and progress="inline" is engine=EngineOptions(progress="inline"). Given
-            beside plan or engine they win.
+        options: codec, chunk_bytes, depth and reduce of PlanOptions, and split and progress of EngineOptions, may stand
+            alone: codec="float16" is plan=PlanOptions(codec="float16"). Given beside plan or engine they win.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
     Attributes:

@@ -121,30 +121,23 @@ def _groups(given: Any) -> tuple[tuple[str, ...], ...] | None:
 
 
 class KeywordsButCodec(TypedDict, total=False):
-    """The keywords that DistributedOptimizer hands on."""
+    """The keywords that a preset with a given codec hands on to Exchange."""
 
     chunk_bytes: int | None
     depth: int
-    codec_out: Codecs | None
     reduce: Reduce
-    cores: int | None
-    in_place: bool
-    shared_params: bool
-    check_finite: bool
     split: bool
     progress: Progress
-    patience: float | None
-    groups: Sequence[Sequence[str]] | None
 
 
 class Keywords(KeywordsButCodec, total=False):
-    """The fields of PlanOptions and EngineOptions, as Exchange takes them one by one."""
+    """The fields of PlanOptions and EngineOptions that Exchange takes one by one; the values have the others."""
 
     codec: Codecs | None
 
 
 class MoreButCodec(KeywordsButCodec, total=False):
-    """The keywords that a preset with a codec of its own hands on to Exchange."""
+    """The same of Exchange's other arguments."""
 
     plan: Plan | PlanOptions | None
     engine: EngineOptions
@@ -165,10 +158,18 @@ _ENGINE = frozenset(field.name for field in fields(EngineOptions))
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
     """Raises TypeError for a keyword that is no field, as Python does for one that is no parameter."""
-    known = _PLAN | _ENGINE
+    known = Keywords.__optional_keys__
     for name in keywords:
         if name not in known:
-            raise unexpected("Exchange", name, known)
+            raise apart("Exchange", name) or unexpected("Exchange", name, known)
+
+
+def apart(call: str, name: str) -> TypeError | None:
+    """The error of a field that is no keyword of call; None: no value has that field."""
+    for value, field, names in (("PlanOptions", "plan", _PLAN), ("EngineOptions", "engine", _ENGINE)):
+        if name in names:
+            return TypeError(f"{call}() got {name!r} by itself: give {field}=hpcomm.{value}({name}=...)")
+    return None
 
 
 def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:

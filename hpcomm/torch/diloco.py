@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -31,7 +32,7 @@ from .key import ParamKey
 from .model_values import ModelValues
 from .names import parameters, plain_keys, plain_name
 from .optimizer import DistributedOptimizer
-from .start import Offer, agree, check_options, given_of, keys_of, model_digest, placed
+from .start import Offer, agree, check_options, exchange_options, given_of, keys_of, model_digest, placed
 from .stats import Counts
 from .tensors import broadcast
 from .uneven import LocalBlock, Uneven
@@ -89,7 +90,7 @@ class DiLoCo(Wrapper):
         topology: None: what hpcomm.parameter_hub takes; or a ParameterServer, a Hierarchy or a PeerToPeer.
         consistency: BSP; SSP(s): a rank may be s exchanges of a fragment ahead of the slowest one; or a quorum, where
             exchanges go on without late ranks, which take the newest parameters and go on.
-        options: of Exchange and hpcomm.parameter_hub, such as apply_at or servers.
+        options: as of DistributedOptimizer; apply_at and other fields of a ParameterServer by topology.
 
     Attributes:
         context: the ranks.
@@ -145,9 +146,10 @@ class DiLoCo(Wrapper):
             raise
         tell(ctx, None, digest_of(schedule, found))
         agree(ctx, Offer("local", model_digest(given), has_state=False, packed=b""))
-        asked: dict[str, Any] = {**options, "groups": found, **({} if codec is None else {"codec": codec})}
-        if delay and not {"progress", "engine"} & options.keys():
-            asked["progress"] = "thread"  # nobody else works for an exchange while the trainer computes
+        asked = exchange_options(options, codec)
+        asked["engine"] = replace(asked["engine"], groups=found)
+        if delay and not {"progress", "engine"} & options.keys():  # no wait works for it while the trainer computes
+            asked["engine"] = replace(asked["engine"], progress="thread")
         values = {key.name: key.value() for key in keys}
         exchange = _made(ctx, values, topology, consistency, outer, asked)
         try:

@@ -98,7 +98,7 @@ def maker(given: Any, consistency: Consistency, options: Mapping[str, Any], ways
 
     def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
         topology, asked = ways.arranged(given, options)
-        codec = asked.get("codec")
+        codec = asked["plan"].codec
         if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # it is no gradient
             more["codec"] = {name: codec for name in values if name != ROLL}
         more = {**asked, **more}

@@ -40,6 +40,7 @@ from .start import (
     check_hooks,
     check_no_max_norm,
     check_options,
+    exchange_options,
     given_of,
     keys_of,
     offer_of,
@@ -118,9 +119,10 @@ class DistributedOptimizer(Wrapper):
             when a way changes.
         skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
             synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
-        options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers. With placement="NCC"
-            or "NCS" ranks only serve (PHub, section 2.2): they make the same optimizer, and call serve in place of the
-            training loop. Means are of the workers alone, exchange.plan.workers.
+        options: plan (PlanOptions), engine (EngineOptions), timeout, codec_out and progress, as Exchange has them;
+            placement and servers of a ParameterServer. With placement="NCC" or "NCS" ranks only serve (PHub, section
+            2.2): they make the same optimizer, and call serve in place of the training loop. Means are of the workers
+            alone, exchange.plan.workers.
 
     Attributes:
         context: the ranks.
@@ -178,6 +180,7 @@ class DistributedOptimizer(Wrapper):
             own = placed(topology, options)
             servers = own.updates_of == "all"
             topology, codec, way = (plain_keys(model, given) for given in (topology, codec, way))
+            asked_of = exchange_options(options, codec)
             if not servers and not own.graphs(ctx.size):
                 raise InvalidArgument(
                     f"topology is {topology!r}: must be one in which the gradients of all ranks count alike, or a graph"
@@ -229,7 +232,7 @@ class DistributedOptimizer(Wrapper):
                     )
                 asked = ""
             slots = {key.name: len(rules.forms[key.group].state) for key in keys} if rules else {}
-            rest = (batch, revisit, skip_weight_grad, topology, codec, options.get("codec_out"), lossy)
+            rest = (batch, revisit, skip_weight_grad, topology, codec, asked_of["plan"].codec_out, lossy)
             ways = self._ways = Ways(ctx, model, keys, slots, asked or "ps", *rest)
         except Exception as wrong:
             refuse(ctx, wrong)
@@ -242,7 +245,7 @@ class DistributedOptimizer(Wrapper):
         self._join: JoinBlock | None = None
         self._uneven = Uneven()
         self._held: Held | None = None
-        make = maker(topology, consistency, options if codec is None else {**options, "codec": codec}, ways)
+        make = maker(topology, consistency, asked_of, ways)
         ways.begin()
         if servers and rules is None:
             why = "has no rule in the exchange" if steps_as_torch(optimizer) else "has a step() that is not torch's"
@@ -254,7 +257,7 @@ class DistributedOptimizer(Wrapper):
         mode.workers = Workers(ctx, workers)
         there = {id(key.param) for key in keys if rules is not None or not servers}
         broadcast(ctx, [p.data for p in model.parameters() if id(p) not in there])
-        self._progress = {name: value for name, value in options.items() if name == "progress"}
+        self._progress = {"progress": asked_of["engine"].progress}
         self._buffers = make_buffers(ctx, model, buffers, mode.workers, self._progress)
         self._buffers_kind = buffers
         mode.extra.append(self._buffers)

@@ -6,19 +6,19 @@ import inspect
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
-from typing import Any, NamedTuple
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..codec import Codecs
 from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
-from ..exchange.options import EngineOptions, KeywordsButCodec
+from ..exchange.options import EngineOptions, PlanOptions, Progress, apart, engine_options
 from ..topology import ParameterServer
 from ..topology.given import as_topology
-from ..topology.owner_trees import Trees
 from ..topology.protocol import Topology
 from ..words import unexpected
 from .buffers import KINDS
@@ -32,17 +32,16 @@ from .stats import Counts
 from .tensors import broadcast, check_dense, check_written
 
 
-class Options(KeywordsButCodec, total=False):
-    """The options of DistributedOptimizer: Exchange's, and those of parameter_hub that say who serves."""
+class Options(TypedDict, total=False):
+    """The options of an optimizer that go to its exchange, and those of parameter_hub that say who serves."""
 
+    plan: PlanOptions
     engine: EngineOptions
     timeout: float | None
+    codec_out: Codecs | None
+    progress: Progress
     placement: str
     servers: int | Iterable[int]
-    affinity: str
-    interfaces: int
-    apply_at: str
-    tree: Trees
 
 
 SERVER_OPTIONS = tuple(field.name for field in fields(ParameterServer))
@@ -63,13 +62,25 @@ def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
     """
     known = {*Options.__optional_keys__, *(inspect.unwrap(call.__init__).__kwdefaults__ or ())}
     for name in options:
-        if name not in known and name not in ("rule", "plan"):
-            raise unexpected(call.__name__, name, known)
+        if name not in known and name != "rule":
+            raise apart(call.__name__, name) or unexpected(call.__name__, name, known)
     if "rule" in options:
         raise InvalidArgument("rule: it is that of the optimizer: leave it out")
-    for name in ("shared_params", "in_place", "split", "plan", "groups"):
-        if options.get(name):
-            raise InvalidArgument(f"{name} is given: hpcomm.torch decides it, leave it out")
+    plan = options.get("plan", PlanOptions())
+    if not isinstance(plan, PlanOptions):
+        raise InvalidArgument(f"plan is a {type(plan).__name__}: must be PlanOptions")
+    engine = engine_options(options.get("engine", EngineOptions()), {})
+    for name in ("shared_params", "in_place", "split", "groups"):
+        if getattr(engine, name):
+            raise InvalidArgument(f"engine has {name}: hpcomm.torch decides it, leave it out")
+
+
+def exchange_options(options: Mapping[str, Any], codec: Codecs | None) -> dict[str, Any]:
+    """The options as an exchange takes them: those given one by one are in plan and engine."""
+    rest = {name: one for name, one in options.items() if name not in ("codec_out", "progress")}
+    given = {"codec": codec, "codec_out": options.get("codec_out")}
+    plan = replace(options.get("plan", PlanOptions()), **{name: one for name, one in given.items() if one is not None})
+    return {**rest, "plan": plan, "engine": engine_options(options.get("engine", EngineOptions()), options)}
 
 
 def server_options(options: Mapping[str, Any]) -> dict[str, Any]:

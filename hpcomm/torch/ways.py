@@ -167,7 +167,8 @@ class Ways:
         servers = server_options(options)
         base = ParameterServer(**servers) if servers else "auto" if topology is None else topology
         places = {name: base.get(name, "flat") if isinstance(base, Mapping) else base for name in self.of}
-        codec = options.get("codec")
+        plan = options["plan"]
+        codec = plan.codec
         codecs = dict(codec) if isinstance(codec, Mapping) else {} if codec is None else dict.fromkeys(self.of, codec)
         for name, way in apart.items():
             if way in _PAIRS:
@@ -176,12 +177,12 @@ class Ways:
             else:
                 codecs[name] = OneBit()
         codecs |= self.codecs
-        more: dict[str, Any] = {"codec": codecs}
-        parameters = options.get("codec_out")
+        parameters = plan.codec_out
         if parameters is not None:
             each = parameters if isinstance(parameters, Mapping) else dict.fromkeys(self.of, parameters)
-            more["codec_out"] = {name: one for name, one in each.items() if self.of.get(name) != "factors"}
-        return places, {**{name: one for name, one in options.items() if name not in SERVER_OPTIONS}, **more}
+            parameters = {name: one for name, one in each.items() if self.of.get(name) != "factors"}
+        rest = {name: one for name, one in options.items() if name not in SERVER_OPTIONS}
+        return places, {**rest, "plan": replace(plan, codec=codecs, codec_out=parameters)}
 
     def begin(self) -> None:
         """Before the first exchange is made: with batch= the ways are known, else the first step shows how many rows

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import hpcomm
-from hpcomm import SGD, Exchange, Hierarchy
+from hpcomm import SGD, EngineOptions, Exchange, Hierarchy
 
 from .job import Desk
 
@@ -121,7 +121,7 @@ def shared_params(desk: Desk, shared: bool) -> dict[str, Any]:
         rng = np.random.default_rng(ctx.rank)
         params = {"w": np.arange(N // 8, dtype=np.float32), "b": np.ones(33, np.float32)}
         found: dict[str, Any] = {"hosts": ctx.hosts, "bits": []}
-        with hpcomm.parameter_hub(ctx, params, shared_params=shared, progress="inline") as ex:
+        with hpcomm.parameter_hub(ctx, params, engine=EngineOptions(shared_params=shared), progress="inline") as ex:
             found["file"] = file_at(ex.params["w"].ctypes.data)
             found["writeable"] = any(array.flags.writeable for array in ex.params.values())
             for step in range(6):
@@ -144,9 +144,11 @@ def flat_shared_params(desk: Desk) -> str:
     with hpcomm.init(desk.world()) as ctx:
         params = {"w": np.zeros(64, np.float32)}
         try:
-            Exchange(ctx, params, shared_params=True)
+            Exchange(ctx, params, engine=EngineOptions(shared_params=True))
         except hpcomm.ConfigError as error:
-            with Exchange(ctx, params, "auto", shared_params=True, rule=SGD(lr=1), reduce="sum") as ex:
+            with Exchange(
+                ctx, params, "auto", engine=EngineOptions(shared_params=True), rule=SGD(lr=1), reduce="sum"
+            ) as ex:
                 assert list(ex.push_pull("w", np.ones(64, np.float32))) == [-ctx.size] * 64
                 ctx.barrier()
             return str(error)
@@ -158,7 +160,15 @@ def recovers_shared_params(desk: Desk) -> list[Any]:
     ones = np.ones(5000, np.float32)
     with hpcomm.init(desk.world()) as ctx:
         topology = Hierarchy(leaders=(1, 4))
-        ex = Exchange(ctx, {"w": ones}, topology, rule=SGD(lr=1), reduce="sum", chunk_bytes=2048, shared_params=True)
+        ex = Exchange(
+            ctx,
+            {"w": ones},
+            topology,
+            rule=SGD(lr=1),
+            reduce="sum",
+            chunk_bytes=2048,
+            engine=EngineOptions(shared_params=True),
+        )
         for _ in range(3):
             ex.push_pull("w", ones)
         desk.meet("three steps")

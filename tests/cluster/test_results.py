@@ -8,7 +8,7 @@ import pytest
 from conftest import run_threads
 
 import hpcomm
-from hpcomm import ASYNC, SGD, Exchange, Nesterov, ParameterServer
+from hpcomm import ASYNC, SGD, Exchange, Nesterov, ParameterServer, PlanOptions
 
 from .bodies import block, put_and_signal
 from .hosts import Cluster
@@ -215,7 +215,9 @@ def train_rounded(desk: Desk) -> dict[str, bytes]:
     """Parameters after three steps, which travel in bfloat16."""
     with (
         hpcomm.init(desk.world()) as ctx,
-        Exchange(ctx, random(0), rule=Nesterov(lr=0.1), progress="inline", codec_out="bfloat16") as ex,
+        Exchange(
+            ctx, random(0), rule=Nesterov(lr=0.1), progress="inline", plan=PlanOptions(codec_out="bfloat16")
+        ) as ex,
     ):
         return train(ex, ctx.rank, range(3))
 
@@ -226,7 +228,9 @@ def test_parameters_in_16_bits_are_the_same_by_shm_and_tcp(cluster: Cluster, ran
     """With two ranks a host every owner writes into the memory of one worker, and sends to the others."""
 
     def body(context: hpcomm.Context) -> dict[str, bytes]:
-        with Exchange(context, random(0), rule=Nesterov(lr=0.1), progress="inline", codec_out="bfloat16") as ex:
+        with Exchange(
+            context, random(0), rule=Nesterov(lr=0.1), progress="inline", plan=PlanOptions(codec_out="bfloat16")
+        ) as ex:
             return train(ex, context.rank, range(3))
 
     want = run_threads(4, body)[0]

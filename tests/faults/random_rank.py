@@ -21,7 +21,7 @@ import numpy as np
 from random_plan import TIMEOUT, Job
 
 import hpcomm
-from hpcomm import topology
+from hpcomm import PlanOptions, topology
 
 END, FELL, WORDS = 0, 1, 2  # words of the board behind the ranks' own
 _PR_SET_PDEATHSIG = 1
@@ -94,7 +94,7 @@ def hub(run: Run, ctx: hpcomm.Context) -> None:
         servers=given.get("servers"),
         rule=hpcomm.SGD(lr=0.01),
         progress=given["progress"],
-        cores=1,
+        plan=PlanOptions(cores=1),
         **more,
     )
     run.kept.append(ex)
@@ -121,7 +121,7 @@ def receivers(run: Run, ctx: hpcomm.Context) -> None:
         servers=given["servers"],
         tree=hpcomm.Tree(arity=given["arity"]),
         progress="thread" if given["staleness"] else given["progress"],
-        cores=1,
+        plan=PlanOptions(cores=1),
     )
     run.kept.append(ex)
     _train(run, ex, given["call"])
@@ -150,7 +150,7 @@ def graph(run: Run, ctx: hpcomm.Context) -> None:
         topology=_graph(given["graph"], ctx.size),
         consistency=consistency,
         progress=given["progress"],
-        cores=1,
+        plan=PlanOptions(cores=1),
         depth=4,
     )
     run.kept.append(ex)
