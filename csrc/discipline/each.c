@@ -3,7 +3,7 @@
  * no worker runs more than s steps ahead of the slowest one. With s = 0 that is BSP, and whole.c's. On a graph ASYNC is
  * in unflushed.c and SSP in ssp.c.
  *
- * A sender is a worker; or, with several stages, a group of ranks (a host, or a rack: grouping.h), who fold their
+ * A sender is a worker; or, with several stages, a group of ranks (a host, or a rack: grouping.h), which fold their
  * updates first, all together as under BSP. So the ranks of a group are in step, and groups are not. A rank that pushes
  * straight to an owner forms a group alone.
  *
@@ -81,8 +81,8 @@ int hpc_slots_check(const hpc_exchange_config *f, const char *where) {
                     asynchronous ? "ASYNC" : ssp, where, least);
 }
 
-/* HPC_OK if a discipline can have all rows of the plan; else an error that names the first other one, and says what
- * rows the discipline needs. */
+/* HPC_OK if a discipline can have all rows of the plan; else an error that names the first other row, and the rows that
+ * the discipline needs. */
 static int check_rows(const hpc_exchange_config *f, int (*fits)(const hpc_row *row), const char *needs) {
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];

@@ -12,9 +12,8 @@
  * gets the newest parameters.
  *
  * Parameter Flow's own form (UCC-SSP, section 3.2.1) is updates_ssp.c. There every worker gets every version, and all
- * get the same parameters for it, as they were when the version was closed. Here an answer brings the parameters as
- * they are when it is sent, and a worker asks only when it must. The bound is the same: the minimum is the number of
- * closed versions. */
+ * get the same parameters for it, as they were when it was closed. Here an answer brings the present parameters, and a
+ * worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
 #include <string.h>
 
 #include "discipline/each.h"

@@ -9,7 +9,7 @@
  * behind parameters that have all that was decided before. So an update counts everywhere or nowhere, and goes back
  * into the residual once.
  *
- * Who writes what, and what orders it. A vote lies in the part of the rank that decides, and comes with its event. The
+ * Writers and order. A vote lies in the part of the rank that decides, and comes with its event. The
  * worker votes again when the last vote was decided, so there is one of each rank. Verdicts lie in a ring in the part
  * of each rank, the decider's own included, from where its puts read them; a signal behind each says how many there
  * are, which the follower's core acquires. Each is about one update or more, and a rank has at most as many pending

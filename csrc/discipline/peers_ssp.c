@@ -209,7 +209,7 @@ static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t ow
     return 0;
 }
 
-/* Applies what may be applied now; returns the number of times that it did so. */
+/* Applies all updates that may be applied now; returns the number of steps. */
 static int go_on(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     peer_share *p = share->own;

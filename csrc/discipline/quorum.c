@@ -39,7 +39,7 @@
  *   of each row, and the next one is put with the group's next push. The put reads the version from the place that the
  *   worker has for the slot, which the worker writes before its push, and again when the slot is free.
  *   The outcome is put into the part of each relay, one place a row, before the parameters, which bring the event; and
- *   from one relay to the next in the same way. A relay's share adds up what its rows have brought (the newest version;
+ *   from one relay to the next in the same way. A relay's share joins the outcomes of its rows (the newest version;
  *   left out if some row says so). When its last row has come it puts the sum to the ranks that it answers, and then
  *   answers. The owner puts from one place for each group, and a relay's share from one place: both are written for the
  *   next reply to the group, which comes after all its ranks had this one. A relay passes on from the place into which
@@ -71,7 +71,7 @@
  * update that was sent before is late, in a slot or on its way. Its sender waits for the answer: otherwise its next
  * push would have to wait for its next call.
  *
- * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, be it to an earlier fold.
+ * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, even to an earlier fold.
  * A rank that has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all
  * others.
  *

@@ -200,7 +200,7 @@ static inline hpc_told *hpc_told_here(const hpc_scheme *sc, size_t at) {
     return (hpc_told *)(void *)(hpc_own_part(sc) + at);
 }
 
-/* Whether a row forwards what its group has pushed: to a row that applies. */
+/* Whether a row forwards its group's fold to a row that applies. */
 static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row) {
     for (int e = 0; e < row->n_out && row->action == HPC_FORWARD; e++)
         if (plan->rows[row->out[e].row].action == HPC_APPLY) return 1;
@@ -239,7 +239,7 @@ static inline const hpc_share *hpc_decider_of(const hpc_scheme *sc, const hpc_sh
     return hpc_has_decider(sc) ? &sc->layout.shares[((const hpc_quorum_share *)share->own)->decider] : share;
 }
 
-/* ---- what disciplines with a quorum have in common ---- */
+/* ---- common to disciplines with a quorum ---- */
 
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f);
 int hpc_quorum_plan(hpc_scheme *sc, const char *op);

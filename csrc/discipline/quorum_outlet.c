@@ -434,9 +434,8 @@ static void leave_out_until(hpc_scheme *sc, int key, uint64_t version) {
     hpc_bell_ring(sc->context->group.bell);
 }
 
-/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. No fold takes
- * their updates for this rank's versions any more, so these are answered now, of all keys: neighbours may wait for
- * that. */
+/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. Their updates
+ * for this rank's versions are late now and are answered, for all keys, as neighbours may wait for that. */
 static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < sc->plan->n_keys; i++) leave_out_until(sc, i, hpc_versions_of(sc, i)->number);

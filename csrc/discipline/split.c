@@ -203,7 +203,7 @@ static void drop_fold(hpc_scheme *sc, int key) {
 
 /* ---- pulls ---- */
 
-/* A pull without a fold asks for nothing: it only ends the pending push. */
+/* A pull without a fold asks for nothing: it ends with the last pull that asked. */
 int hpc_split_ends_pull(hpc_scheme *sc, int key) {
     return !hpc_split_ask_of(sc, key)->keeps;
 }

@@ -201,7 +201,7 @@ static int may_be_answered(const hpc_share *share, int sender, int rank) {
     return !ends_mean(a->use) || is_over(share, sender);
 }
 
-/* Whether a rank says what another one has said; else the exchange fails. */
+/* Whether a rank's pull says the same as the decision; otherwise the exchange fails. */
 static int agrees(hpc_scheme *sc, const hpc_share *share, int rank, const hpc_decided *d) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     const double scale = *hpc_args_of(sc, share, rank, 0);

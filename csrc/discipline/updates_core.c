@@ -170,7 +170,7 @@ static void send_nothing(hpc_core *core, hpc_work *w) {
     begin_next(core->scheme, w);
 }
 
-/* Folds the updates of a host's ranks in the order of its inputs, when one of each is there, be it empty. */
+/* Folds the updates of a host's ranks in the order of its inputs, when one of each is there, empty or not. */
 static void gather(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     int status = 0, n = 0, n_updates = 0;
     if (!hpc_row_count_as(core, w, slot, input, how)) return;

@@ -98,8 +98,7 @@ static int tells(const hpc_scheme *sc, const hpc_share *share, int rank) {
 _Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slot of a plan");
 
 /* The inputs of the sender have come to all rows of a share; or, where the others are put row by row, the empty ones.
- * Returns 0 if the event names no share of this core, 1 if it was handled, even by a failure; the functions below too.
- */
+ * Returns 0 if the event names no share of this core, 1 if it was handled, even by a failure; likewise all below. */
 static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const hpc_discipline *d = sc->discipline;

@@ -47,8 +47,7 @@ struct hpc_row_kind {
     int (*scaled)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);
     int (*read)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to, double *squares);
 
-    /* Writes the parameters that lie in a slot into the memory of workers that is mapped here. NULL: it has no
-     * parameters. */
+    /* Writes the parameters in a slot into the memory of workers that is mapped here. NULL: it has no parameters. */
     void (*write)(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);
     /* The bytes that go to other rows, and to workers whose memory is not mapped. */
     const void *(*leaving)(const hpc_work *w, int slot);

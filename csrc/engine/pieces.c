@@ -346,7 +346,7 @@ static void settle_fold(const hpc_work *w) {
     end_fold(w->encoder, &whole, 1, told == 0 ? 1 : told);
 }
 
-/* Adds a piece of this rank's own to the residual of which it was taken. A NaN or Inf that was in it does not stay. */
+/* Adds a piece of this rank to the residual from which it was taken. A NaN or Inf in the residual does not stay. */
 static void put_back(hpc_scheme *sc, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
                      const hpc_packing *packing) {
     const hpc_key_pieces *its = &sc->pieces[row->key];

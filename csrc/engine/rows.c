@@ -287,7 +287,8 @@ static int open_copies(hpc_scheme *sc, const char *op) {
             const size_t mean = (size_t)sc->work[i].row->count * sizeof(float);
             if ((sc->use != NULL) && mean > nbytes) nbytes = mean; /* means are gathered too */
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
-                return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of what goes to rank %d", op, out->rank);
+                return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of the outputs to rank %d", op,
+                                out->rank);
         }
     return HPC_OK;
 }

@@ -65,7 +65,7 @@ typedef struct hpc_place {
 
 /* A key's parameters as they arrive from owners that do not map this rank's memory: encoded. */
 typedef struct hpc_encoded {
-    const hpc_codec *codec; /* of what all owners of the key send, float32 included */
+    const hpc_codec *codec; /* by which all owners of the key send, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */
     int n_rows;
     int apart;        /* the master of some row of the key is not its owner's own parameters, encoded or not */
@@ -119,7 +119,7 @@ typedef struct hpc_key_pieces {
     size_t slot_bytes;        /* of an update in a slot */
     hpc_memory *source;       /* where the worker writes updates, if it has ever asked for it; with split in dense */
     hpc_encoder encoder;      /* of this rank's pushes */
-    double unit, kept_unit;   /* split: of the updates; of what encoders have kept of them */
+    double unit, kept_unit;   /* split: of the updates; of the residuals that encoders keep */
 } hpc_key_pieces;
 
 /* ---- both ---- */
@@ -136,7 +136,7 @@ typedef struct hpc_stages {
     uint64_t *feeders;   /* by row: a bit for each rank whose pushes reach it */
     uint64_t *receivers; /* by row: a bit for each rank that gets parameters that were made of it */
     size_t words;        /* of a row's bits */
-    double *masses;      /* by row: what all pushes weigh that it folds */
+    double *masses;      /* by row: the weight of all pushes that it folds */
     int *hops;           /* by row: relays that its parameters have passed, itself included */
     int most_hops;
 } hpc_stages;
@@ -204,8 +204,7 @@ typedef struct hpc_life {
     int serves; /* rows of this rank outlast its own pushes */
 } hpc_life;
 
-/* One configuration of an exchange: some of its keys, with all that they need. The schemes of an exchange are a ring.
- */
+/* Some keys of an exchange, with all that they need. The schemes of an exchange are a ring. */
 struct hpc_scheme {
     hpc_context *context;
     hpc_scheme *next; /* itself, where it is the only one */

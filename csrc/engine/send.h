@@ -54,7 +54,7 @@ void hpc_ask_flushed(const hpc_scheme *sc, int key);
 /* Waits until everything that was sent to the other owners of key has left this rank's memory. */
 int hpc_flush_key(hpc_scheme *sc, int key, hpc_limit *l);
 
-/* Stores past the caches are ordered before what follows: a trainer's own kernels may have written the gradient so. */
+/* Orders stores past the caches before later stores: a trainer's own kernels may have written the gradient so. */
 static inline void hpc_end_gradient(void) {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();

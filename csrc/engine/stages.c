@@ -1,6 +1,5 @@
-/* Stages: a row may send its fold or parameters to other rows, so a push may pass several rows before its owner has it,
- * and parameters several relays before a worker has them. This file finds the consequences for each row, from the plan
- * alone.
+/* Stages: a row may send its output to other rows, so a push may pass several rows before its owner has it, and
+ * parameters several relays before a worker has them. This file finds the results for each row, from the plan alone.
  *
  * Every share answers the ranks at its own ends only, and a worker waits for the shares that write its parameters. If
  * the rows that read its update lead to one of these, their answer proves that the update was read: their folds were
@@ -167,7 +166,7 @@ void hpc_stages_free(hpc_scheme *sc) {
     free(sc->layout.stages.hops);
 }
 
-/* ---- what follows ---- */
+/* ---- questions ---- */
 
 int hpc_row_is_fed_by(const hpc_scheme *sc, int row, int rank) {
     const hpc_stages *st = &sc->layout.stages;
@@ -258,7 +257,7 @@ int hpc_share_is_awaited_by(const hpc_scheme *sc, const hpc_share *share, int ra
 }
 
 /* A forward has left once its owner has received the resulting parameters, on each way. Of other rows the owner knows
- * only that they are done where they answer it, and what goes to relays may have found a full ring even then. */
+ * only that they are done where they answer it, and forwards to relays may have found a full ring even then. */
 int hpc_row_outlasts_pulls(const hpc_scheme *sc, int row) {
     const hpc_row *r = &sc->plan->rows[row];
     const hpc_stages *st = &sc->layout.stages;

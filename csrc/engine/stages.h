@@ -29,8 +29,7 @@ int hpc_share_involves(const hpc_scheme *sc, const hpc_share *share, int rank);
 int hpc_row_outlasts_pulls(const hpc_scheme *sc, int row);
 /* Whether rank's pushes are done only when the share has answered them. */
 int hpc_share_is_awaited_by(const hpc_scheme *sc, const hpc_share *share, int rank);
-/* Whether the share answers rank: if rank awaits it; a forward also its owner, which waits by it (hpc_share_next_fold).
- */
+/* Whether the share answers rank: if rank awaits it; a forward also its owner (hpc_share_next_fold). */
 int hpc_share_answers(const hpc_scheme *sc, const hpc_share *share, int rank);
 
 #endif

@@ -23,7 +23,7 @@ int hpc_worker_check_call(hpc_scheme *sc, int key, const char *op);
  * thread: other ranks may wait for any of them. A failure ends the exchange and closes the context, and so ends the
  * wait. */
 void hpc_worker_progress(hpc_scheme *sc);
-/* Sends what starts of any scheme of the exchange have kept back: others wait for it. */
+/* Sends the bytes that starts of any scheme of the exchange have kept back: others wait for them. */
 void hpc_worker_uncork(hpc_scheme *sc);
 
 /* Whether the parameters of a ticket's push are there; whether the slot of that push may be written again. */

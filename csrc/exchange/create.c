@@ -208,7 +208,7 @@ int hpc_scheme_send_params(hpc_scheme *sc, const char *op, double deadline) {
 }
 
 /* Rank 0's values are in all masters and params. Where parameters travel encoded, params get the bits that they would
- * get from the owners. Like what rank 0 has put, this counts for nothing. */
+ * get from the owners. This traffic is not counted, like rank 0's puts. */
 static int round_values(hpc_scheme *sc, double deadline) {
     int status = hpc_scheme_send_params(sc, op_create, deadline);
     for (int i = 0; i < sc->n_own_cores; i++)

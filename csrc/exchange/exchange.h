@@ -120,8 +120,8 @@ int hpc_scheme_check_config(const hpc_context *context, const hpc_exchange_confi
 int hpc_models_rotate(const hpc_exchange_config *config);
 int hpc_scheme_agree(hpc_scheme *sc, const hpc_exchange_config *config, const hpc_exchange *of, double deadline);
 
-/* check_codecs.c: the same for codecs of pieces, by key. describe writes what all ranks must give alike; compare fails
- * if two keys differ in it. */
+/* check_codecs.c: the same for codecs of pieces, by key. describe writes the values that all ranks must share; compare
+ * fails if two keys differ in it. */
 typedef struct hpc_codec_description {
     char name[64];
     double delta, fraction, args[HPC_CODEC_ARGS], up, at_least;

@@ -13,7 +13,7 @@
  * Smoothly: it measures the throughput of this rank's connections to other hosts while some bytes wait to be sent. That
  * is the throughput which the network lets them have. It accounts for all other traffic, and no probe is needed.
  *
- * Writers, readers and order: the thread alone writes what lies in the follower, but for stop. Deltas are atomic, and
+ * Writers, readers and order: the thread alone writes the follower, except stop. Deltas are atomic, and
  * an encoder reads its own when it begins. Words are the control channel's. A word has the number of the exchange,
  * counted alike on all ranks, so one that an earlier exchange left behind means nothing. */
 #define _GNU_SOURCE

@@ -84,7 +84,7 @@ int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit
     if (status == HPC_OK && sc->keys[key].sending != 0) status = hpc_fail_cut_short(sc, key, op);
     if (status == HPC_OK) status = hpc_worker_take_slot(sc, key, ticket, l, op);
     if (status != HPC_OK) return status;
-    h->what = HELD_NONE; /* one that was neither applied nor skipped is replaced */
+    h->what = HELD_NONE; /* replaces an update that was neither applied nor skipped */
     if (!empty) status = (hpc_key_pushes_pieces(sc, key) ? hold_source : hold_array)(sc, key, src, op);
     if (status != HPC_OK) return status;
     h->what = empty ? HELD_NOTHING : HELD_UPDATE;
@@ -219,8 +219,7 @@ static int scale_pieces(hpc_scheme *sc, int key, double scale, const char *op) {
     return HPC_OK;
 }
 
-/* The scaled update may be too large for the wire, although fold has checked it; a scale of NaN is the caller's wish.
- */
+/* The scaled update may be too large for the wire, although fold has checked it; a scale of NaN is allowed. */
 static int scale_update(hpc_scheme *sc, int key, double scale, const char *op) {
     const hpc_held *h = &sc->held[key];
     if (scale == 1) return HPC_OK;
