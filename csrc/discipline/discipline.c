@@ -2,7 +2,7 @@
 
 #include "discipline/grouping.h"
 
-/* ---- what a configuration asks for ---- */
+/* ---- facts of a configuration ---- */
 
 /* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
 int hpc_config_misses_some(const hpc_exchange_config *f) {
@@ -33,15 +33,15 @@ enum { ALL = 1, QUORUM = 2 };  /* inputs of a fold */
 enum { APPLY = 1, SPLIT = 2 }; /* a push applies; or fold and apply are two calls */
 enum { EITHER = APPLY | SPLIT };
 
-/* A discipline, and what asks for it: a consistency, and one of the kinds of edges, inputs and uses. */
+/* A discipline, and the configurations that choose it: a consistency, and sets of edges, inputs and uses. */
 typedef struct choice {
     int consistency;
     unsigned edges, inputs, use;
     const hpc_discipline *value;
 } choice;
 
-/* No configuration fits two rows. Some rows are there only so that the check of their discipline refuses what it asks
- * for, and says why. */
+/* No configuration fits two rows. Some rows only lead to a discipline whose check refuses the configuration and names
+ * the reason. */
 static const choice choices[] = {
     // clang-format off
     {HPC_BSP, HPC_OWNERS, ALL, APPLY, &hpc_discipline_bsp},

@@ -1,4 +1,4 @@
-/* The table of all disciplines, by what a configuration asks for (see engine/discipline.h for what one is). */
+/* The table of all disciplines, looked up by configuration; engine/discipline.h defines a discipline. */
 #ifndef HPC_DISCIPLINES_H
 #define HPC_DISCIPLINES_H
 

@@ -3,22 +3,22 @@
  * no worker runs more than s steps ahead of the slowest one. With s = 0 that is BSP, and whole.c's. On a graph ASYNC is
  * in unflushed.c and SSP in ssp.c.
  *
- * A sender is a worker; or, with several stages, a group of ranks (a host, or a rack: grouping.h), who fold their
+ * A sender is a worker; or, with several stages, a group of ranks (a host, or a rack: grouping.h), which fold their
  * updates first, all together as under BSP. So the ranks of a group are in step, and groups are not. A rank that pushes
- * straight to an owner is a group of its own.
+ * straight to an owner forms a group alone.
  *
  * The smallest clock of the open senders is the share's *minimum*. An answer that brings parameters waits until the
  * minimum is c - s or more, for a sender at clock c: it is *parked*, and the update that raises the minimum sends it.
- * Under ASYNC none waits. A worker asks for parameters by a pull of its own (fresh.c says when it need not). To a group
- * they go with the reply to its update, by relays where the plan has them, and each share that is at an end answers, as
- * under BSP.
+ * Under ASYNC no answer waits. A worker asks for parameters by a separate pull (fresh.c says when it need not). A group
+ * gets them with the reply to its update, by relays where the plan has them, and each share that is at an end answers,
+ * as under BSP.
  *
  * Writers, readers and order:
  *   the worker's parameters  written by the owners that answer a pull, between its event and its signal; and by the
- *                            worker itself, in a pull that does not ask. While an earlier pull is under way every pull
- *                            asks, so the two never meet, and nobody writes while the worker computes.
+ *                            worker itself, in a pull that does not ask. While an earlier pull is pending every pull
+ *                            asks, so the two never meet, and no rank writes while the worker computes.
  *   the minimum in a worker's part   written by one owner before the signal (release); read by the worker after it
- *                            (acquire), and not again once it has asked anew. The owner answers a worker's next pull
+ *                            (acquire), and not after the worker's next request. The owner answers a worker's next pull
  *                            only after that worker has asked.
  *   the row's copy and the minimum, as sources of puts   written by the core when it answers a pull; the worker's
  *                            next pull waits until those puts are over, or the worker has seen the answer. For a group
@@ -29,12 +29,12 @@
  *   slots, forwarding accumulators and relays of a group   are as under BSP (stages.c): each rank of the group feeds
  *                            them and waits for the reply before it pushes again.
  *
- * A worker that has closed counts in no minimum: close waits until its pushes are applied, so nothing of it is missing.
+ * A worker that has closed counts in no minimum: close waits until all its pushes are applied.
  * Its closing signal rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed
  * brings no more whole updates, and counts in no minimum either.
  *
- * Nobody waits in a circle: a sender that waits for another one has ended at least s steps more, also where the two
- * take the keys in different orders, and s is 1 or more. Inside a group all wait for the same folds. */
+ * Waits form no circle: a sender that waits for another one has ended at least s steps more, also where the two take
+ * the keys in different orders, and s is 1 or more. Inside a group all wait for the same folds. */
 #include "discipline/each.h"
 
 #include <stdio.h>
@@ -48,7 +48,7 @@
 #include "engine/send.h"
 #include "engine/write.h"
 
-/* ---- what is asked for ---- */
+/* ---- check ---- */
 
 int hpc_each_check(const hpc_exchange_config *f) {
     static const char op[] = "exchange";
@@ -81,8 +81,8 @@ int hpc_slots_check(const hpc_exchange_config *f, const char *where) {
                     asynchronous ? "ASYNC" : ssp, where, least);
 }
 
-/* HPC_OK if a discipline can have all rows of the plan; else an error that names the first other one, and says what
- * rows the discipline needs. */
+/* HPC_OK if a discipline can have all rows of the plan; else an error that names the first other row, and the rows that
+ * the discipline needs. */
 static int check_rows(const hpc_exchange_config *f, int (*fits)(const hpc_row *row), const char *needs) {
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -210,8 +210,8 @@ static int apply(hpc_core *core, hpc_work *w, int slot, int input) {
     return hpc_row_work(core, w, &inputs);
 }
 
-/* An update has come to a row that applies, or (how) the word that there is none this time, which counts as one. After
- * a failure nothing is answered any more. */
+/* Counts an update that has come to a row that applies, and applies it unless it is empty (how). After a failure no
+ * update is answered any more. */
 static void update_came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     const hpc_scheme *sc = core->scheme;
     hpc_share *share = w->share;

@@ -9,9 +9,8 @@
 /* Whether updates may be applied by themselves with this configuration. */
 int hpc_each_check(const hpc_exchange_config *config);
 
-/* Updates to receivers and peers wait in slots until a worker takes them. SSP(s) needs s + 2 of them. Under
- * ASYNC they are the only bound: staleness is what they allow, 1 at least, or else it would be BSP. Opens the counts.
- */
+/* Updates to receivers and peers wait in slots until a worker takes them. SSP(s) needs s + 2 slots. Under ASYNC the
+ * slots are the only bound: they set the staleness, 1 at least, as 0 would be BSP. Opens the counts. */
 static inline int hpc_slots_open(hpc_scheme *sc, const char *op) {
     if (sc->asked.consistency == HPC_ASYNC) sc->asked.staleness = sc->layout.depth - 2;
     return hpc_open_begun(sc, op);

@@ -1,4 +1,4 @@
-/* SSP(s) on servers, the worker's side: when a pull has to ask.
+/* SSP(s) on servers, the worker's side: whether a pull has to ask the owners.
  *
  * A worker's *clock* of a key is the number of its pushes since the last publish. A step at clock c begins when the
  * parameters have all updates of clocks up to c - s - 1, so when every open worker has pushed c - s times. The owner
@@ -12,8 +12,8 @@
  * gets the newest parameters.
  *
  * Parameter Flow's own form (UCC-SSP, section 3.2.1) is updates_ssp.c. There every worker gets every version, and all
- * get the same parameters for it, those of the moment when it was closed. Here an answer has what is there when it is
- * sent, and a worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
+ * get the same parameters for it, as they were when it was closed. Here an answer brings the present parameters, and a
+ * worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
 #include <string.h>
 
 #include "discipline/each.h"
@@ -70,7 +70,7 @@ int hpc_fresh_open(hpc_scheme *sc, const char *op) {
     return status == HPC_OK ? hpc_clocks_open(sc, op) : status;
 }
 
-/* The minimum that the owner has told with its last answer: all workers' updates up to it are in the copy. */
+/* The minimum in the owner's last answer: the copy has all workers' updates up to that clock. */
 static uint64_t told_by(const hpc_scheme *sc, int s) {
     uint64_t told;
     memcpy(&told, hpc_own_part(sc) + hpc_fresh_told_at(sc, sc->context->group.rank, s), sizeof told);
@@ -92,7 +92,7 @@ static void count_begun(const hpc_scheme *sc, uint64_t clock, uint64_t minimum) 
     hpc_count_begun(sc, clock > minimum ? clock - minimum : 0);
 }
 
-/* Takes what the last pull has brought so far. Its step is counted once it has ended. */
+/* Takes the minima that the last pull has brought so far. Its step is counted once the pull has ended. */
 static void hear(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     view *v = &worker_of(sc)->keys[key];
@@ -195,7 +195,7 @@ int hpc_fresh_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, 
 
 /* ---- publish: all workers go on from one clock ---- */
 
-/* Nothing is under way on any rank, and no rank pushes before the publish has ended. */
+/* No rank has a push or a pull pending, and none pushes before the publish has ended. */
 static void level(hpc_scheme *sc) {
     for (int k = 0; k < sc->plan->n_keys; k++) {
         view *v = &worker_of(sc)->keys[k];

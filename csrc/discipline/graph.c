@@ -29,8 +29,8 @@ int hpc_graph_check_partial(const hpc_exchange_config *f, const char *by, const 
     for (size_t i = 0; i < n; i++)
         if (g->weights[i] < 0)
             return hpc_fail(HPC_ERR_CONFIG, op,
-                            "%s: the graph has a weight of %g; %s scales the weights of what is there, so none may be "
-                            "negative",
+                            "%s: the graph has a weight of %g; %s scales the weights of the inputs that have come, so "
+                            "none may be negative",
                             op, g->weights[i], by);
     return HPC_OK;
 }

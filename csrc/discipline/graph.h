@@ -13,8 +13,8 @@
 const char *hpc_consistency_name(int consistency);
 /* HPC_ERR_INVALID if the configuration has no graph. */
 int hpc_graph_is_given(const hpc_exchange_config *config, const char *op);
-/* HPC_OK if folds may miss some inputs. Refuses a fold of one's own, and negative weights. by: the discipline, for the
- * error. */
+/* HPC_OK if folds may miss some inputs. Refuses rules with their own fold function, and negative weights. by: the
+ * discipline, for the error. */
 int hpc_graph_check_partial(const hpc_exchange_config *config, const char *by, const char *op);
 /* HPC_ERR_CONFIG if fold and apply are two calls, and cannot be. */
 int hpc_graph_check_split(const hpc_exchange_config *config, const char *op);

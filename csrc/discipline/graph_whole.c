@@ -41,8 +41,8 @@ static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
 /* ---- turns ---- */
 
 /* On a graph that changes an input may come to a slot before an earlier step has taken its own inputs from that slot:
- * that step goes without its rank. A rank writes a slot anew when the update in it is folded. So what is in a slot
- * belongs to the next step with that slot in which its rank sends. */
+ * that step has no input of the sending rank. A rank writes a slot again only after its last update there was folded.
+ * So the update in a slot belongs to the next step with that slot in which its rank sends. */
 static int has_inputs(const hpc_scheme *sc, const hpc_work *w, uint64_t n) {
     const int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
     for (int e = 0; e < w->row->n_in; e++)

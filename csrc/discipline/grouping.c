@@ -175,9 +175,9 @@ static int without(int *ranks, int n, int me) {
     return n > 1 ? left : n;
 }
 
-/* Of a forward those whose inputs are missing, if it is for this rank's group. Else other groups, for which other
- * owners wait too; else those who fold for this rank's own rows, the owner, and ranks of the group that left without a
- * word. */
+/* A forward for this rank's group waits for the ranks whose inputs are missing. Any other share waits for other groups,
+ * for which other owners wait too; otherwise for the ranks that have still to bring the group's updates to this rank's
+ * own rows, the owner, and ranks of the group that left without a word. */
 int hpc_groups_missing(const hpc_scheme *sc, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];

@@ -1,7 +1,7 @@
 /* Groups of ranks whose updates are folded before they come to a row that applies: with several stages each input of
- * such a row is from a group, a host or a rack. A rank that pushes straight to the row is a group of its own. A group
+ * such a row is from a group, a host or a rack. A rank that pushes straight to the row forms a group alone. A group
  * is known by its lowest rank. Groups are the same in all rows of a key, the group that sends an update gets the
- * parameters, and a core folds or relays for one group of a key: else a plan is refused. */
+ * parameters, and a core folds or relays for one group of a key: other plans are refused. */
 #ifndef HPC_GROUPING_H
 #define HPC_GROUPING_H
 
@@ -9,14 +9,14 @@
 
 /* Whether rows of a plan send to other rows. */
 int hpc_plan_has_stages(const hpc_plan *plan);
-/* Two rows that apply the same elements: plans whose receivers apply what an owner forwards have such rows. Returns the
- * second row and sets *other to the first, or returns -1. */
+/* Two rows that apply the same elements: plans whose receivers apply the folds that an owner forwards have such rows.
+ * Returns the second row and sets *other to the first, or returns -1. */
 int hpc_plan_find_copy(const hpc_plan *plan, int *other);
 
 /* Finds the groups of an exchange, whose shares are known: from here on they are its senders (hpc_sender_of). As
  * hpc_discipline.plan. */
 int hpc_groups_find(hpc_scheme *sc, const char *op);
-/* The same, of the rows that folds accepts in place of those that apply; their outputs and shares are not looked at. */
+/* The same, by the rows that folds accepts instead of rows that apply; their outputs and shares are not looked at. */
 int hpc_groups_find_in(hpc_scheme *sc, int (*folds)(const hpc_scheme *sc, int row), const char *op);
 
 /* Names the outputs of this rank's rows that apply by the groups that they are for: a group's lowest rank need not be
@@ -29,7 +29,7 @@ int hpc_group_of_row(const hpc_scheme *sc, int row);
 /* hpc_pace.is_late: each push needs as many of the ranks of the same group. */
 int hpc_groups_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
-/* hpc_gate.missing of a group's ranks. lack: what a discipline sees in its own shares that apply. */
+/* hpc_gate.missing of a group's ranks. lack: a discipline's view of its own shares that apply. */
 typedef struct hpc_groups_lack {
     /* Whether an answer of a share to this rank's group waits for an update of an input's group. */
     int (*waits_for)(const hpc_scheme *sc, const hpc_share *share, const hpc_input *in);

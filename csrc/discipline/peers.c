@@ -1,10 +1,10 @@
 /* BSP among peers (SFB, section 3): every worker owns a share of each key, which makes the parameters of this worker
- * alone. It applies its own update and those of its peers when all of them are there, in the order of ranks. So where
- * all send to all, all workers have the same parameters, bit for bit. Pushes may come by way of other ranks
- * (engine/passing.c): a fact of the plan, of which a discipline need not know.
+ * alone. When the updates of the worker and of all its peers are there, the share applies them in the order of ranks.
+ * So where all send to all, all workers have the same parameters, bit for bit. Pushes may come by way of other ranks
+ * (engine/passing.c): a fact of the plan that a discipline need not know.
  *
  * A pull waits for this rank's own share alone. A push waits for peers to answer the update that had its slot before. A
- * worker that has ended step n has the updates of step n of those that send to it; it may be one step ahead of
+ * worker that has ended step n has the updates of step n of all peers that send to it; it may be one step ahead of
  * a peer that it sends to. With two slots, and all sending to all, no push waits: when a worker begins push n + 2, all
  * peers have made push n + 1, and so have applied push n. */
 #include "discipline/peers.h"
@@ -64,7 +64,7 @@ static int check_passed(const hpc_plan *plan, int i, const hpc_edge *in) {
     if (before->key != row->key || before->offset != row->offset || before->core == row->core) return HPC_OK;
     return hpc_fail(HPC_ERR_CONFIG, "exchange",
                     "exchange: rows %d and %d of the same elements have cores %d and %d; a core passes pushes on to "
-                    "the core of its own number",
+                    "the core of the same number",
                     i - 1, i, before->core, row->core);
 }
 

@@ -12,8 +12,8 @@ const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, in
 
 /* The mark of an input of a share, by slot, which the first row has for all: 0 before it comes and after its use. */
 _Atomic char *hpc_peers_came_at(const hpc_scheme *sc, const hpc_share *share, uint64_t push, int input);
-/* Notes that an input is there, with bytes or (how) without, and counts how many of its rank are. What comes straight
- * and what other ranks pass on may overtake each other: then it waits for the push before it. 0: it has no slot. */
+/* Notes that an input is there, with bytes or (how) without, and counts the inputs of its rank that are there without
+ * a gap: direct pushes and pushes that other ranks pass on may overtake each other. 0: it has no slot. */
 int hpc_peers_note_came(const hpc_scheme *sc, const hpc_share *share, int input, int slot, int how);
 
 /* hpc_discipline's slots. Under BSP: each push needs as many of every rank that sends to this one; a wait names the

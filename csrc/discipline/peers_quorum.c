@@ -9,18 +9,18 @@
  * behind parameters that have all that was decided before. So an update counts everywhere or nowhere, and goes back
  * into the residual once.
  *
- * Who writes what, and what orders it. A vote lies in the part of the rank that decides, and comes with its event. The
+ * Writers and order. A vote lies in the part of the rank that decides, and comes with its event. The
  * worker votes again when the last vote was decided, so there is one of each rank. Verdicts lie in a ring in the part
  * of each rank, the decider's own included, from where its puts read them; a signal behind each says how many there
- * are, which the follower's core acquires. Each is about one update or more, and a rank has no more of these under way
- * than slots, as it waits for the answers of all its peers: so the ring has room for all verdicts that some rank has
- * not followed.
+ * are, which the follower's core acquires. Each is about one update or more, and a rank has at most as many pending
+ * updates as slots, as it waits for the answers of all its peers: so the ring has room for all verdicts that some rank
+ * has not followed.
  *
  * Among peers of a graph all updates of all ranks are voted for and decided in the same way. A fold waits until each
- * rank has a quorum of those that come to it. A share answers all ranks, also those whose updates do not come to it, so
- * that the ring is long enough for it too.
+ * rank has a quorum of the updates that come to it. A share answers all ranks, even if their updates do not come to it,
+ * so that the ring is long enough for it too.
  *
- * Nobody waits in a circle, as in quorum.c: a share that follows waits for updates that were sent before their vote. A
+ * Waits form no circle, as in quorum.c: a share that follows waits for updates that were sent before their vote. A
  * core that stands still holds up its peers when their slots are used up, as a server's does at once. */
 #include <string.h>
 
@@ -143,7 +143,7 @@ static int came(hpc_core *core, hpc_share *share, int input, int slot, int how) 
     return 1;
 }
 
-/* Marks an input of a row; those of the first row are marked when all have come. */
+/* Marks an input of a row; in the first row an input is marked when all rows have it. */
 static int mark(const hpc_core *core, hpc_work *w, int input, int slot, int how) {
     const int first = w == hpc_first_work(core->scheme, w->share);
     if (!first) hpc_row_mark(w, slot, input, how);

@@ -1,28 +1,28 @@
 /* SSP(s) and ASYNC among peers (SFB, section 4.2, equation 4). A worker's *clock* of a key is the number of its pushes
  * since the last publish. Step c of a worker begins when its parameters have all its own updates, and of each peer that
- * sends to it the updates up to some clock from c - s to c: at least those, so that no copy is far behind, and none of
- * a later clock, so that a fast peer's updates wait.
+ * sends to it the updates up to some clock from c - s to c: no fewer, so that no copy is far behind, and none of a
+ * later clock, so that a fast peer's updates wait.
  *
  * A push of this rank is an event of its own share, like a peer's. The share applies nothing while the worker computes:
  * it waits for the next push of its worker, until every open peer has pushed c - s times, and then applies all that it
  * may: in the order of clocks, and of ranks for each clock, so that updates with the same arguments of the rule are one
- * fold. Each update has the arguments that its worker had set, as it has everywhere else: the copies of all workers
- * come to have the same updates. Then it answers each peer with the number of that peer's updates that it has applied,
- * which frees their slots, and its worker.
+ * fold. Each update has the arguments that its worker had set, as in all other shares: the copies of all workers come
+ * to have the same updates. Then the share answers each peer with the number of that peer's updates that it has
+ * applied, which frees their slots, and its worker.
  *
  * Slots. d is the plan's depth, s + 2 at least. A push waits until its slot is free. A peer that has pushed t times has
  * applied all that came of clocks up to t before its last push. So where this rank is the faster one it may push up to
- * t + s + 1, and has the slots t + 1 to t + s + 1 under way: it never waits. A rank that was slower than a peer and
+ * t + s + 1, and only the slots t + 1 to t + s + 1 are in use: it never waits. A rank that was slower than a peer and
  * overtakes it within one of that peer's steps may wait for the end of that step.
  *
- * ASYNC takes all updates that have come, those of later clocks too, and is else SSP(d - 2): slots alone say how far a
- * worker may be ahead of a peer. They are of pushes, not of time: a worker that waits for a free slot waits at the end
- * of a step, where its own share frees those of others, and not in its next push, where two workers could wait for each
- * other. So a slow worker never waits for a fast one, not even for one that stands at a barrier.
+ * ASYNC takes all updates that have come, even of later clocks, and otherwise equals SSP(d - 2): slots alone bound how
+ * far a worker may be ahead of a peer, in pushes, not in time. A worker that waits for a free slot waits at the end of
+ * a step, where its own share frees the slots of others, and not in its next push, where two workers could wait for
+ * each other. So a slow worker never waits for a fast one, not even for one that stands at a barrier.
  *
- * Settle applies what comes up to the worker's own clock, publish and close all that comes; the worker does not compute
- * meanwhile. A peer that has closed counts no more. It closes once all that it sends to have applied its last push,
- * and then serves until all have closed, so nothing of others is missing in its copy.
+ * Settle applies updates up to the worker's own clock as they come, publish and close apply all; the worker does not
+ * compute meanwhile. A peer that has closed counts no more. It closes once all its receivers have applied its last
+ * push, and then serves until all have closed, so its copy misses no updates of others.
  *
  * Writers, readers and order:
  *   parameters        this rank's core, between the event of the worker's push and the answer, or while share.runs is
@@ -30,7 +30,7 @@
  *   came, applied     the core; a wait reads them (relaxed) to name ranks, settle and publish behind an acquire
  *   base, runs        the worker, with the core paused
  *
- * Nobody waits in a circle: the slowest worker waits for no one, and it frees the slots of all others. */
+ * Waits form no circle: the slowest worker does not wait, and it frees the slots of all others. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -59,7 +59,7 @@ typedef struct peering {
     uint64_t *last;    /* [key * size + rank], in a publish: pushes of each rank */
 } peering;
 
-/* ---- what is asked for ---- */
+/* ---- check ---- */
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     enum { MOST = HPC_PLAN_DEPTH - 2 };
@@ -175,14 +175,14 @@ static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last)
     return apply(core, w, n, args);
 }
 
-/* Applies what is there up to a clock of the peers, and up to own of this rank, and answers those whose updates are
- * applied; this rank last. Nonzero when the exchange has failed. */
+/* Applies the updates that have come, up to clock cap of the peers and clock own of this rank, and answers their ranks;
+ * this rank last. Nonzero when the exchange has failed. */
 static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t own) {
     const hpc_scheme *sc = core->scheme;
     const peer_share *p = share->own;
     const hpc_work *first = hpc_first_work(sc, share);
     const int signal = hpc_signal_applied(sc, (int)(share - sc->layout.shares)), n = first->row->n_in;
-    uint64_t least = UINT64_MAX, last = 0; /* clocks between which there is something to apply */
+    uint64_t least = UINT64_MAX, last = 0; /* the updates to apply are of clocks between these */
     for (int e = 0; e < n; e++) {
         hpc_clock *from = &share->clocks[first->inputs[e].rank];
         const uint64_t most = from == own_clock(share) ? own : cap, there = hpc_clock_came(from);
@@ -205,11 +205,11 @@ static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t ow
         if (rank == share->owner) share->version = pushes;
         hpc_share_answer(core, rank, signal, pushes);
     }
-    if (p->runs != 0) hpc_bell_ring(sc->context->group.bell); /* the worker waits for what was applied */
+    if (p->runs != 0) hpc_bell_ring(sc->context->group.bell); /* the worker may wait for these updates */
     return 0;
 }
 
-/* Applies what may be applied now; returns the number of times that it did so. */
+/* Applies all updates that may be applied now; returns the number of steps. */
 static int go_on(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     peer_share *p = share->own;
@@ -269,8 +269,8 @@ static void ended(hpc_scheme *sc, int key) {
     its->counted[key] = k->pushes;
 }
 
-/* Adds the rank that holds up push n of an input: the one whose push it is, or if that has made it the one that passes
- * it on. Of a rank whose memory is not mapped nobody knows what it has made, and both are added. */
+/* Adds the rank that holds up push n of an input: the rank that makes it, or once it is made the rank that passes it
+ * on. If the first rank's memory is not mapped here its pushes cannot be counted, and both are added. */
 static int add_holder(const hpc_scheme *sc, const hpc_share *share, int input, uint64_t n, int *ranks, int found) {
     const int rank = rank_of(sc, share, input);
     const int sender = hpc_edge_sender(&hpc_first_work(sc, share)->row->in[input]);
@@ -295,7 +295,8 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
 
 /* ---- settle and publish ---- */
 
-/* The core of a share applies what comes from here on, as far as runs says; with 0 only when the worker has pushed. */
+/* From here on the core of a share applies updates as they come, up to the clock that runs gives; with 0 only when the
+ * worker has pushed. */
 static void let_run(hpc_scheme *sc, hpc_share *share, int runs) {
     hpc_core *core = &sc->cores[share->core];
     hpc_core_pause(core);
@@ -314,8 +315,7 @@ static void let_all_run(hpc_scheme *sc, int runs) {
         for (int i = 0; i < sc->cores[c].n_clocked; i++) let_run(sc, sc->cores[c].clocked[i], runs);
 }
 
-/* The number of an input's pushes that a share waits for: those up to this rank's clock, or (all) all that were made.
- */
+/* The number of an input's pushes that a share waits for: up to this rank's clock, or (all) all that were made. */
 static uint64_t goal_of(const hpc_scheme *sc, const hpc_share *share, int input, int all) {
     const int rank = rank_of(sc, share, input);
     if (all) return ((const peering *)sc->own)->last[share->key * sc->context->group.size + rank];
@@ -347,8 +347,8 @@ static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* All peers go on from one clock, with all updates. Nothing is under way on any rank, and no rank pushes before the
- * publish has ended. */
+/* All peers go on from one clock, with all updates. No rank has a push pending, and none pushes before the publish has
+ * ended. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     int status = hpc_clocks_learn_pushes(sc, ((peering *)sc->own)->last, op, l->deadline);
     if (status != HPC_OK) return status;

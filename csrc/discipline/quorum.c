@@ -4,8 +4,7 @@
  *
  * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
  * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So
- * nothing is overwritten while it is read and nothing is torn. A rank that stands still keeps one update of its own
- * waiting and nothing else.
+ * no update is overwritten while it is read, and none is torn. A rank that stands still delays only its own update.
  *
  * Pushes have *versions*. An update that is older than the next fold is late: it is answered at once, left out, and
  * counted at both ends. The answer says whether the update was used, and which version was folded last. So the sender
@@ -31,28 +30,28 @@
  * are in different schemes (EngineOptions.groups in Python).
  *
  * Groups. All ranks of a group push for the same version. Each of them waits for the answer to each row that applies,
- * by relays or straight, before it goes on; and what an owner answers to a group it says to all ranks of it. So when
- * they choose the version after the newest that was told, of all keys, they choose the same. A late group's update is
- * left out; all its ranks get the newest parameters, and are told. Writers, readers and order:
+ * by relays or straight, before it goes on; and an owner gives all ranks of a group the same answers. So when they
+ * choose the version after the newest that was told, of all keys, they choose the same. A late group's update is left
+ * out; all its ranks get the newest parameters, and are told. Writers, readers and order:
  *   The version is put into the owner's part by the rank whose input it is: by a worker that pushes straight to the
  *   row, before its push, by the same lane; by a forwarding rank's core, by the lane of its forwards, when that rank's
  *   own push comes. That push is an input of the forward, so the forward comes later. The owner reads it with the event
  *   of each row, and the next one is put with the group's next push. The put reads the version from the place that the
  *   worker has for the slot, which the worker writes before its push, and again when the slot is free.
  *   The outcome is put into the part of each relay, one place a row, before the parameters, which bring the event; and
- *   from one relay to the next in the same way. A relay's share adds up what its rows have brought (the newest version;
+ *   from one relay to the next in the same way. A relay's share joins the outcomes of its rows (the newest version;
  *   left out if some row says so). When its last row has come it puts the sum to the ranks that it answers, and then
  *   answers. The owner puts from one place for each group, and a relay's share from one place: both are written for the
  *   next reply to the group, which comes after all its ranks had this one. A relay passes on from the place into which
  *   it was told, which is written with that reply too.
  *   Parameters are sent from a copy for each receiver (rows.c), as in each.c. Slots, forwarding accumulators and relays
  *   are as under BSP (stages.c).
- * Nobody waits in a circle, if all ranks of a group push all keys in the same order, or before they wait. Inside a
+ * Waits form no circle, if all ranks of a group push all keys in the same order, or before they wait. Inside a
  * group all wait for the same folds, as under BSP: so a group pushes all keys for a version as one worker does. Between
- * groups it is as between the workers of servers: where a share has made fold v the groups in it have pushed v, there
- * and to all other shares, so all of them find a quorum for v. A group of which a rank has closed brings no more
- * updates. That rank has waited for the answers to all its pushes, so none of the group's is on its way. Its mates
- * cannot push any more, and are told.
+ * groups it is as between the workers of servers: where a share has made fold v the groups that are in it have pushed
+ * v, there and to all other shares, so all of these find a quorum for v. Once a rank has closed, its group brings no
+ * more updates. That rank has waited for the answers to all its pushes, so no push of the group is on its way. Its
+ * mates cannot push any more, and are told.
  *
  * Graphs: NOTIFY-ACK whose folds go on without stragglers. The fold of a rank's push of version n takes from each
  * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is
@@ -68,27 +67,27 @@
  * that they may not push. A rank without in-neighbours goes one past the newest version that its out-neighbours have
  * folded. A version belongs to all keys and cores, and is chosen when a key is pushed again.
  *
- * When a state is loaded all ranks go on from the largest version of any rank, beyond which nobody has pushed. So every
- * update that was sent before is late, be it in a slot or on its way. Its sender waits for the answer: else its next
+ * When a state is loaded all ranks go on from the largest version of any rank; no rank has pushed beyond that. So every
+ * update that was sent before is late, in a slot or on its way. Its sender waits for the answer: otherwise its next
  * push would have to wait for its next call.
  *
- * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, be it to an earlier fold.
+ * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, even to an earlier fold.
  * A rank that has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all
  * others.
  *
  * SSP(s) on a graph: an update that is at most s versions older than the fold counts too, and is late after that. A
- * straggler catches up to s versions behind the quorum. When this rank ends its pushes, what still lies there for one
- * of its versions is late, as no fold of its own will take it.
+ * straggler catches up to s versions behind the quorum. When this rank ends its pushes, the updates that still wait for
+ * its versions are late, as this rank makes no more folds to take them.
  *
  * Graphs of several phases: the version of a fold says its phase, and its quorum is one of the in-neighbours of that
  * phase. A rank that skips a version would be awaited in vain by the neighbours of the skipped phase. So each push goes
- * to the neighbours of all phases; to those of other phases than its own it brings its version alone (HPC_OP_EMPTY),
- * which no count of updates counts. An update has the weight of its own version. One that is newer than the fold stays
- * for its own version, unless its sender, which has skipped this one, is a neighbour now.
+ * to the neighbours of all phases; neighbours of other phases get its version alone (HPC_OP_EMPTY), which counts as no
+ * update. An update has the weight of the version that it was pushed for. An update newer than the fold stays for its
+ * version, unless its sender, which has skipped the fold's version, is a neighbour now.
  *
- * Fold and apply in two calls, on a graph: folds are the same, and split.c says what becomes of their means.
+ * Fold and apply in two calls, on a graph: folds are the same, and split.c describes the use of their means.
  *
- * Nobody waits in a circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
+ * Waits form no circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
  * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
  * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go
  * to another, so they push this key too; they are not less far, so they have pushed it. */
@@ -102,7 +101,7 @@
 #include "engine/pieces.h"
 #include "engine/stages.h"
 
-/* ---- what is asked for ---- */
+/* ---- check ---- */
 
 static int check_config(const hpc_exchange_config *f) {
     const hpc_rule *own = hpc_config_own_fold(f);
@@ -117,7 +116,7 @@ static int check_config(const hpc_exchange_config *f) {
                     own->name);
 }
 
-/* Tests of row i of a plan, and what a row is that fails one. */
+/* A test of row i of a plan, and the end of the error "row i ..." for a row that fails it. */
 typedef struct refusal {
     int (*refuses)(const hpc_plan *plan, int i);
     const char *row;
@@ -133,7 +132,7 @@ static int applies_not(const hpc_plan *plan, int i) {
     return plan->rows[i].action != HPC_APPLY || has_no_weight(&plan->rows[i]);
 }
 
-/* Two workers could wait for each other, each for a key of its own. */
+/* Two workers could wait for each other, each for another key. */
 static int has_other_workers(const hpc_plan *plan, int i) {
     const hpc_row *row = &plan->rows[i], *first = &plan->rows[0];
     for (int e = 0; e < row->n_in; e++)
@@ -176,7 +175,7 @@ static const refusal of_ranks[] = {
 };
 
 static const refusal of_peers[] = {
-    {applies_not, "has a weight of 0 or less, of which a quorum makes no mean"},
+    {applies_not, "has a weight of 0 or less; a quorum makes no mean of such weights"},
     {has_other_peers, "has other peers than row 0; with a quorum all push every key"},
     {NULL, NULL},
 };
@@ -202,7 +201,7 @@ static int answers_inputs(const hpc_row *row) {
     return 1;
 }
 
-/* The rank that encodes a group's update must hear what becomes of it. */
+/* The rank that encodes a group's update must hear whether it was used or left out. */
 static int check_pieces(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows; i++)
         if (f->plan->rows[i].action == HPC_APPLY && !answers_inputs(&f->plan->rows[i]))
@@ -291,7 +290,7 @@ static int check_groups(const hpc_scheme *sc, const char *op) {
             if (hpc_sender_of(sc, key, r) != hpc_sender_of(sc, 0, r))
                 return hpc_fail(
                     HPC_ERR_CONFIG, op,
-                    "%s: the update of rank %d of key %s comes with those of other ranks than its update of "
+                    "%s: the update of rank %d of key %s comes with the updates of other ranks than its update of "
                     "key %s: with a quorum the groups of all keys are the same",
                     op, r, sc->plan->keys[key].name, sc->plan->keys[0].name);
     return HPC_OK;
@@ -306,8 +305,8 @@ static size_t take_copy(hpc_scheme *sc, const hpc_share *share) {
     return hpc_layout_take(&sc->layout.places[hpc_me(sc)], nbytes);
 }
 
-/* Among peers the shares of the same elements follow one of them: for each share another one, so that all ranks decide
- * for some. */
+/* Among peers the shares of the same elements follow one of them. The decider changes from share to share, so that all
+ * ranks decide for some. */
 static int find_decider(const hpc_scheme *sc, const hpc_share *share) {
     const hpc_pushed *k = &sc->keys[share->key];
     const int size = sc->context->group.size;
@@ -320,8 +319,8 @@ static int find_decider(const hpc_scheme *sc, const hpc_share *share) {
     return best;
 }
 
-/* A rank sends to the shares that it gets parameters from, each of which has one answer for each of its pushes; on a
- * graph to its out-neighbours. */
+/* A rank sends to the shares that it gets parameters from; each of these answers each of its pushes once. On a graph it
+ * sends to its out-neighbours. */
 int hpc_quorum_plan(hpc_scheme *sc, const char *op) {
     int status = open_keys(sc, op);
     if (status != HPC_OK) return status;

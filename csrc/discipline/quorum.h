@@ -42,7 +42,7 @@ typedef struct hpc_intake {
     int partial; /* verdicts may be about ranks whose updates do not come here: the share is always looked at */
 } hpc_intake;
 
-/* Counts of what this rank has sent to the owner of a share, or with several stages to the rows whose parameters the
+/* Counts of the pushes of this rank to the owner of a share, or with several stages to the rows whose parameters the
  * share sends it. The worker's own. */
 typedef struct hpc_outlet {
     uint64_t decided;         /* pushes up to this one were sent, or dropped */
@@ -60,16 +60,16 @@ typedef struct hpc_outlet {
  * them; others read the atomic members alone. */
 typedef struct hpc_asker {
     _Atomic int in_mean; /* its update is in the mean that is kept */
-    _Atomic int asks;    /* a pull of it has come, which has no answer yet */
+    _Atomic int asks;    /* its last pull has no answer yet */
     hpc_use use;         /* of that pull */
     int after, doubts;   /* likewise: the low bits of how many updates came before it; see split_quorum.c */
-    uint64_t version;    /* of the parameters, and */
-    double *squares;     /* by place: what answers to pulls bring, from where a put may still read it */
+    uint64_t version;    /* sent with answers to pulls: the version of the parameters, and */
+    double *squares;     /* by place, the squares; a put may still read either */
 } hpc_asker;
 
 /* The fate of the last mean. */
 typedef struct hpc_decided {
-    int rank; /* that has said so; -1: all that had updates in it have closed */
+    int rank; /* that has said so; -1: all ranks with updates in it have closed */
     int gets; /* the sender to which it has brought parameters, until that is answered; -1: none */
     hpc_use use;
     double scale;
@@ -94,7 +94,7 @@ typedef struct hpc_quorum_share {
 typedef struct hpc_key_versions {
     uint64_t number;                  /* the version that its last push is for */
     uint64_t numbers[HPC_PLAN_DEPTH]; /* the versions of the pushes in the slots */
-    char empty[HPC_PLAN_DEPTH];       /* by slot: the push is that there is no gradient */
+    char empty[HPC_PLAN_DEPTH];       /* by slot: the push says that its worker has no gradient */
     double waits_since;               /* since when a push waits for neighbours to take an earlier one; 0: none does */
 } hpc_key_versions;
 
@@ -111,9 +111,9 @@ typedef struct hpc_keeping {
 
 /* The way of verdicts among peers. The core's. */
 typedef struct hpc_verdicts {
-    /* Says that the update of a rank is left out; or -1: that a fold takes those that the intake takes. */
+    /* Says that the update of rank left_out is left out; or -1: that a fold takes the updates marked in the intake. */
     void (*give)(hpc_core *core, const hpc_share *share, int left_out);
-    /* Does for a share what was decided, as far as its inputs are there: returns how much, or -1 after a failure. */
+    /* Carries out a share's verdicts, as far as its inputs are there: returns how many, or -1 after a failure. */
     int (*follow)(hpc_core *core, hpc_share *share);
 } hpc_verdicts;
 
@@ -122,8 +122,8 @@ typedef struct hpc_quorum {
     hpc_split split;            /* the first: where fold and apply are two calls hpc_scheme.own is that too */
     const hpc_keeping *keeping; /* NULL: folds are applied */
     size_t from;                /* the bytes that split takes of a rank's part, before the rest */
-    uint64_t lost; /* the last version of which this rank misses some means, or they miss updates of its own */
-    int n_gathers; /* keys whose last pull is a gather, of which nobody has seen whether it found a mean */
+    uint64_t lost; /* the last version whose means this rank misses in part, or whose means miss some of its updates */
+    int n_gathers; /* keys whose last pull is a gather that may have found no mean: not looked at yet */
     hpc_key_versions *keys;
     uint64_t number;              /* the version that keys are pushed for */
     char *given_up;               /* by rank: it let a push wait in vain, and has answered none since */
@@ -200,7 +200,7 @@ static inline hpc_told *hpc_told_here(const hpc_scheme *sc, size_t at) {
     return (hpc_told *)(void *)(hpc_own_part(sc) + at);
 }
 
-/* Whether a row forwards what its group has pushed: to a row that applies. */
+/* Whether a row forwards its group's fold to a row that applies. */
 static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row) {
     for (int e = 0; e < row->n_out && row->action == HPC_FORWARD; e++)
         if (plan->rows[row->out[e].row].action == HPC_APPLY) return 1;
@@ -220,7 +220,7 @@ static inline int hpc_asker_is_over(const hpc_scheme *sc, int key) {
 static inline size_t hpc_version_at(const hpc_scheme *sc, int rank, int s) {
     return hpc_split_squares_at(sc, rank, s) + (size_t)sc->layout.shares[s].n_rows * sizeof(double);
 }
-/* The version of this rank's parameters of a share, by the answer to its last pull. While a pull is under way the owner
+/* The version of this rank's parameters of a share, by the answer to its last pull. While a pull is pending the owner
  * may be writing that word. */
 static inline uint64_t hpc_asker_heard(const hpc_scheme *sc, int s) {
     const hpc_share *share = &sc->layout.shares[s];
@@ -239,7 +239,7 @@ static inline const hpc_share *hpc_decider_of(const hpc_scheme *sc, const hpc_sh
     return hpc_has_decider(sc) ? &sc->layout.shares[((const hpc_quorum_share *)share->own)->decider] : share;
 }
 
-/* ---- what disciplines with a quorum have in common ---- */
+/* ---- common to disciplines with a quorum ---- */
 
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f);
 int hpc_quorum_plan(hpc_scheme *sc, const char *op);

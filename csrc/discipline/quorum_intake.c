@@ -186,10 +186,10 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) 
     }
 }
 
-/* Answers a sender's update: says what has become of it, to this rank's own memory, from which it is put. The last word
- * has been read, for the update came after it. Parameters go first: on servers those of a late update, with several
- * stages all, where relays answer the ranks that get parameters from them; none where they go to pulls. After this the
- * sender's next update may be written. */
+/* Answers a sender's update: writes the outcome into this rank's own memory, from which it is put. The outcome before
+ * has been read, for this update came after it. Parameters go first: on servers for a late update only, with several
+ * stages always, where relays answer the ranks that get parameters from them; not at all where they go to pulls. After
+ * this the sender's next update may be written. */
 void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
     const hpc_scheme *sc = core->scheme;
     const int s = (int)(share - sc->layout.shares), many = sc->layout.stages.many;
@@ -260,8 +260,8 @@ static survey look(const hpc_core *core, const hpc_share *share, uint64_t versio
     return found;
 }
 
-/* How many updates are there for a fold, or may come, where they are fewest: among peers each has to have a quorum of
- * those that come to it. */
+/* How many updates are there for a fold, or may come, where they are fewest: among peers each rank has to have a quorum
+ * of the updates that come to it. */
 static survey look_where_fewest(const hpc_core *core, const hpc_share *share, uint64_t version, survey all) {
     const hpc_scheme *sc = core->scheme;
     const hpc_pushed *k = &sc->keys[share->key];
@@ -370,7 +370,7 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     if (is_led(sc)) hpc_graph_end_fold(core, share);
 }
 
-/* The arguments of the rule on servers are those of the lowest rank in the fold. */
+/* The rule's arguments on servers, as the lowest rank in the fold has set them. */
 static const double *find_args(const hpc_scheme *sc, const hpc_share *share, const hpc_work *w) {
     int lowest = -1;
     for (int e = 0; e < w->row->n_in; e++) {
@@ -380,9 +380,9 @@ static const double *find_args(const hpc_scheme *sc, const hpc_share *share, con
     return hpc_args_of(sc, share, lowest, share->clocks[lowest].slot);
 }
 
-/* On servers weights that add up to 1 (a mean) do so again; those of a sum stay as they are. On a graph the weights add
- * up again to those of all inputs, and a row's step is its version: a straggler that has caught up is where the others
- * are. */
+/* On servers weights that add up to 1 (a mean) are scaled to do so again; the weights of a sum stay as they are. On a
+ * graph the weights are scaled to the total weight of all inputs, and a row's step is its version: a straggler that has
+ * caught up is where the others are. */
 static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_t version) {
     const hpc_scheme *sc = core->scheme;
     const char *takes = hpc_intake_of(share)->takes;

@@ -1,5 +1,5 @@
 /* The worker's side of a quorum: versions, the updates that go to the owners of shares, and their outcome (quorum.c
- * says how a quorum works, and quorum.h what an outlet counts). */
+ * explains quorums, quorum.h the counts of an outlet). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,8 +73,8 @@ static int is_empty(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
 }
 
 /* Puts all pieces of push number n back, which was left out or is not sent at all. Their bytes are still as they were
- * sent: the next push waits until this one was heard of (hear). Of rows that relay, each has a word of its own that
- * says so, which the next reply writes. */
+ * sent: the next push waits until this one was heard of (hear). Each row that relays has a separate word that says
+ * whether the update was used; the next reply writes it. */
 static void take_back(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     if (passes_by(sc, share, n)) return;
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(sc, share->key); i++) {
@@ -434,8 +434,8 @@ static void leave_out_until(hpc_scheme *sc, int key, uint64_t version) {
     hpc_bell_ring(sc->context->group.bell);
 }
 
-/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. What they have
- * sent for a version of this rank's is in no fold any more: they may wait for the answer, of any key. */
+/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. Their updates
+ * for this rank's versions are late now and are answered, for all keys, as neighbours may wait for that. */
 static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < sc->plan->n_keys; i++) leave_out_until(sc, i, hpc_versions_of(sc, i)->number);
@@ -574,8 +574,8 @@ static int who_answers(void *arg, int *ranks) {
     return n;
 }
 
-/* Collective: all go on from the newest version of any rank. With several stages all shares have folded it, for nothing
- * is under way anywhere. On a graph no rank has a push under way, and updates that were sent before are left out. */
+/* Collective: all go on from the newest version of any rank. With several stages all shares have folded it, as no call
+ * of any rank is pending. On a graph no rank has a push pending, and updates that were sent before are left out. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     const hpc_wait wait = {op, all_answered, who_answers, sc, 0};
     hpc_quorum *q = hpc_quorum_of(sc);

@@ -6,19 +6,19 @@
  * in float32: over their gradients, or beside them where updates go in another format. A worker may say that it has no
  * gradient: then no bytes come, and where no worker has one an apply changes nothing.
  *
- * A core with a thread of its own makes the mean of a row as soon as its inputs are there, and keeps it. Inline that
- * would take the time of the same CPU, and memory is passed over once more: so the updates stay where they are, and an
- * apply with factor 1 folds them as it applies them, as BSP does. The bits are the same. Rows of codecs that need no
- * sum of a whole row keep their updates in any case (engine/kept.h).
+ * A core with its own thread makes the mean of a row as soon as its inputs are there, and keeps it. Inline that would
+ * take time of the worker's CPU and one more pass over memory: so the updates stay where they are, and an apply with
+ * factor 1 folds them as it applies them, as BSP does. The bits are the same. Rows of codecs that need no sum of a
+ * whole row keep their updates in any case (engine/kept.h).
  *
  * A core works in slices, and always for the lowest key that has work: keys are given in the order in which a forward
  * pass needs them (P3, Jayarajan et al., SysML 2019). Between slices it takes events, so a key that has just come can
  * overtake. Slices are hpc_split_work.
  *
- * A fold waits for the last apply, so one update of a key is under way, whatever the depth of the plan.
+ * A fold waits for the last apply, so a key has one pending update, whatever the depth of the plan.
  *
  * With several stages an owner hears from all workers and answers them itself. Folds come to it by forwards, and
- * parameters go by relays, which answer each pull too, be it that it brings none.
+ * parameters go by relays, which answer each pull too, even if it brings none.
  *
  * Order, beside scheme.h's: updates are read, and a mean is written and read, between the last event of a fold and the
  * answer to the apply or skip that follows; every worker waits for that before it folds again. So until then a gradient
@@ -26,11 +26,11 @@
  * calls and its answer; after it the updates are not read any more, unless the mean is one of them: a single float32
  * input.
  *
- * Among peers updates stay in their slots, and nothing is summed: each call folds them anew. A fold is answered when
- * the updates of all that send to this rank are there. A pull goes to this rank's own core alone, so each rank decides
- * for its own parameters. Copies stay equal only while all ranks make the same calls, with the same scale and the same
- * arguments of the rule; nothing compares them. What the core writes for its worker, squares and gathered means, is
- * released by the answer.
+ * Among peers updates stay in their slots, and no sum is kept: each call folds them again. A fold is answered when all
+ * updates that are sent to this rank are there. A pull goes to this rank's own core alone, so each rank decides for its
+ * own parameters. Copies stay equal only while all ranks make the same calls, with the same scale and the same
+ * arguments of the rule; nothing compares them. The answer releases the squares and gathered means that the core has
+ * written for its worker.
  *
  * An apply or a skip ends a fold, and so does the next fold, which replaces it. Then the core answers the peers: their
  * slots are free. With two slots, and all sending to all, no push waits for that: when a worker begins push n + 2, all
@@ -42,10 +42,10 @@
  *
  * On other graphs (HPC_KEEPS_MEANS: phases, SSP, ASYNC, BARRIER, a quorum) a fold is made as without split, of the same
  * updates with the same weights, and its mean is kept in memory of the rows. So a neighbour's slot is free, and is
- * answered, when the fold is made: no neighbour waits for an apply. The mean is what an apply would apply then: squares
- * and gather look at that. It is written between the push that leads its fold and the answer to that, and read and
- * freed between a pull and the answer to that, all by the core; its worker has at most one of the two under way. A pull
- * that comes before its fold is made waits for it (hpc_split_keep). */
+ * answered, when the fold is made: no neighbour waits for an apply. Squares and gather look at the mean that an apply
+ * would apply then. It is written between the push that leads its fold and the answer to that, and read and freed
+ * between a pull and the answer to that, all by the core; its worker has at most one of the two pending. A pull that
+ * comes before its fold is made waits for it (hpc_split_keep). */
 #include "discipline/split.h"
 
 #include <math.h>
@@ -203,7 +203,7 @@ static void drop_fold(hpc_scheme *sc, int key) {
 
 /* ---- pulls ---- */
 
-/* Without a fold there is nothing to ask for: such a pull ends what is under way. */
+/* A pull without a fold asks for nothing: it ends with the last pull that asked. */
 int hpc_split_ends_pull(hpc_scheme *sc, int key) {
     return !hpc_split_ask_of(sc, key)->keeps;
 }
@@ -320,7 +320,7 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
     return found;
 }
 
-/* A pull waits for what its fold waits for. */
+/* A pull waits for the inputs of its fold. */
 static int missing_among_peers(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint64_t push = 2 * hpc_push_of(sc, share->key, ticket);

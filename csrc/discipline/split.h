@@ -1,4 +1,4 @@
-/* BSP in two calls: what its worker and its owners share (split.c says how it works). */
+/* BSP in two calls: the interface between its worker and its owners (split.c says how it works). */
 #ifndef HPC_SPLIT_H
 #define HPC_SPLIT_H
 
@@ -8,7 +8,7 @@
 #include "engine/layout.h"
 #include "engine/row.h"
 
-/* A pull's event says what it asks for, and, in the bits above, which fold it comes after: at most one is missing. */
+/* A pull's event names its use, and, in the bits above, the fold that it comes after: at most one is missing. */
 enum { HPC_SPLIT_USE_BITS = 2, HPC_SPLIT_FOLDS = 8 };
 
 #define HPC_SPLIT_UNKNOWN (-1.0) /* a sum of squares */
@@ -36,7 +36,7 @@ typedef struct hpc_split {
 typedef struct hpc_split_means {
     const int *askers; /* the ranks that pull: all its members, or among peers its owner alone */
     int n_askers;
-    double *squares;                /* by place, of the present mean; what puts of the answer read */
+    double *squares;                /* by place, of the present mean; puts of the answer read them */
     int squared;                    /* means are asked for their squares, so these are made with each fold */
     int *ready;                     /* places of the rows whose inputs are all there, of the present fold */
     int n_ready, n_folded, n_ahead; /* the last: rows of these that were looked at for an apply ahead */
@@ -79,12 +79,12 @@ static inline uint64_t hpc_split_last_pull(const hpc_scheme *sc, int key) {
     return 2 * sc->keys[key].pulls + HPC_PULL_TICKET;
 }
 
-/* Puts what a pull brings into the memory from which it is sent. */
+/* Writes the scale and the arguments of a pull into the memory from which they are sent. */
 void hpc_split_fill_args(const hpc_scheme *sc, int key);
 /* Waits for the last push and the last pull of a key. */
 int hpc_split_wait_over(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 
-/* Each rank's own core uses what its own worker says. */
+/* Whether each rank's own core obeys its own worker alone. */
 static inline int hpc_split_among_peers(const hpc_scheme *sc) {
     return (sc->discipline->traits & (HPC_KEEPS_INPUTS | HPC_KEEPS_MEANS)) != 0;
 }
@@ -105,10 +105,10 @@ void hpc_split_open_relays(const hpc_scheme *sc); /* a fold waits for no relay *
 int hpc_split_open_squares(hpc_scheme *sc, const hpc_share *share, hpc_split_means *m, const char *op);
 /* A row has its inputs: forgets the last mean. A core with a thread makes the next one now. */
 int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares);
-/* Does for a row what pulls ask for. sender: the only one to which parameters, or the mean, go; or HPC_EVERYBODY. args:
- * the scale, and the arguments of the rule. Nonzero when the exchange has failed. */
+/* Carries out a use of pulls for a row. sender: the only one to which parameters, or the mean, go; or HPC_EVERYBODY.
+ * args: the scale, and the arguments of the rule. Nonzero when the exchange has failed. */
 int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, const double *args, double *squares);
-/* A relay has its input: the parameters that an owner sends in answer to pulls, or the word that there are none. */
+/* A relay has its input: the parameters that an owner sends in answer to pulls, or (how) an event without any. */
 void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how);
 /* Ends the exchange: two ranks have made different calls, or have given different scales. */
 void hpc_split_fail_use(hpc_scheme *sc, const hpc_share *share, const int ranks[2], const hpc_use uses[2]);
@@ -126,8 +126,8 @@ static inline int hpc_split_scales_agree(double a, double b) {
 }
 /* Ends the last fold of a share of this rank, if it is complete and not over. By the worker. */
 void hpc_split_drop(hpc_scheme *sc, hpc_share *share);
-/* HPC_KEEPS_MEANS: opens the means of this rank's shares. A row's fold is made: keeps its mean, which arguments of the
- * rule come to with a pull. All rows of a share have theirs: does what a pull has asked for that has come before. */
+/* HPC_KEEPS_MEANS. open_means: for this rank's shares. keep_row: keeps the mean of a row's fold; a pull brings the
+ * rule's arguments. keep: all rows of a share are folded; carries out a pull that has come before. */
 int hpc_split_open_means(hpc_scheme *sc, const char *op);
 int hpc_split_keep_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
 void hpc_split_keep(hpc_core *core, hpc_share *share);

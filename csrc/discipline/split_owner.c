@@ -1,6 +1,6 @@
-/* The owner's half of BSP in two calls (see split.c): means are made, and pulls say what becomes of them. With servers
- * a fold has slot 0. Among peers updates of the next fold may come while one is kept, to the next slot; but not this
- * rank's own, so the rows that are ready are of one fold. */
+/* The owner's half of BSP in two calls (see split.c): means are made, and pulls decide their use. With servers a fold
+ * has slot 0. Among peers updates of the next fold may come while one is kept, to the next slot; but not this rank's
+ * own, so the rows that are ready are of one fold. */
 #include <stdio.h>
 #include <string.h>
 
@@ -127,7 +127,7 @@ static int is_empty(hpc_core *core, const hpc_work *w) {
     return e == w->row->n_in;
 }
 
-/* Whether no mean of a row is made before a pull asks for it, and then of the inputs in their slots. */
+/* Whether the mean of a row is made only when a pull asks for it, from the inputs in their slots. */
 static int keeps_inputs(const hpc_core *core, const hpc_work *w) {
     return core->scheme->discipline->traits & HPC_KEEPS_INPUTS || hpc_row_keeps_inputs(w);
 }
@@ -215,7 +215,7 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
     if (!m->owes) tell_folded(core, share);
 }
 
-/* Sends the fold of a row on to the next stage; where no worker has a gradient, an event says that there is none. */
+/* Sends the fold of a row on to the next stage, or an empty event if no worker has a gradient. */
 static int forward(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = present_inputs(core, w);
     if (inputs.n > 0) return hpc_row_work(core, w, &inputs);
@@ -333,7 +333,7 @@ int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, cons
     return 0;
 }
 
-/* Does for a row what was pulled for. */
+/* Carries out the use that all pulls name, for one row. */
 static int use_row(hpc_core *core, hpc_share *share, int place) {
     hpc_split_means *m = share->own;
     m->finished[place] = 1;
@@ -350,8 +350,8 @@ static int use_next(hpc_core *core, hpc_share *share) {
     return failed;
 }
 
-/* All workers want the fold applied that is still coming in: each row goes on as soon as it is there, and those that
- * were there before go on now. */
+/* Whether all workers want the fold applied that is still coming in: each row goes on as soon as it is there, and rows
+ * that were there before go on now. */
 static int applies_ahead(const hpc_share *share) {
     const hpc_split_means *m = share->own;
     return is_pulled(share) && m->use == HPC_USE_APPLY && (int)((share->version + 1) % HPC_SPLIT_FOLDS) == m->folds;

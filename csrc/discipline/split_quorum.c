@@ -1,48 +1,48 @@
-/* Fold and apply in two calls with a quorum: quorum_intake.c says which updates are in a fold, and split.c what becomes
- * of its mean. Here the two meet. A worker is a rank, or with several stages a group of them.
+/* Fold and apply in two calls with a quorum: quorum_intake.c chooses the updates of a fold, and split.c uses its mean.
+ * Here the two meet. A worker is a rank, or with several stages a group of ranks.
  *
  * A fold of version v is made when its quorum is there and its grace is over, and each update has its answer as in
  * quorum.c: it is in the mean, or late. The mean is kept until it is *over*: applied, or skipped. Folds of v + 1 wait
- * for that, as one mean is kept; their updates wait in their slots, and those of v that are late are answered. Nobody
- * waits for a late worker, and a late worker waits for no more than the mean whose version it was told.
+ * for that, as one mean is kept; their updates wait in their slots, and late updates of v are answered. No worker
+ * waits for a late one, and a late worker waits for no more than the mean whose version it was told.
  *
  * A pull says after which update it comes, by the low bits of how many this rank has sent to the share; so the owner
  * knows the outcome that the pull is about. Until there is one the pull waits.
- *   squares, gather  are answered at once, by the mean of the version that the worker was told. When that is over they
- *                    are the squares that were known of it, while no later mean is made; else they are unknown, and do
- *                    not count in the sum that the worker gets. It gathers nothing: what is there stays, and the answer
- *                    says so by squares that are unknown.
+ *   squares, gather  are answered at once, by the mean of the version that the worker was told. When that mean is over,
+ *                    squares gets the known squares of it until a later mean is made; then they are unknown, and do
+ *                    not count in the sum that the worker gets. A gather then writes nothing: the worker's values stay,
+ *                    and the answer says so by squares that are unknown.
  *   apply, skip      of a worker whose update is in the mean decides for all. The first one counts; another scale, or
- *                    the other call, fails the exchange. Of a worker whose update is not in the mean it decides
+ *                    the other call, fails the exchange. The call of a worker whose update is not in the mean decides
  *                    nothing. It is answered when the version that the worker was told is over.
  * The answer to apply or skip comes behind the newest parameters, and says their version.
  *
  * A worker can be late in one share and in time in another, or ask for squares when they are unknown, or gather when
  * the mean is over. Then it has not seen all means of its version, and may have computed another scale. So its pulls
- * say that it *doubts*: it decides only if all whose updates are in the mean doubt, and then the lowest rank does. A
+ * say that it *doubts*: it decides only if all workers with updates in the mean doubt, and then the lowest rank does. A
  * worker that closes with a mean that it has not ended skips it, in doubt. So each update in a mean brings an apply or
- * a skip, and a mean that is left alone is skipped.
+ * a skip, and a mean without open workers is skipped.
  *
- * Nobody waits in a circle, if all workers make the same calls in the same order, or make them before they wait. Of all
- * that wait in one mean look at the worker that is the least far. A mean of its version or an older one is over when
- * one whose update is in it gets there; that worker is not less far, and is there or has been. Folds find their quorum
- * as in quorum.c, because all workers go on from a version when its means are over.
+ * Waits form no circle, if all workers make the same calls in the same order, or make them before they wait. Of all
+ * that wait in one mean look at the worker that is the least far. A mean of its version or an older one is over when a
+ * worker whose update is in it gets there; that worker is not less far, and is there or has been. Folds find their
+ * quorum as in quorum.c, because all workers go on from a version when its means are over.
  *
- * Who writes, and what orders it. The owner's core writes the mean between the last event of its fold and the pull that
- * ends it. The updates in it may be read until then: those workers do not write their slots before the answer to their
- * pull. Parameters are written into a worker's memory between its apply or skip and the answer to that, as in split.c.
- * What is put to a worker has a copy of its own for each, as the others go on meanwhile.
+ * Writers and order. The owner's core writes the mean between the last event of its fold and the pull that ends it. The
+ * updates in it may be read until then: their workers do not write the slots before the answer to their pull.
+ * Parameters are written into a worker's memory between its apply or skip and the answer to that, as in split.c. Puts
+ * to a worker read a separate copy for each worker, as the others go on meanwhile.
  *
- * Groups. Ranks of a group are told the same, and make the same calls in the same order, with the same scale; else the
- * exchange fails. Each rank sends its pulls to the owners themselves, and the pull of a group is there when those of
+ * Groups. Ranks of a group are told the same, and make the same calls in the same order, with the same scale; otherwise
+ * the exchange fails. Each rank sends its pulls to the owners itself. The pull of a group is there when the pulls of
  * all its ranks are: one of them speaks for it. A rank that closes lets a mate speak that applies. Owners answer each
  * rank themselves, the outcomes of its updates and its pulls. Versions, forwards and their slots are as in quorum.c. A
- * relay passes on parameters alone, or the word that a pull brings none, and answers its ranks' pulls too, as in
- * split.c: it gets one of the two for each pull of its group. So what the owner writes for a group, in its own slots,
- * copies and relays, is over with the answers to the group's pull.
+ * relay passes on parameters alone, or an event without parameters, and answers its ranks' pulls too, as in split.c: it
+ * gets one of the two for each pull of its group. So the owner's writes for a group, in its own slots, copies and
+ * relays, are over with the answers to the group's pull.
  *
- * Encoders. An update that was left out goes back into the residual. After that they are told what its worker has said:
- * a fold that it has skipped is forgotten, be it that it was late, and so nothing is returned twice. */
+ * Encoders. An update that was left out goes back into the residual. After that the encoders hear of its worker's call:
+ * a fold that the worker has skipped is forgotten, even if it was late, and so no value is returned twice. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -95,7 +95,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
     return status;
 }
 
-/* ---- the core: what becomes of a mean ---- */
+/* ---- the core: the decision about a mean ---- */
 
 static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place) {
     return &sc->work[sc->work_of[share->rows[place]]];
@@ -201,7 +201,7 @@ static int may_be_answered(const hpc_share *share, int sender, int rank) {
     return !ends_mean(a->use) || is_over(share, sender);
 }
 
-/* Whether a rank says what another one has said; else the exchange fails. */
+/* Whether a rank's pull says the same as the decision; otherwise the exchange fails. */
 static int agrees(hpc_scheme *sc, const hpc_share *share, int rank, const hpc_decided *d) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     const double scale = *hpc_args_of(sc, share, rank, 0);
@@ -215,7 +215,7 @@ static int agrees(hpc_scheme *sc, const hpc_share *share, int rank, const hpc_de
     return 0;
 }
 
-/* The same of one whose update was in the last mean, and what was decided. */
+/* The same of a sender whose update was in the last mean, and the decision about that mean. */
 static int agrees_to_decided(hpc_scheme *sc, const hpc_share *share, int sender, int rank) {
     const hpc_quorum_share *its = share->own;
     const hpc_told *told = &its->intake.senders[sender].told;
@@ -224,7 +224,7 @@ static int agrees_to_decided(hpc_scheme *sc, const hpc_share *share, int sender,
     return agrees(sc, share, rank, &its->decided);
 }
 
-/* The same of the ranks of a group, unless they doubt: what they gathered was each one's own. */
+/* The same of the ranks of a group, unless they doubt: then each of them may have gathered other values. */
 static int mates_agree(hpc_scheme *sc, const hpc_share *share, int rank) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     const int group = hpc_sender_of(sc, share->key, rank);
@@ -294,7 +294,7 @@ static int answer(hpc_core *core, hpc_share *share, int sender, int rank) {
     return 0;
 }
 
-/* Decides what becomes of the mean, and answers the pulls that need not wait. */
+/* Decides about the mean, and answers the pulls that need not wait. */
 static int work(hpc_core *core, hpc_share *share, int *waits) {
     const hpc_quorum_share *its = share->own;
     int n = its->means.kept ? decide(core, share) : 0;
@@ -475,8 +475,8 @@ static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const 
     return status;
 }
 
-/* Adds the ranks that have to say what becomes of the mean of a share, and those of sender (NOBODY: of none) that have
- * not pulled. Returns whether there is a mean. */
+/* Adds the ranks that have not pulled: of the senders in the mean of a share, and of sender (NOBODY: of no other).
+ * Returns whether there is a mean. */
 static int add_silent(const hpc_scheme *sc, const hpc_share *share, int sender, int *ranks, int *found) {
     int kept = 0;
     for (int r = 0; r < sc->context->group.size; r++) {

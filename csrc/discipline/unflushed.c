@@ -194,8 +194,8 @@ static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_
     }
 }
 
-/* Adds the whole inputs of step n to the sum. *scale: the weights of all inputs divided by those of the ones that are
- * there. Returns 0 if all of these are empty. */
+/* Adds the whole inputs of step n to the sum. *scale: the weight of all inputs divided by the weight of the whole ones.
+ * Returns 0 if all whole ones are empty. */
 static int add_all(hpc_core *core, hpc_share *share, uint64_t n, double *scale) {
     hpc_scheme *sc = core->scheme;
     const hpc_work *first = hpc_first_work(sc, share);
@@ -292,9 +292,9 @@ static int send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     return share->owner == sc->context->group.rank ? hpc_push_share(sc, s, slot, l) : overwrite_share(sc, share);
 }
 
-/* BARRIER: tells every rank that this one has sent, by a lane that bulk does not keep waiting. The signals are those of
- * this rank's own shares. Both: asks for the answers to wait_slot of the next push, which come while the trainer
- * computes. */
+/* BARRIER: tells every rank that this one has sent, by the signals of this rank's own shares and a lane that bulk data
+ * does not keep waiting. BARRIER and ASYNC: asks already for the answers that wait_slot of the next push waits for;
+ * they come while the trainer computes. */
 static int pushed(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     int me = sc->context->group.rank, size = sc->context->group.size, status = HPC_OK;

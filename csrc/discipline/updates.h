@@ -1,4 +1,4 @@
-/* SSP where receivers apply the rule (updates_ssp.c says how it works): its state, and what its core does. */
+/* SSP where receivers apply the rule (updates_ssp.c says how it works): its state, and the work of its core. */
 #ifndef HPC_UPDATES_H
 #define HPC_UPDATES_H
 
@@ -15,8 +15,8 @@ typedef struct hpc_version_note {
 
 _Static_assert(sizeof(hpc_version_note) <= HPC_MARGIN_BYTES, "a slot has room for its note");
 
-/* A row's part: it folds one update of each rank of a host (or of a rack) for another row, sums what comes into
- * versions, passes these on, or applies them. */
+/* A row's part: it folds one update of each rank of a host (or of a rack) for another row, sums updates into versions,
+ * passes versions on, or applies them. */
 typedef enum hpc_row_part { HPC_ROW_GATHERS, HPC_ROW_SUMS, HPC_ROW_PASSES_ON, HPC_ROW_APPLIES } hpc_row_part;
 
 /* The versions of a row of this rank; the folds of one that gathers. */
@@ -25,7 +25,7 @@ typedef struct hpc_versions {
     uint64_t came, applied;   /* how many have come (or were made and sent), and are applied or passed on */
     _Atomic uint64_t version; /* the last one that was closed or applied */
     int was_set;              /* applies: since the last publish */
-    int *below, n_below;      /* sums, passes on: the rows that apply what it sends, be it by way of others */
+    int *below, n_below;      /* sums, passes on: the rows that apply its forwards, directly or by way of others */
     _Atomic uint64_t waits;   /* the open version waits until receivers tell that they have this one; 0: it does not */
     int n_open;               /* updates in the open version */
     hpc_version_note *notes;  /* by slot, of the sums that are sent */
@@ -36,9 +36,9 @@ typedef struct hpc_receiver {
     uint64_t asked, answered;
     uint64_t need;                  /* the version that the next answer waits for */
     int behind;                     /* rows that have not applied it */
-    int runs;                       /* applies what comes at once: nobody reads the parameters */
+    int runs;                       /* applies versions as they come: no worker reads the parameters */
     _Atomic uint64_t version, told; /* the smallest version of the rows; the last one that the sources were told */
-    int *sources, n_sources;        /* ranks that forward to it, be it by way of others */
+    int *sources, n_sources;        /* ranks that forward to it, directly or by way of others */
 } hpc_receiver;
 
 /* The exchange's own. */
@@ -48,7 +48,7 @@ typedef struct hpc_updates {
                               publish, the number of the last push */
     uint64_t *goal;        /* by key: the version that settle waits for, or that all go on from after a publish */
     uint64_t *counted;     /* by key: the push whose staleness was counted last */
-    int levels;            /* a publish is under way */
+    int levels;            /* a publish has begun and not ended */
 } hpc_updates;
 
 static inline hpc_updates *hpc_updates_of(const hpc_scheme *sc) {
@@ -74,7 +74,7 @@ static inline int hpc_share_forwards(const hpc_scheme *sc, const hpc_share *shar
     return sc->plan->rows[share->rows[0]].action == HPC_FORWARD;
 }
 
-/* Whether a share that applies keeps a master, and nobody's parameters. */
+/* Whether a share that applies keeps a master alone, and no worker's parameters. */
 static inline int hpc_share_keeps(const hpc_scheme *sc, const hpc_share *share) {
     return sc->plan->rows[share->rows[0]].n_out == 0;
 }
@@ -121,7 +121,7 @@ int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_updates_other_came(hpc_core *core, hpc_share *share, const hpc_event *event);
 int hpc_updates_work(hpc_core *core);
 
-/* With the core paused: from here on a share applies versions as they come (on), or those that its worker asks for. */
+/* With the core paused: from here on a share applies versions as they come (on), or only when its worker asks. */
 void hpc_updates_run(hpc_core *core, hpc_share *share, int on);
 
 #endif

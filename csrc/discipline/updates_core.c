@@ -1,5 +1,5 @@
 /* The core of SSP where receivers apply the rule: rows that forward sum updates and close versions, rows that apply
- * take them. updates_ssp.c says what is promised, and why slots are free. */
+ * take them. updates_ssp.c explains the guarantees, and why slots are free. */
 #include <stdio.h>
 #include <string.h>
 
@@ -127,7 +127,7 @@ static void begin_next(const hpc_scheme *sc, hpc_work *w) {
     if (w->encoded == NULL) w->acc = (float *)(void *)(w->leaving + its->came % depth_of(sc) * w->leaving_stride);
 }
 
-/* Sends what has been added, of so many updates, and begins the next sum. Nonzero when the exchange has failed. */
+/* Sends the sum of n_updates updates, and begins the next one. Nonzero when the exchange has failed. */
 static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *args) {
     hpc_versions *its = hpc_versions_of(core->scheme, w);
     const uint64_t slot = its->came % depth_of(core->scheme);
@@ -170,7 +170,7 @@ static void send_nothing(hpc_core *core, hpc_work *w) {
     begin_next(core->scheme, w);
 }
 
-/* Folds the updates of a host's ranks in the order of its inputs, when one of each is there, be it empty. */
+/* Folds the updates of a host's ranks in the order of its inputs, when one of each is there, empty or not. */
 static void gather(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     int status = 0, n = 0, n_updates = 0;
     if (!hpc_row_count_as(core, w, slot, input, how)) return;
@@ -184,7 +184,7 @@ static void gather(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     if (status == 0 && n > 0) send_sum(core, w, n_updates, w->args[slot]);
 }
 
-/* The next update of a sender has come, or (how) the word that there is none this time, which counts as one. */
+/* Counts the next update of a sender, and adds it unless it is empty (how). */
 static void update_came(hpc_core *core, hpc_work *w, int input, int how) {
     hpc_versions *its = hpc_versions_of(core->scheme, w);
     const int slot = (int)(hpc_pushes_from(w, input) % depth_of(core->scheme));
@@ -277,7 +277,7 @@ static void set_need(const hpc_scheme *sc, const hpc_share *share, uint64_t need
                                             memory_order_relaxed) < need;
 }
 
-/* No row is behind what is needed: answers, after it has applied all versions that have come to all rows. */
+/* All rows have the needed version: applies all versions that have come to all rows, then answers. */
 static void reached(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     hpc_receiver *its = share->own;

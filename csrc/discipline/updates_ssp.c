@@ -9,21 +9,21 @@
  * earlier versions than t, never in later ones.
  *
  * A step at clock c begins when the worker's receiver has applied version c - s. After each push the worker tells its
- * receiver, a row of its own rank, which then applies the versions that are there, and answers when it has c - s. It
+ * receiver, a row of the same rank, which then applies the versions that are there, and answers when it has c - s. It
  * applies nothing while the worker computes. All rows of a share have the same version when it answers, except after a
  * closing that has let several versions close at once.
  *
- * A *note* travels with each version, by a put before it, to the end of its slot: the version's number, the count of
- * its updates (which the rule gets), and the rule's arguments: those of push t of the workers, which must be equal. So
+ * A *note* travels with each version t, by a put before it, to the end of its slot: the version's number, the count of
+ * its updates (which the rule gets), and the rule's arguments, which must be equal in push t of all workers. So
  * arguments go to the rows that forward, by the lane of the push, and no receiver needs a place for them.
  *
- * A row that forwards may pass on what another one has forwarded, note and all: the versions of a sum then go down a
- * tree (section 3.4.2). Passing on waits for nothing.
+ * A row that forwards may pass on another row's forward, note and all: the versions of a sum then go down a tree
+ * (section 3.4.2). Passing on waits for nothing.
  *
  * With several ranks a host (hpc_hosts.apart) a row of the host *gathers*: it folds push t of all ranks of the host, in
  * the order of its inputs, and forwards that to the row that sums; a rack's row gathers again. A sender is a host,
  * whose clock is the number of its folds that have come. A rank may be s steps ahead of its host's slowest, as of any
- * other. Each rank has a receiver of its own, to which a row of the host passes versions on. The ranks of a host push
+ * other. Each rank has its own receiver, to which a row of the host passes versions on. The ranks of a host push
  * equally often: when one has closed, no later push of the others is folded.
  *
  * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
@@ -41,22 +41,22 @@
  *   a slot of a row that passes on, and its note   written as the receive slots below it are, which have their copies
  *   a gradient's slot, its arguments   written for push p + d after the answer to push p + d - 1, so after the close of
  *                                   version p + 1, which read them
- *   the slots of a row that gathers, and of what it forwards   written for push p + d, likewise: version p + 1 has the
+ *   the slots of a row that gathers, and of its forwards   written for push p + d, likewise: version p + 1 has the
  *                                   host's push p, so that was folded and added
- * Receivers of workers that have closed, and those that only keep a master, push nothing. They signal the version that
- * they have applied to the ranks of all rows by which it came. A version stays open until the slots that it needs are
- * free, at whatever receiver of its sum.
+ * Receivers whose workers have closed, and receivers that only keep a master, have no pushes to tell of. They signal
+ * the version that they have applied to the ranks of all rows by which it came. A version stays open until the slots
+ * that it needs are free, at all receivers of its sum.
  *
  * ASYNC is SSP(d - 2): slots alone say how far a worker may be ahead of the slowest one.
  *
  * Writers, readers and order:
- *   a worker's parameters     written by its own core between the event of its question and the answer (a signal); in
- *                             settle, publish and close between two pauses of the core
+ *   a worker's parameters     written by its rank's core between the event of its question and the answer (a signal);
+ *                             in settle, publish and close between two pauses of the core
  *   notes, receive slots      written by the sender, before the event of the forward; read by the core after it
  *   base, levels              written by the worker with all its cores paused; last is written before levels is set
  *   counts of pushes, versions   written by the core; a wait reads them, to name ranks and in settle and publish
  *
- * Nobody waits in a circle: the slowest worker waits for no one, as all others have pushed as often. */
+ * Waits form no circle: the slowest worker does not wait, as all others have pushed as often. */
 #include "discipline/each.h"
 #include "discipline/graph.h"
 #include "discipline/grouping.h"
@@ -65,9 +65,9 @@
 #include "engine/send.h"
 #include "engine/stages.h"
 
-/* ---- what is asked for ---- */
+/* ---- check ---- */
 
-/* Whether a row forwards to one that applies for rank, be it by way of others. */
+/* Whether a row forwards to one that applies for rank, directly or by way of others. */
 static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     for (int e = 0; e < row->n_out; e++) {
         if (row->out[e].row < 0) continue;
@@ -77,7 +77,7 @@ static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     return 0;
 }
 
-/* Whether rank pushes to a row, be it by way of rows that gather. */
+/* Whether rank pushes to a row, directly or by way of rows that gather. */
 static int has_pusher(const hpc_plan *plan, const hpc_row *row, int rank) {
     for (int e = 0; e < row->n_in; e++)
         if (row->in[e].row < 0 ? row->in[e].rank == rank : has_pusher(plan, &plan->rows[row->in[e].row], rank))
@@ -93,8 +93,8 @@ static int count_pushers(const hpc_plan *plan, const hpc_row *row) {
 
 static const char other_ranks[] = "takes updates of other ranks than another row of its key";
 
-/* Why what comes to a row, sum or one that gathers for it, does not go with this, or NULL. first: the key's first row
- * that sums. */
+/* Why the inputs of a row, sum or one that gathers for it, do not go with this discipline, or NULL. first: the key's
+ * first row that sums. */
 static const char *refuses_inputs(const hpc_plan *plan, const hpc_row *row, const hpc_row *sum, const hpc_row *first) {
     const char *why = row->quorum != row->n_in ? "has a quorum" : NULL;
     for (int e = 0; e < row->n_in && why == NULL; e++) {
@@ -209,7 +209,7 @@ static int open_sum(hpc_scheme *sc, hpc_work *w, const char *op) {
     return w->leaving != NULL && w->acc != NULL && w->taken != NULL && its->notes != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-/* Finds the rows that apply what a row sends. rows: gets their numbers; NULL: they are counted. */
+/* Finds the rows that apply a row's forwards. rows: gets their numbers; NULL: they are counted. */
 static int find_below(const hpc_plan *plan, int row, int *rows, int n) {
     for (int e = 0; e < plan->rows[row].n_out; e++) {
         const int to = plan->rows[row].out[e].row;
@@ -329,8 +329,8 @@ static int source_of(const hpc_scheme *sc, const hpc_work *w) {
     return own ? sc->plan->rows[from->in[0].row].owner : from->owner;
 }
 
-/* The ranks that have not forwarded what a row needs for a version: to one that sums the updates of a host, to one that
- * applies the version. */
+/* The ranks whose forwards a row lacks for a version: updates of hosts at a row that sums, the version at a row that
+ * applies. */
 static int silent_sources(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     for (int e = 0; e < w->row->n_in && its->part == HPC_ROW_SUMS; e++)
@@ -417,7 +417,8 @@ static int is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uin
     return is_slow(sc, key, rank, need_of(sc, key, ticket), pushes);
 }
 
-/* A forward comes first; else the sources of all rows of the key are missing, whichever of its shares it is. */
+/* A share that forwards waits for its full receivers alone; another share for the silent sources of all rows of the
+ * key, unless ranks were found before. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint64_t need = need_of(sc, share->key, ticket);
@@ -429,8 +430,8 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
 
 /* ---- settle, publish, close ---- */
 
-/* The receivers of this rank of a key (-1: of all) apply what comes from here on (on), or only what the worker asks
- * for. */
+/* From here on the receivers of this rank, of a key or (-1) of all, apply versions as they come (on), or only when the
+ * worker asks. */
 static void let_run(hpc_scheme *sc, int key, int on) {
     for (int s = 0; s < sc->layout.n_shares; s++) {
         hpc_share *share = &sc->layout.shares[s];
@@ -441,7 +442,7 @@ static void let_run(hpc_scheme *sc, int key, int on) {
     }
 }
 
-/* Whether the rows of this rank have the goal of a key (-1: each that of its own key). */
+/* Whether the rows of this rank have reached the goal of a key (-1: each row its key's goal). */
 static int have_goals(const hpc_scheme *sc, int key) {
     const hpc_updates *its = hpc_updates_of(sc);
     for (int i = 0; i < sc->n_work; i++) {
@@ -518,7 +519,7 @@ static int check_hosts(const hpc_scheme *sc, const char *op) {
 }
 
 /* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
- * Nothing is under way on any rank, and no rank pushes before the publish has ended. */
+ * No rank has a push pending, and none pushes before the publish has ended. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     int status = hpc_clocks_learn_pushes(sc, hpc_updates_of(sc)->last, op, l->deadline);
     if (status == HPC_OK) status = check_hosts(sc, op);

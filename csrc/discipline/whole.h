@@ -1,5 +1,5 @@
 /* Folds that wait for all their inputs: the steps of BSP on servers, which rows that forward share wherever they are
- * (graph_whole.c has those of graphs). */
+ * (on graphs: graph_whole.c). */
 #ifndef HPC_WHOLE_H
 #define HPC_WHOLE_H
 
@@ -10,7 +10,7 @@
 
 /* hpc_discipline's slot. */
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
-/* The next update of an input is none: the part of a worker, or a group, that has skipped a step. */
+/* An input has come without an update: its worker, or its group, has skipped a step. */
 void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input);
 
 /* hpc_pace.is_late: each push needs as many of every rank. */

@@ -22,7 +22,7 @@ void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nby
 void hpc_share_count_received(const hpc_scheme *sc, const hpc_share *share, int rank);
 /* Counts a fold of a share whose n inputs of others were all whole. */
 void hpc_share_count_fold(hpc_core *core, int n);
-/* Makes room for these counts, for as many inputs as the rows of this rank have, less those that do not count. */
+/* Makes room for these counts. less: inputs of each row that do not count. */
 int hpc_share_open_counts(hpc_scheme *sc, int less, const char *op);
 
 #endif

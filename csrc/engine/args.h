@@ -3,7 +3,7 @@
  * An owner has a place for the arguments of each of its shares, by worker and by slot of the worker's pushes. A worker
  * whose arguments have changed puts them into the place of its next push's slot before it sends that push, by the same
  * lane, and so for every slot once. A fold takes the arguments that lie beside its inputs. So they change from one step
- * to the next and nobody waits. On a graph a rank's arguments are for its own parameters: it writes them into its own
+ * to the next without a wait. On a graph a rank's arguments are for its own parameters: it writes them into its own
  * part, and nothing is sent.
  *
  * Order: the put comes before the push's event (a release); the core reads after it. The place is written again for the
@@ -26,14 +26,14 @@ const double *hpc_args_of(const hpc_scheme *sc, const hpc_share *share, int rank
 /* Ends the exchange: for argument arg of a row's rule, two ranks have given different values with push number push. */
 void hpc_args_differ(hpc_scheme *sc, const hpc_work *w, int arg, uint64_t push, const int ranks[2],
                      const double values[2]);
-/* Whether all whose pushes number push are in a fold of slot (or in one input of it, only; -1: in all) gave the same
+/* Whether all ranks whose push number push is in a fold of slot (or in one input of it, only; -1: in all) gave the same
  * arguments; if not, the exchange fails. */
 int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64_t push);
 
 /* ---- the worker ---- */
 
-/* HPC_OK if the arguments of key may change. A row that applies this rank's updates, and of which this rank gets
- * nothing, may be one step behind: new arguments then need a slot of their own. */
+/* HPC_OK if the arguments of key may change. A row that applies this rank's updates, but sends this rank nothing, may
+ * be one step behind: new arguments then need another slot, so a depth of 2. */
 int hpc_args_check_change(const hpc_scheme *sc, int key, const char *op);
 
 /* Takes the arguments for the next push of key, which is in slot. */

@@ -1,5 +1,5 @@
-/* The steps of one block of a row: its inputs are folded, the rule is applied, and what is sent is encoded, all while
- * the block is in the first caches. */
+/* The steps of one block of a row: its inputs are folded, the rule is applied, and the block's output is encoded, all
+ * while the block is in the first caches. */
 #include "engine/block.h"
 
 #include <stdio.h>

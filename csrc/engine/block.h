@@ -1,4 +1,4 @@
-/* The steps of one block of a row, and what rows that work block by block have in common. */
+/* The steps of one block of a row, and helpers of rows that work block by block. */
 #ifndef HPC_BLOCK_STEPS_H
 #define HPC_BLOCK_STEPS_H
 
@@ -33,10 +33,10 @@ static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_a
     hpc_tally_add(&core->tally.applied, 1);
     hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
 }
-/* Whether a fold outlasts the work on its row: a mean is kept. Some rows keep their inputs instead (kept.c): those of
- * peers, and those of codecs that need no sum of a whole row. */
+/* Whether a fold outlasts the work on its row: a mean is kept. Rows of peers, and of codecs that need no sum of a whole
+ * row, keep their inputs instead (kept.c). */
 int hpc_row_keeps_fold(const hpc_scheme *sc, const hpc_row *row);
-/* Whether the discipline has the sums of a forward: all but those that pass on what one other row has sent. */
+/* Whether the discipline has the sums of a forward: not of one that only passes on another row's forward. */
 static inline int hpc_row_is_summed(const hpc_scheme *sc, const hpc_row *row) {
     return (sc->discipline->traits & HPC_SUMS) && row->action == HPC_FORWARD && (row->n_in > 1 || row->in[0].row < 0);
 }

@@ -1,7 +1,7 @@
-/* Clocks: what a share of this rank knows of each sender of its updates. A sender is a rank; with several stages it is
- * a group of ranks whose updates are folded first, and is known by its lowest rank. One table a share answers what
- * disciplines ask of it: how many updates of each have come, are applied and answered, who is behind, whose answer
- * waits for others.
+/* Clocks: a share's table of the senders of its updates, at its owner. A sender is a rank; with several stages it is a
+ * group of ranks whose updates are folded first, and is known by its lowest rank. From the table a discipline reads how
+ * many updates of each sender have come, are applied and answered, which sender is behind, and whose answer waits for
+ * others.
  *
  * A sender's *clock* is the number of its updates since the last publish. The share's core alone writes the table.
  * Other threads read the atomic members: a wait without order, to name ranks, settle and publish behind an acquire.
@@ -12,7 +12,7 @@
 #include "engine/layout.h"
 
 typedef struct hpc_clock {
-    _Atomic uint64_t came;    /* updates of which all rows are there */
+    _Atomic uint64_t came;    /* updates that are there in all rows */
     _Atomic uint64_t applied; /* updates that all rows have applied */
     uint64_t base;            /* updates before the last publish */
     uint64_t answered;        /* updates, whose slots are free */
@@ -23,7 +23,7 @@ typedef struct hpc_clock {
     int parked;               /* an answer waits for updates of others */
 } hpc_clock;
 
-/* Memory of the discipline, which is freed with the scheme: n times size bytes of zeroes. NULL: there is none, and the
+/* Memory of the discipline, which is freed with the scheme: n times size bytes of zeroes. NULL: out of memory; the
  * error is recorded. */
 void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op);
 
@@ -56,7 +56,7 @@ static inline uint64_t hpc_clock_behind(const hpc_scheme *sc, uint64_t clock) {
     return clock > staleness ? clock - staleness : 0;
 }
 
-/* Whether a sender may bring more: no rank of it has closed. */
+/* Whether a sender may bring more: none of its ranks has closed. */
 int hpc_sender_is_open(const hpc_scheme *sc, int key, int sender);
 /* The smallest clock, of applied updates, of the open senders of a share; UINT64_MAX: none is open. */
 uint64_t hpc_clocks_least(const hpc_scheme *sc, const hpc_share *share);
@@ -64,7 +64,7 @@ uint64_t hpc_clocks_least(const hpc_scheme *sc, const hpc_share *share);
 int hpc_core_sees_closed(hpc_core *core);
 /* Pushes of rank that a share of this rank has begun to apply, or to sum. */
 uint64_t hpc_clocks_begun(const hpc_scheme *sc, const hpc_share *share, int rank);
-/* Publish: all go on from one clock. Nothing is under way on any rank. */
+/* Publish: all go on from one clock. No rank has a push or a pull pending. */
 void hpc_clocks_level(hpc_scheme *sc);
 
 /* Publish, collective: writes the pushes of each rank into last[key * size + rank]. */

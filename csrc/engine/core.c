@@ -1,5 +1,5 @@
 /* A core owns rows for life and shares nothing with the others. It takes events from its lane, checks that they name
- * one of its own rows or shares and bring the bytes that are due, and hands them to the discipline.
+ * one of the core's rows or shares and bring the bytes that are due, and hands them to the discipline.
  *
  * A core never waits. A forward to a full ring is kept for its receiver, and an event that has to wait for its sender;
  * both are tried again at the next call. So a rank that stands still delays only itself. */
@@ -98,7 +98,7 @@ static int tells(const hpc_scheme *sc, const hpc_share *share, int rank) {
 _Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slot of a plan");
 
 /* The inputs of the sender have come to all rows of a share; or, where the others are put row by row, the empty ones.
- * Returns 0 if the event names no share of this core, 1 if it was handled, be it by a failure. So do those below. */
+ * Returns 0 if the event names no share of this core, 1 if it was handled, even by a failure; likewise all below. */
 static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const hpc_discipline *d = sc->discipline;
@@ -139,7 +139,7 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
     return input_came(core, w, input, event, slot);
 }
 
-/* The sender passes on what is from another rank, which has the row that the event names. */
+/* The sender passes on an update of another rank, which has the row that the event names. */
 static int passed_came(hpc_core *core, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const int row = hpc_imm_index(event->imm);
@@ -277,8 +277,8 @@ static const char *work_inline(void *arg) {
 }
 
 /* Order: the thread does  store working; load paused.  A pause does  paused += 1; load working.  All four are
- * sequentially consistent, so that one of the two sees the other. What the thread wrote to its rows is released by the
- * store of 0 to working, and what was read of them by paused -= 1. */
+ * sequentially consistent, so that one of the two sees the other. The store of 0 to working releases the thread's
+ * writes to its rows, and paused -= 1 the reads of the thread that paused it. */
 static int work_unless_paused(hpc_core *core) {
     int n = 0;
     atomic_store(&core->working, 1);
@@ -330,14 +330,14 @@ static int thread_has_work(void *arg) {
            why_any_failed(first) != NULL;
 }
 
-/* A core waits for nobody in particular: workers may leave, and the others' pushes still come. */
+/* A core waits for no rank in particular: workers may leave, and the others' pushes still come. */
 static int nobody_else(void *arg, int *ranks) {
     ranks[0] = ((hpc_core *)arg)->scheme->context->group.rank;
     return 1;
 }
 
 /* Each round of work begins a new wait, so that a busy core spins and an idle one sleeps. A dead rank ends the thread:
- * every rank that is left is told by its own waits. */
+ * the waits of every rank that is left report it. */
 static void *run_core(void *arg) {
     hpc_core *core = arg;
     hpc_scheme *sc = core->scheme;
@@ -361,7 +361,7 @@ static hpc_core *threaded(const hpc_scheme *sc, int index) {
 }
 
 /* The first n cores work by the threads that other schemes have for cores of their numbers: two threads of one number
- * would be pinned to one CPU. These threads are woken: an event that has come before has rung for nobody. */
+ * would be pinned to one CPU. These threads are woken: an event that came before them has woken no thread. */
 static void join_threads(hpc_scheme *sc, int n) {
     for (int c = 0; c < n; c++) {
         hpc_core *last = threaded(sc, c);
@@ -443,7 +443,7 @@ void hpc_cores_stop(hpc_scheme *sc) {
     } while (of != sc);
 }
 
-/* ---- what is kept ---- */
+/* ---- kept forwards ---- */
 
 static int nothing_is_kept(void *arg) {
     hpc_scheme *sc = arg;
@@ -454,7 +454,7 @@ static int nothing_is_kept(void *arg) {
     return 1;
 }
 
-/* The receivers of kept forwards. Their lists belong to the cores: any rank to which some row sends may be one. */
+/* The receivers that kept forwards may be for. The lists belong to the cores, so all ranks that rows send to count. */
 static int receivers_of_rows(void *arg, int *ranks) {
     const hpc_scheme *sc = arg;
     int n = 0;
@@ -468,7 +468,7 @@ static int receivers_of_rows(void *arg, int *ranks) {
     return n;
 }
 
-/* A core counts what it has sent after it has sent it: between two events all is counted. */
+/* A core counts bytes after it has sent them: between two events all are counted. */
 int hpc_cores_send_kept(hpc_scheme *sc, const char *op, double timeout) {
     const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, sc, 0};
     int status = nothing_is_kept(sc) ? HPC_OK : hpc_wait_for(&sc->context->group, &wait, timeout);

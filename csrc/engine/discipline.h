@@ -3,17 +3,17 @@
  *
  * It is one const struct, in one file of discipline/ and in the table there. The engine and the exchange call these
  * slots and know no discipline by name. Its own state hangs on the scheme, its cores and its shares as `own`. Every
- * slot but name and row_came may be NULL or 0: the comment says what that means.
+ * slot but name and row_came may be NULL or 0; its comment gives the meaning.
  *
- * Threads: slots of the core are called by whoever works for the core and never wait; slots of the worker by the thread
- * that uses the exchange. A slot that returns a status has recorded the error. */
+ * Threads: slots of the core are called by the thread that works for the core, and never wait; slots of the worker by
+ * the thread that uses the exchange. A slot that returns a status has recorded the error. */
 #ifndef HPC_ENGINE_DISCIPLINE_H
 #define HPC_ENGINE_DISCIPLINE_H
 
 #include "engine/scheme.h"
 #include "engine/ticket.h"
 
-/* The rule of a key in a configuration; and the first one with a fold of its own, or NULL. */
+/* The rule of a key in a configuration; and the first rule with its own fold function, or NULL. */
 static inline const hpc_rule *hpc_config_rule(const hpc_exchange_config *config, int key) {
     return config->rules != NULL ? config->rules[key] : config->rule;
 }
@@ -24,7 +24,7 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
     return NULL;
 }
 
-/* Fold and apply in two calls: what a worker's pull asks for, and how owners hear of it. */
+/* Fold and apply in two calls: the requests of a worker's pull. */
 typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUARES } hpc_use;
 
 /* Moments in the life of a push, a pull and an exchange, on the worker's thread, with no core paused. A moment of a key
@@ -45,36 +45,35 @@ typedef enum hpc_moment {
     HPC_ON_FINISH = 128, /* close: the last push is done, and hpc_pace.has_read is waited for next. May wait */
     /* Moments of the exchange. */
     HPC_ON_LOOK = 256,       /* every look of a wait, and hpc_exchange_progress */
-    HPC_ON_PUBLISH = 512,    /* collective, before owners send parameters; nothing is under way anywhere. May wait */
+    HPC_ON_PUBLISH = 512,    /* collective, before owners send parameters; no rank has a call pending. May wait */
     HPC_ON_PUBLISHED = 1024, /* owners have sent parameters, and flush them next */
-    HPC_ON_CLOSE = 2048      /* nothing is under way; this rank tells the others next that it closes */
+    HPC_ON_CLOSE = 2048      /* no call is pending; this rank tells the others next that it closes */
 } hpc_moment;
 
 /* Facts of a discipline for the layout and the engine; the same on all ranks. */
 typedef enum hpc_trait {
     /* Owners fold without some of the workers. So a master lies apart from its owner's own parameters, each put of a
-     * row reads a copy of its own, all rows of a key have the same workers, and an owner serves until all have closed.
-     */
+     * row reads a separate copy, all rows of a key have the same workers, and an owner serves until all have closed. */
     HPC_GOES_ON = 1,
     HPC_BY_QUORUM = 2, /* folds are made by the configuration's quorum, where that is not all inputs */
     /* Folds take all inputs with the plan's weights: a row can go in one pass, unless weights take turns. */
     HPC_WHOLE = 4,
     HPC_ONE_SLOT = 8, /* a sender has one slot for an input, whatever the plan's depth */
-    /* Forwards add their inputs up as they come. The discipline has their sums and what they send, by slot
+    /* Forwards add their inputs up as they come. The discipline has their sums and their outputs, by slot
      * (hpc_work.leaving). They take the rule's arguments, and rows that apply take none. */
     HPC_SUMS = 16,
-    /* With several stages: owners hear of each worker's calls from itself, and answer it. Else each share answers the
-     * ranks at its own ends. */
+    /* With several stages: each worker tells owners of its calls itself, and they answer it. Without this trait each
+     * share answers the ranks at its own ends. */
     HPC_ANSWERS_ALL = 32,
     HPC_INVOLVES_ALL = 64, /* every rank takes part in every share; else the ranks at either end of its rows do */
     HPC_OWN_PARAMS = 128,  /* pulls wait for the shares alone that send this rank parameters; else for all answers */
     HPC_PUTS = 256,        /* updates are put, even where the owner could read them in the worker's memory */
     /* Pushes may come by way of other ranks (hpc_edge.row): then they are put, and cores put them on. */
     HPC_PASSES_ON = 512,
-    /* The event of a share brings 8 bytes, and the worker tells of all its puts to it by that event. Else that event
-     * brings no bytes, of updates that are read in place, and each put is told by an event of its row. */
+    /* The event of a share brings 8 bytes, and the worker tells of all its puts to the share by that event. Without
+     * this trait it brings no bytes and tells of updates that are read in place; each put has an event of its row. */
     HPC_BRINGS_NUMBER = 1024,
-    HPC_PULLS = 2048, /* pulls ask owners, and have a signal of their own; else the answer to a push is theirs */
+    HPC_PULLS = 2048, /* pulls ask owners, and have a second signal; else the answer to a push is theirs */
     /* Fold and apply are two calls: rows keep a mean, as with servers, and each is for its own rank's worker. It is
      * made when the fold is, and its inputs are free then. */
     HPC_KEEPS_MEANS = 4096,
@@ -84,11 +83,11 @@ typedef enum hpc_trait {
     HPC_MARGINS = 16384, /* slots have HPC_MARGIN_BYTES for the discipline, before and behind the update */
     HPC_TEARS = 32768,   /* a fold may find an update half written, and does without: it cannot take pieces */
     HPC_UNREAD = 65536,  /* owners may never read a push: close only waits until it has left this rank */
-    /* Each update is applied by itself, or those that a fold takes are known only when it is applied. So the mean that
-     * a fold keeps is its worker's own update, which stays with the worker until it is applied (hpc_held), and a skip
-     * is a push without an update (HPC_OP_EMPTY). */
+    /* Each update is applied by itself, or the updates of a fold are known only when it is applied. So the mean that a
+     * fold keeps is its worker's own update, which stays with the worker until it is applied (hpc_held), and a skip is
+     * a push without an update (HPC_OP_EMPTY). */
     HPC_EACH = 131072,
-    /* Shares of the same elements follow what one of their owners says, by a second signal of its share. */
+    /* Shares of the same elements follow the verdicts of one of their owners, by a second signal of its share. */
     HPC_DECIDES = 262144
 } hpc_trait;
 
@@ -117,7 +116,7 @@ typedef struct hpc_gate {
     int (*outstanding)(const hpc_scheme *sc, int *ranks);
 } hpc_gate;
 
-/* Pace: how far a worker may run, and what it notes on its way. The worker's side. */
+/* Pace: how far a worker may run ahead, and its notes on the way. The worker's side. */
 typedef struct hpc_pace {
     /* HPC_OK if key may be pushed, else HPC_IN_PROGRESS, or an error if op is not NULL. NULL: always; start waits. */
     int (*may_push)(hpc_scheme *sc, int key, const char *op);
@@ -125,10 +124,10 @@ typedef struct hpc_pace {
     int (*wait_slot)(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
     /* Sends the part of the push that belongs to a share; on a graph to where it goes. NULL: hpc_push_share. */
     int (*send_share)(hpc_scheme *sc, int s, int slot, hpc_limit *l);
-    unsigned moments; /* hpc_moment: those that note is called at */
+    unsigned moments; /* hpc_moment: note is called at these */
     int (*note)(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op);
     /* Whether a share no longer reads push number ticket / 2 of this rank; close waits for that too, unless HPC_UNREAD.
-     * NULL: on a graph hpc_graph_has_read, unless senders have one slot; else nobody reads a push that is done. */
+     * NULL: on a graph hpc_graph_has_read, unless senders have one slot; else a push that is done is not read. */
     int (*has_read)(const hpc_scheme *sc, int s, uint64_t ticket);
     /* Whether a ticket of this rank waits for rank, which has pushed key so often. UINT64_MAX: that cannot be seen from
      * here. NULL: no, rank does not matter. */
@@ -141,10 +140,11 @@ typedef struct hpc_pace {
     int (*ask)(hpc_scheme *sc, int s, hpc_limit *l);
 } hpc_pace;
 
-/* Use: what becomes of the mean of a fold. Fold and apply are two calls: a push folds, and the owners keep the mean
- * until a pull says what becomes of it. Then the rule's arguments come with pulls, and not with pushes. */
+/* Use: the fate of the mean of a fold. Fold and apply are two calls: a push folds, and the owners keep the mean until a
+ * pull applies or skips it. Then the rule's arguments come with pulls, and not with pushes. */
 typedef struct hpc_mean_use {
-    /* Sets what the next pull of key asks for; an error if it cannot. After pulled it is to apply, with scale 1. */
+    /* Sets the use that the next pull of key asks for; an error if it cannot. After that pull it is to apply, with
+     * scale 1. */
     int (*set_use)(hpc_scheme *sc, int key, hpc_use use, double scale, const char *op);
     double (*squares)(const hpc_scheme *sc, int key);
 } hpc_mean_use;

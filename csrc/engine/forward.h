@@ -1,11 +1,11 @@
-/* Forwards: what leaves a row goes on to rows of other ranks. None of these functions waits. */
+/* Forwards: the output of a row goes on to rows of other ranks. None of these functions waits. */
 #ifndef HPC_FORWARD_H
 #define HPC_FORWARD_H
 
 #include "engine/scheme.h"
 
-/* Sends what leaves a row after the work on a slot on to rows: to all, or to those of a group (hpc_row_reply). retry
- * sends what found no room before. */
+/* Sends the output of a row's work on a slot on to other rows: to all, or to the rows for one group (hpc_row_reply).
+ * retry sends the forwards that found no room before. */
 void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group);
 void hpc_forward_empty(hpc_core *core, hpc_work *w); /* tells them that nothing comes this time */
 void hpc_forward_retry(hpc_core *core);

@@ -1,6 +1,6 @@
-/* The graph of an exchange (ASAP, sections 3 and 4): every rank owns its fold of its own updates and those of its
- * in-neighbours, and the phases of the graph take turns, one a step. Who sends to whom, and who has read a push, follow
- * from it under every discipline. */
+/* The graph of an exchange (ASAP, sections 3 and 4): every rank owns the fold of its updates and its in-neighbours'
+ * updates, and the phases of the graph take turns, one a step. The graph tells, under every discipline, which ranks
+ * send to which, and which have read a push. */
 #ifndef HPC_ENGINE_GRAPH_H
 #define HPC_ENGINE_GRAPH_H
 

@@ -8,8 +8,8 @@
  * others, which nothing orders. So such a put is for a host with one worker only, whose answer follows it by the same
  * lane.
  *
- * Nobody reads the copy while it is written: its writer acts when all workers of the host have pushed, for each of them
- * gets the row's result, and so feeds the row (check_outputs of create.c). */
+ * No worker reads the copy while it is written: its writer acts when all workers of the host have pushed, for each of
+ * them gets the row's result, and so feeds the row (check_outputs of create.c). */
 #include "engine/holders.h"
 
 #include <stdlib.h>

@@ -15,7 +15,7 @@ typedef enum hpc_operation {
     HPC_OP_EMPTY = 5,   /* index: a share; the sender pushes it without a gradient; with several stages its slot is the
                            next one, and slot says HPC_EMPTY_ROW: a row, to which a row of the sender has nothing to
                            send */
-    HPC_OP_USE = 6,     /* index: a share; slot: the discipline's; the sender has put what it says of a kept fold */
+    HPC_OP_USE = 6,     /* index: a share; slot: the discipline's; the sender has put its words on a kept fold */
     HPC_OP_PASSED = 7   /* index: a row of another rank; its owner's push of these elements, which the sender passes on,
                            is in the receive slot of the receiver's own row */
 } hpc_operation;

@@ -1,5 +1,5 @@
-/* Fold and apply in two calls, where a row keeps its inputs in their slots until it is said what becomes of them: no
- * mean is ever made of a whole row. */
+/* Fold and apply in two calls, where a row keeps its inputs in their slots until they are applied or skipped: no mean
+ * of a whole row is ever made. */
 #ifndef HPC_KEPT_H
 #define HPC_KEPT_H
 
@@ -13,7 +13,7 @@ int hpc_row_apply_kept(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, do
 int hpc_row_read_kept(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, float *to, double *squares);
 /* Whether a row of a discipline with split keeps its inputs. */
 int hpc_row_keeps_inputs(const hpc_work *w);
-/* Makes w->mean of inputs, be it zeros of none, in memory that the row takes when this is first called. */
+/* Makes w->mean of inputs, zeros if there are no inputs, in memory that the row takes when this is first called. */
 int hpc_row_keep_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
 
 /* hpc_row_kind.scaled and read of rows that take arrays. */

@@ -9,8 +9,8 @@
  *   kind_passthrough.c  a fold that has come goes on, unopened
  *   kind_relay.c     parameters that have come go on
  *
- * Below them block.c has the steps of one block, sum.c those of a fold that lies in the accumulator, and write.c which
- * parameters go to which workers. */
+ * Below them block.c has the steps of one block, sum.c the steps of a fold that lies in the accumulator, and write.c
+ * sends parameters to workers. */
 #ifndef HPC_ROW_KIND_H
 #define HPC_ROW_KIND_H
 
@@ -32,7 +32,7 @@ struct hpc_row_kind {
     int (*suits)(const hpc_scheme *sc, const hpc_row *row);
     hpc_row_room (*room)(const hpc_scheme *sc, const hpc_row *row);
 
-    /* Folds inputs, applies the rule with args, and sends what comes of it. Nonzero when the exchange has failed. */
+    /* Folds inputs, applies the rule with args, and sends the result. Nonzero when the exchange has failed. */
     int (*work)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
     /* Adds inputs to the row's accumulator, or begins it with them. NULL: they are never added before the work. */
     int (*add)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
@@ -47,7 +47,7 @@ struct hpc_row_kind {
     int (*scaled)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);
     int (*read)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to, double *squares);
 
-    /* Writes the parameters that lie in a slot into the memory of workers that is mapped here. NULL: there are none. */
+    /* Writes the parameters in a slot into the memory of workers that is mapped here. NULL: it has no parameters. */
     void (*write)(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);
     /* The bytes that go to other rows, and to workers whose memory is not mapped. */
     const void *(*leaving)(const hpc_work *w, int slot);

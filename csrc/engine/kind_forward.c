@@ -1,5 +1,5 @@
 /* Rows whose fold goes to another row, as an array: their stage is a rack of a hierarchy, or a sum that receivers
- * apply. Where the discipline adds the updates up it has the sums, and what is sent of them, by slot. */
+ * apply. Where the discipline adds the updates up it has the sums, and the bytes that are sent, by slot. */
 #include "engine/kind_forward.h"
 
 #include <string.h>

@@ -8,7 +8,7 @@
 #include "engine/prox.h"
 #include "engine/write.h"
 
-/* Elements of a part: what a codec prepares for a part it prepares once for so many. */
+/* Elements of a part: a codec prepares once for so many. */
 enum { PART = 128 * HPC_BLOCK };
 
 static int suits(const hpc_scheme *sc, const hpc_row *row) {

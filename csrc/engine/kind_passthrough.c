@@ -1,7 +1,7 @@
-/* Rows that pass on what one other row has sent, unopened: a rack's way to its receivers, or a rank inside a tree
- * (Parameter Flow, section 3.4.2). A piece that was opened would be filtered twice. The slot that it came in is the
- * source of what is sent, so it must outlast that: it does where all inputs of a fold are taken, as its writer waits
- * for receivers below. */
+/* Rows that pass on another row's forward, unopened: a rack's way to its receivers, or a rank inside a tree (Parameter
+ * Flow, section 3.4.2). A piece that was opened would be filtered twice. Puts read the slot that the forward came in,
+ * so it may be written only after them: this holds where all inputs of a fold are taken, as its writer waits for
+ * receivers below. */
 #include "engine/block.h"
 #include "engine/kind.h"
 #include "engine/layout.h"

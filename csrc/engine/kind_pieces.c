@@ -108,7 +108,7 @@ static int is_sgd(const hpc_scheme *sc, const hpc_row *row) {
     return 1;
 }
 
-/* Not with a prox, which changes what the piece has not. */
+/* Not with a prox, which also changes elements that the piece lacks. */
 static int suits_in_place(const hpc_scheme *sc, const hpc_row *row) {
     return !hpc_rule_proxes(&sc->rules[row->key].rule) && row->n_in == 1 &&
            hpc_edge_codec(sc->plan, row, &row->in[0])->weighs && is_sgd(sc, row);
@@ -141,8 +141,8 @@ static int read_by_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, co
     return take_sum(core, w) != 0 ? -1 : read_sum(core, w, inputs, args, to, squares);
 }
 
-/* sgd changes nothing but what a piece has: that is added to the parameters, times minus the rate. The bits are those
- * of a sum that begins with zeros. A weight of the piece, or a decay of the parameters, needs the sum. */
+/* sgd changes only elements that the piece has: adds its values to the parameters, times minus the rate. The bits are
+ * the same as by a sum that begins with zeros. A weight of the piece, or a decay of the parameters, needs the sum. */
 static int work_in_place(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     const double rate = args[1], decay = args[2];
     if (inputs->n != 1 || inputs->weights[0] != 1 || decay != 0) return work_by_sum(core, w, inputs, args);

@@ -125,7 +125,7 @@ static void add_share(hpc_scheme *sc, int s) {
         key->awaited[key->n_awaited++] = s;
 }
 
-/* An update that is no array lies before the mean: its trainer finds what it has written there. */
+/* An update that is no array lies before the mean, which does not overwrite it. */
 static size_t before_mean(const hpc_scheme *sc, int key) {
     return sc->keys[key].codec->source_bytes == NULL ? 0 : aligned(hpc_pieces_source_bytes(sc, key), LINE);
 }
@@ -214,7 +214,7 @@ static int place_masters(hpc_scheme *sc, const char *op) {
         free(used);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, plan->n_rows);
     }
-    for (int core = 0; core < sc->n_lanes; core++) { /* those of a core lie together, on pages of their own */
+    for (int core = 0; core < sc->n_lanes; core++) { /* each core's lie together, on separate pages */
         for (int i = 0; i < plan->n_rows; i++) {
             const hpc_row *row = &plan->rows[i];
             if (row->core != core) continue;
@@ -289,7 +289,7 @@ int hpc_layout_walk(const hpc_scheme *sc, int owner, int sender, hpc_visit *visi
     int size = sc->context->group.size;
     size_t *used = calloc((size_t)size, sizeof *used);
     if (used == NULL) return hpc_fail(HPC_ERR_MEMORY, "exchange", "exchange: no memory for %d rows", plan->n_rows);
-    for (int core = 0; core < sc->n_lanes; core++) { /* those of a core lie together, on pages of their own */
+    for (int core = 0; core < sc->n_lanes; core++) { /* each core's lie together, on separate pages */
         for (int i = 0; i < plan->n_rows; i++) {
             const hpc_row *row = &plan->rows[i];
             if (row->core != core || (owner >= 0 && row->owner != owner)) continue;

@@ -9,7 +9,7 @@
 int hpc_layout_make(hpc_scheme *sc, const char *op);
 int hpc_layout_slots(hpc_scheme *sc); /* places this rank's receive slots and fills in its part of slot_base */
 void hpc_layout_free(hpc_scheme *sc);
-/* Takes nbytes at the end of a part, on pages of its own: a core's memory can be placed on its node. */
+/* Takes nbytes at the end of a part, on separate pages: a core's memory can be placed on its node. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
 /* Takes hpc_place.own in the part of each rank: so many bytes as part says. */
 void hpc_layout_take_own(hpc_scheme *sc, size_t (*part)(const hpc_scheme *sc, int rank));
@@ -69,7 +69,7 @@ static inline size_t hpc_output_bytes(const hpc_scheme *sc, const hpc_row *row) 
     return hpc_codec_of(row->codec_out)->max_bytes(sc->configs[row->key], row->count);
 }
 
-/* Whether a row has the parameters of its elements: a forward has a fold, and a relay what has come. */
+/* Whether a row keeps the parameters of its elements: a forward only has a fold, and a relay its input. */
 static inline int hpc_row_keeps_params(const hpc_row *row) {
     return row->action == HPC_APPLY || row->action == HPC_EMIT;
 }
@@ -89,7 +89,7 @@ static inline int hpc_row_hops(const hpc_scheme *sc, int row) {
     return sc->layout.stages.many ? sc->layout.stages.hops[row] : 0;
 }
 
-/* Whether pieces of the key are on the way, be it only from row to row. */
+/* Whether the key's updates travel as pieces, if only from row to row. */
 static inline int hpc_key_has_pieces(const hpc_scheme *sc, int key) {
     return sc->pieces != NULL && sc->pieces[key].codec != NULL;
 }

@@ -1,4 +1,4 @@
-/* Fold and apply in two calls: a row folds, and keeps the mean until an apply says what becomes of it. */
+/* Fold and apply in two calls: a row folds, and keeps the mean until it is applied or skipped. */
 #ifndef HPC_MEAN_H
 #define HPC_MEAN_H
 

@@ -1,10 +1,10 @@
 /* Parameters that travel encoded. An owner that maps a worker's memory writes rounded values into its params. Any other
- * owner puts the bytes of its encoding into a place of their own in the worker's part, and the worker decodes them. So
+ * owner puts the bytes of its encoding into a separate place in the worker's part, and the worker decodes them. So
  * params have the same bits at all workers, by whatever transport they came.
  *
  * Order: the owner's puts come before its answer (a release), and the worker decodes after all answers (an acquire), in
  * the call that finds its newest push or pull done. The next puts come after the worker's next push, or pull under
- * ASYNC: the same thread makes it after it has decoded. While a newer one is sent or under way nothing is decoded, for
+ * ASYNC: the same thread makes it after it has decoded. While a newer one is sent or pending nothing is decoded, for
  * its puts may be coming; its own end decodes. */
 #ifndef HPC_PARAMS_H
 #define HPC_PARAMS_H
@@ -20,9 +20,9 @@ size_t hpc_params_encoded_at(const hpc_scheme *sc, int rank, const hpc_row *row)
 
 /* The ticket of the last push of key, or of the last pull where pulls ask for parameters. */
 uint64_t hpc_params_newest(const hpc_scheme *sc, int key);
-/* A ticket of key is done: decodes its parameters, unless a newer one is under way or they were decoded before. */
+/* A ticket of key is done: decodes its parameters, unless a newer one is pending or they were decoded before. */
 void hpc_params_came(hpc_scheme *sc, int key, uint64_t ticket);
-/* Nothing is under way anywhere, and owners have put parameters of all keys: decodes them. */
+/* Owners have put parameters of all keys, while no rank has a call pending: decodes them. */
 void hpc_params_were_sent(hpc_scheme *sc);
 
 #endif

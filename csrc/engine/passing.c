@@ -1,7 +1,7 @@
-/* Updates that pass from peer to peer: each goes unopened down a tree of its own (hpc_edge.row), from rank to rank,
- * and each rank applies it once. A core sends an input that has come on to the children that this rank has in the tree
- * of the input's rank (forward.c). The event names the row of that rank (HPC_OP_PASSED), so one parent may send updates
- * of several ranks. */
+/* Updates that pass from peer to peer: the updates of each rank go unopened down a tree (hpc_edge.row), and each rank
+ * applies them once. A core sends an input that has come on to the children that this rank has in the tree of the
+ * input's rank (forward.c). The event names the row of that rank (HPC_OP_PASSED), so one parent may send updates of
+ * several ranks. */
 #include "engine/passing.h"
 
 #include "engine/clocks.h"

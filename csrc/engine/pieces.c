@@ -204,7 +204,7 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
     hpc_tally_add_seconds(&encoder->seconds, hpc_now() - since);
 }
 
-/* The state of a piece lies with its elements: the slots of a range, then those of the next one. */
+/* The state of a piece lies with its elements: the slots of one range after the slots of the range before. */
 static int64_t encode_range(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t offset, uint64_t n,
                             void *out, int64_t *kept, const hpc_packing *packing) {
     const hpc_codec_config *config = encoder->encoding.config;
@@ -346,7 +346,7 @@ static void settle_fold(const hpc_work *w) {
     end_fold(w->encoder, &whole, 1, told == 0 ? 1 : told);
 }
 
-/* Adds a piece of this rank's own to the residual of which it was taken. A NaN or Inf that was in it does not stay. */
+/* Adds a piece of this rank to the residual from which it was taken. A NaN or Inf in the residual does not stay. */
 static void put_back(hpc_scheme *sc, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
                      const hpc_packing *packing) {
     const hpc_key_pieces *its = &sc->pieces[row->key];

@@ -1,9 +1,9 @@
-/* Updates that go as pieces: the encoders of a worker and of an owner's forwards, and the decoding of what came.
+/* Updates that go as pieces: the encoders of a worker and of an owner's forwards, and the decoding of pieces.
  *
- * A worker has an encoder for each key that it pushes as pieces. It writes dense float32, or what else the codec reads,
- * into a place of its own, or hands it in; a start encodes each part of it that some row takes, once, into the slot of
- * the push. So all rows of the same elements read one piece, and the residual is updated once a push. An owner has an
- * encoder for each row that forwards its fold as a piece. */
+ * A worker has an encoder for each key that it pushes as pieces. It writes dense float32, or the codec's other input
+ * format, into a separate place, or hands it in; a start encodes each part of it that some row takes, once, into the
+ * slot of the push. So all rows of the same elements read one piece, and the residual is updated once a push. An owner
+ * has an encoder for each row that forwards its fold as a piece. */
 #ifndef HPC_PIECES_H
 #define HPC_PIECES_H
 
@@ -27,7 +27,7 @@ size_t hpc_pieces_state_bytes(const hpc_scheme *sc, const hpc_row *row);
 
 /* ---- the worker ---- */
 
-/* Bytes of a key's update as the worker writes it: float32, or what else the codec reads. */
+/* Bytes of a key's update as the worker writes it: float32, or the codec's other input format. */
 size_t hpc_pieces_source_bytes(const hpc_scheme *sc, int key);
 /* The place where the worker writes a key's next update. The memory is taken when it is first asked for: a worker that
  * hands its updates in needs none. */
@@ -46,7 +46,7 @@ void hpc_pieces_leave_out(hpc_work *w);
  * was applied, residuals from before it are multiplied by the present unit of updates over the earlier one. Encoders of
  * rows do both before they encode again or are looked at. */
 void hpc_pieces_end_fold(hpc_scheme *sc, int key, int applied);
-/* Adds a piece of nbytes, which may be packed, to n elements; 0 bytes are none, and refused. */
+/* Adds a piece of nbytes, which may be packed, to n elements; a piece of 0 bytes is refused. */
 int hpc_pieces_decode(const hpc_key_pieces *its, float *acc, uint64_t n, const char *piece, size_t nbytes,
                       double weight, const hpc_packing *packing);
 /* Bytes of the pieces of a share, in a slot of the update. */
@@ -64,9 +64,10 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
 int hpc_pieces_add_again(hpc_core *core, hpc_work *w, const hpc_input *in, const char *piece, double weight, float *to);
 /* Takes rate times the weighted sum of all inputs from param, in one pass (hpc_codec.add_all). Nonzero as above. */
 int hpc_pieces_add_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double rate, float *param);
-/* For codecs with add_range. Whether all inputs are pieces: nonzero when one is none, and then the exchange has failed.
- * counts: they are counted as received and folded. After that, elements from to from + n of their weighted sum into
- * sum, as often as is needed; or whether their codec knows the sum of squares of all elements without it. */
+/* For codecs with add_range. check_all: nonzero when an input is no piece of the row, and then the exchange has failed.
+ * counts: the inputs are counted as received and folded. After that, sum_range: elements from to from + n of their
+ * weighted sum into sum, as often as is needed; squares: whether their codec knows the sum of squares of all elements
+ * without it. */
 int hpc_pieces_check_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int counts);
 void hpc_pieces_sum_range(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, size_t from, size_t n, float *sum);
 int hpc_pieces_squares(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);

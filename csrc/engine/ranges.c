@@ -23,7 +23,7 @@ static int is_pushed(const hpc_row *row) {
     return 0;
 }
 
-/* Rows of one key that are pushed, in the order of the plan: by offset. Those of the same elements have one range. */
+/* Rows of one key that are pushed, in the order of the plan: by offset. Rows of the same elements have one range. */
 int hpc_pieces_find(hpc_scheme *sc, int key, int first, const char *op) {
     const hpc_plan *plan = sc->plan;
     hpc_key_pieces *its = &sc->pieces[key];

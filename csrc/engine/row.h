@@ -12,8 +12,8 @@ typedef enum hpc_whom {
     HPC_TO_ALL,
     HPC_TO_NOBODY,
     HPC_TO_RANK,
-    HPC_TO_GROUP, /* those that get parameters by way of the group of which rank is the lowest */
-    HPC_TO_TAKERS /* those with takes[rank] */
+    HPC_TO_GROUP, /* workers that get parameters by way of the group whose lowest rank is rank */
+    HPC_TO_TAKERS /* workers with takes[rank] */
 } hpc_whom;
 typedef struct hpc_receivers {
     hpc_whom whom;
@@ -55,9 +55,9 @@ hpc_inputs hpc_row_present(hpc_core *core, const hpc_work *w, int slot);
 void hpc_row_count_present(const hpc_core *core, const hpc_work *w, int slot);
 
 /* The inputs that a discipline chooses, one by one: of an input the updates in n slots, from push or slot number first
- * on, but for those that are marked as empty. Where the graph changes an update has the weight of the step that it was
- * pushed in, which is step for the first. With HPC_SCALE_ALL the weights of what is there grow until they add up to
- * those of all inputs; with HPC_SCALE_MEANS only those that add up to 1 do. Scaling is for at most one slot of an
+ * on, except slots that are marked as empty. Where the graph changes an update has the weight of the step that it was
+ * pushed in, which is step for the first. With HPC_SCALE_ALL the weights of the chosen inputs grow until they add up to
+ * the weight of all inputs; with HPC_SCALE_MEANS only if all weights add up to 1. Scaling is for at most one slot of an
  * input. step: of the fold. */
 typedef struct hpc_taken {
     int n;
@@ -84,7 +84,7 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *
 /* Does the row's work on inputs, as its kind has it. Nonzero when a user's kernel has failed, or an input is refused.
  */
 int hpc_row_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
-/* The same of a relay, and what has come to it in a slot. */
+/* The same of a relay, on its input in a slot. */
 int hpc_row_pass_on(hpc_core *core, hpc_work *w, int slot);
 
 /* The arguments of the rule, with the number of the next step. */

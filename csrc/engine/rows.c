@@ -276,8 +276,8 @@ static int open_rows(hpc_scheme *sc, const char *op) {
 }
 
 /* A put lasts as long as its receiver stands still. Where the others do not wait for it the master changes meanwhile,
- * so what each receiver is sent is a copy of its own. Forwards and relays send what they got from just their receivers.
- */
+ * so the puts to each receiver read a separate copy. Forwards and relays need no copies: they are fed again only after
+ * their receivers have the result (stages.c). */
 static int open_copies(hpc_scheme *sc, const char *op) {
     if (!(sc->discipline->traits & HPC_GOES_ON)) return HPC_OK;
     for (int i = 0; i < sc->n_work; i++)
@@ -287,7 +287,8 @@ static int open_copies(hpc_scheme *sc, const char *op) {
             const size_t mean = (size_t)sc->work[i].row->count * sizeof(float);
             if ((sc->use != NULL) && mean > nbytes) nbytes = mean; /* means are gathered too */
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
-                return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of what goes to rank %d", op, out->rank);
+                return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of the outputs to rank %d", op,
+                                out->rank);
         }
     return HPC_OK;
 }

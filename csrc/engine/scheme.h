@@ -1,4 +1,4 @@
-/* The state of one rank's end of a scheme: of an exchange, or of those of its keys that have one configuration.
+/* The state of one rank's end of a scheme: the keys of an exchange, all or some, that have one configuration.
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
  *   holders.c   whose part has the parameters that a worker reads, and who may write them
@@ -9,7 +9,7 @@
  *   progress.c  threads or waits for the cores, and the CPUs of threads
  *   core.c      a core: polls and hands events to the discipline; by a thread, or inline
  *   row.c       a row: its inputs are counted and chosen, and its kind works them off
- *   kind.c      the array of row kinds, of which each kind_*.c has some; kind.h says what one is
+ *   kind.c      the array of row kinds (kind.h), which the kind_*.c define
  *   block.c     the steps of one block of a row: fold, rule, encoding
  *   prox.c      the prox of a rule, on rows of a matrix
  *   sum.c       folds that lie in a row's accumulator
@@ -17,16 +17,16 @@
  *   kept.c      fold and apply in two calls: rows that keep their inputs, and no mean
  *   write.c     parameters go to workers
  *   forward.c   a row of several stages sends its fold on, or an input
- *   passing.c   among peers: to whom a row sends its inputs on
+ *   passing.c   among peers: the ranks to which a row sends its inputs on
  *   answer.c    a share is answered, or the exchange fails
- *   clocks.c    what a share knows of the senders of its updates
+ *   clocks.c    a share's table of the senders of its updates
  *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: how an update gets to the owners
  *   ranges.c    the ranges of an update that are encoded apart
  *   pieces.c    updates that go as pieces of variable length: encoders, and decoding
  *   ticket.c    the waits of the trainer, and the ranks that it waits for
- * Each has a header of its own. The decisions of a discipline are slots of discipline.h; discipline/ and exchange/
- * stand above this folder.
+ * Each has its own header. The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand
+ * above this folder.
  *
  * A *share* is the part of one key that one core owns: its rows are pushed and answered together. Who writes what:
  *   gradients, pushed counts   their worker; read by the owners of the rows between its push and their answer
@@ -65,7 +65,7 @@ typedef struct hpc_place {
 
 /* A key's parameters as they arrive from owners that do not map this rank's memory: encoded. */
 typedef struct hpc_encoded {
-    const hpc_codec *codec; /* of what all owners of the key send, float32 included */
+    const hpc_codec *codec; /* by which all owners of the key send, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */
     int n_rows;
     int apart;        /* the master of some row of the key is not its owner's own parameters, encoded or not */
@@ -73,7 +73,7 @@ typedef struct hpc_encoded {
     uint64_t decoded; /* the ticket whose parameters were decoded last */
 } hpc_encoded;
 
-/* Flags beside those of hpc_push_flags: the push has no gradient; it has the one that is held. */
+/* Flags beside hpc_push_flags: the push has no gradient; the push has the update that is held. */
 enum { HPC_PUSH_EMPTY = 4, HPC_PUSH_HELD = 8 };
 
 /* A worker's view of a key. Its 128 bytes spare a multiplication wherever a key is looked up. */
@@ -87,7 +87,7 @@ typedef struct hpc_pushed {
     int at_args, at_share, at_row;  /* where sending stopped: arguments first, then updates */
     int n_shares, n_awaited;
     int *shares;            /* in which this rank is at either end */
-    int *awaited;           /* those of the shares whose answers make a push done */
+    int *awaited;           /* the shares whose answers make a push done */
     size_t params;          /* bytes from the start of the params */
     size_t gradient;        /* bytes from the start of a slot of the gradients */
     const hpc_codec *codec; /* of the gradient */
@@ -119,7 +119,7 @@ typedef struct hpc_key_pieces {
     size_t slot_bytes;        /* of an update in a slot */
     hpc_memory *source;       /* where the worker writes updates, if it has ever asked for it; with split in dense */
     hpc_encoder encoder;      /* of this rank's pushes */
-    double unit, kept_unit;   /* split: of the updates; of what encoders have kept of them */
+    double unit, kept_unit;   /* split: of the updates; of the residuals that encoders keep */
 } hpc_key_pieces;
 
 /* ---- both ---- */
@@ -136,7 +136,7 @@ typedef struct hpc_stages {
     uint64_t *feeders;   /* by row: a bit for each rank whose pushes reach it */
     uint64_t *receivers; /* by row: a bit for each rank that gets parameters that were made of it */
     size_t words;        /* of a row's bits */
-    double *masses;      /* by row: what all pushes weigh that it folds */
+    double *masses;      /* by row: the weight of all pushes that it folds */
     int *hops;           /* by row: relays that its parameters have passed, itself included */
     int most_hops;
 } hpc_stages;
@@ -158,7 +158,7 @@ typedef struct hpc_layout {
     size_t *row_room;                    /* by row: of a key with pieces, hpc_row_bytes; or NULL */
     size_t *master_of;                   /* by row: bytes from its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: bytes in the owner's part, or HPC_NOWHERE */
-    int *holders;                        /* by rank: whose part has its parameters, or those of its host; -1: none */
+    int *holders;                        /* by rank: the rank whose part has its, or its host's, parameters; -1: none */
     int holder;                          /* of this rank, if it is a worker; -1 */
 } hpc_layout;
 
@@ -204,8 +204,7 @@ typedef struct hpc_life {
     int serves; /* rows of this rank outlast its own pushes */
 } hpc_life;
 
-/* One configuration of an exchange: some of its keys, with all that they need. The schemes of an exchange are a ring.
- */
+/* Some keys of an exchange, with all that they need. The schemes of an exchange are a ring. */
 struct hpc_scheme {
     hpc_context *context;
     hpc_scheme *next; /* itself, where it is the only one */
@@ -265,7 +264,7 @@ struct hpc_scheme {
     hpc_progress_choice choice;
     hpc_work *work;
     int n_work;
-    int *work_of; /* by row: -1 for those of others */
+    int *work_of; /* by row: its place in work; -1: another rank's row */
     hpc_row_memory memory;
     hpc_task task;
     int inline_progress;
@@ -284,7 +283,7 @@ static inline void hpc_count_received(const hpc_scheme *sc, int rank, size_t nby
         atomic_fetch_add_explicit(&sc->peers.received[rank], nbytes, memory_order_relaxed);
 }
 
-/* A counter with one writer; whoever reads it needs no order. */
+/* A counter with one writer; its readers need no order. */
 static inline void hpc_tally_add(_Atomic uint64_t *counter, uint64_t n) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
 }
@@ -293,7 +292,7 @@ static inline void hpc_tally_add_seconds(_Atomic double *counter, double seconds
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + seconds, memory_order_relaxed);
 }
 
-/* The count of what a core has sent to a rank in a stage. */
+/* The count of bytes that a core has sent to a rank in a stage. */
 static inline _Atomic uint64_t *hpc_core_sent(const hpc_core *core, int rank, hpc_traffic_stage stage) {
     return &core->sent[(size_t)rank * HPC_TRAFFIC_STAGES + (size_t)stage];
 }

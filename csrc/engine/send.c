@@ -50,7 +50,7 @@ int hpc_push_after_last(hpc_scheme *sc, int key, const char *op) {
     return hpc_push_after(sc, key, 2 * sc->keys[key].pushes, op);
 }
 
-/* ---- what goes over the lane ---- */
+/* ---- events and puts ---- */
 
 void hpc_count_sent(hpc_scheme *sc, const hpc_share *share, const char *slot) {
     const size_t nbytes = hpc_key_pushes_pieces(sc, share->key) ? hpc_pieces_pushed(sc, share, slot) : share->pushed;

@@ -4,7 +4,7 @@
 
 #include "engine/layout.h"
 
-/* The slot of the next push of key; and that of an earlier push n, while it has one. */
+/* The slot of the next push of key; and of an earlier push n, while it has one. */
 char *hpc_push_slot(const hpc_scheme *sc, int key);
 char *hpc_slot_of_push(const hpc_scheme *sc, int key, uint64_t n);
 /* The ticket whose end frees the slot of the next push (where models rotate: the slot that its fold writes); 0: the
@@ -23,9 +23,9 @@ int hpc_push_wait_done(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 /* Sends one event to an owner that reads the update in place; to any other owner it sends every row with its data. Goes
  * on from the key's at_row, where a full ring stopped it. Of a push without a gradient it only tells. */
 int hpc_push_share(hpc_scheme *sc, int s, int slot, hpc_limit *l);
-/* The turn of what is sent of a key (hpc_lane_take_turn), where updates of different keys have no order: keys are given
- * in the order in which a forward pass needs them, so the first ones go first where many wait (P3, Jayarajan et al.,
- * SysML 2019). What goes ahead is earlier still. */
+/* The turn of a key's sends (hpc_lane_take_turn), where updates of different keys have no order: keys are given in the
+ * order in which a forward pass needs them, so the first ones go first where many wait (P3, Jayarajan et al., SysML
+ * 2019). Events that go ahead (hpc_send_ahead) have an earlier turn still. */
 static inline uint32_t hpc_turn_of(int key) {
     return (uint32_t)key + 2;
 }
@@ -41,7 +41,7 @@ void hpc_count_sent(hpc_scheme *sc, const hpc_share *share, const char *slot);
 int hpc_send_event(hpc_scheme *sc, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 
-/* The same for an event that its owner may get before what was sent of any key: it does not wait behind gradients. */
+/* The same for an event that may overtake earlier sends of any key: it does not wait behind gradients. */
 int hpc_send_ahead(hpc_scheme *sc, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 
@@ -54,7 +54,7 @@ void hpc_ask_flushed(const hpc_scheme *sc, int key);
 /* Waits until everything that was sent to the other owners of key has left this rank's memory. */
 int hpc_flush_key(hpc_scheme *sc, int key, hpc_limit *l);
 
-/* Stores past the caches are ordered before what follows: a trainer's own kernels may have written the gradient so. */
+/* Orders stores past the caches before later stores: a trainer's own kernels may have written the gradient so. */
 static inline void hpc_end_gradient(void) {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();

@@ -1,9 +1,9 @@
-/* Stages: a row may send what it makes to other rows, so a push may pass several rows before its owner has it, and
- * parameters several relays before a worker has them. This file finds what follows for each row, from the plan alone.
+/* Stages: a row may send its output to other rows, so a push may pass several rows before its owner has it, and
+ * parameters several relays before a worker has them. This file finds the results for each row, from the plan alone.
  *
- * Every share answers the ranks at its own ends only, and a worker waits for those that write its parameters. That
- * proves that its update was read, wherever the rows that read it lead to one of those: then their folds were made of
- * it. Where they do not, the share that reads the update answers its worker too, and is waited for.
+ * Every share answers the ranks at its own ends only, and a worker waits for the shares that write its parameters. If
+ * the rows that read its update lead to one of these, their answer proves that the update was read: their folds were
+ * made of it. If not, the share that reads the update answers its worker too, and is waited for.
  *
  * A row that sends nothing on, as it only keeps a master, answers all ranks whose updates reach it: they count as its
  * receivers.
@@ -78,7 +78,7 @@ static int meet(const hpc_stages *st, int feeds, int gets) {
 
 /* ---- find ---- */
 
-/* Rows in an order in which each comes after those that send to it. A plan has no circle. */
+/* Orders the rows so that each comes after the rows that send to it. A plan has no circle. */
 static void sort_rows(const hpc_plan *plan, int *missing, int *order) {
     int n = 0;
     for (int i = 0; i < plan->n_rows; i++) {
@@ -166,7 +166,7 @@ void hpc_stages_free(hpc_scheme *sc) {
     free(sc->layout.stages.hops);
 }
 
-/* ---- what follows ---- */
+/* ---- questions ---- */
 
 int hpc_row_is_fed_by(const hpc_scheme *sc, int row, int rank) {
     const hpc_stages *st = &sc->layout.stages;
@@ -257,7 +257,7 @@ int hpc_share_is_awaited_by(const hpc_scheme *sc, const hpc_share *share, int ra
 }
 
 /* A forward has left once its owner has received the resulting parameters, on each way. Of other rows the owner knows
- * only that they are done where they answer it, and what goes to relays may have found a full ring even then. */
+ * only that they are done where they answer it, and forwards to relays may have found a full ring even then. */
 int hpc_row_outlasts_pulls(const hpc_scheme *sc, int row) {
     const hpc_row *r = &sc->plan->rows[row];
     const hpc_stages *st = &sc->layout.stages;

@@ -9,7 +9,7 @@
 #include "engine/layout.h"
 #include "engine/params.h"
 
-/* The failure of another scheme of the exchange has closed the context of all: it is what this scheme tells too. */
+/* The failure of another scheme of the exchange has closed the context of all: this scheme reports the same one. */
 static int fail_as_others(const hpc_scheme *own, int status, const char *op) {
     for (const hpc_scheme *sc = own->next; sc != own; sc = sc->next) {
         int failed = atomic_load_explicit(&sc->fault.failed, memory_order_acquire);
@@ -102,7 +102,7 @@ uint64_t hpc_push_of(const hpc_scheme *sc, int key, uint64_t ticket) {
     return ticket & HPC_PULL_TICKET ? sc->keys[key].pushes : ticket / 2;
 }
 
-/* A worker that closed before it pushed what a ticket waits for; else -1. */
+/* A worker that closed before it made the push that a ticket waits for; else -1. */
 static int closed_without(const hpc_scheme *sc, int key, uint64_t ticket) {
     for (int r = 0; r < sc->context->group.size && sc->pace->is_late != NULL; r++)
         if (r != sc->context->group.rank && hpc_pushes_key(sc, r, key) && hpc_closed_signal(sc, r) != 0 &&
@@ -142,13 +142,13 @@ static int is_own(const hpc_scheme *sc, int s) {
     return sc->layout.shares[s].owner == sc->context->group.rank;
 }
 
-/* Adds what is missing in a share that has not answered; where that cannot be seen its owner. */
+/* Adds the ranks whose inputs a share that has not answered lacks; where that cannot be seen, its owner. */
 static int missing_in(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int n) {
     const int seen = sc->gate->missing != NULL && (is_own(sc, s) || sc->group_of != NULL);
     return seen ? sc->gate->missing(sc, s, ticket, ranks, n) : hpc_add_rank(ranks, n, sc->layout.shares[s].owner);
 }
 
-/* With several stages: what this rank waits for itself may wait for folds that it forwards. */
+/* With several stages: this rank's own push or pull may wait for folds that it forwards. */
 static int missing_in_forwards(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks) {
     int n = 0;
     for (int s = 0; s < sc->layout.n_shares && sc->layout.stages.many; s++) {
@@ -169,8 +169,7 @@ int hpc_add_left(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks, int
     return n;
 }
 
-/* The ranks that a ticket waits for: those that are late; else those that are missing in shares that have not answered.
- */
+/* The ranks that a ticket waits for: late ranks; otherwise the ranks whose inputs the shares without an answer lack. */
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
     const hpc_scheme *sc = l->sc;
@@ -197,7 +196,7 @@ static void charge(look *l, double now) {
 }
 
 static void measure(look *l) {
-    static const double often = 1e-4; /* seconds: a look at everybody takes a microsecond */
+    static const double often = 1e-4; /* seconds: a look at all ranks takes a microsecond */
     if (l->looks++ % 8 != 0) return;  /* and one at the clock is not free */
     double now = hpc_now();
     if (l->measured > 0 && now - l->measured < often) return;
@@ -337,7 +336,7 @@ int hpc_ticket_test(hpc_scheme *sc, int key, uint64_t ticket, const char *op) {
     if (hpc_ticket_is_done(sc, key, ticket)) return hpc_ticket_end(sc, key, ticket, op);
     if (!looks_done(&l) && atomic_load_explicit(&sc->context->group.departures, memory_order_relaxed) == 0)
         return HPC_IN_PROGRESS;
-    int status = hpc_ticket_wait(sc, key, ticket, 0, op); /* finds out what has happened */
+    int status = hpc_ticket_wait(sc, key, ticket, 0, op); /* ends at once, with the reason */
     if (status == HPC_OK) return hpc_ticket_end(sc, key, ticket, op);
     return status == HPC_ERR_TIMEOUT ? HPC_IN_PROGRESS : status;
 }

@@ -23,7 +23,7 @@ int hpc_worker_check_call(hpc_scheme *sc, int key, const char *op);
  * thread: other ranks may wait for any of them. A failure ends the exchange and closes the context, and so ends the
  * wait. */
 void hpc_worker_progress(hpc_scheme *sc);
-/* Sends what starts of any scheme of the exchange have kept back: others wait for it. */
+/* Sends the bytes that starts of any scheme of the exchange have kept back: others wait for them. */
 void hpc_worker_uncork(hpc_scheme *sc);
 
 /* Whether the parameters of a ticket's push are there; whether the slot of that push may be written again. */
@@ -33,8 +33,8 @@ int hpc_ticket_wait(hpc_scheme *sc, int key, uint64_t ticket, double timeout, co
 int hpc_ticket_wait_slot(hpc_scheme *sc, int key, uint64_t ticket, double timeout, const char *op);
 /* Looks at a ticket once, and works for this rank's rows too: HPC_OK, HPC_IN_PROGRESS or a failure. */
 int hpc_ticket_test(hpc_scheme *sc, int key, uint64_t ticket, const char *op);
-/* Notes that the push has ended, decodes parameters, and learns from the time that it took. HPC_ERR_PEER when nobody
- * will ever fold it. */
+/* Notes that the push has ended, decodes parameters, and learns from the time that it took. HPC_ERR_PEER when it will
+ * never be folded. */
 int hpc_ticket_end(hpc_scheme *sc, int key, uint64_t ticket, const char *op);
 /* An owner that was freed before it answered, else -1; the second function records that as a failure. */
 int hpc_ticket_freed(const hpc_scheme *sc, int key, uint64_t ticket);
@@ -53,7 +53,7 @@ int hpc_wait_lacking(hpc_scheme *sc, int key, hpc_lacking *lacking, hpc_limit *l
 
 /* ---- helpers of hpc_pace.is_late and missing ---- */
 
-/* The push of this rank that a ticket waits for: what is applied by a call of its own is the last one. */
+/* The push of this rank that a ticket waits for; the ticket of a pull waits for the last push. */
 uint64_t hpc_push_of(const hpc_scheme *sc, int key, uint64_t ticket);
 
 /* Whether a share has answered a ticket. acquire: its owner's reads and writes before the answer have happened. */

@@ -38,9 +38,9 @@ typedef struct hpc_encoder {
     float *state;     /* of each piece the residual, if it keeps one, then the codec's own slots; piece after piece */
     float *before;    /* split: the state as it was before the last encoding; elsewhere NULL */
     hpc_encoding was; /* likewise */
-    int fresh;        /* before and was are those of the last fold, be it that it is over */
+    int fresh;        /* before and was are of the last fold, even if it is over */
     _Atomic int left_out;       /* of a row: its last piece was left out, and is not back yet */
-    _Atomic double outcomes[2]; /* of a row, by folds, of which one is over: what hpc_pieces_end_fold has been told */
+    _Atomic double outcomes[2]; /* of a row, of its even and odd folds: set by hpc_pieces_end_fold */
     _Atomic uint64_t pieces, elements, kept, bytes, returned;
     _Atomic double seconds;
 } hpc_encoder;
@@ -83,14 +83,14 @@ typedef struct hpc_hop {
 typedef struct hpc_input {
     int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
     int lowest, updates; /* the lowest rank whose pushes are in it, and how many ranks there are */
-    double mass;         /* what these pushes weigh in the row: the sum of their weights by the plan */
+    double mass;         /* the sum of the weights that these pushes have in the row by the plan */
     int empty;           /* its weight is 0: it brings no bytes */
     size_t nbytes;       /* of an array, which is counted when it is folded; 0: of a piece, counted as it is added */
     const hpc_codec *codec;
     const char *slots;                   /* of slot 0 */
     size_t stride;                       /* between slots */
     const double (*args)[HPC_RULE_ARGS]; /* by slot: the rule's, of the lowest rank that it comes from */
-    hpc_hop *hops;                       /* NULL: it is sent on to nobody */
+    hpc_hop *hops;                       /* NULL: it is not sent on */
 } hpc_input;
 
 typedef struct hpc_output {
@@ -103,12 +103,12 @@ typedef struct hpc_output {
 
 /* The rule of a key. */
 typedef struct hpc_key_rule {
-    hpc_rule rule; /* its args: those of this rank's next push */
+    hpc_rule rule; /* its args are for this rank's next push */
     char name[64], arg_names[128];
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
-    int is_sgd;        /* apply is that of sgd, be it with a prox or on Z */
+    int is_sgd;        /* apply is sgd's, also with a prox or on Z */
     int averages;      /* the rule is average, over the weighted sum: folds go straight into the parameters */
-    double (*out)[HPC_RULE_ARGS]; /* by slot: those of its push, which a put may still read */
+    double (*out)[HPC_RULE_ARGS]; /* by slot: the arguments of its push, which a put may still read */
 } hpc_key_rule;
 
 /* A row that this rank owns. */
@@ -127,14 +127,14 @@ typedef struct hpc_work {
     float *param;      /* the master; where models rotate, in the slot of the last fold */
     float *state;      /* block by block: slots times the values of the block */
     float *acc;        /* hpc_row_room.acc, or core->acc where that is sum */
-    const float *mean; /* fold and apply: what the fold has kept, in acc or in the slot of its only input */
-    float *gathered;   /* the same of a row that keeps its inputs, for a gather; NULL: there was none yet */
+    const float *mean; /* fold and apply: the mean that is kept, in acc or in the slot of its only input */
+    float *gathered;   /* memory for the mean of a row that keeps its inputs; NULL: no gather yet */
     int n_updates;     /* in mean */
     char *encoded;     /* the outputs as they are sent, one encoding for all receivers; NULL: they are plain float32 */
     hpc_encoder *encoder;     /* of a forward that sends pieces */
     _Atomic uint64_t decoded; /* bytes of pieces */
     _Atomic double decode_seconds;
-    char *leaving; /* HPC_SUMS: what it sends, by slot */
+    char *leaving; /* HPC_SUMS: its outputs, by slot */
     size_t leaving_stride;
     _Atomic uint64_t *taken; /* likewise, by input: updates that were added, or folded; NULL: it sums none */
     uint64_t step;
@@ -188,7 +188,7 @@ typedef struct hpc_core {
     float **writing;                    /* the places where a pass writes */
     uint64_t *args_came;                /* by rank: events of args that it waited for an answer to */
     hpc_kept *kept, *free_kept;         /* room for all that can be kept at once */
-    hpc_kept **kept_first, **kept_last; /* by rank: those to it, the oldest first */
+    hpc_kept **kept_first, **kept_last; /* by rank: its list, the oldest first */
     _Atomic int n_kept;                 /* close reads it too */
     int at_out;                         /* forwards are looked at before pushes */
     hpc_event *held;                    /* by rank: an event that has to wait (see hpc_gate.other_came) */

@@ -30,16 +30,16 @@ static inline int hpc_goes_to(hpc_receivers to, const hpc_output *out) {
     }
     return 0;
 }
-/* Writes a block of parameters to workers whose memory is mapped here. What is sent encoded is decoded into mapped
- * memory, so that all workers have the same bits. */
+/* Writes a block of parameters to workers whose memory is mapped here. A row that sends encoded parameters writes the
+ * decoded values, so that all workers have the same bits. */
 void hpc_block_write(hpc_core *core, const hpc_work *w, hpc_receivers to, size_t from, size_t n);
 /* hpc_row_kind.write of rows that have parameters. */
 void hpc_blocks_write(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);
-/* hpc_row_kind.leaving of rows that have parameters, and of those whose only input goes on. */
+/* hpc_row_kind.leaving of rows that have parameters, and of rows whose only input goes on. */
 const void *hpc_params_leaving(const hpc_work *w, int slot);
 const void *hpc_input_leaving(const hpc_work *w, int slot);
-/* Sends what a row has made in a slot: to other rows first, as others wait behind them, and then to the workers whose
- * memory is not mapped. */
+/* Sends a row's output in a slot: to other rows first, as others wait behind them, and then to the workers whose memory
+ * is not mapped. */
 void hpc_row_leave(hpc_core *core, hpc_work *w, hpc_receivers to, int slot);
 /* The same where the memory of all workers is mapped. */
 void hpc_row_leave_mapped(hpc_core *core, hpc_work *w, hpc_receivers to, int slot);

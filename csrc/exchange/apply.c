@@ -1,5 +1,5 @@
-/* Calls that start a push or a pull; and fold and apply in two calls: what a worker asks of owners that keep a fold, or
- * of its own scheme, where that holds the update (held.c). */
+/* Calls that start a push or a pull; and fold and apply in two calls: a worker's requests to owners that keep a fold,
+ * or to its own scheme, where that holds the update (held.c). */
 #include <math.h>
 
 #include "engine/send.h"

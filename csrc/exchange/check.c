@@ -57,7 +57,7 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
                     i);
 }
 
-/* Receivers apply what one row has folded of all updates (hpc_apply_at). Under SSP its discipline refuses. */
+/* Receivers apply one row's fold of all updates (hpc_apply_at). Under SSP the discipline refuses other plans. */
 static int check_receivers(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && f->consistency == HPC_BSP; i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -195,7 +195,7 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
                         c->group.size);
     if (f->shared_params)
         return hpc_fail(HPC_ERR_CONFIG, op_create,
-                        "exchange: shared_params is for servers; on a graph every rank has parameters of its own");
+                        "exchange: shared_params is for servers; on a graph every rank has its own parameters");
     for (int i = 0; i < f->plan->n_rows && status == HPC_OK; i++) status = check_graph_row(g, &f->plan->rows[i], i);
     return status;
 }

@@ -1,4 +1,4 @@
-/* Refusals of codecs whose pieces have a length of their own. */
+/* Refusals of codecs with pieces of variable length. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -27,7 +27,7 @@ static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec
     return HPC_OK;
 }
 
-/* Whether a row sends on the one piece that comes to it (kind_passthrough.c). */
+/* Whether a row sends its only input on as it came (kind_passthrough.c). */
 static int passes_on(const hpc_exchange_config *f, const hpc_row *row) {
     return row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
            f->plan->rows[row->in[0].row].codec_out == row->codec_out;

@@ -1,4 +1,4 @@
-/* A scheme is left: what is under way ends, the other ranks hear of it, and rows serve until all have left. */
+/* A scheme is left: pending calls end, the other ranks hear of it, and rows serve until all have left. */
 #include "exchange/exchange.h"
 
 #include <stdlib.h>
@@ -46,8 +46,8 @@ static int open_workers(void *arg, int *ranks) {
     return n == 0 ? outstanding(sc, ranks) : n;
 }
 
-/* Whether this rank has nobody to serve any more. After a revoke the others go on without a rank that closes the
- * exchange, and do not come back to it; a rank that only serves goes on with them. */
+/* Whether no rank needs this one any more. After a revoke the others go on without a rank that closes the exchange, and
+ * do not come back to it; a rank that only serves goes on with them. */
 static int all_closed(void *arg) {
     hpc_scheme *sc = arg;
     if (sc->inline_progress) hpc_context_work(sc->context);
@@ -64,8 +64,7 @@ int hpc_scheme_serve(hpc_scheme *sc, const char *op, double timeout) {
     return status == HPC_OK || status == HPC_ERR_INVALID ? hpc_scheme_check(sc, op) : status;
 }
 
-/* Pushes that are under way are waited for: the rows of this rank may be among what others wait for. After a timeout a
- * second call goes on. */
+/* Pending pushes are waited for: others may wait for rows of this rank. After a timeout a second call goes on. */
 int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline) {
     int status = hpc_scheme_check(sc, op), rank = sc->context->group.rank;
     if (sc->life.closed) return status;
@@ -74,7 +73,7 @@ int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline) {
     if (status == HPC_OK) status = hpc_cores_send_kept(sc, op, hpc_left(deadline));
     if (status == HPC_ERR_TIMEOUT) return status;
     if (status == HPC_OK) status = hpc_note(sc, -1, HPC_ON_CLOSE, NULL, op);
-    int muted = hpc_mute_errors(1); /* if something has failed before, that is what close tells */
+    int muted = hpc_mute_errors(1); /* close reports an earlier failure, if there is one */
     if (status == HPC_OK) hpc_mute_errors(muted);
     int announced = announce(sc, HPC_CLOSED);
     hpc_mute_errors(muted);
@@ -84,11 +83,11 @@ int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline) {
 
 /* Its cores have stopped. */
 void hpc_scheme_free(hpc_scheme *sc) {
-    double deadline = hpc_now() + 1; /* answers come before the news that there are no more; a rank that stands still
-                                        has seen neither */
+    double deadline = hpc_now() + 1; /* answers must arrive before HPC_FREED; a rank that stands still has seen neither
+                                      */
     for (int i = 0; i < sc->n_lanes && sc->life.open; i++) hpc_lane_flush(sc->out_lanes[i], hpc_left(deadline));
     if (sc->life.open) announce(sc, HPC_FREED);
-    for (int i = 0; i < sc->n_lanes; i++) { /* first: puts that are still under way read what is freed below */
+    for (int i = 0; i < sc->n_lanes; i++) { /* first: pending puts read memory that is freed below */
         if (sc->in_lanes != NULL) hpc_lane_free(sc->in_lanes[i]);
         if (sc->out_lanes != NULL) hpc_lane_free(sc->out_lanes[i]);
     }

@@ -189,7 +189,7 @@ static int send_values(hpc_scheme *sc, const float *const *values, double deadli
     return status == HPC_OK ? hpc_flush(NULL, sc->window, -1, hpc_left(deadline)) : status;
 }
 
-/* Every row's parameters go to its workers, from every owner. Collective, while nothing is under way. */
+/* Every row's parameters go to its workers, from every owner. Collective, while no rank has a call pending. */
 int hpc_scheme_send_params(hpc_scheme *sc, const char *op, double deadline) {
     int status = hpc_note(sc, -1, HPC_ON_PUBLISH, &(hpc_limit){0, deadline}, op);
     for (int hops = 0; hops <= sc->layout.stages.most_hops; hops++) { /* each relay after those before it */
@@ -208,7 +208,7 @@ int hpc_scheme_send_params(hpc_scheme *sc, const char *op, double deadline) {
 }
 
 /* Rank 0's values are in all masters and params. Where parameters travel encoded, params get the bits that they would
- * get from the owners. Like what rank 0 has put, this counts for nothing. */
+ * get from the owners. This traffic is not counted, like rank 0's puts. */
 static int round_values(hpc_scheme *sc, double deadline) {
     int status = hpc_scheme_send_params(sc, op_create, deadline);
     for (int i = 0; i < sc->n_own_cores; i++)

@@ -7,7 +7,7 @@
 
 /* ---- the state ---- */
 
-/* The encoder that is asked for; NULL: there is none. */
+/* The encoder of a row, or (-1) of the pushes of a key; NULL: it has no encoder. */
 static hpc_encoder *find(const hpc_scheme *sc, int key, int row) {
     if (sc->pieces == NULL) return NULL;
     if (row >= 0) return sc->work[sc->work_of[row]].encoder;

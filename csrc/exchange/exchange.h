@@ -1,15 +1,15 @@
 /* Functions that the files of this folder share: exchange.c makes and leaves an exchange, which is its schemes;
- * create.c opens a scheme and close.c leaves it, keys.c tells which one has a key, check.c checks a configuration,
+ * create.c opens a scheme and close.c leaves it, keys.c finds the scheme of a key, check.c checks a configuration,
  * check_codecs.c its codecs, worker.c pushes and pulls, apply.c starts that, and folds and applies in two calls, held.c
- * has this where each update is applied by itself, args.c sets the arguments of the rule, rows.c reads and writes rows,
- * stats.c and traffic.c tell what was counted, encoders.c what was encoded; follow.c lets thresholds follow the
+ * does so where each update is applied by itself, args.c sets the arguments of the rule, rows.c reads and writes rows,
+ * stats.c and traffic.c return counts, encoders.c the state and counts of encoders; follow.c lets thresholds follow the
  * network.
  *
- * An exchange has one scheme for each of its configurations: some keys, with a consistency of theirs, on a graph or
- * with servers. A key is one scheme's for life, and so is its way: calls of a key go to its scheme, and calls of the
- * whole exchange to all schemes, one after the other. Each scheme has a window, lanes, rows and a discipline of its
- * own; the waits of one work for all of them, and threads of cores of the same number are one thread (engine/core.c).
- * Keys and rows are numbered scheme by scheme. */
+ * An exchange has one scheme for each of its configurations: some keys, with their consistency, on a graph or with
+ * servers. A key belongs to one scheme for life: calls of a key go to its scheme, and calls of the whole exchange to
+ * all schemes, one after the other. Each scheme has its own window, lanes, rows and discipline; the waits of one work
+ * for all of them, and threads of cores of the same number are one thread (engine/core.c). Keys and rows are numbered
+ * scheme by scheme. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
@@ -64,7 +64,7 @@ static inline int hpc_scheme_works(const hpc_scheme *sc) {
     return sc->layout.places[sc->context->group.rank].worker;
 }
 
-/* Takes note of what owners have told of a key. */
+/* Takes note of the owners' answers for a key. */
 static inline int hpc_scheme_hear(hpc_scheme *sc, int key) {
     return hpc_scheme_works(sc) ? hpc_note(sc, key, HPC_ON_HEAR, NULL, "exchange") : HPC_OK;
 }
@@ -79,7 +79,7 @@ hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *config, co
 int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *config, const hpc_exchange *of, double deadline);
 int hpc_scheme_send_params(hpc_scheme *sc, const char *op, double deadline); /* collective: every row's, to workers */
 
-/* close.c. leave ends what is under way, and tells the other ranks; serve waits until they have left. */
+/* close.c. leave ends all pending calls, and tells the other ranks; serve waits until they have left. */
 int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline);
 int hpc_scheme_serve(hpc_scheme *sc, const char *op, double timeout);
 void hpc_scheme_free(hpc_scheme *sc);
@@ -88,20 +88,20 @@ void hpc_scheme_free(hpc_scheme *sc);
 int hpc_worker_start(hpc_scheme *sc, int key, int flags, int what, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op);
 /* Its first steps: waits until a push may begin, and its slot be written; then puts an array there, in the wire's
- * format, be it that it is there (src NULL). checks: HPC_ERR_INVALID if that has a NaN or an Inf. */
+ * format, unless it is there already (src NULL). checks: HPC_ERR_INVALID if that has a NaN or an Inf. */
 int hpc_worker_take_slot(hpc_scheme *sc, int key, const uint64_t *ticket, hpc_limit *l, const char *op);
 int hpc_worker_fill_slot(hpc_scheme *sc, int key, const void *src, int checks, const char *op);
 int hpc_worker_refuse_infinite(const hpc_scheme *sc, int key, const char *why, const char *op);
-/* A key of which a push or a pull of this rank is under way; -1: none. HPC_ERR_INVALID if there is one. */
+/* A key with a pending push or pull of this rank; -1: none. check_idle: HPC_ERR_INVALID if there is one. */
 int hpc_worker_under_way(const hpc_scheme *sc);
 int hpc_worker_check_idle(const hpc_scheme *sc, const char *op);
-/* Sends the rest of what is sent in part, and waits for all that is under way. */
+/* Sends the rest of pushes and pulls that were sent in part, and waits for all that are pending. */
 int hpc_worker_finish(hpc_scheme *sc, const char *op, double deadline);
 int hpc_worker_settle(hpc_scheme *sc, double deadline, const char *op);
 float *hpc_worker_params(const hpc_scheme *sc, int key);
 
-/* held.c: the calls of a scheme whose updates are held (hpc_scheme.held): fold (empty: the worker has no gradient),
- * what follows it, and hpc_exchange_start. sent_nothing: whether that push had no update. */
+/* held.c: the calls of a scheme whose updates are held (hpc_scheme.held): fold (empty: the worker has no gradient), its
+ * use, and hpc_exchange_start. sent_nothing: whether that push had no update. */
 int hpc_held_open(hpc_scheme *sc, const char *op);
 int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit *l, uint64_t *ticket, const char *op);
 int hpc_held_use(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket, const char *op);
@@ -120,8 +120,8 @@ int hpc_scheme_check_config(const hpc_context *context, const hpc_exchange_confi
 int hpc_models_rotate(const hpc_exchange_config *config);
 int hpc_scheme_agree(hpc_scheme *sc, const hpc_exchange_config *config, const hpc_exchange *of, double deadline);
 
-/* check_codecs.c: the same for codecs of pieces, by key. describe writes what all ranks must give alike; compare fails
- * if two keys differ in it. */
+/* check_codecs.c: the same for codecs of pieces, by key. describe writes the values that all ranks must share; compare
+ * fails if two keys differ in it. */
 typedef struct hpc_codec_description {
     char name[64];
     double delta, fraction, args[HPC_CODEC_ARGS], up, at_least;
@@ -141,8 +141,8 @@ int hpc_follows(const hpc_exchange *ex); /* whether some threshold does; on all 
 int hpc_follow_open(hpc_exchange *ex, const char *op);
 void hpc_follow_stop(hpc_exchange *ex);
 
-/* traffic.c: bytes that this rank has sent to another one (0 to itself), in a stage or to its rows. forget: what has
- * been sent and received so far counts for nothing. */
+/* traffic.c: bytes that this rank has sent to another one (0 to itself), in a stage or to its rows. forget: sets the
+ * counts of received bytes, and of the cores' sent bytes, to 0. */
 uint64_t hpc_sent_to(const hpc_scheme *sc, int rank, hpc_traffic_stage stage);
 uint64_t hpc_sent_to_rows(const hpc_scheme *sc, int rank);
 void hpc_forget_traffic(hpc_scheme *sc);

@@ -1,19 +1,19 @@
 /* Thresholds that follow the network (Parameter Flow, section 3.3.3). A thread of the exchange does this while trainers
  * train. It looks at the paths by which this rank sends to other hosts, and sets the deltas of this rank's encoders.
  *
- * By probes: it asks again and again whether a path has at_least left (hpc_context_bandwidth). What this rank pushes
- * has `up` while one of its paths has not. What it forwards as an owner has `up` while a path of its tree has not. Of
- * these paths others probe some: the ranks that pass its folds on. Each of them tells the owner about its own, by a
- * word of the control channel. A path whose probes nobody answers counts as sufficient, and a note says so.
+ * By probes: it asks again and again whether a path has at_least left (hpc_context_bandwidth). This rank's pushes have
+ * `up` while one of its paths has less. Its forwards as an owner have `up` while a path of their tree has less. Some of
+ * these paths are probed by the ranks that pass its folds on. Each of them tells the owner about its own paths, by a
+ * word of the control channel. A path whose probes are not answered counts as sufficient, and a note says so.
  *
- * The paths take turns. While one is known to have too little, those that could change nothing are left alone. By
- * another word each rank names the peer to which it has too little: paths of other ranks to that peer may share the
+ * The paths take turns. While one is known to have too little, paths whose verdict could change nothing are left alone.
+ * By another word each rank names the peer to which it has too little: paths of other ranks to that peer may share the
  * link, so they are looked at next. When the word is taken back, they are looked at once more.
  *
- * Smoothly: it looks at what this rank's connections to other hosts carry while some of it waits to be sent. That is
- * the throughput which the network lets them have. Whatever else the network carries is in it, and no probe is needed.
+ * Smoothly: it measures the throughput of this rank's connections to other hosts while some bytes wait to be sent. That
+ * is the throughput which the network lets them have. It accounts for all other traffic, and no probe is needed.
  *
- * Writers, readers and order: the thread alone writes what lies in the follower, but for stop. Deltas are atomic, and
+ * Writers, readers and order: the thread alone writes the follower, except stop. Deltas are atomic, and
  * an encoder reads its own when it begins. Words are the control channel's. A word has the number of the exchange,
  * counted alike on all ranks, so one that an earlier exchange left behind means nothing. */
 #define _GNU_SOURCE
@@ -43,7 +43,7 @@ typedef struct hpc_follower {
     int how;   /* hpc_follow_how */
     int crowd; /* ranks that may probe at once by a link that this one probes by */
     double at_least;
-    uint32_t number; /* of the exchange, among those that follow */
+    uint32_t number; /* of the exchange, among exchanges that follow */
     int *peers, n;   /* ranks of other hosts to which this one sends */
     int last, turn;  /* by peer's place: the path that was probed last; the one whose turn was last */
     char *poor;      /* by peer's place: the path has too little left */
@@ -54,13 +54,13 @@ typedef struct hpc_follower {
     hpc_bandwidth *results;
 } hpc_follower;
 
-static const double PAUSE = 0.5;      /* seconds, after a probe that failed or that nobody answered */
+static const double PAUSE = 0.5;      /* seconds, after a probe that failed or was not answered */
 static const double LOOK = 0.1;       /* seconds between two looks at words */
-static const double SHARE = 0.05;     /* of what this host's link lets pass, which the probes of all paths may take */
-static const double LAST_WORDS = 1;   /* seconds for what is taken back when an exchange stops following */
+static const double SHARE = 0.05;     /* of this host's link, which the probes of all paths may take */
+static const double LAST_WORDS = 1;   /* seconds to take words back when an exchange stops following */
 static const double LEFT = 0.5;       /* of at_least, where less than that is left */
 static const double LIMIT = 30;       /* seconds of a probe */
-static const double SLICE = 0.02;     /* SMOOTHLY: between two looks at what is carried */
+static const double SLICE = 0.02;     /* SMOOTHLY: seconds between two looks at the connections */
 static const double WINDOW = 0.5;     /* and between two deltas */
 static const double LEAST_BUSY = 0.1; /* of a window, in which something waited */
 static const double PRESENT = 0.5;    /* the weight of a window */
@@ -81,14 +81,14 @@ static const hpc_codec_config *follows(const hpc_scheme *sc, int key) {
     return sc->pieces[key].config.follow ? &sc->pieces[key].config : NULL;
 }
 
-/* The row that has encoded what a row sends on: itself, or one from which it came unopened. */
+/* The row that has encoded the output of a row: itself, or one whose output it passes on unopened. */
 static const hpc_row *encodes(const hpc_plan *plan, const hpc_row *row) {
     while (row->n_in == 1 && row->in[0].row >= 0 && plan->rows[row->in[0].row].codec_out == row->codec_out)
         row = &plan->rows[row->in[0].row];
     return row;
 }
 
-/* The place of a peer among those of other hosts; it is added if it is new. -1: it is on this host. */
+/* The place of a peer among the peers on other hosts; it is added if it is new. -1: it is on this host. */
 static int place_of(hpc_follower *f, int rank) {
     const hpc_context *c = f->context;
     if (hpc_same_host(&c->addresses[rank], &c->addresses[c->group.rank])) return -1;
@@ -209,8 +209,8 @@ static void apply_verdicts(const hpc_follower *f) {
 
 /* ---- the thread ---- */
 
-/* Whether a path's verdict would change what is known of anything that goes by it: not where another path of the same
- * use is known to have too little. */
+/* Whether a path's verdict could change a delta: not where every use of the path has another path that is known to have
+ * too little. */
 static int matters(const hpc_follower *f, int at) {
     const size_t size = (size_t)f->context->group.size;
     int any = 0, own = 0, of_passed = 0;

@@ -1,13 +1,13 @@
 /* Fold and apply in two calls where each update is applied by itself (HPC_EACH): under ASYNC and SSP(s), with servers,
- * with hosts, among peers and where receivers apply; and under a quorum of peers, who have no owner that keeps a mean
- * until a late worker has said what becomes of it. The mean that a fold keeps is this rank's own update. So it stays
- * with its worker: fold holds it where the next push will send it from, squares and gather read it there, and apply
- * scales it, encodes it and pushes it. What they read is the update as it was folded, without its weight in the plan:
- * a worker clips its own gradient. Nobody else hears of a fold, and ranks need not make the same calls.
+ * with hosts, among peers and where receivers apply; and under a quorum of peers, which have no owner that keeps a mean
+ * until a late worker applies or skips it. The mean that a fold keeps is this rank's own update. So it stays with its
+ * worker: fold holds it where the next push will send it from, squares and gather read it there, and apply scales it,
+ * encodes it and pushes it. They read the update as it was folded, without its weight in the plan: a worker clips its
+ * own gradient. No other rank hears of a fold, and ranks need not make the same calls.
  *
- * A skip is a push without an update (HPC_OP_EMPTY): clocks go on, so nobody waits for this rank, and no rule runs. So
+ * A skip is a push without an update (HPC_OP_EMPTY): clocks go on, so no rank waits for this one, and no rule runs. So
  * is the apply of a worker that has no gradient. Pieces are encoded when they are pushed, so a skip leaves their
- * residual as it was, and residuals are in the units of what was applied.
+ * residual as it was, and residuals are in the units of applied updates.
  *
  * An update is held as its trainer gave it: in the slot where it has the wire's format; as the codec of pieces reads
  * it; or, of float32 that goes over the wire in 16 bits, in the slot and in float32 beside it. A slot is held from
@@ -27,8 +27,8 @@ typedef struct hpc_held {
     hpc_use use;                                        /* of the last apply or skip, and its scale */
     double scale;
     double squares;
-    float *values; /* float32 that goes in 16 bits; NULL: there was none yet */
-    int is_copied; /* values are those of the update */
+    float *values; /* memory for float32 that goes in 16 bits; NULL: not needed yet */
+    int is_copied; /* values has the update */
     float *gathered;
     uint64_t empty; /* the number of the last push without an update */
 } hpc_held;
@@ -84,7 +84,7 @@ int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit
     if (status == HPC_OK && sc->keys[key].sending != 0) status = hpc_fail_cut_short(sc, key, op);
     if (status == HPC_OK) status = hpc_worker_take_slot(sc, key, ticket, l, op);
     if (status != HPC_OK) return status;
-    h->what = HELD_NONE; /* one that was neither applied nor skipped is replaced */
+    h->what = HELD_NONE; /* replaces an update that was neither applied nor skipped */
     if (!empty) status = (hpc_key_pushes_pieces(sc, key) ? hold_source : hold_array)(sc, key, src, op);
     if (status != HPC_OK) return status;
     h->what = empty ? HELD_NOTHING : HELD_UPDATE;
@@ -92,7 +92,7 @@ int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit
     return HPC_OK;
 }
 
-/* ---- what is held, in float32 ---- */
+/* ---- the held update, in float32 ---- */
 
 /* A part of the update, of as many elements as are in one array or one piece. */
 typedef struct reading {
@@ -106,7 +106,7 @@ typedef struct reading {
 
 typedef void each_part(const reading *r, void *arg);
 
-/* Products are written as the pieces that a push would send, to their places, as they are written anew by the push. */
+/* Products are written as the pieces that a push would send, to their places: the push overwrites them. */
 static int each_piece(reading *r, int key, const void *source, each_part *each, void *arg) {
     for (int p = 0; p < r->its->n_ranges; p++) {
         const hpc_pushed_range *range = &r->its->ranges[p];
@@ -219,7 +219,7 @@ static int scale_pieces(hpc_scheme *sc, int key, double scale, const char *op) {
     return HPC_OK;
 }
 
-/* What was checked in its fold may be too large for the wire now; a NaN is asked for. */
+/* The scaled update may be too large for the wire, although fold has checked it; a scale of NaN is allowed. */
 static int scale_update(hpc_scheme *sc, int key, double scale, const char *op) {
     const hpc_held *h = &sc->held[key];
     if (scale == 1) return HPC_OK;
@@ -264,7 +264,7 @@ int hpc_held_use(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *
     return status == HPC_OK ? send_push(sc, key, HPC_PUSH_HELD, l, ticket, op) : status;
 }
 
-/* A pull of what is folded applies it, and a push with a pull takes its place. */
+/* A pull after a fold applies it, and a push with a pull replaces it. */
 int hpc_held_start(hpc_scheme *sc, int key, int flags, const void *src, hpc_limit *l, uint64_t *ticket,
                    const char *op) {
     hpc_held *h = &sc->held[key];

@@ -1,4 +1,4 @@
-/* The knowledge of a rank that is left when others are lost: how new its copies of parameters are, and which of its own
+/* The knowledge of a rank that is left when others are lost: how new its copies of parameters are, and which of its
  * updates may have been applied nowhere. Its cores have stopped (rows.c), so nothing changes meanwhile. */
 #include <string.h>
 
@@ -29,7 +29,7 @@ static int same_elements(const hpc_row *a, const hpc_row *b) {
     return a->key == b->key && a->offset == b->offset;
 }
 
-/* Rows of the same elements lie side by side: what one of them has told holds for all. */
+/* Rows of the same elements lie side by side: the version that one of them has told holds for all. */
 static void find(hpc_scheme *sc, uint64_t *heard) {
     const hpc_plan *plan = sc->plan;
     hpc_params_were_sent(sc);

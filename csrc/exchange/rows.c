@@ -1,4 +1,4 @@
-/* The rows that this rank owns, while nothing is under way: for checkpoints. */
+/* The rows that this rank owns, while it has no call pending: for checkpoints. */
 #include "exchange/exchange.h"
 
 #include <string.h>
@@ -7,9 +7,9 @@
 #include "engine/graph.h"
 #include "engine/params.h"
 
-/* Whether a rank is lost, so that pushes that are under way never end; then this rank's cores stop. Rows stay as they
- * are from here on, and can be saved for an exchange of the ranks that are left. The same holds after a revoke, also
- * where a rank that left has closed the exchange but not its context. */
+/* Whether a rank is lost, so that pending pushes never end; then this rank's cores stop. Rows stay as they are from
+ * here on, and can be saved for an exchange of the ranks that are left. The same holds after a revoke, also where a
+ * rank that left has closed the exchange but not its context. */
 static int is_over(hpc_scheme *sc) {
     const hpc_group *g = &sc->context->group;
     int lost = atomic_load(&g->revoked);
@@ -23,7 +23,7 @@ int hpc_scheme_under_way(hpc_scheme *sc) {
     return is_over(sc) ? -1 : hpc_worker_under_way(sc);
 }
 
-/* The row's work, if this rank owns the row and nothing is under way; else NULL, with an error. Under ASYNC pushes of
+/* The row's work, if this rank owns the row and has no call pending; else NULL, with an error. Under ASYNC pushes of
  * other ranks may change a row at any time, so callers pause its core while they copy it. */
 static hpc_work *find_work(hpc_scheme *sc, int row, const char *op) {
     if (sc->work_of[row] < 0)

@@ -1,4 +1,4 @@
-/* Facts of an exchange: what it has counted, and where its memory lies. */
+/* Facts of an exchange: its counts, and the places of its memory. */
 #include "exchange/exchange.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Counts of bytes that this rank has sent: the thread that pushes counts pushes, and each core counts what it sends. */
+/* Counts of bytes that this rank has sent: the thread that pushes counts pushes, and each core its own sends. */
 #include "engine/scheme.h"
 #include "exchange/exchange.h"
 

@@ -107,7 +107,7 @@ int hpc_worker_fill_slot(hpc_scheme *sc, int key, const void *src, int checks, c
     return checks ? check_finite(sc, key, op) : HPC_OK;
 }
 
-/* Pieces are looked at before they are encoded: what is refused leaves no trace in the residual. */
+/* An update is checked before it is encoded as pieces: if it is refused the residual stays as it was. */
 static int fill_pieces(hpc_scheme *sc, int key, const void *src, int checks, const char *op) {
     void *own = NULL;
     int status = HPC_OK;
@@ -266,7 +266,7 @@ int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout
     return status == HPC_OK ? hpc_ticket_end(sc, key, ticket, op) : status;
 }
 
-/* ---- what is under way ---- */
+/* ---- pending calls ---- */
 
 int hpc_worker_under_way(const hpc_scheme *sc) {
     for (int k = 0; k < sc->plan->n_keys && sc->layout.places[sc->context->group.rank].worker; k++) {
@@ -285,7 +285,7 @@ int hpc_worker_check_idle(const hpc_scheme *sc, const char *op) {
                     sc->plan->keys[key].name, sc->context->group.rank);
 }
 
-/* The parameters outlive the exchange: what is on its way is waited for, and decoded if it comes encoded. */
+/* The parameters outlive the exchange: waits for the newest ones, and decodes them if they come encoded. */
 static int finish_params(hpc_scheme *sc, int key, double deadline, const char *op) {
     uint64_t newest = hpc_params_newest(sc, key);
     int status = hpc_ticket_wait(sc, key, newest, hpc_left(deadline), op);
@@ -303,8 +303,8 @@ static int note_finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return hpc_note(sc, key, HPC_ON_FINISH, l, op);
 }
 
-/* Waits until the owners have read what is in the slots of key. On a graph it waits for each push by itself: where the
- * graph changes, the last push and the one before may have other readers. */
+/* Waits until the owners have read the slots of key. On a graph it waits for each push by itself: where the graph
+ * changes, the last push and the one before may have other readers. */
 static int wait_read(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const uint64_t pushes = sc->keys[key].pushes, depth = (uint64_t)sc->layout.depth;
     int status = HPC_OK;

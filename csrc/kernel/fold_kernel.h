@@ -4,7 +4,7 @@
  * one of them, LOAD(items) for a vector's worth, and one_nan(sum).
  *
  * All inputs are read side by side and each element of out is written once, so memory is passed over once for any n_in.
- * Every element sees the same operations in the same order, be it in a block, in a single vector or a scalar: without
+ * Every element sees the same operations in the same order, in a block, in a single vector or as a scalar: without
  * contraction (-ffp-contract=off) that makes the bits the same for every vector width. Which of two NaNs a sum takes
  * over is the compiler's choice; the narrow types, whose encoders keep NaN's bits, get one NaN for all. */
 

@@ -567,7 +567,7 @@ typedef struct hpc_exchange_config {
     int isa;                      /* hpc_isa of its kernels */
     const hpc_graph *graph;       /* the graph from which the plan was made; NULL: the plan has servers */
     int staleness;                /* HPC_SSP: steps, 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
-    int quorum;                   /* inputs that are enough for a fold; 0: all are needed. What comes after its fold is
+    int quorum;                   /* inputs that are enough for a fold; 0: all are needed. An input after its fold is
                                      left out, and its worker is told. On a graph it counts in-neighbours' inputs, and a
                                      rank with fewer in-neighbours needs all of them. With servers each worker pushes
                                      every key once, and pulls all keys, before it pushes one again. Where rows forward
@@ -648,12 +648,12 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
  * Among peers each rank keeps the updates that come to it, and its calls are for its own parameters: they wait for no
  * call of another rank, and nothing compares them. Copies stay equal while all ranks make the same calls with the same
  * scale and args. The plan's depth is 2 or more. On a graph of one phase it is the same under BSP and NOTIFY_ACK. On
- * other graphs each rank keeps the mean of what its fold has found, and no neighbour waits for its calls.
+ * other graphs each rank keeps the mean of its fold, and no neighbour waits for its calls.
  *
  * With a quorum the first apply or skip of a worker whose update is in the mean counts for all, and its args. Other
  * workers whose updates are in it give the same scale. The apply or skip of a late worker changes nothing; it ends when
  * the mean is applied or skipped, and brings the newest parameters. squares and gather are of the mean that is kept.
- * Where there is none any more, squares are what is still known, else 0, and gather writes nothing. No fold replaces
+ * Where no mean is kept any more, squares are the last known ones, else 0, and gather writes nothing. No fold replaces
  * another.
  *
  * Under ASYNC and SSP each update is applied by itself. A fold then keeps this worker's own update, and sends nothing;
