@@ -134,7 +134,7 @@ BITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Loop, dict[str, A
     "backward": (net, adam, plain, {"apply": "backward"}),
     "16 bits": (net_of_16_bits, sgd, plain, {"codec": "bfloat16"}),
     "a codec of pieces": (net, sgd, plain, {"codec": hpcomm.codec.TopK(0.5)}),
-    "receivers": (net, sgd, plain, {"apply_at": "both"}),
+    "receivers": (net, sgd, plain, {"topology": hpcomm.ParameterServer(apply_at="both")}),
     "each worker steps": (net, rms, plain, {}),
     "each worker steps by sums": (net, rms, plain, {"reduce": "sum"}),
     "accumulated": (net, sgd, accumulated, {}),

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import on_both, run_threads
+from flat import grouped
 
 import hpcomm
 from hpcomm import ASYNC, BSP, SSP, Consistency, Exchange, ExchangeStats, Hierarchy, ParameterServer, Traffic
@@ -18,7 +19,7 @@ BYTES = 4 * COUNT * STEPS  # of all updates of one rank
 def stats_of(ctx: hpcomm.Context, topology: Any, **options: Any) -> ExchangeStats:
     """After some steps, when nothing of any rank is under way any more."""
     params = {"w": np.zeros(COUNT, F32)}
-    with Exchange(ctx, params, topology, progress="inline", chunk_bytes=1024, **options) as ex:
+    with Exchange(ctx, params, topology, progress="inline", chunk_bytes=1024, **grouped(options)) as ex:
         for _ in range(STEPS):
             ex.push_pull("w", np.ones(COUNT, F32))
         ctx.barrier()

@@ -15,7 +15,7 @@ static hpc_encoder *find(const hpc_scheme *sc, int key, int row) {
 }
 
 /* The scheme of a key and of a row of it (-1: of none); NULL, and an error: it has no such row here. */
-static hpc_scheme *engine_of(const hpc_exchange *ex, int *key, int *row, const char *op) {
+static hpc_scheme *scheme_of(const hpc_exchange *ex, int *key, int *row, const char *op) {
     const int asked = *row;
     hpc_scheme *sc = hpc_scheme_of(ex, key, op);
     if (sc == NULL || asked == -1) return sc;
@@ -32,7 +32,7 @@ static int64_t count_values(const hpc_encoder *encoder) {
 }
 
 int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
-    const hpc_scheme *sc = engine_of(ex, &key, &row, "encoder_values");
+    const hpc_scheme *sc = scheme_of(ex, &key, &row, "encoder_values");
     return sc == NULL ? HPC_ERR_INVALID : count_values(find(sc, key, row));
 }
 
@@ -85,7 +85,7 @@ static int end(hpc_scheme *sc, int row) {
 int hpc_exchange_get_encoder(hpc_exchange *ex, int key, int row, uint64_t *made, float *values) {
     static const char op[] = "get_encoder";
     hpc_encoder *encoder;
-    hpc_scheme *sc = engine_of(ex, &key, &row, op);
+    hpc_scheme *sc = scheme_of(ex, &key, &row, op);
     int status = sc == NULL ? HPC_ERR_INVALID : begin(sc, key, row, &encoder, op);
     if (status != HPC_OK) return status;
     if (made != NULL) *made = encoder->encoding.made;
@@ -96,7 +96,7 @@ int hpc_exchange_get_encoder(hpc_exchange *ex, int key, int row, uint64_t *made,
 int hpc_exchange_set_encoder(hpc_exchange *ex, int key, int row, uint64_t made, const float *values) {
     static const char op[] = "set_encoder";
     hpc_encoder *encoder;
-    hpc_scheme *sc = engine_of(ex, &key, &row, op);
+    hpc_scheme *sc = scheme_of(ex, &key, &row, op);
     int status = sc == NULL ? HPC_ERR_INVALID : begin(sc, key, row, &encoder, op);
     if (status != HPC_OK) return status;
     encoder->encoding.made = made;

@@ -119,7 +119,7 @@ class DistributedOptimizer(Wrapper):
             when a way changes.
         skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
             synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
-        options: plan (PlanOptions), engine (EngineOptions), timeout, codec_out and progress, as Exchange has them;
+        options: plan (PlanOptions), engine (EngineOptions), reduce, codec_out and progress, as Exchange has them;
             placement and servers of a ParameterServer. With placement="NCC" or "NCS" ranks only serve (PHub, section
             2.2): they make the same optimizer, and call serve in place of the training loop. Means are of the workers
             alone, exchange.plan.workers.

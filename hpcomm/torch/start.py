@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ..codec import Codecs
 from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
-from ..exchange.options import EngineOptions, PlanOptions, Progress, apart, engine_options
+from ..exchange.options import EngineOptions, PlanOptions, Progress, Reduce, apart, engine_options
 from ..topology import ParameterServer
 from ..topology.given import as_topology
 from ..topology.protocol import Topology
@@ -37,8 +37,8 @@ class Options(TypedDict, total=False):
 
     plan: PlanOptions
     engine: EngineOptions
-    timeout: float | None
     codec_out: Codecs | None
+    reduce: Reduce
     progress: Progress
     placement: str
     servers: int | Iterable[int]
@@ -77,8 +77,8 @@ def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
 
 def exchange_options(options: Mapping[str, Any], codec: Codecs | None) -> dict[str, Any]:
     """The options as an exchange takes them: those given one by one are in plan and engine."""
-    rest = {name: one for name, one in options.items() if name not in ("codec_out", "progress")}
-    given = {"codec": codec, "codec_out": options.get("codec_out")}
+    rest = {name: one for name, one in options.items() if name not in ("codec_out", "reduce", "progress")}
+    given = {"codec": codec, **{name: options.get(name) for name in ("codec_out", "reduce")}}
     plan = replace(options.get("plan", PlanOptions()), **{name: one for name, one in given.items() if one is not None})
     return {**rest, "plan": plan, "engine": engine_options(options.get("engine", EngineOptions()), options)}
 
