@@ -1,5 +1,5 @@
-"""Fold and apply in two calls, for what has to happen between them: gradients are clipped by the norm of all, a step is
-skipped, or the rule waits until the end of the backward pass."""
+"""Fold and apply in two calls. Between them a trainer can clip gradients by the norm of all, skip a step, or wait for
+the end of the backward pass."""
 
 from typing import Any
 
@@ -57,8 +57,8 @@ class SplitCalls(Calls):
     ended before the next one. With a Hierarchy a host counts as one worker: its ranks make the same calls, with the
     same scale.
 
-    Under SSP(s) and ASYNC each update is applied by itself, so what a fold keeps is this worker's own update: nothing
-    is sent before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits
+    Under SSP(s) and ASYNC each update is applied by itself, so a fold keeps this worker's own update: nothing is sent
+    before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits
     for no call of others. squares and gather are of the update as it was folded, without its weight in the mean.
     """
 
@@ -109,9 +109,9 @@ class SplitCalls(Calls):
         return self.apply_nb(name, scale, timeout).wait(timeout)  # type: ignore[no-any-return]
 
     def skip_nb(self, name: str, timeout: float | None = None) -> Handle:
-        """Starts a skip: the mean is dropped. Parameters, state, step and what codecs keep for later stay as if nothing
-        had been folded. Under SSP(s) and ASYNC owners hear that there is no update this time, so that no other worker
-        waits for this one."""
+        """Starts a skip: the mean is dropped. Parameters, state, step and codecs' residuals stay as if nothing had been
+        folded. Under SSP(s) and ASYNC owners hear that this worker has no update this time, so that no other worker
+        waits for it."""
         key = self._key(name)
         return Handle(self, key, self._use(key, _core.exchange_skip, timeout), pulls=True)
 
