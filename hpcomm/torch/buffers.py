@@ -20,7 +20,7 @@ KINDS = ("local", "broadcast", "average")
 
 
 class Local:
-    """Each rank's own, after those of rank 0 at the start."""
+    """Each rank keeps its own buffers, after rank 0's at the start."""
 
     handle: Handle | None = None
     exchange: Exchange | None = None
@@ -36,7 +36,7 @@ class Local:
 
 
 class Exchanged(Local):
-    """Floating-point buffers of all ranks by an exchange of their own, in each step. Others stay local: they count.
+    """Floating-point buffers, exchanged in each step by a separate Exchange. Integer ones stay local: they count.
 
     They are read from the model each time, as a module may put another tensor in a buffer's place.
     """

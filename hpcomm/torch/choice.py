@@ -1,4 +1,4 @@
-"""The choice of a way for each layer, by what it costs here (Poseidon, section 3.2)."""
+"""The choice of a way for each layer, by its cost here (Poseidon, section 3.2)."""
 
 import math
 import struct
@@ -15,13 +15,13 @@ from ..model import Cluster, CodecRates, Layer, Rates, WayChoice, best_way
 
 LOSSY: tuple[WireFormat, ...] = (BFLOAT16, TopK(0.01), OneBit())
 WAYS = ("ps", "factors", "1bit")  # what WayChoice.name may be
-_MEMORY = 0.5  # of what a host has available, which its ranks may take for factors
+_MEMORY = 0.5  # of a host's available memory, which its ranks may take for factors
 _BYTES = struct.Struct("<q")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided, and by which numbers.
+    """Ways and codecs that were decided, with the numbers that decided them.
 
     Attributes:
         ways: by name of the key, its way and its codec; None: none of the lossy ones.

@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     Attributes:
         rules: None where the optimizer steps on each rank.
         make: an exchange of a context, values by name, a rule and options.
-        on_graph: each rank has a model of its own.
+        on_graph: ranks' models differ.
     """
 
     context: Context

@@ -17,7 +17,7 @@ _ABSENT: Any = object()
 
 
 class Held:
-    """The parameters that have state, as far as a rank can tell: those that are or were trained, after a step."""
+    """The parameters that have state, as far as a rank can tell: parameters that are or were trained, after a step."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Held:
 
 
 class Entry(MutableMapping[str, Any]):
-    """The state of a parameter, of which a rank knows the names. popped: those that it had before pop reset it."""
+    """The state of a parameter, whose names a rank knows. popped: the names from before pop reset it."""
 
     def __init__(self, state: "OwnedState", param: Tensor, popped: tuple[str, ...] | None = None) -> None:
         self._state, self._param, self._popped = state, param, popped

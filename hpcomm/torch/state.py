@@ -1,4 +1,4 @@
-"""An optimizer's state as torch writes it, from what the owners of an exchange keep, and back."""
+"""An optimizer's state as torch writes it, from the rows of an exchange's owners, and back."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -40,7 +40,7 @@ def check_written(what: str, tensor: Tensor) -> None:
 
 
 def order_of(tensor: Tensor) -> Order:
-    """The order of a dense tensor, such as one in channels_last; None also where there are gaps."""
+    """The order of a dense tensor, such as one in channels_last; None if it is contiguous or has gaps."""
     if tensor.is_contiguous():
         return None
     order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
