@@ -53,9 +53,10 @@ class SplitCalls(Calls):
 
     With a quorum the first apply or skip of a worker whose update is in the mean counts for all. A late worker gets
     squares and gather of the mean that is kept; its apply or skip waits until others have ended that mean, changes
-    nothing, and brings the newest parameters. Where that mean is over, gather leaves the array as it is. Each fold is
-    ended before the next one. With a Hierarchy a host counts as one worker: its ranks make the same calls, with the
-    same scale.
+    nothing, and brings the newest parameters. Where that mean is over, gather leaves the array as it is, squares gives
+    the squares that are still known, else 0, and the worker's scale counts only if no worker has seen all means. Each
+    fold is ended before the next one. With a Hierarchy a host counts as one worker: its ranks make the same calls, with
+    the same scale.
 
     Under SSP(s) and ASYNC each update is applied by itself, so a fold keeps this worker's own update: nothing is sent
     before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits
