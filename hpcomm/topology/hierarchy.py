@@ -55,7 +55,7 @@ class Hierarchy(Topology):
         bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
             "measured": an Exchange measures them when it is made, and two runs may decide differently.
         apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
-            goes there, and one rank of each host applies it for the host's ranks, with state of its own; under SSP(s)
+            goes there, and one rank of each host applies it for the host's ranks, with a private state; under SSP(s)
             each rank applies it, as ranks may have parameters of several steps. "both" is the same here, where owners
             are receivers.
 

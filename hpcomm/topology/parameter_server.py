@@ -46,7 +46,7 @@ class ParameterServer(Topology):
             dealt to the cores of each; None: as many as the servers can use, 1 where they have none or share memory
             with all others. It balances, whatever the transport.
         apply_at: who applies the rule: "owners" (the servers, which send parameters back), "receivers" (servers send
-            the folded update, and each worker applies it by itself, with state of its own), or "both" (servers that are
+            the folded update, and each worker applies it by itself, with a private state), or "both" (servers that are
             no workers as well). Others than "owners" are for BSP and SSP(s).
         tree: the way of the folded updates to the workers, where these apply the rule (Parameter Flow, section 3.4): a
             Tree, turned so that each server is its root; a mapping from the rank of a server to its Tree, and servers
