@@ -203,7 +203,7 @@ class Queue:
         self._wait(lambda left: _core.queue_reduce(self._queue, into, source, factors[0], others, kind, left), timeout)
         return result
 
-    # ---- what happened ---------------------------------------------------------------------------------------------
+    # ---- counts ----------------------------------------------------------------------------------------------------
 
     def versions(self, peer: int) -> tuple[int, int]:
         """The versions in header and footer of the update that recv(peer) gave last: equal when it is whole."""

@@ -12,7 +12,7 @@ from .base import WireFormat
 
 
 def dtype_name(name: Any) -> Any:
-    """The name of a dtype, where others call it "fp16" or the like; whatever else is given, as it is."""
+    """The name of a dtype, where others call it "fp16" or the like; other values as they are."""
     return CODECS.get(name, name) if isinstance(name, str) else name
 
 

@@ -1,7 +1,7 @@
 """Checkpoints of an exchange: the rows of its owners as plain arrays, and how they are found again, under another plan
 if need be.
 
-A *shard* is what one rank keeps: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
+A *shard* is one rank's part: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
 elements with its step, parameters and state (slots values an element, slot by slot). Every key has its own rule; in
 format 1, which is still read, all keys had one. Where rows count updates and not steps (ASYNC and SSP with servers)
 a shard also has the rank's clock. Entries by other names are left alone, so a rank may keep more about its rows.

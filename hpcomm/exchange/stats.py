@@ -97,7 +97,7 @@ class CodecStats:
 class LoadStats:
     """Processor time, system calls and wake-ups of this rank's process since the exchange was made.
 
-    Other exchanges, and whatever else runs in the process, count too, from the same moment. hpcomm's calls for data are
+    Other exchanges and all other work of the process count too, from the same moment. hpcomm's calls for data are
     counted: of the tcp transport, of the set of connections, and of waits; calls of the control channel are not.
 
     Attributes:

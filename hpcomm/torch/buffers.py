@@ -86,7 +86,7 @@ class Exchanged(Local):
 
 
 def make_buffers(ctx: Context, model: nn.Module, kind: str, workers: Workers, options: dict[str, Any]) -> Local:
-    """Broadcasts rank 0's, and says what becomes of them later. options: of the exchange, such as progress."""
+    """Broadcasts rank 0's buffers, and makes their exchange. options: of the exchange, such as progress."""
     broadcast(ctx, model.buffers())
     if kind == "local" or not _real(model) or ctx.size == 1:
         return Local()

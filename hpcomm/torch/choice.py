@@ -14,7 +14,7 @@ from ..exchange import Exchange, inside
 from ..model import Cluster, CodecRates, Layer, Rates, WayChoice, best_way
 
 LOSSY: tuple[WireFormat, ...] = (BFLOAT16, TopK(0.01), OneBit())
-WAYS = ("ps", "factors", "1bit")  # what WayChoice.name may be
+WAYS = ("ps", "factors", "1bit")  # values of WayChoice.name
 _MEMORY = 0.5  # of a host's available memory, which its ranks may take for factors
 _BYTES = struct.Struct("<q")
 
@@ -24,8 +24,8 @@ class Decision:
     """Ways and codecs that were decided, with the numbers that decided them.
 
     Attributes:
-        ways: by name of the key, its way and its codec; None: none of the lossy ones.
-        choices: by name of the key, what each way costs.
+        ways: by name of the key, its way and its lossy codec, or None.
+        choices: by name of the key, the cost of each way.
         rates: of the machine; None: they were not asked for.
         codecs: the rates of the lossy codecs that were compared.
         free: bytes that the choice left for factors on each rank.
@@ -73,7 +73,7 @@ def check_lossy(lossy: Any, word: str, codec: Any) -> tuple[WireFormat, ...]:
     """The lossy codecs that may be chosen. word: of way=. codec: of all keys, as codec= says.
 
     Raises:
-        InvalidArgument: lossy is neither a bool nor codecs, or something else says what codecs keys have.
+        InvalidArgument: lossy is neither a bool nor codecs, or another argument sets the codecs of keys.
     """
     if isinstance(lossy, bool):
         found = LOSSY if lossy else ()

@@ -86,7 +86,7 @@ class DiLoCo(Wrapper):
             for codecs without a residual only.
         codec: of updates, as Exchange takes it; a mapping has the names of the model's parameters. With
             apply_at="receivers" updates come back as small as they go.
-        topology: None: what hpcomm.parameter_hub takes; or a ParameterServer, a Hierarchy or a PeerToPeer.
+        topology: None: as hpcomm.parameter_hub chooses; or a ParameterServer, a Hierarchy or a PeerToPeer.
         consistency: BSP; SSP(s): a rank may be s exchanges of a fragment ahead of the slowest one; or a quorum, where
             exchanges go on without late ranks, which take the newest parameters and go on.
         options: of Exchange and hpcomm.parameter_hub, such as apply_at or servers.
@@ -254,7 +254,7 @@ class DiLoCo(Wrapper):
         return inner.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """That of the inner optimizer."""
+        """zero_grad of the inner optimizer."""
         self._wrapped.zero_grad(set_to_none)
 
     @named("optimizer.sync()", every=True)
@@ -416,7 +416,7 @@ class DiLoCo(Wrapper):
             self._wrapped.written()
         self._local.set_progress(found[_LOCAL], found[_LOCAL].get(_SINCE, {}))
 
-    # ---- what torch asks for -----------------------------------------------------------------------------------------
+    # ---- for torch ---------------------------------------------------------------------------------------------------
 
     @property
     @named("GradScaler.step()", every=True)

@@ -83,7 +83,7 @@ class ParamKey:
     Attributes:
         name, param: of the model.
         group: the number of its parameter group.
-        handle: what its next reader must wait for; None: nothing.
+        handle: for which its next reader must wait; None: it need not wait.
         sent: whether its gradient of this step is on its way.
         passes: backward passes since the last step.
         factor: by which the trainer has scaled the mean that synchronize gave.

@@ -137,7 +137,7 @@ class LinearKey(ParamKey):
             module._parameters["weight"] = self.param.detach()  # type: ignore[assignment]
 
     def _check_alone(self, module: nn.Module) -> None:
-        """Refuses what would change a gradient that is not computed."""
+        """Refuses hooks and parametrizations that would change a gradient that is not computed."""
         weight, hooks = self.param, getattr(self.param, "_post_accumulate_grad_hooks", None)
         if module._parameters.get("weight") is not weight:
             why = "is not a plain parameter of its layer any more, as after a parametrization or a prune mask"
@@ -213,7 +213,7 @@ class LinearKey(ParamKey):
         return bool(self.skips and (self._kept or self._came)) or super().is_there()
 
     def push(self, start: Start) -> Handle:
-        if self.skips and self._came:  # step sends what no hook has: a call has no backward pass
+        if self.skips and self._came:  # step sends pairs that no hook has sent: a call had no backward pass
             self._kept += self._came
             self._came.clear()
         rows = sum(call.rows for call in self._kept)
@@ -381,7 +381,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def layers_of(model: nn.Module) -> dict[int, nn.Linear]:
-    """By id of the weight: the plain linear layers whose weight nothing else of the model uses."""
+    """The plain linear layers whose weight nothing else of the model uses, by id of the weight."""
     uses: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, param in module._parameters.items():

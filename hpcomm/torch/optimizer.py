@@ -117,7 +117,7 @@ class DistributedOptimizer(Wrapper):
             more; or a list of the codecs that it compares, such as [Threshold(1e-3)]. Their residuals are dropped when
             a way changes.
         skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
-            synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
+            synchronize fills it. Calls of torch.autograd.grad through such a layer add to its gradient.
         options: of Exchange and hpcomm.parameter_hub, such as chunk_bytes, progress or servers. With placement="NCC"
             or "NCS" ranks only serve (PHub, section 2.2): they make the same optimizer, and call serve in place of the
             training loop. Means are of the workers alone, exchange.plan.workers.
@@ -730,7 +730,7 @@ class DistributedOptimizer(Wrapper):
             if key.home is not None:
                 key.move()
 
-    # ---- what torch asks for -----------------------------------------------------------------------------------------
+    # ---- for torch ---------------------------------------------------------------------------------------------------
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

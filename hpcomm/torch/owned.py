@@ -50,7 +50,7 @@ class Held:
         return param in self._keys
 
     def names(self, param: object) -> tuple[str, ...]:
-        """Of the values in the state of a parameter."""
+        """The names of the values in a parameter's state."""
         if not self.has(param):
             return ()
         key = self._keys[param]
@@ -110,7 +110,7 @@ class Entry(MutableMapping[str, Any]):
 
 
 class OwnedState(MutableMapping[Any, Any]):
-    """By parameter its Entry. A reset (clear(), `= {}` or del of one) is collective.
+    """An Entry for each parameter. A reset (clear(), `= {}` or del of one) is collective.
 
     Attributes:
         held: None where the DistributedOptimizer is gone.

@@ -101,8 +101,7 @@ def until_reached(ctx: Context, name: str, copy: Copy, timeout: float | None = N
         if waited > limit:
             raise Timeout(
                 f"rank {ctx.rank}: the copy of {name!r} between its device and the host's memory has not ended in "
-                f"{limit:g} s: the device still computes its source, or is stuck: look at its work, or give a longer "
-                "timeout",
+                f"{limit:g} s: the device still computes, or is stuck: look at its work, or give a longer timeout",
                 op="copy",
             )
         if waited > _SPIN:

@@ -144,7 +144,7 @@ def numbers(groups: Iterable[Group]) -> list[float]:
 
 
 def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> None:
-    """Writes what numbers gave."""
+    """Writes the result of numbers."""
     left = iter(values)
     for group in groups:
         for name, own in _numeric(group):

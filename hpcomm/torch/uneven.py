@@ -82,8 +82,8 @@ def explained(ctx: Context, failed: PeerFailed, made: int) -> PeerFailed:
 
 
 class JoinBlock:
-    """In a join block ranks meet once a step, by an allgather: who still runs, and with which learning rates. They meet
-    once more where they save."""
+    """The allgathers of a join block. Once a step ranks tell whether they still run, and their learning rates; they
+    meet once more where they save."""
 
     def __init__(
         self, workers: Workers, groups: list[dict[str, Any]], follow: Callable[[], None], uneven: Uneven

@@ -68,7 +68,7 @@ class Wrapper(Optimizer):
 
     @property
     def state(self) -> Any:
-        """That of the wrapped optimizer."""
+        """The state of the wrapped optimizer."""
         wrapped = self.__dict__.get("_wrapped")
         return self.__dict__["state"] if wrapped is None else wrapped.state
 
