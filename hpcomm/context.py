@@ -361,9 +361,9 @@ class Context:
         survivors.
 
         They agree on the list of survivors, whatever failed before, and agree again when more of them die meanwhile. If
-        no rank is gone the new context is a duplicate. Windows, queues and exchanges of this context stay with it: their arrays
-        can be read; make new ones of the new context. Close this context, do not abort it, when it is not needed any
-        more; close then raises nothing, even if its exchanges have lost pushes. (ULFM's MPI_Comm_shrink.)
+        no rank is gone the new context is a duplicate. Windows, queues and exchanges of this context stay with it:
+        their arrays can be read; make new ones of the new context. Close this context, do not abort it, when it is not
+        needed any more; close then raises nothing, even if its exchanges have lost pushes. (ULFM's MPI_Comm_shrink.)
 
         Args:
             timeout: seconds for all of it.

@@ -168,7 +168,7 @@ class Queue:
         weights: Sequence[float] | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """The next update of every in-peer, folded with own: weights[0]*own + weights[1]*that of in_peers[0] + ...
+        """The next update of every in-peer, folded with own: weights[0]*own + weights[1]*in_peers[0]'s + ...
 
         Each update is acknowledged when it has been folded. The sum is made in that order in the queue's own dtype,
         so it repeats bit for bit.

@@ -66,7 +66,7 @@ class WireFormat(ABC):
         return None
 
     def trial(self) -> "WireFormat":
-        """The codec by which Auto measures this one: on updates whose density is that of a training."""
+        """The codec by which Auto measures this one: on updates as dense as in a training."""
         return self
 
 

@@ -40,8 +40,8 @@ class Codec(WireFormat):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the arrays that are sent. NumPy has no bfloat16: it is that of ml_dtypes if this is installed,
-        else uint16 for the bits."""
+        """The dtype of the arrays that are sent. NumPy has no bfloat16: it is ml_dtypes.bfloat16 if that package
+        is installed, else uint16 for the bits."""
         if self.name != "bfloat16":
             return np.dtype(self.name)
         try:

@@ -452,7 +452,7 @@ class Exchange(SplitCalls):
         return _core.exchange_version(self._handle)
 
     def version_of(self, name: str) -> int:
-        """version of one key: with a quorum that of its group, without one the pushes of this key.
+        """version of one key: with a quorum its group's, without one the pushes of this key.
 
         Raises:
             InvalidArgument: an unknown key, or a closed exchange.
@@ -573,7 +573,7 @@ class Exchange(SplitCalls):
 
     def load_state_dict(self, shards: Shard | Iterable[Shard], timeout: float | None = None) -> None:
         """Restores a checkpoint bit for bit: parameters, state, steps and the rule's hyper-parameters. Collective.
-        Under ASYNC and SSP with servers clock is then that of the furthest worker, on all ranks.
+        Under ASYNC and SSP with servers clock is then the furthest worker's, on all ranks.
 
         Args:
             shards: a dict of state_dict, or several of them, in any order and of any plan for the same keys: together

@@ -144,8 +144,8 @@ class SplitCalls(Calls):
 
     def squares_nb(self, name: str, timeout: float | None = None) -> Squares:
         """Starts to ask for the sum of squares of the mean of a key; wait of the handle returns it: in float64, the
-        same bits on all ranks that fold the same updates. The owners still keep the mean. That of
-        factors is the sum over each two pairs of (u . u') (v . v'), and no matrix is made."""
+        same bits on all ranks that fold the same updates. The owners still keep the mean. For factors it is the sum
+        over each two pairs of (u . u') (v . v'), and no matrix is made."""
         key = self._key(name)
         return Squares(self, key, self._use(key, _core.exchange_squares, timeout), pulls=False)
 

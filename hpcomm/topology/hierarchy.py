@@ -37,7 +37,7 @@ class Hierarchy(Topology):
     racks make no difference to it. Under ASYNC, SSP(s) and a quorum the owner of a chunk applies one update of each
     outermost group: pairs go to the rank that folds for the group, which sends the sum on as an array.
 
-    The order of each sum is that of ranks, then of groups, so the same placement gives the same bits.
+    Each sum adds ranks in order, then groups in order, so the same placement gives the same bits.
 
     Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is
     one update: groups go on by themselves, under SSP(s) at most s steps apart. Parameters come with the answer to a

@@ -39,7 +39,7 @@ class ParameterServer(Topology):
         placement: one of these names, in capitals or not.
         servers: how many ranks serve (the first so many), or which ones; None as the table says.
         affinity: which of several NICs carries a chunk between a worker and its owner, there and back (section 4.5):
-            "key" (key by interface/core), that of the chunk's core, so that every worker uses all of them; "worker"
+            "key" (key by interface/core), the NIC of the chunk's core, so that every worker uses all; "worker"
             (worker by interface), one for each pair of ranks. It changes no chunk's core, and nothing between ranks
             that share memory or use TCP.
         interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), before they are

@@ -88,7 +88,7 @@ class ParamKey:
         passes: backward passes since the last step.
         factor: by which the trainer has scaled the mean that synchronize gave.
         fold: the exchange of its gradient.
-        syncer: that of its layer; several layers may wait for it, and this is the last of them.
+        syncer: of its layer; several layers may wait for it, and this is the last of them.
         shared: whether several modules use it.
         apart: whether its owner keeps other values than the parameter's, so that none may be written here.
         stamp: the version of the parameter when nothing here had been written that the exchange has not.

@@ -215,7 +215,7 @@ class Neighbours(Mode):
 
 
 def _versions(state: Any) -> Versions:
-    """The versions of a parameter's state; {} for None."""
+    """The versions of a parameter's state; {} if it has none."""
     if not isinstance(state, Mapping):
         return {} if state is None else {"": (state, 0)}
     return {name: (one, one._version if torch.is_tensor(one) else 0) for name, one in state.items()}

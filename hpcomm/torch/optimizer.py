@@ -91,8 +91,8 @@ class DistributedOptimizer(Wrapper):
             fastest, and goes without synchronize, clip_norm and GradScaler. "after": nothing is sent before step(), as
             by a plain parameter server (section 5); it is there to be compared with.
         clip_norm: the norm of the mean gradient is at most this, as by torch.nn.utils.clip_grad_norm_; the same bits on
-            all ranks. Under SSP(s) and ASYNC, where each update is applied by itself, that of each rank's own gradient;
-            with a quorum that of the mean of the ranks that are in it.
+            all ranks. Under SSP(s) and ASYNC, where each update is applied by itself, the norm of each rank's own
+            gradient; with a quorum the norm of the mean of the ranks in it.
         backward_passes_per_step: gradients of so many backward passes are summed here before they are exchanged.
         buffers: "local": each rank's own; "broadcast": rank 0's, "average": the mean, after each step. Buffers that are
             no floating-point numbers stay local.
@@ -322,7 +322,7 @@ class DistributedOptimizer(Wrapper):
     @named("the reset of optimizer.state", every=True)
     @torch.no_grad()
     def _reset_state(self, keys: Sequence[ParamKey]) -> None:
-        """The state of these keys becomes that of a new optimizer. Collective."""
+        """Resets the state of these keys, as in a new optimizer. Collective."""
         if self._join is not None:
             raise NotSupported(
                 "optimizer.state is reset in a join block, where ranks that have run out of batches do not take part: "

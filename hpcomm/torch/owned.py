@@ -27,7 +27,7 @@ class Held:
         hooked: Container[int],
         reset: Callable[[Sequence[ParamKey]], None],
     ) -> None:
-        """hooked: has the ids of keys that are or were trained. reset: makes the state of keys that of a new optimizer.
+        """hooked: has the ids of keys that are or were trained. reset: resets the state of keys, as in a new optimizer.
         Collective."""
         self._keys: dict[Any, ParamKey] = {key.param: key for key in keys}
         self._forms, self._counts, self._hooked, self._reset = forms, counts, hooked, reset
