@@ -10,7 +10,7 @@ INCLUDE = Path("csrc/include")  # from the root of the sources, where the build 
 
 
 def declarations(header: str) -> str:
-    """The header's text between the lines of "cffi: begin" and "cffi: end", without what only a compiler needs."""
+    """The header's text between the lines of "cffi: begin" and "cffi: end", without parts for compilers only."""
     lines = header.splitlines()
     begin = next(i for i, line in enumerate(lines) if "cffi: begin" in line)
     end = next(i for i, line in enumerate(lines) if "cffi: end" in line)

@@ -134,8 +134,8 @@ def applies_each(consistency: Consistency) -> bool:
 
 
 def steps_ahead(consistency: Consistency) -> int:
-    """By how many steps a worker may be ahead of the slowest one where peers or receivers apply: they have room for two
-    updates more. Under ASYNC that many at least."""
+    """The steps (under ASYNC at least these) that a worker may be ahead of the slowest one where peers or receivers
+    apply, which have room for two updates more."""
     return _ASYNC_AHEAD if consistency.staleness is None else consistency.staleness
 
 

@@ -91,7 +91,7 @@ class Context:
 
     Attributes:
         rank, size: this rank, and how many there are.
-        ranks: by rank, what each was called in the first context, from which this one came by shrinks.
+        ranks: by rank, its number in the first context, from which this one came by shrinks.
         config: the settings it was made with.
         racks: by rank: the switches or the block that its host hangs on, as SLURM_TOPOLOGY_ADDR told it; "" if unknown.
         local_rank, local_size: this rank's number among the ranks of its host, and how many there are.
@@ -341,7 +341,7 @@ class Context:
         return _Span(self._handle, name) if self.config.timeline else _NO_SPAN
 
     def span_since(self, name: str, start: float) -> None:
-        """Shows a span from start, by time.monotonic, until now in the timeline of this thread: of what went on beside
+        """Shows a span from start, by time.monotonic, until now in the timeline of this thread, for an activity beside
         the thread's own work."""
         if self.config.timeline:
             with suppress(HpcommError):
@@ -360,10 +360,10 @@ class Context:
         """A new context over the survivors, in the same order, when other ranks died or left. Collective over the
         survivors.
 
-        They agree on who they are, whatever failed before, and agree again when more of them die meanwhile. If no rank
-        is gone the new context is a duplicate. Windows, queues and exchanges of this context stay with it: their arrays
-        can be read; make new ones of the new context. Close this context, do not abort it, when it is not needed any
-        more; close then raises nothing, whatever its exchanges have lost. (ULFM's MPI_Comm_shrink.)
+        They agree on the list of survivors, whatever failed before, and agree again when more of them die meanwhile. If
+        no rank is gone the new context is a duplicate. Windows, queues and exchanges of this context stay with it:
+        their arrays can be read; make new ones of the new context. Close this context, do not abort it, when it is not
+        needed any more; close then raises nothing, even if its exchanges have lost pushes. (ULFM's MPI_Comm_shrink.)
 
         Args:
             timeout: seconds for all of it.
@@ -446,7 +446,7 @@ class Context:
         else:
             self.abort(_told(error))
 
-    # ---- what HPCOMM_DEBUG asks for --------------------------------------------------------------------------------
+    # ---- for HPCOMM_DEBUG ------------------------------------------------------------------------------------------
 
     def _tell_start(self) -> None:
         log.ask(self.config.debug)
@@ -528,7 +528,7 @@ def _last_error() -> BaseException | None:
 
 
 def _close_at_exit(context: Context) -> None:
-    """What fails now has no caller that could catch it: a line of the log says it."""
+    """Closes a context; a failure has no caller that could catch it, and goes to the log."""
     try:
         context.close()
     except HpcommError as failed:

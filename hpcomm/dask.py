@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 def run(
     client: "Client", function: Callable[..., Result], *args: Any, workers: Sequence[str] = (), port: int = 0
 ) -> list[Result]:
-    """Calls function(*args) on one thread of each worker, as the ranks of a job, and returns what each rank returned.
+    """Calls function(*args) on one thread of each worker, as the ranks of a job, and returns each rank's result.
 
     workers: addresses of client.nthreads(), rank 0 first; by default all of them, by address. Each has to be a separate
     process, and free: a worker that computes something else is waited for until init's deadline. A worker is in one job

@@ -1,4 +1,4 @@
-"""The way of updates and parameters through the stages of a plan: who folds for whom, and what goes between groups."""
+"""The way of updates and parameters through the stages of a plan: folding ranks, and the traffic between groups."""
 
 import operator
 from collections import defaultdict
@@ -57,8 +57,8 @@ class Flow(NamedTuple):
 
 
 def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
-    """The stages as lines: the tree of groups, with what leaves and enters each of them, and what goes between the
-    innermost groups.
+    """The stages as lines: the tree of groups, with the bytes that leave and enter each of them, and the links between
+    the innermost groups.
 
     Args:
         flow: the plan.

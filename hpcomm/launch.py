@@ -53,7 +53,7 @@ _secrets: list[int] = []  # the memfd with the secret of the job that appoint ha
 @runtime_checkable
 class Communicator(Protocol):
     """The members of an object that init takes in the place of an MPI communicator. allgather is called by every rank
-    in the same order, with bytes of the same length on all of them, and returns what each gave, in rank order."""
+    in the same order, with bytes of the same length on all of them, and returns all ranks' bytes, in rank order."""
 
     @property
     def rank(self) -> int: ...
@@ -431,8 +431,8 @@ def _import_mpi(launch: Launch) -> Any:
 
 
 def agree(group: Group, version: str, address_bytes: int, timeout: float) -> tuple[str, ...]:
-    """Every rank must run the same hpcomm; else each of them is told who runs what. Returns the rack of each rank, ""
-    for one that does not know it.
+    """Checks that every rank runs the same hpcomm; otherwise all learn each rank's version. Returns the rack of each
+    rank, "" for one that does not know it.
 
     Raises:
         ConfigError: versions differ.

@@ -1,4 +1,4 @@
-"""Plans: who folds, applies and sends which chunk of an update (PHub, sections 3.2.3, 3.2.4 and 4.5)."""
+"""Plans: the rows by which ranks fold, apply and send chunks (PHub, sections 3.2.3, 3.2.4 and 4.5)."""
 
 import json
 import operator
@@ -25,7 +25,7 @@ _PASSED_ON = 128 << 10  # bytes of a chunk that ranks pass on, at most
 
 
 class Cut(TypedDict, total=False):
-    """How keys are cut, for how many cores, and in which codecs: what all planners take."""
+    """The common arguments of all planners: how keys are cut, for how many cores, and in which codecs."""
 
     cores: int
     chunk_bytes: int | None

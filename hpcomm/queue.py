@@ -168,7 +168,7 @@ class Queue:
         weights: Sequence[float] | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """The next update of every in-peer, folded with own: weights[0]*own + weights[1]*that of in_peers[0] + ...
+        """The next update of every in-peer, folded with own: weights[0]*own + weights[1]*in_peers[0]'s + ...
 
         Each update is acknowledged when it has been folded. The sum is made in that order in the queue's own dtype,
         so it repeats bit for bit.
@@ -203,7 +203,7 @@ class Queue:
         self._wait(lambda left: _core.queue_reduce(self._queue, into, source, factors[0], others, kind, left), timeout)
         return result
 
-    # ---- what happened ---------------------------------------------------------------------------------------------
+    # ---- counts ----------------------------------------------------------------------------------------------------
 
     def versions(self, peer: int) -> tuple[int, int]:
         """The versions in header and footer of the update that recv(peer) gave last: equal when it is whole."""

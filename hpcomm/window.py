@@ -208,8 +208,8 @@ class Window:
     def put_signal(
         self, peer: int, src: object, offset: int = 0, *, signal: int, value: int, lane: Lane | None = None
     ) -> None:
-        """put, then stores value in peer's signal word: who sees the value sees this data and all that the lane put
-        before.
+        """put, then stores value in peer's signal word: a thread that sees the value sees this data and all that the
+        lane put before.
 
         src may be None: then only the signal goes.
         """

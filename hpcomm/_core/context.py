@@ -1,4 +1,4 @@
-"""How ranks meet, the context that they share then, and what all do together."""
+"""How ranks meet, the context that they share then, and collective calls."""
 
 import os
 import threading

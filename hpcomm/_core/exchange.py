@@ -270,7 +270,7 @@ def exchange_publish(exchange: Any, timeout: float) -> None:
 
 
 def exchange_settle(exchange: Any, timeout: float) -> None:
-    """Until the owners have applied all pushes of this rank."""
+    """Waits until the owners have applied all pushes of this rank."""
     wait(lambda seconds: lib.hpc_exchange_settle(exchange, seconds), timeout)
 
 

@@ -1,4 +1,4 @@
-"""Arrays of mapped memory, which keep it mapped, and what C takes and gives by an address."""
+"""Arrays of mapped memory, which keep it mapped, and addresses for C."""
 
 import ctypes
 import mmap

@@ -96,7 +96,7 @@ class Composites:
                 title = form_name + suffix
                 if not bench.wanted(title):
                     continue
-                if made is None or bench.options.plant:  # what one form spoils must not be found in another
+                if made is None or bench.options.plant:  # a fault planted in one form must not show in another
                     made = way(), Reference(self.job)
                 form, reference = made
                 yield self.contender(title, reference, *form(name, block, comm))
@@ -218,7 +218,7 @@ class Shard:
 
 
 def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
-    """torch, torch.distributed with Gloo's group of all ranks, and what ends the group."""
+    """torch, torch.distributed with Gloo's group of all ranks, and a function that ends the group."""
     torch, dist = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
     torch.set_num_threads(max(1, bench.cores // bench.hosts.count(bench.hosts[bench.rank])))
     interface, folder = "lo", None
@@ -268,7 +268,7 @@ def gloo(job: Task) -> Contender:
 
 
 class Sums(Reference):
-    """What every rank must hold after a bare sum of all gradients."""
+    """The values that every rank must hold after a bare sum of all gradients."""
 
     def step(self) -> None:
         self._params[: self.job.classes] = self.job.total[: self.job.classes]

@@ -1,4 +1,4 @@
-"""The NICs and RDMA devices of a host as /sys shows them: what their ports carry, and what their PCIe slots do."""
+"""The NICs and RDMA devices of a host as /sys shows them, with the rates of their ports and PCIe slots."""
 
 import re
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """One harness for all benchmarks: options, alternated cycles, percentiles, the table and its JSON.
 
 A benchmark gives a function that makes the contenders of one size: hpcomm, its peers, the bounds. All run in the same
-processes in turns, A B C A B C ..., one turn of each a cycle: whatever the machine does meanwhile, it does to all.
+processes in turns, A B C A B C ..., one turn of each a cycle: disturbances of the machine hit all alike.
 """
 
 import argparse
@@ -104,7 +104,7 @@ class Benchmark:
     bus: Callable[[Any], float] = lambda bench: 1.0
     options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
     unit: str = "us"
-    scale: float = 1e6  # from what measure gives to the unit
+    scale: float = 1e6  # from measure's result to the unit
     ranks: int = 2  # when it starts its own
     sizes: Callable[[argparse.Namespace], Sequence[int]] | None = None
     samples: Callable[[int], int] = lambda size: 1
@@ -147,7 +147,7 @@ class Bench:
         self.transports = sorted({peer.transport for peer in self.context.peers} - {"self"})
 
     def another(self, transport: str) -> hpcomm.Context:
-        """A context of all ranks. transport: "" what reaches each peer best. Collective."""
+        """A context of all ranks. transport: "" means the best for each peer. Collective."""
         return hpcomm.init(self.comm, transport=transport or None, devices=self.options.devices or None)
 
     def path(self, rank: int) -> str:
@@ -260,7 +260,7 @@ def row(
     contender: Contender,
     ranks: list[tuple[list[list[float]], int, list[float]]],
 ) -> Row:
-    """What all ranks measured of one contender, times in seconds."""
+    """The row of one contender, from all ranks' samples, times in seconds."""
     averages: dict[int, Callable[[Sequence[float]], float]] = {
         0: lambda column: column[0],
         1: statistics.fmean,

@@ -1,7 +1,7 @@
-"""limits: what bounds this machine, in one table: memory copy, add, loopback and the links, each with hpcomm beside it.
+"""limits: the bounds of this machine, in one table: memory copy, add, loopback and the links, each with hpcomm beside.
 
-Memory is that of rank 0's host. Loopback is measured between rank 0 and the next rank of its host, and links between
-the first ranks of each two hosts, each way by itself. Without such ranks the table lacks these rows.
+Memory is measured on rank 0's host, loopback between rank 0 and the next rank of its host, and links between the first
+ranks of each two hosts, each way by itself. Without such ranks the table lacks these rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -149,7 +149,7 @@ def mate(bench: Bench) -> int | None:
 
 
 def names_of(bench: Bench) -> dict[int, str]:
-    """The first rank of each host, and what to call the host."""
+    """The first rank of each host, and the host's name in the table."""
     first = {bench.hosts.index(host): host[0] for host in dict.fromkeys(bench.hosts)}
     names = list(first.values())
     return {rank: name if names.count(name) == 1 else f"{name} ({rank})" for rank, name in first.items()}

@@ -2,7 +2,7 @@
 
 Rank 0 writes to rank 1 through a ring of buffers, both the sources' and the peer's, that is larger than the cache (-R).
 One sample is at least one turn of the ring and a flush. Rank 1 compares the whole ring afterwards. Over shared memory
-and RDMA it sleeps meanwhile; over TCP it waits for the end, as who needs the bytes would, in the contender's own way.
+and RDMA it sleeps meanwhile; over TCP it waits for the end, as a user of the bytes would, in the contender's own way.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def alone(bench: Any) -> str:
 
 
 class Stream:
-    """What one rank writes to rank `to` and where, of one size."""
+    """The puts of one rank to rank `to`, of one size: their sources and places."""
 
     def __init__(self, bench: Any, size: int, to: int = 1, sender: int = 0) -> None:
         """bench: a harness.Bench. sender: the rank that writes."""

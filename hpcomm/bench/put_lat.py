@@ -43,7 +43,7 @@ class PingPong:
             self.sent[LINE_WORDS] ^= 1
 
     def part(self, words: Words, sample: int, rank: int) -> Words:
-        """What rank sends in a sample: another part of the predictable words each time."""
+        """The words that rank sends in a sample: another part of the predictable ones each time."""
         at = (2 * sample + rank % 2) % SHIFTS * LINE_WORDS
         return words[at : at + self.m * self.count]
 
@@ -153,7 +153,7 @@ def socket_pair(pair: PingPong) -> Contender:
 
 
 def window_of(bench: Bench, room: int) -> Any:
-    if bench.transports == ["tcp"]:  # what MPI allocates it shares among the ranks of a host
+    if bench.transports == ["tcp"]:  # MPI shares memory that it allocates among the ranks of a host
         return mpi().Win.Create(np.zeros(-(-room // 8), np.uint64), 1, comm=bench.comm)
     return mpi().Win.Allocate(room, 1, comm=bench.comm)
 

@@ -1,9 +1,9 @@
 """queue: a step of NOTIFY-ACK, send to the out-neighbours and average with the in-neighbours, beside mpi4py and NumPy.
 
 The graph is circulant: rank r receives from r - k and sends to r + k for each k of --graph. Every step a rank touches a
-few of its values first, as training would, so that no update equals the one before it; a model of all ranks says what
-every element must be, bit for bit: values start as whole numbers that repeat every PERIOD elements, and every step
-touches one element of each period (bench/ops/queue.c has the same in C).
+few of its values first, as training would, so that no update equals the one before it. A model of all ranks gives the
+right bits of every element: values start as whole numbers that repeat every PERIOD elements, and every step touches
+one element of each period (bench/ops/queue.c has the same in C).
 """
 
 import argparse
@@ -29,7 +29,7 @@ def _start(rank: int) -> Floats:
 
 
 class Circulant:
-    """This rank's neighbours, and the model of what every rank must hold."""
+    """This rank's neighbours, and a model of all ranks' right values."""
 
     def __init__(self, bench: Any, size: int) -> None:
         """bench: a harness.Bench."""

@@ -42,12 +42,12 @@ def named(rows: Iterable[Row], part: str) -> Row:
 
 
 def short_library(mpi: str) -> str:
-    """Of an MPI's own name for itself."""
+    """A short form of the name that an MPI gives itself."""
     return "MPICH" if "MPICH" in mpi else mpi.partition(" v")[0].partition(",")[0]
 
 
 def where(facts: Row) -> str:
-    """On what, and by what, a benchmark's ranks run."""
+    """The hosts or cores of a benchmark's ranks, and their transport."""
     hosts = facts.get("hosts", 1)
     place = f"on {hosts} hosts" if hosts > 1 else f"on {facts['cores']} cores"
     return f"{place} by {facts['transport']}" if facts.get("transport") else place

@@ -1,7 +1,7 @@
-"""The task that every contender of push_pull does: the same gradients on the same rank, and what must come of them.
+"""The task of every contender of push_pull: the same gradients on the same rank, and the parameters that must result.
 
 Elements fall into PERIOD classes. All elements of a class have the same gradient and the same parameter, so a NumPy
-reference of PERIOD elements says what each parameter must be after any number of steps. Gradients are whole numbers,
+reference of PERIOD elements gives each parameter's right value after any number of steps. Gradients are whole numbers,
 the learning rate, the momentum and the number of ranks are powers of two: products are exact, and of a step
 
     velocity = momentum * velocity + gradient        parameter -= rate * (gradient + momentum * velocity)
@@ -162,7 +162,7 @@ def processor() -> float:
 
 
 class Reference:
-    """What one contender's parameters must be, by NumPy, class by class."""
+    """The right values of one contender's parameters, by NumPy, class by class."""
 
     def __init__(self, job: Task) -> None:
         self.job = job

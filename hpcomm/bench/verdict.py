@@ -1,4 +1,4 @@
-"""The verdict of `hpcomm bench`: the part that hpcomm gives of what memory and links could do, in plain sentences."""
+"""The verdict of `hpcomm bench`: hpcomm's share of the rates of memory and links, in plain sentences."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,8 @@ class Share:
 
     Attributes:
         place: "memory of h1", or "h1 -> h2".
-        could, by: the bound that was measured, and by what.
-        gives, what: hpcomm's rate, and of which operation.
+        could, by: the bound, and the program that measured it.
+        gives, what: hpcomm's rate, and its operation.
         nic: the rate of the NIC's link, as the kernel says; 0: unknown.
     """
 

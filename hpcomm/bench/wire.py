@@ -1,6 +1,6 @@
 """Bare TCP between two ranks of a benchmark, by the addresses that hpcomm itself uses: own sockets, and iperf3.
 
-Both are what hpcomm is compared with. All calls that take a Bench are collective, but for path_to and afar.
+hpcomm is compared with both. All calls that take a Bench are collective, but for path_to and afar.
 """
 
 import json

@@ -184,8 +184,9 @@ class Checkpointer:
 
         Args:
             step: 1 after the first step, 101 after the first that follows a restart from step 100.
-            extra: what else to save, for restore to give back to this rank: arrays, numbers, texts, lists and dicts of
-                those (a NumPy generator's state, say) by names; or a function that gives it, called only when it saves.
+            extra: other values to save, which restore gives back to this rank: by name arrays, numbers, texts, and
+                lists and dicts of these (a NumPy generator's state, say); or a function that gives them, called only
+                when it saves.
 
         Raises:
             CheckpointError: the last checkpoint could not be written; this one, if it is due, is begun.

@@ -51,7 +51,7 @@ class Label:
 
     Attributes:
         run: a word that the files of one Checkpointer share.
-        plan: a digest of who owns what.
+        plan: a digest of the owners of all rows.
         complete: the newest step whose file every rank had written before; 0: no step.
         made: the steps that the exchange had made on this rank, by which files of one number that were saved at
             different steps are told apart; UNCOUNTED where ranks are not at one step, or this one only serves.

@@ -197,7 +197,7 @@ def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: 
     raise CheckpointError(f"{what}{once}: {each}", path=folder)
 
 
-# ---- what there is ---------------------------------------------------------------------------------------------------
+# ---- the checkpoints of a directory ----------------------------------------------------------------------------------
 
 
 def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Which, Resumable], int]:
@@ -224,7 +224,7 @@ def told_of(found: Mapping[Which, Resumable]) -> list[Any]:
 
 def common(has: Sequence[Iterable[Sequence[Any]]]) -> tuple[set[Which], dict[Which, dict[int, int]]]:
     """The checkpoints that every rank has; and among these, taken out, the ones whose files were saved at different
-    steps: by rank, how many the exchange had made. has: of each rank, what told_of gave."""
+    steps: by rank, how many the exchange had made. has: of each rank, the result of told_of."""
     every = [{(int(step), str(run)): dict(made) for step, run, made in own} for own in has]
     both = set.intersection(*map(set, every))
     made = {which: {rank: n for own in every for rank, n in own[which].items()} for which in both}

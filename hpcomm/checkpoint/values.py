@@ -1,7 +1,7 @@
 """A trainer's values as JSON, for a file that no code is run to read. A value comes back equal, with the same type, or
 it is refused when it is saved: JSON alone would make texts of int keys and lists of tuples.
 
-None, bool, str, float, int and list are what JSON has. Any other value is a dict of one entry, {kind: content}.
+JSON has None, bool, str, float, int and list. Any other value is a dict of one entry, {kind: content}.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidArgument
 
 Put = Callable[[Any], Any]
-"""Stores a value that JSON has not, and gives what to find it by; None: it stores no such value."""
+"""Stores a value that JSON lacks, and returns the key by which Get finds it; None: it stores no such value."""
 Get = Callable[[Any], Any]
 """The reverse of Put."""
 
@@ -126,5 +126,5 @@ def plain_array(value: Any) -> NDArray[Any] | None:
 
 
 def as_was(array: NDArray[Any], *, scalar: bool) -> Any:
-    """A copy of what plain_array was given. scalar: it was one of NumPy's scalars."""
+    """A copy of the value that plain_array was given. scalar: it was one of NumPy's scalars."""
     return array.copy()[()] if scalar else np.array(array)

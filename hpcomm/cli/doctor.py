@@ -45,7 +45,7 @@ def _configuration() -> Config:
 
 
 def shared_memory(ranks: int) -> Check:
-    """Windows are memfds: what limits them is memory, not the size of /dev/shm."""
+    """Memory limits windows, which are memfds, not the size of /dev/shm."""
     available = _core.memory_available()
     try:
         disk = os.statvfs("/dev/shm")

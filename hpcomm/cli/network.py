@@ -30,7 +30,7 @@ from .verdict import FAIL, OK, WARN, Host, Pair, Problem
 PATIENCE = 3.0  # seconds to wait for an address: the first packet is sent three times
 _SPARE = 8  # addresses of a host that are tried although they are not used
 _MOST_ALIKE = 4  # rows with one fix
-_TOGETHER = 400  # bytes of all ranks in one exchange: what fits into the smallest packet that IP allows
+_TOGETHER = 400  # bytes of all ranks in one exchange: as many as the smallest packet that IP allows holds
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -172,7 +172,7 @@ def _door(responder: Responder | None, wrong: str) -> dict[str, Any]:
 
 
 def _with_wrongs(hosts: Sequence[Host], told: Sequence[dict[str, Any]]) -> tuple[Host, ...]:
-    """With what went wrong on any rank of the host."""
+    """The hosts with the faults that any of their ranks found."""
     return tuple(
         replace(host, wrong=next((told[rank]["wrong"] for rank in host.ranks if told[rank]["wrong"]), ""))
         for host in hosts

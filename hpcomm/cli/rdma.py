@@ -1,7 +1,7 @@
-"""hpcomm doctor's look at RDMA: what keeps hpcomm from using the devices of this host, and the fix.
+"""hpcomm doctor's look at RDMA: the obstacles to using the devices of this host, and the fixes.
 
-All files that are read lie under a root folder, which is another one in tests; what only libibverbs or the process
-knows is handed in (Here). A host without an RDMA device is as good as one with: tcp is used, and nothing is wrong.
+All files that are read lie under a root folder, which is another one in tests; facts that only libibverbs or the
+process knows are handed in (Here). A host without an RDMA device is in order: tcp is used.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class Here:
     root: Path = Path("/")
     built: bool = True  # with rdma-core's headers
     missing: str = ""  # why libibverbs cannot be loaded
-    devices: tuple[Device, ...] = ()  # what libibverbs says
+    devices: tuple[Device, ...] = ()  # as libibverbs reports them
     asked: str = ""  # HPCOMM_DEVICES
     transport: str = ""  # HPCOMM_TRANSPORT
     memlock: int = resource.RLIM_INFINITY  # bytes

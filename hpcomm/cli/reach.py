@@ -5,8 +5,8 @@
     caller -> called   "S", n, then n bytes; answered by how many came
     caller -> called   "R", n; answered by n bytes
 
-A token is 16 random bytes that the ranks have told each other; who does not know one is not answered. Everything ends
-by a deadline, and a failure is a Finding, never an exception.
+A token is 16 random bytes that the ranks have told each other; a caller without one gets no answer. Everything ends by
+a deadline, and a failure is a Finding, never an exception.
 """
 
 import errno
@@ -82,13 +82,13 @@ class Finding:
     used: bool
     outcome: str
     why: str = ""
-    by: str = ""  # wrong: the token of who answered, in hex
+    by: str = ""  # wrong: the token of the host that answered, in hex
     seconds: float = 0.0  # until connected
     local: str = ""  # the caller's own address
     sent: int = -1  # bytes of BLOCK that came there; -1: not tried
     received: int = -1
     rate: float = 0.0  # bytes a second, of the slower direction
-    mtu: int = 0  # what passes; 0: not known
+    mtu: int = 0  # the largest packet that passes; 0: not known
 
     @property
     def passes(self) -> bool:

@@ -259,7 +259,7 @@ class _Way:
         """A doubt about a connection that passed every byte; None: no doubt."""
         a, b = self._caller.name, self._called.name
         device, other = self._caller.holder(finding.local), self._called.holder(finding.ip)
-        direct = device is not None and device.shares_network(finding.ip)  # no router that could tell what fits
+        direct = device is not None and device.shares_network(finding.ip)  # no router that could tell the size
         if device is not None and other is not None and direct and 0 < finding.mtu < min(device.mtu, other.mtu):
             return Problem(f"{self._passes(finding, device)}, though data came through", self._set_mtu(finding, device))
         if device is not None and not device.used and any(address.used for address in self._caller.addresses):
@@ -278,7 +278,7 @@ class _Way:
         )
 
     def _set_mtu(self, finding: Finding, device: Address) -> str:
-        """To what passes both ways."""
+        """The fix: the smaller MTU of both hosts."""
         least = min(other.mtu for other in self._both if other.mtu and other.interface == finding.interface)
         return f"ip link set {device.interface} mtu {least}"
 

@@ -35,17 +35,17 @@ class WireFormat(ABC):
 
     @property
     def keeps(self) -> bool:
-        """Of pieces: whether an encoder keeps a residual."""
+        """Whether an encoder of pieces keeps a residual."""
         return True
 
     @property
     def loses(self) -> bool:
-        """Of pieces: whether they lose their error, unless ErrorFeedback keeps it."""
+        """Whether pieces lose their error, unless ErrorFeedback keeps it."""
         return False
 
     @property
     def sums(self) -> bool:
-        """Of pieces: whether a rank can encode a sum of updates, as hierarchies and apply_at="receivers" need."""
+        """Whether a rank can encode a sum of updates as pieces, as hierarchies and apply_at="receivers" need."""
         return True
 
     def unit_of(self, shape: Sequence[int]) -> int:
@@ -66,7 +66,7 @@ class WireFormat(ABC):
         return None
 
     def trial(self) -> "WireFormat":
-        """The codec by which Auto measures this one: on updates whose density is that of a training."""
+        """The codec by which Auto measures this one: on updates as dense as in a training."""
         return self
 
 

@@ -12,7 +12,7 @@ from .base import WireFormat
 
 
 def dtype_name(name: Any) -> Any:
-    """The name of a dtype, where others call it "fp16" or the like; whatever else is given, as it is."""
+    """The name of a dtype, where others call it "fp16" or the like; other values as they are."""
     return CODECS.get(name, name) if isinstance(name, str) else name
 
 
@@ -40,8 +40,8 @@ class Codec(WireFormat):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the arrays that are sent. NumPy has no bfloat16: it is that of ml_dtypes if this is installed,
-        else uint16 for the bits."""
+        """The dtype of the arrays that are sent. NumPy has no bfloat16: it is ml_dtypes.bfloat16 if that package
+        is installed, else uint16 for the bits."""
         if self.name != "bfloat16":
             return np.dtype(self.name)
         try:

@@ -48,7 +48,7 @@ class Factors(WireFormat):
         check_dtype("Factors: values", self.values)
 
     def __repr__(self) -> str:
-        """Shows K, and what differs from its default."""
+        """Shows K, and options that differ from their defaults."""
         mine = [one.name for one in fields(self)[1:] if getattr(self, one.name) != one.default]
         return f"Factors({', '.join([repr(self.K), *(f'{name}={getattr(self, name)!r}' for name in mine)])})"
 

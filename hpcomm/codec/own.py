@@ -27,7 +27,7 @@ class Own(WireFormat):
         args: at most 7 numbers for both functions, as args[1] and following; the same on all ranks. A mapping gives
             them names for the reader.
         state_slots: float32 values of state for each element, 0 to 8, that encode keeps beside the residual; None:
-            what encode says of itself.
+            encode.slots, or 0.
 
     Raises:
         InvalidArgument: a value is out of range.

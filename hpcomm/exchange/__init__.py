@@ -2,9 +2,8 @@
 
 exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. schemes:
 which keys have which topology and consistency. codecs, auto: the codec of each key, given or chosen. keys: gradients
-and parameters by name. factors: gradients as pairs of vectors. stats: what an exchange has done. snapshot, pieces,
-encoders: what its owners and its encoders keep, as checkpoints. inside: what checkpoint and recovery need beside the
-methods.
+and parameters by name. factors: gradients as pairs of vectors. stats: counts of an exchange. snapshot, pieces,
+encoders: the state of owners and encoders, as checkpoints. inside: functions that only checkpoint and recovery need.
 """
 
 from .calls import Handle

@@ -32,12 +32,12 @@ class Compiled:
     """A scheme in the form that C takes.
 
     Attributes:
-        scheme: which keys, and what they have in common.
+        scheme: the keys, with their topology and consistency.
         mode: the engine's name of the consistency.
         plan: of these keys.
         phases: the graphs that the steps take in turn; () with servers.
         graph: C's struct of these graphs; None with servers.
-        own: whether each rank has parameters of its own: on graphs, and among peers of which not all send to all.
+        own: whether ranks' parameters differ: on graphs, and among peers where not all send to all.
         peers: whether each rank applies all updates that come to it.
         threads: whether its ranks can have more cores than NICs, so that how many depends on progress, of which a rank
             knows its own only. The same on all ranks.
@@ -178,8 +178,7 @@ def _involved(topology: Topology, size: int) -> tuple[int, ...]:
 
 
 def _cores(spare: int, interfaces: int, made: Made) -> int:
-    """Cores of each rank that folds. Each NIC gets the same number of cores: it needs one, and else their work would
-    differ."""
+    """Cores of each rank that folds: the same number for each NIC, at least one, so that NICs get equal work."""
     if made.plan.cores is not None:
         return made.plan.cores
     return interfaces if made.inline else spare

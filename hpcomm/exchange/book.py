@@ -11,7 +11,7 @@ _NAMES = ("n_worker", "n_server", "n_host", "batchsize", "rates", "layers")
 
 
 class Book:
-    """What a choice of ways is made by. Each rank has the same.
+    """The facts and rates by which ways are chosen, equal on all ranks.
 
     Attributes:
         layers: by name of the key: its shape, K, and the state of its rule.
@@ -35,7 +35,7 @@ class Book:
         self.batch = max((layer.pairs for layer in layers.values()), default=0)
 
     def query(self, *names: str) -> Any:
-        """What the book has under these names, one value or a tuple of them (Query of the paper): "n_worker" (P1),
+        """The book's values of these names, one value or a tuple of them (Query of the paper): "n_worker" (P1),
         "n_server" (P2), "n_host", "batchsize" (K), "rates", "layers", or the name of a key, which gives its
         model.Layer.
 

@@ -23,7 +23,7 @@ from .keys import KeyState, unknown
 
 _TIMED_OUT, _INVALID = _core.TIMED_OUT, _core.INVALID
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
-_LEAST = 1.0  # seconds: what a learned timeout is at least
+_LEAST = 1.0  # seconds, the lower bound of a learned timeout
 _SHORT = 65536  # bytes of an exchange whose work takes microseconds: its calls may keep the GIL
 
 
@@ -88,7 +88,7 @@ class Calls:
         self._words = array("Q", bytes(8 * (len(keys) + 2)))
 
     def _train_in_place(self, models: dict[str, Any]) -> None:
-        """From now on pushes send the parameters. models: those of every key, to be kept up to date."""
+        """From now on pushes send the parameters. models: by key, kept up to date here."""
         self._models = models
         for key in self._every.values():
             key.slots[key.params.ctypes.data] = key.gradient = key.params
@@ -227,7 +227,8 @@ class Calls:
         return min(self._default, max(_LEAST, self._patience * usual)) if usual > 0 else self._default
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
-        """Repeats call(seconds) until it returns 0 or more, and returns that; at least once if status is None."""
+        """Repeats call(seconds) until it returns 0 or more, and returns that; without a status it calls at least
+        once."""
         before = _core.slices_limit(limit)
         try:
             while status is None or is_slice_over(status):
@@ -312,7 +313,7 @@ class Calls:
         return unknown(name, self._every, self._rank)
 
     def _new_step(self, grads: Any, deadline: float) -> Step:
-        """A step that may start: none of its keys is refused or under way."""
+        """A step that may start: all its keys are idle, and their gradients valid."""
         plain = grads is None and not self._finite and not self._products
         step = self._in_place if plain else self._checked_step(grads, deadline)
         place = _ready(self._address, step.order)

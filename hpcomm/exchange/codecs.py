@@ -18,7 +18,7 @@ class KeyCodecs:
     Attributes:
         values: by key.
         configs: by key, C's struct of each, None for an array of a dtype; empty where all keys have arrays.
-        keep: what holds the machine code that configs point to.
+        keep: objects that hold the machine code that configs point to.
     """
 
     values: dict[str, WireFormat]

@@ -45,7 +45,7 @@ class Place:
         row: its number; -1: this rank encodes the key as a worker.
         offset, count: the elements.
         n_values: that the encoder keeps; the first count are the residual.
-        weight: of what it sends in the parameters' update.
+        weight: of its values in the parameters' update.
         first: no row before it forwards the same elements.
     """
 
@@ -134,7 +134,7 @@ def _weight(plan: Plan, forwards: NDArray[np.bool_], row: int) -> float:
 
 
 def save(exchange: Any, encoders: Encoders, shard: dict[str, Any]) -> None:
-    """Adds to a shard what this rank's encoders keep; nothing where there are none."""
+    """Adds the values that this rank's encoders keep to a shard, if this rank has encoders."""
     places = encoders.places
     if not places:
         return

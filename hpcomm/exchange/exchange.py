@@ -1,7 +1,7 @@
 """The exchange: a trainer pushes the gradients of its layers and pulls their parameters (PHub, section 3.1).
 
-A key is a layer. What a trainer writes into gradient(key) and reads from params[key] lies in the exchange's own memory:
-no copy on either side. Arrays of the trainer's own cost one.
+A key is a layer. The arrays gradient(key) and params[key] lie in the exchange's memory: a trainer that uses them copies
+nothing. Pushing another array costs one copy.
 """
 
 import math
@@ -73,36 +73,33 @@ _DEFAULT_ENGINE = EngineOptions()
 class Exchange(SplitCalls):
     """The updates of a job: workers push gradients, owners fold them and apply the rule, workers pull parameters.
 
-    As in PHub (sections 3.1 to 3.2.4): keys are cut into chunks, each chunk is owned for life by one core of one
-    server, and that core folds, applies and sends back the chunks of a key as soon as their updates are there, while
-    other keys are still on their way. A worker's gradients and parameters lie in the exchange's memory, which owners on
-    the same host read and write in place.
+    As in PHub (sections 3.1 to 3.2.4): keys are cut into chunks, and one core of one server owns each chunk for life.
+    That core folds, applies and sends back the chunks of a key as soon as their updates have come, while other keys are
+    still travelling. Owners on the same host read and write a worker's gradients and parameters in place.
 
     Collective: every rank makes it, with the same keys in the same order and the same settings (progress may differ).
     If a rank's arguments are refused, it raises on every rank.
 
     Args:
         ctx: the ranks.
-        params: an ordered mapping of names to float32 arrays (C-contiguous, native). Their shapes are the keys; rank
-            0's values are what every rank starts from. A rank that only serves gives the same. They are copied.
-        topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces),
-            or "flat", which is the default one of these. Or a Hierarchy, where updates are folded inside each host
-            first; "auto" is one where ranks share hosts and BSP has no further options, and else "flat". Or a
-            PeerToPeer, where every rank applies the updates of all ranks to parameters of its own (SFB, section 3),
-            under BSP, SSP(s) or ASYNC. Or a mapping from names of keys to these; keys that it does not name are flat.
-            Or a Graph of hpcomm.topology: every rank keeps parameters of its own, and folds its update with those of
-            its in-neighbours, by the graph's weights (ASAP, sections 3 and 4). Or several graphs, which the steps take
-            in turn; or a function that returns them for a number of ranks, e.g. hpcomm.topology.root_expander.
-            Or a hpcomm.topology.Topology of one's own.
+        params: an ordered mapping of names to float32 arrays (C-contiguous, native), which are copied. Their shapes are
+            the keys, and every rank starts from rank 0's values. A rank that only serves gives the same.
+        topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces);
+            "flat" is its default. A Hierarchy folds updates inside each host first; "auto" is a Hierarchy where ranks
+            share hosts and BSP has no further options, otherwise "flat". With a PeerToPeer every rank applies the
+            updates of all ranks to its own parameters (SFB, section 3), under BSP, SSP(s) or ASYNC. On a Graph of
+            hpcomm.topology every rank keeps its own parameters, and folds its update with its in-neighbours' updates by
+            the graph's weights (ASAP, sections 3 and 4); steps take several graphs in turn, and a function such as
+            hpcomm.topology.root_expander may return them for a number of ranks. A user's own Topology works too, and a
+            mapping from names of keys to these; keys that it does not name are flat.
         consistency: BSP (a chunk is applied when every worker has pushed it), ASYNC (each update as it comes) or SSP(s)
             (each as it comes, and no worker is more than s steps ahead). On a graph also NOTIFY_ACK and BARRIER.
-            Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: q workers' updates are enough,
-            with a Hierarchy those of q hosts, see late. On a graph it is NOTIFY_ACK without stragglers, and a fold
+            Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: the updates of q workers, with a
+            Hierarchy of q hosts, are enough, see late. On a graph it is NOTIFY_ACK without stragglers, and a fold
             needs the updates of q in-neighbours. Or a mapping from names of keys to these; keys that it does not name
-            are BSP. Keys of one consistency, with servers, on one graph or
-            with the same peers, are a scheme: schemes stand side by side, and each goes as it would in an exchange of
-            its own. All keys have the same workers.
-        rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or a Rule of one's own; or a mapping that
+            are BSP. Keys of one consistency, with servers, on one graph or with the same peers, are a scheme. Schemes
+            stand side by side, and each works as in a separate exchange. All keys have the same workers.
+        rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or a user's Rule; or a mapping that
             gives every key its own. ProxSGD and Dual with a prox are for keys that are matrices. None: SGD(lr=0.01),
             and a warning says so once.
         plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
@@ -121,7 +118,7 @@ class Exchange(SplitCalls):
             pull would undo the rest. To change parameters use load_state_dict or the rule Average.
         plan: who owns which chunk.
         graph: the graphs that the steps take in turn, of the first keys that are on graphs; () with servers.
-        codecs: by name of the key, the codec of its updates, a value of hpcomm.codec; also what "auto" chose.
+        codecs: by name of the key, the codec of its updates, given or chosen by "auto": a value of hpcomm.codec.
         rule: the rule with its present hyper-parameters; where keys differ, a dict by key.
 
     Under SSP(s) with servers a pull may end before its push is applied: call gradient(name) before each gradient is
@@ -129,18 +126,18 @@ class Exchange(SplitCalls):
     applied all pushes before it; so all updates are in params when all workers have made such a second pull of every
     key, met (Context.barrier) and pulled every key again.
 
-    Under SSP(s) and ASYNC with a Hierarchy (or a plan of several stages) this is otherwise, for all keys of that
-    consistency, flat ones too: parameters come with the answer to a push, and a pull without a push brings nothing new.
-    A key has one push under way. All updates are in params when all workers have pulled what they pushed, met and
-    called load_state_dict(state_dict()).
+    Under SSP(s) and ASYNC with a Hierarchy (or a plan of several stages) parameters come with the answer to a push, for
+    all keys of that consistency, flat ones too: a pull without a push brings nothing new, and a key has one pending
+    push. All updates are in params when all workers have pulled every push, met and called
+    load_state_dict(state_dict()).
 
-    With a quorum a worker pushes every key once a step, and pulls all keys before the next step; with groups every key
-    of a group, and groups have steps of their own. The parameters of a
-    straggler stay as they are until it pushes; that push ends at once, with the newest parameters, and `late` says so.
-    With a Hierarchy a host comes late as a whole, and all its ranks are told.
+    With a quorum a worker pushes every key once a step, and pulls all keys before the next step; each of several groups
+    of keys has separate steps. The parameters of a straggler stay as they are until it pushes; that push ends at once,
+    with the newest parameters, and `late` says so. With a Hierarchy a host comes late as a whole, and all its ranks are
+    told.
 
-    Where keys have schemes of their own: reduce is for those with servers and peers; shared_params needs BSP for all
-    keys, and in_place graphs; checkpoints hold all keys, and recover needs BSP with servers or peers.
+    Where keys form several schemes: reduce counts with servers and peers; shared_params needs BSP for all keys,
+    and in_place graphs; checkpoints hold all keys, and recover needs BSP with servers or peers.
 
     From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
     The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL
@@ -224,7 +221,7 @@ class Exchange(SplitCalls):
             refuse(ctx, wrong)
             raise
         self._decided = None
-        if asked or chooses or asks:  # what is measured may be kept, and then measuring tells of no refusal
+        if asked or chooses or asks:  # first: a measurement kept from before would tell of no refusal
             _core.exchange_accept(ctx._handle, limit)
         if asks and any_is_inline(ctx, made, limit) and not made.inline:
             made = replace(made, inline=True)
@@ -258,7 +255,7 @@ class Exchange(SplitCalls):
         ctx._exchanges[self._address] = self
 
     def _created(self, given: Checked, timeout: float) -> Any:
-        """The exchange in C: each scheme is a configuration of its own."""
+        """The exchange in C, with a configuration for each scheme."""
         # their machine code must stay as long as the engine
         keep = (tuple(self._rules.values()), given.codecs.keep, given.codecs.configs)
         configs, end = [], 0
@@ -383,16 +380,16 @@ class Exchange(SplitCalls):
             grad: None or the array of gradient(name): the gradient is in place, and nothing is copied. Another float32
                 array of the key's shape (C-contiguous; NumPy, the buffer protocol or DLPack) is copied once, and
                 encoded if the wire is 16 bits wide; it is free to reuse on return. Where the codec is Factors(K): None
-                for what lies in factors(name), or a tuple (u, v), which is copied: float32 arrays (k, J) and (k, D),
-                single vectors (J,) and (D,), or lists of vectors. Each vector of a list is an array or a tuple
-                (indices, values), and a tuple for u or v is one such vector. k may be 0 to K.
+                sends the pairs in factors(name); a tuple (u, v) is copied: float32 arrays (k, J) and (k, D), single
+                vectors (J,) and (D,), or lists of vectors. Each vector of a list is an array or a tuple (indices,
+                values), and a tuple for u or v is one such vector. k may be 0 to K.
             timeout: seconds to wait while the owner has no room for one more event.
 
         Raises:
             InvalidArgument: an unknown key, another dtype or shape, NaN or Inf with check_finite, a rank that is no
-                worker, a closed exchange, a key that is under way: its last push under BSP, and under ASYNC and SSP
-                with a Hierarchy; depth pushes under ASYNC else (under SSP it waits).
-                pull, gradient or the handle of push_nb wait for it. Nothing has been sent then.
+                worker, a closed exchange, or too many pending pushes of the key: one under BSP, and under ASYNC and
+                SSP with a Hierarchy; otherwise depth under ASYNC (under SSP push waits). pull, gradient and the handle
+                of push_nb wait for pending pushes. Nothing has been sent then.
         """
         self._sent(_start, name, PUSH, grad, timeout)
 
@@ -454,7 +451,7 @@ class Exchange(SplitCalls):
         return _core.exchange_version(self._handle)
 
     def version_of(self, name: str) -> int:
-        """version of one key: with a quorum that of its group, without one the pushes of this key.
+        """version of one key: with a quorum its group's, without one the pushes of this key.
 
         Raises:
             InvalidArgument: an unknown key, or a closed exchange.
@@ -505,10 +502,10 @@ class Exchange(SplitCalls):
     def set(self, *, keys: Iterable[str] | str | None = None, timeout: float | None = None, **changes: Any) -> None:
         """Changes hyper-parameters of the rule, e.g. set(lr=0.01), from this rank's next push of a key on.
 
-        The values travel with that push, so the call waits for nobody, and pushes that are under way keep theirs. Under
+        The values travel with that push, so the call waits for no rank, and pending pushes keep their values. Under
         BSP every worker sets the same values before the same push; where they differ the exchange ends in ConfigError.
         On a graph they are for this rank's own parameters, and under ASYNC and SSP for its own updates; with a
-        Hierarchy for those of its host, all of whose ranks set the same.
+        Hierarchy for all updates of its host, whose ranks set the same.
 
         Args:
             keys: whose rules change; None means all.
@@ -532,12 +529,12 @@ class Exchange(SplitCalls):
 
     def set_codec(self, *, delta: float, keys: Iterable[str] | str | None = None, of: str | None = None) -> None:
         """Changes the delta of Threshold on this rank, from its next encodings on. Ranks may have different ones, as
-        whoever reads a piece needs no delta; nothing is lost. It may be called at any time, by any thread.
+        decoding a piece needs no delta; nothing is lost. It may be called at any time, by any thread.
 
         Args:
             delta: 0 or more, before it decays.
             keys: whose thresholds change; None means all keys that have one.
-            of: "pushes" (what this rank pushes), "folds" (what it sends on as an owner), or None for both.
+            of: "pushes" (this rank's as a worker), "folds" (which it sends on as an owner), or None for both.
 
         Raises:
             InvalidArgument: a name is no key, a key has no threshold or one that follows the network, or a value is out
@@ -567,15 +564,15 @@ class Exchange(SplitCalls):
         steps.
 
         Raises:
-            NotSupported: a plan of one's own in which an element has no owner, or several with folds of their own.
-            InvalidArgument: a push or a pull of this rank is under way.
+            NotSupported: in a user's plan an element has no owner, or several owners that fold it separately.
+            InvalidArgument: a push or a pull of this rank is pending.
         """
         self._check_rows("state_dict")
         return self._saved(out)
 
     def load_state_dict(self, shards: Shard | Iterable[Shard], timeout: float | None = None) -> None:
         """Restores a checkpoint bit for bit: parameters, state, steps and the rule's hyper-parameters. Collective.
-        Under ASYNC and SSP with servers clock is then that of the furthest worker, on all ranks.
+        Under ASYNC and SSP with servers clock is then the furthest worker's, on all ranks.
 
         Args:
             shards: a dict of state_dict, or several of them, in any order and of any plan for the same keys: together
@@ -583,8 +580,8 @@ class Exchange(SplitCalls):
             timeout: seconds to wait for the other ranks.
 
         Raises:
-            InvalidArgument: a shard is of another rule or other keys, elements are missing, or something is under way,
-                here or on another rank; nothing has changed then, on any rank.
+            InvalidArgument: a shard is of another rule or other keys, elements are missing, or a push or pull is
+                pending, here or on another rank; nothing has changed then, on any rank.
             ConfigError: the ranks' shards have different hyper-parameters.
         """
         limit, wrong = self._default, None
@@ -633,7 +630,7 @@ class Exchange(SplitCalls):
         """How many steps the rows of this rank have had since the start of the training; on a graph these are the
         trainer's own. With a quorum the clock of a straggler jumps when it catches up. Under ASYNC and SSP with
         servers, where rows count updates: the pushes of a key that this worker has begun since then. Read it while
-        nothing is under way here, or after a rank has died. 0 on a rank that owns no rows, or that only serves under
+        nothing is pending here, or after a rank has died. 0 on a rank that owns no rows, or that only serves under
         ASYNC or SSP."""
         if self._counts_updates:
             return self._begun() if self.params else 0
@@ -660,7 +657,7 @@ class Exchange(SplitCalls):
             with ex.together():
                 handles = [ex.push_pull_nb(name) for name in names]
 
-        For starts that follow one another at once: others wait for what is kept.
+        Start them at once, one after another: other ranks wait for messages that are kept back.
         """
         self._check_open("together")
         _core.exchange_together(self._handle, True)
@@ -688,7 +685,7 @@ class Exchange(SplitCalls):
         _core.exchange_serve(self._handle, seconds(timeout, math.inf))
 
     def stats(self) -> ExchangeStats:
-        """Counts of what this exchange has done so far on this rank."""
+        """This exchange's counts on this rank so far."""
         self._check_open("stats")
         stats = _core.exchange_stats(self._handle)
         calls = {name: stats.pop(name) for name in CALLS}
@@ -726,15 +723,15 @@ class Exchange(SplitCalls):
     def close(self, timeout: float | None = None) -> None:
         """Tells every rank that no push comes from here any more; a second call is no error.
 
-        It first waits for pushes and pulls that are under way. Where the others' pushes do not wait for this rank's own
+        It first waits for pending pushes and pulls. Where the others' pushes do not wait for this rank's own
         (under ASYNC or SSP, with a quorum, or if it only serves), a rank that owns rows serves the others until they
         have closed too. params stays valid. Keys that a step cut short has not pushed stay unpushed. With a quorum a
-        last push that nobody has waited for may find no quorum, as too many others have closed: context.notes and
+        last push that this rank did not wait for may find no quorum, as too many others have closed: context.notes and
         the logger tell of it.
 
         Raises:
             Timeout: not all of this was done in timeout seconds; close may be called again.
-            PeerFailed: a push or pull that is under way can never end. The exchange is closed then.
+            PeerFailed: a pending push or pull can never end. The exchange is closed then.
         """
         if self._closed:
             return

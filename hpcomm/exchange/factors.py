@@ -105,7 +105,7 @@ class PairsKey(KeyState):
     ) -> None:
         super().__init__(name, index, shape, np.dtype(np.float32), rotates=rotates)
         self.codec, self.rank = codec, rank
-        self._filled: Pairs | None = None  # what pushes of a trainer's own vectors are copied to
+        self._filled: Pairs | None = None  # into which a trainer's own vectors are copied
 
     def _new_pairs(self, most: int) -> Pairs:
         memory = np.zeros(_HEAD + 4 * most * sum(self.shape), np.uint8)

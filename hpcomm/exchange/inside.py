@@ -45,8 +45,8 @@ def is_over(ex: Exchange) -> bool:
 
 
 def drop(ex: Exchange) -> None:
-    """For an exchange whose owner did not close it. The exchange is closed now if nothing is under way and no other
-    rank needs it, else by a later sweep, or with its context."""
+    """Closes an exchange that its user left open: now if nothing is pending and no other rank needs it, otherwise in a
+    later sweep, or with its context."""
     ex.context._dropped.append(ex)
     sweep(ex.context)
 
@@ -76,7 +76,7 @@ def kept(ex: Exchange) -> Kept:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a rank that is left knows of an exchange that has lost ranks.
+    """A survivor's knowledge of an exchange that has lost ranks.
 
     Attributes:
         copies: by row of the plan: how new this rank's copy of its elements is; -1: it has none.
@@ -84,8 +84,8 @@ class Heard:
         steps: by row: its step, if this rank owns it and it applies; else -1.
         pushes: by key: the pushes of this rank that have begun.
         base: by key: the steps of its rows before the first fold here.
-        pushed: by number of the key: what its last push had as pieces, where the codec keeps a residual.
-        forwarded: by row of this rank: what it has forwarded last as a piece, where the codec keeps a residual.
+        pushed: by number of the key: the values of its last push as pieces, where the codec keeps a residual.
+        forwarded: by row of this rank: the values of its last forwarded piece, where the codec keeps a residual.
     """
 
     copies: NDArray[np.int64]
@@ -119,7 +119,8 @@ def counts_folds(ex: Exchange) -> list[bool]:
 
 
 def groups(ex: Exchange) -> list[list[int]]:
-    """The numbers of keys that have their versions together: with a quorum those of each scheme; else each key."""
+    """The numbers of keys whose versions are counted together: with a quorum a group for each scheme, else for each
+    key."""
     numbers = {key.name: i for i, key in enumerate(ex.plan.keys)}
     found = []
     for one in ex._schemes:
@@ -140,7 +141,7 @@ def blank(ex: Exchange, args: NDArray[np.float64], spans: Sequence[Span]) -> dic
 
 
 def encoded_by(ex: Exchange, shard: dict[str, Any]) -> dict[str, Any]:
-    """The shard, whose encoders are from here on those of this rank in ex."""
+    """The shard, whose encoder entries now belong to this rank in ex."""
     return shard | encoders.whose(ex._encoders) if "encoders" in shard else shard
 
 
@@ -157,7 +158,7 @@ def applies(ex: Exchange) -> NDArray[np.bool_]:
 
 
 def has_own_models(ex: Exchange) -> bool:
-    """Whether each rank has parameters of its own, for some keys: on graphs, and among peers that not all send to."""
+    """Whether ranks' parameters differ for some keys: on graphs, and among peers where not all send to all."""
     return bool(ex._kind.own)
 
 
@@ -182,8 +183,8 @@ def begin_together(ex: Exchange) -> None:
 
 
 def check_recovers(ex: Exchange) -> None:
-    """Raises NotSupported where keys have several schemes, and some of them have more than a step that all ranks
-    begin and end together, or versions of their own."""
+    """Raises NotSupported where an exchange of several schemes cannot be recovered: schemes that are not all BSP with
+    common parameters, nor all under one quorum with servers."""
     if len(ex._schemes) == 1 or all(one.scheme.consistency == BSP and not one.own for one in ex._schemes):
         return
     if len({one.scheme.consistency for one in ex._schemes}) == 1 and all(one.counts_versions for one in ex._schemes):
@@ -209,7 +210,7 @@ def differing(ex: Exchange) -> frozenset[str]:
 
 
 def may_differ(ex: Exchange) -> bool:
-    """Whether several ranks apply the same elements, and their copies may differ without a sign of which is newer."""
+    """Whether several ranks apply the same elements, and nothing tells which of their differing copies is newer."""
     return any(not one.own and not one.is_copied and has_copies(one.plan) for one in ex._schemes)
 
 
@@ -227,8 +228,8 @@ def _owners(plan: Plan) -> set[int]:
 
 
 def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.uint64]:
-    """By key, the step from which its rows go on: the agreed clock; where groups have versions of their own the newest
-    of the key's group. steps: by key, the most that a row of it has had on any rank."""
+    """By key, the step from which its rows go on: the agreed clock, or where groups count separate versions the newest
+    step of the key's group. steps: by key, the most that one of its rows has had on any rank."""
     found = np.full(len(steps), clock, np.uint64)
     numbers = {key.name: i for i, key in enumerate(ex.plan.keys)}
     for one in ex._schemes if len(ex._schemes) > 1 else ():
@@ -326,7 +327,7 @@ def holds_back(ex: Exchange) -> bool:
 
 
 def takes_writes(ex: Exchange, name: str) -> bool:
-    """Whether what a worker writes into params[name], as all workers do, is what the next update is added to."""
+    """Whether the next update is added to values that all workers write into params[name]."""
     return _core.exchange_takes_writes(ex._handle, ex._key(name).index)
 
 
@@ -343,7 +344,7 @@ def has_one_slot(ex: Exchange, name: str) -> bool:
 
 
 def check_idle(ex: Exchange, op: str) -> None:
-    """Raises InvalidArgument if ex is closed, or a push, a pull or a step of this rank is under way."""
+    """Raises InvalidArgument if ex is closed, or a push, a pull or a step of this rank is pending."""
     ex._check_idle(op)
 
 
@@ -355,8 +356,8 @@ def go_on(
     clocks: NDArray[np.uint64],
     timeout: float | None,
 ) -> None:
-    """Loads what this rank has kept of the exchange before, with the rules' arguments (a row a key), the step that
-    all ranks have agreed on, and by key the step of its rows. Collective."""
+    """Loads this rank's state of the exchange before, with the rules' arguments (a row a key), the step that all ranks
+    have agreed on, and by key the step of its rows. Collective."""
     shard = {**from_.shard, "replica": ex._kind.replica, "args": args, "clock": clock}
     if "encoders" in shard:  # this rank's own, whatever its number is now
         shard |= encoders.whose(ex._encoders)

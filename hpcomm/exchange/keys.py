@@ -41,7 +41,7 @@ class KeyState:
     def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, rotates: bool) -> None:
         self.name, self.index, self.shape, self.dtype = name, index, shape, dtype
         self.rotates = rotates  # its pushes take several slots in turn
-        self.nbytes = 4 * math.prod(shape)  # of what a push copies
+        self.nbytes = 4 * math.prod(shape)  # that a push copies
         self.params: Any = None
         self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
         self.from_pairs: Any = None  # pairs of vectors whose products the next push without data sends

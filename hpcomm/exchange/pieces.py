@@ -1,9 +1,9 @@
 """Checkpoints of an exchange: the rows of its owners as plain arrays, and how they are found again, under another plan
 if need be.
 
-A *shard* is what one rank keeps: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
-elements with its step, parameters and state (slots values an element, slot by slot). Every key has a rule of its own;
-in format 1, which is still read, all keys had one. Where rows count updates and not steps (ASYNC and SSP with servers)
+A *shard* is one rank's part: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
+elements with its step, parameters and state (slots values an element, slot by slot). Every key has its own rule; in
+format 1, which is still read, all keys had one. Where rows count updates and not steps (ASYNC and SSP with servers)
 a shard also has the rank's clock. Entries by other names are left alone, so a rank may keep more about its rows.
 """
 
@@ -58,9 +58,8 @@ class Kind:
     Attributes:
         rules: by key.
         keys: elements of each.
-        replica: the rank that this is of, if each rank has parameters of its own for some keys; SHARED if all ranks
-            have the same.
-        own: the names of those keys.
+        replica: the rank of this state, if ranks' parameters of some keys differ; SHARED if all ranks have the same.
+        own: the names of the keys whose parameters differ.
     """
 
     rules: tuple[RuleKind, ...]
@@ -108,7 +107,7 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
 
     Raises:
         InvalidArgument: a shard is malformed, or has another rule or other keys; the shards are of different steps or
-            arguments; elements are missing. Where each rank has a replica of its own, only those of this rank count.
+            arguments; elements are missing. Of keys whose parameters differ by rank only this rank's shards count.
     """
     given = [shards] if isinstance(shards, Mapping) else list(shards)
     if not given:
@@ -198,7 +197,7 @@ def _names(shard: Shard) -> list[str]:
 
 
 def own_keys(shard: Shard) -> frozenset[str]:
-    """The keys of which each rank has parameters of its own. Shards that do not tell have all or none."""
+    """The keys whose parameters differ by rank. In shards that do not tell these are all keys or none."""
     if int(shard["replica"]) == SHARED:
         return frozenset()
     own = np.broadcast_to(np.asarray(shard.get("own", True), np.bool_), len(shard["keys"]))
@@ -251,7 +250,7 @@ def _assembled(by_key: Mapping[str, list[Piece]], kind: Kind, wanted: Sequence[S
 
 
 def _overlapping(pieces: Sequence[Piece], longest: int, low: int, high: int) -> Iterator[Piece]:
-    """Those of the pieces that share elements with low to high. The pieces are sorted by offset, none above longest."""
+    """The pieces that share elements with low to high. pieces are sorted by offset, and none is above longest."""
     first = bisect_left(pieces, low - longest, key=lambda piece: piece.span.offset)
     for i in range(first, len(pieces)):
         span = pieces[i].span

@@ -11,7 +11,7 @@ TRAINER, OTHERS, OWN = "trainer", "others", "hpcomm-"
 
 
 class Processor:
-    """What the threads of this process have used since this was made. Threads that have ended do not count."""
+    """Processor time of this process's threads since this was made. Threads that have ended do not count."""
 
     __slots__ = ("_start", "_trainer")
 

@@ -1,5 +1,5 @@
-"""The schemes of an exchange: which keys have which topology and which consistency, of what a user gave for both; and
-all its arguments, for making it again."""
+"""The schemes of an exchange, made from the topology and consistency that a user gave; and all arguments of an
+exchange, for making it again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from ..topology.planned_trees import trees_for
 from ..topology.protocol import Job, Topology
 from .options import EngineOptions, PlanOptions
 
-OWN_MODELS = ("neighbours", "hosts")  # Topology.updates_of where ranks or hosts have models of their own
+OWN_MODELS = ("neighbours", "hosts")  # Topology.updates_of where the models of ranks or hosts differ
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Scheme:
     consistency: Consistency
 
     def among(self, ranks: Sequence[int], size: int) -> "Scheme":
-        """The scheme over those ranks that are left of size, in their new order. A quorum of more updates than are left
-        becomes that of all.
+        """The scheme over the ranks that are left of size, in their new order. A quorum that is larger than the number
+        of inputs left becomes that number.
 
         Raises:
             NotSupported: as Topology.among.
@@ -52,7 +52,7 @@ class Scheme:
 @dataclass(frozen=True)
 class Made:
     """The arguments of an exchange, for making another one like it. An exchange that recover makes keeps the Made of
-    the job's first exchange: every rank has that one, but only some ranks have those in between.
+    the job's first exchange: every rank has that one, while only some ranks took part in exchanges in between.
 
     Attributes:
         schemes: as settled has them.
@@ -70,7 +70,7 @@ class Made:
 
 
 def applies_at_peers(topology: Topology) -> bool:
-    """Whether each rank applies the updates that come to it to a copy of its own (PeerToPeer)."""
+    """Whether each rank applies the updates that come to it to its own copy (PeerToPeer)."""
     return getattr(topology, "apply_at", None) == "peers"
 
 
@@ -93,17 +93,17 @@ def settled(
     keys of equal peers. With a quorum keys of different groups form different schemes.
 
     Args:
-        ctx: the ranks, whose hosts stand in the place of those that were not given.
+        ctx: the ranks, whose hosts a topology uses that was given none.
         topology: as_topology takes it, a mapping from names of keys included.
         consistency: of all keys; or a mapping from names of keys, and keys that it does not name are BSP.
         engine: whose groups count.
         rules: by key, of all keys.
         plan: a plan that was made earlier, which stands for the topology.
-        measure: what Job.measured is.
+        measure: becomes Job.measured.
 
     Raises:
-        InvalidArgument: one of these is none, a mapping names what is no key, a key is not in exactly one group, or a
-            topology refuses the job.
+        InvalidArgument: topology or consistency has a wrong value, a mapping names an unknown key, a key is not in
+            exactly one group, or a topology refuses the job.
     """
     names = tuple(rules)
     topologies = _topologies(names, as_topology(topology), plan)

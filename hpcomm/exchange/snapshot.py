@@ -28,7 +28,7 @@ def arguments(rules: Rules) -> Args:
 def saved(
     exchange: Any, rows: list[tuple[int, Span]], kind: Kind, rules: Rules, out: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The shard of these rows: one copy of what the owner keeps. out: a shard of the same rows, written again."""
+    """The shard of these rows: one copy of the owner's data. out: a shard of the same rows, written again."""
     args = arguments(rules)
     shard = pieces.blank(kind, args, [span for _, span in rows]) if out is None else out
     shard["args"][:] = pieces.padded(args)

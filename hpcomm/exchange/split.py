@@ -1,5 +1,5 @@
-"""Fold and apply in two calls, for what has to happen between them: gradients are clipped by the norm of all, a step is
-skipped, or the rule waits until the end of the backward pass."""
+"""Fold and apply in two calls. Between them a trainer can clip gradients by the norm of all, skip a step, or wait for
+the end of the backward pass."""
 
 from typing import Any
 
@@ -53,12 +53,13 @@ class SplitCalls(Calls):
 
     With a quorum the first apply or skip of a worker whose update is in the mean counts for all. A late worker gets
     squares and gather of the mean that is kept; its apply or skip waits until others have ended that mean, changes
-    nothing, and brings the newest parameters. Where that mean is over, gather leaves the array as it is. Each fold is
-    ended before the next one. With a Hierarchy a host counts as one worker: its ranks make the same calls, with the
-    same scale.
+    nothing, and brings the newest parameters. Where that mean is over, gather leaves the array as it is, squares gives
+    the squares that are still known, else 0, and the worker's scale counts only if no worker has seen all means. Each
+    fold is ended before the next one. With a Hierarchy a host counts as one worker: its ranks make the same calls, with
+    the same scale.
 
-    Under SSP(s) and ASYNC each update is applied by itself, so what a fold keeps is this worker's own update: nothing
-    is sent before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits
+    Under SSP(s) and ASYNC each update is applied by itself, so a fold keeps this worker's own update: nothing is sent
+    before apply, which scales it and pushes it. Each worker clips, scales and skips its own updates, and waits
     for no call of others. squares and gather are of the update as it was folded, without its weight in the mean.
     """
 
@@ -109,9 +110,9 @@ class SplitCalls(Calls):
         return self.apply_nb(name, scale, timeout).wait(timeout)  # type: ignore[no-any-return]
 
     def skip_nb(self, name: str, timeout: float | None = None) -> Handle:
-        """Starts a skip: the mean is dropped. Parameters, state, step and what codecs keep for later stay as if nothing
-        had been folded. Under SSP(s) and ASYNC owners hear that there is no update this time, so that no other worker
-        waits for this one."""
+        """Starts a skip: the mean is dropped. Parameters, state, step and codecs' residuals stay as if nothing had been
+        folded. Under SSP(s) and ASYNC owners hear that this worker has no update this time, so that no other worker
+        waits for it."""
         key = self._key(name)
         return Handle(self, key, self._use(key, _core.exchange_skip, timeout), pulls=True)
 
@@ -143,8 +144,8 @@ class SplitCalls(Calls):
 
     def squares_nb(self, name: str, timeout: float | None = None) -> Squares:
         """Starts to ask for the sum of squares of the mean of a key; wait of the handle returns it: in float64, the
-        same bits on all ranks that fold the same updates. The owners still keep the mean. That of
-        factors is the sum over each two pairs of (u . u') (v . v'), and no matrix is made."""
+        same bits on all ranks that fold the same updates. The owners still keep the mean. For factors it is the sum
+        over each two pairs of (u . u') (v . v'), and no matrix is made."""
         key = self._key(name)
         return Squares(self, key, self._use(key, _core.exchange_squares, timeout), pulls=False)
 

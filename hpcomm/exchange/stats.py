@@ -11,9 +11,9 @@ class PeerStats:
     Attributes:
         bytes_sent: to rows that it owns: pushed, whether it reads them in place or not, forwarded and relayed.
         bytes_received: from it, to rows that this rank owns.
-        wait: seconds in which it was among those that this rank waited for.
-        late: with a quorum: shares of its updates that were late here and left out; with a Hierarchy those of its host
-            (or rack), if it is the lowest rank there.
+        wait: seconds in which this rank waited for it, alone or among others.
+        late: with a quorum: shares of its updates that were late here and left out; with a Hierarchy shares of the
+            updates of its host (or rack), if it is the lowest rank there.
         dropped: with a quorum on a graph: shares of this rank's updates that it left out, or never got.
     """
 
@@ -31,8 +31,8 @@ class Traffic:
     Bytes count as they are on the way: 2 an element in 16 bits. On a host whose ranks map each other's memory nothing
     moves by itself: an update counts when its owner may read it in place, and parameters count 4 bytes an element, as
     they are decoded into the worker's memory. With shared_params the copy on an owner's host is its master, which is
-    sent to nobody; a relay counts one copy, to the rank that holds it. Parameters that load_state_dict sends count;
-    those that creating the exchange sends do not, nor do signals and arguments of rules.
+    not sent; a relay counts one copy, to the rank that holds it. Parameters that load_state_dict sends count; the first
+    parameters, signals and arguments of rules do not.
 
     Attributes:
         rank: to which it went.
@@ -60,8 +60,8 @@ class CodecStats:
         returned: bytes of pieces that were left out (a quorum), and went back into the residual.
         decoded: bytes of pieces.
         encode, decode: seconds.
-        delta_of_pushes, delta_of_folds: of a Threshold: what is in force now, before it decays; None where this rank
-            encodes nothing of the kind.
+        delta_of_pushes, delta_of_folds: of a Threshold: the present delta, before it decays; None where this rank
+            encodes no pushes or no folds with it.
         gain: seconds that the codec saved in a step, on the average: the bytes saved, by the bytes a second between
             hosts that codec="auto" measured, less encode and decode; None: it measured nothing, or nothing was encoded.
         why: why codec="auto" chose this codec; "" if it was given.
@@ -95,19 +95,18 @@ class CodecStats:
 
 @dataclass(frozen=True)
 class LoadStats:
-    """What an exchange has cost this rank's process since it was made: processor time, system calls and wake-ups.
+    """Processor time, system calls and wake-ups of this rank's process since the exchange was made.
 
-    Other exchanges, and whatever else runs in the process, count too, from the same moment. The calls are those that
-    hpcomm makes for data: of the tcp transport, of the set of connections, and of waits. Those of the control channel
-    are left out.
+    Other exchanges and all other work of the process count too, from the same moment. hpcomm's calls for data are
+    counted: of the tcp transport, of the set of connections, and of waits; calls of the control channel are not.
 
     Attributes:
-        processor: processor seconds by thread, in the kernel too: "trainer" is the thread that made the exchange, with
-            what it computes itself; "hpcomm-core-0", "hpcomm-reactor" and "hpcomm-control" are hpcomm's, where several
+        processor: processor seconds by thread, in the kernel too: "trainer" is the thread that made the exchange,
+            training included; "hpcomm-core-0", "hpcomm-reactor" and "hpcomm-control" are hpcomm's, where several
             threads of one name count together; "others" are all other threads, such as torch's.
-        events: that this exchange's cores have taken: updates, forwards, and with split=True what is asked of folds.
+        events: that this exchange's cores have taken: updates, forwards, and with split=True requests about folds.
         sends, receives: of sockets: send and sendmsg, recv and readv.
-        empty: those of both that moved nothing: no room, or nothing there.
+        empty: sends and receives that moved nothing: no room, or no data.
         polls: epoll_wait and poll, whether they sleep or look.
         futexes: futex, waits and wakes.
         alarms: reads and writes of eventfds, by which sleepers in epoll_wait are woken.
@@ -186,9 +185,9 @@ class ExchangeStats:
             behind, as far as this rank's parameters have its updates. Empty over a hierarchy. Under ASYNC too where
             receivers or peers apply, up to the depth - 2 steps for which they have room.
         peers: by rank.
-        traffic: what this rank has sent, by edge, stage and wire.
+        traffic: bytes that this rank has sent, by edge, stage and wire.
         load: processor time, system calls and wake-ups of this rank's process.
-        codecs: by name, of the keys that are sent in pieces of variable length, and of those whose codec "auto" chose.
+        codecs: by name, of keys that are sent in pieces of variable length or whose codec "auto" chose.
     """
 
     pushes: int

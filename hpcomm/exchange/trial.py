@@ -20,7 +20,7 @@ from .schemes import Made
 
 _TIME = struct.Struct("d")
 _LEAST, _MOST = 3, 30  # rounds
-_LONG = 0.2  # seconds of rounds after which there are no more
+_LONG = 0.2  # seconds after which no further round begins
 
 
 def step_seconds(

@@ -10,10 +10,10 @@
     ex = hpcomm.Exchange(ctx, params, rule=rms)
 
 The engine calls the machine code from its own threads, block by block, without the GIL; the interpreter is never
-entered, and code that would enter it (print, object mode) is refused. Divisions by zero give Inf or NaN, and what
-raises ends the exchange with status RAISED. A rule or a fold that is deterministic must treat each element by itself:
-where blocks begin is the engine's affair. Arithmetic of float64 values among them gives float64; np.float32(args[1])
-keeps it float32.
+entered, and code that would enter it (print, object mode) is refused. Divisions by zero give Inf or NaN, and an
+exception ends the exchange with status RAISED. A deterministic rule or fold must treat each element by itself: the
+engine decides where blocks begin. Arithmetic of float64 values among them gives float64; np.float32(args[1]) keeps it
+float32.
 
 A fold is compiled for one dtype. An exchange whose plan has a row that takes its inputs in another wire format is
 refused; a fold that is handed such inputs all the same, as by its bare address, ends with status MISFIT.
@@ -45,7 +45,7 @@ _ARGS = MOST_ARGS + 1  # the step is the first
 
 
 class Kernel:
-    """Machine code of a Python function, and what keeps it alive.
+    """Machine code of a Python function, which it keeps alive.
 
     Attributes:
         address: of the code.
@@ -249,7 +249,7 @@ def encode(
 ) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
     """Makes the encoder of hpcomm.codec.Own of a function(x, state, args, out): `@encode`, or `@encode(slots=1)`.
 
-    The function gets x, float32 (n,), the update and what earlier pieces have left out; state, float32 (slots, n), zero
+    The function gets x, float32 (n,), the update and the residual of earlier pieces; state, float32 (slots, n), zero
     at first; args, float64 (8,): the number of the encoding from 1, then the codec's args; out, uint8 (4 n,). It writes
     the piece to out and returns the number of its bytes; a negative number ends the exchange with an error. out begins
     at a multiple of 4 bytes: out.view(np.float32) is the same memory as numbers.

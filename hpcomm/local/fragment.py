@@ -122,7 +122,7 @@ class Fragment:
         }
 
     def load(self, numbers: Mapping[str, int], since: Mapping[str, Any]) -> None:
-        """What numbers gave: an exchange that had begun has come."""
+        """Takes the result of numbers, for which an exchange that had begun has come."""
         self.end()
         self.extra, self.scheduled = int(numbers["syncs"]), int(numbers["rounds"]) - int(numbers["syncs"])
         self.is_owed, self.has_learned = False, bool(numbers["learned"])

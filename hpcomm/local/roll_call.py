@@ -103,7 +103,7 @@ class Aside:
         return not self._over.locked()
 
     def wait(self, rank: int, op: str, timeout: float) -> None:
-        """Until the call has ended.
+        """Waits until the call has ended.
 
         Raises:
             Timeout: it goes on; wait again.

@@ -181,7 +181,7 @@ class LocalSteps:
             raise ended_early(self.context, failed, "", self.steps, _CURE) from failed
 
     def _complete(self) -> None:
-        """Does what belongs to the last step, and to steps before it that were cut short."""
+        """Completes the last step, and steps before it that were cut short."""
         if not self._cut:
             return
         try:
@@ -567,8 +567,8 @@ class LocalSteps:
 
     @named("local.load_state_dict()", every=False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what state_dict has given, after the exchange was restored: with the same bits, also between
-        a begin and its take. Other entries of state are left alone.
+        """Goes on from the result of state_dict, after the exchange was restored: with the same bits, also between a
+        begin and its take. Other entries of state are left alone.
 
             found = hpcomm.restore(ex, "checkpoints")
             local.load_state_dict(found.extra)

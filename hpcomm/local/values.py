@@ -39,7 +39,7 @@ class Values(Protocol):
         """Copies of all, for a checkpoint."""
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """What saved has given."""
+        """Takes the result of saved."""
 
 
 class Arrays:

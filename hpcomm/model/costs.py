@@ -19,9 +19,9 @@ def step_seconds(load: Load, rates: Rates, codecs: Sequence[CodecRates] = ()) ->
     """Seconds of a step of all keys: latency, link and work.
 
     Args:
-        load: of the step. For a graph whose phases take turns: the mean of the phases' seconds is that of a step.
+        load: of the step. For a graph whose phases take turns, a step takes the mean of the phases' seconds.
         rates: of the machine.
-        codecs: by key, what its codec of pieces takes; (): updates are arrays.
+        codecs: by key, the rates of its codec of pieces; (): updates are arrays.
     """
     out, into = (side.sum(axis=0) for side in load.by_host(STAGES, codecs))
     work = work_seconds(load, rates, codecs).sum(axis=0)
@@ -54,7 +54,7 @@ def work_seconds(load: Load, rates: Rates, codecs: Sequence[CodecRates] = ()) ->
 
 def update_seconds(load: Load, between: float, codecs: Sequence[CodecRates] = ()) -> Seconds:
     """Seconds that the updates of each key take by themselves, float64 (keys,): on the busiest host's link, and to be
-    encoded and decoded by the ranks that have most of that to do. By this codec="auto" chooses.
+    encoded and decoded by the ranks with most of this work. codec="auto" chooses by it.
 
     Args:
         load: of a step.

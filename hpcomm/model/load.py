@@ -1,4 +1,4 @@
-"""The load of a step: what its ranks send, encode, decode, fold and copy, counted from the rows of a plan alone."""
+"""The load of a step: bytes and elements that ranks send, encode, decode, fold and copy, counted from a plan's rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ class Load:
     Attributes:
         keys: the number of keys.
         hosts: int64 (ranks,): by rank the lowest rank on its host, where ranks read and write each other's memory.
-        sent: what ranks send each other.
-        encodes, decodes: int64 (keys, ranks): elements that a rank encodes into pieces, and decodes from them. What
-            goes to several rows is encoded once.
+        sent: bytes that ranks send each other.
+        encodes, decodes: int64 (keys, ranks): elements that a rank encodes into pieces, and decodes from them. An
+            update for several rows is encoded once.
         folds: int64 (keys, ranks): elements of inputs that a rank adds.
         copies: int64 (keys, ranks): bytes that a rank's pushes copy. A trainer that writes its gradients in
             place copies nothing.
@@ -139,7 +139,7 @@ def load_of(
     sender = np.where(passed, -2 - inputs.other, source)
     stage = np.where(fold < 0, _STAGE["push"], np.where(relayed, _STAGE["relay"], _STAGE["forward"]))
     stage[passed] = _STAGE["relay"]
-    first = np.zeros(len(row), bool)  # what goes to several rows is encoded, and copied, once
+    first = np.zeros(len(row), bool)  # an update for several rows is encoded, and copied, once
     first[_firsts(source, key, table.offset[row], fold)[0]] = True
 
     def sums(rank: Counts, what: Counts, which: NDArray[np.bool_]) -> Counts:

@@ -25,7 +25,7 @@ class Memory:
         parameters: of a worker, all keys in float32.
         gradients: the slots of a worker's pushes.
         masters: an owner's masters that lie apart from the parameters that it reads itself.
-        receive: slots for what other ranks send to rows here.
+        receive: slots for other ranks' inputs of rows here.
         encoded: of a worker, the place where parameters in 16 bits come from another host.
         state: of the rules, for the rows that apply here.
         residuals: of encoders of pieces.

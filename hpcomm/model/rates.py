@@ -1,4 +1,4 @@
-"""The rates of a machine: what its links carry, and what its ranks take to fold, encode, decode and copy."""
+"""The rates of a machine: of its links, and of its ranks to fold, encode, decode and copy."""
 
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -65,8 +65,8 @@ class Bandwidths:
 
     Attributes:
         host: of a host's link to the others of its rack (B_Wkr).
-        core: of what joins a rack to the other racks (B_Core).
-        leader: of all ranks together that fold for a rack (B_PBox); None: that of all its hosts, which is right unless
+        core: of the links from a rack to the other racks (B_Core).
+        leader: of all ranks together that fold for a rack (B_PBox); None: as of all its hosts, which is right unless
             leaders are few.
 
     Raises:

@@ -18,7 +18,7 @@ def broadcast_bytes(
     Args:
         trees: by owner: by rank the rank that sends to it, -1 for the owner.
         nbytes: by owner: of its update as it is sent.
-        hosts: by rank the lowest rank on its host. What stays on a host counts nothing.
+        hosts: by rank the lowest rank on its host. Bytes that stay on a host do not count.
         costs: (ranks, ranks): by which a byte from row to column counts; 1 for a usual link.
 
     Returns:

@@ -137,7 +137,7 @@ class WayChoice:
 
     @property
     def cost(self) -> Cost:
-        """That of the way."""
+        """The cost of the way."""
         return self.costs[self.way if self.codec is None else repr(self.codec)]
 
 

@@ -127,7 +127,7 @@ def recover(
     made, old = inside.made(ex), ex.context
     old.revoke()  # if a rank has left, only ranks that wait for it know
     inside.check_recovers(ex)
-    for scheme in made.schemes:  # what cannot be rebuilt is refused before the links change hands
+    for scheme in made.schemes:  # schemes that cannot be rebuilt are refused before the links change hands
         scheme.among(range(len(made.ranks)), len(made.ranks))
     lost = [_lost(ex, {})]  # before the links that are left change hands
     fresh = old.shrink(timeout)
@@ -293,9 +293,9 @@ def _go_on(
 def _agreed(
     ctx: Context, lost: _Lost, folded: int, missing: int, timeout: float | None
 ) -> tuple[int, int, NDArray[np.uint64], NDArray[np.float64]]:
-    """The most steps of which any rank has folded anything; who is gone that owned parameters, as any rank's lost
-    exchange had it, else -1; by key the most steps that a row has had; and the rules' arguments, a row a key, as the
-    furthest worker has them: some may have been setting them when another one died."""
+    """The most steps of which any rank has folded anything; a dead rank that owned parameters in any rank's lost
+    exchange, else -1; by key the most steps that a row has had; and the rules' arguments, a row a key, as the furthest
+    worker has them: some may have been setting them when another one died."""
     args, steps = lost.kept.shard["args"], lost.kept.steps
     told = np.array([folded, missing, lost.kept.begun, *steps, *np.ravel(args)], np.float64).tobytes()
     every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]

@@ -226,8 +226,8 @@ def moved(
 
 
 def residuals(ex: Exchange, kept: inside.Kept, heard: inside.Heard, found: Agreed) -> dict[str, Any]:
-    """The shard of this rank with what its last pieces had for rows that have not applied them, back in the residuals
-    from which they were taken."""
+    """The shard of this rank, whose residuals get back the values of its last pieces for rows that have not applied
+    them."""
     shard = dict(kept.shard)
     if "encoders" not in shard:
         return shard

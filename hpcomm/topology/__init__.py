@@ -1,5 +1,5 @@
-"""Topologies, which say who sends to whom: parameter servers, hierarchies of hosts and peers, which compile to plans,
-and node communication graphs with their measures. Topology is the protocol of all topologies, a user's own as well.
+"""Topologies, which say which ranks send to which: parameter servers, hierarchies of hosts and peers, which compile to
+plans, and node communication graphs with their measures. Topology is the protocol of all topologies, also of a user's.
 
     graph = hpcomm.topology.root_expander(25)
     graph.in_edges(0)                          # whose updates rank 0 takes, with which weights

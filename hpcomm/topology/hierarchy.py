@@ -37,7 +37,7 @@ class Hierarchy(Topology):
     racks make no difference to it. Under ASYNC, SSP(s) and a quorum the owner of a chunk applies one update of each
     outermost group: pairs go to the rank that folds for the group, which sends the sum on as an array.
 
-    The order of each sum is that of ranks, then of groups, so the same placement gives the same bits.
+    Each sum adds ranks in order, then groups in order, so the same placement gives the same bits.
 
     Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is
     one update: groups go on by themselves, under SSP(s) at most s steps apart. Parameters come with the answer to a
@@ -55,7 +55,7 @@ class Hierarchy(Topology):
         bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
             "measured": an Exchange measures them when it is made, and two runs may decide differently.
         apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
-            goes there, and one rank of each host applies it for the host's ranks, with state of its own; under SSP(s)
+            goes there, and one rank of each host applies it for the host's ranks, with a private state; under SSP(s)
             each rank applies it, as ranks may have parameters of several steps. "both" is the same here, where owners
             are receivers.
 

@@ -21,8 +21,8 @@ class HostGraph(Topology):
     nodes). After each step all ranks of a host have the same model: the graph weighs hosts, and ranks of a host count
     alike.
 
-    Of each chunk a rank of a host averages the models of the host, and sends the average to the ranks that do so for
-    the hosts of its out-edges, when they have pushed too: so nobody waits for more than its neighbours.
+    One rank of a host averages the host's models of a chunk, and sends the average to the ranks that do so on the
+    out-neighbours, once these have pushed too: so a host waits only for its neighbours.
 
     Attributes:
         graph: of as many nodes as there are hosts, in the order of their lowest ranks; or a function that makes it for
@@ -114,11 +114,11 @@ class HostGraph(Topology):
         over_sockets: bool = False,
     ) -> Plan:
         """The plan of these keys for a job of size ranks; consistency, in_place, interfaces and over_sockets have no
-        meaning. Args are those of Plan.hub, with 256 KiB for its 32 KiB.
+        meaning. Args are as in Plan.hub, with 256 KiB for its 32 KiB.
 
         Raises:
             InvalidArgument: an argument is out of range, reduce is not "mean", codec_out is given, a rank is on no host
-                or on two; and those of among_hosts.
+                or on two; and as among_hosts.
         """
         graph, hosts = self.among_hosts(), self.hosts or ()
         if sorted(rank for host in hosts for rank in host) != list(range(whole("size", size, 1))):

@@ -39,14 +39,14 @@ class ParameterServer(Topology):
         placement: one of these names, in capitals or not.
         servers: how many ranks serve (the first so many), or which ones; None as the table says.
         affinity: which of several NICs carries a chunk between a worker and its owner, there and back (section 4.5):
-            "key" (key by interface/core), that of the chunk's core, so that every worker uses all of them; "worker"
+            "key" (key by interface/core), the NIC of the chunk's core, so that every worker uses all; "worker"
             (worker by interface), one for each pair of ranks. It changes no chunk's core, and nothing between ranks
             that share memory or use TCP.
         interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), before they are
             dealt to the cores of each; None: as many as the servers can use, 1 where they have none or share memory
             with all others. It balances, whatever the transport.
         apply_at: who applies the rule: "owners" (the servers, which send parameters back), "receivers" (servers send
-            the folded update, and each worker applies it by itself, with state of its own), or "both" (servers that are
+            the folded update, and each worker applies it by itself, with a private state), or "both" (servers that are
             no workers as well). Others than "owners" are for BSP and SSP(s).
         tree: the way of the folded updates to the workers, where these apply the rule (Parameter Flow, section 3.4): a
             Tree, turned so that each server is its root; a mapping from the rank of a server to its Tree, and servers

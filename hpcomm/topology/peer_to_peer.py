@@ -28,7 +28,7 @@ class PeerToPeer(Topology):
         ex = hpcomm.Exchange(ctx, params, {"fc": hpcomm.PeerToPeer()}, codec={"fc": hpcomm.codec.Factors(128)})
 
     Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits. Under SSP(s) a
-    rank applies its own update at once, and those of others up to its own step, none of them more than s steps late
+    rank applies its own update at once, and others' updates up to its own step, none of them more than s steps late
     (equation 4). The copies differ then, and close in on each other. With a quorum one rank decides for all, of each
     share of a key, whose updates are in a fold: copies have the same bits. Under ASYNC it applies all that has come,
     each update in full, and slots alone bound how far it may be ahead of others: depth - 2 steps.

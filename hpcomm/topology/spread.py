@@ -60,7 +60,7 @@ def spread(P: int, Q: int, *, nodes: int | None = None) -> Graph:
 
 
 def spread_gap(graph: Graph) -> float:
-    """By how much the sum of all shortest paths of a graph is above the Moore bound of its largest out-degree.
+    """The sum of all shortest paths of a graph, less the Moore bound of its largest out-degree.
 
     It is 0 for a graph that meets the bound, and inf where an update never reaches some rank. Divided by P (P - 1) it
     is the mean delay in steps, over all pairs of ranks.

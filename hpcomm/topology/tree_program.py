@@ -168,7 +168,7 @@ class _Program:
         self.row([(at, 1) for at in self.end.values()], least_leaves(problem), inf)
 
     def _twins(self) -> None:
-        """Of ranks that may change places at no cost the lower ones have fewer hops, then more children."""
+        """Orders ranks that may change places at no cost: lower ones have fewer hops, then more children."""
         wide = self.problem.degree + 1
         for twins in _twins(self.problem):
             for a, b in pairwise(twins):

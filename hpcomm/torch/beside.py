@@ -1,5 +1,5 @@
-"""The part of a model that a checkpoint has beside the exchange: buffers, parameters by name, and the state of modules
-that have one of their own form (get_extra_state)."""
+"""The part of a model that a checkpoint has beside the exchange: buffers, parameters by name, and the extra state of
+modules (get_extra_state)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def tensors(model: nn.Module, mine: Iterable[Tensor]) -> dict[str, dict[str, Ten
 
 
 def states(model: nn.Module) -> dict[str, nn.Module]:
-    """Its modules that have a state of their own form (get_extra_state), by name."""
+    """Its modules that have an extra state (get_extra_state), by name."""
     plain = plain_name(model)
     return {
         plain(name): module
@@ -32,10 +32,10 @@ def states(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def check(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None:
-    """Refuses what was saved of another model, before anything is written. own: by kind and name, what this one has.
+    """Refuses the checkpoint of another model, before anything is written. own: this model's values, by kind and name.
 
     Raises:
-        InvalidArgument: one has no place in the model, the model has one that was not saved, or shapes differ.
+        InvalidArgument: a saved value has no place in the model, a value of the model was not saved, or shapes differ.
     """
     for kind, here in own.items():
         if kind not in found:
@@ -66,7 +66,7 @@ def _more(names: Sequence[str]) -> str:
 
 @torch.no_grad()
 def load(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None:
-    """Writes what check has passed. A tensor that has the saved values is not written: it counts as unchanged."""
+    """Writes values that check has passed. A tensor that has them already is not written: it counts as unchanged."""
     for kind, here in own.items():
         for name, tensor in here.items() if kind in found else ():
             value = found[kind][name]
@@ -77,7 +77,7 @@ def load(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None
 
 
 def of_older(model: nn.Module, found: dict[str, Any]) -> dict[str, Any]:
-    """What an older checkpoint has, in which buffers had the names of a compiled model and there were all of them."""
+    """The values of an older checkpoint, which has all buffers, by the names of a compiled model, in today's form."""
     if OTHERS in found or BUFFERS not in found:
         return found
     plain = plain_name(model)

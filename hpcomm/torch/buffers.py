@@ -20,7 +20,7 @@ KINDS = ("local", "broadcast", "average")
 
 
 class Local:
-    """Each rank's own, after those of rank 0 at the start."""
+    """Each rank keeps its own buffers, after rank 0's at the start."""
 
     handle: Handle | None = None
     exchange: Exchange | None = None
@@ -36,7 +36,7 @@ class Local:
 
 
 class Exchanged(Local):
-    """Floating-point buffers of all ranks by an exchange of their own, in each step. Others stay local: they count.
+    """Floating-point buffers, exchanged in each step by a separate Exchange. Integer ones stay local: they count.
 
     They are read from the model each time, as a module may put another tensor in a buffer's place.
     """
@@ -86,7 +86,7 @@ class Exchanged(Local):
 
 
 def make_buffers(ctx: Context, model: nn.Module, kind: str, workers: Workers, options: dict[str, Any]) -> Local:
-    """Broadcasts rank 0's, and says what becomes of them later. options: of the exchange, such as progress."""
+    """Broadcasts rank 0's buffers, and makes their exchange. options: of the exchange, such as progress."""
     broadcast(ctx, model.buffers())
     if kind == "local" or not _real(model) or ctx.size == 1:
         return Local()

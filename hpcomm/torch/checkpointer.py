@@ -1,4 +1,4 @@
-"""Checkpoints of a model: hpcomm.Checkpointer saves what the owners keep, and this file adds what torch keeps (buffers,
+"""Checkpoints of a model: hpcomm.Checkpointer saves the owners' rows, and this file adds torch's part (buffers,
 param_groups, the state of an optimizer that steps on every rank)."""
 
 from os import PathLike
@@ -29,7 +29,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
                 optimizer.step()
                 saver.after(step + 1, {"epoch": epoch})
 
-    Arguments, methods and errors are those of hpcomm.Checkpointer. A step that is saved waits for its parameters.
+    Arguments, methods and errors are as in hpcomm.Checkpointer. A step that is saved waits for its parameters.
     """
 
     @named("ModelCheckpointer()", every=True)
@@ -51,11 +51,11 @@ class ModelCheckpointer(checkpoint.Checkpointer):
 
     @named("ModelCheckpointer.after()", every=True)
     def after(self, step: int, extra: checkpoint.checkpointer.Extra | None = None) -> bool:
-        """hpcomm.Checkpointer.after: what is saved besides is torch's part, and extra the trainer's.
+        """hpcomm.Checkpointer.after, which also saves torch's part, and extra, the trainer's.
 
-        Where there has been a join block, ranks agree on the step of the job, which is saved and restored: each may
-        give the number of its own steps, or all the same number. A call is collective then. In a join block a rank that
-        has run out of batches saves with the others, and extra is what it gave last.
+        After a join block ranks agree on the step of the job, which is saved and restored: each rank may give the
+        number of steps that it has made itself, or all give the same number. The call is collective then. In a join
+        block a rank that has run out of batches saves with the others, with the extra that it gave last.
 
         Raises:
             NotSupported: a DiLoCo in a join block, where ranks stand at different steps: call it behind the block.
@@ -91,7 +91,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
             raise late
 
     def _job_step(self, step: int) -> int:
-        """The step of the job at which this rank has made so many of its own. Collective."""
+        """The step of the job at which this rank has made so many steps itself. Collective."""
         whole("step", step, 1, files.MOST_STEPS)
         told = (self._number, step, self._optimizer._uneven.followed, self._last)
         block = self._optimizer._join
@@ -136,8 +136,8 @@ def restore(
     *,
     timeout: float | None = None,
 ) -> Restored | None:
-    """Restores a model and its optimizer bit for bit from what ModelCheckpointer saved. Collective. Arguments, result
-    and errors are those of hpcomm.restore.
+    """Restores a model and its optimizer bit for bit from a checkpoint of ModelCheckpointer. Collective. Arguments,
+    result and errors are as in hpcomm.restore.
 
     Names of parameters and buffers are compared without the prefixes of torch.compile (_orig_mod) and of
     DataParallel (module).

@@ -1,4 +1,4 @@
-"""The choice of a way for each layer, by what it costs here (Poseidon, section 3.2)."""
+"""The choice of a way for each layer, by its cost here (Poseidon, section 3.2)."""
 
 import math
 import struct
@@ -14,18 +14,18 @@ from ..exchange import Exchange, inside
 from ..model import Cluster, CodecRates, Layer, Rates, WayChoice, best_way
 
 LOSSY: tuple[WireFormat, ...] = (BFLOAT16, TopK(0.01), OneBit())
-WAYS = ("ps", "factors", "1bit")  # what WayChoice.name may be
-_MEMORY = 0.5  # of what a host has available, which its ranks may take for factors
+WAYS = ("ps", "factors", "1bit")  # values of WayChoice.name
+_MEMORY = 0.5  # of a host's available memory, which its ranks may take for factors
 _BYTES = struct.Struct("<q")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided, and by which numbers.
+    """Ways and codecs that were decided, with the numbers that decided them.
 
     Attributes:
-        ways: by name of the key, its way and its codec; None: none of the lossy ones.
-        choices: by name of the key, what each way costs.
+        ways: by name of the key, its way and its lossy codec, or None.
+        choices: by name of the key, the cost of each way.
         rates: of the machine; None: they were not asked for.
         codecs: the rates of the lossy codecs that were compared.
         free: bytes that the choice left for factors on each rank.
@@ -73,7 +73,7 @@ def check_lossy(lossy: Any, word: str, codec: Any) -> tuple[WireFormat, ...]:
     """The lossy codecs that may be chosen. word: of way=. codec: of all keys, as codec= says.
 
     Raises:
-        InvalidArgument: lossy is neither a bool nor codecs, or something else says what codecs keys have.
+        InvalidArgument: lossy is neither a bool nor codecs, or another argument sets the codecs of keys.
     """
     if isinstance(lossy, bool):
         found = LOSSY if lossy else ()

@@ -86,7 +86,7 @@ class CopiedKey(ParamKey):
         return found
 
     def _staged(self) -> Tensor:
-        """Memory of the host for what crosses in 16 bits, and is converted there."""
+        """Memory of the host for values that cross in 16 bits, and are converted there."""
         if self._stage is None:
             self._stage = self.device.host_like(self.param.detach())
         return self._stage
@@ -140,8 +140,8 @@ class CopiedKey(ParamKey):
         return super().push_nothing(start)
 
     def _rest(self) -> None:
-        """Until master and stage may be written. push need not wait: the gradient is computed behind this copy, and its
-        own copy begins behind that."""
+        """Waits until master and stage may be written. push need not wait: the gradient is computed behind this copy,
+        and its own copy begins behind that."""
         if self.coming is not None:
             until_reached(self.mode.context, self.name, self.coming)
             self.coming = None

@@ -17,7 +17,7 @@ def copies_are_plain(module: nn.Module) -> None:
         own: Any = me()
         found = type(own).__reduce_ex__(own, protocol)  # type: ignore[call-arg]
         if not isinstance(found, tuple) or len(found) < 3 or not isinstance(found[2], dict):
-            return found  # a class with a form of its own, such as a compiled model's
+            return found  # a class with another form, such as a compiled model's
         return (*found[:2], _plain(found[2]), *found[3:])
 
     module.__dict__[_REDUCE] = reduced  # not by setattr, which a compiled model sends on

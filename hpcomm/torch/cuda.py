@@ -1,5 +1,5 @@
-"""Tensors of a CUDA device (or of ROCm, which torch calls by the same names): copies go on two streams of their own,
-one for each direction, over memory that is registered with the driver."""
+"""Tensors of a CUDA device (or of ROCm, which torch calls by the same names): copies go on two private streams, one
+for each direction, over memory that is registered with the driver."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -61,7 +61,7 @@ class Cuda:
             if status:
                 logger.warning(
                     "%d bytes of host memory could not be registered with the driver (cudaHostRegister: error %d): "
-                    "the driver copies to and from %s by way of its own buffers, which takes longer; raise ulimit -l",
+                    "the driver copies to and from %s through bounce buffers, which takes longer; raise ulimit -l",
                     nbytes,
                     status,
                     self._where,
@@ -72,7 +72,7 @@ class Cuda:
 
         def release() -> None:
             if done:
-                torch.cuda.synchronize(self._where)  # until no copy is under way
+                torch.cuda.synchronize(self._where)  # copies may still read or write the memory
             while done:
                 cudart.cudaHostUnregister(done.pop())
             own.clear()

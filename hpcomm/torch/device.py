@@ -13,23 +13,23 @@ from ..errors import InvalidArgument
 
 
 class Copy(Protocol):
-    """A copy that has begun. What it reads stays alive until it has ended."""
+    """A copy that has begun. Its source stays alive until it has ended."""
 
     def reached(self) -> bool:
         """Whether it has ended."""
 
     def follow(self) -> None:
-        """What is computed from here on comes after it. This call need not wait for it."""
+        """Work that the device is given from here on runs after the copy. This call need not wait for it."""
 
     def told(self) -> tuple[float, float] | None:
-        """The seconds that it took, and those that what is computed stood still for it; None: not known yet."""
+        """The seconds that it took, and for which the device's work stood still for it; None: not known yet."""
 
 
 class TensorDevice(Protocol):
     """How bytes get from tensors of a device into the host's memory, and back.
 
-    copy_out and copy_in begin behind what is computed, and return at once. Copies of one direction end one behind the
-    other. They return None where the copy is made already.
+    copy_out and copy_in begin behind the device's present work, and return at once. Copies of one direction end in the
+    order in which they began. They return None where the copy is made already.
 
     Attributes:
         apart: its memory is not the host's, so an exchange cannot write it.
@@ -52,8 +52,8 @@ class TensorDevice(Protocol):
 
 
 class Together:
-    """Copies of one direction that have begun one behind the other: the last one ends last. None is let go before, as
-    each keeps alive what it reads."""
+    """Copies of one direction that have begun one behind the other: the last one ends last. All are kept until then, as
+    each keeps its source alive."""
 
     __slots__ = ("_copies",)
 

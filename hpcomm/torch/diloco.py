@@ -1,4 +1,4 @@
-"""DiLoCo: a torch optimizer that steps on each rank alone, and exchanges what ranks have learned once in H steps."""
+"""DiLoCo: a torch optimizer that steps on each rank alone, and exchanges the ranks' progress once in H steps."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from .start import Options
 
 _OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo
-_LOCAL = "local_steps"  # of a state_dict: what the inner optimizer has not
+_LOCAL = "local_steps"  # of a state_dict: all but the inner optimizer's state
 _SINCE = "since"  # in it: LocalSteps.since
 
 
 class DiLoCo(Wrapper):
     """A torch optimizer for ranks that are joined by slow links: each rank trains its copy of the model by itself, and
-    once in H steps ranks exchange what they have learned (DiLoCo, arXiv 2311.08105, algorithm 1; with fragments, delay
-    and mix Streaming DiLoCo, arXiv 2501.18512, algorithm 2). Collective.
+    once in H steps ranks exchange how far their parameters have moved (DiLoCo, arXiv 2311.08105, algorithm 1; with
+    fragments, delay and mix Streaming DiLoCo, arXiv 2501.18512, algorithm 2). Collective.
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
         optimizer = hpcomm.torch.DiLoCo(inner, ctx, model, every=50, fragments=4, delay=5)
@@ -67,7 +67,7 @@ class DiLoCo(Wrapper):
     accumulation and torch.compile are the inner optimizer's, and need nothing. A step that a GradScaler skips on one
     rank counts.
 
-    Load weights into the model before it is wrapped: what is loaded later counts as this rank's own update.
+    Load weights into the model before it is wrapped: weights loaded later count as this rank's own update.
 
     Args:
         inner: an optimizer of torch, which trains on each rank alone; or a DistributedOptimizer over a context of this
@@ -87,7 +87,7 @@ class DiLoCo(Wrapper):
             for codecs without a residual only.
         codec: of updates, as Exchange takes it; a mapping has the names of the model's parameters. With
             apply_at="receivers" updates come back as small as they go.
-        topology: None: what hpcomm.parameter_hub takes; or a ParameterServer, a Hierarchy or a PeerToPeer.
+        topology: None: as hpcomm.parameter_hub chooses; or a ParameterServer, a Hierarchy or a PeerToPeer.
         consistency: BSP; SSP(s): a rank may be s exchanges of a fragment ahead of the slowest one; or a quorum, where
             exchanges go on without late ranks, which take the newest parameters and go on.
         options: as of DistributedOptimizer; apply_at and other fields of a ParameterServer by topology.
@@ -184,7 +184,7 @@ class DiLoCo(Wrapper):
 
     @property
     def context(self) -> Context:
-        """The ranks: those that are left after recover."""
+        """The ranks; after recover the survivors."""
         return self._local.context
 
     @property
@@ -197,12 +197,12 @@ class DiLoCo(Wrapper):
         """The names of each fragment's parameters."""
         return self._local.fragments
 
-    # ---- what a trainer calls ----------------------------------------------------------------------------------------
+    # ---- the trainer's calls -----------------------------------------------------------------------------------------
 
     @named("optimizer.step()", every=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of the inner optimizer. Then exchanges that were begun `delay` steps before are taken, and those that
-        are due begin. It waits for other ranks only where an exchange that it takes has not come yet.
+        """A step of the inner optimizer. Then it takes exchanges that were begun `delay` steps before, and begins
+        exchanges that are due. It waits for other ranks only if an exchange that it takes has not come yet.
 
         Raises:
             PeerFailed: a rank died: call recover, and go on with the next step.
@@ -256,7 +256,7 @@ class DiLoCo(Wrapper):
         return inner.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """That of the inner optimizer."""
+        """zero_grad of the inner optimizer."""
         self._wrapped.zero_grad(set_to_none)
 
     @named("optimizer.sync()", every=True)
@@ -290,15 +290,14 @@ class DiLoCo(Wrapper):
             except hpcomm.PeerFailed:
                 optimizer.recover()
 
-        Lost are the steps of the dead rank since its last exchange, what its codec held back, and where owners apply
-        the outer rule its momentum of the parameters that the dead rank owned; a warning says so. What this rank has
-        learned stays; under SSP and with a quorum, codecs that keep a residual may lose what was on its way. The step
-        or the sync that raised is completed: go on with the next step, which is number clock + 1. An inner
-        DistributedOptimizer recovers too, and ranks of a host go on from the same step. A ModelCheckpointer is closed,
-        and made anew.
+        Lost are the steps of the dead rank since its last exchange, its codec's residual, and where owners apply the
+        outer rule the momentum of the parameters that it owned; a warning says so. This rank's own steps stay; under
+        SSP and with a quorum, codecs that keep a residual may lose values that were on their way. The step or the sync
+        that raised is completed: go on with the next step, which is number clock + 1. An inner DistributedOptimizer
+        recovers too, and ranks of a host go on from the same step. Close a ModelCheckpointer, and make another one.
 
         Returns:
-            what hpcomm.recover returns; its clock is this rank's number of steps. context and exchange are others now.
+            as hpcomm.recover; its clock is this rank's number of steps. context and exchange are new objects now.
         """
         if isinstance(self._wrapped, DistributedOptimizer):
             self._wrapped.recover(survivors=True, timeout=timeout)
@@ -338,9 +337,9 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.state_dict()", every=False)
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: that of the inner optimizer as torch writes it, and beside it, under "local_steps", the
-        steps and this rank's part of the exchange. It waits for exchanges under way. Every rank saves its own, and its
-        model.state_dict() as well, which has its own weights. ModelCheckpointer saves all that."""
+        """This rank's state: the inner optimizer's as torch writes it, and under "local_steps" the steps and this
+        rank's part of the exchange. It waits for pending exchanges. Every rank saves its own, with its
+        model.state_dict(), as ranks' weights differ. ModelCheckpointer saves all that."""
         self.wait()
         file = io.BytesIO()
         np.savez(file, **self.exchange.state_dict())
@@ -419,7 +418,7 @@ class DiLoCo(Wrapper):
             self._wrapped.written()
         self._local.set_progress(found[_LOCAL], found[_LOCAL].get(_SINCE, {}))
 
-    # ---- what torch asks for -----------------------------------------------------------------------------------------
+    # ---- for torch ---------------------------------------------------------------------------------------------------
 
     @property
     @named("GradScaler.step()", every=True)

@@ -14,7 +14,7 @@ _NAME = "hpcomm.torch.join()"
 
 @contextmanager
 def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
-    """A with block for batches that not all ranks have the same number of. Collective: all ranks enter and leave it.
+    """A with block for ranks with unequal numbers of batches. Collective: all ranks enter and leave it.
 
         with hpcomm.torch.join(optimizer):
             for batch in batches:
@@ -22,18 +22,18 @@ def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
                 optimizer.step()
 
     A rank that has left the loop takes part in the others' steps until all have left theirs. Its part of the mean
-    gradient is zero, and the mean is still that of all ranks. Parameters, state and the numbers of param_groups, such
+    gradient is zero, and the mean still divides by all ranks. Parameters, state and the numbers of param_groups, such
     as learning rates, stay the same on all ranks; a scheduler that counts its own steps does not know of the steps that
     its rank did not make. In the block a step costs one small allgather more. synchronize and GradScaler are refused:
     the scaler of a rank that has run out would keep an old scale. A ModelCheckpointer works in the block: a rank
     that has run out saves with the others, with the extra values that it gave last.
 
-    With a DiLoCo optimizer, such a rank takes part in the exchanges of the others, with what it had learned until then
-    and nothing more. Ranks meet when an exchange begins, and wait for the slowest one there. A ModelCheckpointer saves
-    behind the block.
+    With a DiLoCo optimizer, such a rank takes part in the exchanges of the others, with its steps up to then and no
+    more. Ranks meet when an exchange begins, and wait for the slowest one there. A ModelCheckpointer saves behind the
+    block.
 
     Raises:
-        InvalidArgument: optimizer is none of hpcomm.torch's, or is in a join block already.
+        InvalidArgument: optimizer is not of hpcomm.torch, or is in a join block already.
         NotSupported: a rank calls step by a GradScaler, with a DistributedOptimizer; every rank raises it. Or the
             inner optimizer of a DiLoCo is a DistributedOptimizer.
     """

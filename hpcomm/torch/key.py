@@ -29,13 +29,13 @@ _STRIDED = torch.strided
 _HOST = torch.device("cpu")
 _is_compiling = torch.compiler.is_compiling
 _BACKWARD = named_call("loss.backward()", every=False)
-_SCALED = 1e-5  # by which a mean may differ from a multiple of what it was
+_SCALED = 1e-5  # by which a mean may differ from a multiple of its old value
 
 Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
 
 
 def _ratio(before: Tensor, now: Tensor) -> float:
-    """The factor between two gradients; NaN: there is none."""
+    """The factor between two gradients; NaN where no factor makes one of the other."""
     if not bool(torch.isfinite(before).all()):
         return 1.0  # which a scaler has seen as well, and skips the step
     square = float((before.double() ** 2).sum())
@@ -83,12 +83,12 @@ class ParamKey:
     Attributes:
         name, param: of the model.
         group: the number of its parameter group.
-        handle: what its next reader must wait for; None: nothing.
+        handle: for which its next reader must wait; None: it need not wait.
         sent: whether its gradient of this step is on its way.
         passes: backward passes since the last step.
         factor: by which the trainer has scaled the mean that synchronize gave.
         fold: the exchange of its gradient.
-        syncer: that of its layer; several layers may wait for it, and this is the last of them.
+        syncer: of its layer; several layers may wait for it, and this is the last of them.
         shared: whether several modules use it.
         apart: whether its owner keeps other values than the parameter's, so that none may be written here.
         stamp: the version of the parameter when nothing here had been written that the exchange has not.
@@ -178,7 +178,7 @@ class ParamKey:
         self.address, self.stamp = self.home.data_ptr(), self.param._version
 
     def takes_slot(self, exchange: Exchange) -> None:
-        """Its gradients go to the exchange from here on: where there is one float32 slot, p.grad lies in it."""
+        """Its gradients go to the exchange from here on. If the key has a single float32 slot, p.grad lies in it."""
         slot = exchange.gradient(self.name)
         single = inside.has_one_slot(exchange, self.name) and not inside.reads_on(exchange)
         self.slot = as_tensor(slot, self.order) if single and slot.dtype == np.float32 else None
@@ -187,7 +187,7 @@ class ParamKey:
         self.mean = None
 
     def memory(self, exchange: Exchange) -> list[NDArray[Any]]:
-        """What copies from and to a device read and write in an exchange."""
+        """The arrays of an exchange that copies from and to a device read and write."""
         return [exchange.params[self.name]]
 
     def find_home(self, *, take: bool = True) -> None:
@@ -207,7 +207,8 @@ class ParamKey:
         self.stamp = self.param._version
 
     def give(self) -> None:
-        """Its update begins: takes what the trainer has written, on all ranks alike. From here on owners write."""
+        """Its update begins: takes values that the trainer has written, on all ranks alike. From here on owners
+        write."""
         self.find_home()
         written(self.param)
         self.stamp = self.param._version
@@ -302,7 +303,7 @@ class ParamKey:
             enter(before)
 
     def push(self, start: Start) -> Handle:
-        """Starts the exchange of p.grad by this call, and leaves p.grad in its slot, where there is one."""
+        """Starts the exchange of p.grad by this call, and leaves p.grad in its slot, if it has one."""
         grad, slot, lent = self.param.grad, self.slot, self.lent
         if lent is not None and grad is not None and grad is lent.tensor and grad.data_ptr() == lent.address:
             if self.mode.unguarded and grad._version - self.version > 1:
@@ -318,7 +319,7 @@ class ParamKey:
             if slot is None:
                 handle = start(self.name, self._array(plain))
             else:
-                slot.copy_(plain)  # it is free: what was under way has been waited for
+                slot.copy_(plain)  # it is free: the exchange before has been waited for
                 handle = start(self.name)
                 if not grad.requires_grad and lent is not None:
                     self.sum = grad if grad._version else None
@@ -382,10 +383,10 @@ class ParamKey:
         self.held, self.version = grad, grad._version
 
     def scaled_by(self, mean: NDArray[np.float32], why: str) -> None:
-        """Takes what the trainer did to this mean, as a factor. why: it can be no more.
+        """Takes the factor by which the trainer has scaled this mean. why: no other change can be taken.
 
         Raises:
-            InvalidArgument: it is more.
+            InvalidArgument: it was changed otherwise.
         """
         grad = self.param.grad
         self.factor = 1.0 if grad is None else _ratio(as_tensor(mean, self.order), grad.detach().cpu())
@@ -406,10 +407,10 @@ class ParamKey:
             self.mean = Lent(self.master, self.order)
         self.param.grad = self.mean.get()
 
-    # ---- what a trainer did ------------------------------------------------------------------------------------------
+    # ---- the trainer's changes ---------------------------------------------------------------------------------------
 
     def changed(self) -> bool:
-        """Whether p.grad is not what was sent."""
+        """Whether p.grad has changed since it was sent."""
         grad = self.param.grad
         if grad is not self.held:
             return True
@@ -419,7 +420,7 @@ class ParamKey:
         return moved or grad._version != self.version
 
     def sends_again(self, asked: bool) -> bool:
-        """Whether the mean that synchronize gave must be folded anew. asked: it may have been written unseen."""
+        """Whether the mean that synchronize gave must be folded again. asked: it may have been written unseen."""
         return asked or self.changed()
 
     def done(self) -> None:

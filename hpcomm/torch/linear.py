@@ -77,14 +77,14 @@ class LinearKey(ParamKey):
     _exchange: Exchange
 
     def __init__(self, module: nn.Linear, *args: Any) -> None:
-        """args: those of the class beside this one."""
+        """args: for the class beside this one."""
         super().__init__(*args)
         self.module = module
         self.rows = self.K = self.most = self._open = 0
         self.refused = ""
         self.skips = self.used = False
         self._came: list[Call] = []  # of backward passes that run
-        self._kept: list[Call] = []  # of those that have given the weight its gradient
+        self._kept: list[Call] = []  # of backward passes that have given the weight its gradient
         self._mean: NDArray[np.float32] | None = None
         self._verdict: Tensor | None = None  # in the host's memory, and it has not been read
         self._looked: Copy | None = None  # which brings it
@@ -137,7 +137,7 @@ class LinearKey(ParamKey):
             module._parameters["weight"] = self.param.detach()  # type: ignore[assignment]
 
     def _check_alone(self, module: nn.Module) -> None:
-        """Refuses what would change a gradient that is not computed."""
+        """Refuses hooks and parametrizations that would change a gradient that is not computed."""
         weight, hooks = self.param, getattr(self.param, "_post_accumulate_grad_hooks", None)
         if module._parameters.get("weight") is not weight:
             why = "is not a plain parameter of its layer any more, as after a parametrization or a prune mask"
@@ -190,7 +190,7 @@ class LinearKey(ParamKey):
         super().arrived(param)
 
     def _keep_pairs(self) -> None:
-        """The pairs of this backward pass belong to the gradient; those of others, such as a trainer's
+        """The pairs of this backward pass belong to the gradient; pairs of other passes, such as a trainer's
         torch.autograd.grad by the inputs, do not."""
         task = torch._C._current_graph_task_id()
         self._kept += [call for call in self._came if call.task == task]
@@ -213,7 +213,7 @@ class LinearKey(ParamKey):
         return bool(self.skips and (self._kept or self._came)) or super().is_there()
 
     def push(self, start: Start) -> Handle:
-        if self.skips and self._came:  # step sends what no hook has: a call has no backward pass
+        if self.skips and self._came:  # step sends pairs that no hook has sent: a call had no backward pass
             self._kept += self._came
             self._came.clear()
         rows = sum(call.rows for call in self._kept)
@@ -324,7 +324,7 @@ class LinearKey(ParamKey):
             self._mean = mean
 
     def sends_again(self, asked: bool) -> bool:
-        """Pairs stay folded: what the trainer did to their mean becomes a factor of it."""
+        """Pairs stay folded: the trainer's change of their mean becomes a factor of it."""
         if not self.most:
             return super().sends_again(asked)
         if (asked or self.changed()) and self._mean is not None and self.param.grad is not None:
@@ -342,7 +342,7 @@ class LinearKey(ParamKey):
 
 
 def _rounded() -> str:
-    """What also makes a gradient differ: products in TF32 or bfloat16."""
+    """Another cause of a differing gradient: products in TF32 or bfloat16."""
     with suppress(RuntimeError):  # settings of torch's older and newer calls are mixed
         precision = torch.get_float32_matmul_precision()
         if precision != "highest":
@@ -381,7 +381,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def layers_of(model: nn.Module) -> dict[int, nn.Linear]:
-    """By id of the weight: the plain linear layers whose weight nothing else of the model uses."""
+    """The plain linear layers whose weight nothing else of the model uses, by id of the weight."""
     uses: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, param in module._parameters.items():

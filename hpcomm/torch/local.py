@@ -88,7 +88,7 @@ class Averaged(Mode):
             key.takes_slot(exchange)
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
-        """Every rank has the whole model: those that are left take that of the one that has made the most steps."""
+        """Every rank has the whole model: survivors take the model of the rank that has made the most steps."""
         if self.workers.serving:
             raise self.workers.no_recovery()
         old = self.context
@@ -173,7 +173,7 @@ class Averaged(Mode):
 
 
 class Neighbours(Mode):
-    """topology=a graph: each rank steps by its own gradients and averages its model with its neighbours'."""
+    """topology=a graph: each rank steps with its own gradients and averages its model with its neighbours'."""
 
     why_no_mean = "on a graph every rank steps by its own gradients"
 
@@ -215,7 +215,7 @@ class Neighbours(Mode):
 
 
 def _versions(state: Any) -> Versions:
-    """Of a parameter's state; None: it has none."""
+    """The versions of a parameter's state; {} if it has none."""
     if not isinstance(state, Mapping):
         return {} if state is None else {"": (state, 0)}
     return {name: (one, one._version if torch.is_tensor(one) else 0) for name, one in state.items()}

@@ -1,4 +1,4 @@
-"""When gradients and parameters travel: the interface of the modes, a class each, and what they have in common."""
+"""When gradients and parameters travel: the interface of the modes, a class each, and their common code."""
 
 import hashlib
 import math
@@ -44,7 +44,7 @@ class Scaling:
 
 
 class Mode(ABC):
-    """The exchange of a model, and what the hooks, step and wait do with it.
+    """The exchange of a model, as the hooks, step and wait use it.
 
     Attributes:
         exchange: of its keys.
@@ -56,7 +56,7 @@ class Mode(ABC):
         begun: a gradient of this step has been sent.
         touched: a backward pass of this step has ended without sending.
         agreed: all ranks have found the same layers whose gradients of this step are not the sums of their pairs.
-        roll: see Roll; None where a push can say that there is nothing.
+        roll: see Roll; None where a push can tell that its rank has no gradient.
         in_step: all ranks make the same steps: each waits for the gradients of all (BSP).
         has_params: the exchange has the parameters, and not gradients alone.
         workers: that train with this exchange.
@@ -73,7 +73,7 @@ class Mode(ABC):
     ) -> None:
         self.context, self.keys, self.counts = ctx, list(keys), counts
         self.device, self.starts, self._release = keys[0].device, PendingStarts(ctx, counts), _nothing
-        self.extra: list[Any] = []  # what has a handle and receives as a key does: buffers
+        self.extra: list[Any] = []  # buffers, which have a handle and receive as a key does
         self.order = self.keys  # in which the next forward pass needs them
         self.passes, self.clip_norm = passes, clip_norm
         self.quiet = self.pending = self.unguarded = self.begun = self.touched = self.synchronized = False
@@ -117,7 +117,7 @@ class Mode(ABC):
         self.exchange.serve(timeout)
 
     def reset(self) -> None:
-        """Nothing is under way any more: the exchange has lost ranks."""
+        """Drops all pending pushes and pulls: the exchange has lost ranks."""
         self.pending = self.unguarded = self.begun = self.synchronized = False
         self._in_place = -1  # the next step waits for its end
         self.starts.drop()
@@ -162,7 +162,7 @@ class Mode(ABC):
     why_no_mean = "there is no mean of all ranks"
 
     def wait(self) -> None:
-        """Until all parameters and gradients may be read and written."""
+        """Waits until all parameters and gradients may be read and written."""
         if self.pending:
             for key in self.order:
                 if key.handle is not None:
@@ -247,9 +247,9 @@ class Differs(Exception):
 
 
 class Roll:
-    """The ranks that have each gradient, for exchanges in which a push cannot say that there is nothing. A key of its
-    own, whose parameters are the mean of ones and zeros. Behind them stand the digests of values that must be the same
-    on all ranks, if there are any: equal digests have each rank's own as their mean."""
+    """Tells which ranks have each gradient, where a push cannot tell that its rank has none: an extra key, whose
+    parameters are the mean of ones and zeros. Behind these stand digests of values that must be the same on all ranks:
+    the mean of equal digests is each rank's own."""
 
     def __init__(self, keys: Sequence[ParamKey], same: Sequence[Callable[[], bytes]] = ()) -> None:
         self._keys, self._same = keys, list(same)
@@ -257,7 +257,7 @@ class Roll:
         self.values = np.zeros(len(keys) + DIGITS * len(self._same), np.float32)
 
     def call(self, exchange: Exchange, missing: Sequence[ParamKey]) -> Sequence[ParamKey]:
-        """Says which gradients this rank has not; returns those of them that others have.
+        """Tells which gradients this rank lacks, and returns the keys among them for which others have one.
 
         Raises:
             Differs: a value that must be the same differs; on every rank.
@@ -283,11 +283,11 @@ class Roll:
         return [key for key, mean in zip(self._keys, means[:n], strict=True) if mean > 0 and not key.sent]
 
     def drop(self) -> None:
-        """Nobody waits for the last call."""
+        """Forgets the last call, without a wait."""
         self._handle = None
 
     def wait(self) -> None:
-        """Until the last call has ended."""
+        """Waits until the last call has ended."""
         if self._handle is not None:
             self._handle.wait()
             self._handle = None

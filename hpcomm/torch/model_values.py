@@ -15,8 +15,8 @@ from .tensors import as_tensor, flat
 
 
 class ModelValues:
-    """Parameters of a model by name: float32, bfloat16 or float16, in whatever order their elements lie. What is taken
-    is written in place. 16-bit parameters are rounded when they are taken; the shared ones are float32."""
+    """Parameters of a model by name: float32, bfloat16 or float16, with their elements in any order. take writes them
+    in place, and rounds 16-bit ones; the shared parameters are float32."""
 
     def __init__(self, keys: Sequence[ParamKey], inner: Optimizer) -> None:
         self._keys = {key.name: key for key in keys}

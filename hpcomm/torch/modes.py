@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     Attributes:
         rules: None where the optimizer steps on each rank.
         make: an exchange of a context, values by name, a rule and options.
-        on_graph: each rank has a model of its own.
+        on_graph: ranks' models differ.
     """
 
     context: Context
@@ -46,8 +46,8 @@ class Asked(NamedTuple):
     on_graph: bool
 
     def in_two_or_one(self, two: Callable[[], _Made], one: Callable[[str], _Made]) -> _Made:
-        """What makes an exchange whose updates take two calls; or, where it must not, or is refused on all ranks, one
-        call, which gets the reason."""
+        """The result of two, which makes an exchange whose updates take two calls; where two calls are ruled out, or
+        refused on all ranks, the result of one, which gets the reason."""
         why = 'apply="backward" applies each gradient as it is folded: give apply="step"'
         if self.apply != "backward":
             try:

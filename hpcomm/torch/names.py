@@ -1,5 +1,5 @@
-"""Names of parameters and buffers, without the prefixes of what is wrapped around a module: torch.compile's _orig_mod,
-and DataParallel's or DistributedDataParallel's module. A compiled model and a plain one have the same names so."""
+"""Names of parameters and buffers, without the prefixes of wrappers: torch.compile's _orig_mod, and DataParallel's or
+DistributedDataParallel's module. So a compiled model and a plain one have the same names."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a torch optimizer whose gradients, or parameters, are those of all ranks."""
+"""DistributedOptimizer: a torch optimizer that takes the gradients, or averages the parameters, of all ranks."""
 
 import hashlib
 from collections import defaultdict
@@ -69,7 +69,7 @@ class DistributedOptimizer(Wrapper):
 
         optimizer = hpcomm.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), ctx, model)
 
-    Each rank computes the gradients of its own batch; what is applied is their mean. With batches of equal size all
+    Each rank computes the gradients of its batch, and the optimizer applies their mean. With batches of equal size all
     ranks reach the weights, up to rounding, of one process with all the data. Every rank starts from rank 0's
     parameters, buffers and, where the optimizer has state already, its state and param_groups.
 
@@ -92,33 +92,33 @@ class DistributedOptimizer(Wrapper):
             fastest, and goes without synchronize, clip_norm and GradScaler. "after": nothing is sent before step(), as
             by a plain parameter server (section 5); it is there to be compared with.
         clip_norm: the norm of the mean gradient is at most this, as by torch.nn.utils.clip_grad_norm_; the same bits on
-            all ranks. Under SSP(s) and ASYNC, where each update is applied by itself, that of each rank's own gradient;
-            with a quorum that of the mean of the ranks that are in it.
+            all ranks. Under SSP(s) and ASYNC, where each update is applied by itself, the norm of each rank's own
+            gradient; with a quorum the norm of the mean of the ranks in it.
         backward_passes_per_step: gradients of so many backward passes are summed here before they are exchanged.
         buffers: "local": each rank's own; "broadcast": rank 0's, "average": the mean, after each step. Buffers that are
             no floating-point numbers stay local.
         sparse: sparse gradients are exchanged "dense", which a warning says, or are refused: "refuse".
-        topology: None: what hpcomm.parameter_hub takes by its options. Or a ParameterServer, or a Hierarchy. Or
+        topology: None: as hpcomm.parameter_hub chooses by its options. Or a ParameterServer, or a Hierarchy. Or
             a graph, as hpcomm.stochastic_reduce takes it: the optimizer steps on each rank, which then averages its
-            model with those of its neighbours.
-        consistency: BSP; SSP(s), ASYNC or a quorum with servers; those of graphs with a graph.
+            model with its neighbours' models.
+        consistency: BSP; SSP(s), ASYNC or a quorum with servers; on a graph any that Exchange takes there.
         codec: of gradients, as Exchange takes it; a mapping has the names of the model's parameters.
         overlap: whether step() returns while parameters are on their way, which between hosts saves 2 to 7 % of a step;
-            None: what init(overlap=) or HPCOMM_OVERLAP says; else not.
+            None: as init(overlap=) or HPCOMM_OVERLAP says; else not.
         way: how each linear layer is exchanged (Poseidon, section 3.2): "auto": as a matrix or as pairs of vectors,
-            whichever takes fewer seconds by the rates measured here; "paper": by algorithm 1, which counts bytes; or a
-            mapping from names of parameters to "ps" (a matrix, through servers), "factors" (pairs, to all ranks),
-            "adam" (pairs to one server, the matrix back) or "1bit", where those that are not named are "ps"; or one of
-            these four for all linear layers. None: what init(way=) or HPCOMM_WAY says, else "ps". For
-            apply="step" under BSP, with optimizers that have a rule. Keys that topology= or codec= names keep that.
+            by the smaller time at the rates measured here; "paper": by algorithm 1, which counts bytes; or a mapping
+            from names of parameters to "ps" (a matrix, through servers), "factors" (pairs, to all ranks), "adam" (pairs
+            to one server, the matrix back) or "1bit", where parameters not named are "ps"; or one of these four for
+            all linear layers. None: init(way=) or HPCOMM_WAY, else "ps". For apply="step" under BSP, with optimizers
+            that have a rule. Keys that topology= or codec= names keep that.
         batch: K, the most rows that a linear layer has in a step on a rank: samples times positions times calls. None:
             the first step goes as matrices, and then K is twice the most rows that a rank has had.
         revisit: after how many steps "auto" measures and decides again; None: never.
         lossy: whether "auto" also compares bfloat16, TopK(0.01) and OneBit() for each parameter of 4,096 elements or
-            more; or a list of the codecs that it compares, such as [Threshold(1e-3)]. What they hold back is dropped
-            when a way changes.
+            more; or a list of the codecs that it compares, such as [Threshold(1e-3)]. Their residuals are dropped when
+            a way changes.
         skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
-            synchronize fills it. What torch.autograd.grad computes by such a layer counts as part of its gradient.
+            synchronize fills it. Calls of torch.autograd.grad through such a layer add to its gradient.
         options: plan (PlanOptions), engine (EngineOptions), reduce, codec_out and progress, as Exchange has them;
             placement and servers of a ParameterServer. With placement="NCC" or "NCS" ranks only serve (PHub, section
             2.2): they make the same optimizer, and call serve in place of the training loop. Means are of the workers
@@ -277,7 +277,7 @@ class DistributedOptimizer(Wrapper):
 
     @torch.no_grad()
     def _own_state(self, loaded: Mapping[str, state.Loaded] | None, rules: Rules) -> None:
-        """The owners keep the state from here on, with what the wrapped optimizer has of it."""
+        """The owners keep the state from here on, beginning with the wrapped optimizer's."""
         me = ref(self)
 
         def reset(keys: Sequence[ParamKey]) -> None:
@@ -325,7 +325,7 @@ class DistributedOptimizer(Wrapper):
     @named("the reset of optimizer.state", every=True)
     @torch.no_grad()
     def _reset_state(self, keys: Sequence[ParamKey]) -> None:
-        """The state of these keys becomes that of a new optimizer. Collective."""
+        """Resets the state of these keys, as in a new optimizer. Collective."""
         if self._join is not None:
             raise NotSupported(
                 "optimizer.state is reset in a join block, where ranks that have run out of batches do not take part: "
@@ -377,12 +377,12 @@ class DistributedOptimizer(Wrapper):
                 self._hooked[id(key)] = key.param.register_post_accumulate_grad_hook(key.arrived)
                 self._layers.hook(key)
 
-    # ---- what a trainer calls ----------------------------------------------------------------------------------------
+    # ---- the trainer's calls -----------------------------------------------------------------------------------------
 
     @named("optimizer.step()", every=False)
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Applies the gradients of the backward passes since the last step, those of all ranks. Collective.
+        """Applies all ranks' gradients of the backward passes since the last step. Collective.
 
         It returns when parameters and buffers are new; with overlap=True, when the updates have begun: see wait.
         closure: makes the loss and its gradients; called once.
@@ -397,7 +397,7 @@ class DistributedOptimizer(Wrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._mode.starts.drain()  # what is refused below is refused behind the same pushes on all ranks
+        self._mode.starts.drain()  # the refusals below come behind the same pushes on all ranks
         self._check_wrapped()
         self._layers.settle()
         scaling = self._scaling()
@@ -416,7 +416,7 @@ class DistributedOptimizer(Wrapper):
         return loss
 
     def _call_hooks(self, hooks: Mapping[int, Callable[..., Any]]) -> None:
-        """Those of the wrapped optimizer, whose step is not called where the exchange has its rule."""
+        """Calls hooks of the wrapped optimizer, whose step is not called where the exchange has its rule."""
         users = [hook for number, hook in hooks.items() if number != self._guard.id]
         if users and self._rules is not None:
             self.wait()
@@ -497,7 +497,7 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.measure_ways()", every=True)
     @torch.no_grad()
     def measure_ways(self, rounds: int = 3) -> Ways:
-        """Exchanges each key by itself, and adds what it took, the best of some rounds, to the table of ways.
+        """Exchanges each key by itself, and adds its time and bytes, the best of some rounds, to the table of ways.
         Collective, between zero_grad() and a backward pass; parameters stay as they are.
 
         Raises:
@@ -513,7 +513,7 @@ class DistributedOptimizer(Wrapper):
         return self._ways
 
     def stats(self) -> Stats:
-        """Counts of what was moved and waited for, on this rank."""
+        """This rank's counts of steps, copies, bytes and waits."""
         for key in self._mode.keys:
             key.tally()
         return self._counts.stats()
@@ -539,7 +539,7 @@ class DistributedOptimizer(Wrapper):
             timeout: seconds for each part; None means the context's default.
 
         Returns:
-            what hpcomm.recover returns; its clock is the step to go on with. context and exchange are others now.
+            as hpcomm.recover; its clock is the step to go on with. context and exchange are new objects now.
 
         Raises:
             HpcommError: as hpcomm.recover.
@@ -616,8 +616,8 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.state_dict()", every=True)
     def state_dict(self) -> dict[str, Any]:
         """The state of the wrapped optimizer, as torch writes it: it can be loaded by the plain optimizer. Collective:
-        the state lies at its owners. 16-bit parameters have a "master" more. What codecs hold back is not in it:
-        ModelCheckpointer saves that too."""
+        the state lies at its owners. 16-bit parameters have a "master" more. Codecs' residuals are not in it:
+        ModelCheckpointer saves them too."""
         self._check_between("state_dict()")
         self._settle()
         if self._rules is None:
@@ -640,8 +640,8 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.load_state_dict()", every=True)
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of a plain optimizer, or of one of these. What codecs have held back is dropped. Collective:
-        the same on every rank.
+        """Loads the state of a plain optimizer, or of one of these. Codecs' residuals are dropped. Collective: the same
+        on every rank.
 
         Raises:
             InvalidArgument: it has other groups or other shapes.
@@ -733,7 +733,7 @@ class DistributedOptimizer(Wrapper):
             if key.home is not None:
                 key.move()
 
-    # ---- what torch asks for -----------------------------------------------------------------------------------------
+    # ---- for torch ---------------------------------------------------------------------------------------------------
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -17,7 +17,7 @@ _ABSENT: Any = object()
 
 
 class Held:
-    """The parameters that have state, as far as a rank can tell: those that are or were trained, after a step."""
+    """The parameters that have state, as far as a rank can tell: parameters that are or were trained, after a step."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Held:
         hooked: Container[int],
         reset: Callable[[Sequence[ParamKey]], None],
     ) -> None:
-        """hooked: has the ids of keys that are or were trained. reset: makes the state of keys that of a new optimizer.
+        """hooked: has the ids of keys that are or were trained. reset: resets the state of keys, as in a new optimizer.
         Collective."""
         self._keys: dict[Any, ParamKey] = {key.param: key for key in keys}
         self._forms, self._counts, self._hooked, self._reset = forms, counts, hooked, reset
@@ -50,7 +50,7 @@ class Held:
         return param in self._keys
 
     def names(self, param: object) -> tuple[str, ...]:
-        """Of the values in the state of a parameter."""
+        """The names of the values in a parameter's state."""
         if not self.has(param):
             return ()
         key = self._keys[param]
@@ -66,7 +66,7 @@ class Held:
 
 
 class Entry(MutableMapping[str, Any]):
-    """The state of a parameter, of which a rank knows the names. popped: those that it had before pop reset it."""
+    """The state of a parameter, whose names a rank knows. popped: the names from before pop reset it."""
 
     def __init__(self, state: "OwnedState", param: Tensor, popped: tuple[str, ...] | None = None) -> None:
         self._state, self._param, self._popped = state, param, popped
@@ -110,7 +110,7 @@ class Entry(MutableMapping[str, Any]):
 
 
 class OwnedState(MutableMapping[Any, Any]):
-    """By parameter its Entry. A reset (clear(), `= {}` or del of one) is collective.
+    """An Entry for each parameter. A reset (clear(), `= {}` or del of one) is collective.
 
     Attributes:
         held: None where the DistributedOptimizer is gone.

@@ -13,8 +13,9 @@ _MAPS = Path("/proc/self/maps")
 
 
 def ranges(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[int, int]]:
-    """The addresses and bytes of the memory of these arrays, where memory side by side is one range: all of what is
-    shared with other processes, as an exchange has other slots there for later pushes; of other memory their pages."""
+    """The addresses and bytes of the memory of these arrays; adjacent memory is one range. Memory that is shared with
+    other processes counts in full, as an exchange has slots for later pushes there; of other memory only their pages
+    count."""
     page, shared = mmap.PAGESIZE, list(_shared())
     ends = sorted(
         _around(shared, one.ctypes.data // page * page, -(-(one.ctypes.data + one.nbytes) // page) * page)

@@ -16,7 +16,7 @@ Begin = Callable[[], Handle]
 
 
 class PendingStart:
-    """The exchange of a key that begins when a copy has ended: to those who wait it is a Handle."""
+    """The exchange of a key that begins when a copy has ended. It can be waited for as a Handle."""
 
     __slots__ = ("_begin", "_handle", "_way", "copy", "name")
 
@@ -42,7 +42,7 @@ class PendingStart:
 
 
 class PendingStarts:
-    """The gradients that are under way, in the order of their copies, which is that of their ends."""
+    """Gradients whose copies are pending, in the order in which the copies began, and so end."""
 
     def __init__(self, ctx: Context, counts: Counts) -> None:
         self._ctx, self._counts = ctx, counts
@@ -58,7 +58,7 @@ class PendingStarts:
         return sent
 
     def look(self) -> None:
-        """Begins the exchanges of what has come. One look serves all."""
+        """Begins the exchanges of all gradients that have come."""
         while self._sent and self._sent[0].copy.reached():
             self._begin()
 
@@ -70,12 +70,12 @@ class PendingStarts:
         self._begin()
 
     def drain(self) -> None:
-        """Until nothing is under way."""
+        """Waits for all pending copies, and begins their exchanges."""
         while self._sent:
             self.next()
 
     def drop(self) -> None:
-        """What is under way does not count any more. Its copies end first, as they still read and write."""
+        """Drops all pending gradients. Their copies end first, as they still read and write."""
         while self._sent:
             until_reached(self._ctx, self._sent[0].name, self._sent[0].copy)
             self._sent.popleft()
@@ -90,7 +90,7 @@ class PendingStarts:
 
 
 def until_reached(ctx: Context, name: str, copy: Copy, timeout: float | None = None) -> None:
-    """Until a copy has ended, which is begun.
+    """Waits until a copy that has begun has ended.
 
     Raises:
         Timeout: the device does not get there.
@@ -101,8 +101,7 @@ def until_reached(ctx: Context, name: str, copy: Copy, timeout: float | None = N
         if waited > limit:
             raise Timeout(
                 f"rank {ctx.rank}: the copy of {name!r} between its device and the host's memory has not ended in "
-                f"{limit:g} s: the device computes what the copy needs, or is stuck: look at what it runs, or give a "
-                "longer timeout",
+                f"{limit:g} s: the device still computes, or is stuck: look at its work, or give a longer timeout",
                 op="copy",
             )
         if waited > _SPIN:

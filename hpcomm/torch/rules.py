@@ -17,7 +17,7 @@ Group = Mapping[str, Any]  # one of an optimizer's param_groups
 
 @dataclass(frozen=True)
 class Form:
-    """A rule of the exchange, and what torch calls its state.
+    """A rule of the exchange, and torch's names of its state.
 
     Attributes:
         rule: its class.
@@ -44,7 +44,7 @@ _ADAM_W = Form(AdamW, _MOMENTS, True)
 
 
 def form_of(optimizer: torch.optim.Optimizer, group: Group) -> Form | None:
-    """The rule that takes the same steps as torch does with this group; None: there is none."""
+    """The rule that takes the same steps as torch does with this group; None: no rule does."""
     kind = type(optimizer)
     if group.get("maximize") or group.get("differentiable"):
         return None
@@ -99,7 +99,7 @@ class Rules:
                 self._sent[i] = tuple(getattr(now, name) for name in form.names)
 
     def changed(self) -> list[int]:
-        """The groups whose arguments are not those that the exchange has.
+        """The groups whose arguments have changed since the exchange was told.
 
         Raises:
             InvalidArgument: a group asks for another rule now.
@@ -116,7 +116,7 @@ class Rules:
         return found
 
     def update(self, exchange: Exchange) -> None:
-        """Tells the exchange what a scheduler or the trainer has changed."""
+        """Tells the exchange the arguments that a scheduler or the trainer has changed."""
         for i in self.changed():
             form, names = self.forms[i], self._names[i]
             values = read(form, self._optimizer.param_groups[i])
@@ -139,12 +139,12 @@ def rules_of(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -
 
 
 def numbers(groups: Iterable[Group]) -> list[float]:
-    """All numbers of all groups, in one list: what a rank that has run out of data needs to step as the others."""
+    """All numbers of all groups, in one list, with which a rank that has run out of data can step as the others."""
     return [float(value) for group in groups for _, values in _numeric(group) for value in values]
 
 
 def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> None:
-    """Writes what numbers gave."""
+    """Writes the result of numbers."""
     left = iter(values)
     for group in groups:
         for name, own in _numeric(group):

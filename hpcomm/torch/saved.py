@@ -23,7 +23,7 @@ _AS_THEY_ARE = (Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size)  # 
 
 
 def dumped(named: Mapping[str, Any]) -> bytes:
-    """Values by what an error calls them.
+    """The bytes of values. named: by the names that errors use.
 
     Raises:
         InvalidArgument: one of them could not be read again; the sentence names it.

@@ -52,8 +52,8 @@ class Split(Mode):
         return made_in_two(self._make, self.context, self.keys, self.rules)
 
     def remake(self) -> None:
-        """Between two steps: makes the exchange anew, with the same parameters and state, as make has it now. What
-        codecs hold back is dropped. Where it raises, recover goes on from the exchange before, closed or not.
+        """Between two steps: replaces the exchange by one that make gives now, with the same parameters and state.
+        Codecs' residuals are dropped. If it raises, recover goes on from the exchange before, closed or not.
         Collective."""
         self.wait()
         owned = state.gather(self.exchange)
@@ -72,7 +72,7 @@ class Split(Mode):
             key.takes_slot(exchange)
         self._pairs = [key for key in self.keys if key.most]
         self._to_send = len(self._pairs)
-        self._late = self.device.apart or any(key.skips for key in self._pairs)  # in what is refused: step knows
+        self._late = self.device.apart or any(key.skips for key in self._pairs)  # step alone knows the refused keys
 
     def send(self, key: ParamKey) -> None:
         if not self.begun:  # no mean is used before all ranks are in step: small gradients travel together until then
@@ -112,13 +112,13 @@ class Split(Mode):
         self.counts.steps += scale is not None
 
     def _left(self, scaling: Scaling | None) -> Scaling | None:
-        """What is left to do for a scaler with the mean."""
+        """The scaling that the mean still needs."""
         if scaling is not None and scaling.scale is None and not self.synchronized:
             raise InvalidArgument("gradients were unscaled on this rank alone: call optimizer.synchronize() before")
         return scaling
 
     def _scaled(self, unit: float) -> None:
-        """Codecs hold back parts of gradients: it must be known how large those of this step are."""
+        """Tells codecs the unit of this step's gradients, by which they scale residuals."""
         if unit == self._unit:
             return
         for key in self.keys:
@@ -126,7 +126,7 @@ class Split(Mode):
         self._unit = unit
 
     def _finish(self, *, again: bool = False) -> None:
-        """Folds what the hooks have not. again: also what synchronize has averaged."""
+        """Folds gradients that the hooks have not folded. again: also ones that synchronize has averaged."""
         if self.synchronized:
             for key in self.keys:
                 if key.sends_again(again):
@@ -157,7 +157,7 @@ class Split(Mode):
 
     def _agree(self) -> None:
         """Before any mean is used: layers that a rank refuses as pairs go as matrices from here on, on all ranks, and
-        the step folds all gradients once more. What codecs hold back is dropped then."""
+        the step folds all gradients once more. Codecs' residuals are dropped then."""
         self._cast()
         if self._vote is None or not self._vote.is_cast:
             return
@@ -216,8 +216,8 @@ class Split(Mode):
         key.averaged(mean)
 
     def _had(self, zero: Sequence[tuple[ParamKey, Any]]) -> list[tuple[ParamKey, Any]]:
-        """The keys of these, whose mean is zero, of which a rank has a gradient: all ranks have one then, so that a
-        trainer changes it on all of them. Collective."""
+        """The keys of zero, whose means are zero, for which any rank has a gradient: all ranks get the mean then,
+        so that a trainer changes it on all of them. Collective."""
         if not zero:
             return []
         every = self.workers.allgather(bytes(key.is_there() for key, _ in zero))
@@ -287,7 +287,7 @@ class SplitAlone(Split):
         return [(key, mean) for key, mean in zero if key.is_there()]
 
     def forget(self) -> None:
-        """Nobody has heard of the folds, and the next ones take their place."""
+        """The folds were not sent, and the next ones take their place."""
         self.starts.drain()
         for key in self.keys:
             key.find_home()
@@ -295,9 +295,9 @@ class SplitAlone(Split):
 
 
 class SplitQuorum(Split):
-    """Two calls a key under a quorum: ranks are at different steps, and a version of all keys is folded once. So what a
-    trainer does to a mean becomes a factor of it. Scales of a GradScaler differ between ranks: each rank unscales its
-    gradients before they are sent, and the first step shows whether there is a scaler."""
+    """Two calls a key under a quorum: ranks are at different steps, and a version of all keys is folded once. So a
+    trainer's change of a mean becomes a factor of it. Scales of a GradScaler differ between ranks: each rank unscales
+    its gradients before they are sent, and the first step shows whether the trainer has a scaler."""
 
     _has_scaler: bool | None = None  # None: not known yet
     _overflows = False  # this rank's gradients are not finite, and do not count

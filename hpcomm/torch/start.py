@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
 
 SERVER_OPTIONS = tuple(field.name for field in fields(ParameterServer))
 
-# the number of buffers=, the digest of what is given, whether there is state, the bytes of it, what is wrong
+# the number of buffers=, the digest of the given tensors, whether the optimizer has state, its bytes, the error
 _OFFER = struct.Struct("<b8sbQ240s")
 _REFUSED = -1  # in place of the number
 _TOLD = 240  # bytes of a sentence
@@ -97,8 +97,8 @@ def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
 def keys_of(
     optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str, layers: Mapping[int, nn.Linear]
 ) -> list[ParamKey]:
-    """A key for each parameter of the optimizer, in the order of the model. layers: by id of the weight, those whose
-    weights may go as pairs of vectors."""
+    """A key for each parameter of the optimizer, in the order of the model. layers: by id of the weight, layers whose
+    gradients may go as pairs of vectors."""
     groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     named = {name: param for name, param in parameters(model) if id(param) in groups}
     for name, param in named.items():
@@ -120,8 +120,8 @@ def keys_of(
 
 
 def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
-    """The tensors that rank 0 gives to all at the start beside the keys, by what they are called: parameters that are
-    not the optimizer's, and buffers.
+    """The tensors that rank 0 gives to all at the start beside the keys, by the names that errors use: parameters that
+    are not the optimizer's, and buffers.
 
     Raises:
         InvalidArgument: one of them cannot be given.
@@ -160,7 +160,7 @@ def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:
 
 
 def check_hooks(model: nn.Module) -> None:
-    """Refuses modules with parameters that take no hooks, as those of torch.jit.script."""
+    """Refuses modules with parameters that take no hooks, as torch.jit.script makes them."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
             try:

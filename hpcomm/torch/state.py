@@ -1,4 +1,4 @@
-"""An optimizer's state as torch writes it, from what the owners of an exchange keep, and back."""
+"""An optimizer's state as torch writes it, from the rows of an exchange's owners, and back."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ class ShardRow(NamedTuple):
 
 
 def rows(shard: Mapping[str, Any]) -> Iterator[ShardRow]:
-    """The rows of what Exchange.state_dict gave, as views."""
+    """The rows of a result of Exchange.state_dict, as views."""
     at = state_at = 0
     for key, offset, n in zip(*(shard[name].tolist() for name in ("row_key", "row_offset", "row_count")), strict=True):
         size = int(shard["slots"][key]) * n
@@ -50,7 +50,7 @@ class Owned(NamedTuple):
 
 def gather(exchange: Exchange) -> dict[str, Owned]:
     """The state that owners keep of each key, by its name, on every rank. Collective; it takes a window of that size
-    for a moment. What each rank has a copy of is not sent."""
+    for a moment. Keys that each rank has a copy of are not sent."""
     ctx, shard, copied = exchange.context, exchange.state_dict(), inside.copied(exchange)
     here = [key.name in copied for key in exchange.plan.keys]
     counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
@@ -120,8 +120,8 @@ def parse(
 
 
 def load(exchange: Exchange, found: Mapping[str, Loaded], *, drops: bool = True) -> None:
-    """The reverse of gather. Collective: the same on every rank. drops: what codecs have held back, which belongs to
-    the training that ends."""
+    """The reverse of gather. Collective: the same on every rank. drops: whether codecs' residuals are dropped, which
+    belong to the training that ends."""
     shard, keys = exchange.state_dict(), exchange.plan.keys
     for i, row in enumerate(rows(shard)):
         if keys[row.key].name not in found:
@@ -164,7 +164,7 @@ def bytes_of(found: Mapping[str, Loaded], names: Iterable[str], *, drops: bool) 
 def loaded_from(
     data: NDArray[np.uint8], keys: Sequence[ParamKey], forms: Sequence[Form]
 ) -> tuple[dict[str, Loaded], bool]:
-    """The reverse of bytes_of: what load takes, and drops."""
+    """The reverse of bytes_of: the arguments found and drops of load."""
     at = 8 * (1 + 2 * len(keys))
     drops, *head = data[:at].view(np.int64).tolist()
     values, found = data[at:].view(np.float32), {}

@@ -1,4 +1,4 @@
-"""Counts of what an optimizer has moved and waited for."""
+"""Counts of an optimizer: steps, copies, bytes and waits."""
 
 import math
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Syncer:
-    """The keys of one layer, which are those of its own parameters.
+    """The keys of one layer's own parameters.
 
     Attributes:
         name: of the module.
@@ -74,7 +74,7 @@ class Syncer:
 
     @_core.named("model.load_state_dict()", every=True)
     def before_load(self, state_dict: object, prefix: str, *args: object) -> None:
-        """Before this module is loaded, and those in it."""
+        """Before this module and its submodules are loaded."""
         if self.layers is not None and self.mode is not None:
             if not prefix or not self.name or self.layers.loading is None:
                 self.layers.loading = self
@@ -90,7 +90,7 @@ class Syncer:
             self.layers.fired.append(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of a model (copy.deepcopy, pickle) waits for nobody."""
+        """A copy of a model (copy.deepcopy, pickle) gets a syncer without keys, which does not wait."""
         return type(self), ("", None, (), None)
 
 

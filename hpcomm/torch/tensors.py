@@ -40,7 +40,7 @@ def check_written(what: str, tensor: Tensor) -> None:
 
 
 def order_of(tensor: Tensor) -> Order:
-    """The order of a dense tensor, such as one in channels_last; None also where there are gaps."""
+    """The order of a dense tensor, such as one in channels_last; None if it is contiguous or has gaps."""
     if tensor.is_contiguous():
         return None
     order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
@@ -103,7 +103,7 @@ def is_held(tensor: Tensor, names: int, *, p_grad: bool) -> bool:
 
 
 def lies_with_others(tensors: Sequence[Tensor]) -> list[bool]:
-    """By tensor: whether its memory has other users than these tensors: a process, or another tensor."""
+    """Whether the memory of each tensor has other users than these tensors: a process, or another tensor."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     here = Counter(storage._cdata for storage in storages)
     return [storage.is_shared() or _uses(storage._cdata) > _USES + here[storage._cdata] - 1 for storage in storages]

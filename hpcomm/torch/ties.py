@@ -17,7 +17,7 @@ from .wrapper import Wrapper, release
 
 
 class Ties(NamedTuple):
-    """What holds a model and the wrapped optimizer to a DistributedOptimizer, and nothing of that itself."""
+    """The hooks that tie a model and the wrapped optimizer to a DistributedOptimizer, without a reference to it."""
 
     owner: "ref[Wrapper]"
     keys: Sequence[ParamKey]
@@ -27,7 +27,7 @@ class Ties(NamedTuple):
     more: Sequence[Any]  # other hooks
 
     def cut(self) -> None:
-        """Takes all hooks off, and leaves the wrapped optimizer with a state of its own. A second call does nothing."""
+        """Takes all hooks off, and gives the wrapped optimizer an empty state. A second call does nothing."""
         if isinstance(self.wrapped.state, OwnedState):
             self.wrapped.state = defaultdict(dict)
         for hook in (*self.hooked.values(), *self.more):

@@ -1,4 +1,4 @@
-"""Ranks with unequal numbers of batches: their messages in a join block, and the error where there is none."""
+"""Ranks with unequal numbers of batches: their messages in a join block, and the error outside of one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -52,14 +52,14 @@ class Uneven:
 
 
 def job_step(told: Sequence[Sequence[float]]) -> int:
-    """The step of the job that ranks save. A trainer may count the steps of the job, or the steps of its own rank.
+    """The step of the job that ranks save. A trainer may count the steps of the job, or only its rank's.
 
     Args:
         told: of each rank that saves, the number that its trainer gives, the steps that it has followed the others, and
             the step that was saved before.
 
     Raises:
-        InvalidArgument: the numbers are counted in no one way.
+        InvalidArgument: ranks count in different ways.
     """
     given, counted = {int(own[0]) for own in told}, {int(own[0] + own[1]) for own in told}
     last = max(own[2] for own in told)
@@ -82,8 +82,8 @@ def explained(ctx: Context, failed: PeerFailed, made: int) -> PeerFailed:
 
 
 class JoinBlock:
-    """In a join block ranks meet once a step, by an allgather: who still runs, and with which learning rates. They meet
-    once more where they save."""
+    """The allgathers of a join block. Once a step ranks tell whether they still run, and their learning rates; they
+    meet once more where they save."""
 
     def __init__(
         self, workers: Workers, groups: list[dict[str, Any]], follow: Callable[[], None], uneven: Uneven

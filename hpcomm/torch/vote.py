@@ -1,4 +1,4 @@
-"""By which all ranks find the same layers whose gradients are not the sums of their pairs."""
+"""The vote by which ranks agree on layers whose gradients are not the sums of their pairs."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,8 @@ _NAME = "layers that are refused as pairs"
 
 
 class Vote:
-    """An exchange of its own: once in a step each rank pushes a one for every layer that it refuses, and all ranks
-    count them. Its messages go beside those of the gradients, and no owner stands between: a rank has the verdict when
-    the push of every other rank has come."""
+    """A separate exchange: once in a step each rank pushes a one for every layer that it refuses, and all ranks count
+    them. Its messages go beside the gradients: a rank has the verdict when the push of every other rank has come."""
 
     def __init__(self, ctx: Context, keys: Sequence[ParamKey]) -> None:
         """Collective."""

@@ -1,4 +1,4 @@
-"""What the ways of keys take by the model and by the clock, as a table."""
+"""The predicted and the measured time and bytes of each key's way, as a table."""
 
 import math
 import struct
@@ -12,12 +12,12 @@ from ..model import Cost, Layer
 
 _SPENT = struct.Struct("<dq")
 _HEAD = ("key", "layer", "shape", "K", "way", "predicted ms", "bytes", "measured ms", "bytes", "why")
-_WORDS = 5  # columns of words, before those of numbers
+_WORDS = 5  # columns of words, before columns of numbers
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a key's exchange took by itself: seconds of the slowest rank, and bytes that all ranks sent to others."""
+    """A key's exchange by itself: seconds of the slowest rank, and bytes that all ranks sent to others."""
 
     seconds: float
     sent: int
@@ -26,8 +26,8 @@ class Measured:
 def measured(
     ctx: Context, exchange: Exchange, names: Sequence[str], pairs: Container[str], rounds: int
 ) -> dict[str, Measured]:
-    """What each key takes by itself: the best of some rounds. Collective, between two steps; gradients are overwritten,
-    parameters stay as they are. pairs: the keys that go as pairs of vectors."""
+    """Measures each key's exchange by itself: the best of some rounds. Collective, between two steps; gradients are
+    overwritten, parameters stay as they are. pairs: the keys that go as pairs of vectors."""
     found = {}
     for name in names:
         best, sent = math.inf, 0

@@ -1,5 +1,5 @@
-"""How each layer of a model is exchanged: as a matrix through servers, or as pairs of vectors, whichever costs least
-here (Poseidon, section 3.2)."""
+"""The way of each layer of a model, by its cost here: a matrix through servers, or pairs of vectors (Poseidon,
+section 3.2)."""
 
 import hashlib
 import struct
@@ -35,7 +35,7 @@ _SHUT = -1  # in place of K: the way of the layer is not looked for
 
 
 class Owner(Protocol):
-    """What makes the exchange: split.py."""
+    """The mode that makes the exchange: split.py."""
 
     exchange: Exchange
     keys: list[ParamKey]
@@ -49,8 +49,8 @@ class Ways:
     Attributes:
         of: by name of the key.
         codecs: by name of the key, the lossy codecs that lossy= has let it choose.
-        choices: by name of the key, of those that were decided by cost.
-        measured: by name of the key, what DistributedOptimizer.measure_ways found.
+        choices: by name of the key, where cost decided.
+        measured: by name of the key, the results of DistributedOptimizer.measure_ways.
         why: by name of the key, why a linear layer goes as a matrix where its cost did not decide it.
     """
 
@@ -70,7 +70,7 @@ class Ways:
         lossy: bool | Sequence[WireFormat],
     ) -> None:
         """slots: by name of the key, values of state that its rule keeps of an element. topology, codec, codec_out: as
-        the user gave them; keys that the first two name keep what they say.
+        the user gave them; keys that the first two name keep their topology or codec.
 
         Raises:
             InvalidArgument: an argument that cannot be.
@@ -160,7 +160,7 @@ class Ways:
     # ---- the exchange ------------------------------------------------------------------------------------------------
 
     def arranged(self, topology: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The topology and the options of an exchange of these ways, of those that a user gave."""
+        """The topology and the options of an exchange of these ways, made from the user's."""
         apart = {name: way for name, way in self.of.items() if way != "ps"}
         if not apart and not self.codecs:
             return topology, dict(options)
@@ -274,7 +274,7 @@ class Ways:
         return (self.of, self.codecs) != before
 
     def _goes(self, key: LinearKey) -> None:
-        """The key sends what its way says."""
+        """Makes the key send by its way."""
         if self.of[key.name] not in _PAIRS:
             key.goes_as_matrix()
         elif not key.most:
@@ -287,7 +287,7 @@ class Ways:
         self._kept = dict(self.of), dict(self.codecs)
 
     def lost(self) -> None:
-        """Ways are those of the exchange that there is, whatever was being decided."""
+        """Goes back to the ways of the present exchange; a decision that was being made is dropped."""
         ways, codecs = self._kept
         self.of, self.codecs = dict(ways), dict(codecs)
         for key in self._could:
@@ -375,7 +375,7 @@ class Ways:
         if self._ctx.rank == 0:
             logger.warning("%s", sentence)
 
-    # ---- what it costs -----------------------------------------------------------------------------------------------
+    # ---- the cost ----------------------------------------------------------------------------------------------------
 
     def predicted(self, name: str) -> Cost:
         """The cost of a key by the model; its seconds are 0 where no rates were measured."""
@@ -386,7 +386,7 @@ class Ways:
         return cost_of(way, self._layer(name), cluster, found.rates, coded)
 
     def time(self, exchange: Exchange, rounds: int) -> None:
-        """Exchanges each key by itself, and takes what it took into measured: see way_table.measured."""
+        """Exchanges each key by itself, and adds the results to measured: see way_table.measured."""
         pairs = {name for name, way in self.of.items() if way in _PAIRS}
         self.measured |= way_table.measured(self._ctx, exchange, list(self._named), pairs, rounds)
 

@@ -1,4 +1,4 @@
-"""What optimizers that wrap another one have in common."""
+"""The common part of optimizers that wrap another one."""
 
 import gc
 from abc import abstractmethod
@@ -40,14 +40,14 @@ class Wrapper(Optimizer):
 
     @abstractmethod
     def wait(self) -> None:
-        """Until nothing is under way."""
+        """Waits for all pending exchanges."""
 
     @abstractmethod
     def _let_go(self) -> None:
         """Takes the hooks off the model and the wrapped optimizer; the parameters are free. Again is no error."""
 
     def _close(self, *exchanges: Any) -> None:
-        """Waits, lets go of the model whatever comes of that, and closes the exchanges."""
+        """Waits, lets go of the model even if the wait failed, and closes the exchanges."""
         try:
             self.wait()
         except HpcommError:
@@ -68,7 +68,7 @@ class Wrapper(Optimizer):
 
     @property
     def state(self) -> Any:
-        """That of the wrapped optimizer."""
+        """The state of the wrapped optimizer."""
         wrapped = self.__dict__.get("_wrapped")
         return self.__dict__["state"] if wrapped is None else wrapped.state
 
@@ -106,10 +106,10 @@ class Wrapper(Optimizer):
             self._stepping = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the exchange is made: its keys are those of the parameters.
+        """Refused once the exchange is made, which has its keys.
 
         Raises:
-            NotSupported: always; give all parameters at first, those that are trained later with requires_grad=False.
+            NotSupported: always; give all parameters at first, with requires_grad=False if they are trained later.
         """
         if self._ready:
             raise NotSupported(
@@ -157,7 +157,7 @@ _owners: dict[int, "list[ref[Wrapper]]"] = {}  # by id of a parameter, which its
 
 
 def claim(optimizer: Wrapper, keys: Sequence[ParamKey]) -> "ref[Wrapper]":
-    """The parameters belong to this optimizer, until release with what is returned."""
+    """The parameters belong to this optimizer until release, which takes the returned reference."""
     me = ref(optimizer)
     for key in keys:
         _owners.setdefault(id(key.param), []).append(me)
@@ -205,8 +205,8 @@ def _other(key: ParamKey, inner: Optimizer) -> Wrapper | None:
 
 
 def check_kinds(optimizer: Any, model: Any, refused: type[Optimizer], what: str = "optimizer") -> None:
-    """Raises InvalidArgument where the optimizer is none of torch's, or one of the class refused, or the model is none,
-    or exchanges gradients itself."""
+    """Raises InvalidArgument where optimizer is not an optimizer of torch, or is of the class refused, or model is not
+    a module, or exchanges gradients itself."""
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, refused):
         raise InvalidArgument(f"{what} is a {type(optimizer).__name__}: must be an optimizer of torch")
     if not isinstance(model, nn.Module):
