@@ -8,6 +8,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
+from flat import grouped
 
 import hpcomm
 from hpcomm import SGD, Consistency, EngineOptions, ParameterServer
@@ -25,7 +26,7 @@ def die() -> None:
 
 def make(ctx: hpcomm.Context, **options: Any) -> hpcomm.LocalSteps:
     zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), **options)
+    ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), **grouped(options))
     return hpcomm.local_steps(ex, every=EVERY, fragments=2, delay=DELAY)
 
 

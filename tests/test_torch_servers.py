@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mpi
@@ -167,7 +168,8 @@ def trained(
     """The bits that the steps of a job leave in the model of this rank; "" where it only serves."""
     model = make_net()
     if servers:
-        options |= {"placement": "NCC" if len(servers) == 1 else "NCS", "servers": servers}
+        where = {"placement": "NCC" if len(servers) == 1 else "NCS", "servers": servers}
+        options |= {"topology": replace(options["topology"], **where)} if "topology" in options else where
     workers = [rank for rank in range(ctx.size) if rank not in servers]
     with_optimizer = ht.DistributedOptimizer(make(model.parameters()), ctx, model, **options)
     if ctx.rank in servers:

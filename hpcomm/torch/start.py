@@ -90,7 +90,9 @@ def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
     """The topology that is given by itself or by options of parameter_hub."""
-    named = server_options(options) if topology is None else {}
+    named = server_options(options)
+    if named and topology is not None:
+        raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
     return ParameterServer(**named) if named else as_topology("auto" if topology is None else topology)
 
 
