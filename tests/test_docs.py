@@ -7,6 +7,7 @@ A block of ```python ranks=4 runs with four ranks: the blocks of a page with tha
 import ast
 import os
 import re
+import runpy
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,3 +212,14 @@ def test_every_refusal_of_torch_is_listed() -> None:
     listed = PAGES["docs/torch.md"].partition("### All sentences")[2].partition("```text\n")[2].partition("```")[0]
     told = "\n".join(sorted(set(refusals("hpcomm/torch")), key=str.lower))
     assert listed.strip() == told, f"docs/torch.md, All sentences, must be:\n{told}"
+
+
+# ---- the chart -----------------------------------------------------------------------------------------------------
+
+
+def test_the_chart_has_the_measured_figures(tmp_path: Path) -> None:
+    """The chart of README.md is docs/chart.py's drawing of the table in docs/measured.md."""
+    for name in ("chart.py", "measured.md"):
+        (tmp_path / name).write_bytes((ROOT / "docs" / name).read_bytes())
+    runpy.run_path(str(tmp_path / "chart.py"), run_name="__main__")
+    assert (tmp_path / "ddp.svg").read_text(encoding="utf-8") == (ROOT / "docs/ddp.svg").read_text(encoding="utf-8")
