@@ -60,7 +60,7 @@ MPIRUN = mpirun $$(if mpirun --version 2>&1 | grep -q 'Open MPI'; then \
 FIXED_ADDRESSES = $$(if setarch -R true 2>/dev/null; then echo setarch -R; fi)
 
 .PHONY: help demo test build ctest pytest near map sanitize fuzz cluster softroce cpp bench wheels docs mpi clean \
-        lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck lint-workflows
+        lint lint-ruff lint-mypy lint-clang-format lint-codespell lint-words lint-shellcheck lint-workflows
 
 help:
 	@sed -n '2,10s/^# *//p' Makefile
@@ -138,7 +138,7 @@ docs: $(VENV)/.installed-docs
 	sphinx-build --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 	sphinx-build --fail-on-warning --keep-going --quiet --builder linkcheck docs build/docs-links
 
-lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-shellcheck lint-workflows
+lint: lint-ruff lint-mypy lint-clang-format lint-codespell lint-words lint-shellcheck lint-workflows
 lint-ruff: $(VENV)/.installed-dev
 	ruff check .
 	ruff format --check .
@@ -148,6 +148,8 @@ lint-clang-format: $(VENV)/.installed-dev
 	clang-format --dry-run --Werror $(C_FILES)
 lint-codespell: $(VENV)/.installed-dev
 	codespell
+lint-words:
+	$(PYTHON) tests/words.py
 lint-shellcheck: $(VENV)/.installed-dev
 	shellcheck $(SHELL_FILES)
 lint-workflows: $(VENV)/.installed-dev
