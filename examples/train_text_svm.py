@@ -51,14 +51,14 @@ import hpcomm
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
-GRAPHS: dict[str, Callable[[int], hpcomm.topology.Graph | tuple[hpcomm.topology.Graph, ...]]] = {
-    "complete": hpcomm.topology.complete,
-    "root_expander": hpcomm.topology.root_expander,
-    "exponential": hpcomm.topology.exponential,
-    "one_peer_exponential": hpcomm.topology.one_peer_exponential,  # one neighbour, another each step
-    "hypercube": hpcomm.topology.hypercube,
-    "ring": hpcomm.topology.ring,
-    "chain": partial(hpcomm.topology.chain, directed=False),  # in a directed chain rank 0 takes no model
+GRAPHS: dict[str, Callable[[int], hpcomm.graphs.Graph | tuple[hpcomm.graphs.Graph, ...]]] = {
+    "complete": hpcomm.graphs.complete,
+    "root_expander": hpcomm.graphs.root_expander,
+    "exponential": hpcomm.graphs.exponential,
+    "one_peer_exponential": hpcomm.graphs.one_peer_exponential,  # one neighbour, another each step
+    "hypercube": hpcomm.graphs.hypercube,
+    "ring": hpcomm.graphs.ring,
+    "chain": partial(hpcomm.graphs.chain, directed=False),  # in a directed chain rank 0 takes no model
 }
 ALLREDUCE, ALONE = "MPI_Allreduce", "alone"
 COMPARED = ",".join(

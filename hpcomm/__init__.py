@@ -7,7 +7,8 @@
     ex = hpcomm.stochastic_reduce(ctx, {"fc": weights})   # average models with a few neighbours
     app = hpcomm.sufficient_factors(ctx, {"W": (J, D)}, K=100)   # a matrix by pairs of vectors
 
-All that is public is here; `python -m pydoc hpcomm` tells it all.
+What a job needs to begin is here. The modules hold the rest: hpcomm.topology and hpcomm.graphs, hpcomm.codec,
+hpcomm.optim, hpcomm.stats (the values of `stats()`), hpcomm.model.
 """
 
 import importlib as _importlib
@@ -16,22 +17,33 @@ import typing as _typing
 from . import compiled as compiled
 
 if _typing.TYPE_CHECKING:
+    from . import bandwidth as bandwidth
+    from . import checkpoint as checkpoint
     from . import codec as codec
+    from . import context as context
+    from . import errors as errors
+    from . import exchange as exchange
+    from . import factors as factors
+    from . import graphs as graphs
     from . import kernels as kernels
+    from . import launch as launch
+    from . import local as local
     from . import model as model
+    from . import optim as optim
     from . import prox as prox
+    from . import recovery as recovery
+    from . import stats as stats
     from . import topology as topology
+    from . import window as window
     from ._core import Device, devices
-    from .bandwidth import Bandwidth
-    from .checkpoint import Checkpointer, CheckpointStats, Restored, latest, restore
+    from .checkpoint import Checkpointer, latest, restore
     from .config import Config
     from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
-    from .context import Context, Event, Peer, init
+    from .context import Context, init
     from .errors import (
         AuthError,
         CheckpointError,
         ConfigError,
-        Culprit,
         HpcommError,
         InvalidArgument,
         NotSupported,
@@ -40,58 +52,63 @@ if _typing.TYPE_CHECKING:
         Timeout,
         TransportError,
     )
-    from .exchange import (
-        CodecStats,
-        EngineOptions,
-        Exchange,
-        ExchangeStats,
-        Handle,
-        LoadStats,
-        Pairs,
-        PeerStats,
-        PlanOptions,
-        Traffic,
-    )
-    from .factors import SufficientFactors, sufficient_factors
-    from .launch import Communicator
-    from .local import FragmentStats, LocalStats, LocalSteps, Strided, local_steps
+    from .exchange import EngineOptions, Exchange, PlanOptions
+    from .factors import sufficient_factors
+    from .local import local_steps
     from .measure import measure_bandwidths, measure_rates
-    from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD, Rule
+    from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD
     from .plan import Plan
     from .presets import broadcast, parameter_flow, parameter_hub, stochastic_reduce
-    from .queue import Queue, QueueStats
-    from .recovery import Recovered, recover, run
+    from .queue import Queue
+    from .recovery import recover, run
     from .topology import Hierarchy, ParameterServer, PeerToPeer, Tree
-    from .window import Lane, Window
+    from .window import Window
 
     __version__: str
 
 # Where each name is, imported at its first use: `import hpcomm` alone waits for neither NumPy nor the C library.
 _FROM = {
     "_core": "Device devices",
-    "bandwidth": "Bandwidth",
-    "checkpoint": "Checkpointer CheckpointStats Restored latest restore",
+    "checkpoint": "Checkpointer latest restore",
     "config": "Config",
     "consistency": "ASYNC BARRIER BSP NOTIFY_ACK SSP Consistency",
-    "context": "Context Event Peer init",
+    "context": "Context init",
     "errors": (
-        "AuthError CheckpointError ConfigError Culprit HpcommError InvalidArgument NotSupported OutOfMemory PeerFailed "
+        "AuthError CheckpointError ConfigError HpcommError InvalidArgument NotSupported OutOfMemory PeerFailed "
         "Timeout TransportError"
     ),
-    "exchange": "CodecStats EngineOptions Exchange ExchangeStats Handle LoadStats Pairs PeerStats PlanOptions Traffic",
-    "factors": "SufficientFactors sufficient_factors",
-    "launch": "Communicator",
-    "local": "FragmentStats LocalStats LocalSteps Strided local_steps",
+    "exchange": "EngineOptions Exchange PlanOptions",
+    "factors": "sufficient_factors",
+    "local": "local_steps",
     "measure": "measure_bandwidths measure_rates",
-    "optim": "SGD Adam AdamW Average Dual Momentum Nesterov ProxSGD Rule",
+    "optim": "SGD Adam AdamW Average Dual Momentum Nesterov ProxSGD",
     "plan": "Plan",
     "presets": "broadcast parameter_flow parameter_hub stochastic_reduce",
-    "queue": "Queue QueueStats",
-    "recovery": "Recovered recover run",
+    "queue": "Queue",
+    "recovery": "recover run",
     "topology": "Hierarchy ParameterServer PeerToPeer Tree",
-    "window": "Lane Window",
+    "window": "Window",
 }
-_MODULES = ("codec", "kernels", "model", "prox", "topology")
+_MODULES = (
+    "bandwidth",
+    "checkpoint",
+    "codec",
+    "context",
+    "errors",
+    "exchange",
+    "factors",
+    "graphs",
+    "kernels",
+    "launch",
+    "local",
+    "model",
+    "optim",
+    "prox",
+    "recovery",
+    "stats",
+    "topology",
+    "window",
+)
 
 __all__ = [
     "ASYNC",
@@ -104,54 +121,31 @@ __all__ = [
     "AdamW",
     "AuthError",
     "Average",
-    "Bandwidth",
     "CheckpointError",
-    "CheckpointStats",
     "Checkpointer",
-    "CodecStats",
-    "Communicator",
     "Config",
     "ConfigError",
     "Consistency",
     "Context",
-    "Culprit",
     "Device",
     "Dual",
     "EngineOptions",
-    "Event",
     "Exchange",
-    "ExchangeStats",
-    "FragmentStats",
-    "Handle",
     "Hierarchy",
     "HpcommError",
     "InvalidArgument",
-    "Lane",
-    "LoadStats",
-    "LocalStats",
-    "LocalSteps",
     "Momentum",
     "Nesterov",
     "NotSupported",
     "OutOfMemory",
-    "Pairs",
     "ParameterServer",
-    "Peer",
     "PeerFailed",
-    "PeerStats",
     "PeerToPeer",
     "Plan",
     "PlanOptions",
     "ProxSGD",
     "Queue",
-    "QueueStats",
-    "Recovered",
-    "Restored",
-    "Rule",
-    "Strided",
-    "SufficientFactors",
     "Timeout",
-    "Traffic",
     "TransportError",
     "Tree",
     "Window",

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import codec, topology
+from . import codec, graphs
 from .consistency import SSP
 from .context import Context
 from .errors import HpcommError, InvalidArgument
-from .exchange import Exchange, ExchangeStats, Handle, Pairs
+from .exchange import Exchange, Handle, Pairs
 from .exchange.arguments import refuse
 from .exchange.factors import scatter
+from .graphs import Graph
+from .graphs.paths import distances
 from .optim import SGD, RuleOrRules, or_default
 from .stage import whole
-from .topology import Graph, PeerToPeer
-from .topology.paths import distances
+from .stats import ExchangeStats
+from .topology import PeerToPeer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,7 +63,7 @@ def sufficient_factors(
         K: the most pairs of vectors of one commit, for each key.
         rule: as Exchange takes it: SGD, ProxSGD, Dual or another one. None: SGD(), and a warning says so once.
         staleness: 0: BSP. s: SSP(s), by which a rank may be s commits ahead of others (equation 4).
-        peers: number of ranks that each rank sends to, 1 to P - 1; topology.spread chooses them (section 3, partial
+        peers: number of ranks that each rank sends to, 1 to P - 1; graphs.spread chooses them (section 3, partial
             broadcast; equation 3). None: all others.
         relay: with peers: whether updates go on to ranks that no edge leads to.
         options: Exchange's other ones. reduce is "sum" unless given: W -= lr * the sum of all ranks' products. For a
@@ -132,7 +134,7 @@ class SufficientFactors:
 
     def __repr__(self) -> str:
         keys = ", ".join(f"{name!r}: {self.exchange.params[name].shape}" for name in self._keys)
-        return f"<hpcomm.SufficientFactors rank {self._context.rank}, {{{keys}}}, {self.commits} commits>"
+        return f"<hpcomm.factors.SufficientFactors rank {self._context.rank}, {{{keys}}}, {self.commits} commits>"
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -421,4 +423,4 @@ def _graph(size: int, peers: int | None) -> Graph | None:
         return None
     if isinstance(peers, bool) or not isinstance(peers, int) or not 1 <= peers < size:
         raise InvalidArgument(f"peers is {peers!r}: must be an int from 1 to {size - 1}, or None for all {size - 1}")
-    return None if peers == size - 1 else topology.spread(size, peers)
+    return None if peers == size - 1 else graphs.spread(size, peers)

@@ -11,8 +11,9 @@ from .errors import HpcommError, InvalidArgument
 from .exchange import Exchange
 from .exchange.arguments import refuse
 from .exchange.options import Consistencies, EngineOptions
+from .graphs import root_expander
 from .optim import SGD, Average, Nesterov, RuleOrRules, or_default
-from .topology import HostGraph, ParameterServer, Tree, root_expander
+from .topology import HostGraph, ParameterServer, Tree
 from .topology.automatic import Automatic
 from .topology.given import Given, as_topology
 from .topology.owner_trees import Trees

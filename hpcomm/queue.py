@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,8 @@ from . import _core
 from ._core import from_buffer as _from_buffer
 from ._core import seconds
 from .errors import InvalidArgument, NotSupported
+from .stats import QueueStats
 from .window import as_source, size_of
-
-
-@dataclass(frozen=True)
-class QueueStats:
-    """Counts of a queue on this rank: updates, their bytes (read in place or not), seconds spent waiting."""
-
-    sent: int
-    received: int
-    bytes_sent: int
-    bytes_received: int
-    wait_send: float
-    wait_recv: float
 
 
 class Queue:

@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import ASYNC, BARRIER, BSP, NOTIFY_ACK, SGD, SSP, Average, Consistency, Hierarchy, ParameterServer
 from hpcomm.codec import ErrorFeedback, Factors, Float4, OneBit, Threshold, TopK
-from hpcomm.topology import HostGraph, PeerToPeer, Tree, complete, from_edges
+from hpcomm.graphs import complete, from_edges
+from hpcomm.topology import HostGraph, PeerToPeer, Tree
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "combinations.md"
 SHAPE = (16, 32)  # of the key, which has 4 chunks

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import hpcomm
-from hpcomm import EngineOptions, PlanOptions
+from hpcomm import EngineOptions, PlanOptions, graphs
 from hpcomm import codec as codecs
 from hpcomm import topology as topologies
 
@@ -32,8 +32,8 @@ def graph_of(told: list[Any], n: int) -> Any:
     if name == "weighted":
         lot = np.random.default_rng(more["seed"])
         dense = lot.integers(0, 3, (n, n)) + np.eye(n, dtype=int)
-        return topologies.from_adjacency(dense / dense.sum(axis=1, keepdims=True), weighted=True)
-    return getattr(topologies, name)(n, **more)
+        return graphs.from_adjacency(dense / dense.sum(axis=1, keepdims=True), weighted=True)
+    return getattr(graphs, name)(n, **more)
 
 
 def topology_of(told: Any, n: int) -> Any:

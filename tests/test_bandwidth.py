@@ -10,7 +10,7 @@ import mpi
 import pytest
 
 import hpcomm
-from hpcomm import Bandwidth
+from hpcomm.bandwidth import Bandwidth
 
 
 @pytest.mark.parametrize(

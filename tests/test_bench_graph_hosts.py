@@ -15,7 +15,7 @@ import pytest
 from bench.common import harness
 from bench.ops import graph_hosts, hosts_bench
 from bench.ops.cluster_bench import UNABLE
-from hpcomm.topology import root_expander
+from hpcomm.graphs import root_expander
 
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = {

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcomm import InvalidArgument, Tree, model, topology
-from hpcomm.topology.cheapest import _branching
-from hpcomm.topology.tree_costs import Costs, priced
-from hpcomm.topology.tree_search import room, search
+from hpcomm import InvalidArgument, Tree, graphs, model, topology
+from hpcomm.graphs.cheapest import _branching
+from hpcomm.graphs.tree_costs import Costs, priced
+from hpcomm.graphs.tree_search import room, search
 
 TWO_RACKS = [[0, 1, 2], [3, 4]]
 
@@ -44,7 +44,7 @@ def drawn_costs(size: int, seed: int, racks: int) -> Costs:
     random = np.random.default_rng(seed)
     if not racks:
         return random.random((size, size))
-    return topology.rack_costs([f"core.pod{n // 2}.rack{n}" for n in random.integers(0, racks, size)])
+    return graphs.rack_costs([f"core.pod{n // 2}.rack{n}" for n in random.integers(0, racks, size)])
 
 
 @st.composite
@@ -61,10 +61,10 @@ def problems(draw: st.DrawFn, most: int) -> tuple[Costs, int, int, float, int]:
 @given(problems(5))
 def test_no_tree_of_any_shape_costs_less(problem: tuple[Costs, int, int, float, int]) -> None:
     costs, degree, depth, leaf, root = problem
-    best = topology.cheapest_tree(costs, degree=degree, depth=depth, leaf=leaf, root=root)
-    least = min(topology.tree_cost(p, costs, leaf) for p in every_tree(len(costs), degree, depth, root))
+    best = graphs.cheapest_tree(costs, degree=degree, depth=depth, leaf=leaf, root=root)
+    least = min(graphs.tree_cost(p, costs, leaf) for p in every_tree(len(costs), degree, depth, root))
     assert best.cost == pytest.approx(least, abs=1e-9)
-    assert best.cost == topology.tree_cost(best.tree, costs, leaf)
+    assert best.cost == graphs.tree_cost(best.parents, costs, leaf)
     assert best.optimal
     assert best.bound == best.cost
 
@@ -83,18 +83,18 @@ def test_the_search_holds_degree_and_depth(problem: tuple[Costs, int, int, float
 
 def test_circles_apart_from_the_root_are_no_tree() -> None:
     """As printed, P3 takes 0.41: both racks a circle, and a root without children."""
-    costs = topology.rack_costs(TWO_RACKS)
-    best = topology.cheapest_tree(costs, degree=2, depth=2)
+    costs = graphs.rack_costs(TWO_RACKS)
+    best = graphs.cheapest_tree(costs, degree=2, depth=2)
     assert best.cost == pytest.approx(1.32)
     assert best.optimal
-    assert topology.tree_cost([-1, 0, 0, 0, 3], costs, 0.01) == pytest.approx(1.0 + 0.3 + 0.03)
+    assert graphs.tree_cost([-1, 0, 0, 0, 3], costs, 0.01) == pytest.approx(1.0 + 0.3 + 0.03)
 
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize(("racks", "degree", "depth"), [(3, 2, 4), (0, 3, 3)])
 def test_twelve_workers_are_solved_and_the_search_is_near(racks: int, degree: int, depth: int) -> None:
     costs = drawn_costs(13, 5, racks)
-    best = topology.cheapest_tree(costs, degree=degree, depth=depth)
+    best = graphs.cheapest_tree(costs, degree=degree, depth=depth)
     np.fill_diagonal(costs, 0.0)
     assert best.optimal
     assert best.cost <= priced(search(costs, degree, depth, 0.01, 0), costs, 0.01) <= 1.1 * best.cost + 1e-9
@@ -102,29 +102,29 @@ def test_twelve_workers_are_solved_and_the_search_is_near(racks: int, degree: in
 
 def test_costs_that_the_search_misses_are_found_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any unit: HiGHS takes 1e-6 for nothing, and 1 / bandwidth is less."""
-    monkeypatch.setattr("hpcomm.topology.cheapest.search", lambda *problem: [-1, 0, 1, 2, 3, 4])
+    monkeypatch.setattr("hpcomm.graphs.cheapest.search", lambda *problem: [-1, 0, 1, 2, 3, 4])
     costs = drawn_costs(6, 1, 0)
     np.fill_diagonal(costs, 0.0)
-    expected = min(topology.tree_cost(p, costs, 0.01) for p in every_tree(6, 2, 5, 0))
+    expected = min(graphs.tree_cost(p, costs, 0.01) for p in every_tree(6, 2, 5, 0))
     for unit in (1.0, 1e-9, 1e9):
-        best = topology.cheapest_tree(costs * unit, degree=2, depth=5, leaf=0.01 * unit)
+        best = graphs.cheapest_tree(costs * unit, degree=2, depth=5, leaf=0.01 * unit)
         assert best.cost == pytest.approx(expected * unit)
         assert best.optimal
 
 
 def test_a_search_out_of_time_states_its_gap() -> None:
     costs = drawn_costs(30, 3, 0)
-    best = topology.cheapest_tree(costs, degree=2, depth=5, time_limit=1e-3)
+    best = graphs.cheapest_tree(costs, degree=2, depth=5, time_limit=1e-3)
     assert not best.optimal
     assert 0 < best.gap < 1
     assert best.gap == pytest.approx(1 - best.bound / best.cost)
-    assert best.cost == topology.tree_cost(best.tree, costs, 0.01)
+    assert best.cost == graphs.tree_cost(best.parents, costs, 0.01)
 
 
 def test_all_ranks_find_the_same_tree() -> None:
     costs = drawn_costs(9, 7, 0)
     code = (
-        "import numpy; from hpcomm.topology.tree_search import search;"
+        "import numpy; from hpcomm.graphs.tree_search import search;"
         "print(search(numpy.random.default_rng(7).random((9, 9)), 2, 3, 0.01, 0, 1))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -132,22 +132,22 @@ def test_all_ranks_find_the_same_tree() -> None:
 
 
 def test_costs_of_racks() -> None:
-    costs = topology.rack_costs(["a.p.0", "a.p.0", "a.p.1", "a.q.2"])
+    costs = graphs.rack_costs(["a.p.0", "a.p.0", "a.p.1", "a.q.2"])
     assert costs.tolist() == [[0, 0.1, 0.5, 1], [0.1, 0, 0.5, 1], [0.5, 0.5, 0, 1], [1, 1, 1, 0]]
-    assert np.array_equal(topology.rack_costs([[0, 1], [2], [3]], [[0, 1, 2], [3]]), costs)
-    assert np.array_equal(topology.rack_costs([[[0], [1]], [[2]], [[3]]], ["p", "p", "p", "q"]), costs)
-    assert topology.rack_costs([[0], [1]]).tolist() == [[0, 1], [1, 0]]
-    assert topology.rack_costs(["x", "y"]).tolist() == [[0, 1], [1, 0]]
+    assert np.array_equal(graphs.rack_costs([[0, 1], [2], [3]], [[0, 1, 2], [3]]), costs)
+    assert np.array_equal(graphs.rack_costs([[[0], [1]], [[2]], [[3]]], ["p", "p", "p", "q"]), costs)
+    assert graphs.rack_costs([[0], [1]]).tolist() == [[0, 1], [1, 0]]
+    assert graphs.rack_costs(["x", "y"]).tolist() == [[0, 1], [1, 0]]
 
 
 def test_costs_of_bandwidths() -> None:
-    costs = topology.bandwidth_costs([[0, 1e9, 5e8], [1e9, 0, np.inf], [1e9, np.inf, 0]])
+    costs = graphs.bandwidth_costs([[0, 1e9, 5e8], [1e9, 0, np.inf], [1e9, np.inf, 0]])
     assert costs.tolist() == [[0, 1, 2], [1, 0, 0], [1, 0, 0]]
 
 
-def cheapest(**changed: Any) -> topology.CheapestTree:
+def cheapest(**changed: Any) -> graphs.CheapestTree:
     given: dict[str, Any] = {"costs": np.ones((8, 8)), "degree": 2, "depth": 3, **changed}
-    return topology.cheapest_tree(given.pop("costs"), **given)
+    return graphs.cheapest_tree(given.pop("costs"), **given)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +178,13 @@ def test_a_sentence_refuses_what_no_tree_has(changed: dict[str, Any], told: str)
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: topology.rack_costs([[0, 1], [1, 2]]), "rank 1 is in two groups"),
-        (lambda: topology.rack_costs([[0, 1], [3]]), "rank 2 is in no group"),
-        (lambda: topology.rack_costs(["a", ""]), "the name of rank 1 is empty"),
-        (lambda: topology.rack_costs([[0, 1], [2]], [[0], [1, 2]]), "pods splits the rack of rank 1"),
-        (lambda: topology.rack_costs([[0, 1]], ["a"]), "pods are of 1 ranks, and racks of 2"),
-        (lambda: topology.bandwidth_costs([[0, 0], [1, 0]]), r"bandwidths\[0, 1\] is 0: must be above 0"),
-        (lambda: topology.tree_cost([-1, 5], np.ones((2, 2))), "parents has rank 5"),
+        (lambda: graphs.rack_costs([[0, 1], [1, 2]]), "rank 1 is in two groups"),
+        (lambda: graphs.rack_costs([[0, 1], [3]]), "rank 2 is in no group"),
+        (lambda: graphs.rack_costs(["a", ""]), "the name of rank 1 is empty"),
+        (lambda: graphs.rack_costs([[0, 1], [2]], [[0], [1, 2]]), "pods splits the rack of rank 1"),
+        (lambda: graphs.rack_costs([[0, 1]], ["a"]), "pods are of 1 ranks, and racks of 2"),
+        (lambda: graphs.bandwidth_costs([[0, 0], [1, 0]]), r"bandwidths\[0, 1\] is 0: must be above 0"),
+        (lambda: graphs.tree_cost([-1, 5], np.ones((2, 2))), "parents has rank 5"),
         (lambda: topology.trees_for([], 4), "owners is empty"),
         (lambda: topology.trees_for([4], 4), "owners is 4: must be 0 to 3"),
         (lambda: topology.trees_for([0], 4, degree=0), "degree is 0"),
@@ -253,7 +253,7 @@ def test_trees_are_taken_where_they_pay() -> None:
 
 def test_trees_of_owners_keep_to_cheap_links() -> None:
     racks = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    trees = topology.trees_for([0, 4], 8, degree=2, costs=topology.rack_costs(racks))
+    trees = topology.trees_for([0, 4], 8, degree=2, costs=graphs.rack_costs(racks))
     assert trees is not None
     for tree in trees.values():
         parents = tree.above(8)

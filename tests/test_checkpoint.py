@@ -157,7 +157,7 @@ def test_a_shard_of_format_1_is_loaded() -> None:
 @pytest.mark.parametrize("graph", [False, True])
 def test_every_key_goes_on_with_its_own_rule(graph: bool) -> None:
     rules: dict[str, optim.AnyRule] = {"w": Adam(), "b": SGD(lr=0.5), "s": Nesterov(lr=0.25)}
-    options: dict[str, Any] = {"topology": hpcomm.topology.ring(3), "consistency": hpcomm.NOTIFY_ACK} if graph else {}
+    options: dict[str, Any] = {"topology": hpcomm.graphs.ring(3), "consistency": hpcomm.NOTIFY_ACK} if graph else {}
 
     def body(context: hpcomm.Context) -> None:
         ex = Exchange(context, random(0), rule=rules, progress="inline", **grouped(options))

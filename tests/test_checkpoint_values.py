@@ -22,8 +22,8 @@ from hpcomm import (
     Exchange,
     Momentum,
     ParameterServer,
+    graphs,
     restore,
-    topology,
 )
 from hpcomm.checkpoint import files
 
@@ -148,7 +148,7 @@ def test_an_asynchronous_graph(tmp_path: Path) -> None:
 
     def body(context: Context, last: int) -> None:
         rank = context.rank
-        with exchange(context, topology.complete(n), ASYNC) as ex:
+        with exchange(context, graphs.complete(n), ASYNC) as ex:
             found = restore(ex, tmp_path)
             first = found.step if found else 0
             assert ex.clock == first
@@ -178,8 +178,8 @@ HUB = ParameterServer("CC", [1])
     ("where", "consistency", "options"),
     [
         (HUB, BSP, {}),
-        (topology.complete(2), NOTIFY_ACK, {"depth": 2}),
-        (topology.complete(2), BSP, {}),
+        (graphs.complete(2), NOTIFY_ACK, {"depth": 2}),
+        (graphs.complete(2), BSP, {}),
     ],
     ids=["hub", "graph, NOTIFY_ACK", "graph, BSP"],
 )

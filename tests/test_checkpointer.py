@@ -31,9 +31,9 @@ from hpcomm import (
     InvalidArgument,
     ParameterServer,
     Plan,
+    graphs,
     latest,
     restore,
-    topology,
 )
 from hpcomm.checkpoint import files
 from hpcomm.checkpoint.files import Label
@@ -205,7 +205,7 @@ def test_on_a_graph_each_rank_goes_on_from_its_own_replica(tmp_path: Path) -> No
     want: list[Any] = [None] * 4
 
     def before(context: Context) -> None:
-        with exchange(context, topology=topology.ring(4), consistency=hpcomm.NOTIFY_ACK) as ex:
+        with exchange(context, topology=graphs.ring(4), consistency=hpcomm.NOTIFY_ACK) as ex:
             with Checkpointer(ex, tmp_path, every=2) as ckpt:
                 train(ex, ckpt, 0, 6)
             want[context.rank] = {name: value.copy() for name, value in ex.params.items()}
@@ -221,11 +221,11 @@ def test_on_a_graph_each_rank_goes_on_from_its_own_replica(tmp_path: Path) -> No
 
     run_threads(4, before)
     assert any((want[0][name] != want[1][name]).any() for name in SHAPES), "replicas differ"
-    for graph in (topology.ring(4), topology.complete(4)):
+    for graph in (graphs.ring(4), graphs.complete(4)):
         run_threads(4, partial(after, graph=graph))
 
     def fewer(context: Context) -> None:
-        ex = exchange(context, topology=topology.ring(3), consistency=hpcomm.NOTIFY_ACK)
+        ex = exchange(context, topology=graphs.ring(3), consistency=hpcomm.NOTIFY_ACK)
         found = restore(ex, tmp_path)
         assert found is not None
         np.testing.assert_array_equal(ex.params["w"], want[context.rank]["w"])

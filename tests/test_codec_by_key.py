@@ -28,7 +28,7 @@ from hpcomm import (
     Plan,
     PlanOptions,
 )
-from hpcomm.topology import complete, ring, root_expander
+from hpcomm.graphs import complete, ring, root_expander
 
 F32 = np.float32
 SHAPES = {"conv": (3, 5, 2), "fc": (400, 70), "bias": (7,), "scale": ()}

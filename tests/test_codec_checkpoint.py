@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from told import logs
 
 import hpcomm
-from hpcomm import SGD, Adam, Checkpointer, Exchange, Hierarchy, InvalidArgument, ParameterServer, topology
+from hpcomm import SGD, Adam, Checkpointer, Exchange, Hierarchy, InvalidArgument, ParameterServer, graphs
 from hpcomm.codec import ErrorFeedback, Float4, OneBit, Threshold, TopK
 from hpcomm.exchange import encoders, inside
 
@@ -48,7 +48,7 @@ def step_of(ex: Exchange, step: int) -> None:
 # ---- a job that is killed --------------------------------------------------------------------------------------------
 
 EVERY, DIES, STEPS = 3, 8, 12
-JOBS: dict[str, Any] = {**TOPOLOGIES, "graph": topology.ring}
+JOBS: dict[str, Any] = {**TOPOLOGIES, "graph": graphs.ring}
 
 
 def _job(folder: str, end: int, kills: bool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from hpcomm import (
     ParameterServer,
     Plan,
     Tree,
-    topology,
+    graphs,
 )
 from hpcomm.codec import FLOAT32, Auto, ErrorFeedback, OneBit, Threshold, TopK, name_of
 from hpcomm.exchange import inside
@@ -205,7 +205,7 @@ def test_on_a_graph_the_same_pieces_go_to_all_neighbours(consistency: Consistenc
         with Exchange(
             ctx,
             {"w": np.zeros(3000, F32)},
-            topology.complete,
+            graphs.complete,
             consistency,
             rule=SGD(lr=1.0),
             codec=CODECS[codec],
@@ -327,16 +327,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"codec_out is TopK\(0.1\): parameters are sent as arr",
     ),
     "models": ({"rule": Average()}, "a model is no update"),
-    "models on a graph": ({"topology": topology.ring, "rule": Average(), "in_place": True}, "a model is no update"),
+    "models on a graph": ({"topology": graphs.ring, "rule": Average(), "in_place": True}, "a model is no update"),
     "quorum on a graph": (
         {
-            "topology": topology.complete,
+            "topology": graphs.complete,
             "consistency": Consistency(quorum=1, late="drop", waits_for="neighbours"),
         },
         "codec topk does not go with a quorum",
     ),
-    "barrier": ({"topology": topology.ring, "consistency": BARRIER}, "codec topk does not go with BARRIER or ASYNC on"),
-    "async on a graph": ({"topology": topology.ring, "consistency": ASYNC}, "does not go with BARRIER or ASYNC on"),
+    "barrier": ({"topology": graphs.ring, "consistency": BARRIER}, "codec topk does not go with BARRIER or ASYNC on"),
+    "async on a graph": ({"topology": graphs.ring, "consistency": ASYNC}, "does not go with BARRIER or ASYNC on"),
     "tree": ({"topology": Tree(), "rule": Average()}, "a model is no update"),
     "no key": ({"codec": {"v": TopK(0.1)}}, "codec has an entry for 'v', which is not a key"),
     "no codec": ({"codec": "gzip"}, "codec is 'gzip': must be one of"),

@@ -159,7 +159,7 @@ def test_debug_tells_where_peers_of_other_hosts_are(
         monkeypatch.setattr(context, "size", 4)
         monkeypatch.setattr(context, "config", Config(debug="INFO"))
         context._tell_start()
-        assert context.peers[2] == hpcomm.Peer(2, "tcp", "h2", 7, "alive", "10.0.0.2:40001 by eth0")
+        assert context.peers[2] == hpcomm.context.Peer(2, "tcp", "h2", 7, "alive", "10.0.0.2:40001 by eth0")
         monkeypatch.undo()
     told = told_by_logger()
     assert told.endswith(": tcp to rank 2 (h2) at 10.0.0.2:40001 by eth0; shm to ranks 1, 3\n")
@@ -238,7 +238,7 @@ def test_stranger_on_the_wire_is_told_once(told_by_logger: Callable[[], str]) ->
 
 
 def test_events_come_in_the_order_of_their_puts(transport: dict[str, Any]) -> None:
-    def body(context: hpcomm.Context) -> list[hpcomm.Event]:
+    def body(context: hpcomm.Context) -> list[hpcomm.context.Event]:
         window = context.window(64)
         if context.rank > 0:
             for imm in range(40):

@@ -151,6 +151,8 @@ def test_the_reference_has_every_public_name() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/reference").glob("*.rst")))
     names = set(re.findall(r"^\.\. auto\w+:: hpcomm\.(?:consistency\.)?(\w+)$", pages, re.MULTILINE))
     assert set(hpcomm.__all__) - names - set(hpcomm.topology.__all__) == {"__version__"}
+    assert ".. automodule:: hpcomm.graphs\n" in pages
+    assert ".. automodule:: hpcomm.stats\n" in pages
     headers = re.findall(r"^\.\. header:: (.*)$", pages, re.MULTILINE)
     assert sorted(headers) == sorted(path.name for path in (ROOT / "csrc/include/hpcomm").iterdir())
 

@@ -55,7 +55,7 @@ def test_what_they_carry() -> None:
     gone = errors.from_failure(failure)
     assert isinstance(gone, hpcomm.PeerFailed)
     assert (gone.ranks, gone.left, gone.op, gone.waiting_for) == ((2,), (1,), "recv", (1, 2))
-    ends = (hpcomm.Culprit(4, "stopped"),)
+    ends = (hpcomm.errors.Culprit(4, "stopped"),)
     late = errors.from_failure(errors.Failure(-6, "too late", op="flush", waiting_for=(3,), culprits=ends))
     assert isinstance(late, hpcomm.Timeout)
     assert (late.op, late.waiting_for, late.culprits) == ("flush", (3,), ends)
@@ -82,7 +82,7 @@ def test_pickle(status: int) -> None:
         ranks=(1,),
         waiting_for=(1, 2),
         left=(3,),
-        culprits=(hpcomm.Culprit(1, "computing", 4.8, 17),),
+        culprits=(hpcomm.errors.Culprit(1, "computing", 4.8, 17),),
     )
     error = errors.from_failure(failure)
     again = pickle.loads(pickle.dumps(error))

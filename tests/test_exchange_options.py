@@ -91,7 +91,7 @@ def test_options_reach_the_exchange(alone: hpcomm.Context) -> None:
         assert ex.gradient("fc").dtype == np.float16
         with pytest.raises(InvalidArgument, match="check_finite refuses it"):
             ex.step({"fc": np.full((40, 30), np.nan, F32), "bias": np.zeros(3, F32)})
-    graph = hpcomm.topology.complete(1)
+    graph = hpcomm.graphs.complete(1)
     with Exchange(alone, PARAMS, graph, BSP, hpcomm.Average(), engine=EngineOptions(in_place=True)) as ex:
         assert ex.gradient("fc") is ex.params["fc"]
 

@@ -28,9 +28,10 @@ from hpcomm import (
     ParameterServer,
     Plan,
     PlanOptions,
-    Rule,
 )
-from hpcomm.topology import Tree, complete, hypercube, ring
+from hpcomm.graphs import complete, hypercube, ring
+from hpcomm.optim import Rule
+from hpcomm.topology import Tree
 
 F32 = np.float32
 Options = dict[str, Any]
@@ -77,7 +78,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     ),
     "codec of a key": ({"codec": {"bias": "int8"}}, r"codec of 'bias' is 'int8': must be one of 'float32', 'float16'"),
     "codec_out of a key on a graph": (
-        {"codec_out": {"bias": "bfloat16"}, "topology": hpcomm.topology.complete},
+        {"codec_out": {"bias": "bfloat16"}, "topology": hpcomm.graphs.complete},
         r"codec_out is {'bias': 'bfloat16'}: on a graph parameters stay at their rank",
     ),
     "codec_out of a key and shared_params": (
@@ -89,7 +90,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
         r"row 0 sends parameters as float16; with shared_params all workers read the owner's float32",
     ),
     "codec_out on a graph": (
-        {"codec_out": "bfloat16", "topology": hpcomm.topology.complete},
+        {"codec_out": "bfloat16", "topology": hpcomm.graphs.complete},
         r"codec_out is 'bfloat16': on a graph parameters stay at their rank",
     ),
     "reduce": ({"reduce": "max"}, r"reduce is 'max': must be one of 'mean', 'sum'"),

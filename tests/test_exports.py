@@ -78,6 +78,12 @@ def test_all_is_every_public_name() -> None:
     assert len(hpcomm.__all__) == len(set(hpcomm.__all__))
 
 
+def test_the_front_door_is_narrow() -> None:
+    """A job begins with these names; graphs, counts and what calls return have modules of their own."""
+    assert len(hpcomm.__all__) <= 60
+    assert len(hpcomm.topology.__all__) <= 16
+
+
 def test_names_that_are_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """hpcomm.torch comes without an import of its own; a name of another library gets a hint."""
     with pytest.raises(AttributeError, match=r"no attribute 'rank': .*ctx = hpcomm.init\(\) and then ctx.rank"):

@@ -34,9 +34,10 @@ from hpcomm import (
 )
 from hpcomm.codec import FLOAT32, Auto, Codec, Factors, Products
 from hpcomm.exchange import trial
+from hpcomm.graphs import complete, from_edges, ring, spread
 from hpcomm.measure import hosts_of
 from hpcomm.prox import L1
-from hpcomm.topology import ParameterServer, complete, from_edges, ring, spread
+from hpcomm.topology import ParameterServer
 
 F32 = np.float32
 STEPS = 3

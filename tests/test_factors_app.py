@@ -18,7 +18,8 @@ import pytest
 from conftest import Left, run_threads
 
 import hpcomm
-from hpcomm import InvalidArgument, PeerFailed, SufficientFactors, sufficient_factors
+from hpcomm import InvalidArgument, PeerFailed, sufficient_factors
+from hpcomm.factors import SufficientFactors
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))

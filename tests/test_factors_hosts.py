@@ -14,7 +14,8 @@ from test_factors import STEPS, dense, exchange, pairs_of, trained_by
 import hpcomm
 from hpcomm import ASYNC, SSP, Adam, Consistency, Hierarchy, InvalidArgument, Momentum, PeerToPeer, Plan, model
 from hpcomm.codec import Factors
-from hpcomm.topology import ParameterServer, from_edges
+from hpcomm.graphs import from_edges
+from hpcomm.topology import ParameterServer
 
 SHAPES = {"fc": (20, 33), "bias": (70,), "out": (9, 20)}
 CODEC = {"fc": Factors(4, blocks=2), "out": Factors(3)}

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm import ASYNC, SGD, SSP, Exchange, Hierarchy, ParameterServer, topology
+from hpcomm import ASYNC, SGD, SSP, Exchange, Hierarchy, ParameterServer, graphs
 from hpcomm.codec import Auto, ErrorFeedback, Float4
 
 F32 = np.float32
@@ -85,7 +85,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "ring": {"topology": Hierarchy([[0], [1, 2]], (), top="ring")},
     "two servers": {"topology": ParameterServer("CS", [0, 2], apply_at="both")},
     "peers": {"topology": hpcomm.PeerToPeer()},
-    "graph": {"topology": topology.complete},
+    "graph": {"topology": graphs.complete},
     "SSP": {"consistency": SSP(1), "depth": 2},
     "ASYNC": {"consistency": ASYNC},
     "compressed": {"codec": Float4(UNIT, compress="zlib")},
@@ -106,7 +106,7 @@ def test_sums_of_what_the_format_has_are_exact(way: str) -> None:
     def body(ctx: hpcomm.Context) -> Floats:
         options = {"reduce": "sum", "progress": "inline", "chunk_bytes": 2048, "codec": Float4(UNIT), **WAYS[way]}
         if way == "graph":
-            options["topology"], options["reduce"] = topology.complete(RANKS), "mean"
+            options["topology"], options["reduce"] = graphs.complete(RANKS), "mean"
         with Exchange(ctx, {"w": np.zeros(N, F32)}, rule=SGD(lr=1.0), **options) as ex:
             for factor in every[ctx.rank]:
                 ex.push_pull("w", factor * pattern)

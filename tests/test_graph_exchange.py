@@ -26,7 +26,7 @@ from hpcomm import (
     Timeout,
     stochastic_reduce,
 )
-from hpcomm.topology import (
+from hpcomm.graphs import (
     Graph,
     chain,
     complete,

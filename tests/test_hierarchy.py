@@ -12,9 +12,8 @@ from hpcomm.consistency import with_servers
 from hpcomm.exchange import inside
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.schemes import settled
-from hpcomm.model import racks_pay
+from hpcomm.model import Bandwidths, racks_pay
 from hpcomm.plan import Plan
-from hpcomm.topology import Bandwidths
 from hpcomm.topology.automatic import automatic
 from hpcomm.topology.by_key import ByKey
 
@@ -303,7 +302,7 @@ def test_ranks_of_one_host_are_flat_by_default() -> None:
 def test_a_topology_and_a_placement_are_refused() -> None:
     def body(ctx: hpcomm.Context) -> None:
         params = {"w": np.ones(4, np.float32)}
-        graph: Any = hpcomm.topology.ring(2)
+        graph: Any = hpcomm.graphs.ring(2)
         with pytest.raises(InvalidArgument, match="topology and placement are given"):
             hpcomm.parameter_hub(ctx, params, topology=Hierarchy(), placement="CC")
         with pytest.raises(InvalidArgument, match="topology is 'hosts': must be 'auto', 'flat'"):

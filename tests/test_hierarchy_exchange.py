@@ -24,7 +24,8 @@ from hpcomm import (
     Momentum,
     ParameterServer,
 )
-from hpcomm.topology import HostGraph, ring
+from hpcomm.graphs import ring
+from hpcomm.topology import HostGraph
 from hpcomm.topology.by_key import ByKey
 
 F32 = np.float32

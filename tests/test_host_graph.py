@@ -9,7 +9,8 @@ from flat import grouped
 
 import hpcomm
 from hpcomm import InvalidArgument
-from hpcomm.topology import Graph, HostGraph, complete, ring, root_expander
+from hpcomm.graphs import Graph, complete, ring, root_expander
+from hpcomm.topology import HostGraph
 
 STEPS = 6
 COUNTS = {"a": 3000, "b": 17}

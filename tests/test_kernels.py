@@ -18,7 +18,8 @@ from conftest import run_threads
 from flat import grouped
 
 import hpcomm
-from hpcomm import Exchange, InvalidArgument, NotSupported, ParameterServer, Rule, kernels
+from hpcomm import Exchange, InvalidArgument, NotSupported, ParameterServer, kernels
+from hpcomm.optim import Rule
 from hpcomm.plan import Edge, Plan, Row
 
 F32 = np.float32

@@ -32,6 +32,7 @@ measure
 context
 queue kernels bandwidth
 window optim topology
+graphs
 model
 plan
 rows
@@ -42,7 +43,7 @@ stage
 launch
 _core
 config consistency log
-errors words compiled
+errors words compiled stats
 _ffi _fast
 """
 

@@ -40,7 +40,7 @@ def stepped(wire: str, progress: str) -> dict[str, Any]:
             late = later.stats().load
         ctx.barrier()
         return {
-            **{name: getattr(load, name) for name in hpcomm.exchange.stats.CALLS},
+            **{name: getattr(load, name) for name in hpcomm.stats.CALLS},
             "threads": sorted(load.processor),
             "calls": load.calls,
             "steps": load.steps,

@@ -24,31 +24,31 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def make(ctx: hpcomm.Context, **options: Any) -> hpcomm.LocalSteps:
+def make(ctx: hpcomm.Context, **options: Any) -> hpcomm.local.LocalSteps:
     zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), **grouped(options))
     return hpcomm.local_steps(ex, every=EVERY, fragments=2, delay=DELAY)
 
 
-def train(local: hpcomm.LocalSteps, rank: int) -> None:
+def train(local: hpcomm.local.LocalSteps, rank: int) -> None:
     for i, own in enumerate(local.params.values()):
         own[...] -= np.float32(0.25) * (own - np.float32(rank + i))
 
 
-def flat(local: hpcomm.LocalSteps) -> np.ndarray:
+def flat(local: hpcomm.local.LocalSteps) -> np.ndarray:
     return np.concatenate([value.ravel() for value in local.params.values()])
 
 
-def gathered(local: hpcomm.LocalSteps, values: np.ndarray) -> np.ndarray:
+def gathered(local: hpcomm.local.LocalSteps, values: np.ndarray) -> np.ndarray:
     """The values of all ranks, a row a rank."""
     return np.stack([np.frombuffer(part, values.dtype) for part in local.context.allgather(values.tobytes())])
 
 
-def all_of(local: hpcomm.LocalSteps) -> np.ndarray:
+def all_of(local: hpcomm.local.LocalSteps) -> np.ndarray:
     return gathered(local, flat(local))
 
 
-def kill_inside(local: hpcomm.LocalSteps, place: str) -> None:
+def kill_inside(local: hpcomm.local.LocalSteps, place: str) -> None:
     """This rank dies in its next begin, when one key of the fragment has been pushed, or in its next take, when one key
     has been taken."""
     values, seen = local._values, []
@@ -63,7 +63,7 @@ def kill_inside(local: hpcomm.LocalSteps, place: str) -> None:
     setattr(values, method, counted)
 
 
-def goes_on(local: hpcomm.LocalSteps, coded: bool) -> None:
+def goes_on(local: hpcomm.local.LocalSteps, coded: bool) -> None:
     """Recovers, as often as ranks die, and looks whether anything of those that are left is lost."""
     while True:
         try:
@@ -151,7 +151,7 @@ def test_ranks_die_at_any_point(deaths: Deaths, options: str) -> None:
     assert np.abs(np.array(ended.values[left[0]]) - aims).max() < 1.5
 
 
-def residuals_of(local: hpcomm.LocalSteps) -> np.ndarray:
+def residuals_of(local: hpcomm.local.LocalSteps) -> np.ndarray:
     """What this rank's codec holds back, in the order of flat."""
     shard, at, found = local.exchange.state_dict(), 0, {}
     for key, count, n in zip(*(shard[f"encoder_{name}"] for name in ("key", "count", "values")), strict=True):

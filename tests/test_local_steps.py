@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import SGD, InvalidArgument, Nesterov, Strided
+from hpcomm import SGD, InvalidArgument, Nesterov
+from hpcomm.local import Strided
 from hpcomm.local.fragments import fragments_of
 from hpcomm.local.schedule import Schedule
 
@@ -90,7 +91,7 @@ def algorithm_2(size: int, way: Way, steps: int, groups: Sequence[Sequence[str]]
 # ---- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def make(ctx: hpcomm.Context, way: Way, **options: Any) -> tuple[hpcomm.Exchange, hpcomm.LocalSteps]:
+def make(ctx: hpcomm.Context, way: Way, **options: Any) -> tuple[hpcomm.Exchange, hpcomm.local.LocalSteps]:
     rule = Nesterov(lr=way.lr, momentum=way.momentum) if way.momentum else SGD(lr=way.lr)
     ex = hpcomm.Exchange(ctx, start(), rule=rule, **options)
     return ex, hpcomm.local_steps(ex, **way.options())
@@ -152,7 +153,7 @@ def resumes(ctx: hpcomm.Context, folder: str) -> None:
     """A job that goes on from a checkpoint, between a begin and its take, has the bits of one that was not stopped."""
     way = Way(5, 2, delay=3)
 
-    def go_on(local: hpcomm.LocalSteps, first: int, saver: hpcomm.Checkpointer | None, last: int = STEPS) -> None:
+    def go_on(local: hpcomm.local.LocalSteps, first: int, saver: hpcomm.Checkpointer | None, last: int = STEPS) -> None:
         for step in range(first, last):
             train(local.params, ctx.rank, step)
             local.step()
@@ -314,7 +315,7 @@ def test_fragments_hold_each_layer_once(sizes: list[int], data: st.DataObject) -
 def test_waits_have_the_names_of_calls_and_fewer_steps_are_told() -> None:
     told: dict[int, hpcomm.HpcommError] = {}
 
-    def trains(ctx: hpcomm.Context, local: hpcomm.LocalSteps, first: int, last: int) -> None:
+    def trains(ctx: hpcomm.Context, local: hpcomm.local.LocalSteps, first: int, last: int) -> None:
         for step in range(first, last):
             train(local.params, ctx.rank, step)
             local.step()

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 import hpcomm
 from hpcomm import ASYNC, BSP, NOTIFY_ACK, SGD, SSP, Adam, Average, Consistency, Exchange, Hierarchy, InvalidArgument
 from hpcomm.codec import FLOAT32, TopK
+from hpcomm.graphs import ring
 from hpcomm.plan import Plan
-from hpcomm.topology import HostGraph, ParameterServer, Topology, ring
+from hpcomm.topology import HostGraph, ParameterServer, Topology
 
 F32 = np.float32
 SHAPES = {"a": (40, 10), "b": (7,), "c": (300,), "d": (5, 5)}

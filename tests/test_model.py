@@ -28,18 +28,10 @@ from hpcomm import (
     model,
 )
 from hpcomm.codec import FLOAT32, Auto, OneBit, TopK
+from hpcomm.graphs import bytes_per_step, complete, hypercube, one_peer_exponential, random_regular, ring, root_expander
 from hpcomm.measure import hosts_of
 from hpcomm.model import PARAMETERS, UPDATES, Bandwidths, CodecRates, Rates
 from hpcomm.plan import Edge, Key, Row
-from hpcomm.topology import (
-    bytes_per_step,
-    complete,
-    hypercube,
-    one_peer_exponential,
-    random_regular,
-    ring,
-    root_expander,
-)
 
 F32 = np.float32
 SHAPES = {"w": (6, 300), "b": (70,)}

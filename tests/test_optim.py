@@ -25,10 +25,10 @@ from hpcomm import (
     Nesterov,
     ParameterServer,
     PlanOptions,
-    Rule,
     _core,
     optim,
 )
+from hpcomm.optim import Rule
 
 F32 = np.float32
 SHAPES = {"w": (37, 113), "b": (113,)}
@@ -191,7 +191,7 @@ def test_a_key_is_trained_as_if_all_had_its_rule(graph: bool) -> None:
     kinds = [SGD(lr=0.5), Nesterov(lr=0.25, weight_decay=0.125), Adam()]
     names = list(random(0))
     rules = {name: kinds[i % len(kinds)] for i, name in enumerate(names)}
-    options: dict[str, Any] = {"topology": hpcomm.topology.ring(3), "consistency": hpcomm.NOTIFY_ACK} if graph else {}
+    options: dict[str, Any] = {"topology": hpcomm.graphs.ring(3), "consistency": hpcomm.NOTIFY_ACK} if graph else {}
 
     def body(rule: Any, context: hpcomm.Context) -> dict[str, Any]:
         ex = Exchange(context, random(0), rule=rule, progress="inline", **grouped(options))

@@ -14,8 +14,8 @@ from hpcomm import SGD, Exchange, ParameterServer, PlanOptions, _core, launch
 KEYS = {"w": np.zeros(100, np.float32), "b": np.zeros(3, np.float32)}
 
 
-def told(n: int, **options: Any) -> list[hpcomm.ExchangeStats]:
-    def rank(context: hpcomm.Context) -> hpcomm.ExchangeStats:
+def told(n: int, **options: Any) -> list[hpcomm.stats.ExchangeStats]:
+    def rank(context: hpcomm.Context) -> hpcomm.stats.ExchangeStats:
         with Exchange(context, KEYS, rule=SGD(lr=1), plan=PlanOptions(cores=1), **options) as ex:
             ex.step(KEYS)
             return ex.stats()

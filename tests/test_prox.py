@@ -185,7 +185,7 @@ def test_updates_one_by_one(rule: ProxSGD | Dual) -> None:
 def test_each_rank_of_a_graph_has_a_prox() -> None:
     def on_graph(ctx: hpcomm.Context) -> None:
         rule = Dual(L1(3))
-        ex = Exchange(ctx, {"W": initial(SHAPE)}, hpcomm.topology.complete(2), hpcomm.NOTIFY_ACK, rule)
+        ex = Exchange(ctx, {"W": initial(SHAPE)}, hpcomm.graphs.complete(2), hpcomm.NOTIFY_ACK, rule)
         reference = Reference(rule, initial(SHAPE))
         for step in range(3):
             ex.push_pull("W", update(step, ctx.rank, SHAPE))

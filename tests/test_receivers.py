@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import SGD, SSP, Adam, Consistency, Exchange, Hierarchy, Momentum, ParameterServer, Tree, kernels
 from hpcomm.codec import Threshold, TopK
-from hpcomm.topology import ring
+from hpcomm.graphs import ring
 from hpcomm.topology.by_key import ByKey
 from hpcomm.topology.given import as_topology
 
@@ -142,7 +142,7 @@ def test_all_workers_have_the_same_bits_in_16_bits(codecs: dict[str, Any]) -> No
 
 @on_both
 def test_the_update_travels_and_not_the_parameters() -> None:
-    def body(ctx: hpcomm.Context) -> hpcomm.ExchangeStats:
+    def body(ctx: hpcomm.Context) -> hpcomm.stats.ExchangeStats:
         topology = Hierarchy([[0, 1], [2, 3]], leaders=[0, 2], apply_at="receivers")
         with Exchange(ctx, {"w": np.zeros(4096, F32)}, topology, progress="inline", codec="float16") as ex:
             ex.push_pull("w", np.ones(4096, F32))

@@ -26,11 +26,11 @@ from hpcomm import (
     Momentum,
     ParameterServer,
     PlanOptions,
-    topology,
+    graphs,
 )
 from hpcomm.checkpoint import files
+from hpcomm.graphs import spectrum
 from hpcomm.recovery import recovery
-from hpcomm.topology import spectrum
 
 STEPS = 40
 SIZE = 3000
@@ -58,9 +58,9 @@ def _train(kind: str, victims: dict[str, int], folder: str) -> dict[str, Any] | 
     me, w0 = ctx.rank, {"w": np.zeros(SIZE, np.float32), "b": np.zeros(3, np.float32)}
     ckpt = None
     if kind.startswith("graph"):
-        graph: Any = topology.root_expander(ctx.size) if kind == "graph by its edges" else topology.root_expander
+        graph: Any = graphs.root_expander(ctx.size) if kind == "graph by its edges" else graphs.root_expander
         if kind == "graph leaves":
-            graph = topology.ring  # some wait for the leaver, and others for those
+            graph = graphs.ring  # some wait for the leaver, and others for those
         ex = hpcomm.stochastic_reduce(ctx, w0, topology=graph, in_place=kind == "graph by its edges")
     else:
         servers = [0, 1] if kind in ("workers die", "workers leave") else [0, ctx.size - 1]
@@ -155,7 +155,7 @@ def _no_graph() -> str:
     def of_four(n: int) -> Any:
         if n != 4 and ctx.rank == 0:
             raise ValueError("four racks only")
-        return topology.ring(n)
+        return graphs.ring(n)
 
     ex = hpcomm.stochastic_reduce(ctx, {"w": np.zeros(8, np.float32)}, topology=of_four)
     try:
@@ -213,11 +213,11 @@ def _dies_at_the_end(kind: str, late: tuple[int, ...], passed: bool, folder: str
     topo: Any = ParameterServer(servers=[2, 5] if kind == "servers, one dies" else [0, 3])
     if not serves:
         edges = [(rank, (rank + to) % 6) for rank in range(6) for to in (1, 2)]
-        topo = topology.from_edges(6, edges, [0.3, 0.1] * 6)  # what is left is rounded in another way if twice rebuilt
-        topo = topo if kind == "graph" else [topo, topology.ring(6)]
+        topo = graphs.from_edges(6, edges, [0.3, 0.1] * 6)  # what is left is rounded in another way if twice rebuilt
+        topo = topo if kind == "graph" else [topo, graphs.ring(6)]
     ex = hpcomm.Exchange(first, w0, topo, rule=Momentum(lr=0.25, momentum=0.5))
     ckpt = Checkpointer(ex, folder, every=5) if serves else None
-    news: list[hpcomm.Recovered] = []
+    news: list[hpcomm.recovery.Recovered] = []
 
     def step(ex: hpcomm.Exchange, n: int) -> None:
         if me == 2 and n == 8:
@@ -234,12 +234,12 @@ def _dies_at_the_end(kind: str, late: tuple[int, ...], passed: bool, folder: str
             os.sched_yield()
         _kill(me if me == 1 else -1)
 
-    def recovered(told: hpcomm.Recovered) -> None:
+    def recovered(told: hpcomm.recovery.Recovered) -> None:
         news.append(told)
         if passed:
             got()
 
-    def over(*args: Any) -> hpcomm.Recovered:
+    def over(*args: Any) -> hpcomm.recovery.Recovered:
         patch.stopall()
         told = recovery._over(*args)
         if me in late:
@@ -479,7 +479,7 @@ def _runs(goes_on: bool, at: int, least: int) -> list[Any]:
             _kill(2 if first.rank == 2 else -1)
         ex.push_pull("w", ex.params["w"] + 1)
 
-    made = hpcomm.stochastic_reduce(first, {"w": np.zeros(8, np.float32)}, topology=topology.ring)
+    made = hpcomm.stochastic_reduce(first, {"w": np.zeros(8, np.float32)}, topology=graphs.ring)
     raised: list[str] = []
     ranks: list[int] = []
     try:

@@ -329,7 +329,7 @@ def _runs(folder: str, victim: int) -> dict[str, Any]:
         if ckpt.after(n + 1):
             ex.context.barrier()
 
-    def recovered(found: hpcomm.Recovered) -> None:
+    def recovered(found: hpcomm.recovery.Recovered) -> None:
         nonlocal ckpt
         with suppress(hpcomm.HpcommError):
             ckpt.close()

@@ -27,9 +27,10 @@ from hpcomm import (
 from hpcomm.consistency import goes_apart, with_servers
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.schemes import Scheme, settled
+from hpcomm.graphs import complete, ring, star
 from hpcomm.plan import Cut, Key, Plan
 from hpcomm.stage import as_keys
-from hpcomm.topology import HostGraph, Job, PeerToPeer, Phases, Topology, complete, ring, star
+from hpcomm.topology import HostGraph, Job, PeerToPeer, Phases, Topology
 from hpcomm.topology.given import as_topology
 
 if TYPE_CHECKING:

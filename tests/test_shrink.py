@@ -315,7 +315,7 @@ def trains_until_one_leaves() -> list[int]:
     kept = []
 
     def train(ctx: hpcomm.Context) -> None:
-        ring = hpcomm.topology.ring
+        ring = hpcomm.graphs.ring
         kept.append(hpcomm.stochastic_reduce(ctx, {"w": np.zeros(100, F32)}, topology=ring))
         for step in range(10):
             if context.rank == 2 and step == 5:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import hpcomm
 from hpcomm import AdamW, Exchange, InvalidArgument, Momentum, ParameterServer, Timeout
-from hpcomm.topology import complete, ring, spread
+from hpcomm.graphs import complete, ring, spread
 
 F32 = np.float32
 ALL = hpcomm.Consistency(quorum=1, whole=True, late=None, grace=math.inf)  # who may come is waited for

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcomm import InvalidArgument, topology
+from hpcomm import InvalidArgument, graphs
 from hpcomm.cli import main as command
-from hpcomm.topology import Graph
-from hpcomm.topology.branch import search
-from hpcomm.topology.climb import Candidate, climb, moore_bound, path_sum
+from hpcomm.graphs import Graph
+from hpcomm.graphs.branch import search
+from hpcomm.graphs.climb import Candidate, climb, moore_bound, path_sum
 
 PROVEN = {(7, 2): 4, (8, 2): 2}  # gaps of optimal graphs that miss the Moore bound
 
@@ -34,7 +34,7 @@ def connected(draw: st.DrawFn) -> Graph:
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j and j != (i + 1) % n]
     more = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     ring = [(i, (i + 1) % n) for i in range(n)] if n > 1 else []
-    return topology.from_edges(n, ring + more)
+    return graphs.from_edges(n, ring + more)
 
 
 def all_paths(graph: Graph) -> int:
@@ -58,30 +58,30 @@ def exhaustive(P: int, Q: int) -> int:
 @given(shapes())
 def test_any_graph_has_the_degrees_and_states_its_gap(shape: tuple[int, int]) -> None:
     P, Q = shape
-    graph = topology.spread(P, Q)
+    graph = graphs.spread(P, Q)
     assert graph.size == P
     assert set(graph.out_degrees) == set(graph.in_degrees) == {Q}
-    gap = topology.spread_gap(graph)
+    gap = graphs.spread_gap(graph)
     assert gap == all_paths(graph) - moore_bound(P, Q) == PROVEN.get(shape, 0)
     assert graph.name == f"spread({P}, {Q})"
 
 
 @pytest.mark.parametrize("Q", range(1, 12))
 def test_twelve_ranks_meet_the_bound(Q: int) -> None:
-    graph = topology.spread(12, Q)
-    assert topology.spread_gap(graph) == 0
+    graph = graphs.spread(12, Q)
+    assert graphs.spread_gap(graph) == 0
     assert set(graph.in_degrees) == {Q}
 
 
 def test_ten_and_eleven_ranks_meet_the_bound() -> None:
     for P in (10, 11):
         for Q in range(1, P):
-            assert topology.spread_gap(topology.spread(P, Q)) == 0
+            assert graphs.spread_gap(graphs.spread(P, Q)) == 0
 
 
 @pytest.mark.parametrize(("P", "Q"), [(P, Q) for P in range(2, 6) for Q in range(1, P)])
 def test_no_graph_of_few_ranks_has_a_smaller_sum(P: int, Q: int) -> None:
-    assert all_paths(topology.spread(P, Q)) == exhaustive(P, Q)
+    assert all_paths(graphs.spread(P, Q)) == exhaustive(P, Q)
 
 
 def test_branch_and_bound_finds_the_optimum_from_a_bad_start() -> None:
@@ -98,35 +98,35 @@ def test_the_sum_of_all_paths_counts_orbits_once() -> None:
 
 
 def test_all_ranks_and_runs_find_the_same_graph() -> None:
-    code = "from hpcomm import topology; print(sorted(topology.spread(13, 3, nodes=2000)))"
+    code = "from hpcomm import graphs; print(sorted(graphs.spread(13, 3, nodes=2000)))"
     runs = [
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": s}
         )
         for s in ("1", "2")
     ]
-    assert runs[0].stdout == runs[1].stdout == f"{sorted(topology.spread(13, 3, nodes=2000))}\n"
+    assert runs[0].stdout == runs[1].stdout == f"{sorted(graphs.spread(13, 3, nodes=2000))}\n"
 
 
 def test_a_search_that_runs_out_states_its_gap() -> None:
-    graph = topology.spread(13, 3, nodes=100)
-    gap = topology.spread_gap(graph)
+    graph = graphs.spread(13, 3, nodes=100)
+    gap = graphs.spread_gap(graph)
     assert gap > 0
     assert graph.name == f"spread(13, 3, gap={gap})"
     assert climb(13, 3, 100)[2] <= 100
 
 
 def test_many_ranks_take_a_moment() -> None:
-    graph = topology.spread(200, 6, nodes=64)
+    graph = graphs.spread(200, 6, nodes=64)
     assert set(graph.out_degrees) == {6}
-    assert topology.diameter(graph) <= 4
-    assert topology.spread_gap(graph) < 200 * 199 * 0.3
+    assert graphs.diameter(graph) <= 4
+    assert graphs.spread_gap(graph) < 200 * 199 * 0.3
 
 
 def test_the_complete_graph_and_the_ring_are_the_ends() -> None:
-    assert topology.spread(7, 6) == topology.complete(7)
-    assert topology.spread(7, 1) == topology.ring(7)
-    assert topology.spread(2, 1) == topology.ring(2)
+    assert graphs.spread(7, 6) == graphs.complete(7)
+    assert graphs.spread(7, 1) == graphs.ring(7)
+    assert graphs.spread(2, 1) == graphs.ring(2)
 
 
 @pytest.mark.parametrize("Q", [0, 4, -1])
@@ -134,21 +134,21 @@ def test_a_q_that_no_graph_has_is_refused(Q: int) -> None:
     with pytest.raises(
         InvalidArgument, match=f"^Q is {Q}: no graph has this Q, as each of 4 ranks sends to 1 to 3 others"
     ):
-        topology.spread(4, Q)
+        graphs.spread(4, Q)
 
 
 def test_bad_arguments_are_refused() -> None:
     for arguments, nodes in (((1, 1), None), ((4, 2.5), None), ((4, 2), 0), (("4", 2), None)):
         with pytest.raises(InvalidArgument):
-            topology.spread(*arguments, nodes=nodes)
+            graphs.spread(*arguments, nodes=nodes)
 
 
 def test_the_gap_of_any_graph() -> None:
-    assert topology.spread_gap(topology.complete(5)) == 0
-    assert topology.spread_gap(topology.complete(1)) == 0
-    assert topology.spread_gap(topology.chain(5)) == math.inf
-    ring = topology.ring(6, directed=False)
-    assert topology.spread_gap(ring) == 6 * (2 * 1 + 2 * 2 + 3) - 6 * (2 * 1 + 3 * 2)
+    assert graphs.spread_gap(graphs.complete(5)) == 0
+    assert graphs.spread_gap(graphs.complete(1)) == 0
+    assert graphs.spread_gap(graphs.chain(5)) == math.inf
+    ring = graphs.ring(6, directed=False)
+    assert graphs.spread_gap(ring) == 6 * (2 * 1 + 2 * 2 + 3) - 6 * (2 * 1 + 3 * 2)
 
 
 def test_the_command_lists_it() -> None:
@@ -164,9 +164,9 @@ def test_the_command_lists_it() -> None:
 @settings(max_examples=60, deadline=None)
 @given(connected())
 def test_trees_are_shortest_paths(graph: Graph) -> None:
-    parents = topology.shortest_path_trees(graph)
+    parents = graphs.shortest_path_trees(graph)
     for source in range(graph.size):
-        steps = topology.distances(graph, source)
+        steps = graphs.distances(graph, source)
         for rank in range(graph.size):
             parent = int(parents[source, rank])
             if rank == source:
@@ -187,23 +187,23 @@ def test_no_choice_of_parents_is_more_even(graph: Graph) -> None:
     n = graph.size
     choices = []
     for source in range(n):
-        steps = topology.distances(graph, source)
+        steps = graphs.distances(graph, source)
         for rank in range(n):
             near = [p for p in graph.in_peers(rank) if steps[p] == steps[rank] - 1]
             choices.append([source] if rank == source else near)
     best = min(loads(np.array(one).reshape(n, n)) for one in product(*choices))
-    assert loads(topology.shortest_path_trees(graph)) == best
+    assert loads(graphs.shortest_path_trees(graph)) == best
 
 
 def test_trees_of_symmetric_graphs_are_balanced() -> None:
-    graph = topology.spread(12, 4)
-    parents = topology.shortest_path_trees(graph)
+    graph = graphs.spread(12, 4)
+    parents = graphs.shortest_path_trees(graph)
     assert loads(parents) == [11] * 12
-    np.testing.assert_array_equal(parents, topology.shortest_path_trees(graph))
-    hypercube = topology.shortest_path_trees(topology.hypercube(16))
+    np.testing.assert_array_equal(parents, graphs.shortest_path_trees(graph))
+    hypercube = graphs.shortest_path_trees(graphs.hypercube(16))
     assert loads(hypercube) == [15] * 16
 
 
 def test_trees_need_a_connected_graph() -> None:
     with pytest.raises(InvalidArgument, match="the update of rank 1 never reaches rank 0"):
-        topology.shortest_path_trees(topology.chain(3))
+        graphs.shortest_path_trees(graphs.chain(3))

@@ -167,7 +167,9 @@ def test_what_is_told_of_other_hosts_is_shown_with_its_age(monkeypatch: pytest.M
         shown(3, "silent", host="h3", told_by=0, age=-1.0, unheard=6.5),
         shown(4, "gone", host="h3", told_by=0, age=9.0, gone="its process died"),
     )
-    blamed = {ranks[0].job: _core.Blamed((hpcomm.Culprit(2, "silent", 6.5),), "rank 2 has not answered for 6.5 s")}
+    blamed = {
+        ranks[0].job: _core.Blamed((hpcomm.errors.Culprit(2, "silent", 6.5),), "rank 2 has not answered for 6.5 s")
+    }
     monkeypatch.setattr(_core, "jobs", lambda timeout: _core.Jobs(ranks, blamed))
     lines = [line.rstrip() for line in CliRunner().invoke(cli.main, ["status"]).output.splitlines()]
     assert lines[0].startswith("job abababab: 5 ranks, 1 of them here; ")
@@ -188,7 +190,7 @@ def test_what_is_told_of_other_hosts_is_shown_with_its_age(monkeypatch: pytest.M
     assert [bool(row["command"]) for row in rows] == [True, False, False, False, False]
 
 
-CIRCLE = _core.Blamed(tuple(hpcomm.Culprit(rank, "circle", 0.0) for rank in range(2)), "ranks 0 and 1 wait")
+CIRCLE = _core.Blamed(tuple(hpcomm.errors.Culprit(rank, "circle", 0.0) for rank in range(2)), "ranks 0 and 1 wait")
 
 
 def looked(*seconds: float, moved: int = 5, op: str = "wait", ages: tuple[float, float] = (0.0, 0.0)) -> Any:

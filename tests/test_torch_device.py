@@ -135,7 +135,7 @@ def every_way_to_step(ctx: hpcomm.Context) -> None:
         {"apply": "after"},
         {"clip_norm": 0.1},
         {"make": lambda p: torch.optim.Adagrad(p, lr=0.1)},
-        {"topology": hpcomm.topology.complete(2)},
+        {"topology": hpcomm.graphs.complete(2)},
         {"codec": "bf16"},
         {"codec": hpcomm.codec.TopK(0.1)},
         {"codec_out": "bf16"},

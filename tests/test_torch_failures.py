@@ -77,7 +77,7 @@ def survive(name: str) -> list[Any]:
             "rule": {"servers": 2},
             "backward": {"servers": 2, "apply": "backward"},
             "local": {},
-            "graph": {"topology": hpcomm.topology.complete},
+            "graph": {"topology": hpcomm.graphs.complete},
         }
         make = torch.optim.RMSprop if name == "local" else momentum
         model = net()

@@ -14,7 +14,8 @@ from torchcases import torch
 
 import hpcomm
 import hpcomm.torch as ht
-from hpcomm import SGD, ConfigError, InvalidArgument, LocalSteps
+from hpcomm import SGD, ConfigError, InvalidArgument
+from hpcomm.local import LocalSteps
 
 nn = torch.nn
 pytestmark = pytest.mark.xdist_group("group torch")
@@ -264,7 +265,7 @@ def refusals(ctx: hpcomm.Context) -> None:
         ({"every": 2, "mix": 2}, "mix is 2"),
         ({"every": 2, "fragments": [model[0]]}, "stands in no fragment"),
         ({"every": 2, "fragments": [model, model[0]]}, "fragments 2 times"),
-        ({"every": 2, "topology": hpcomm.topology.ring}, "no graph"),
+        ({"every": 2, "topology": hpcomm.graphs.ring}, "no graph"),
         ({"every": 2, "rule": SGD()}, "rule"),
     ]
     for options, sentence in wrong:

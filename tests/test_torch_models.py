@@ -402,7 +402,7 @@ def models_are_averaged_on_a_graph(ctx: hpcomm.Context) -> None:
         ours, optimizer, alone, _ = both(
             ctx,
             OPTIMIZERS["sgd"],
-            topology=hpcomm.topology.complete(ctx.size),
+            topology=hpcomm.graphs.complete(ctx.size),
             consistency=consistency,
         )
         check_same(ours, alone)

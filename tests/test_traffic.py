@@ -8,8 +8,9 @@ from conftest import on_both, run_threads
 from flat import grouped
 
 import hpcomm
-from hpcomm import ASYNC, BSP, SSP, Consistency, Exchange, ExchangeStats, Hierarchy, ParameterServer, Traffic
-from hpcomm.topology import ring
+from hpcomm import ASYNC, BSP, SSP, Consistency, Exchange, Hierarchy, ParameterServer
+from hpcomm.graphs import ring
+from hpcomm.stats import ExchangeStats, Traffic
 
 F32 = np.float32
 COUNT, STEPS = 6 * 256, 3

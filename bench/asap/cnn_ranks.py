@@ -102,7 +102,7 @@ def train(ctx: hpcomm.Context, model: cnn.Convolutional, plan: Plan, consistency
     first = shapes.flat
     exchange = None
     if consistency is not None:
-        complete = hpcomm.topology.complete(ctx.size)
+        complete = hpcomm.graphs.complete(ctx.size)
         exchange = hpcomm.stochastic_reduce(
             ctx, {KEY: first}, topology=complete, consistency=consistency, in_place=True, timeout=LIMIT
         )

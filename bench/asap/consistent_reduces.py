@@ -63,7 +63,7 @@ def wrong_in(mean: Floats, ramp: Floats, expected: float | None) -> int:
 
 def run(ctx: hpcomm.Context, case: Case, plant: bool) -> Row:
     """Reduces under one consistency; the row of all ranks. Collective."""
-    graph = hpcomm.topology.complete(ctx.size)
+    graph = hpcomm.graphs.complete(ctx.size)
     ramp = (np.arange(case.weights) % RAMP).astype(np.float32)
     random = np.random.default_rng([ctx.rank, case.weights])
     exchange = hpcomm.stochastic_reduce(

@@ -18,9 +18,9 @@ import numpy as np
 import hpcomm
 from bench.common.launch import ROOT, cores
 from bench.common.options import add_output, write
-from hpcomm import topology
+from hpcomm import graphs
 from hpcomm.bench.rows import Row
-from hpcomm.topology import Graph
+from hpcomm.graphs import Graph
 
 LIMIT = 300.0  # seconds for one graph
 TOLERANCE = 1e-9  # of sigma_2, beside its formula
@@ -29,16 +29,16 @@ DEGREE = 4
 
 def _torus(n: int) -> Graph:
     rows = next(rows for rows in range(math.isqrt(n), 0, -1) if n % rows == 0)
-    return topology.torus(rows, n // rows)
+    return graphs.torus(rows, n // rows)
 
 
 GRAPHS: dict[str, Callable[[int], Graph]] = {
-    "random_regular": lambda n: topology.random_regular(n, DEGREE, seeds=1),
-    "root_expander": lambda n: topology.root_expander(n, DEGREE),
+    "random_regular": lambda n: graphs.random_regular(n, DEGREE, seeds=1),
+    "root_expander": lambda n: graphs.root_expander(n, DEGREE),
     "torus": _torus,
-    "ring": topology.ring,
-    "ring_both": lambda n: topology.ring(n, directed=False),
-    "chain": topology.chain,
+    "ring": graphs.ring,
+    "ring_both": lambda n: graphs.ring(n, directed=False),
+    "chain": graphs.chain,
 }
 
 
@@ -69,7 +69,7 @@ def measure(name: str, n: int) -> Row:
     start = time.perf_counter()
     graph = GRAPHS[name](n)
     made = time.perf_counter()
-    sigma = topology.second_singular(graph)
+    sigma = graphs.second_singular(graph)
     seconds = time.perf_counter() - made
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     return {

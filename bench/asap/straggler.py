@@ -2,7 +2,7 @@
 
 Eight ranks compute for --seconds a step, which is sleep, and reduce over a sparse graph; one takes five times as long.
 Under NOTIFY_ACK a rank waits for its neighbours alone, so that slowness travels an edge a step:
-hpcomm.topology.first_wait says when it arrives, and here it is measured. Then all go at the straggler's rate. Under
+hpcomm.graphs.first_wait says when it arrives, and here it is measured. Then all go at the straggler's rate. Under
 BARRIER all do so from the first step, and with a quorum of one in-neighbour no rank does.
 
 The straggler pushes its first update after --factor times --seconds. A rank that waits because of it first in step k
@@ -31,7 +31,7 @@ RANKS, LIMIT = 8, 900.0  # seconds of all
 QUORUM = hpcomm.Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.001)
 
 
-def run(ctx: hpcomm.Context, graph: hpcomm.topology.Graph, consistency: hpcomm.Consistency, depth: int, o: Any) -> Row:
+def run(ctx: hpcomm.Context, graph: hpcomm.graphs.Graph, consistency: hpcomm.Consistency, depth: int, o: Any) -> Row:
     """Steps of all ranks under one consistency: their waits, the step in which each first waited, 0 for never, and the
     rates of the second half. Collective."""
     slow = o.factor if ctx.rank == o.straggler else 1.0
@@ -57,7 +57,7 @@ def run(ctx: hpcomm.Context, graph: hpcomm.topology.Graph, consistency: hpcomm.C
     found = [np.flatnonzero(row > o.seconds / 2) for row in waits]
     predicted = [int(rank != o.straggler) for rank in range(ctx.size)]
     if consistency == hpcomm.NOTIFY_ACK:
-        steps = hpcomm.topology.first_wait(graph, o.straggler, depth)
+        steps = hpcomm.graphs.first_wait(graph, o.straggler, depth)
         predicted = [int(step) if np.isfinite(step) else 0 for step in steps]
     if consistency == QUORUM:
         predicted = [0] * ctx.size
@@ -111,11 +111,11 @@ def panels(document: Row) -> list[plots.Draw]:
 def on_this_rank(options: argparse.Namespace) -> int:
     rows = []
     with hpcomm.init(MPI.COMM_WORLD, transport=options.transport or None, timeout=300) as ctx:
-        expander = hpcomm.topology.root_expander(ctx.size)
+        expander = hpcomm.graphs.root_expander(ctx.size)
         turns = [
             (expander, hpcomm.NOTIFY_ACK, 1),
             (expander, hpcomm.NOTIFY_ACK, 2),
-            (hpcomm.topology.ring(ctx.size), hpcomm.NOTIFY_ACK, 1),
+            (hpcomm.graphs.ring(ctx.size), hpcomm.NOTIFY_ACK, 1),
             (expander, hpcomm.BARRIER, 1),
             (expander, QUORUM, 1),
         ]

@@ -40,7 +40,7 @@ def hpcomm_python(graph: Circulant, in_place: bool) -> Contender:
     exchange = hpcomm.stochastic_reduce(
         graph.bench.context,
         {"w": np.zeros(graph.count, np.float32)},
-        topology=hpcomm.topology.from_edges(size, edges),
+        topology=hpcomm.graphs.from_edges(size, edges),
         in_place=in_place,
     )
     w = exchange.params["w"]

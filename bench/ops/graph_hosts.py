@@ -29,7 +29,7 @@ from bench.ops.cluster_bench import UNABLE, Group, start
 from bench.ops.hosts_bench import MIB, SMALL, carried, rate_of
 from bench.ops.remote import unasked
 from hpcomm.bench.rows import Row, ratio
-from hpcomm.topology import Graph, from_adjacency, from_edges, root_expander, spectral_gap
+from hpcomm.graphs import Graph, from_adjacency, from_edges, root_expander, spectral_gap
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Cluster, Unavailable

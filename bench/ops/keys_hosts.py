@@ -177,7 +177,7 @@ def by_hpcomm(job: Task, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
     return Turn(step, params, job.shifts, made.close, load=lambda: told(made.stats().load))
 
 
-def told(load: hpcomm.LoadStats) -> dict[str, float]:
+def told(load: hpcomm.stats.LoadStats) -> dict[str, float]:
     counts = {one.name: getattr(load, one.name) for one in fields(load) if one.name not in {"processor", "steps"}}
     return counts | {"calls": load.calls} | {f"seconds of {thread}": used for thread, used in load.processor.items()}
 

@@ -17,10 +17,10 @@ import numpy as np
 import hpcomm
 from bench.common.launch import cores
 from bench.common.options import add_output, add_quick, write
-from hpcomm import InvalidArgument, topology
+from hpcomm import InvalidArgument, graphs
 from hpcomm.bench.rows import Row
-from hpcomm.topology.tree_costs import Costs, checked_costs
-from hpcomm.topology.tree_search import search
+from hpcomm.graphs.tree_costs import Costs, checked_costs
+from hpcomm.graphs.tree_search import search
 
 KINDS = ("random", "square", "racks")
 SHAPES = ((1, 12), (2, 3), (2, 4), (2, 6), (3, 3), (3, 12))  # degree and depth
@@ -36,7 +36,7 @@ def instance(kind: str, size: int, seed: int) -> Costs:
         at = random.random((size, 2))
         return checked_costs(np.linalg.norm(at[:, None] - at[None], axis=2))
     places = random.integers(0, random.integers(2, 6), size)
-    return topology.rack_costs([f"pod{place // 2}.rack{place}" for place in places])
+    return graphs.rack_costs([f"pod{place // 2}.rack{place}" for place in places])
 
 
 def measure(kind: str, size: int, seeds: int, limit: float, quick: bool) -> Row:
@@ -46,14 +46,14 @@ def measure(kind: str, size: int, seeds: int, limit: float, quick: bool) -> Row:
         costs = checked_costs(instance(kind, size, seed))
         start = time.perf_counter()
         try:
-            best = topology.cheapest_tree(costs, degree=degree, depth=depth, leaf=leaf, time_limit=limit)
+            best = graphs.cheapest_tree(costs, degree=degree, depth=depth, leaf=leaf, time_limit=limit)
         except InvalidArgument:  # no tree of so many ranks has this degree and depth
             continue
         solved.append(time.perf_counter() - start)
         start = time.perf_counter()
         found = search(costs, degree, depth, leaf, 0)
         searched.append(time.perf_counter() - start)
-        ratios.append(topology.tree_cost(found, costs, leaf) / best.cost)
+        ratios.append(graphs.tree_cost(found, costs, leaf) / best.cost)
         gaps.append(best.gap)
         wrong += best.bound > best.cost * (1 + 1e-9) or (best.optimal and ratios[-1] > AT_MOST)
     return {

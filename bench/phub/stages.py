@@ -138,9 +138,9 @@ class ByHpcomm:
     def __init__(self, ranks: "Ranks", job: Task, layers: Sequence[Layer], seconds: float, stage: str) -> None:
         self.ranks, self.job, self.stage = ranks, job, stage
         names = [layer.name for layer in layers]
-        moves = hpcomm.Rule(ranks.native.bench_keep, fold=ranks.native.bench_take, name="moves")
+        moves = hpcomm.optim.Rule(ranks.native.bench_keep, fold=ranks.native.bench_take, name="moves")
         nesterov = hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM)
-        rules: dict[str, hpcomm.Rule | hpcomm.Average] = {COPY: moves, AGGREGATION: hpcomm.Average()}
+        rules: dict[str, hpcomm.optim.Rule | hpcomm.Average] = {COPY: moves, AGGREGATION: hpcomm.Average()}
         given = dict(zip(names, job.params(), strict=True))
         # A GPU would leave the processor to the threads.
         self.exchange = hpcomm.Exchange(ranks.ctx, given, rule=rules.get(stage, nesterov), progress="thread")

@@ -65,7 +65,7 @@ RATES = {"mlr": 50.0, "dml": 2.0, "sc": 5.0, "sdca": 1.0, TEXT: mlr.Regression.l
 WAYS = {"factors": job.FACTORS, "dense": job.DENSE}
 
 try:  # updates may go on to ranks that no edge leads to
-    hpcomm.PeerToPeer(hpcomm.topology.ring(3), relay=True)
+    hpcomm.PeerToPeer(hpcomm.graphs.ring(3), relay=True)
     RELAYS = True
 except hpcomm.NotSupported:
     RELAYS = False

@@ -25,7 +25,7 @@ from bench.common.launch import cores
 from bench.sfb.table import ALL, AUTO, DENSE, FOLDED, HUB, ONCE, PEER, PRODUCT, REBUILD, RELAYED, SOME
 from bench.torch.step import meet
 from bench.torch.table import times
-from hpcomm import topology
+from hpcomm import graphs, topology
 from hpcomm.bench.rows import Row
 from hpcomm.bench.training import processor
 from hpcomm.codec import Auto, Factors
@@ -115,7 +115,7 @@ class Series:
 # ---- ways ------------------------------------------------------------------------------------------------------------
 
 
-def by_peers(ctx: hpcomm.Context, case: Case, graph: topology.Graph | None, relay: bool = False) -> Turn:
+def by_peers(ctx: hpcomm.Context, case: Case, graph: graphs.Graph | None, relay: bool = False) -> Turn:
     sources = [*range(ctx.size)] if graph is None or relay else sorted([ctx.rank, *graph.in_peers(ctx.rank)])
     return by_pairs(ctx, case, hpcomm.PeerToPeer(graph, relay), sources)
 
@@ -269,7 +269,7 @@ class Ranks:
     def hosts(self, cases: list[Case]) -> list[Row]:
         """Several hosts, one rank on each."""
         rows: list[Row] = []
-        graph = topology.spread(self.ctx.size, self.degree)
+        graph = graphs.spread(self.ctx.size, self.degree)
         for i, case in enumerate(cases):
             ways: Ways = {
                 ALL: ("hpcomm", partial(by_peers, self.ctx, case, None)),

@@ -3,7 +3,7 @@
 The values in a checkpoint come from hpcomm.exchange.
 """
 
-from .checkpointer import Checkpointer, CheckpointStats
+from .checkpointer import Checkpointer
 from .resume import Restored, latest, restore
 
-__all__ = ["CheckpointStats", "Checkpointer", "Restored", "latest", "restore"]
+__all__ = ["Checkpointer", "Restored", "latest", "restore"]

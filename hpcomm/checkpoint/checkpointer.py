@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -44,6 +43,7 @@ from ..flow import feeders
 from ..log import logger
 from ..plan import Plan
 from ..stage import whole
+from ..stats import CheckpointStats
 from . import files, resume
 from .files import Label
 
@@ -53,28 +53,6 @@ _SLOTS = 4  # the last files of a rank, whose steps it tells the others
 _BITS = 12  # of a signal, for the steps that the exchange has made, less their upper bits
 _ANY = 2**_BITS - 1  # in place of them: they are not counted
 _END = 2**63  # in place of a step: the first worker saves no more
-
-
-@dataclass(frozen=True)
-class CheckpointStats:
-    """Counts of a Checkpointer on this rank.
-
-    Attributes:
-        saved: checkpoints of which this rank has written its file.
-        nbytes: of the last file.
-        pause: seconds that the trainer stood still for copies, in all.
-        longest: the longest of them.
-        waited: seconds that it waited besides: for the disk, which had not finished the last file when the next was
-            due, and for copies of ranks that only serve.
-        writing: seconds that the thread wrote and synced files.
-    """
-
-    saved: int
-    nbytes: int
-    pause: float
-    longest: float
-    waited: float
-    writing: float
 
 
 class Checkpointer:

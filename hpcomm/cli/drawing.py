@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidArgument, NotSupported
-from ..topology import Graph
-from ..topology.graph import PIP_GRAPH, as_phases
+from ..graphs import Graph
+from ..graphs.graph import PIP_GRAPH, as_phases
 
 _INCHES = 4  # of the side of one picture
 _LABELLED = 64  # ranks up to which their numbers can be read

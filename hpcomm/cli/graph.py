@@ -10,12 +10,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from .. import topology
+from .. import graphs
 from ..errors import HpcommError, InvalidArgument
+from ..graphs import Graph
+from ..graphs.choose import busiest_degree
+from ..graphs.graph import as_phases
 from ..model import Rates, link_seconds
-from ..topology import Graph
-from ..topology.choose import busiest_degree
-from ..topology.graph import as_phases
 from . import drawing, tree
 
 Graphs: TypeAlias = Graph | tuple[Graph, ...]
@@ -47,32 +47,32 @@ def make(kind: str, n: int, seeds: int = 16, seed: int = 0) -> Graphs:
     """
     match kind.replace("-", "_").partition(":"):
         case "complete", "", "":
-            return topology.complete(n)
+            return graphs.complete(n)
         case "ring", _, ("" | "both") as way:
-            return topology.ring(n, directed=not way)
+            return graphs.ring(n, directed=not way)
         case "chain", _, ("" | "both") as way:
-            return topology.chain(n, directed=not way)
+            return graphs.chain(n, directed=not way)
         case "star", _, center:
-            return topology.star(n, _number(kind, center, 0))
+            return graphs.star(n, _number(kind, center, 0))
         case "root_expander", _, degree:
-            return topology.root_expander(n, _number(kind, degree, 0) if degree else None)
+            return graphs.root_expander(n, _number(kind, degree, 0) if degree else None)
         case "hypercube", "", "":
-            return topology.hypercube(n)
+            return graphs.hypercube(n)
         case "exponential", "", "":
-            return topology.exponential(n)
+            return graphs.exponential(n)
         case "torus", _, text:
             rows = _number(kind, text, next(rows for rows in range(math.isqrt(n), 0, -1) if n % rows == 0) if n else 1)
             if rows == 0 or n % rows:
                 raise InvalidArgument(f"{kind}: {n} ranks do not make {rows} rows; use a divisor of {n}")
-            return topology.torus(rows, n // rows)
+            return graphs.torus(rows, n // rows)
         case "random_regular", _, degree:
-            return topology.random_regular(n, _number(kind, degree, 4), seeds, seed)
+            return graphs.random_regular(n, _number(kind, degree, 4), seeds, seed)
         case "spread", _, degree:
-            return topology.spread(n, _number(kind, degree, min(2, max(n - 1, 1))))
+            return graphs.spread(n, _number(kind, degree, min(2, max(n - 1, 1))))
         case "one_peer_exponential", "", "":
-            return topology.one_peer_exponential(n)
+            return graphs.one_peer_exponential(n)
         case "random_matchings", _, phases:
-            return topology.random_matchings(n, _number(kind, phases, max(1, (n - 1).bit_length())), seed)
+            return graphs.random_matchings(n, _number(kind, phases, max(1, (n - 1).bit_length())), seed)
         case name, ":", _ if name in KINDS:
             raise InvalidArgument(
                 f"{kind}: {name} takes {'both' if name in ('ring', 'chain') else 'nothing'} behind it"
@@ -111,7 +111,7 @@ def from_file(file: TextIO, n: int | None) -> Graph:
             raise InvalidArgument(f"line {number} is {line.strip()!r}: all lines have a weight, or none")
     if n is None:
         n = 1 + max((max(edge) for edge in edges), default=0)
-    return topology.from_edges(n, edges, weights or None, Path(file.name).stem)
+    return graphs.from_edges(n, edges, weights or None, Path(file.name).stem)
 
 
 def name_of(graph: Graphs) -> str:
@@ -122,10 +122,10 @@ def facts(graph: Graphs, nbytes: int, rates: Rates | None = None, compute: float
     """The measures of a graph; None for a missing one, as phases and a graph that falls apart have no diameter. With
     rates also the predicted seconds of a step."""
     phases = as_phases(graph)
-    sigma = topology.second_singular(graph)
-    diameter = topology.diameter(phases[0]) if len(phases) == 1 else math.inf
+    sigma = graphs.second_singular(graph)
+    diameter = graphs.diameter(phases[0]) if len(phases) == 1 else math.inf
     try:
-        counts = [topology.influence(phases[0])] if len(phases) == 1 else []
+        counts = [graphs.influence(phases[0])] if len(phases) == 1 else []
     except InvalidArgument:  # it falls into groups
         counts = []
     found = {
@@ -138,8 +138,8 @@ def facts(graph: Graphs, nbytes: int, rates: Rates | None = None, compute: float
         "in_degree": _range(phase.in_degrees for phase in phases),
         "out_degree": _range(phase.out_degrees for phase in phases),
         "influence": _range(counts) if counts else None,
-        "bytes_per_step": max(int(topology.bytes_per_step(phase, nbytes).max()) for phase in phases),
-        "findings": topology.check(graph),
+        "bytes_per_step": max(int(graphs.bytes_per_step(phase, nbytes).max()) for phase in phases),
+        "findings": graphs.check(graph),
     }
     if rates is not None:
         found["seconds_per_step"] = compute + link_seconds(busiest_degree(graph) * nbytes, rates)
@@ -190,7 +190,7 @@ def _print_table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str
     return console
 
 
-def _print_choices(choices: tuple[topology.Choice, ...], as_json: bool) -> None:
+def _print_choices(choices: tuple[graphs.Choice, ...], as_json: bool) -> None:
     columns = ("name", "gap", "bytes_per_step", "seconds_per_step", "steps", "seconds")
     if as_json:
         rows = [{column: getattr(choice, column) for column in columns} for choice in choices]
@@ -304,20 +304,20 @@ def command(
         if recommend:
             if len(words) != 1 or not words[0].isdecimal() or bandwidth is None or edges is not None:
                 raise click.UsageError("--recommend takes N, --bandwidth and no KIND")
-            choices = topology.recommend(
+            choices = graphs.recommend(
                 int(words[0]), int(nbytes), bandwidth, latency=latency, compute=compute, accuracy=accuracy
             )
             if png is not None:
                 drawing.draw([choice.graph for choice in choices], png)
             _print_choices(choices, as_json)
             return
-        graphs = _asked(words, edges, seeds, seed)
+        asked = _asked(words, edges, seeds, seed)
         if metropolis:
-            graphs = [topology.metropolis(graph) if isinstance(graph, Graph) else graph for graph in graphs]
+            asked = [graphs.metropolis(graph) if isinstance(graph, Graph) else graph for graph in asked]
         rates = None if bandwidth is None else Rates(between=bandwidth, latency=latency)
-        rows = [facts(graph, int(nbytes), rates, compute) for graph in graphs]
+        rows = [facts(graph, int(nbytes), rates, compute) for graph in asked]
         if png is not None:
-            drawing.draw(graphs, png)
+            drawing.draw(asked, png)
     except HpcommError as error:
         raise click.UsageError(str(error)) from None
     if as_json:

@@ -10,10 +10,10 @@ import numpy as np
 from rich.console import Console
 from rich.tree import Tree as Branches
 
-from .. import topology
+from .. import graphs
 from ..errors import HpcommError, InvalidArgument
+from ..graphs import CheapestTree
 from ..model.trees import hops
-from ..topology import CheapestTree
 from . import drawing
 
 
@@ -30,7 +30,7 @@ def costs_of(ranks: int | None, racks: int | None, pods: int | None, file: Path 
             raise InvalidArgument(f"{file} is no matrix of numbers: {error}") from None
         if ranks is not None and found.shape != (ranks, ranks):
             raise InvalidArgument(f"{file} has shape {found.shape}: --ranks {ranks} needs {(ranks, ranks)}")
-        return topology.bandwidth_costs(found) if bandwidths else found
+        return graphs.bandwidth_costs(found) if bandwidths else found
     if ranks is None:
         raise InvalidArgument("there are no costs: give --ranks, or --costs with a file")
     racks = 1 if racks is None else racks
@@ -38,12 +38,12 @@ def costs_of(ranks: int | None, racks: int | None, pods: int | None, file: Path 
         raise InvalidArgument(f"{ranks} ranks, {racks} racks and {pods} pods do not go together: give fewer")
     per_rack, per_pod = ceil(ranks / racks), ceil(racks / (pods or racks))
     place = [rank // per_rack for rank in range(ranks)]
-    return topology.rack_costs([f"rack{rack}" for rack in place], [f"pod{rack // per_pod}" for rack in place])
+    return graphs.rack_costs([f"rack{rack}" for rack in place], [f"pod{rack // per_pod}" for rack in place])
 
 
 def told(best: CheapestTree, costs: Any) -> dict[str, Any]:
     """The measures of a tree."""
-    parents = best.tree.above(len(costs))
+    parents = best.parents
     return {
         "ranks": len(parents),
         "parents": list(parents),
@@ -105,9 +105,9 @@ def command(
     """
     try:
         matrix = costs_of(ranks, racks, pods, costs, bandwidths)
-        best = topology.cheapest_tree(matrix, degree=degree, depth=depth, leaf=leaf, root=root, time_limit=time_limit)
+        best = graphs.cheapest_tree(matrix, degree=degree, depth=depth, leaf=leaf, root=root, time_limit=time_limit)
         if png is not None:
-            drawing.draw_tree(best.tree.above(len(matrix)), f"cost {best.cost:g}", png)
+            drawing.draw_tree(best.parents, f"cost {best.cost:g}", png)
     except HpcommError as error:
         raise click.UsageError(str(error)) from None
     row = told(best, matrix)

@@ -2,8 +2,8 @@
 
 exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. schemes:
 which keys have which topology and consistency. codecs, auto: the codec of each key, given or chosen. keys: gradients
-and parameters by name. factors: gradients as pairs of vectors. stats: counts of an exchange. snapshot, pieces,
-encoders: the state of owners and encoders, as checkpoints. inside: functions that only checkpoint and recovery need.
+and parameters by name. factors: gradients as pairs of vectors. snapshot, pieces, encoders: the state of owners and
+encoders, as checkpoints. inside: functions that only checkpoint and recovery need.
 """
 
 from .calls import Handle
@@ -11,18 +11,12 @@ from .exchange import Exchange
 from .factors import Pairs
 from .options import EngineOptions, PlanOptions
 from .pieces import Shard
-from .stats import CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
 
 __all__ = [
-    "CodecStats",
     "EngineOptions",
     "Exchange",
-    "ExchangeStats",
     "Handle",
-    "LoadStats",
     "Pairs",
-    "PeerStats",
     "PlanOptions",
     "Shard",
-    "Traffic",
 ]

@@ -14,11 +14,11 @@ from .. import _core, optim
 from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
+from ..graphs import Graph
 from ..optim import AnyRule, Dual, Rule
 from ..plan import Plan, c_keys
 from ..prox import OwnProx
 from ..stage import Key, whole
-from ..topology import Graph
 from ..topology.by_key import check_names, check_workers, join
 from ..topology.protocol import Topology
 from ..window import as_source

@@ -401,4 +401,4 @@ class Handle:
         return self._key.params if self._pulls else None
 
     def __repr__(self) -> str:
-        return f"<hpcomm.Handle of {self.name!r}, {'done' if self.done else 'under way'}>"
+        return f"<hpcomm.exchange.Handle of {self.name!r}, {'done' if self.done else 'under way'}>"

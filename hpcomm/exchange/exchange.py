@@ -29,6 +29,7 @@ from ..measure import measured
 from ..model import Cluster, Layer, saved_seconds
 from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
+from ..stats import CALLS, CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
 from ..topology import ParameterServer
 from ..topology.given import Given
 from . import auto, encoders, snapshot
@@ -59,7 +60,6 @@ from .pieces import SHARED, Kind, RuleKind, Shard
 from .processor import Processor
 from .schemes import Made, settled, unmeasured
 from .split import SplitCalls
-from .stats import CALLS, CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
 from .trial import step_seconds
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ class Exchange(SplitCalls):
             "flat" is its default. A Hierarchy folds updates inside each host first; "auto" is a Hierarchy where ranks
             share hosts and BSP has no further options, otherwise "flat". With a PeerToPeer every rank applies the
             updates of all ranks to its own parameters (SFB, section 3), under BSP, SSP(s) or ASYNC. On a Graph of
-            hpcomm.topology every rank keeps its own parameters, and folds its update with its in-neighbours' updates by
+            hpcomm.graphs every rank keeps its own parameters, and folds its update with its in-neighbours' updates by
             the graph's weights (ASAP, sections 3 and 4); steps take several graphs in turn, and a function such as
-            hpcomm.topology.root_expander may return them for a number of ranks. A user's own Topology works too, and a
+            hpcomm.graphs.root_expander may return them for a number of ranks. A user's own Topology works too, and a
             mapping from names of keys to these; keys that it does not name are flat.
         consistency: BSP (a chunk is applied when every worker has pushed it), ASYNC (each update as it comes) or SSP(s)
             (each as it comes, and no worker is more than s steps ahead). On a graph also NOTIFY_ACK and BARRIER.

@@ -2,11 +2,10 @@
 
 fragments says which keys are exchanged together, schedule at which steps, values where a rank's own parameters lie,
 agree checks that all ranks want the same, roll_call is how they meet, fragment holds a begun exchange, steps does it
-all, stats counts.
+all.
 """
 
 from .fragments import Strided
-from .stats import FragmentStats, LocalStats
 from .steps import LocalSteps, local_steps
 
-__all__ = ["FragmentStats", "LocalStats", "LocalSteps", "Strided", "local_steps"]
+__all__ = ["LocalSteps", "Strided", "local_steps"]

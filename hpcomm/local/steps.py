@@ -25,12 +25,12 @@ from ..context import Context
 from ..errors import HpcommError, InvalidArgument, PeerFailed
 from ..exchange import Exchange, inside
 from ..recovery import Recovered, equal_copies, recover
+from ..stats import FragmentStats, LocalStats
 from .agree import check_exchange, digest_of, ended_early, settings, tell
 from .fragment import Fragment
 from .fragments import Fragments
 from .roll_call import END, JOIN, STEP, SYNC, Aside, RollCall
 from .schedule import Schedule
-from .stats import FragmentStats, LocalStats
 from .values import Array, Arrays, Values, checked_arrays
 
 _CURE = "local.join(), or hpcomm.torch.join of a DiLoCo,"
@@ -71,8 +71,8 @@ def local_steps(
             exchange's values, which are rank 0's. None: new arrays.
         every: H, this rank's steps from one exchange of a fragment to the next.
         fragments: which keys are exchanged together: a number of groups of layers side by side with about as many
-            elements each, where keys with the same name up to the last dot are a layer; hpcomm.Strided(number); or a
-            sequence of sequences of names. Their exchanges are spread evenly over H steps.
+            elements each, where keys with the same name up to the last dot are a layer; hpcomm.local.Strided(number);
+            or a sequence of sequences of names. Their exchanges are spread evenly over H steps.
         delay: steps from the begin of an exchange until its parameters are taken, 0 to H - 1. The exchange is hidden
             behind these steps where a thread works for it: make ex with progress="thread".
         mix: the part of the new parameters that a rank takes, above 0 and at most 1, which is 1 - alpha of the paper:
@@ -633,6 +633,6 @@ class LocalSteps:
 
     def __repr__(self) -> str:
         return (
-            f"<hpcomm.LocalSteps rank {self.context.rank}, step {self.steps}, {len(self._fragments)} fragments every "
-            f"{self.schedule.every} steps>"
+            f"<hpcomm.local.LocalSteps rank {self.context.rank}, step {self.steps}, {len(self._fragments)} fragments "
+            f"every {self.schedule.every} steps>"
         )

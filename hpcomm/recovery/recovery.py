@@ -16,8 +16,8 @@ from ..checkpoint.resume import gather
 from ..context import Context
 from ..errors import CheckpointError, ConfigError, HpcommError, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
+from ..graphs import Graph, spectral_gap
 from ..log import logger
-from ..topology import Graph, spectral_gap
 from . import survivors as survivor_rows
 from .copies import furthest
 
@@ -62,7 +62,7 @@ def recover(
             ex, step = recovered.exchange, recovered.clock
 
     On a graph every rank keeps its own parameters and state as they are, the graph is rebuilt (by the function that
-    was given as the topology, or by topology.among), and ranks that are behind take the clock of the furthest: their
+    was given as the topology, or by graphs.among), and ranks that are behind take the clock of the furthest: their
     missing pushes are not made up for. A step that was cut short is folded in the chunks that have all its updates, and
     in no others.
 

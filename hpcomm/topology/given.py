@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..errors import InvalidArgument
+from ..graphs.graph import Graph
 from .automatic import Automatic
 from .by_key import ByKey
-from .graph import Graph
 from .parameter_server import ParameterServer
 from .phases import Graphs, Phases, as_graphs
 from .protocol import Topology

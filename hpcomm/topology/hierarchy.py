@@ -9,6 +9,7 @@ from .. import _core
 from ..codec import Codecs, by_key, by_key_out
 from ..consistency import ASYNC, BSP, Consistency, applies_each, goes_apart
 from ..errors import InvalidArgument
+from ..graphs.places import Groups, as_list, by_name, checked_group, checked_racks, flat
 from ..model import Bandwidths, racks_pay
 from ..plan import Cut, Plan, group_numbers
 from ..stage import Key, as_keys, choice, whole
@@ -19,7 +20,6 @@ from .protocol import Job, Topology
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Groups = tuple[tuple[int, ...], ...]
 MEASURED = "measured"
 
 
@@ -81,14 +81,13 @@ class Hierarchy(Topology):
             put(
                 self,
                 "hosts",
-                tuple(checked_group(f"hosts[{i}]", host) for i, host in enumerate(_list("hosts", self.hosts))),
+                tuple(checked_group(f"hosts[{i}]", host) for i, host in enumerate(as_list("hosts", self.hosts))),
             )
         if self.racks is not None:
-            racks = [_list(f"racks[{i}]", rack) for i, rack in enumerate(_list("racks", self.racks))]
-            nested = [host for rack in racks for host in rack if not hasattr(host, "__index__")]
-            if nested and self.hosts is None:
-                put(self, "hosts", tuple(checked_group("racks: host", host) for rack in racks for host in rack))
-            put(self, "racks", tuple(checked_group(f"racks[{i}]", _flat(rack)) for i, rack in enumerate(racks)))
+            hosts, racks = checked_racks(self.racks, hosted=self.hosts is not None)
+            if hosts is not None:
+                put(self, "hosts", hosts)
+            put(self, "racks", racks)
         if self.leaders is not None:
             put(self, "leaders", checked_group("leaders", self.leaders))
 
@@ -236,7 +235,7 @@ class Hierarchy(Topology):
         return replace(
             self,
             hosts=None if hosts is None else _left(hosts, new),
-            racks=None if racks is None else _left([_flat(rack) for rack in racks], new),
+            racks=None if racks is None else _left([flat(rack) for rack in racks], new),
             leaders=leaders,
         )
 
@@ -262,33 +261,6 @@ def _peers(
     return Plan.peer_to_peer(keys, hosts=hosts, depth=max(whole("depth", depth, 0), least), **options)
 
 
-def by_name(names: Sequence[Any]) -> Groups:
-    """The ranks with each name; groups are in the order of their lowest ranks."""
-    groups: dict[Any, list[int]] = {}
-    for rank, name in enumerate(names):
-        groups.setdefault(name, []).append(rank)
-    return tuple(map(tuple, groups.values()))
-
-
 def _left(groups: Iterable[Sequence[int]], new: Mapping[int, int]) -> Groups:
     found = (tuple(new[rank] for rank in group if rank in new) for group in groups)
     return tuple(group for group in found if group)
-
-
-def _list(name: str, value: Any) -> list[Any]:
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        return list(value)
-    raise InvalidArgument(f"{name} is {value!r}: must be a sequence of ranks")
-
-
-def checked_group(name: str, value: Any) -> tuple[int, ...]:
-    return tuple(whole(name, rank, 0) for rank in _list(name, value))
-
-
-def _flat(rack: Any) -> list[Any]:
-    """The ranks of a rack given as ranks, or as hosts that are lists of ranks."""
-    return [rank for part in _parts(rack) for rank in part]
-
-
-def _parts(rack: Iterable[Any]) -> list[list[Any]]:
-    return [[part] if hasattr(part, "__index__") else _list("racks", part) for part in rack]

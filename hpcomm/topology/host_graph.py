@@ -7,11 +7,11 @@ from typing import Any, Literal
 from ..codec import Codecs, by_key_out
 from ..consistency import BSP, Consistency
 from ..errors import InvalidArgument, NotSupported
+from ..graphs.graph import Graph
+from ..graphs.makers import root_expander
+from ..graphs.places import Groups, by_name, checked_group
 from ..plan import Plan, chunk_size, coded
 from ..stage import Edge, Key, Row, as_keys, whole
-from .graph import Graph
-from .graphs import root_expander
-from .hierarchy import Groups, by_name, checked_group
 from .protocol import Job, Topology
 
 

@@ -8,13 +8,13 @@ from .. import _core
 from ..codec import Codecs, by_key_out
 from ..consistency import ASYNC, BSP, SSP, Consistency, steps_ahead, with_servers
 from ..errors import InvalidArgument
+from ..graphs.forwarding import shortest_path_trees
+from ..graphs.graph import Graph
+from ..graphs.makers import from_edges
+from ..graphs.spread import spread
 from ..plan import Plan
 from ..stage import Key, as_keys, whole
-from .forwarding import shortest_path_trees
-from .graph import Graph
-from .graphs import from_edges
 from .protocol import Job, Roles, Topology
-from .spread import spread
 
 _MOST_STALE = _core.PLAN_DEPTH - 2
 

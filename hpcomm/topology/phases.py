@@ -10,11 +10,11 @@ from .. import _core
 from ..codec import Codecs, by_key, by_key_out
 from ..consistency import BSP, Consistency
 from ..errors import InvalidArgument
+from ..graphs.graph import Graph
+from ..graphs.rebuild import among
 from ..plan import Plan, chunk_of_part
 from ..stage import MOST_INT, Key, as_keys, whole
-from .graph import Graph
 from .protocol import Job, Roles, Topology
-from .rebuild import among
 
 Graphs = Graph | Sequence[Graph]
 
@@ -124,7 +124,7 @@ class Phases(Topology):
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "Phases":
-        """The function, for fewer ranks; or the graphs over the remaining ranks, as topology.among makes them."""
+        """The function, for fewer ranks; or the graphs over the remaining ranks, as graphs.among makes them."""
         return Phases((), self.make) if self.make else Phases(among(self.given, ranks))
 
 

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import InvalidArgument
+from ..graphs.places import by_name
+from ..graphs.tree_costs import Costs, checked_costs, checked_number
+from ..graphs.tree_search import search
 from ..model import Rates
 from ..model.costs import busiest_link
 from ..model.trees import broadcast_seconds, push_bytes
 from ..stage import whole
-from .hierarchy import by_name
 from .tree import Tree
-from .tree_costs import Costs, checked_costs, checked_number
-from .tree_search import search
 
 GAIN = 1.1  # speedup of a step, below which trees are not worth their hops
 _DEGREES = (1, 2, 3, 4, 8)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ..consistency import BSP, Consistency
+from ..graphs.graph import Graph
 from ..plan import Cut, Plan
 from ..stage import Key
-from .graph import Graph
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

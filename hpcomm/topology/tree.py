@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..consistency import BSP, Consistency, applies_each
 from ..errors import InvalidArgument
+from ..graphs.tree_costs import checked_parents
 from ..plan import Cut, Plan
 from ..stage import Key, whole
 from .protocol import Job, Topology
@@ -45,9 +46,7 @@ class Tree(Topology):
         put(self, "arity", whole("arity", self.arity, 1))
         put(self, "root", whole("root", self.root, 0))
         if self.parents is not None:
-            if not isinstance(self.parents, Iterable):
-                raise InvalidArgument(f"parents is {self.parents!r}: must be a sequence of ranks, with -1 for the root")
-            put(self, "parents", tuple(whole("parents", parent, -1) for parent in self.parents))
+            put(self, "parents", checked_parents(self.parents))
 
     def above(self, size: int) -> tuple[int, ...]:
         """The rank that sends to each rank, -1 for the root, for a job of size ranks.
@@ -57,9 +56,7 @@ class Tree(Topology):
         """
         size = whole("size", size, 1)
         if self.parents is not None:
-            if len(self.parents) != size:
-                raise InvalidArgument(f"parents has {len(self.parents)} ranks: this job has {size}")
-            return tuple(self.parents)
+            return checked_parents(self.parents, size)
         root = whole("root", self.root, 0, size - 1)
         places = ((rank - root) % size for rank in range(size))
         return tuple(-1 if at == 0 else ((at - 1) // self.arity + root) % size for at in places)

@@ -23,6 +23,5 @@ from .checkpointer import ModelCheckpointer, restore  # noqa: E402
 from .diloco import DiLoCo  # noqa: E402
 from .join import join  # noqa: E402
 from .optimizer import DistributedOptimizer  # noqa: E402
-from .stats import Stats  # noqa: E402
 
-__all__ = ["DiLoCo", "DistributedOptimizer", "ModelCheckpointer", "Stats", "join", "restore"]
+__all__ = ["DiLoCo", "DistributedOptimizer", "ModelCheckpointer", "join", "restore"]

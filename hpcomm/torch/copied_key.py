@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle
+from .counts import Counts
 from .device import Copy, TensorDevice
 from .key import ParamKey, Start
 from .pending import until_reached
-from .stats import Counts
 from .tensors import as_tensor
 
 

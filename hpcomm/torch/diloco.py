@@ -18,7 +18,7 @@ from ..consistency import BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
-from ..local import LocalStats, LocalSteps, Strided
+from ..local import LocalSteps, Strided
 from ..local.agree import check_exchange, digest_of, tell
 from ..local.fragments import Fragments, fragments_of
 from ..local.roll_call import MATES, RollCall
@@ -26,14 +26,15 @@ from ..local.schedule import Schedule
 from ..optim import Nesterov, RuleOrRules
 from ..presets import parameter_hub
 from ..recovery import Recovered
+from ..stats import LocalStats
 from ..topology.given import as_topology
 from . import beside
+from .counts import Counts
 from .key import ParamKey
 from .model_values import ModelValues
 from .names import parameters, plain_keys, plain_name
 from .optimizer import DistributedOptimizer
 from .start import Offer, agree, check_options, exchange_options, given_of, keys_of, model_digest, placed
-from .stats import Counts
 from .tensors import broadcast
 from .uneven import LocalBlock, Uneven
 from .wrapper import Wrapper, check_free, check_kinds, claim, release
@@ -78,9 +79,9 @@ class DiLoCo(Wrapper):
             with codec=TopK(...) it is SparseLoCo (arXiv 2508.15706).
         every: H, the steps of a rank from one exchange of a fragment to the next, 1 or more.
         fragments: the parts of the model that are exchanged by themselves, spread evenly over H steps: a number of
-            groups of layers side by side, with about as many elements each; hpcomm.Strided(number), layers by turns;
-            or a list of fragments, each a module, a name of a parameter, or a list of
-            these. Each parameter is in one.
+            groups of layers side by side, with about as many elements each; hpcomm.local.Strided(number), layers by
+            turns; or a list of fragments, each a module, a name of a parameter, or a list of these. Each parameter is
+            in one.
         delay: tau, the steps from the begin of an exchange until its parameters are taken, 0 to H - 1; training goes on
             meanwhile. The default of progress is "thread" then.
         mix: the part of the new parameters that a rank takes, above 0 and at most 1: 1 - alpha of the paper. Below 1

@@ -20,9 +20,9 @@ from ..context import Context
 from ..errors import InvalidArgument, PeerFailed
 from ..exchange import Exchange, Handle, inside
 from ..log import logger
+from .counts import Counts
 from .device import Cpu, TensorDevice
 from .pending import PendingStarts
-from .stats import Counts
 from .tensors import Lent, Order, as_float32, as_tensor, is_held, order_of, written
 
 _STRIDED = torch.strided

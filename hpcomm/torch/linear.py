@@ -16,10 +16,10 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import InvalidArgument
 from ..exchange import Exchange, Handle, Pairs
 from .copied_key import CopiedKey
+from .counts import Counts
 from .device import Copy, TensorDevice, Together
 from .key import ParamKey, Start
 from .only_pairs import is_sum_of_pairs
-from .stats import Counts
 
 _is_compiling = torch.compiler.is_compiling
 _USED = "its weight is used by more than its layer: autograd has given it a gradient"

@@ -13,10 +13,10 @@ from ..errors import InvalidArgument
 from ..exchange import Exchange
 from ..optim import Average
 from ..recovery import Recovered
+from .counts import Counts
 from .key import ParamKey
 from .mode import ROLL, Differs, Mode, Roll, Scaling, lie_in, push_zeros, scale_gradients
 from .rules import numbers
-from .stats import Counts
 from .tensors import as_float32, as_tensor, broadcast
 
 Versions = dict[str, tuple[Any, int]]  # by name the values of a parameter's state, and how often they were written

@@ -18,9 +18,9 @@ from ..exchange import Exchange, Handle, inside
 from ..log import logger
 from ..recovery import Recovered, recover
 from . import uneven
+from .counts import Counts
 from .key import ParamKey
 from .pending import PendingStarts
-from .stats import Counts
 from .tensors import lies_with_others, listed, overlapping
 from .workers import Workers
 

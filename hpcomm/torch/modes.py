@@ -10,13 +10,13 @@ from ..context import Context
 from ..errors import NotSupported
 from ..exchange import Exchange
 from ..presets import parameter_hub
+from .counts import Counts
 from .key import ParamKey
 from .local import Averaged, Neighbours, made_of_means
 from .mode import ROLL, Mode
 from .rules import Rules
 from .serve import Serving
 from .split import After, Split, SplitAlone, SplitQuorum, made_in_two
-from .stats import Counts
 from .ways import Ways
 from .whole import Backward, OnePass, made_in_one
 

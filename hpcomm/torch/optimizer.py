@@ -24,8 +24,10 @@ from ..exchange.arguments import check_choice, refuse
 from ..log import logger
 from ..recovery import Recovered
 from ..stage import whole
+from ..stats import OptimizerStats
 from . import beside, saved, state
 from .buffers import KINDS, make_buffers
+from .counts import Counts
 from .key import ParamKey
 from .linear import layers_of
 from .local import Neighbours, check_local
@@ -49,7 +51,6 @@ from .start import (
     take_state,
     tell_refusal,
 )
-from .stats import Counts, Stats
 from .syncer import Layers, weakly
 from .tensors import broadcast
 from .ties import Ties, dropped
@@ -512,7 +513,7 @@ class DistributedOptimizer(Wrapper):
         self._ways.time(self._mode.exchange, whole("rounds", rounds, 1))
         return self._ways
 
-    def stats(self) -> Stats:
+    def stats(self) -> OptimizerStats:
         """This rank's counts of steps, copies, bytes and waits."""
         for key in self._mode.keys:
             key.tally()

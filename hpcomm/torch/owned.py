@@ -8,10 +8,10 @@ from weakref import ref
 from torch import Tensor
 
 from ..errors import NotSupported
+from .counts import Counts
 from .key import ParamKey
 from .rules import Form
 from .state import MASTER
-from .stats import Counts
 
 _ABSENT: Any = object()
 

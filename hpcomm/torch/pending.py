@@ -8,8 +8,8 @@ from typing import Any
 from ..context import Context
 from ..errors import Timeout
 from ..exchange import Handle
+from .counts import Counts
 from .device import Copy
-from .stats import Counts
 
 _SPIN, _NAP = 1e-3, 5e-5  # seconds: a copy of 16 MiB takes a millisecond
 Begin = Callable[[], Handle]

@@ -13,11 +13,11 @@ from ..errors import InvalidArgument
 from ..exchange import Exchange
 from ..recovery import Recovered
 from . import state
+from .counts import Counts
 from .key import ParamKey
 from .mode import Mode, Scaling
 from .pending import PendingStarts
 from .rules import Rules
-from .stats import Counts
 from .uneven import Saver
 from .workers import CollectiveCall
 

@@ -13,10 +13,10 @@ from ..errors import InvalidArgument
 from ..exchange import Exchange, inside
 from ..recovery import Recovered
 from . import state
+from .counts import Counts
 from .key import ParamKey
 from .mode import Mode, Scaling, lie_in, scale_gradients, scale_of
 from .rules import Rules
-from .stats import Counts
 from .tensors import as_float32
 from .vote import Vote
 

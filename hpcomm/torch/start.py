@@ -23,12 +23,12 @@ from ..topology.protocol import Topology
 from ..words import unexpected
 from .buffers import KINDS
 from .copied_key import make_key
+from .counts import Counts
 from .device import device_of
 from .key import ParamKey
 from .linear import make_linear
 from .names import parameters, plain_name
 from .saved import dumped, loaded
-from .stats import Counts
 from .tensors import broadcast, check_dense, check_written
 
 

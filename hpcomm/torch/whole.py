@@ -9,10 +9,10 @@ from ..context import Context
 from ..errors import InvalidArgument, NotSupported
 from ..exchange import Exchange, inside
 from ..optim import Average
+from .counts import Counts
 from .key import ParamKey
 from .mode import ROLL, Mode, Roll, Scaling, lie_in, push_zeros
 from .rules import Rules
-from .stats import Counts
 
 _keeps_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: False)
 """Whether the backward pass that runs keeps its graph, and so may run again. Older versions of torch do not tell; with

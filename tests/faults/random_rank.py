@@ -21,7 +21,7 @@ import numpy as np
 from random_plan import TIMEOUT, Job
 
 import hpcomm
-from hpcomm import PlanOptions, topology
+from hpcomm import PlanOptions, graphs
 
 END, FELL, WORDS = 0, 1, 2  # words of the board behind the ranks' own
 _PR_SET_PDEATHSIG = 1
@@ -129,10 +129,10 @@ def receivers(run: Run, ctx: hpcomm.Context) -> None:
     ex.close()
 
 
-def _graph(name: str, n: int) -> topology.Graph:
+def _graph(name: str, n: int) -> graphs.Graph:
     if name.endswith("2"):  # both ways
-        return {"ring": topology.ring, "chain": topology.chain}[name[:-1]](n, directed=False)
-    made: topology.Graph = getattr(topology, name)(n)
+        return {"ring": graphs.ring, "chain": graphs.chain}[name[:-1]](n, directed=False)
+    made: graphs.Graph = getattr(graphs, name)(n)
     return made
 
 

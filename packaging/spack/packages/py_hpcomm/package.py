@@ -43,7 +43,9 @@ class PyHpcomm(PythonPackage):
 
     @property
     def import_modules(self):
-        return ["hpcomm", "hpcomm.codec", "hpcomm.topology"] + (["hpcomm.torch"] if "+torch" in self.spec else [])
+        return ["hpcomm", "hpcomm.codec", "hpcomm.graphs", "hpcomm.topology"] + (
+            ["hpcomm.torch"] if "+torch" in self.spec else []
+        )
 
     def setup_build_environment(self, env: EnvironmentModifications) -> None:
         env.set("CMAKE_ARGS", f"-DHPC_VERBS={'ON' if self.spec.satisfies('+verbs') else 'OFF'}")

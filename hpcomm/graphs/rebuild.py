@@ -6,7 +6,7 @@ from typing import overload
 from ..errors import InvalidArgument
 from .fairness import check
 from .graph import TOLERANCE, Graph, as_phases
-from .graphs import ring
+from .makers import ring
 
 
 @overload

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from ..errors import InvalidArgument
 from ..stage import whole
 from . import tree_program
-from .tree import Tree
 from .tree_costs import Costs, checked_costs, checked_leaf, checked_number, priced
 from .tree_program import TreeProblem
 from .tree_search import Parents, room, search
@@ -23,12 +22,12 @@ class CheapestTree:
     """A tree of small cost, and a bound of the least cost.
 
     Attributes:
-        tree: with parents.
-        cost: tree_cost(tree, costs, leaf).
+        parents: by rank: the rank that sends to it, -1 for the root; hpcomm.Tree(parents=...) takes them.
+        cost: tree_cost(parents, costs, leaf).
         bound: no tree of this degree and depth costs less.
     """
 
-    tree: Tree
+    parents: tuple[int, ...]
     cost: float
     bound: float
 
@@ -53,8 +52,8 @@ def cheapest_tree(
     the time limit, or the problem is too large to start it (150 ranks and 4 hops, say), the answer is the best tree
     found, and gap bounds its distance from the cheapest.
 
-        best = topology.cheapest_tree(topology.rack_costs([[0, 1, 2], [3, 4]]), degree=2, depth=2)
-        best.tree.parents, best.cost, best.optimal    # (-1, 0, 0, 0, 3) with cost 1.32 is one of several
+        best = graphs.cheapest_tree(graphs.rack_costs([[0, 1, 2], [3, 4]]), degree=2, depth=2)
+        best.parents, best.cost, best.optimal    # (-1, 0, 0, 0, 3) with cost 1.32 is one of several
 
     Ranks that pass the same arguments get the same tree if optimal is true on each, or if the problem is too large;
     where the time limit decides, call it on one rank and send the tree to the others.
@@ -95,7 +94,7 @@ def cheapest_tree(
         bound = cost if found.ended and sound else max(bound, found.bound)
     bound = cost if cost - bound <= _ROUNDING else bound
     exact = priced(parents, matrix, leaf)
-    return CheapestTree(Tree(parents=parents), exact, exact if bound == cost else bound * scale)
+    return CheapestTree(tuple(parents), exact, exact if bound == cost else bound * scale)
 
 
 def check_room(size: int, degree: int, depth: int) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Sequence
 from math import fsum, inf
 from numbers import Real
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InvalidArgument
-from .hierarchy import Hierarchy
-from .tree import Tree
+from ..stage import whole
+from .places import checked_racks
 
 Costs = NDArray[np.float64]
 
@@ -24,9 +25,9 @@ def rack_costs(
 
     0.1 within a rack (one edge switch), 0.5 between the racks of a pod (one aggregation switch), 1.0 elsewhere.
 
-        topology.rack_costs([[0, 1, 2], [3, 4]])                            # two racks
-        topology.rack_costs([[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5]])    # the first two are a pod
-        topology.rack_costs(ctx.racks)                                      # as SLURM tells them
+        graphs.rack_costs([[0, 1, 2], [3, 4]])                            # two racks
+        graphs.rack_costs([[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5]])    # the first two are a pod
+        graphs.rack_costs(ctx.racks)                                      # as SLURM tells them
 
     Args:
         racks: of each rack its ranks, or its hosts, each as a list of ranks, as Hierarchy takes them; or by rank the
@@ -62,11 +63,11 @@ def _places(what: str, given: Iterable[object], size: int | None = None) -> list
         if "" in found:
             raise InvalidArgument(f"{what}: the name of rank {found.index('')} is empty: name all, or give groups")
     else:
-        groups = Hierarchy(racks=given).racks or ()  # type: ignore[arg-type]
+        _, groups = checked_racks(given)
         by_rank: dict[int, str] = {}
         for i, group in enumerate(groups):
             for rank in group:
-                if by_rank.setdefault(int(rank), f"{i}") != f"{i}":  # type: ignore[arg-type]
+                if by_rank.setdefault(rank, f"{i}") != f"{i}":
                     raise InvalidArgument(f"{what}: rank {rank} is in two groups: each rank is in one")
         missing = set(range(max(by_rank, default=0) + 1)) - set(by_rank)
         if missing:
@@ -103,12 +104,18 @@ def bandwidth_costs(bandwidths: ArrayLike) -> Costs:
     return found
 
 
-def tree_cost(tree: Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -> float:
+class _Tree(Protocol):
+    """hpcomm.Tree."""
+
+    def above(self, size: int) -> tuple[int, ...]: ...
+
+
+def tree_cost(tree: _Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -> float:
     """The cost of a tree in P3: the sum of its edges' costs, plus leaf for each rank without children (Parameter Flow,
     equation 12).
 
     Args:
-        tree: a tree of as many ranks as costs has, or its parents.
+        tree: an hpcomm.Tree of as many ranks as costs has, or its parents.
         costs: (ranks, ranks), from row to column. The diagonal does not count.
         leaf: alpha.
 
@@ -116,10 +123,25 @@ def tree_cost(tree: Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -
         InvalidArgument: tree, costs or leaf is of another kind.
     """
     matrix = checked_costs(costs)
-    above = (tree if isinstance(tree, Tree) else Tree(parents=tree)).above(len(matrix))
+    size = len(matrix)
+    above = tree.above(size) if hasattr(tree, "above") else checked_parents(tree, size)
     if (wrong := max(above)) >= len(above):
         raise InvalidArgument(f"parents has rank {wrong}: the ranks are 0 to {len(above) - 1}")
     return priced(above, matrix, checked_leaf(leaf))
+
+
+def checked_parents(parents: object, size: int | None = None) -> tuple[int, ...]:
+    """The parents of a tree as it is kept.
+
+    Raises:
+        InvalidArgument: parents are anything but ranks and -1, or of another number of ranks than size.
+    """
+    if not isinstance(parents, Iterable):
+        raise InvalidArgument(f"parents is {parents!r}: must be a sequence of ranks, with -1 for the root")
+    found = tuple(whole("parents", parent, -1) for parent in parents)
+    if size is not None and len(found) != size:
+        raise InvalidArgument(f"parents has {len(found)} ranks: this job has {size}")
+    return found
 
 
 def priced(parents: Sequence[int], costs: Costs, leaf: float) -> float:

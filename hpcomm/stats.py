@@ -1,7 +1,21 @@
-"""Counts of an exchange on one rank."""
+"""The values of `stats()`: counts of an exchange, a queue, a checkpointer, local steps and an optimizer on one rank."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+__all__ = [
+    "CheckpointStats",
+    "CodecStats",
+    "ExchangeStats",
+    "FragmentStats",
+    "LoadStats",
+    "LocalStats",
+    "OptimizerStats",
+    "PeerStats",
+    "QueueStats",
+    "Traffic",
+]
 
 
 @dataclass(frozen=True)
@@ -224,6 +238,138 @@ class ExchangeStats:
     def sent_by_wire(self) -> dict[str, int]:
         """Bytes of traffic by wire; a wire by which this rank has sent nothing is missing."""
         return _sums((entry.wire, entry.bytes) for entry in self.traffic)
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """Counts of a queue on this rank: updates, their bytes (read in place or not), seconds spent waiting."""
+
+    sent: int
+    received: int
+    bytes_sent: int
+    bytes_received: int
+    wait_send: float
+    wait_recv: float
+
+
+@dataclass(frozen=True)
+class CheckpointStats:
+    """Counts of a Checkpointer on this rank.
+
+    Attributes:
+        saved: checkpoints of which this rank has written its file.
+        nbytes: of the last file.
+        pause: seconds that the trainer stood still for copies, in all.
+        longest: the longest of them.
+        waited: seconds that it waited besides: for the disk, which had not finished the last file when the next was
+            due, and for copies of ranks that only serve.
+        writing: seconds that the thread wrote and synced files.
+    """
+
+    saved: int
+    nbytes: int
+    pause: float
+    longest: float
+    waited: float
+    writing: float
+
+
+@dataclass(frozen=True)
+class FragmentStats:
+    """Counts of one fragment on this rank.
+
+    Attributes:
+        names: of its keys.
+        elements: float32 values of its keys.
+        rounds: exchanges that were begun.
+        late: with a quorum: those in which an update of this rank missed its fold.
+        bytes: that this rank has sent for it: updates to owners, and parameters or sums as an owner, as they are on the
+            way.
+        hidden: seconds in which exchanges were pending while this rank trained, as it sees them at its steps.
+        waited: seconds that training stood still for it: to make and push updates, to wait, and to take parameters.
+    """
+
+    names: tuple[str, ...]
+    elements: int
+    rounds: int
+    late: int
+    bytes: int
+    hidden: float
+    waited: float
+
+
+@dataclass(frozen=True)
+class LocalStats:
+    """Counts of local steps on this rank.
+
+    Attributes:
+        steps: that this rank has made, skipped ones too.
+        fragments: by number.
+    """
+
+    steps: int
+    fragments: tuple[FragmentStats, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all fragments."""
+        return sum(one.bytes for one in self.fragments)
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of all fragments that training hid."""
+        return sum(one.hidden for one in self.fragments)
+
+    @property
+    def waited(self) -> float:
+        """Seconds of all fragments that training stood still for."""
+        return sum(one.waited for one in self.fragments)
+
+
+@dataclass(frozen=True)
+class OptimizerStats:
+    """Counts of a DistributedOptimizer on this rank.
+
+    Attributes:
+        steps: that were applied.
+        skipped: steps whose gradients were not finite, with a GradScaler.
+        in_place: gradients that autograd had written where the exchange reads them.
+        copied, copied_bytes: gradients that were copied there from torch's memory.
+        converted: gradients that were copied with a change of dtype (16-bit parameters).
+        dense: sparse gradients that were made dense.
+        params_copied: parameters that were copied out of the exchange: 16-bit ones, and ones that torch has put
+            elsewhere.
+        early: keys that apply="backward" sent while the backward pass ran.
+        wait: seconds that layers waited for their parameters, or step and wait for others.
+        bytes_out, bytes_in: gradients that were copied from a device to the host's memory, and parameters back.
+        seconds_out, seconds_in: that these copies took, as far as their ends are known.
+        copy_wait: seconds that this rank waited for gradients to come, or that its device stood still for parameters.
+        state_bytes: the optimizer's state, and the float32 values of 16-bit parameters, where owners have them in the
+            host's memory: a rank that steps by itself holds as many, on its device where its parameters lie on one.
+    """
+
+    steps: int
+    skipped: int
+    in_place: int
+    copied: int
+    copied_bytes: int
+    converted: int
+    dense: int
+    params_copied: int
+    early: int
+    wait: float
+    bytes_out: int
+    bytes_in: int
+    seconds_out: float
+    seconds_in: float
+    copy_wait: float
+    state_bytes: int
+
+    @property
+    def hidden(self) -> float:
+        """The share of the seconds of copies for which nothing waited; NaN where none was made."""
+        took = self.seconds_out + self.seconds_in
+        return max(0.0, 1 - self.copy_wait / took) if took else math.nan
 
 
 def _sums(counts: Iterable[tuple[str, int]]) -> dict[str, int]:

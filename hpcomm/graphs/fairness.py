@@ -104,6 +104,6 @@ def _unfair(graph: Graph) -> list[str]:
         )
     found.append(
         f"not doubly stochastic: the weights with which the update of rank {rank} is taken sum to {sums[rank]:.4g}, "
-        f"not 1; use the weights of topology.metropolis, or give all ranks the same in- and out-degree"
+        f"not 1; use the weights of graphs.metropolis, or give all ranks the same in- and out-degree"
     )
     return found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidArgument
 from ..model import Rates, busiest_link, link_seconds
 from ..stage import whole
-from . import graphs
+from . import makers
 from .fairness import metropolis
 from .graph import Graph, as_phases
 from .spectrum import second_singular
@@ -133,23 +133,23 @@ def _steps(sigma: float, phases: int, accuracy: float) -> float:
 def _candidates(n: int) -> Iterator[Graph | tuple[Graph, ...]]:
     """Doubly stochastic graphs of n ranks, some of them the same."""
     if n * (n - 1) <= MOST_EDGES:
-        yield graphs.complete(n)
-    yield graphs.ring(n)
-    yield graphs.ring(n, directed=False)
-    yield metropolis(graphs.star(n))
-    yield graphs.root_expander(n)
+        yield makers.complete(n)
+    yield makers.ring(n)
+    yield makers.ring(n, directed=False)
+    yield metropolis(makers.star(n))
+    yield makers.root_expander(n)
     for degree in range(3, min(5, n)):
-        yield graphs.root_expander(n, degree)
-    yield graphs.exponential(n)
-    yield graphs.one_peer_exponential(n)
+        yield makers.root_expander(n, degree)
+    yield makers.exponential(n)
+    yield makers.one_peer_exponential(n)
     if n & (n - 1) == 0:
-        yield graphs.hypercube(n)
+        yield makers.hypercube(n)
     rows = next(rows for rows in range(isqrt(n), 0, -1) if n % rows == 0)
     if rows > 2:
-        yield graphs.torus(rows, n // rows)
+        yield makers.torus(rows, n // rows)
     for degree in range(3, min(7, n)):
         if n * degree % 2 == 0:
-            yield graphs.random_regular(n, degree, seeds=4)
+            yield makers.random_regular(n, degree, seeds=4)
 
 
 def _checked_accuracy(value: float) -> float:
