@@ -52,6 +52,7 @@ exchange
 discipline
 engine
 context
+probe
 transport
 control
 plan

@@ -1,6 +1,5 @@
 /* The handle: holders of a context, facts about it, and its end with the last holder. */
 #include "context/context.h"
-#include "context/probe.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/overdue.h"
+#include "probe/probe.h"
 
 /* ---- holders ---- */
 
@@ -73,15 +73,9 @@ int hpc_context_size(const hpc_context *context) {
     return context->group.size;
 }
 
-int hpc_context_check_rank(const hpc_context *c, int rank, const char *what, const char *op) {
-    if (rank >= 0 && rank < c->group.size) return HPC_OK;
-    return hpc_fail(HPC_ERR_INVALID, op, "%s: %s %d is out of range; ranks are 0 to %d", op, what, rank,
-                    c->group.size - 1);
-}
-
 int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     if (c == NULL || peer == NULL) return hpc_fail(HPC_ERR_INVALID, "peer", "peer: context or peer is NULL");
-    int status = hpc_context_check_rank(c, rank, "rank", "peer");
+    int status = hpc_group_check_rank(&c->group, rank, "rank", "peer");
     if (status != HPC_OK) return status;
     peer->state = atomic_load_explicit(&c->group.states[rank], memory_order_acquire);
     peer->transport = c->transports[rank] == NULL ? "" : rank == c->group.rank ? "self" : c->transports[rank]->name;
@@ -150,4 +144,14 @@ int hpc_context_span(hpc_context *c, const char *name, double start) {
     const hpc_span span = {.timeline = c->group.timeline, .start = start, .label = name, .kind = HPC_SPAN_USER};
     hpc_timeline_record(&span, now);
     return HPC_OK;
+}
+
+int hpc_context_bandwidth(hpc_context *c, const int *peers, int n, const hpc_bandwidth_options *options,
+                          hpc_bandwidth *results) {
+    int status = hpc_context_ready(c, "bandwidth");
+    if (status != HPC_OK) return status;
+    hpc_context_retain(c);
+    status = hpc_probes_bandwidth(c, peers, n, options, results);
+    hpc_context_release(c);
+    return status;
 }

@@ -395,8 +395,8 @@ static int check_peers(const hpc_context *c, const int *peers, int n, const char
         return hpc_fail(HPC_ERR_INVALID, op_create, "queue: %d %s_peers; 0 to %d are possible", n, which,
                         c->group.size - 1);
     for (int i = 0; i < n; i++) {
-        int status =
-            hpc_context_check_rank(c, peers[i], which[0] == 'i' ? "in_peers: rank" : "out_peers: rank", op_create);
+        int status = hpc_group_check_rank(&c->group, peers[i], which[0] == 'i' ? "in_peers: rank" : "out_peers: rank",
+                                          op_create);
         if (status != HPC_OK) return status;
         if (peers[i] == c->group.rank)
             return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d has itself in %s_peers; leave it out", peers[i],

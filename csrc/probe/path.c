@@ -14,8 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "context/context.h"
-#include "context/probe.h"
+#include "probe/probe.h"
 
 enum { UDP_BYTES = 8, IPV4_BYTES = 20, IPV6_BYTES = 40, LEAST_MTU = 576, MOST_MTU = 9000, ROOM = 4 << 20 };
 enum { NS = 1000000000, SLICE = 100000 /* ns, the least that the kernel has */ };
