@@ -40,8 +40,9 @@ codec
 prox
 stage
 launch
+config
 _core
-config consistency log
+consistency log
 errors words compiled
 _ffi _fast
 """

@@ -82,6 +82,7 @@ int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     peer->host = c->addresses[rank].hostname;
     peer->pid = c->addresses[rank].control.pid;
     const hpc_transport *t = c->transports[rank];
+    peer->maps = t != NULL && (t->caps & HPC_CAP_PEER_VIEW);
     peer->path = t != NULL && t->path != NULL ? t->path(c, rank) : hpc_control_path(c->control, rank);
     return HPC_OK;
 }
