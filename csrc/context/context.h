@@ -2,7 +2,6 @@
  * calls only files that come before it in this list:
  *
  *   context.c  the handle
- *   nics.c     NICs between its ranks
  *   agree.c    steps of all ranks by the control channel
  *   open.c     makes one
  *   window.c   memory that peers write into
