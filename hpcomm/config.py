@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict, TypeVar
 
+from ._core import transports
 from .errors import ConfigError
 from .words import SETTINGS
 
 Number = TypeVar("Number", int, float)
 PREFIX = "HPCOMM_"
 DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
-TRANSPORTS = ("shm", "verbs", "tcp", "loop")
 TCP_STREAMS = 8  # the most that a pair of ranks may have
 _INIT_SECONDS = 30.0  # where neither init_timeout nor timeout is set
 SECRET_BYTES = (16, 4096)  # of a secret: the least and the most
@@ -53,10 +53,10 @@ def _number(parse: Callable[[Any], Number], value: object, wanted: str) -> Numbe
 
 
 def _transports(value: object) -> str:
-    names = [name.strip() for name in str(value).split(",") if name.strip()]
+    names, known = [name.strip() for name in str(value).split(",") if name.strip()], transports()
     for name in names:
-        if name not in TRANSPORTS:
-            raise ValueError(f"there is no transport {name!r}; there are {', '.join(TRANSPORTS)}")
+        if name not in known:
+            raise ValueError(f"there is no transport {name!r}; there are {', '.join(known)}")
     return ",".join(names)
 
 

@@ -51,7 +51,8 @@ class Closes(Protocol):
 @dataclass(frozen=True)
 class Peer:
     """A rank as this one knows it. state: joining, alive, left or failed. transport: "self" for this rank itself. path:
-    how the rank is reached, e.g. "10.0.0.2:40001 by eth0" over tcp; else ""."""
+    how the rank is reached, e.g. "10.0.0.2:40001 by eth0" over tcp; else "". maps: whether this rank maps its
+    memory."""
 
     rank: int
     transport: str
@@ -59,6 +60,7 @@ class Peer:
     pid: int
     state: str
     path: str = ""
+    maps: bool = False
 
 
 def init(comm: Communicator | Any | None = None, **config: "Unpack[Settings]") -> "Context":
@@ -146,9 +148,8 @@ class Context:
         _open.add(self)
 
     def _start(self) -> None:
-        # Shared memory alone has read a source when put returns.
-        used = {peer.transport for peer in self.peers}
-        self._sources.deferred = "loop" in self.config.transport or not used <= {"shm", "self"}
+        # Only a put into mapped memory has read its source when it returns.
+        self._sources.deferred = not all(peer.maps for peer in self.peers)
         self._noted = sum(not odd for _, odd in _core.context_notes(self._handle))
         self._tell_start()
 
@@ -168,8 +169,8 @@ class Context:
         """All ranks as this one knows them now, this one included."""
         found = []
         for rank in range(self.size):
-            state, transport, host, pid, path = _core.context_peer(self._handle, rank)
-            found.append(Peer(rank, transport, host, pid, _STATES[state], path))
+            state, transport, host, pid, path, maps = _core.context_peer(self._handle, rank)
+            found.append(Peer(rank, transport, host, pid, _STATES[state], path, maps))
         return tuple(found)
 
     @property

@@ -30,7 +30,6 @@ _ROUNDS = 3
 _TIME = struct.Struct("<d")
 _COUNT = struct.Struct("<q")
 _CODEC = struct.Struct("<3d")
-_MAPPED = ("self", "shm")
 _CARRIED = 4 << 20  # bytes that a rank writes to another
 _WORKED = 1 << 20  # elements that a rank copies, and folds
 _TRIED = 1 << 17  # elements of the update that is encoded and decoded
@@ -72,7 +71,7 @@ def measure_rates(ctx: Context, timeout: float | None = None) -> Rates:
 
 def hosts_of(ctx: Context, timeout: float | None = None) -> list[int]:
     """The lowest of the ranks that map each rank's memory, itself among them. Collective."""
-    mine = bytes(peer.transport in _MAPPED for peer in ctx.peers)
+    mine = bytes(peer.maps or peer.rank == ctx.rank for peer in ctx.peers)
     return [part.index(1) for part in ctx.allgather(mine, timeout)]
 
 

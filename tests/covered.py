@@ -17,6 +17,7 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,6 +32,17 @@ UNIT = 16  # bytes of code for one byte of the table of tests/c/cover.c
 
 def is_test(path: str) -> bool:
     return Path(path).name.startswith("test_") and path.startswith("tests/") and path.endswith((".c", ".py"))
+
+
+@cache
+def c_tests() -> dict[str, str]:
+    """The sources of the C tests, by name."""
+    return {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests/c").rglob("test_*.c")}
+
+
+def program(name: str) -> str:
+    """The source of a C test; where there is none, a file that is not there."""
+    return c_tests().get(name, f"tests/c/{name}.c")
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Case:
 
     @property
     def file(self) -> str:
-        return self.name.partition("::")[0] if self.is_python else f"tests/c/{self.name}.c"
+        return self.name.partition("::")[0] if self.is_python else program(self.name)
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,7 @@ def of_programs(build: Path, folder: Path, here: Path) -> dict[str, Case]:
     found = {}
     for target, tables in by_target.items():
         for name, files in files_of(target, tables).items():
-            found[name] = Case(name, walls[name], used[name], frozenset(files - {f"tests/c/{name}.c"}))
+            found[name] = Case(name, walls[name], used[name], frozenset(files - {program(name)}))
     return found
 
 

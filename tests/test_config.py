@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import ConfigError, _core, _ffi
-from hpcomm.config import TCP_STREAMS, TRANSPORTS, Config, read_secret, resolve, settings, unknown_variables
+from hpcomm import ConfigError, _ffi
+from hpcomm.config import TCP_STREAMS, Config, read_secret, resolve, settings, unknown_variables
 
 
 def test_defaults_when_nothing_is_said() -> None:
@@ -71,10 +71,6 @@ def test_unknown_argument_names_the_nearest() -> None:
 def test_unknown_variable_names_the_nearest() -> None:
     told = unknown_variables({"HPCOMM_TRANSPROT": "shm", "HPCOMM_TIMEOUT": "1", "PATH": "/bin"})
     assert told == ["HPCOMM_TRANSPROT is not a setting of hpcomm; did you mean HPCOMM_TRANSPORT?"]
-
-
-def test_transports_are_those_of_the_library() -> None:
-    assert _core.transports() == TRANSPORTS
 
 
 def test_defaults_are_those_of_the_library() -> None:

@@ -153,7 +153,7 @@ def test_debug_tells_where_peers_of_other_hosts_are(
     monkeypatch: pytest.MonkeyPatch, told_by_logger: Callable[[], str]
 ) -> None:
     peers = [("self", ""), ("shm", ""), ("tcp", "10.0.0.2:40001 by eth0"), ("shm", "")]
-    known = {rank: (1, transport, "h2", 7, path) for rank, (transport, path) in enumerate(peers)}
+    known = {rank: (1, transport, "h2", 7, path, False) for rank, (transport, path) in enumerate(peers)}
     with hpcomm.init() as context:
         monkeypatch.setattr(_core, "context_peer", lambda _, rank: known[rank])
         monkeypatch.setattr(context, "size", 4)

@@ -45,7 +45,9 @@ def test_a_c_test_brings_nothing_but_its_main_into_the_program_of_all() -> None:
         pytest.skip("no nm on this machine, or the C tests are not built")
     names = re.findall(r"PROGRAM\((\w+)\)", programs.read_text(encoding="utf-8"))
     assert len(names) > 80
-    command = ["nm", "-A", "-g", "--defined-only", *(f"{name}.c.o" for name in names)]
+    tests = Path(__file__).parent / "c"
+    sources = {path.stem: path.relative_to(tests) for path in tests.rglob("test_*.c")}
+    command = ["nm", "-A", "-g", "--defined-only", *(f"{sources[name]}.o" for name in names)]
     folder = BUILD / "CMakeFiles/tests_c.dir/tests/c"
     listing = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in listing.splitlines()] == names

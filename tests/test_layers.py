@@ -41,8 +41,9 @@ codec
 prox
 stage
 launch
+config
 _core
-config consistency log
+consistency log
 errors words compiled stats
 _ffi _fast
 """
@@ -53,6 +54,7 @@ exchange
 discipline
 engine
 context
+probe
 transport
 control
 plan

@@ -102,7 +102,14 @@ class Config(ctypes.Structure):
 class Peer(ctypes.Structure):
     """hpc_peer of hpcomm.h."""
 
-    _fields_ = [("state", _int), ("transport", _chars), ("host", _chars), ("pid", _int64), ("path", _chars)]
+    _fields_ = [
+        ("state", _int),
+        ("transport", _chars),
+        ("host", _chars),
+        ("pid", _int64),
+        ("path", _chars),
+        ("maps", _int),
+    ]
 
 
 class QueueConfig(ctypes.Structure):

@@ -43,6 +43,12 @@ void hpc_bell_wake(hpc_bell *bell) {
     if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings all the same */
 }
 
+int hpc_group_check_rank(const hpc_group *group, int rank, const char *what, const char *op) {
+    if (rank >= 0 && rank < group->size) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: %s %d is out of range; ranks are 0 to %d", op, what, rank,
+                    group->size - 1);
+}
+
 int hpc_group_usable(const hpc_group *group, const char *op) {
     if (!hpc_group_is_mine(group))
         return hpc_fail(HPC_ERR_INVALID, op,

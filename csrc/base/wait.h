@@ -117,6 +117,9 @@ typedef struct hpc_wait {
  * meanwhile. A condition that holds wins over all of these. */
 int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout);
 
+/* HPC_ERR_INVALID unless 0 <= rank < size. */
+int hpc_group_check_rank(const hpc_group *group, int rank, const char *what, const char *op);
+
 /* HPC_ERR_INVALID in a forked child and after close. */
 int hpc_group_usable(const hpc_group *group, const char *op);
 static inline int hpc_group_is_mine(const hpc_group *group) {

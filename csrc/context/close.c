@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "context/lane.h"
-#include "context/probe.h"
+#include "probe/probe.h"
 
 int hpc_context_revoke(hpc_context *c) {
     int status = hpc_context_ready(c, "revoke");

@@ -1,6 +1,5 @@
 /* The handle: holders of a context, facts about it, and its end with the last holder. */
 #include "context/context.h"
-#include "context/probe.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/overdue.h"
+#include "probe/probe.h"
 
 /* ---- holders ---- */
 
@@ -73,21 +73,16 @@ int hpc_context_size(const hpc_context *context) {
     return context->group.size;
 }
 
-int hpc_context_check_rank(const hpc_context *c, int rank, const char *what, const char *op) {
-    if (rank >= 0 && rank < c->group.size) return HPC_OK;
-    return hpc_fail(HPC_ERR_INVALID, op, "%s: %s %d is out of range; ranks are 0 to %d", op, what, rank,
-                    c->group.size - 1);
-}
-
 int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     if (c == NULL || peer == NULL) return hpc_fail(HPC_ERR_INVALID, "peer", "peer: context or peer is NULL");
-    int status = hpc_context_check_rank(c, rank, "rank", "peer");
+    int status = hpc_group_check_rank(&c->group, rank, "rank", "peer");
     if (status != HPC_OK) return status;
     peer->state = atomic_load_explicit(&c->group.states[rank], memory_order_acquire);
     peer->transport = c->transports[rank] == NULL ? "" : rank == c->group.rank ? "self" : c->transports[rank]->name;
     peer->host = c->addresses[rank].hostname;
     peer->pid = c->addresses[rank].control.pid;
     const hpc_transport *t = c->transports[rank];
+    peer->maps = t != NULL && (t->caps & HPC_CAP_PEER_VIEW);
     peer->path = t != NULL && t->path != NULL ? t->path(c, rank) : hpc_control_path(c->control, rank);
     return HPC_OK;
 }
@@ -114,6 +109,39 @@ int hpc_over_sockets(const hpc_context *c, const int *ranks, int n) {
         for (int j = 0; j < i; j++)
             if (goes_by_sockets(c, ranks[i], ranks[j])) return 1;
     return 0;
+}
+
+/* The number of rails between two ranks; 0 if no NIC carries their traffic. Addresses tell the NICs of each rank, so
+ * all ranks find the same for every pair, also for pairs of other ranks. */
+static int rails_between(const hpc_context *c, int a, int b) {
+    const hpc_address *self = &c->addresses[a], *peer = &c->addresses[b];
+    const char *no_rail;
+    char why[64];
+    hpc_rail rails[HPC_RAILS];
+    const hpc_transport *t = hpc_transport_choose(hpc_transport_names(&c->self), self, peer, why, sizeof why);
+    if (t == NULL || !(t->caps & HPC_CAP_NICS)) return 0;
+    return hpc_transport_rails(self, peer, rails, &no_rail);
+}
+
+int hpc_context_uses_nics(const hpc_context *c, int rank) {
+    for (int r = 0; r < c->group.size; r++)
+        if (r != rank && rails_between(c, rank, r) > 0) return 1;
+    return 0;
+}
+
+int hpc_interfaces(const hpc_context *c, const int *servers, int n_servers) {
+    int least = n_servers > 0 ? HPC_RAILS : 1;
+    if (c == NULL || !c->connected || servers == NULL) return 1;
+    for (int s = 0; s < n_servers; s++) {
+        int most = 1;
+        if (servers[s] < 0 || servers[s] >= c->group.size) return 1;
+        for (int r = 0; r < c->group.size; r++) {
+            int rails = r != servers[s] ? rails_between(c, servers[s], r) : 0;
+            if (rails > most) most = rails;
+        }
+        if (most < least) least = most;
+    }
+    return least;
 }
 
 const char *hpc_context_note(const hpc_context *c, int i) {
@@ -150,4 +178,14 @@ int hpc_context_span(hpc_context *c, const char *name, double start) {
     const hpc_span span = {.timeline = c->group.timeline, .start = start, .label = name, .kind = HPC_SPAN_USER};
     hpc_timeline_record(&span, now);
     return HPC_OK;
+}
+
+int hpc_context_bandwidth(hpc_context *c, const int *peers, int n, const hpc_bandwidth_options *options,
+                          hpc_bandwidth *results) {
+    int status = hpc_context_ready(c, "bandwidth");
+    if (status != HPC_OK) return status;
+    hpc_context_retain(c);
+    status = hpc_probes_bandwidth(c, peers, n, options, results);
+    hpc_context_release(c);
+    return status;
 }

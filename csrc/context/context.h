@@ -1,11 +1,7 @@
 /* The functions of a context. Its structs are in transport/objects.h, as transports see them too. Each of these files
  * calls only files that come before it in this list:
  *
- *   trend.c    judges streams of bandwidth probes: pure
- *   probe_wire.c      packets and messages of probes: pure
- *   probe_listener.c  the thread that answers probes
  *   context.c  the handle
- *   nics.c     NICs between its ranks
  *   agree.c    steps of all ranks by the control channel
  *   open.c     makes one
  *   window.c   memory that peers write into
@@ -16,8 +12,6 @@
  *   tasks.c    work that waits do
  *   connect.c  brings one up
  *   shrink.c   a new one without the ranks that departed
- *   probe_path.c      the caller's end of a probe
- *   bandwidth.c       bandwidth that the paths to peers have left
  */
 #ifndef HPC_CONTEXT_H
 #define HPC_CONTEXT_H
@@ -80,8 +74,5 @@ int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes
 
 /* Whether NICs carry the data of that rank to at least one other. */
 int hpc_context_uses_nics(const hpc_context *context, int rank);
-
-/* HPC_ERR_INVALID unless 0 <= rank < size. */
-int hpc_context_check_rank(const hpc_context *context, int rank, const char *what, const char *op);
 
 #endif

@@ -90,7 +90,7 @@ static inline int check_put(const hpc_lane *lane, const hpc_window *w, int peer,
     if (status != HPC_OK) return status;
     if (lane != NULL && lane->context != c)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: the lane is of another context than the window", op);
-    if (peer < 0 || peer >= c->group.size) return hpc_context_check_rank(c, peer, "peer", op);
+    if (peer < 0 || peer >= c->group.size) return hpc_group_check_rank(&c->group, peer, "peer", op);
     const hpc_part *part = &w->parts[peer];
     if (offset > part->nbytes || nbytes > part->nbytes - offset)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes at offset %zu do not fit rank %d's window of %zu bytes", op,
@@ -200,7 +200,7 @@ int hpc_flush(hpc_lane *lane, hpc_window *w, int peer, double timeout) {
     int status = hpc_group_usable(&c->group, op);
     if (status == HPC_OK && lane != NULL && lane->context != c)
         status = hpc_fail(HPC_ERR_INVALID, op, "%s: the lane is of another context than the window", op);
-    if (status == HPC_OK && peer != -1) status = hpc_context_check_rank(c, peer, "peer", op);
+    if (status == HPC_OK && peer != -1) status = hpc_group_check_rank(&c->group, peer, "peer", op);
     if (status != HPC_OK) return status;
     struct flushing f = {hpc_context_lane(c, lane), peer < 0 ? 0 : peer, peer < 0 ? c->group.size - 1 : peer, HPC_OK};
     const hpc_wait wait = {op, try_flush, flushed_peer, &f, 0};

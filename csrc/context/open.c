@@ -11,7 +11,7 @@
 #include "base/host.h"
 #include "base/overdue.h"
 #include "context/context.h"
-#include "context/probe.h"
+#include "probe/probe.h"
 
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
 

@@ -10,8 +10,6 @@
  * read of the slot: x86 and the release store of a signal both keep earlier loads before that store. By the same
  * argument, a registered buffer is written again only after every peer it was sent to has acknowledged it. There is no
  * lock and no barrier over ranks: each rank waits for its neighbours only. */
-#include "context/queue.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +18,49 @@
 #include "context/window.h"
 
 static const char op_create[] = "queue";
+
+/* ---- the state of one rank's end ---- */
+
+/* A stamp lies before and behind every update: equal versions mean a whole one. */
+typedef struct hpc_stamp {
+    _Alignas(64) _Atomic uint64_t version;
+    uint64_t stamp; /* in a slot whose update is read in place: the version of the buffer it is in */
+    int32_t buffer; /* the number of that buffer; -1 when the update is in the slot */
+} hpc_stamp;
+
+typedef struct in_edge {
+    int rank, in_place, ack_signal;
+    _Atomic uint64_t *notify;
+    uint64_t received, acked;
+    size_t slots_offset, slot_stride; /* in this rank's part */
+    const char *peer_buffers;         /* the sender's, mapped here */
+    const hpc_stamp *header, *footer; /* of the update that was received last */
+    const void *update;
+} in_edge;
+
+typedef struct out_edge {
+    int rank, in_place, notify_signal;
+    _Atomic uint64_t *ack;
+    uint64_t sent;
+    const void *flushing;             /* the source of update sent, while it may still be read; NULL: of none */
+    size_t slots_offset, slot_stride; /* in the peer's part */
+    hpc_stamp *stamps;                /* header and footer of each slot, as sent */
+    uint64_t *sent_from;              /* by buffer: the version it was last sent as */
+} out_edge;
+
+struct hpc_queue {
+    hpc_context *context;
+    hpc_window *window;
+    size_t nbytes, buffers_offset, buffer_stride;
+    int depth, buffers, n_in, n_out;
+    in_edge *in;
+    out_edge *out;
+    uint64_t stamp; /* the newest version of any buffer */
+    char *sent;     /* by buffer: sent since it was acquired */
+    const void **inputs;
+    double *weights;
+    hpc_queue_stats stats;
+};
 
 /* ---- helpers ---- */
 
@@ -395,8 +436,8 @@ static int check_peers(const hpc_context *c, const int *peers, int n, const char
         return hpc_fail(HPC_ERR_INVALID, op_create, "queue: %d %s_peers; 0 to %d are possible", n, which,
                         c->group.size - 1);
     for (int i = 0; i < n; i++) {
-        int status =
-            hpc_context_check_rank(c, peers[i], which[0] == 'i' ? "in_peers: rank" : "out_peers: rank", op_create);
+        int status = hpc_group_check_rank(&c->group, peers[i], which[0] == 'i' ? "in_peers: rank" : "out_peers: rank",
+                                          op_create);
         if (status != HPC_OK) return status;
         if (peers[i] == c->group.rank)
             return hpc_fail(HPC_ERR_INVALID, op_create, "queue: rank %d has itself in %s_peers; leave it out", peers[i],

@@ -245,7 +245,7 @@ int hpc_wait_signal(hpc_window *w, int signal, uint64_t at_least, int peer, doub
     static const char op[] = "wait_signal";
     HPC_SPAN(w == NULL ? NULL : w->context->group.timeline, op, NULL);
     int status = check_signal(w, signal, op);
-    if (status == HPC_OK && peer != -1) status = hpc_context_check_rank(w->context, peer, "peer", op);
+    if (status == HPC_OK && peer != -1) status = hpc_group_check_rank(&w->context->group, peer, "peer", op);
     if (status != HPC_OK) return status;
     struct awaited awaited = {w, hpc_own_signal(w, signal), at_least, peer};
     const hpc_wait wait = {op, has_come, expected_from, &awaited, 0};

@@ -44,6 +44,9 @@ void hpc_control_address_of(const hpc_control *control, hpc_control_address *add
 /* How two ranks may be linked, best first: a refused Unix socket gives way to TCP where both bits are set. */
 typedef enum hpc_link_kind { HPC_LINK_UNIX = 1, HPC_LINK_TCP = 2 } hpc_link_kind;
 
+/* The name that failures give to a link of that kind; "" for Unix sockets. */
+const char *hpc_link_name(hpc_link_kind kind);
+
 /* Connects to every rank, by what links[rank] allows (hpc_link_kind bits; both ranks of a pair have the same);
  * same_host[rank]: try loopback first. Returns when all are connected; the TCP listener then stays open only if some
  * link is TCP. */

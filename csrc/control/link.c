@@ -20,6 +20,10 @@ static const uint64_t MOST = (uint64_t)1 << 32;
 enum { MOST_WAITING = 16 }; /* messages of one peer */
 static const double REST_SECONDS = 0.2;
 
+const char *hpc_link_name(hpc_link_kind kind) {
+    return kind == HPC_LINK_TCP ? "tcp" : "";
+}
+
 /* ---- sending ---- */
 
 /* Whether rank is gone, or no thread here waits for its reply any more. */

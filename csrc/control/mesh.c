@@ -212,8 +212,8 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
             used += (size_t)snprintf(detail + used, sizeof detail - used, "%s%s: %s", i > 0 ? "; " : "", text, a->why);
     }
     if (calls->n == 0)
-        return hpc_fail_transport(op, "tcp", rank, "rank %d: %s: rank %d has no address that TCP can reach",
-                                  c->group->rank, op, rank);
+        return hpc_fail_transport(op, hpc_link_name(HPC_LINK_TCP), rank,
+                                  "rank %d: %s: rank %d has no address that TCP can reach", c->group->rank, op, rank);
     if (unanswered)
         return hpc_group_fail_timeout(
             c->group, op, &rank, 1, waited,
@@ -223,7 +223,7 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
             rank, detail);
     if (is_dead(calls))
         return hpc_fail_transport(
-            op, "tcp", rank,
+            op, hpc_link_name(HPC_LINK_TCP), rank,
             "rank %d: %s: the connection to rank %d was refused (%s): it died, or a firewall rejects the call",
             c->group->rank, op, rank, detail);
     if (wrong)
@@ -231,7 +231,7 @@ static int fail_calls(hpc_control *c, int rank, const char *op, const calls *cal
                         "rank %d: %s: none of rank %d's addresses leads to it (%s); all ranks must have the same "
                         "secret",
                         c->group->rank, op, rank, detail);
-    return hpc_fail_transport(op, "tcp", rank,
+    return hpc_fail_transport(op, hpc_link_name(HPC_LINK_TCP), rank,
                               "rank %d: %s: cannot reach rank %d by TCP (%s): name an interface that reaches it in "
                               "HPCOMM_SOCKET_IFNAME (hpcomm doctor, started as the job is, says which)",
                               c->group->rank, op, rank, detail);
@@ -274,7 +274,7 @@ static int call(hpc_control *c, int rank, double deadline) {
     int status = HPC_IN_PROGRESS;
     if (l->allowed == 0)
         return hpc_fail_transport(
-            "init", "tcp", rank,
+            "init", hpc_link_name(HPC_LINK_TCP), rank,
             "rank %d: init: rank %d is on another host, and HPCOMM_TRANSPORT allows no transport between hosts",
             c->group->rank, rank);
     if (l->allowed & HPC_LINK_UNIX) status = call_unix(c, rank, deadline);

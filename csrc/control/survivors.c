@@ -63,8 +63,7 @@ static int name_of(const hpc_survivors *s, int rank) {
 /* ---- who is left out ---- */
 
 static int fail_dropped(const hpc_control *c, const hpc_survivors *s, int by) {
-    const char *transport = c->links[by].kind == HPC_LINK_TCP ? "tcp" : "";
-    return hpc_fail_transport(op, transport, name_of(s, by),
+    return hpc_fail_transport(op, hpc_link_name(c->links[by].kind), name_of(s, by),
                               "rank %d: shrink: rank %d counts this rank as failed and the others go on without it, "
                               "probably because nothing was heard from it for too long; end this process",
                               name_of(s, c->group->rank), name_of(s, by));

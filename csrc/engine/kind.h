@@ -3,13 +3,11 @@
  *
  *   kind_pass.c      fold, rule and write of float32 in one pass
  *   kind_blocks.c    the same one step after the other, block by block
- *   kind_pieces.c    rows that take pieces, or send them
- *   kind_parts.c     rows that sum their pieces a part at a time
+ *   kind_pieces.c    rows that take pieces, or send them; or sum them a part at a time
  *   kind_forward.c   the fold goes to another row, as an array
- *   kind_passthrough.c  a fold that has come goes on, unopened
- *   kind_relay.c     parameters that have come go on
+ *   kind_passthrough.c  a fold that has come goes on, unopened; so do parameters
  *
- * Below them block.c has the steps of one block, sum.c the steps of a fold that lies in the accumulator, and write.c
+ * Below them block.c has the steps of one block, mean.c the steps of a fold that lies in the accumulator, and write.c
  * sends parameters to workers. */
 #ifndef HPC_ROW_KIND_H
 #define HPC_ROW_KIND_H

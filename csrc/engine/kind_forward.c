@@ -7,7 +7,7 @@
 #include "engine/block.h"
 #include "engine/kind.h"
 #include "engine/layout.h"
-#include "engine/sum.h"
+#include "engine/mean.h"
 #include "engine/write.h"
 
 hpc_row_room hpc_forward_room(const hpc_scheme *sc, const hpc_row *row) {

@@ -1,21 +1,24 @@
-/* Rows that pass on another row's forward, unopened: a rack's way to its receivers, or a rank inside a tree (Parameter
- * Flow, section 3.4.2). A piece that was opened would be filtered twice. Puts read the slot that the forward came in,
- * so it may be written only after them: this holds where all inputs of a fold are taken, as its writer waits for
- * receivers below. */
+/* Rows that send what has come in a slot on as it came: folds, and parameters (relays). They need no memory. */
 #include "engine/block.h"
 #include "engine/kind.h"
 #include "engine/layout.h"
 #include "engine/write.h"
 
+static hpc_row_room room(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc, (void)row;
+    return (hpc_row_room){0};
+}
+
+/* ---- forwards ---- */
+
+/* Passes on another row's forward, unopened: a rack's way to its receivers, or a rank inside a tree (Parameter Flow,
+ * section 3.4.2). A piece that was opened would be filtered twice. Puts read the slot that the forward came in, so it
+ * may be written only after them: this holds where all inputs of a fold are taken, as its writer waits for receivers
+ * below. */
 static int suits(const hpc_scheme *sc, const hpc_row *row) {
     if (row->action != HPC_FORWARD || row->n_in != 1 || row->in[0].row < 0 || row->in[0].weight != 1) return 0;
     if (sc->plan->rows[row->in[0].row].codec_out != row->codec_out) return 0;
     return hpc_folds_whole(sc) || !hpc_codec_of(row->codec_out)->addressable;
-}
-
-static hpc_row_room room(const hpc_scheme *sc, const hpc_row *row) {
-    (void)sc, (void)row;
-    return (hpc_row_room){0};
 }
 
 static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
@@ -34,5 +37,44 @@ const hpc_row_kind hpc_kind_passthrough = {
     .suits = suits,
     .room = room,
     .work = work,
+    .leaving = hpc_input_leaving,
+};
+
+/* ---- relays, which also write into the memory of workers that is mapped ---- */
+
+static int relays(const hpc_scheme *sc, const hpc_row *row) {
+    (void)sc;
+    return row->action == HPC_RELAY;
+}
+
+static void write_relayed(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot) {
+    const hpc_scheme *sc = core->scheme;
+    const void *from = hpc_input_leaving(w, slot);
+    size_t count = (size_t)w->row->count;
+    for (int o = 0; o < w->n_outputs; o++) {
+        float *params = w->outputs[o].params;
+        if (params == NULL || !hpc_goes_to(to, &w->outputs[o])) continue;
+        if (w->out_codec->plain)
+            sc->kernels->copy(params, from, count * sizeof(float), sc->stream);
+        else
+            hpc_codec_decode(w->out_codec, sc->kernels, from, params, count, sc->stream);
+    }
+}
+
+static int relay(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    (void)args;
+    hpc_tally_add(&w->folded, 1);
+    write_relayed(core, w, inputs->to, (int)inputs->slot);
+    hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
+    return 0;
+}
+
+const hpc_row_kind hpc_kind_relay = {
+    .name = "relay",
+    .suits = relays,
+    .room = room,
+    .work = relay,
+    .relays = 1,
+    .write = write_relayed,
     .leaving = hpc_input_leaving,
 };

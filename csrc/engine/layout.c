@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "engine/holders.h"
-#include "engine/ranges.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
 

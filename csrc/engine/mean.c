@@ -1,4 +1,5 @@
-/* Fold and apply in two calls: a row folds, and keeps the mean until it is applied or skipped. */
+/* Folds that are kept for a while: sums that lie in a row's accumulator, to which inputs are added one after the other;
+ * and fold and apply in two calls, where a row keeps the mean until it is applied or skipped. */
 #include "engine/mean.h"
 
 #include <string.h>
@@ -10,8 +11,36 @@
 #include "engine/layout.h"
 #include "engine/prox.h"
 #include "engine/stages.h"
-#include "engine/sum.h"
 #include "engine/write.h"
+
+/* ---- sums ---- */
+
+int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins) {
+    static const double ones[2] = {1, 1};
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+        size_t n = hpc_block_count(w, from);
+        const float *block = hpc_block_fold(core, w, inputs, core->acc, 0, args, from, n);
+        if (block == NULL) return -1;
+        const void *sum[2] = {w->acc + from, block};
+        if (begins)
+            memcpy(w->acc + from, block, n * sizeof(float));
+        else
+            core->scheme->kernels->f32(w->acc + from, sum, ones, 2, n, 0);
+    }
+    return 0;
+}
+
+int hpc_blocks_apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
+    for (size_t from = 0; from < w->row->count; from += HPC_BLOCK) {
+        size_t n = hpc_block_count(w, from);
+        if (hpc_block_apply(core, w, w->acc + from, inputs->n_updates, args, from, n) != 0 ||
+            hpc_block_finish(core, w, inputs->to, args, from, n) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- means ---- */
 
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
     double args[HPC_RULE_ARGS];

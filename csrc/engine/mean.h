@@ -1,8 +1,14 @@
-/* Fold and apply in two calls: a row folds, and keeps the mean until it is applied or skipped. */
+/* Sums in a row's accumulator; and fold and apply in two calls: a row folds, and keeps the mean until it is applied or
+ * skipped. */
 #ifndef HPC_MEAN_H
 #define HPC_MEAN_H
 
 #include "engine/row.h"
+
+/* Adds arrays to the accumulator, or begins it with the first: hpc_row_kind.add. */
+int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
+/* Applies the sum in the accumulator, block by block, and writes the parameters. */
+int hpc_blocks_apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
 
 /* fold keeps the mean of inputs, one or more, and adds its sum of squares to *squares if that is not NULL. apply runs
  * the rule on it: args[0] is a factor of the mean, and the others are the rule's. to: that get the parameters. */

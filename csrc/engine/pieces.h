@@ -12,6 +12,10 @@
 
 /* Copies the codecs of all keys, when an exchange is created and before its layout is made. */
 int hpc_pieces_open(hpc_scheme *sc, const hpc_exchange_config *config, const char *op);
+
+/* For the layout: finds the ranges of a key's update that are encoded apart; an error if two of them overlap.
+ * first: of the key's rows. */
+int hpc_pieces_find(hpc_scheme *sc, int key, int first, const char *op);
 void hpc_pieces_free(hpc_scheme *sc);
 /* The number of the codec of variable length by which a row takes or sends updates; -1: its updates are arrays. */
 int hpc_row_variable_codec(const hpc_row *row);

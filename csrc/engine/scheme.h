@@ -5,25 +5,23 @@
  *   graph.c     the graph that rows were made of: its phases, and who sends to whom
  *   stages.c    which ranks feed a row, whom it reaches, and which answers a push waits for
  *   params.c    parameters that travel encoded: where they land at a worker, and how they get into its params
- *   rows.c      the rows that this rank owns, and the cores that work for them
+ *   rows.c      the rows that this rank owns, the cores that work for them, and among peers the ranks to which a row
+ *               sends its inputs on
  *   progress.c  threads or waits for the cores, and the CPUs of threads
  *   core.c      a core: polls and hands events to the discipline; by a thread, or inline
  *   row.c       a row: its inputs are counted and chosen, and its kind works them off
  *   kind.c      the array of row kinds (kind.h), which the kind_*.c define
  *   block.c     the steps of one block of a row: fold, rule, encoding
  *   prox.c      the prox of a rule, on rows of a matrix
- *   sum.c       folds that lie in a row's accumulator
- *   mean.c      fold and apply in two calls: the mean that a row keeps
+ *   mean.c      sums in a row's accumulator; fold and apply in two calls: the mean that a row keeps
  *   kept.c      fold and apply in two calls: rows that keep their inputs, and no mean
  *   write.c     parameters go to workers
  *   forward.c   a row of several stages sends its fold on, or an input
- *   passing.c   among peers: the ranks to which a row sends its inputs on
  *   answer.c    a share is answered, or the exchange fails
  *   clocks.c    a share's table of the senders of its updates
  *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: how an update gets to the owners
- *   ranges.c    the ranges of an update that are encoded apart
- *   pieces.c    updates that go as pieces of variable length: encoders, and decoding
+ *   pieces.c    updates that go as pieces of variable length: their ranges, encoders, and decoding
  *   ticket.c    the waits of the trainer, and the ranks that it waits for
  * Each has its own header. The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand
  * above this folder.

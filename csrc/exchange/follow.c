@@ -25,7 +25,7 @@
 
 #include "base/clock.h"
 #include "context/context.h"
-#include "context/probe.h"
+#include "probe/probe.h"
 #include "engine/stages.h"
 #include "exchange/exchange.h"
 

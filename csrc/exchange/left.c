@@ -4,7 +4,8 @@
 
 #include "engine/answer.h"
 #include "engine/params.h"
-#include "engine/pieces_read.h"
+#include "engine/pieces.h"
+#include "engine/send.h"
 #include "exchange/exchange.h"
 
 /* ---- copies ---- */
@@ -56,6 +57,39 @@ int hpc_exchange_get_heard(hpc_exchange *ex, uint64_t *heard, int n) {
 
 /* ---- updates ---- */
 
+/* The last pieces that this rank has made are decoded: what no row has applied goes back into the residuals from which
+ * it was taken. Reading changes nothing. */
+static int may_go_back(const hpc_scheme *sc, int key, const hpc_encoder *encoder) {
+    return encoder != NULL && encoder->codec != NULL && encoder->keeps && !sc->pieces[key].config.no_feedback;
+}
+
+/* Writes the elements of the pieces of push number n of a key; 0 where the encoder keeps no residual. Returns 0, or the
+ * codec's status. */
+static int read_push(hpc_scheme *sc, int key, uint64_t n, float *to) {
+    memset(to, 0, (size_t)sc->plan->keys[key].count * sizeof *to);
+    if (n == 0 || !hpc_key_has_pieces(sc, key) || !may_go_back(sc, key, &sc->pieces[key].encoder)) return 0;
+    const hpc_key_pieces *its = &sc->pieces[key];
+    const char *slot = hpc_slot_of_push(sc, key, n);
+    int status = 0;
+    for (int p = 0; p < its->n_ranges && status == 0; p++) {
+        const hpc_pushed_range *range = &its->ranges[p];
+        const size_t nbytes = its->codec->length(&its->config, slot + range->at, range->count);
+        status = hpc_pieces_decode(its, to + range->offset, range->count, slot + range->at, nbytes, 1, &sc->packing);
+    }
+    return status;
+}
+
+/* The same of the last piece that a row has forwarded. */
+static int read_fold(hpc_scheme *sc, const hpc_work *w, float *to) {
+    const int key = w->row->key;
+    memset(to, 0, (size_t)w->row->count * sizeof *to);
+    if (!hpc_key_has_pieces(sc, key) || !may_go_back(sc, key, w->encoder)) return 0;
+    if (atomic_load_explicit(&w->folded, memory_order_relaxed) == 0) return 0;
+    const hpc_key_pieces *its = &sc->pieces[key];
+    const size_t nbytes = its->codec->length(&its->config, w->encoded, w->row->count);
+    return hpc_pieces_decode(its, to, w->row->count, w->encoded, nbytes, 1, &sc->packing);
+}
+
 static int check_decoded(const hpc_scheme *sc, int key, int status, const char *op) {
     if (status == 0) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d cannot read its own piece of key %s: %s", op,
@@ -73,7 +107,7 @@ int hpc_exchange_get_pushed(hpc_exchange *ex, int key, uint64_t *pushes, float *
         memset(values, 0, (size_t)sc->plan->keys[key].count * sizeof *values);
         return HPC_OK;
     }
-    return values == NULL ? HPC_OK : check_decoded(sc, key, hpc_pieces_read_push(sc, key, *pushes, values), op);
+    return values == NULL ? HPC_OK : check_decoded(sc, key, read_push(sc, key, *pushes, values), op);
 }
 
 int hpc_exchange_get_forwarded(hpc_exchange *ex, int row, uint64_t *folds, float *values) {
@@ -86,5 +120,5 @@ int hpc_exchange_get_forwarded(hpc_exchange *ex, int row, uint64_t *folds, float
                         sc->plan->rows[row].owner, sc->context->group.rank);
     const hpc_work *w = &sc->work[sc->work_of[row]];
     *folds = atomic_load_explicit(&w->folded, memory_order_relaxed);
-    return values == NULL ? HPC_OK : check_decoded(sc, w->row->key, hpc_pieces_read_fold(sc, w, values), op);
+    return values == NULL ? HPC_OK : check_decoded(sc, w->row->key, read_fold(sc, w, values), op);
 }

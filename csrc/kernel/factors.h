@@ -1,5 +1,5 @@
 /* Sums of products of vectors, weighted, as a part of a matrix: sum over pairs of weight u v^T. One table for each
- * instruction set, all of them with the same bits, made of factors_kernel.h and chosen at run time in factors.c.
+ * instruction set, all of them with the same bits, made of factors_kernel.h and chosen at run time in tables.c.
  *
  * Every element sees the same operations in the same order: wu = (float)(weight * u[j]); s += wu * v[d], pair after
  * pair, the product rounded. Elements that a sparse vector leaves out are skipped, or are 0: a sum that begins with 0

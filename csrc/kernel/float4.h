@@ -1,5 +1,5 @@
 /* The loops of 4-bit floats over a unit of elements: one table for each instruction set, all of them with the same
- * bits, made of float4_kernel.h and chosen at run time in float4.c.
+ * bits, made of float4_kernel.h and chosen at run time in tables.c.
  *
  * A code has a sign in bit 3 and an exponent in the bits below (E3M0). Exponent 0 stands for 0, and e for
  * scale * 2^(e - 7): 7 is the scale itself. Two codes lie in a byte, the earlier element's in the lower half; the upper

@@ -1,5 +1,5 @@
 /* The loops of sparse codecs over arrays: one table for each instruction set, all of them with the same bits, made of
- * sparse_kernel.h and chosen at run time in sparse.c.
+ * sparse_kernel.h and chosen at run time in tables.c.
  *
  * Bits tell which elements of a block are kept: bit i % 8 of byte i / 8 is element i's, and the bits behind the last
  * element are 0. */

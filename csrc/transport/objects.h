@@ -62,7 +62,7 @@ struct hpc_context {
     char tcp_congestion[HPC_CONGESTION_BYTES]; /* "": not chosen */
     hpc_reactor *reactor;                      /* NULL: no transport has asked for it */
     int all_remote;                            /* no peer shares memory with this rank */
-    struct hpc_probes *probes;                 /* of bandwidth: context/probe.h */
+    struct hpc_probes *probes;                 /* of bandwidth: probe/probe.h */
     uint32_t followers;                        /* exchanges whose thresholds follow the network, so far; on all ranks */
     hpc_task *tasks;
     _Atomic int n_tasks; /* 0 spares the look at them */

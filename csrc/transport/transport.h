@@ -83,7 +83,7 @@ typedef struct hpc_transport {
     /* Whether everything that progress would find is an event of the reactor's set, which wakes the sleeper there. */
     int wakes_beds;
     /* Adds the bytes of this rank's connections to other hosts, if they share links with probes of bandwidth
-     * (context/probe.h). to: the rank for sent_to and waiting_to. Any thread. NULL: the connections share no link with
+     * (probe/probe.h). to: the rank for sent_to and waiting_to. Any thread. NULL: the connections share no link with
      * probes, or their bytes are not counted. */
     void (*carried)(hpc_context *context, int to, hpc_carried *sum);
     /* Frees the transport's data in the context. NULL if it has none. */

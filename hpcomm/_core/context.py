@@ -5,7 +5,6 @@ import threading
 from typing import Any
 
 from .._ffi import ffi, lib
-from ..config import Config
 from ..log import logger
 from .handle import collected, collective, gathered, owned
 from .memory import from_buffer
@@ -42,8 +41,8 @@ def hpcomm_warn(_arg: Any, sentence: Any) -> None:
     logger.warning("%s", text(sentence))
 
 
-def _settings(config: Config, threads: int, secret: bytes | None) -> tuple[Any, ...]:
-    """An hpc_config, and the objects that it points to."""
+def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...]:
+    """An hpc_config of a Config, and the objects that it points to."""
     transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
     devices, timeline = _chars(config.devices), _path_chars(config.timeline)
     congestion = _chars(config.tcp_congestion)
@@ -61,7 +60,7 @@ def _settings(config: Config, threads: int, secret: bytes | None) -> tuple[Any, 
     return c, transports, interfaces, devices, timeline, congestion, chars
 
 
-def context_create(rank: int, size: int, config: Config, threads: int, secret: bytes | None, keep: object) -> Any:
+def context_create(rank: int, size: int, config: Any, threads: int, secret: bytes | None, keep: object) -> Any:
     """threads: with which this rank computes. secret is copied by C."""
     settings = _settings(config, threads, secret)
     out = ffi.new("hpc_context **")
@@ -69,7 +68,7 @@ def context_create(rank: int, size: int, config: Config, threads: int, secret: b
     return owned(out[0], lib.hpc_context_free, keep)
 
 
-def context_shrink(old: Any, config: Config, threads: int, secret: bytes | None, timeout: float, keep: object) -> Any:
+def context_shrink(old: Any, config: Any, threads: int, secret: bytes | None, timeout: float, keep: object) -> Any:
     """The new context of the old one's survivors."""
     settings = _settings(config, threads, secret)
 
@@ -102,11 +101,11 @@ def context_connect(context: Any, addresses: list[bytes], timeout: float) -> Non
     collective(lambda seconds: lib.hpc_context_connect(context, b"".join(addresses), seconds), timeout)
 
 
-def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str]:
-    """State, transport, host, process and path of a peer."""
+def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str, bool]:
+    """State, transport, host, process and path of a peer, and whether its memory is mapped here."""
     peer = ffi.new("hpc_peer *")
     check(lib.hpc_context_peer(context, rank, peer))
-    return peer.state, text(peer.transport), text(peer.host), peer.pid, text(peer.path)
+    return peer.state, text(peer.transport), text(peer.host), peer.pid, text(peer.path), bool(peer.maps)
 
 
 def context_host(context: Any, rank: int) -> int:

@@ -169,7 +169,7 @@ def check(name: str, *arguments: str, seconds: float) -> Step:
 
 
 def c_tests(pattern: str) -> list[str]:
-    return sorted(path.stem for path in (ROOT / "tests/c").glob(pattern) if path.stem != LARGE)
+    return sorted(path.stem for path in (ROOT / "tests/c").rglob(pattern) if path.stem != LARGE)
 
 
 def two_nodes(over: str, whole: bool) -> Guest:

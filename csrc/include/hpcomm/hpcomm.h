@@ -167,6 +167,8 @@ typedef struct hpc_peer {
     const char *host;
     int64_t pid;
     const char *path; /* the path to it: "10.0.0.2:40001 by eth0" over TCP, else "" */
+    int maps;         /* whether this rank maps the memory of its windows, so that a put has read its source when it
+                         returns; 0 before connect */
 } hpc_peer;
 
 typedef enum hpc_peer_state {

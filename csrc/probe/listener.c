@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "context/probe.h"
+#include "probe/probe.h"
 
 enum { MOST_CALLS = 256, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
 

@@ -1,7 +1,7 @@
 /* How streams, trains and fleets of bandwidth probes are judged: on made delays, and on a made link that answers a
  * whole search. */
 #include "check.h"
-#include "context/trend.h"
+#include "probe/trend.h"
 
 #include <math.h>
 #include <stdint.h>

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "context/context.h"
-#include "context/probe.h"
+#include "probe/probe.h"
 #include "ranks.h"
 
 enum { BYTES = 300, READY = 0, OVER = 1, TRIES = 5 };

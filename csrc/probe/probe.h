@@ -19,20 +19,21 @@
  * counts. A packet that is not sealed by that key, or is of another stream, is dropped. The UDP socket is bound to the
  * address at which the TCP call came, so it is on an interface that HPCOMM_SOCKET_IFNAME allows.
  *
- * Files: trend.c and probe_wire.c are pure; probe_listener.c; probe_path.c is the caller's end of one path;
- * bandwidth.c makes the fleets of all paths of a call. Each calls only those before it.
+ * Files: trend.c and wire.c are pure; listener.c; path.c is the caller's end of one path; bandwidth.c makes the fleets
+ * of all paths of a call. Each calls only those before it. context/ calls them: it opens and closes the listener, and
+ * has the public call.
  *
  * Threads: the control channel's service thread brings calls in. The listener's thread owns all connections. The mutex
  * guards objects handed over between the two, and the end. */
 #ifndef HPC_PROBE_H
 #define HPC_PROBE_H
 
-#include "context/probe_wire.h"
+#include "probe/wire.h"
 #include "transport/objects.h"
 
 #define HPC_PROBE_LANE UINT64_MAX /* the lane number of a probe's call; no lane has it */
 
-/* ---- probe_listener.c ---- */
+/* ---- listener.c ---- */
 
 typedef struct hpc_probes hpc_probes;
 
@@ -56,7 +57,7 @@ int hpc_probes_begin(hpc_context *context, const int *stop, double deadline, con
 void hpc_probes_end(hpc_context *context);
 int hpc_probes_first_note(hpc_context *context, int rank); /* 1 at the first call for this peer */
 
-/* ---- probe_path.c: the caller's end of one path ---- */
+/* ---- path.c: the caller's end of one path ---- */
 
 /* A stream as it was sent and came. */
 typedef struct hpc_probe_stream {
@@ -100,5 +101,11 @@ int hpc_probe_goes_on(const hpc_probe_path *path);
 
 /* Sleeps, at most until the deadline; returns as hpc_probe_goes_on. */
 int hpc_probe_sleep(const hpc_probe_path *path, double seconds, double deadline);
+
+/* ---- bandwidth.c ---- */
+
+/* hpc_context_bandwidth of a context that is connected, and that the caller holds meanwhile. */
+int hpc_probes_bandwidth(hpc_context *context, const int *peers, int n, const hpc_bandwidth_options *options,
+                         hpc_bandwidth *results);
 
 #endif

@@ -14,8 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "context/context.h"
-#include "context/probe.h"
+#include "probe/probe.h"
 
 enum { UDP_BYTES = 8, IPV4_BYTES = 20, IPV6_BYTES = 40, LEAST_MTU = 576, MOST_MTU = 9000, ROOM = 4 << 20 };
 enum { NS = 1000000000, SLICE = 100000 /* ns, the least that the kernel has */ };
@@ -71,7 +70,7 @@ static int fail_ended(const hpc_probe_path *p) {
         if (status == HPC_OK) nanosleep(&t, NULL);
     }
     if (status != HPC_OK) return status;
-    return hpc_fail_transport(op, "tcp", p->rank,
+    return hpc_fail_transport(op, hpc_link_name(HPC_LINK_TCP), p->rank,
                               "rank %d: %s: rank %d has closed the probe's connection; it closes its context, or has "
                               "too many probes at once",
                               p->context->group.rank, op, p->rank);
@@ -104,9 +103,9 @@ static int say(const hpc_probe_path *p, const hpc_probe_message *m) {
 static int hear(const hpc_probe_path *p, hpc_probe_kind kind, hpc_probe_message *m, double deadline, const char *what) {
     int status = receive_all(p, m, sizeof *m, deadline, what);
     if (status == HPC_OK && !hpc_probe_is(m, kind))
-        status =
-            hpc_fail_transport(op, "tcp", p->rank, "rank %d: %s: rank %d sent something else than a probe's answer",
-                               p->context->group.rank, op, p->rank);
+        status = hpc_fail_transport(op, hpc_link_name(HPC_LINK_TCP), p->rank,
+                                    "rank %d: %s: rank %d sent something else than a probe's answer",
+                                    p->context->group.rank, op, p->rank);
     return status;
 }
 
@@ -277,8 +276,9 @@ static int get_report(const hpc_probe_path *p, hpc_probe_stream *s, double deadl
     hpc_probe_message m;
     int status = hear(p, HPC_PROBE_REPORT, &m, deadline, "report its stamps");
     if (status == HPC_OK && ((int)m.count != s->n || m.stream != p->streams))
-        status = hpc_fail_transport(op, "tcp", p->rank, "rank %d: %s: rank %d reports another stream than was sent",
-                                    p->context->group.rank, op, p->rank);
+        status = hpc_fail_transport(op, hpc_link_name(HPC_LINK_TCP), p->rank,
+                                    "rank %d: %s: rank %d reports another stream than was sent", p->context->group.rank,
+                                    op, p->rank);
     if (status == HPC_OK) status = receive_all(p, offsets, m.count * sizeof *offsets, deadline, "report its stamps");
     if (status != HPC_OK) return status;
     s->overflowed = m.flags & HPC_PROBE_OVERFLOWED;

@@ -1,4 +1,4 @@
-#include "context/probe_wire.h"
+#include "probe/wire.h"
 
 #include <string.h>
 

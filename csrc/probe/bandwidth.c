@@ -1,4 +1,4 @@
-/* hpc_context_bandwidth: the bandwidth that the paths to peers have left.
+/* hpc_probes_bandwidth: the bandwidth that the paths to peers have left.
  *
  * Each path first gets a train, sent as fast as packets go. The rate at which its end arrives bounds the search. Bytes
  * that came faster than that passed a token bucket, which shaped links have: it would hide a stream shorter than b R /
@@ -21,9 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/context.h"
-#include "context/probe.h"
-#include "context/trend.h"
+#include "probe/probe.h"
+#include "probe/trend.h"
 
 enum {
     FIRST_TRAIN = 64,
@@ -409,7 +408,7 @@ static int run(probe_round *c) {
 static int check_peers(const hpc_context *c, const int *peers, int n) {
     if (peers == NULL || n < 1) return hpc_fail(HPC_ERR_INVALID, op, "%s: it needs one peer or more", op);
     for (int i = 0; i < n; i++) {
-        int status = hpc_context_check_rank(c, peers[i], "peer", op);
+        int status = hpc_group_check_rank(&c->group, peers[i], "peer", op);
         if (status != HPC_OK) return status;
         if (peers[i] == c->group.rank)
             return hpc_fail(HPC_ERR_INVALID, op,
@@ -448,15 +447,13 @@ static int check_options(const hpc_bandwidth_options *o) {
     return HPC_OK;
 }
 
-int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const hpc_bandwidth_options *options,
-                          hpc_bandwidth *results) {
+int hpc_probes_bandwidth(hpc_context *context, const int *peers, int n, const hpc_bandwidth_options *options,
+                         hpc_bandwidth *results) {
     hpc_bandwidth_options defaults;
-    int status = hpc_context_ready(context, op);
-    if (status != HPC_OK) return status;
     hpc_bandwidth_options_init(&defaults);
     if (options == NULL) options = &defaults;
     if (results == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: results is NULL", op);
-    status = check_options(options);
+    int status = check_options(options);
     if (status == HPC_OK) status = check_peers(context, peers, n);
     if (status != HPC_OK) return status;
 
@@ -478,13 +475,11 @@ int hpc_context_bandwidth(hpc_context *context, const int *peers, int n, const h
         c.jobs[i].result = &results[i];
         c.jobs[i].path.tcp = c.jobs[i].path.udp = -1;
     }
-    hpc_context_retain(context);
     status = hpc_probes_begin(context, options->stop, c.deadline, op);
     if (status == HPC_OK) {
         status = run(&c);
         hpc_probes_end(context);
     }
-    hpc_context_release(context);
 err:
     free(c.jobs);
     free(c.stream);

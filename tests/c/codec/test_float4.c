@@ -1,5 +1,5 @@
 /* 4-bit floats: what is sent for a value, by a reference that is written here from the format's description, and what
- * an encoder keeps back. tests/c/test_piece.c has wrong pieces. */
+ * an encoder keeps back. tests/c/codec/test_piece.c has wrong pieces. */
 #include "check.h"
 
 #include <float.h>

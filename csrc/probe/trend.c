@@ -1,4 +1,4 @@
-#include "context/trend.h"
+#include "probe/trend.h"
 
 #include <math.h>
 #include <stdlib.h>
