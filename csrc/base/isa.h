@@ -1,4 +1,4 @@
-/* The instruction sets of kernels (hpc_isa): all of them give the same bits. */
+/* The instruction sets of kernels (hpc_isa), which all give the same bits, and the sizes of dtypes. */
 #ifndef HPC_ISA_H
 #define HPC_ISA_H
 
@@ -9,5 +9,20 @@ int hpc_isa_check(int isa, const char *op);
 
 /* isa, or for HPC_ISA_BEST the one that it stands for here. */
 int hpc_isa_resolve(int isa);
+
+/* Bytes of an element; 0 for no hpc_dtype. */
+static inline size_t hpc_dtype_bytes(int dtype) {
+    switch (dtype) {
+    case HPC_F32:
+        return 4;
+    case HPC_F64:
+        return 8;
+    case HPC_F16:
+    case HPC_BF16:
+        return 2;
+    default:
+        return 0;
+    }
+}
 
 #endif

@@ -53,8 +53,8 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
         edges++;
     }
     if (sound && edges == row->n_in && row->quorum == row->n_in) return HPC_OK;
-    return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d is not of the graph: make the plan by hpc_plan_graph",
-                    i);
+    return hpc_fail(HPC_ERR_CONFIG, op_create,
+                    "exchange: row %d is not of the graph: make the plan by planner \"graph\"", i);
 }
 
 /* Receivers apply one row's fold of all updates (hpc_apply_at). Under SSP the discipline refuses other plans. */

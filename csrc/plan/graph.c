@@ -2,9 +2,9 @@
  * from itself and from its in-neighbours. */
 #include "plan/planner.h"
 
-void hpc_graph_init(hpc_graph *graph) {
-    *graph =
-        (hpc_graph){.size = sizeof *graph, .n_phases = 1, .cores = 1, .chunk = 256 << 10, .depth = 1, .wire = HPC_F32};
+static void init(void *args) {
+    *(hpc_graph *)args = (hpc_graph){
+        .size = sizeof(hpc_graph), .n_phases = 1, .cores = 1, .chunk = 256 << 10, .depth = 1, .wire = HPC_F32};
 }
 
 /* Whether from sends to to in any phase. */
@@ -43,12 +43,4 @@ static int plan_graph(const void *args, hpc_plan **plan) {
     return hpc_plan_copies(&copies, plan);
 }
 
-static void init(void *args) {
-    hpc_graph_init(args);
-}
-
 const hpc_planner hpc_planner_graph = {.name = "graph", .size = sizeof(hpc_graph), .init = init, .plan = plan_graph};
-
-int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan) {
-    return hpc_planner_run(&hpc_planner_graph, graph, plan);
-}

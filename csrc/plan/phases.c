@@ -9,7 +9,7 @@ static const char op_plan[] = "plan";
 int hpc_graph_check(const hpc_graph *g) {
     if (g == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph is NULL");
     if (g->size != sizeof *g)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph->size is %zu, not %zu: call hpc_graph_init first",
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph->size is %zu, not %zu: call hpc_plan_args_init first",
                         g->size, sizeof *g);
     int status = hpc_plan_check_keys(g->keys, g->n_keys);
     if (status == HPC_OK) status = hpc_plan_check_cut(g->cores, g->chunk, g->depth);

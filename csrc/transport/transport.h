@@ -16,7 +16,7 @@
 #include "base/wait.h"
 #include "transport/device.h"
 
-enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256, HPC_ORDER_BYTES = 64 };
+enum { HPC_BLOB_BYTES = 64, HPC_ORDER_BYTES = 64 };
 
 /* The handle by which peers reach an object of a rank; fd goes along where one is set (not -1). */
 typedef struct hpc_blob {

@@ -15,11 +15,11 @@
 #include "graph_jobs.h"
 
 typedef enum edges {
-    SERVERS,   /* hpc_plan_hub */
+    SERVERS,   /* planner "hub" */
     RECEIVERS, /* the same, and workers apply the rule */
-    HOSTS,     /* hpc_plan_hosts: two ranks a host */
-    GRAPH,     /* hpc_plan_graph */
-    PEERS      /* hpc_plan_peer_to_peer */
+    HOSTS,     /* planner "hosts": two ranks a host */
+    GRAPH,     /* planner "graph" */
+    PEERS      /* planner "peer_to_peer" */
 } edges;
 
 /* What goes with a combination. */

@@ -142,7 +142,7 @@ void job_config_init(job_config *to, const rank *r, const job *j, const hpc_exch
     }
     if (!j->plan) {
         hpc_hub hub;
-        hpc_hub_init(&hub);
+        hpc_plan_args_init("hub", &hub, sizeof hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys;
         hub.workers = j->workers, hub.n_workers = j->n_workers;
         hub.servers = j->servers, hub.n_servers = j->n_servers;
@@ -151,7 +151,7 @@ void job_config_init(job_config *to, const rank *r, const job *j, const hpc_exch
         hub.codec_out = j->codec_out, hub.apply_at = j->apply_at;
         if (j->mixed) hub.wires = wires, hub.n_wires = j->n_keys;
         job_wires(j, wires);
-        CHECK_OK(hpc_plan_hub(&hub, &to->plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &to->plan));
     }
     CHECK_OK(hpc_rule_find(j->rule, j->isa, &to->rule));
     memcpy(to->rule.args, j->args, sizeof to->rule.args);

@@ -196,7 +196,7 @@ static void racks_full(rank *r) {
     j.n_keys = 1;
     j.keys[0].count = 16 * 600 + 5;
     hand_racks(&h, &j, r->size, HPC_F32, 16);
-    CHECK(h.plan.n_rows / 3 > 2 * hpc_notify_depth());
+    CHECK(h.plan.n_rows / 3 > 2 * HPC_NOTIFY_DEPTH);
     j.plan = &h.plan;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);

@@ -128,11 +128,11 @@ static void too_much_memory(rank *r) {
     hpc_rule rule;
     hpc_exchange_config c;
     hpc_exchange *e = NULL;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = &key, hub.n_keys = 1;
     hub.workers = hub.servers = ranks, hub.n_workers = hub.n_servers = r->size;
     hub.chunk = (uint64_t)1 << 36;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     CHECK_OK(hpc_rule_find("adam", HPC_ISA_BEST, &rule));
     hpc_exchange_config_init(&c);
     c.plan = plan, c.rule = &rule, c.values = values;

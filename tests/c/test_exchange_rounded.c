@@ -63,12 +63,12 @@ static void check_masters(const reference *ref, const rank *r, hpc_exchange *e, 
 static hpc_plan *plan_of(const job *j) {
     hpc_plan *plan = NULL;
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j->keys, hub.n_keys = j->n_keys;
     hub.workers = j->workers, hub.n_workers = j->n_workers, hub.servers = j->servers, hub.n_servers = j->n_servers;
     hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth, hub.wire = j->wire;
     hub.sum = j->sum, hub.each = j->each, hub.codec_out = j->codec_out;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     return plan;
 }
 
@@ -410,9 +410,9 @@ static void refuses(rank *r) {
     const double weights[] = {0.5, 0.5, 0.5, 0.5};
     hpc_graph graph;
     hpc_plan *plan = NULL;
-    hpc_graph_init(&graph);
+    hpc_plan_args_init("graph", &graph, sizeof graph);
     graph.keys = j.keys, graph.n_keys = j.n_keys, graph.ranks = 2, graph.n_phases = 1, graph.weights = weights;
-    CHECK_OK(hpc_plan_graph(&graph, &plan));
+    CHECK_OK(hpc_plan_make("graph", &graph, &plan));
     for (int i = 0; i < plan->n_rows; i++) ((hpc_row *)plan->rows)[i].codec_out = HPC_BF16;
     hpc_exchange_config c;
     hpc_exchange_config_init(&c);

@@ -87,14 +87,14 @@ static void trains_by_hosts(rank *r) {
     hpc_hosts hosts;
     int groups[2 * RANKS_MAX];
     shared_job(&j, r);
-    hpc_hosts_init(&hosts);
+    hpc_plan_args_init("hosts", &hosts, sizeof hosts);
     hosts.keys = j.keys, hosts.n_keys = j.n_keys;
     hosts.workers = j.workers, hosts.n_workers = r->size;
     hosts.groups = groups, hosts.n_levels = r->arg & RACKS ? 2 : 1;
     for (int w = 0; w < r->size; w++) groups[w] = host_of(r, w), groups[r->size + w] = host_of(r, w) / 2;
     hosts.top = r->arg & RING ? HPC_TOP_RING : HPC_TOP_SHARDED;
     hosts.chunk = 1024, hosts.cores = 2, hosts.sum = 1, hosts.wire = j.wire;
-    CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+    CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
     j.plan = plan;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);

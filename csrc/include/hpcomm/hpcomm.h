@@ -379,11 +379,12 @@ HPC_API int hpc_wait_signal(hpc_window *window, int signal, uint64_t at_least, i
 /* Remote completion: every earlier put of this lane to peer (-1: to all) is in place, and its src may be reused. */
 HPC_API int hpc_flush(hpc_lane *lane, hpc_window *window, int peer, double timeout);
 
+enum { HPC_NOTIFY_DEPTH = 256 };
+
 /* A put, then an event that the peer's poll of the lane of the same number returns. Waits (timeout) while the peer has
- * hpc_notify_depth() unpolled events from this lane. */
+ * HPC_NOTIFY_DEPTH unpolled events from this lane. */
 HPC_API int hpc_put_notify(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                            uint32_t imm, double timeout);
-HPC_API int hpc_notify_depth(void);
 
 typedef struct hpc_event {
     int peer;
@@ -410,7 +411,6 @@ HPC_API int hpc_isa_available(int isa); /* 1 or 0 */
 
 /* float32 to f16 or bf16, rounded to nearest even; NaN stays NaN, too large a value becomes Inf. No overlap. */
 HPC_API int hpc_encode(void *out, const float *in, size_t count, int dtype, int isa);
-HPC_API size_t hpc_dtype_bytes(int dtype); /* of an element; 0 for any other value */
 
 /* ---- queue -------------------------------------------------------------------------------------------------- */
 
