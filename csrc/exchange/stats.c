@@ -6,6 +6,7 @@
 
 #include "engine/pieces.h"
 #include "engine/progress.h"
+#include "engine/ticket.h"
 
 static void add(hpc_scheme *sc, hpc_exchange_stats *stats) {
     hpc_scheme_hear_all(sc);
@@ -54,6 +55,10 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     if (ex == NULL || stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or stats is NULL");
     *stats = (hpc_exchange_stats){0};
     for (int i = 0; i < ex->n_schemes; i++) add(ex->schemes[i], stats);
+    for (int i = 0; i < ex->n_schemes; i++) {
+        const double timeout = hpc_learned_timeout(ex->schemes[i], stats->usual);
+        if (timeout > stats->timeout) stats->timeout = timeout;
+    }
     add_calls(ex, stats);
     return HPC_OK;
 }

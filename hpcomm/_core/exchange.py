@@ -64,6 +64,7 @@ def exchange_config(
     staleness: int,
     quorum: int,
     grace: float,
+    patience: float,
     graph: Any,
     progress: int,
     threads: int,
@@ -85,7 +86,7 @@ def exchange_config(
     config.threads = threads
     config.shared_params, config.check_finite = shared_params, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
-    config.quorum, config.grace, config.split = quorum, grace, split
+    config.quorum, config.grace, config.patience, config.split = quorum, grace, patience, split
     c_codecs = ffi.new("const hpc_codec_config *[]", [codec or ffi.NULL for codec in codecs])
     config.codecs = c_codecs if codecs else ffi.NULL
     return config, (plan, rules, c_rules, buffers, c_values, graph, codecs, c_codecs)

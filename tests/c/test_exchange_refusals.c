@@ -190,6 +190,11 @@ static void bad_config(rank *r) {
     refused(r, &c, HPC_ERR_INVALID, "name");
     rule.name = "own", rule.args[3] = NAN;
     refused(r, &c, HPC_ERR_INVALID, "args[3]");
+    for (int i = 0; i < 4; i++) {
+        static const double patience[] = {0.5, -3, NAN, INFINITY};
+        c = good, c.patience = patience[i];
+        refused(r, &c, HPC_ERR_INVALID, "must be 1 or more, or 0");
+    }
     c = good, c.refusal = "this rank has run out of patience";
     refused(r, &c, HPC_ERR_INVALID, "run out of patience");
     good_exchange(r);

@@ -574,6 +574,10 @@ typedef struct hpc_exchange_config {
                                      to others it counts inputs of rows that apply, each of a group of ranks (hosts:
                                      hpc_hosts.apart), which are the same for all keys */
     double grace;                 /* seconds that a fold with its quorum waits for the others; negative: learned */
+    double patience;              /* 1 or more: a negative timeout of a call on a key is patience times the time that
+                                     pushes usually take (hpc_exchange_stats.usual), but at least 1 s, and at most the
+                                     context's (ASAP, section 5: a dynamic timeout); each rank its own. 0: it is the
+                                     context's */
     int in_place;                 /* 1: models are trained where they lie: a push sends the key's parameters. Only for
                                      graphs with the rule average, without a quorum. Where all keys are float32 on the
                                      wire one of the plan's slots is the model, so its depth is 2 or more */

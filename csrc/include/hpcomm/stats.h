@@ -21,6 +21,7 @@ typedef struct hpc_exchange_stats {
     int threads;                          /* of its scheme; 0: inline */
     double usual;        /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
                             before eight pushes */
+    double timeout;      /* seconds: of a call on a key with a negative timeout (hpc_exchange_config.patience) */
     uint64_t bytes_sent; /* to rows of other ranks: pushed (read in place or not), forwarded and relayed */
     /* On a graph: reduces counts folds of a share (one core's rows of a key); the others count neighbours' inputs to
      * them. With a quorum on servers: folds of a share, the updates in them, and the updates missing from them. */
