@@ -4,6 +4,8 @@
 
 #include "hpcomm/hpcomm.h"
 
+int hpc_isa_available(int isa); /* 1 or 0 */
+
 /* HPC_ERR_INVALID if isa is not a value of hpc_isa, HPC_ERR_UNSUPPORTED if this CPU lacks it. op names the caller. */
 int hpc_isa_check(int isa, const char *op);
 

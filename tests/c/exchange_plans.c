@@ -577,11 +577,12 @@ void check_traffic(const rank *r, const hpc_exchange *e, const hpc_plan *plan, u
     const bool mapped = strcmp(r->mode->transports, "shm") == 0;
     const int n = hpc_exchange_get_traffic(e, traffic, RANKS_MAX * HPC_TRAFFIC_STAGES);
     int found = 0;
-    uint64_t by_rank = 0, by_key = 0, of_key;
+    uint64_t by_rank = 0, by_key = 0;
+    hpc_key_stats of_key;
     for (int i = 0; i < n; i++) by_rank += traffic[i].bytes;
     for (int key = 0; key < plan->n_keys; key++) {
-        CHECK_OK(hpc_exchange_get_key_sent(e, key, &of_key));
-        by_key += of_key;
+        CHECK_OK(hpc_exchange_get_key_stats(e, key, &of_key));
+        by_key += of_key.sent;
     }
     CHECK_EQ(by_key, by_rank);
     for (int who = 0; who < r->size; who++) {

@@ -252,8 +252,8 @@ static void trains(rank *r) {
     if (!job_works(&j, r->rank)) CHECK_OK(hpc_exchange_serve(e, -1));
     if (job_works(&j, r->rank)) check_encoders(r, &m, e, (uint64_t)steps);
     for (int key = 0; key < j.n_keys; key++) {
-        hpc_codec_stats stats;
-        CHECK_OK(hpc_exchange_get_codec_stats(e, key, &stats));
+        hpc_key_stats stats;
+        CHECK_OK(hpc_exchange_get_key_stats(e, key, &stats));
         if (wire_of(r->arg, key) == HPC_F16) CHECK(stats.pieces == 0 && stats.decoded == 0);
         CHECK(stats.bytes_before == 4 * stats.elements && stats.kept <= stats.elements);
         CHECK(stats.bytes <= stats.bytes_before + 16 * stats.pieces);

@@ -6,6 +6,7 @@
 
 #include "context/context.h"
 #include "exchange_plans.h"
+#include "inside.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
@@ -207,11 +208,11 @@ static void accepted(rank *r) {
     hpc_exchange_config_init(&c);
     c.refusal = "this rank has run out of patience";
     bool odd = r->rank == r->arg;
-    int status = odd ? hpc_exchange_create(r->context, &c, -1, &e) : hpc_exchange_accept(r->context, -1);
+    int status = odd ? hpc_exchange_create(r->context, &c, -1, &e) : hpc_exchange_create(r->context, NULL, -1, NULL);
     CHECK_STATUS(status, HPC_ERR_INVALID);
     CHECK_MESSAGE("run out of patience");
-    CHECK_OK(hpc_exchange_accept(r->context, -1));
-    CHECK_STATUS(hpc_exchange_accept(NULL, -1), HPC_ERR_INVALID);
+    CHECK_OK(hpc_exchange_create(r->context, NULL, -1, NULL));
+    CHECK_STATUS(hpc_exchange_create(NULL, NULL, -1, NULL), HPC_ERR_INVALID);
     good_exchange(r);
 }
 
@@ -367,7 +368,7 @@ static void bad_calls(rank *r) {
     }
     CHECK_STATUS(hpc_exchange_serve(e, -1), HPC_ERR_INVALID); /* would wait for itself */
     CHECK_MESSAGE("close");
-    CHECK(!hpc_exchange_memory(e, 0, -1) && !hpc_exchange_memory(e, 0, r->size));
+    CHECK(!hpc_exchange_memory(NULL, 0, NULL) && !hpc_exchange_memory(e, -1, NULL));
     reference ref;
     reference_init(&ref, &j);
     for (int step_ = 0; step_ < 3; step_++) { /* none of that changed anything */
@@ -403,7 +404,7 @@ static void server_pushes(rank *r) {
         CHECK_MESSAGE("worker");
         CHECK_STATUS(hpc_exchange_push_pull(e, 1, row, -1), HPC_ERR_INVALID);
         CHECK(!hpc_exchange_params(e, 1));
-        CHECK_EQ(hpc_exchange_params_rank(e, 0), -1);
+        CHECK_EQ(inside(e)->layout.holder, -1);
         CHECK_OK(hpc_exchange_serve(e, -1));
     } else
         job_push_pull(r, &j, e, 1, 0);

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "exchange_plans.h"
+#include "inside.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, STEPS = 6 };
 enum {
@@ -79,7 +80,7 @@ static void check_written(const rank *r, hpc_exchange *e, const hpc_plan *plan, 
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         for (int o = 0; o < row->n_out && row->owner == r->rank; o++) {
-            hpc_memory *mapped = hpc_exchange_memory(e, 0, row->out[o].rank);
+            hpc_memory *mapped = hpc_window_memory(inside(e)->window, row->out[o].rank);
             expected += steps * row->count * (mapped ? 4 : 2);
             hpc_memory_release(mapped);
         }
@@ -191,7 +192,7 @@ static void whole_versions(rank *r) {
         CHECK_OK(hpc_exchange_start(e, 0, BOTH, ones, -1, &first));
         CHECK_OK(hpc_exchange_start(e, 0, HPC_PULL, NULL, -1, &second));
         CHECK_OK(hpc_exchange_wait(e, 0, first, -1));
-        hpc_memory *mapped = hpc_exchange_memory(e, 0, j.servers[0]);
+        hpc_memory *mapped = hpc_window_memory(inside(e)->window, j.servers[0]);
         for (int i = 0; i < COUNT && !mapped; i++) CHECK(params[i] - initial[i] == params[0] - initial[0]);
         hpc_memory_release(mapped);
         CHECK_OK(hpc_exchange_wait(e, 0, second, -1));

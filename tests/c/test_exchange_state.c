@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "exchange_plans.h"
+#include "base/isa.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 

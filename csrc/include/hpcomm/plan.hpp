@@ -48,6 +48,11 @@ inline std::vector<int> all_unless(const std::vector<int> &ranks, const Context 
     return all;
 }
 
+inline int lowest_on_host(const Context &context, int rank) {
+    hpc_peer peer{};
+    return hpc_context_peer(context.get(), rank, &peer) == HPC_OK ? peer.lowest : -1;
+}
+
 } // namespace detail
 
 // Each struct of arguments has plan(), which makes a plan of them: Plan takes any struct that has it.
@@ -186,7 +191,7 @@ struct HostsConfig {
         const std::size_t n = working.size();
         std::vector<int> grouped = groups, leading = leads;
         if (grouped.empty())
-            for (int rank : working) grouped.push_back(hpc_context_host(context.get(), rank));
+            for (int rank : working) grouped.push_back(detail::lowest_on_host(context, rank));
         leading.resize(n, 0);
         hpc_hosts hosts;
         hpc_plan_args_init("hosts", &hosts, sizeof hosts);
