@@ -24,7 +24,7 @@ def _grown(shared: bool) -> float:
         params = {name: np.zeros(MODEL // 4 // len(names), np.float32) for name in names}
         ctx.barrier()
         before = pss()
-        with hpcomm.parameter_hub(ctx, params, shared_params=shared) as exchange:
+        with hpcomm.parameter_hub(ctx, params, engine=hpcomm.EngineOptions(shared_params=shared)) as exchange:
             for step in range(3):
                 for name in names:
                     exchange.gradient(name)[:] = step

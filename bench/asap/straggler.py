@@ -87,7 +87,11 @@ def stand_still(ctx: hpcomm.Context, o: Any) -> Row:
     window = ctx.window(8, signals=ctx.size)
     graph = hpcomm.topology.complete(ctx.size)
     exchange = hpcomm.stochastic_reduce(
-        ctx, {"w": gradient}, topology=graph, consistency=hpcomm.NOTIFY_ACK, patience=o.patience
+        ctx,
+        {"w": gradient},
+        topology=graph,
+        consistency=hpcomm.NOTIFY_ACK,
+        engine=hpcomm.EngineOptions(patience=o.patience),
     )
     early, told, named = 0, 0.0, True
     for _ in range(max(o.steps, ENOUGH)):
