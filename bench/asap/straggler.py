@@ -85,7 +85,7 @@ def stand_still(ctx: hpcomm.Context, o: Any) -> Row:
     slow, gradient = ctx.rank == o.straggler, np.ones(o.weights, np.float32)
     others = [rank for rank in range(ctx.size) if rank != o.straggler]
     window = ctx.window(8, signals=ctx.size)
-    graph = hpcomm.topology.complete(ctx.size)
+    graph = hpcomm.graphs.complete(ctx.size)
     exchange = hpcomm.stochastic_reduce(
         ctx,
         {"w": gradient},
