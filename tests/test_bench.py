@@ -300,6 +300,9 @@ def test_a_straggler_is_waited_for_by_its_neighbours_first(tmp_path: Path) -> No
     for row in rows:
         assert row["wrong"] == 0
         assert [len(waits) for waits in row["waits"]] == [6] * 4
+    stand = document["stand"]
+    assert stand["named"]
+    assert [seconds >= 1 for seconds in stand["told"]] == [rank != 2 for rank in range(4)]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 

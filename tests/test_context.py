@@ -275,7 +275,7 @@ def test_no_event_times_out(alone: hpcomm.Context) -> None:
 
 def test_full_ring_of_events_times_out(alone: hpcomm.Context) -> None:
     window = alone.window(8)
-    depth = int(_ffi.lib.hpc_notify_depth())
+    depth = _ffi.lib.HPC_NOTIFY_DEPTH
     for imm in range(depth):
         window.put_notify(0, b"", imm=imm)
     with pytest.raises(hpcomm.Timeout, match="put_notify"):

@@ -127,15 +127,15 @@ static void check_sum(hpcomm::Context &context, const hpcomm::Plan &plan, const 
 
 static void check_stats(const hpcomm::Plan &plan, const hpcomm::Exchange &exchange) {
     for (int key = 0; key < 2; key++) {
-        const hpc_codec_stats stats = exchange.codec_stats(key);
+        const hpc_key_stats stats = exchange.key_stats(key);
         assert(stats.pieces >= STEPS && stats.elements >= STEPS * plan.key(key).count && stats.decoded > 0);
         assert(stats.kept > 0 && stats.kept < stats.elements && stats.bytes_before == 4 * stats.elements);
         assert(stats.bytes > 0 && stats.bytes < stats.bytes_before);
     }
-    const hpc_codec_stats none = exchange.codec_stats(2);
+    const hpc_key_stats none = exchange.key_stats(2);
     assert(none.pieces == 0 && none.bytes == 0 && none.decoded == 0);
     std::error_code code;
-    exchange.codec_stats(3, code);
+    exchange.key_stats(3, code);
     assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
     assert(exchange.encoder_values(0, plan.n_rows(), code) == 0 && code == hpcomm::make_error_code(HPC_ERR_INVALID));
     assert(exchange.encoder_values(2, -1, code) == 0 && !code);
@@ -220,7 +220,7 @@ static void onebit(hpcomm::Context &context) {
     for (int i = 0; i < 640; i++) gradient[i] = i % 3 == 0 ? 2.0f : -1.0f; // two values, so nothing is left out
     exchange.push_pull(0, nullptr, SECONDS);
     for (int i = 0; i < 640; i++) assert(exchange.params(0)[i] == (i % 3 == 0 ? -6.0f : 3.0f));
-    const hpc_codec_stats stats = exchange.codec_stats(0);
+    const hpc_key_stats stats = exchange.key_stats(0);
     assert(stats.bytes > 0 && 5 * stats.bytes < stats.bytes_before);
     context.barrier(SECONDS);
     exchange.close(SECONDS);
@@ -241,7 +241,7 @@ static void float4(hpcomm::Context &context) {
         exchange.push_pull(0, nullptr, SECONDS);
         for (int i = 0; i < 640; i++)
             assert(exchange.params(0)[i] == (i % 64 == 0 ? -24.0f : i % 3 == 0 ? 0.375f : -3.0f));
-        const hpc_codec_stats stats = exchange.codec_stats(0);
+        const hpc_key_stats stats = exchange.key_stats(0);
         assert(stats.bytes > 0 && 6 * stats.bytes < stats.bytes_before);
         std::vector<float> values(exchange.encoder_values(0, -1));
         assert(values.size() == (four.no_feedback ? 2 : 642));

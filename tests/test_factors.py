@@ -617,7 +617,7 @@ def test_bytes_and_memory_are_those_of_the_model(topology: Any, blocks: int, val
             codecs, hosts = list(ex.codecs.values()), hosts_of(ctx)
             memory = model.memory_of(ex.plan, hosts, codecs=codecs)
             assert not memory.residuals.any()
-            assert 0 <= mapped_bytes(ex, ctx.rank) - memory.window[ctx.rank] <= 16 * 4096
+            assert 0 <= mapped_bytes(ex) - memory.window[ctx.rank] <= 16 * 4096
             ex.step({"w": tuple(np.ones((most, n), F32) for n in shape), "b": np.ones(70, F32)})
             ctx.barrier()
             sent = model.load_of(ex.plan, hosts, codecs=codecs).sent

@@ -8,6 +8,9 @@ BARRIER all do so from the first step, and with a quorum of one in-neighbour no 
 The straggler pushes its first update after --factor times --seconds. A rank that waits because of it first in step k
 has computed k times --seconds by then, or fewer, and waits for the rest: with these graphs and numbers at least a whole
 --seconds. So a wait of half of that counts as one; waits of the exchange itself are far shorter.
+
+Last, all wait for all under patience (section 5: a dynamic timeout), and the straggler stands still after some steps.
+Its usual slowness is learned and ends no wait; its stand does, after about --patience times a usual push.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from hpcomm.bench import plots
 from hpcomm.bench.rows import Row
 
 RANKS, LIMIT = 8, 900.0  # seconds of all
+ENOUGH = 12  # pushes, from which their usual time is known
 QUORUM = hpcomm.Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.001)
 
 
@@ -75,6 +79,53 @@ def run(ctx: hpcomm.Context, graph: hpcomm.graphs.Graph, consistency: hpcomm.Con
     }
 
 
+def stand_still(ctx: hpcomm.Context, o: Any) -> Row:
+    """By rank: how long pushes usually take, the waits that ended before the straggler stood still, and the seconds
+    until its stand was told; 0 for the straggler. Collective."""
+    slow, gradient = ctx.rank == o.straggler, np.ones(o.weights, np.float32)
+    others = [rank for rank in range(ctx.size) if rank != o.straggler]
+    window = ctx.window(8, signals=ctx.size)
+    graph = hpcomm.graphs.complete(ctx.size)
+    exchange = hpcomm.stochastic_reduce(
+        ctx,
+        {"w": gradient},
+        topology=graph,
+        consistency=hpcomm.NOTIFY_ACK,
+        engine=hpcomm.EngineOptions(patience=o.patience),
+    )
+    early, told, named = 0, 0.0, True
+    for _ in range(max(o.steps, ENOUGH)):
+        time.sleep(o.seconds * (o.factor if slow else 1))
+        try:
+            exchange.push_pull("w", gradient)
+        except hpcomm.Timeout:
+            early += 1
+            exchange.pull("w", timeout=LIMIT)
+    usual = exchange.stats().usual
+    if slow:
+        while not all(window.test_signal(rank, 1) for rank in others):
+            time.sleep(0.005)
+        exchange.push_pull("w", gradient, timeout=LIMIT)
+    else:
+        before = time.perf_counter()
+        try:
+            exchange.push_pull("w", gradient)
+        except hpcomm.Timeout as late:
+            told, named = time.perf_counter() - before, list(late.waiting_for) == [o.straggler]
+        window.put_signal(o.straggler, np.zeros(0, np.uint8), signal=ctx.rank, value=1)
+        exchange.pull("w", timeout=LIMIT)
+    exchange.close(timeout=LIMIT)
+    mine = np.array([usual, told, early, named])
+    rows = np.array([np.frombuffer(part) for part in ctx.allgather(mine.tobytes(), timeout=LIMIT)])
+    return {
+        "patience": o.patience,
+        "usual": rows[:, 0].tolist(),
+        "told": rows[:, 1].tolist(),
+        "early": int(rows[:, 2].sum()),
+        "named": bool(rows[:, 3].all()),
+    }
+
+
 def table(document: Row) -> list[str]:
     lines = [
         f"# straggler: {document['ranks']} ranks on {document['cores']} cores, hpcomm {document['hpcomm']}; "
@@ -87,6 +138,14 @@ def table(document: Row) -> list[str]:
         lines.append(
             f"{row['name']:40}{steps[0]:34}{steps[1]:34}{row['elsewhere']:9}{row['rate']:18.3f}{row['wrong']:8}"
         )
+    stand = document["stand"]
+    others = [rank for rank in range(document["ranks"]) if rank != document["straggler"]]
+    usual, told = (np.array(stand[name])[others] for name in ("usual", "told"))
+    lines.append(
+        f"patience {stand['patience']:g}: a push usually takes {usual.min():.3f} to {usual.max():.3f} s; "
+        f"{stand['early']} waits ended early; a stand was told after {told.min():.2f} to {told.max():.2f} s, "
+        f"{'and' if stand['named'] else 'NOT'} by the straggler's rank alone"
+    )
     return lines
 
 
@@ -124,16 +183,17 @@ def on_this_rank(options: argparse.Namespace) -> int:
             if options.progress is not None and ctx.rank == 0:
                 options.progress.write_text(f"{(i + 1) / len(turns):.4f}")
         facts = {"benchmark": "straggler", "ranks": ctx.size, "cores": cores(), "hpcomm": hpcomm.__version__}
+        stand = stand_still(ctx, options)
     if ctx.rank == 0:
         settings = {name: getattr(options, name) for name in ("straggler", "factor", "seconds", "steps")}
         mpi = MPI.Get_library_version().splitlines()[0].strip("\0 ")
-        document = {**facts, **settings, "mpi": mpi, "rows": rows}
+        document = {**facts, **settings, "mpi": mpi, "rows": rows, "stand": stand}
         text = json.dumps(document, indent=1)
         write(options, text)
         if options.plot is not None:
             plots.figure(options.plot, panels(document), plots.title(document))
         print(text if options.json else "\n".join(table(document)), flush=True)
-    return 1 if any(row["wrong"] for row in rows) else 0
+    return 1 if any(row["wrong"] for row in rows) or not stand["named"] else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--straggler", type=int, default=2, help="rank of the straggler")
     p.add_argument("-n", "--steps", type=int, default=16, help="steps of each run")
     p.add_argument("--weights", type=int, default=1 << 14, help="number of float32 in an update")
+    p.add_argument("--patience", type=float, default=3.0, help="hpcomm.EngineOptions.patience of the last run")
     add_ranks(p, RANKS)
     add_output(p, plot="waits")
     given = sys.argv[1:] if arguments is None else list(arguments)

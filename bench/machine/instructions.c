@@ -102,20 +102,20 @@ static void open_operation(const operation *of) {
     hpc_hub hub;
     hpc_plan *plan;
     key.count = of->elements;
-    hpc_graph_init(&graph);
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("graph", &graph, sizeof graph);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     if (of->graph) {
         graph.keys = &key;
         graph.n_keys = graph.n_phases = graph.cores = 1;
         graph.ranks = graph.depth = RANKS;
         graph.weights = weights;
-        must(hpc_plan_graph(&graph, &plan));
+        must(hpc_plan_make("graph", &graph, &plan));
     } else {
         hub.keys = &key;
         hub.n_keys = hub.cores = hub.interfaces = 1;
         hub.workers = hub.servers = ranks;
         hub.n_workers = hub.n_servers = RANKS;
-        must(hpc_plan_hub(&hub, &plan));
+        must(hpc_plan_make("hub", &hub, &plan));
     }
     must(hpc_rule_find(of->rule, HPC_ISA_BEST, &rule));
     hpc_exchange_config_init(&config);

@@ -27,7 +27,7 @@ static int plan_of(hpc_context *context, const hpc_key *keys, int n_keys, const 
     if (cores < interfaces) cores = interfaces;
     if (n_levels > 0) {
         hpc_hosts hosts;
-        hpc_hosts_init(&hosts);
+        hpc_plan_args_init("hosts", &hosts, sizeof hosts);
         hosts.keys = keys;
         hosts.n_keys = n_keys;
         hosts.workers = ranks;
@@ -36,10 +36,10 @@ static int plan_of(hpc_context *context, const hpc_key *keys, int n_keys, const 
         hosts.n_levels = n_levels;
         hosts.cores = cores;
         hosts.chunk = chunk;
-        return hpc_plan_hosts(&hosts, plan);
+        return hpc_plan_make("hosts", &hosts, plan);
     }
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = keys;
     hub.n_keys = n_keys;
     hub.workers = hub.servers = ranks;
@@ -47,7 +47,7 @@ static int plan_of(hpc_context *context, const hpc_key *keys, int n_keys, const 
     hub.interfaces = interfaces;
     hub.cores = cores;
     hub.chunk = chunk;
-    return hpc_plan_hub(&hub, plan);
+    return hpc_plan_make("hub", &hub, plan);
 }
 
 /* An exchange of n_keys over all ranks, with Nesterov momentum: groups as in plan_of, values as in the config */

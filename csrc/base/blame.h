@@ -83,6 +83,9 @@ int hpc_chain_ends(const hpc_chain *chain, hpc_culprit *culprits, int cap);
  * The text is "" if the culprit is waited for directly, or in a circle. */
 const char *hpc_chain_way(const hpc_chain *chain, int culprit, char *text, size_t cap);
 
+/* Writes the sentence of an error about culprits ("rank 3 is stopped") into text, always 0-terminated; returns text. */
+const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, size_t cap);
+
 /* Whether all culprits, at least one, are in a circle: a deadlock, which is no failure of a rank. */
 int hpc_culprits_are_circle(const hpc_culprit *culprits, int n);
 

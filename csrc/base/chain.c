@@ -203,7 +203,7 @@ const char *hpc_chain_way(const hpc_chain *chain, int culprit, char *text, size_
     return text;
 }
 
-int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap) {
+int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap, char *text, size_t nbytes) {
     int size = 0, n_start = 0;
     if (ranks == NULL || n < 0 || cap < 0 || (culprits == NULL && cap > 0)) return 0;
     for (int i = 0; i < n; i++)
@@ -214,5 +214,6 @@ int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, 
     const hpc_chain chain = {ranks, n, size, start, n_start, 0};
     int found = n_start == 0 ? 0 : hpc_chain_ends(&chain, culprits, cap);
     free(start);
+    if (text != NULL && nbytes > 0) hpc_culprits_text(culprits, found < cap ? found : cap, text, nbytes);
     return found;
 }

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "base/host.h"
+#include "base/isa.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -73,17 +73,3 @@ static int best_isa(void) {
 int hpc_isa_resolve(int isa) {
     return isa == HPC_ISA_BEST ? best_isa() : isa;
 }
-
-size_t hpc_dtype_bytes(int dtype) {
-    switch (dtype) {
-    case HPC_F32:
-        return 4;
-    case HPC_F64:
-        return 8;
-    case HPC_F16:
-    case HPC_BF16:
-        return 2;
-    default:
-        return 0;
-    }
-}

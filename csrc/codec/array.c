@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "codec/codec.h"
+#include "base/isa.h"
 
 enum { BLOCK = 1024 };
 

@@ -1,4 +1,5 @@
 #include "codec/factors_read.h"
+#include "base/isa.h"
 
 #include <string.h>
 

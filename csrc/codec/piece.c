@@ -5,6 +5,7 @@
 
 #include "codec/codec.h"
 #include "kernel/float4.h"
+#include "base/isa.h"
 
 enum { BLOCK = 1024, CODES = 512, NEAR = 1 << 17 /* elements that a second cache may hold */, FEW = 32 };
 

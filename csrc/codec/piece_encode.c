@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "codec/piece.h"
+#include "base/isa.h"
 
 /* The bits of a piece of up to SMALL elements lie on the stack while it is written. A larger piece has its bits at the
  * end of its room, which the values reach only if nearly all elements are kept: it is dense then. Its slack, STEP

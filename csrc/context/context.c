@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kernel/prox.h"
+#include "kernel/rule.h"
 #include "base/overdue.h"
 #include "probe/probe.h"
 
@@ -83,8 +85,17 @@ int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     peer->pid = c->addresses[rank].control.pid;
     const hpc_transport *t = c->transports[rank];
     peer->maps = t != NULL && (t->caps & HPC_CAP_PEER_VIEW);
+    peer->lowest = hpc_context_host(c, rank);
+    peer->first_rank = hpc_context_first_rank(c, rank);
     peer->path = t != NULL && t->path != NULL ? t->path(c, rank) : hpc_control_path(c->control, rank);
     return HPC_OK;
+}
+
+int hpc_context_first_rank(const hpc_context *c, int rank) {
+    if (c == NULL) return hpc_fail(HPC_ERR_INVALID, "first_rank", "first_rank: context is NULL");
+    int status = hpc_group_check_rank(&c->group, rank, "rank", "first_rank");
+    if (status != HPC_OK) return status;
+    return c->first == NULL ? rank : c->first[rank];
 }
 
 int hpc_context_host(const hpc_context *c, int rank) {
@@ -144,14 +155,23 @@ int hpc_interfaces(const hpc_context *c, const int *servers, int n_servers) {
     return least;
 }
 
-const char *hpc_context_note(const hpc_context *c, int i) {
-    return c == NULL ? NULL : hpc_group_note_at(&c->group, i);
+const char *hpc_context_note(const hpc_context *c, int i, int *kind) {
+    const char *note = c == NULL ? NULL : hpc_group_note_at(&c->group, i);
+    if (note != NULL && kind != NULL) *kind = c->group.note_kinds[i];
+    return note;
 }
 
-int hpc_context_note_kind(const hpc_context *c, int i) {
-    if (c == NULL || hpc_group_note_at(&c->group, i) == NULL)
-        return hpc_fail(HPC_ERR_INVALID, "note", "note: there is no note %d", i);
-    return c->group.note_kinds[i];
+const char *hpc_name(int names, int i) {
+    switch (names) {
+    case HPC_TRANSPORTS:
+        return hpc_transport_name(i);
+    case HPC_RULES:
+        return hpc_rule_name(i);
+    case HPC_PROXES:
+        return hpc_prox_name(i);
+    default:
+        return NULL;
+    }
 }
 
 int hpc_context_ready(const hpc_context *c, const char *op) {

@@ -5,10 +5,6 @@
 
 #include "transport/ring.h"
 
-int hpc_notify_depth(void) {
-    return HPC_NOTIFY_DEPTH;
-}
-
 static int export_to(const hpc_transport *transport, void *object, int peer, hpc_blob *blob) {
     return transport->lane_export(object, peer, blob);
 }

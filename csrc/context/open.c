@@ -19,7 +19,7 @@ enum { OWN_FILES = 256, LANES = 8 };
 
 static const double DEFAULT_TIMEOUT = 30 * 60, INIT_TIMEOUT = 30;
 
-double hpc_config_init_seconds(const hpc_config *config) {
+static double init_seconds(const hpc_config *config) {
     if (config->init_timeout >= 0) return config->init_timeout;
     return config->timeout == DEFAULT_TIMEOUT ? INIT_TIMEOUT : config->timeout;
 }
@@ -161,7 +161,7 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     g->rank = rank;
     g->size = size;
     g->timeout = config->timeout;
-    g->init_timeout = hpc_config_init_seconds(config);
+    g->init_timeout = init_seconds(config);
     g->look_after = config->look_after;
     g->warn = config->warn;
     g->warn_arg = config->warn_arg;

@@ -171,10 +171,3 @@ int hpc_context_shrink(hpc_context *old, const hpc_config *config, double timeou
     free(s.survivors.gone);
     return status;
 }
-
-int hpc_context_first_rank(const hpc_context *c, int rank) {
-    if (c == NULL) return hpc_fail(HPC_ERR_INVALID, "first_rank", "first_rank: context is NULL");
-    int status = hpc_group_check_rank(&c->group, rank, "rank", "first_rank");
-    if (status != HPC_OK) return status;
-    return c->first == NULL ? rank : c->first[rank];
-}

@@ -173,11 +173,7 @@ void *hpc_window_data(const hpc_window *w) {
     return hpc_memory_data(w->memory);
 }
 
-size_t hpc_window_nbytes(const hpc_window *w) {
-    return w->parts[w->context->group.rank].nbytes;
-}
-
-int hpc_window_signals(const hpc_window *w) {
+static int own_signals(const hpc_window *w) {
     return w->parts[w->context->group.rank].signals;
 }
 
@@ -201,9 +197,9 @@ static int check_signal(const hpc_window *w, int signal, const char *op) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
     int status = hpc_group_usable(&w->context->group, op);
     if (status != HPC_OK) return status;
-    if (signal < 0 || signal >= hpc_window_signals(w))
+    if (signal < 0 || signal >= own_signals(w))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: signal %d is out of range; the window has %d", op, signal,
-                        hpc_window_signals(w));
+                        own_signals(w));
     return HPC_OK;
 }
 

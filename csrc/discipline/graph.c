@@ -77,7 +77,7 @@ static int find_siblings(hpc_scheme *sc, const hpc_share *share, const char *op)
     for (int r = 0; r < size; r++)
         if (siblings[r] < 0)
             return hpc_fail(HPC_ERR_CONFIG, op,
-                            "%s: rank %d owns key %s by other cores: make the plan by hpc_plan_graph", op, r,
+                            "%s: rank %d owns key %s by other cores: make the plan by planner \"graph\"", op, r,
                             sc->plan->keys[share->key].name);
     return HPC_OK;
 }

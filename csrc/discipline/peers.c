@@ -20,7 +20,7 @@
 static int refuse_row(int i, const char *why) {
     return hpc_fail(HPC_ERR_CONFIG, "exchange",
                     "exchange: row %d %s; among peers each row applies pushes, its owner's own among them, to the "
-                    "parameters of its owner: make the plan by hpc_plan_peer_to_peer",
+                    "parameters of its owner: make the plan by planner \"peer_to_peer\"",
                     i, why);
 }
 

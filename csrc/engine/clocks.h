@@ -72,7 +72,7 @@ int hpc_clocks_learn_pushes(hpc_scheme *sc, uint64_t *last, const char *op, doub
 
 /* ---- the worker ---- */
 
-/* Opens the counts of steps, for hpc_exchange_get_staleness. */
+/* Opens the counts of steps, for HPC_STEPS_BY_STALENESS. */
 int hpc_open_begun(hpc_scheme *sc, const char *op);
 
 /* Counts a step by how far its parameters are behind; more than the staleness that was asked for is not counted. */

@@ -125,7 +125,8 @@ typedef struct hpc_key_pieces {
 /* The settings that a user gave, as in hpc_exchange_config. */
 typedef struct hpc_asked {
     int consistency, shared_params, check_finite, in_place, staleness, quorum, split;
-    double grace; /* negative: learned */
+    double grace;    /* negative: learned */
+    double patience; /* 0: a timeout is not learned */
 } hpc_asked;
 
 /* Facts that follow from edges between rows (stages.c). */

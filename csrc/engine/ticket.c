@@ -47,8 +47,20 @@ int hpc_pushes_key(const hpc_scheme *sc, int rank, int key) {
     return sc->layout.pushers[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
 }
 
+double hpc_learned_timeout(const hpc_scheme *sc, double usual) {
+    static const double least = 1;
+    const double most = sc->context->group.timeout, learned = sc->asked.patience * usual;
+    if (!(learned > 0)) return most;
+    const double longer = learned > least ? learned : least;
+    return longer < most ? longer : most;
+}
+
+static double timeout_of(const hpc_scheme *sc, double timeout) {
+    return timeout >= 0 ? timeout : hpc_learned_timeout(sc, hpc_usual_limit(&sc->usual));
+}
+
 double hpc_limit_left(const hpc_scheme *sc, hpc_limit *l) {
-    if (l->deadline == 0) l->deadline = hpc_deadline(&sc->context->group, l->timeout);
+    if (l->deadline == 0) l->deadline = hpc_deadline(&sc->context->group, timeout_of(sc, l->timeout));
     return hpc_left(l->deadline);
 }
 
@@ -279,7 +291,7 @@ static int wait_look(look *l, double timeout, const char *op) {
     }
     const hpc_wait wait = {op, looks_done, awaited, l, 0};
     double start = hpc_now();
-    int status = hpc_wait_for(&sc->context->group, &wait, timeout);
+    int status = hpc_wait_for(&sc->context->group, &wait, timeout_of(sc, timeout));
     double now = hpc_now();
     charge(l, now);
     sc->stats.wait += now - start;

@@ -14,6 +14,10 @@ typedef struct hpc_limit {
 
 double hpc_limit_left(const hpc_scheme *sc, hpc_limit *l);
 
+/* A negative timeout of a call on a key, in seconds, where pushes usually take so long (hpc_exchange_config.patience).
+ */
+double hpc_learned_timeout(const hpc_scheme *sc, double usual);
+
 /* HPC_OK, or the failure that has ended the exchange, after which the context is aborted. */
 int hpc_scheme_check(hpc_scheme *sc, const char *op);
 /* HPC_OK when the trainer may push or pull key. */

@@ -1,4 +1,5 @@
 /* Checks the configuration of an exchange: first on this rank, then that all ranks gave the same. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,8 +54,8 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
         edges++;
     }
     if (sound && edges == row->n_in && row->quorum == row->n_in) return HPC_OK;
-    return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: row %d is not of the graph: make the plan by hpc_plan_graph",
-                    i);
+    return hpc_fail(HPC_ERR_CONFIG, op_create,
+                    "exchange: row %d is not of the graph: make the plan by planner \"graph\"", i);
 }
 
 /* Receivers apply one row's fold of all updates (hpc_apply_at). Under SSP the discipline refuses other plans. */
@@ -274,6 +275,8 @@ int hpc_scheme_check_config(const hpc_context *c, const hpc_exchange_config *f) 
     if (f->threads < 0 || f->threads > HPC_MOST_THREADS)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: threads is %d; it must be 0 to %d", f->threads,
                         HPC_MOST_THREADS);
+    if (f->patience != 0 && !(f->patience >= 1 && f->patience <= DBL_MAX))
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: patience is %g; must be 1 or more, or 0", f->patience);
     int status = hpc_isa_check(f->isa, op_create);
     if (status == HPC_OK) status = hpc_plan_check(f->plan, c->group.size);
     for (int k = 0; status == HPC_OK && k < (f->rules == NULL ? 1 : f->plan->n_keys); k++)

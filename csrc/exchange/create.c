@@ -313,7 +313,8 @@ hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *f, const c
                             .split = f->split != 0,
                             .staleness = f->consistency == HPC_SSP ? f->staleness : 0,
                             .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
-                            .grace = f->grace < 0 ? -1 : f->grace};
+                            .grace = f->grace < 0 ? -1 : f->grace,
+                            .patience = f->patience};
     sc->rotates = hpc_models_rotate(f);
     sc->own_args = f->graph != NULL || d->traits & HPC_KEEPS_INPUTS;
     sc->gate = d->gate, sc->pace = d->pace, sc->use = d->use;

@@ -158,9 +158,8 @@ int hpc_exchange_set_delta(hpc_exchange *ex, int key, int of, double delta) {
     return hpc_fail(HPC_ERR_INVALID, op, "%s: no key goes by a threshold", op);
 }
 
-double hpc_exchange_delta(const hpc_exchange *ex, int key, int of) {
-    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
-    if (sc == NULL || !has_delta(sc, key)) return -1;
+static double delta_of(const hpc_scheme *sc, int key, int of) {
+    if (!has_delta(sc, key)) return -1;
     if (of == HPC_DELTA_OF_PUSHES)
         return sc->pieces[key].encoder.codec == NULL
                    ? -1
@@ -173,7 +172,7 @@ double hpc_exchange_delta(const hpc_exchange *ex, int key, int of) {
 
 /* ---- counts ---- */
 
-static void add(hpc_codec_stats *stats, const hpc_encoder *encoder) {
+static void add(hpc_key_stats *stats, const hpc_encoder *encoder) {
     stats->pieces += atomic_load_explicit(&encoder->pieces, memory_order_relaxed);
     stats->elements += atomic_load_explicit(&encoder->elements, memory_order_relaxed);
     stats->kept += atomic_load_explicit(&encoder->kept, memory_order_relaxed);
@@ -182,11 +181,13 @@ static void add(hpc_codec_stats *stats, const hpc_encoder *encoder) {
     stats->encode += atomic_load_explicit(&encoder->seconds, memory_order_relaxed);
 }
 
-int hpc_exchange_get_codec_stats(const hpc_exchange *ex, int key, hpc_codec_stats *stats) {
-    const hpc_scheme *sc = hpc_scheme_of(ex, &key, "codec_stats");
+int hpc_exchange_get_key_stats(const hpc_exchange *ex, int key, hpc_key_stats *stats) {
+    const hpc_scheme *sc = hpc_scheme_of(ex, &key, "stats");
     if (sc == NULL) return HPC_ERR_INVALID;
-    if (stats == NULL) return hpc_fail(HPC_ERR_INVALID, "codec_stats", "codec_stats: stats is NULL");
-    memset(stats, 0, sizeof *stats);
+    if (stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: stats is NULL");
+    *stats = (hpc_key_stats){.sent = hpc_sent_of_key(sc, key),
+                             .delta_of_pushes = delta_of(sc, key, HPC_DELTA_OF_PUSHES),
+                             .delta_of_folds = delta_of(sc, key, HPC_DELTA_OF_FOLDS)};
     if (!hpc_key_has_pieces(sc, key)) return HPC_OK;
     add(stats, &sc->pieces[key].encoder);
     for (int i = 0; i < sc->n_work; i++) {

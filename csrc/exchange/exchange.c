@@ -63,6 +63,7 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     int status = hpc_context_ready(c, op_create);
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&c->group, timeout);
+    if (f == NULL && exchange == NULL) return hpc_context_agree(c, op_create, HPC_OK, deadline);
     status =
         exchange == NULL ? hpc_fail(HPC_ERR_INVALID, op_create, "exchange: exchange is NULL") : check_configs(c, f);
     hpc_exchange *ex = NULL;
@@ -80,11 +81,6 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     }
     *exchange = ex;
     return HPC_OK;
-}
-
-int hpc_exchange_accept(hpc_context *c, double timeout) {
-    int status = hpc_context_ready(c, op_create);
-    return status != HPC_OK ? status : hpc_context_agree(c, op_create, HPC_OK, hpc_deadline(&c->group, timeout));
 }
 
 /* ---- the whole exchange ---- */

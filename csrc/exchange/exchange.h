@@ -145,6 +145,7 @@ void hpc_follow_stop(hpc_exchange *ex);
  * counts of received bytes, and of the cores' sent bytes, to 0. */
 uint64_t hpc_sent_to(const hpc_scheme *sc, int rank, hpc_traffic_stage stage);
 uint64_t hpc_sent_to_rows(const hpc_scheme *sc, int rank);
+uint64_t hpc_sent_of_key(const hpc_scheme *sc, int key); /* in all stages */
 void hpc_forget_traffic(hpc_scheme *sc);
 
 #endif

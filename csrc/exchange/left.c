@@ -96,11 +96,9 @@ static int check_decoded(const hpc_scheme *sc, int key, int status, const char *
                     sc->context->group.rank, sc->plan->keys[key].name, sc->pieces[key].codec->text(status));
 }
 
-int hpc_exchange_get_pushed(hpc_exchange *ex, int key, uint64_t *pushes, float *values) {
-    static const char op[] = "get_pushed";
+static int get_pushed(const hpc_exchange *ex, int key, uint64_t *pushes, float *values, const char *op) {
     hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
     if (sc == NULL) return HPC_ERR_INVALID;
-    if (pushes == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: pushes is NULL", op);
     const hpc_pushed *k = &sc->keys[key];
     *pushes = k->pushes + ((k->sending & HPC_PUSH) != 0); /* which is in its slot, whether all of it was sent or not */
     if (values != NULL && hpc_held_sent_nothing(sc, key, *pushes)) {
@@ -110,15 +108,19 @@ int hpc_exchange_get_pushed(hpc_exchange *ex, int key, uint64_t *pushes, float *
     return values == NULL ? HPC_OK : check_decoded(sc, key, read_push(sc, key, *pushes, values), op);
 }
 
-int hpc_exchange_get_forwarded(hpc_exchange *ex, int row, uint64_t *folds, float *values) {
-    static const char op[] = "get_forwarded";
+static int get_forwarded(const hpc_exchange *ex, int row, uint64_t *folds, float *values, const char *op) {
     hpc_scheme *sc = hpc_scheme_of_row(ex, &row, op);
     if (sc == NULL) return HPC_ERR_INVALID;
-    if (folds == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: folds is NULL", op);
     if (sc->work_of[row] < 0)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: row %d is owned by rank %d, not by rank %d", op, row,
                         sc->plan->rows[row].owner, sc->context->group.rank);
     const hpc_work *w = &sc->work[sc->work_of[row]];
     *folds = atomic_load_explicit(&w->folded, memory_order_relaxed);
     return values == NULL ? HPC_OK : check_decoded(sc, w->row->key, read_fold(sc, w, values), op);
+}
+
+int hpc_exchange_get_sent(hpc_exchange *ex, int key, int row, uint64_t *count, float *values) {
+    static const char op[] = "get_sent";
+    if (count == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: count is NULL", op);
+    return row == -1 ? get_pushed(ex, key, count, values, op) : get_forwarded(ex, row, count, values, op);
 }

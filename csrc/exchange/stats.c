@@ -6,6 +6,7 @@
 
 #include "engine/pieces.h"
 #include "engine/progress.h"
+#include "engine/ticket.h"
 
 static void add(hpc_scheme *sc, hpc_exchange_stats *stats) {
     hpc_scheme_hear_all(sc);
@@ -54,6 +55,10 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     if (ex == NULL || stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or stats is NULL");
     *stats = (hpc_exchange_stats){0};
     for (int i = 0; i < ex->n_schemes; i++) add(ex->schemes[i], stats);
+    for (int i = 0; i < ex->n_schemes; i++) {
+        const double timeout = hpc_learned_timeout(ex->schemes[i], stats->usual);
+        if (timeout > stats->timeout) stats->timeout = timeout;
+    }
     add_calls(ex, stats);
     return HPC_OK;
 }
@@ -74,32 +79,32 @@ int hpc_exchange_get_progress(const hpc_exchange *ex, char *text, size_t nbytes)
     return HPC_OK;
 }
 
-int hpc_exchange_get_inputs(const hpc_exchange *ex, uint64_t *counts, int cap) {
-    int most = 0;
-    if (ex == NULL || (counts == NULL && cap > 0))
-        return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL");
-    for (int k = 0; k < cap; k++) counts[k] = 0;
-    for (int i = 0; i < ex->n_schemes; i++) {
-        const hpc_peers *peers = &ex->schemes[i]->peers;
-        if (peers->inputs_whole == NULL) continue;
-        for (int k = 0; k < cap && k <= peers->most_inputs; k++)
-            counts[k] += atomic_load_explicit(&peers->inputs_whole[k], memory_order_relaxed);
-        if (peers->most_inputs > most) most = peers->most_inputs;
-    }
-    return most;
+static int add_inputs(const hpc_scheme *sc, uint64_t *counts, int cap) {
+    const hpc_peers *peers = &sc->peers;
+    if (peers->inputs_whole == NULL) return 0;
+    for (int k = 0; k < cap && k <= peers->most_inputs; k++)
+        counts[k] += atomic_load_explicit(&peers->inputs_whole[k], memory_order_relaxed);
+    return peers->most_inputs;
 }
 
-int hpc_exchange_get_staleness(const hpc_exchange *ex, uint64_t *counts, int cap) {
+static int add_staleness(hpc_scheme *sc, uint64_t *counts, int cap) {
+    if (sc->begun == NULL) return 0;
+    hpc_scheme_hear_all(sc);
+    for (int k = 0; k < cap && k <= sc->asked.staleness; k++) counts[k] += sc->begun[k];
+    return sc->asked.staleness;
+}
+
+int hpc_exchange_get_histogram(const hpc_exchange *ex, int histogram, uint64_t *counts, int cap) {
     int most = 0;
     if (ex == NULL || cap < 0 || (counts == NULL && cap > 0))
         return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or counts is NULL, or cap is negative");
+    if (histogram != HPC_FOLDS_BY_INPUTS && histogram != HPC_STEPS_BY_STALENESS)
+        return hpc_fail(HPC_ERR_INVALID, "stats", "stats: histogram is %d, not 0 or 1", histogram);
     for (int k = 0; k < cap; k++) counts[k] = 0;
     for (int i = 0; i < ex->n_schemes; i++) {
-        hpc_scheme *sc = ex->schemes[i];
-        if (sc->begun == NULL) continue;
-        hpc_scheme_hear_all(sc);
-        for (int k = 0; k < cap && k <= sc->asked.staleness; k++) counts[k] += sc->begun[k];
-        if (sc->asked.staleness > most) most = sc->asked.staleness;
+        const int own = histogram == HPC_FOLDS_BY_INPUTS ? add_inputs(ex->schemes[i], counts, cap)
+                                                         : add_staleness(ex->schemes[i], counts, cap);
+        if (own > most) most = own;
     }
     return most;
 }
@@ -125,21 +130,20 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
 
 /* ---- memory ---- */
 
-hpc_memory *hpc_exchange_memory(const hpc_exchange *ex, int key, int rank) {
-    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
-    return sc == NULL ? NULL : hpc_window_memory(sc->window, rank);
+static int holds(const hpc_memory *memory, const void *at) {
+    return memory != NULL && (const char *)at >= (const char *)memory->data &&
+           (const char *)at < (const char *)memory->data + memory->nbytes;
 }
 
-hpc_memory *hpc_exchange_gradient_memory(const hpc_exchange *ex, int key) {
+hpc_memory *hpc_exchange_memory(const hpc_exchange *ex, int key, const void *at) {
     const hpc_scheme *sc = hpc_scheme_at(ex, &key);
     if (sc == NULL) return NULL;
-    if (sc->pieces != NULL && sc->pieces[key].source != NULL) return hpc_memory_retain(sc->pieces[key].source);
+    hpc_memory *source = sc->pieces != NULL ? sc->pieces[key].source : NULL;
+    if (holds(source, at)) return hpc_memory_retain(source);
+    hpc_memory *held = sc->layout.holder >= 0 ? hpc_window_memory(sc->window, sc->layout.holder) : NULL;
+    if (holds(held, at)) return held;
+    hpc_memory_release(held);
     return hpc_window_memory(sc->window, sc->context->group.rank);
-}
-
-int hpc_exchange_params_rank(const hpc_exchange *ex, int key) {
-    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
-    return sc == NULL ? -1 : sc->layout.holder;
 }
 
 int hpc_exchange_takes_writes(const hpc_exchange *ex, int key) {
@@ -162,7 +166,7 @@ int hpc_exchange_late(const hpc_exchange *ex, int key) {
     return n;
 }
 
-uint64_t hpc_exchange_version(const hpc_exchange *ex) {
+static uint64_t newest_version(const hpc_exchange *ex) {
     uint64_t newest = 0;
     for (int k = 0; ex != NULL && k < ex->n_keys; k++) {
         const uint64_t version = outcome_of(ex->keys[k].scheme, ex->keys[k].key).version;
@@ -171,7 +175,8 @@ uint64_t hpc_exchange_version(const hpc_exchange *ex) {
     return newest;
 }
 
-uint64_t hpc_exchange_version_of(const hpc_exchange *ex, int key) {
+uint64_t hpc_exchange_version(const hpc_exchange *ex, int key) {
+    if (key < 0) return newest_version(ex);
     hpc_scheme *sc = hpc_scheme_at(ex, &key);
     uint64_t newest = 0;
     for (int k = 0; sc != NULL && k < sc->plan->n_keys; k++) {

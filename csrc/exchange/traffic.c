@@ -45,12 +45,9 @@ int hpc_exchange_get_traffic(const hpc_exchange *ex, hpc_traffic *traffic, int c
     return n;
 }
 
-int hpc_exchange_get_key_sent(const hpc_exchange *ex, int key, uint64_t *bytes) {
-    const hpc_scheme *sc = hpc_scheme_of(ex, &key, "stats");
-    if (sc == NULL) return HPC_ERR_INVALID;
-    if (bytes == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: bytes is NULL");
-    *bytes = atomic_load_explicit(&sc->peers.pushed_of_key[key], memory_order_relaxed);
+uint64_t hpc_sent_of_key(const hpc_scheme *sc, int key) {
+    uint64_t bytes = atomic_load_explicit(&sc->peers.pushed_of_key[key], memory_order_relaxed);
     for (int c = 0; c < sc->n_own_cores; c++)
-        *bytes += atomic_load_explicit(&sc->cores[c].sent_of_key[key], memory_order_relaxed);
-    return HPC_OK;
+        bytes += atomic_load_explicit(&sc->cores[c].sent_of_key[key], memory_order_relaxed);
+    return bytes;
 }

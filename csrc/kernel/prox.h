@@ -15,6 +15,8 @@ extern const hpc_builtin_prox *const hpc_proxes_generic;
 extern const hpc_builtin_prox *const hpc_proxes_avx2;   /* built on x86-64; the CPU must have AVX2 */
 extern const hpc_builtin_prox *const hpc_proxes_avx512; /* and AVX-512F */
 
+const char *hpc_prox_name(int i); /* of prox i, from 0; NULL past the end */
+
 /* The name of a built-in prox; "own" of a user's, "none" of NULL. */
 const char *hpc_prox_text(hpc_prox_fn prox);
 

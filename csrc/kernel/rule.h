@@ -37,6 +37,8 @@ extern const hpc_builtin_rule *const *const hpc_rules_generic;
 extern const hpc_builtin_rule *const *const hpc_rules_avx2;   /* built on x86-64; the CPU must have AVX2 */
 extern const hpc_builtin_rule *const *const hpc_rules_avx512; /* and AVX-512F */
 
+const char *hpc_rule_name(int i); /* of rule i, from 0; NULL past the end */
+
 /* The rules of instruction set isa, which this CPU has, or of the best one. */
 const hpc_builtin_rule *const *hpc_rules_of(int isa);
 

@@ -3,6 +3,7 @@
  * reals) and store_words16(out, words), which keeps the lower halves, and includes this. */
 #include "kernel/half.h"
 #include "kernel/round_kernel.h"
+#include "base/isa.h"
 
 /* x, but one NaN for all of them. */
 static inline reals one_nan(reals x) {

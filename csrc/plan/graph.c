@@ -7,15 +7,15 @@
 
 static const char op_plan[] = "plan";
 
-void hpc_graph_init(hpc_graph *graph) {
-    *graph =
-        (hpc_graph){.size = sizeof *graph, .n_phases = 1, .cores = 1, .chunk = 256 << 10, .depth = 1, .wire = HPC_F32};
+static void init(void *args) {
+    *(hpc_graph *)args = (hpc_graph){
+        .size = sizeof(hpc_graph), .n_phases = 1, .cores = 1, .chunk = 256 << 10, .depth = 1, .wire = HPC_F32};
 }
 
 int hpc_graph_check(const hpc_graph *g) {
     if (g == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph is NULL");
     if (g->size != sizeof *g)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph->size is %zu, not %zu: call hpc_graph_init first",
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: graph->size is %zu, not %zu: call hpc_plan_args_init first",
                         g->size, sizeof *g);
     int status = hpc_plan_check_keys(g->keys, g->n_keys);
     if (status == HPC_OK) status = hpc_plan_check_cut(g->cores, g->chunk, g->depth);
@@ -75,12 +75,4 @@ static int plan_graph(const void *args, hpc_plan **plan) {
     return hpc_plan_copies(&copies, plan);
 }
 
-static void init(void *args) {
-    hpc_graph_init(args);
-}
-
 const hpc_planner hpc_planner_graph = {.name = "graph", .size = sizeof(hpc_graph), .init = init, .plan = plan_graph};
-
-int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan) {
-    return hpc_planner_run(&hpc_planner_graph, graph, plan);
-}

@@ -15,14 +15,14 @@ static const char op_plan[] = "plan";
 
 enum { MOST_LEVELS = 8 };
 
-void hpc_hosts_init(hpc_hosts *hosts) {
-    *hosts = (hpc_hosts){.size = sizeof *hosts,
-                         .n_levels = 1,
-                         .cores = 1,
-                         .chunk = 64 << 10,
-                         .depth = 1,
-                         .wire = HPC_F32,
-                         .codec_out = HPC_F32};
+static void init(void *args) {
+    *(hpc_hosts *)args = (hpc_hosts){.size = sizeof(hpc_hosts),
+                                     .n_levels = 1,
+                                     .cores = 1,
+                                     .chunk = 64 << 10,
+                                     .depth = 1,
+                                     .wire = HPC_F32,
+                                     .codec_out = HPC_F32};
 }
 
 /* ---- checks ---- */
@@ -315,12 +315,4 @@ static int plan_hosts(const void *args, hpc_plan **plan) {
     return status;
 }
 
-static void init(void *args) {
-    hpc_hosts_init(args);
-}
-
 const hpc_planner hpc_planner_hosts = {.name = "hosts", .size = sizeof(hpc_hosts), .init = init, .plan = plan_hosts};
-
-int hpc_plan_hosts(const hpc_hosts *hosts, hpc_plan **plan) {
-    return hpc_planner_run(&hpc_planner_hosts, hosts, plan);
-}

@@ -7,9 +7,9 @@
 
 static const char op_plan[] = "plan";
 
-void hpc_hub_init(hpc_hub *hub) {
-    *hub = (hpc_hub){
-        .size = sizeof *hub, .cores = 1, .chunk = 32 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
+static void init(void *args) {
+    *(hpc_hub *)args = (hpc_hub){
+        .size = sizeof(hpc_hub), .cores = 1, .chunk = 32 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
 }
 
 /* Fills in a row of the server that owns a chunk, but for its edges. bin: hpc_plan_deal's. */
@@ -272,12 +272,4 @@ err:
     return status;
 }
 
-static void init(void *args) {
-    hpc_hub_init(args);
-}
-
 const hpc_planner hpc_planner_hub = {.name = "hub", .size = sizeof(hpc_hub), .init = init, .plan = plan_hub};
-
-int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan) {
-    return hpc_planner_run(&hpc_planner_hub, hub, plan);
-}

@@ -22,13 +22,13 @@ static int find(const char *name, const hpc_planner **found) {
     return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: no planner is called '%s'; there are %s", name, names);
 }
 
-int hpc_planner_run(const hpc_planner *planner, const void *args, hpc_plan **plan) {
+static int run(const hpc_planner *planner, const void *args, hpc_plan **plan) {
     size_t size;
     if (args == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s is NULL", planner->name);
     memcpy(&size, args, sizeof size);
     if (size != planner->size)
-        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s->size is %zu, not %zu: call hpc_%s_init first",
-                        planner->name, size, planner->size, planner->name);
+        return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: %s->size is %zu, not %zu: call hpc_plan_args_init first",
+                        planner->name, size, planner->size);
     if (plan == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: plan is NULL");
     return planner->plan(args, plan);
 }
@@ -48,5 +48,5 @@ int hpc_plan_args_init(const char *name, void *args, size_t size) {
 int hpc_plan_make(const char *name, const void *args, hpc_plan **plan) {
     const hpc_planner *planner = NULL;
     int status = find(name, &planner);
-    return status == HPC_OK ? hpc_planner_run(planner, args, plan) : status;
+    return status == HPC_OK ? run(planner, args, plan) : status;
 }

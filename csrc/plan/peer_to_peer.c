@@ -7,8 +7,9 @@
 
 static const char op_plan[] = "plan";
 
-void hpc_peer_to_peer_init(hpc_peer_to_peer *peers) {
-    *peers = (hpc_peer_to_peer){.size = sizeof *peers, .cores = 1, .chunk = 256 << 10, .depth = 2, .wire = HPC_F32};
+static void init(void *args) {
+    *(hpc_peer_to_peer *)args = (hpc_peer_to_peer){
+        .size = sizeof(hpc_peer_to_peer), .cores = 1, .chunk = 256 << 10, .depth = 2, .wire = HPC_F32};
 }
 
 /* Whether the pushes of one worker go to another; both are numbers of workers. */
@@ -208,13 +209,5 @@ static int plan_peer_to_peer(const void *args, hpc_plan **plan) {
     return hpc_plan_copies(&copies, plan);
 }
 
-static void init(void *args) {
-    hpc_peer_to_peer_init(args);
-}
-
 const hpc_planner hpc_planner_peer_to_peer = {
     .name = "peer_to_peer", .size = sizeof(hpc_peer_to_peer), .init = init, .plan = plan_peer_to_peer};
-
-int hpc_plan_peer_to_peer(const hpc_peer_to_peer *peers, hpc_plan **plan) {
-    return hpc_planner_run(&hpc_planner_peer_to_peer, peers, plan);
-}

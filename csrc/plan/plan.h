@@ -46,6 +46,11 @@ int hpc_plan_chunks(const hpc_key *keys, int n_keys, const hpc_cutting *how, int
 /* Key, offset and count of every chunk, each of them copies times. */
 void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int copies, hpc_row *rows);
 
+/* Longest processing time first: chooses bin_of[i] so that the fullest bin holds at most 4/3 of the least possible.
+ * Among equally full bins it takes one of the group that holds the least in all. Bins b and c belong to one group when
+ * b / per_group == c / per_group. */
+int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of);
+
 /* The bins, servers * cores, of n chunks: each goes to the core that has the least so far, the largest first, and equal
  * chunks of a key that share a core lie together. Small keys fill the cores up, neighbours by neighbours. interfaces:
  * NICs of each server, to which chunks are dealt before the cores. */

@@ -25,7 +25,4 @@ extern const hpc_planner hpc_planner_peer_to_peer;
 /* All planners, NULL behind the last. */
 const hpc_planner *const *hpc_planners(void);
 
-/* The planner's plan, once neither pointer is NULL and the size is right. */
-int hpc_planner_run(const hpc_planner *planner, const void *args, hpc_plan **plan);
-
 #endif

@@ -9,9 +9,9 @@
 
 static const char op_plan[] = "plan";
 
-void hpc_tree_init(hpc_tree *tree) {
-    *tree = (hpc_tree){
-        .size = sizeof *tree, .cores = 1, .chunk = 128 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
+static void init(void *args) {
+    *(hpc_tree *)args = (hpc_tree){
+        .size = sizeof(hpc_tree), .cores = 1, .chunk = 128 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
 }
 
 /* Finds the root. The way up from every rank must end there; in a cycle it gets longer than the number of ranks. */
@@ -142,12 +142,4 @@ err:
     return status;
 }
 
-static void init(void *args) {
-    hpc_tree_init(args);
-}
-
 const hpc_planner hpc_planner_tree = {.name = "tree", .size = sizeof(hpc_tree), .init = init, .plan = plan_tree};
-
-int hpc_plan_tree(const hpc_tree *tree, hpc_plan **plan) {
-    return hpc_planner_run(&hpc_planner_tree, tree, plan);
-}

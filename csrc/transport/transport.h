@@ -16,7 +16,7 @@
 #include "base/wait.h"
 #include "transport/device.h"
 
-enum { HPC_BLOB_BYTES = 64, HPC_NOTIFY_DEPTH = 256, HPC_ORDER_BYTES = 64 };
+enum { HPC_BLOB_BYTES = 64, HPC_ORDER_BYTES = 64 };
 
 /* The handle by which peers reach an object of a rank; fd goes along where one is set (not -1). */
 typedef struct hpc_blob {
@@ -116,6 +116,7 @@ const hpc_transport *hpc_transport_across_hosts(const char *names, const struct 
                                                 const struct hpc_address *peer);
 /* How a rank reaches itself: by the chosen transport, or by shared memory where that one connects hosts. */
 const hpc_transport *hpc_transport_to_self(const hpc_transport *chosen);
+const char *hpc_transport_name(int i); /* of transport i, from 0, best first; NULL past the end */
 /* HPC_ERR_CONFIG when names holds one that this build lacks. */
 int hpc_transport_check(const char *names);
 

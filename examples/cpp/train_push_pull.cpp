@@ -254,7 +254,7 @@ void train(const Options &options, const Data &data, Network &network, hpcomm::R
 std::pair<double, double> encoded(hpcomm::Context &context, const hpcomm::Exchange &exchange, int n_keys) {
     std::pair<double, double> sum;
     for (int key = 0; key < n_keys; key++)
-        for (const hpc_codec_stats &stats : context.allgather(exchange.codec_stats(key))) {
+        for (const hpc_key_stats &stats : context.allgather(exchange.key_stats(key))) {
             sum.first += static_cast<double>(stats.bytes_before);
             sum.second += static_cast<double>(stats.bytes);
         }

@@ -20,6 +20,7 @@ from .codec import (
     delta_of,
     encoder_values,
     get_encoder,
+    key_sent,
     set_delta,
     set_encoder,
 )
@@ -70,7 +71,6 @@ from .exchange import (
     exchange_gradient_array,
     exchange_heard,
     exchange_inputs,
-    exchange_key_sent,
     exchange_late,
     exchange_params,
     exchange_params_address,

@@ -50,10 +50,21 @@ def codec_config(fields: Mapping[str, Any]) -> Any:
 
 
 def codec_stats(exchange: Any, key: int) -> dict[str, Any]:
-    """hpc_codec_stats."""
-    stats = ffi.new("hpc_codec_stats *")
-    check(lib.hpc_exchange_get_codec_stats(exchange, key, stats))
-    return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_codec_stats").fields}
+    """What hpc_key_stats counts of pieces."""
+    stats = _key_stats(exchange, key)
+    names = [name for name, _ in ffi.typeof("hpc_key_stats").fields if name != "sent" and not name.startswith("delta")]
+    return {name: getattr(stats, name) for name in names}
+
+
+def key_sent(exchange: Any, key: int) -> int:
+    """Bytes of a key that this rank has sent to others."""
+    return int(_key_stats(exchange, key).sent)
+
+
+def _key_stats(exchange: Any, key: int) -> Any:
+    stats = ffi.new("hpc_key_stats *")
+    check(lib.hpc_exchange_get_key_stats(exchange, key, stats))
+    return stats
 
 
 def encoder_values(exchange: Any, key: int, row: int) -> int:
@@ -81,5 +92,6 @@ def set_delta(exchange: Any, key: int, of: str | None, delta: float) -> None:
 
 def delta_of(exchange: Any, key: int, of: str) -> float | None:
     """None: nothing is encoded there by a threshold."""
-    found = float(lib.hpc_exchange_delta(exchange, key, DELTA_OF[of]))
+    stats = _key_stats(exchange, key)
+    found = float(stats.delta_of_pushes if of == "pushes" else stats.delta_of_folds)
     return None if found < 0 else found

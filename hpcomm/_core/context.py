@@ -8,7 +8,7 @@ from .._ffi import ffi, lib
 from ..log import logger
 from .handle import collected, collective, gathered, owned
 from .memory import from_buffer
-from .status import NULL, SLICE, check, text, texts
+from .status import NULL, SLICE, check, text
 
 
 def rendezvous_create(rank: int, size: int, host: str, port: int, secret: bytes | None, timeout: float) -> Any:
@@ -88,7 +88,7 @@ def context_rank(context: Any) -> int:
 
 def context_first_ranks(context: Any) -> tuple[int, ...]:
     """The number of each rank in the first context."""
-    return tuple(lib.hpc_context_first_rank(context, rank) for rank in range(lib.hpc_context_size(context)))
+    return tuple(_peer(context, rank).first_rank for rank in range(lib.hpc_context_size(context)))
 
 
 def context_address(context: Any) -> bytes:
@@ -101,15 +101,20 @@ def context_connect(context: Any, addresses: list[bytes], timeout: float) -> Non
     collective(lambda seconds: lib.hpc_context_connect(context, b"".join(addresses), seconds), timeout)
 
 
-def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str, bool]:
-    """State, transport, host, process and path of a peer, and whether its memory is mapped here."""
+def _peer(context: Any, rank: int) -> Any:
     peer = ffi.new("hpc_peer *")
     check(lib.hpc_context_peer(context, rank, peer))
+    return peer
+
+
+def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str, bool]:
+    """State, transport, host, process and path of a peer, and whether its memory is mapped here."""
+    peer = _peer(context, rank)
     return peer.state, text(peer.transport), text(peer.host), peer.pid, text(peer.path), bool(peer.maps)
 
 
 def context_host(context: Any, rank: int) -> int:
-    return int(lib.hpc_context_host(context, rank))
+    return int(_peer(context, rank).lowest)
 
 
 def context_bandwidth(
@@ -160,8 +165,11 @@ def context_span(context: Any, name: str, start: float) -> None:
 
 def context_notes(context: Any) -> tuple[tuple[str, bool], ...]:
     """Each note, and whether something was refused or lost, not just degraded."""
-    told = texts(lambda i: lib.hpc_context_note(context, i))
-    return tuple((note, lib.hpc_context_note_kind(context, i) != lib.HPC_NOTE_DEGRADED) for i, note in enumerate(told))
+    kind = ffi.new("int *")
+    found: list[tuple[str, bool]] = []
+    while (note := lib.hpc_context_note(context, len(found), kind)) != ffi.NULL:
+        found.append((text(note), kind[0] != lib.HPC_NOTE_DEGRADED))
+    return tuple(found)
 
 
 def context_close(context: Any) -> None:

@@ -64,6 +64,7 @@ def exchange_config(
     staleness: int,
     quorum: int,
     grace: float,
+    patience: float,
     graph: Any,
     progress: int,
     threads: int,
@@ -85,7 +86,7 @@ def exchange_config(
     config.threads = threads
     config.shared_params, config.check_finite = shared_params, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
-    config.quorum, config.grace, config.split = quorum, grace, split
+    config.quorum, config.grace, config.patience, config.split = quorum, grace, patience, split
     c_codecs = ffi.new("const hpc_codec_config *[]", [codec or ffi.NULL for codec in codecs])
     config.codecs = c_codecs if codecs else ffi.NULL
     return config, (plan, rules, c_rules, buffers, c_values, graph, codecs, c_codecs)
@@ -113,8 +114,8 @@ def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:
 
 
 def exchange_accept(context: Any, timeout: float) -> None:
-    """hpc_exchange_accept: the counterpart of exchange_refuse, before the exchange is made."""
-    collective(lambda seconds: lib.hpc_exchange_accept(context, seconds), timeout)
+    """The counterpart of exchange_refuse, before the exchange is made."""
+    collective(lambda seconds: lib.hpc_exchange_create(context, NULL, seconds, NULL), timeout)
 
 
 def _exchange_config() -> Any:
@@ -127,11 +128,10 @@ def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool
     """The parameters of every key as arrays of the exchange's memory; none on a rank that is no worker."""
     found = []
     for key, shape in enumerate(shapes):
-        holder = lib.hpc_exchange_params_rank(exchange, key)
-        if holder < 0:
+        at = lib.hpc_exchange_params(exchange, key)
+        if at == NULL:
             return []
-        memory = memory_of(lib.hpc_exchange_memory(exchange, key, holder))
-        address = exchange_params_address(exchange, key)
+        memory, address = memory_of(lib.hpc_exchange_memory(exchange, key, at)), address_of(at)
         found.append(mapped([memory], address, shape, np.dtype(np.float32), writable))
     return found
 
@@ -148,7 +148,9 @@ def exchange_gradient_array(
     exchange: Any, key: int, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
     """The slot at an address that exchange_gradient gave."""
-    return mapped([memory_of(lib.hpc_exchange_gradient_memory(exchange, key))], address, shape, dtype, True)
+    return mapped(
+        [memory_of(lib.hpc_exchange_memory(exchange, key, ffi.cast("void *", address)))], address, shape, dtype, True
+    )
 
 
 def exchange_set_args(exchange: Any, key: int, args: tuple[float, ...]) -> None:
@@ -195,10 +197,11 @@ def exchange_squares(exchange: Any, key: int, seconds: float) -> int:
     return _ticket(lib.hpc_exchange_squares, exchange, key, seconds)
 
 
-def exchange_gathered(exchange: Any, rank: int, key: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def exchange_gathered(exchange: Any, key: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """The array into which a gather of a key puts the mean."""
-    address = address_of(lib.hpc_exchange_gathered(exchange, key))
-    return mapped([memory_of(lib.hpc_exchange_memory(exchange, key, rank))], address, shape, np.dtype(np.float32), True)
+    at = lib.hpc_exchange_gathered(exchange, key)
+    memory = memory_of(lib.hpc_exchange_memory(exchange, key, at))
+    return mapped([memory], address_of(at), shape, np.dtype(np.float32), True)
 
 
 def exchange_get_squares(exchange: Any, key: int) -> float:
@@ -243,19 +246,19 @@ def exchange_heard(exchange: Any, rows: int) -> NDArray[np.int64]:
 
 def exchange_pushed(exchange: Any, key: int, values: NDArray[np.float32] | None) -> int:
     """How often this rank has begun to push a key; values gets the sum of the pieces of its last push."""
-    pushes = new_word()
-    check(
-        lib.hpc_exchange_get_pushed(exchange, key, pushes, NULL if values is None else from_buffer("float[]", values))
-    )
-    return int(pushes[0])
+    return _sent(exchange, key, -1, values)
 
 
 def exchange_forwarded(exchange: Any, row: int, values: NDArray[np.float32] | None) -> int:
     """How often a row of this rank was folded; values gets the piece that it has forwarded last."""
-    folds = new_word()
+    return _sent(exchange, 0, row, values)
+
+
+def _sent(exchange: Any, key: int, row: int, values: NDArray[np.float32] | None) -> int:
+    count = new_word()
     into = NULL if values is None else from_buffer("float[]", values)
-    check(lib.hpc_exchange_get_forwarded(exchange, row, folds, into))
-    return int(folds[0])
+    check(lib.hpc_exchange_get_sent(exchange, key, row, count, into))
+    return int(count[0])
 
 
 def exchange_set_row(
@@ -309,28 +312,28 @@ def exchange_late(exchange: Any, key: int) -> int:
 
 
 def exchange_version(exchange: Any) -> int:
-    return int(lib.hpc_exchange_version(exchange))
+    return int(lib.hpc_exchange_version(exchange, -1))
 
 
 def exchange_version_of(exchange: Any, key: int) -> int:
-    return int(lib.hpc_exchange_version_of(exchange, key))
+    return int(lib.hpc_exchange_version(exchange, key))
 
 
 def exchange_inputs(exchange: Any) -> tuple[int, ...]:
     """Reduces by how many whole inputs of neighbours they had, on a graph."""
-    most = lib.hpc_exchange_get_inputs(exchange, ffi.NULL, 0)
+    most = lib.hpc_exchange_get_histogram(exchange, lib.HPC_FOLDS_BY_INPUTS, ffi.NULL, 0)
     counts = ffi.new("uint64_t[]", most + 1)
-    check(min(0, lib.hpc_exchange_get_inputs(exchange, counts, most + 1)))
+    check(min(0, lib.hpc_exchange_get_histogram(exchange, lib.HPC_FOLDS_BY_INPUTS, counts, most + 1)))
     return tuple(counts)
 
 
 def exchange_staleness(exchange: Any) -> tuple[int, ...]:
     """Steps by how far the slowest worker was behind when they began, under SSP with servers of one stage."""
-    most = lib.hpc_exchange_get_staleness(exchange, ffi.NULL, 0)
+    most = lib.hpc_exchange_get_histogram(exchange, lib.HPC_STEPS_BY_STALENESS, ffi.NULL, 0)
     if most == 0:
         return ()
     counts = ffi.new("uint64_t[]", most + 1)
-    check(min(0, lib.hpc_exchange_get_staleness(exchange, counts, most + 1)))
+    check(min(0, lib.hpc_exchange_get_histogram(exchange, lib.HPC_STEPS_BY_STALENESS, counts, most + 1)))
     return tuple(counts)
 
 
@@ -349,13 +352,6 @@ def exchange_traffic(exchange: Any, size: int) -> list[tuple[int, str, str, int]
     n = lib.hpc_exchange_get_traffic(exchange, found, most)
     check(min(0, n))
     return [(t.rank, _STAGES[t.stage], ffi.string(t.wire).decode(), t.bytes) for t in found[0:n]]
-
-
-def exchange_key_sent(exchange: Any, key: int) -> int:
-    """Bytes of a key that this rank has sent to others."""
-    nbytes = ffi.new("uint64_t *")
-    check(lib.hpc_exchange_get_key_sent(exchange, key, nbytes))
-    return int(nbytes[0])
 
 
 def exchange_peers(exchange: Any, size: int) -> list[dict[str, Any]]:

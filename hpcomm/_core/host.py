@@ -22,13 +22,13 @@ def build_info() -> str:
 
 
 def transports() -> tuple[str, ...]:
-    return texts(lib.hpc_transport_name)
+    return texts(lambda i: lib.hpc_name(lib.HPC_TRANSPORTS, i))
 
 
 def instruction_sets() -> tuple[str, ...]:
     """The instruction sets of the fold kernels that this machine can run, plainest first."""
-    names = {lib.HPC_ISA_GENERIC: "generic", lib.HPC_ISA_AVX2: "avx2", lib.HPC_ISA_AVX512: "avx512"}
-    return tuple(name for isa, name in names.items() if lib.hpc_isa_available(isa))
+    known = dict(fact.split("=", 1) for fact in build_info().split("; "))
+    return tuple(reversed(known["isa"].split(",")))
 
 
 def core_count() -> int:
@@ -229,9 +229,9 @@ def _look(timeout: float) -> Look:
         first = next(i for i, rank in enumerate(ranks) if rank.job == job)
         members = sum(rank.job == job for rank in ranks)
         ends, room = ffi.new("hpc_culprit[]", _CULPRITS), ffi.new("char[]", 1024)
-        n = lib.hpc_job_culprits(found + first, members, ends, _CULPRITS)
+        n = lib.hpc_job_culprits(found + first, members, ends, _CULPRITS, room, len(room))
         if n > 0:
-            blamed[job] = Blamed(culprits(ends, n), text(lib.hpc_culprits_text(ends, n, room, 1024)))
+            blamed[job] = Blamed(culprits(ends, n), text(room))
     return Look(Jobs(ranks, blamed), begin, monotonic())
 
 

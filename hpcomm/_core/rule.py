@@ -55,7 +55,7 @@ def with_arg_names(rule: Any, names: Iterable[str]) -> Any:
 
 def _proxes() -> Iterator[str]:
     i = 0
-    while (name := lib.hpc_prox_name(i)) != ffi.NULL:
+    while (name := lib.hpc_name(lib.HPC_PROXES, i)) != ffi.NULL:
         yield ffi.string(name).decode()
         i += 1
 
@@ -65,7 +65,7 @@ PROXES: tuple[str, ...] = tuple(_proxes())
 
 def _built_in() -> Iterator[tuple[str, tuple[str, ...]]]:
     rule, i = ffi.new("hpc_rule *"), 0
-    while (name := lib.hpc_rule_name(i)) != ffi.NULL:
+    while (name := lib.hpc_name(lib.HPC_RULES, i)) != ffi.NULL:
         check(lib.hpc_rule_find(name, lib.HPC_ISA_GENERIC, rule))
         names = "" if rule.arg_names == ffi.NULL else ffi.string(rule.arg_names).decode()
         yield ffi.string(name).decode(), tuple(names.split())

@@ -23,7 +23,6 @@ from .keys import KeyState, unknown
 
 _TIMED_OUT, _INVALID = _core.TIMED_OUT, _core.INVALID
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
-_LEAST = 1.0  # seconds, the lower bound of a learned timeout
 _SHORT = 65536  # bytes of an exchange whose work takes microseconds: its calls may keep the GIL
 
 
@@ -50,9 +49,9 @@ class Calls:
         "_in_place",
         "_keep",
         "_keys",
+        "_learns",
         "_left",
         "_models",
-        "_patience",
         "_products",
         "_rank",
         "_settles",
@@ -65,18 +64,16 @@ class Calls:
     _handle: Any
     _rank: int
     _default: float
-    _patience: float | None
+    _learns: bool
 
-    def _begin(
-        self, keys: dict[str, KeyState], *, finite: bool, patience: float | None, settles: bool, products: bool
-    ) -> None:
+    def _begin(self, keys: dict[str, KeyState], *, finite: bool, learns: bool, settles: bool, products: bool) -> None:
         """Needs _handle, _rank and _default (the timeout of calls without one) to be set. settles: a pull may end
         before its push is applied. products: some keys may have from_pairs."""
         self._settles = settles
         self._address = address_of(self._handle)
         self._keys = self._every = keys  # _keys is empty while a step is left half done
         self._turning = tuple(key for key in keys.values() if key.rotates)
-        self._finite, self._patience, self._closed = finite, patience, False
+        self._finite, self._learns, self._closed = finite, learns, False
         self._products = products
         self._slice = min(self._default, SLICE)
         sizes = array("Q", [key.nbytes for key in keys.values()])
@@ -220,11 +217,8 @@ class Calls:
         return limit, monotonic() + limit - min(limit, SLICE)
 
     def _usual(self) -> float:
-        """The limit of a call without a timeout: the context's default, or patience times the usual push latency."""
-        if self._patience is None:
-            return self._default
-        usual = _core.exchange_stats(self._handle)["usual"]
-        return min(self._default, max(_LEAST, self._patience * usual)) if usual > 0 else self._default
+        """The limit of a call without a timeout: the context's default, or by EngineOptions.patience."""
+        return float(_core.exchange_stats(self._handle)["timeout"]) if self._learns else self._default
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
         """Repeats call(seconds) until it returns 0 or more, and returns that; without a status it calls at least

@@ -274,6 +274,7 @@ class Exchange(SplitCalls):
             staleness=consistency.staleness or 0,
             quorum=0 if one.mode == "ASYNC" else consistency.quorum or 0,
             grace=-1 if consistency.grace is None else consistency.grace,
+            patience=engine.patience or 0,
             graph=one.graph,
             progress=_core.PROGRESS[engine.progress],
             threads=launch.threads(),
@@ -306,7 +307,7 @@ class Exchange(SplitCalls):
         self._begin(
             keys,
             finite=bool(engine.check_finite),
-            patience=engine.patience,
+            learns=engine.patience is not None,
             settles=any(one.mode == "SSP" and not one.phases for one in given.schemes)
             or bool(_core.exchange_staleness(self._handle)),  # under ASYNC too where slots bound it
             products=any(isinstance(key, ProductKey) for key in keys.values()),
@@ -689,6 +690,7 @@ class Exchange(SplitCalls):
         self._check_open("stats")
         stats = _core.exchange_stats(self._handle)
         calls = {name: stats.pop(name) for name in CALLS}
+        del stats["timeout"]
         steps = _core.exchange_version(self._handle)
         return ExchangeStats(
             **stats,

@@ -277,7 +277,7 @@ def folds(ex: Exchange, name: str) -> int:
 
 def bytes_sent(ex: Exchange, names: Iterable[str]) -> int:
     """The bytes of these keys that this rank has sent to others, in all stages."""
-    return sum(_core.exchange_key_sent(ex._handle, ex._every[name].index) for name in names)
+    return sum(_core.key_sent(ex._handle, ex._every[name].index) for name in names)
 
 
 def refuses_updates(ex: Exchange) -> str | None:

@@ -26,7 +26,7 @@ class Gathering(Handle):
 def gathered(exchange: Calls, key: KeyState) -> NDArray[np.float32]:
     """The array that gathers of a key write."""
     if key.gathered is None:
-        key.gathered = _core.exchange_gathered(exchange._handle, exchange._rank, key.index, key.shape)
+        key.gathered = _core.exchange_gathered(exchange._handle, key.index, key.shape)
     return key.gathered  # type: ignore[no-any-return]
 
 

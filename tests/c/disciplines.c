@@ -187,7 +187,7 @@ static void plan_hub(trial *t) {
     job *j = t->j;
     hpc_hub hub;
     int parents[RANKS_MAX * RANKS_MAX];
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j->keys, hub.n_keys = j->n_keys, hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth;
     hub.workers = j->workers, hub.n_workers = j->n_workers, hub.servers = j->servers, hub.n_servers = j->n_servers;
     hub.sum = j->sum, hub.wire = j->wire, hub.codec_out = j->codec_out;
@@ -197,7 +197,7 @@ static void plan_hub(trial *t) {
         job_trees(j, 2, parents);
         hub.parents = parents, hub.n_parents = hub.n_servers * hub.n_workers;
     }
-    CHECK_OK(hpc_plan_hub(&hub, &t->plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &t->plan));
 }
 
 static void plan_hosts(trial *t) {
@@ -206,13 +206,13 @@ static void plan_hosts(trial *t) {
     hpc_hosts hosts;
     int groups[2 * RANKS_MAX];
     for (int who = 0; who < c->size; who++) groups[who] = who / 2, groups[c->size + who] = who / 4;
-    hpc_hosts_init(&hosts);
+    hpc_plan_args_init("hosts", &hosts, sizeof hosts);
     hosts.keys = j->keys, hosts.n_keys = j->n_keys, hosts.workers = j->workers, hosts.n_workers = j->n_workers;
     hosts.n_levels = has(c, RACKS) ? 2 : 1, hosts.groups = groups, hosts.top = has(c, AROUND) ? HPC_TOP_RING : 0;
     hosts.cores = j->cores, hosts.chunk = j->chunk, hosts.depth = j->depth, hosts.sum = j->sum, hosts.wire = j->wire;
     hosts.codec_out = j->codec_out, hosts.apart = !is_whole(c);
     if (c->edges == RECEIVERS) hosts.apply_at = HPC_AT_RECEIVERS;
-    CHECK_OK(hpc_plan_hosts(&hosts, &t->plan));
+    CHECK_OK(hpc_plan_make("hosts", &hosts, &t->plan));
 }
 
 static bool peer_sends(const combination *c, int from, int to) {
@@ -233,7 +233,7 @@ static void plan_peers(trial *t) {
             sends[from * n + i] = peer_sends(c, from, i);
         }
     }
-    hpc_peer_to_peer_init(&peers);
+    hpc_plan_args_init("peer_to_peer", &peers, sizeof peers);
     peers.keys = j->keys, peers.n_keys = j->n_keys, peers.workers = j->workers, peers.n_workers = n;
     peers.cores = j->cores, peers.chunk = j->chunk, peers.depth = j->depth, peers.sum = j->sum, peers.wire = j->wire;
     if (has(c, TREE))
@@ -242,7 +242,7 @@ static void plan_peers(trial *t) {
         peers.hosts = hosts;
     else
         peers.sends = sends;
-    CHECK_OK(hpc_plan_peer_to_peer(&peers, &t->plan));
+    CHECK_OK(hpc_plan_make("peer_to_peer", &peers, &t->plan));
 }
 
 /* Edges of weight 1, so that an update counts as itself. */
@@ -254,7 +254,7 @@ static void plan_graph(trial *t) {
     hpc_graph *graph = &g->graph;
     graph->keys = t->j->keys, graph->n_keys = t->j->n_keys, graph->cores = t->j->cores, graph->chunk = t->j->chunk;
     graph->depth = t->j->depth, graph->wire = t->j->wire, graph->weights = g->weights;
-    CHECK_OK(hpc_plan_graph(graph, &t->plan));
+    CHECK_OK(hpc_plan_make("graph", graph, &t->plan));
 }
 
 static int depth_of(const combination *c) {

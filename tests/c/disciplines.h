@@ -15,11 +15,11 @@
 #include "graph_jobs.h"
 
 typedef enum edges {
-    SERVERS,   /* hpc_plan_hub */
+    SERVERS,   /* planner "hub" */
     RECEIVERS, /* the same, and workers apply the rule */
-    HOSTS,     /* hpc_plan_hosts: two ranks a host */
-    GRAPH,     /* hpc_plan_graph */
-    PEERS      /* hpc_plan_peer_to_peer */
+    HOSTS,     /* planner "hosts": two ranks a host */
+    GRAPH,     /* planner "graph" */
+    PEERS      /* planner "peer_to_peer" */
 } edges;
 
 /* What goes with a combination. */
@@ -70,7 +70,7 @@ bool has_own_at_once(const combination *c); /* a pull brings this worker's own u
 /* How many steps a rank may be ahead of the slowest that it hears; -1: any number. */
 int most_ahead(const combination *c);
 bool tells_versions(const combination *c);   /* parameters tell which updates, not how many */
-bool has_staleness(const combination *c);    /* hpc_exchange_get_staleness counts */
+bool has_staleness(const combination *c);    /* HPC_STEPS_BY_STALENESS counts */
 int group_of(const combination *c, int who); /* with hosts: ranks of a group are in step; else the rank itself */
 
 /* ---- one rank's part of a run ---- */

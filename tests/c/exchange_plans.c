@@ -142,7 +142,7 @@ void job_config_init(job_config *to, const rank *r, const job *j, const hpc_exch
     }
     if (!j->plan) {
         hpc_hub hub;
-        hpc_hub_init(&hub);
+        hpc_plan_args_init("hub", &hub, sizeof hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys;
         hub.workers = j->workers, hub.n_workers = j->n_workers;
         hub.servers = j->servers, hub.n_servers = j->n_servers;
@@ -151,7 +151,7 @@ void job_config_init(job_config *to, const rank *r, const job *j, const hpc_exch
         hub.codec_out = j->codec_out, hub.apply_at = j->apply_at;
         if (j->mixed) hub.wires = wires, hub.n_wires = j->n_keys;
         job_wires(j, wires);
-        CHECK_OK(hpc_plan_hub(&hub, &to->plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &to->plan));
     }
     CHECK_OK(hpc_rule_find(j->rule, j->isa, &to->rule));
     memcpy(to->rule.args, j->args, sizeof to->rule.args);
@@ -577,11 +577,12 @@ void check_traffic(const rank *r, const hpc_exchange *e, const hpc_plan *plan, u
     const bool mapped = strcmp(r->mode->transports, "shm") == 0;
     const int n = hpc_exchange_get_traffic(e, traffic, RANKS_MAX * HPC_TRAFFIC_STAGES);
     int found = 0;
-    uint64_t by_rank = 0, by_key = 0, of_key;
+    uint64_t by_rank = 0, by_key = 0;
+    hpc_key_stats of_key;
     for (int i = 0; i < n; i++) by_rank += traffic[i].bytes;
     for (int key = 0; key < plan->n_keys; key++) {
-        CHECK_OK(hpc_exchange_get_key_sent(e, key, &of_key));
-        by_key += of_key;
+        CHECK_OK(hpc_exchange_get_key_stats(e, key, &of_key));
+        by_key += of_key.sent;
     }
     CHECK_EQ(by_key, by_rank);
     for (int who = 0; who < r->size; who++) {

@@ -17,7 +17,7 @@ void graph_job_init(graph_job *g, const rank *r) {
     *g = (graph_job){.consistency = HPC_NOTIFY_ACK};
     job_init(&g->j, r);
     g->j.rule = "average";
-    hpc_graph_init(&g->graph);
+    hpc_plan_args_init("graph", &g->graph, sizeof g->graph);
     g->graph.ranks = r->size;
     clear(g, 1);
 }
@@ -134,7 +134,7 @@ void graph_config_init(job_config *to, const rank *r, graph_job *g) {
     graph->weights = g->weights;
     graph->wires = g->j.mixed ? g->wires : NULL, graph->n_wires = g->j.mixed ? g->j.n_keys : 0;
     job_wires(&g->j, g->wires);
-    if (!g->j.plan) CHECK_OK(hpc_plan_graph(graph, &plan));
+    if (!g->j.plan) CHECK_OK(hpc_plan_make("graph", graph, &plan));
     with_plan.plan = g->j.plan ? g->j.plan : plan;
     job_settings(&c, &g->j);
     c.graph = graph;

@@ -114,33 +114,33 @@ static void make_plan(play *p, const rank *r) {
         hpc_graph *g = &p->g.graph;
         g->keys = j->keys, g->n_keys = j->n_keys, g->cores = 2, g->chunk = 1024, g->depth = j->depth;
         g->weights = p->g.weights, g->wires = p->c.wires, g->n_wires = j->n_keys;
-        CHECK_OK(hpc_plan_graph(g, &p->plan));
+        CHECK_OK(hpc_plan_make("graph", g, &p->plan));
         p->config.graph = g;
     } else if (p->s->plan == HOSTS || p->s->plan == RACKS) {
         for (int who = 0; who < r->size; who++)
             groups[who] = who / p->s->per_host, groups[r->size + who] = who / p->s->per_host / 2;
-        hpc_hosts_init(&hosts);
+        hpc_plan_args_init("hosts", &hosts, sizeof hosts);
         hosts.keys = j->keys, hosts.n_keys = j->n_keys, hosts.workers = j->workers, hosts.n_workers = j->n_workers;
         hosts.groups = groups, hosts.n_levels = p->s->plan == RACKS ? 2 : 1, hosts.cores = 2, hosts.chunk = 1024;
         hosts.depth = j->depth, hosts.sum = 1, hosts.wires = p->c.wires, hosts.n_wires = j->n_keys;
         hosts.apart = p->s->consistency != HPC_BSP || p->s->quorum > 0;
-        CHECK_OK(hpc_plan_hosts(&hosts, &p->plan));
+        CHECK_OK(hpc_plan_make("hosts", &hosts, &p->plan));
     } else if (p->s->plan == BY_HAND) {
         make_by_hand(p);
     } else if (p->s->plan == PEERS) {
-        hpc_peer_to_peer_init(&peers);
+        hpc_plan_args_init("peer_to_peer", &peers, sizeof peers);
         peers.keys = j->keys, peers.n_keys = j->n_keys, peers.workers = j->workers, peers.n_workers = j->n_workers;
         peers.cores = 2, peers.chunk = 1024, peers.sum = 1, peers.depth = j->depth;
         peers.wires = p->c.wires, peers.n_wires = j->n_keys;
-        CHECK_OK(hpc_plan_peer_to_peer(&peers, &p->plan));
+        CHECK_OK(hpc_plan_make("peer_to_peer", &peers, &p->plan));
     } else {
-        hpc_hub_init(&hub);
+        hpc_plan_args_init("hub", &hub, sizeof hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
         hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = 1024, hub.sum = 1;
         hub.depth = j->depth, hub.wires = p->c.wires, hub.n_wires = j->n_keys;
         hub.each = p->s->consistency == HPC_ASYNC;
         if (p->s->plan == RECEIVERS) hub.apply_at = HPC_AT_RECEIVERS;
-        CHECK_OK(hpc_plan_hub(&hub, &p->plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &p->plan));
     }
     j->plan = p->plan;
 }

@@ -11,6 +11,7 @@
 #include "codec/factors_read.h"
 #include "fuzz.h"
 #include "kernel/half.h"
+#include "base/isa.h"
 
 enum { HEAD = sizeof(hpc_piece_head), CONTROL = 5, RIGHT_LENGTH = 1, RIGHT_ELEMENTS = 2, RIGHT_FORMAT = 4, FORMAT = 8 };
 

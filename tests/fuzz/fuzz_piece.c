@@ -6,6 +6,7 @@
 
 #include "codec/compress.h"
 #include "kernel/half.h"
+#include "base/isa.h"
 
 enum { CONTROL = 3, HEAD = sizeof(hpc_piece_head), MOST = 1 << 14, RAW = HEAD + 4 * MOST, SCRATCH = 4096, FENCE = 64 };
 enum { RIGHT_LENGTH = 1, RIGHT_ELEMENTS = 2, PACKED = 4, ROUND_TRIP = 8, NUMBER = 16 /* and 32: less 1 */ };

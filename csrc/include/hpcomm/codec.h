@@ -114,17 +114,6 @@ HPC_API int hpc_exchange_factors(hpc_exchange *exchange, int key, double timeout
 HPC_API int hpc_exchange_start_factors(hpc_exchange *exchange, int key, int flags, int count, const float *u,
                                        const float *v, double timeout, uint64_t *ticket);
 
-/* Counts of a key's elements that this rank has encoded, as worker and as owner, and that its rows have decoded. */
-typedef struct hpc_codec_stats {
-    uint64_t pieces, elements, kept; /* encoded; kept: elements that were sent */
-    uint64_t bytes_before, bytes;    /* of these as float32, and as pieces */
-    uint64_t returned;               /* bytes of pieces that were left out, and went back into the residual */
-    uint64_t decoded;                /* bytes of pieces */
-    double encode, decode;           /* seconds */
-} hpc_codec_stats;
-
-HPC_API int hpc_exchange_get_codec_stats(const hpc_exchange *exchange, int key, hpc_codec_stats *stats);
-
 /* The state of an encoder between two encodings, for checkpoints: the number of encodings it has made, and values: the
  * residual (count values), the codec's state, slot by slot, and two values of HPC_TOPK. A worker has an encoder for
  * each key that it pushes, an owner one for each of its rows that forwards pieces. encoder_values returns the number of
@@ -140,8 +129,6 @@ HPC_API int hpc_exchange_set_encoder(hpc_exchange *exchange, int key, int row, u
  * use them. Any thread, at any time. Not for keys whose delta follows the network (hpc_codec_config.follow). */
 enum { HPC_DELTA_OF_PUSHES = 1, HPC_DELTA_OF_FOLDS = 2 };
 HPC_API int hpc_exchange_set_delta(hpc_exchange *exchange, int key, int of, double delta);
-/* The delta in force now, of pushes or of folds; negative where this rank encodes none there. */
-HPC_API double hpc_exchange_delta(const hpc_exchange *exchange, int key, int of);
 
 /* cffi: end */
 

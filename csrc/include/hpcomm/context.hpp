@@ -45,7 +45,8 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
     // Makes a connected context within config's timeout of init; with this secret, unless config has one.
     int bring_up(Config config, hpc_context **context) {
         using seconds = std::chrono::duration<double>;
-        const double limit = hpc_config_init_seconds(&config);
+        const bool by_default = config.timeout == Config().timeout;
+        const double limit = config.init_timeout >= 0 ? config.init_timeout : by_default ? 30 : config.timeout;
         const auto start = std::chrono::steady_clock::now();
         std::vector<unsigned char> mine(hpc_address_size()), all(mine.size() * static_cast<std::size_t>(size_));
         hpc_context *made = nullptr;
@@ -105,7 +106,8 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     }
     std::vector<std::string> notes() const {
         std::vector<std::string> notes;
-        for (int i = 0; hpc_context_note(get(), i) != nullptr; i++) notes.emplace_back(hpc_context_note(get(), i));
+        for (int i = 0; hpc_context_note(get(), i, nullptr) != nullptr; i++)
+            notes.emplace_back(hpc_context_note(get(), i, nullptr));
         return notes;
     }
 
@@ -150,9 +152,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     }
     // The number of rank in the first context.
     int first_rank(int rank, Report report = {}) const {
-        const int first = hpc_context_first_rank(get(), rank);
-        report(first < 0 ? first : HPC_OK);
-        return first;
+        return peer(rank, report).first_rank;
     }
 
     void close(Report report = {}) {

@@ -79,9 +79,6 @@ typedef struct hpc_error {
 HPC_API const hpc_error *hpc_last_error(void);
 HPC_API const char *hpc_status_text(int status); /* never NULL */
 
-/* Writes the sentence of an error about culprits ("rank 3 is stopped") into text, always 0-terminated; returns text. */
-HPC_API const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, size_t cap);
-
 /* After HPC_ERR_TIMEOUT of a call that was made in slices (hpc_config.slice): follows the chain of waits, which takes
  * up to 250 ms, and records the failure again, with its culprits. waited: seconds that all slices together have waited.
  * The thread that failed calls it, while the context exists. Returns HPC_ERR_TIMEOUT; if the last failure was another

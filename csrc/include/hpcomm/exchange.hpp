@@ -227,10 +227,10 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return pushes;
     }
 
-    // Counts of a codec of variable length, of key on this rank.
-    hpc_codec_stats codec_stats(int key, Report report = {}) const {
-        hpc_codec_stats stats{};
-        report(hpc_exchange_get_codec_stats(get(), key, &stats));
+    // Bytes that this rank has sent of key, and what it has encoded of it by a codec of variable length.
+    hpc_key_stats key_stats(int key, Report report = {}) const {
+        hpc_key_stats stats{};
+        report(hpc_exchange_get_key_stats(get(), key, &stats));
         return stats;
     }
     // For checkpoints: how many values the encoder of a row of this rank has, or, with row -1, of this worker's pushes
@@ -255,10 +255,6 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void set_delta(int key, double delta, int of = HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS, Report report = {}) {
         report(hpc_exchange_set_delta(get(), key, of, delta));
     }
-    // The delta in force now; negative: nothing is encoded there.
-    double delta(int key, int of) const noexcept {
-        return hpc_exchange_delta(get(), key, of);
-    }
 
     // The threads that work for this rank's cores, and why, in words.
     std::string chosen_progress(Report report = {}) const {
@@ -276,30 +272,28 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     // On a graph: how many reduces had 0, 1, 2, ... whole inputs of neighbours.
     std::vector<std::uint64_t> inputs(Report report = {}) const {
         std::vector<std::uint64_t> counts;
-        const int most = hpc_exchange_get_inputs(get(), nullptr, 0);
+        const int most = hpc_exchange_get_histogram(get(), HPC_FOLDS_BY_INPUTS, nullptr, 0);
         if (most >= 0) counts.resize(static_cast<std::size_t>(most) + 1);
-        report(hpc_exchange_get_inputs(get(), counts.data(), static_cast<int>(counts.size())));
+        report(hpc_exchange_get_histogram(get(), HPC_FOLDS_BY_INPUTS, counts.data(), static_cast<int>(counts.size())));
         return counts;
     }
     // SSP with servers: how many steps began with the slowest worker 0, 1, 2, ... behind.
     std::vector<std::uint64_t> staleness(Report report = {}) const {
         std::vector<std::uint64_t> counts;
-        const int most = hpc_exchange_get_staleness(get(), nullptr, 0);
+        const int most = hpc_exchange_get_histogram(get(), HPC_STEPS_BY_STALENESS, nullptr, 0);
         if (most >= 0) counts.resize(static_cast<std::size_t>(most) + 1);
-        report(hpc_exchange_get_staleness(get(), counts.data(), static_cast<int>(counts.size())));
+        report(
+            hpc_exchange_get_histogram(get(), HPC_STEPS_BY_STALENESS, counts.data(), static_cast<int>(counts.size())));
         return counts;
     }
     // With a quorum: shares of this rank's last push of key (-1: of all keys) that came too late and were left out.
     int late(int key = -1) const noexcept {
         return hpc_exchange_late(get(), key);
     }
-    // The newest version of the parameters that any owner has answered.
-    std::uint64_t version() const noexcept {
-        return hpc_exchange_version(get());
-    }
-    // The same of a key: with a quorum that of all keys of its configuration, without one its own pushes.
-    std::uint64_t version(int key) const noexcept {
-        return hpc_exchange_version_of(get(), key);
+    // The newest version of the parameters that any owner has answered. Of a key: with a quorum that of all keys of its
+    // configuration, without one its own pushes.
+    std::uint64_t version(int key = -1) const noexcept {
+        return hpc_exchange_version(get(), key);
     }
     hpc_exchange_peer peer(int rank, Report report = {}) const {
         hpc_exchange_peer peer{};
@@ -317,17 +311,9 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(n < 0 ? n : HPC_OK);
         return sent;
     }
-    // The bytes of one key that this rank has sent to others so far, in all stages.
-    std::uint64_t key_sent(int key, Report report = {}) const {
-        std::uint64_t bytes = 0;
-        report(hpc_exchange_get_key_sent(get(), key, &bytes));
-        return bytes;
-    }
-    Memory memory(int key, int rank) const {
-        return Memory(hpc_exchange_memory(get(), key, rank));
-    }
-    int params_rank(int key) const {
-        return hpc_exchange_params_rank(get(), key);
+    // Keeps the memory of an address mapped that params, gradient or gathered has given for key.
+    Memory memory(int key, const void *at) const {
+        return Memory(hpc_exchange_memory(get(), key, at));
     }
 
   private:

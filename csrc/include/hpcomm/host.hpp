@@ -21,7 +21,7 @@ inline std::string build_info() {
 
 inline std::vector<std::string> transports() {
     std::vector<std::string> names;
-    for (int i = 0; hpc_transport_name(i) != nullptr; i++) names.emplace_back(hpc_transport_name(i));
+    for (int i = 0; hpc_name(HPC_TRANSPORTS, i) != nullptr; i++) names.emplace_back(hpc_name(HPC_TRANSPORTS, i));
     return names;
 }
 

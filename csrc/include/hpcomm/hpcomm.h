@@ -54,11 +54,16 @@ extern "C" {
 
 /* ---- build and host ----------------------------------------------------------------------------------------- */
 
-HPC_API const char *hpc_version(void);         /* "MAJOR.MINOR.PATCHPRE" of the loaded library */
-HPC_API const char *hpc_build_info(void);      /* "compiler=...; build=...; isa=...; verbs=yes|no" */
-HPC_API const char *hpc_transport_name(int i); /* a transport of this build, best first; NULL past the end */
-HPC_API int hpc_core_count(void);              /* the affinity mask cut by the cgroup's quota, at least 1 */
-HPC_API uint64_t hpc_memory_available(void);   /* bytes a new window may take: the host's, cut by the cgroup's limit */
+HPC_API const char *hpc_version(void);    /* "MAJOR.MINOR.PATCHPRE" of the loaded library */
+HPC_API const char *hpc_build_info(void); /* "compiler=...; build=...; isa=...; verbs=yes|no" */
+typedef enum hpc_names {
+    HPC_TRANSPORTS = 0, /* of this build, best first */
+    HPC_RULES = 1,      /* built in; hpc_rule_find */
+    HPC_PROXES = 2      /* the same; hpc_prox_find */
+} hpc_names;
+HPC_API const char *hpc_name(int names, int i); /* name i, from 0, of hpc_names; NULL past the end */
+HPC_API int hpc_core_count(void);               /* the affinity mask cut by the cgroup's quota, at least 1 */
+HPC_API uint64_t hpc_memory_available(void);    /* bytes a new window may take: the host's, cut by the cgroup's limit */
 
 /* One port of an RDMA device of this host. */
 typedef struct hpc_device {
@@ -118,8 +123,7 @@ typedef struct hpc_config {
 
 enum { HPC_TCP_STREAMS = 8, HPC_MOST_THREADS = 1 << 16 };
 
-HPC_API void hpc_config_init(hpc_config *config);                 /* fills in the defaults */
-HPC_API double hpc_config_init_seconds(const hpc_config *config); /* the timeout of init */
+HPC_API void hpc_config_init(hpc_config *config); /* fills in the defaults */
 
 /* Out-of-band allgather, in UCC's shape: every rank gives nbytes, every rank gets size * nbytes in rank order.
  * allgather starts it and may not block; test returns HPC_OK, HPC_IN_PROGRESS or a negative status; free is called
@@ -134,7 +138,7 @@ typedef struct hpc_oob {
     int (*free)(void *request);
 } hpc_oob;
 
-/* Brings this rank up and waits for all others (hpc_config_init_seconds). NULL config: the defaults. */
+/* Brings this rank up and waits for all others (hpc_config.init_timeout). NULL config: the defaults. */
 HPC_API int hpc_init(const hpc_oob *oob, const hpc_config *config, hpc_context **context);
 
 /* The same in three steps, for a caller that carries the addresses itself: create; give hpc_context_address to every
@@ -169,6 +173,9 @@ typedef struct hpc_peer {
     const char *path; /* the path to it: "10.0.0.2:40001 by eth0" over TCP, else "" */
     int maps;         /* whether this rank maps the memory of its windows, so that a put has read its source when it
                          returns; 0 before connect */
+    int lowest;       /* the lowest rank on its host, the same on all ranks: ranks with the same lowest share a host. -1
+                         before connect. A container with a private network counts as a host */
+    int first_rank;   /* its number in the first context, from which shrinks made this one; without a shrink the same */
 } hpc_peer;
 
 typedef enum hpc_peer_state {
@@ -179,18 +186,15 @@ typedef enum hpc_peer_state {
 } hpc_peer_state;
 
 HPC_API int hpc_context_peer(const hpc_context *context, int rank, hpc_peer *peer);
-/* The lowest rank on the host of rank, the same on all ranks: ranks with the same result share a host. -1: there is no
- * such rank, or the context is not connected. A container with a private network counts as a host. */
-HPC_API int hpc_context_host(const hpc_context *context, int rank);
-/* Note i, a sentence about something degraded at start, or unusual since; NULL past the end. */
-HPC_API const char *hpc_context_note(const hpc_context *context, int i);
 typedef enum hpc_note_kind {
     HPC_NOTE_DEGRADED = 0, /* something works, but less well than it could */
     HPC_NOTE_REFUSED = 1,  /* a stranger was refused */
     HPC_NOTE_LOST = 2,     /* something of the training was lost */
     HPC_NOTE_HELD_UP = 3   /* a wait was long, because other ranks computed */
 } hpc_note_kind;
-HPC_API int hpc_context_note_kind(const hpc_context *context, int i); /* hpc_note_kind; HPC_ERR_INVALID past the end */
+/* Note i, a sentence about something degraded at start, or unusual since; NULL past the end. *kind (if not NULL) gets
+ * its hpc_note_kind. */
+HPC_API const char *hpc_context_note(const hpc_context *context, int i, int *kind);
 
 /* Collectives on the control channel. */
 HPC_API int hpc_barrier(hpc_context *context, double timeout);
@@ -216,8 +220,6 @@ HPC_API int hpc_context_revoke(hpc_context *context);
  * context made from it is closed. Aborting one of these contexts ends all of them on this rank, and tells their
  * peers. */
 HPC_API int hpc_context_shrink(hpc_context *old, const hpc_config *config, double timeout, hpc_context **fresh);
-/* The number that rank had in the first context, from which shrinks made this one; rank itself without a shrink. */
-HPC_API int hpc_context_first_rank(const hpc_context *context, int rank);
 
 /* ---- available bandwidth ---- */
 
@@ -320,8 +322,10 @@ typedef struct hpc_shown_rank {
 HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
 
 /* Writes the culprits at the ends of the chains of waits of one job's n ranks into culprits, in rising order, at most
- * cap of them. Returns their number; 0: no rank waits. */
-HPC_API int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap);
+ * cap of them, and into text, unless it is NULL, the sentence of an error about them ("rank 3 is stopped"), of at most
+ * nbytes with its 0. Returns their number; 0: no rank waits. */
+HPC_API int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap, char *text,
+                             size_t nbytes);
 
 /* ---- lane --------------------------------------------------------------------------------------------------- */
 
@@ -341,8 +345,6 @@ HPC_API int hpc_window_create(hpc_context *context, size_t nbytes, int signals, 
                               hpc_window **window);
 HPC_API void hpc_window_free(hpc_window *window);
 HPC_API void *hpc_window_data(const hpc_window *window);
-HPC_API size_t hpc_window_nbytes(const hpc_window *window);
-HPC_API int hpc_window_signals(const hpc_window *window);
 
 /* A direct view of the peer's memory where the transport can map it, else NULL. Valid while the window is. */
 HPC_API void *hpc_window_peer_view(const hpc_window *window, int peer);
@@ -381,11 +383,12 @@ HPC_API int hpc_wait_signal(hpc_window *window, int signal, uint64_t at_least, i
 /* Remote completion: every earlier put of this lane to peer (-1: to all) is in place, and its src may be reused. */
 HPC_API int hpc_flush(hpc_lane *lane, hpc_window *window, int peer, double timeout);
 
+enum { HPC_NOTIFY_DEPTH = 256 };
+
 /* A put, then an event that the peer's poll of the lane of the same number returns. Waits (timeout) while the peer has
- * hpc_notify_depth() unpolled events from this lane. */
+ * HPC_NOTIFY_DEPTH unpolled events from this lane. */
 HPC_API int hpc_put_notify(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                            uint32_t imm, double timeout);
-HPC_API int hpc_notify_depth(void);
 
 typedef struct hpc_event {
     int peer;
@@ -408,11 +411,9 @@ typedef enum hpc_isa { HPC_ISA_BEST = 0, HPC_ISA_GENERIC = 1, HPC_ISA_AVX2 = 2, 
  * summed in float32 into a float32 out. out may be an input of the same type, but may not overlap one otherwise. */
 HPC_API int hpc_fold(void *out, const void *const *in, const double *weights, int n_in, size_t count, int dtype,
                      int isa);
-HPC_API int hpc_isa_available(int isa); /* 1 or 0 */
 
 /* float32 to f16 or bf16, rounded to nearest even; NaN stays NaN, too large a value becomes Inf. No overlap. */
 HPC_API int hpc_encode(void *out, const float *in, size_t count, int dtype, int isa);
-HPC_API size_t hpc_dtype_bytes(int dtype); /* of an element; 0 for any other value */
 
 /* ---- queue -------------------------------------------------------------------------------------------------- */
 
@@ -576,6 +577,10 @@ typedef struct hpc_exchange_config {
                                      to others it counts inputs of rows that apply, each of a group of ranks (hosts:
                                      hpc_hosts.apart), which are the same for all keys */
     double grace;                 /* seconds that a fold with its quorum waits for the others; negative: learned */
+    double patience;              /* 1 or more: a negative timeout of a call on a key is patience times the time that
+                                     pushes usually take (hpc_exchange_stats.usual), but at least 1 s, and at most the
+                                     context's (ASAP, section 5: a dynamic timeout); each rank its own. 0: it is the
+                                     context's */
     int in_place;                 /* 1: models are trained where they lie: a push sends the key's parameters. Only for
                                      graphs with the rule average, without a quorum. Where all keys are float32 on the
                                      wire one of the plan's slots is the model, so its depth is 2 or more */
@@ -592,11 +597,10 @@ typedef struct hpc_exchange_config {
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
+/* Collective. With config and exchange NULL it is its first step by itself, for ranks that accept their arguments and
+ * do something together before they call it again. That fails on all ranks if one of them calls it with a refusal. */
 HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config *config, double timeout,
-                                hpc_exchange **exchange); /* collective */
-/* The first step of create by itself, for ranks that accept their arguments and do something together before they call
- * create. It fails on all ranks if one of them calls create with a refusal in its place. Collective. */
-HPC_API int hpc_exchange_accept(hpc_context *context, double timeout);
+                                hpc_exchange **exchange);
 
 /* close waits for pending pushes, then tells every rank that no more pushes come from this one. Three kinds of ranks
  * then serve the others until these have closed too: owners in an ASYNC exchange, owners in an exchange with servers
@@ -729,22 +733,18 @@ HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *
  * the plan's n rows: the number of folds that this worker's copy of its elements has had since the exchange was made,
  * as its owner has answered (under SSP with servers, of the slowest worker's updates in it; where pulls are answered by
  * themselves, of pulls); UINT64_MAX: this worker gets no parameters of the row. Parameters that came encoded are
- * decoded first. pushes: how often this worker has begun to push a key; values: the sum of the pieces of its last push
- * (NULL: only the number, at any time); zeros where its codec keeps no residual. folds: how often a row of this rank
- * was folded; values: the piece that it forwarded last. */
+ * decoded first. get_sent with row -1: *count is how often this worker has begun to push key, and values the sum of the
+ * pieces of its last push (NULL: only the number, at any time), zeros where its codec keeps no residual. With a row of
+ * this rank: how often it was folded, and the piece that it forwarded last; key is not used. */
 HPC_API int hpc_exchange_get_heard(hpc_exchange *exchange, uint64_t *heard, int n);
-HPC_API int hpc_exchange_get_pushed(hpc_exchange *exchange, int key, uint64_t *pushes, float *values);
-HPC_API int hpc_exchange_get_forwarded(hpc_exchange *exchange, int row, uint64_t *folds, float *values);
+HPC_API int hpc_exchange_get_sent(hpc_exchange *exchange, int key, int row, uint64_t *count, float *values);
 /* A key whose push or pull by this rank is pending, so that get_row and set_row are refused; -1: none. Works also on a
  * rank that owns no rows. */
 HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
 
-/* A reference that keeps mapped the memory of rank's part of the exchange in which key lies (see hpc_window_memory). */
-HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int key, int rank);
-/* The same for the memory that hpc_exchange_gradient has given for key. */
-HPC_API hpc_memory *hpc_exchange_gradient_memory(const hpc_exchange *exchange, int key);
-HPC_API int hpc_exchange_params_rank(const hpc_exchange *exchange, int key); /* the rank that holds its parameters;
-                                                                                -1 */
+/* A reference that keeps mapped the memory in which `at` lies, an address that hpc_exchange_params,
+ * hpc_exchange_gradient or hpc_exchange_gathered has given for key (see hpc_window_memory). NULL: this rank's part. */
+HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int key, const void *at);
 
 /* cffi: end */
 

@@ -39,17 +39,12 @@ HPC_API int hpc_over_sockets(const hpc_context *context, const int *ranks, int n
  * HPC_ERR_INVALID, and the error names the row that is wrong. */
 HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
 
-/* Longest processing time first: chooses bin_of[i] so that the fullest bin holds at most 4/3 of the least possible.
- * Among equally full bins it takes one of the group that holds the least in all. Bins b and c belong to one group when
- * b / per_group == c / per_group. */
-HPC_API int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bin_of);
-
 /* The ranks that apply the rule, in plans with servers (Parameter Flow, section 3.2). Receivers are the workers, or
- * with hpc_plan_hosts one rank of each host, which writes the parameters into the memory of the host's workers. If they
- * apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the rule to
- * its own parameters and state: all receivers have the same bits, and with float32 the bits that owners would have.
- * Each receiver has an HPC_APPLY row of each chunk; hpc_exchange_set_row is for all of them. This needs BSP, SSP(s) or
- * ASYNC, and a rule without a fold function, which would fold the sum again. */
+ * with planner "hosts" one rank of each host, which writes the parameters into the memory of the host's workers. If
+ * they apply, owners send the folded update on, in the format of the workers' updates, and each receiver applies the
+ * rule to its own parameters and state: all receivers have the same bits, and with float32 the bits that owners would
+ * have. Each receiver has an HPC_APPLY row of each chunk; hpc_exchange_set_row is for all of them. This needs BSP,
+ * SSP(s) or ASYNC, and a rule without a fold function, which would fold the sum again. */
 typedef enum hpc_apply_at {
     HPC_AT_OWNERS = 0,    /* parameters go back to the workers */
     HPC_AT_RECEIVERS = 1, /* the update does */
@@ -61,7 +56,7 @@ typedef enum hpc_apply_at {
  * chunk goes to the interface that has the least, and there to the core that has the least; each of the two partitions
  * is within 4/3 of its best. Cores c and d belong to one interface when c mod interfaces == d mod interfaces. */
 typedef struct hpc_hub {
-    size_t size; /* sizeof(hpc_hub), set by hpc_hub_init */
+    size_t size; /* sizeof(hpc_hub), set by hpc_plan_args_init */
     const hpc_key *keys;
     int n_keys;
     const int *workers, *servers; /* ranks; a rank may be both */
@@ -91,13 +86,11 @@ typedef struct hpc_hub {
     int n_parents;      /* n_servers * n_workers where parents is given, else 0 */
 } hpc_hub;
 
-HPC_API void hpc_hub_init(hpc_hub *hub);
-HPC_API int hpc_plan_hub(const hpc_hub *hub, hpc_plan **plan);
-
 /* A node communication graph (ASAP, section 3): every rank averages its own update with its in-neighbours' updates. The
- * phases are the graphs of the steps, in turn; a graph that never changes has one phase. */
+ * phases are the graphs of the steps, in turn; a graph that never changes has one phase. Each rank owns a row of every
+ * chunk, fed by itself and its in-neighbours of all phases. */
 struct hpc_graph {
-    size_t size; /* sizeof(hpc_graph), set by hpc_graph_init */
+    size_t size; /* sizeof(hpc_graph), set by hpc_plan_args_init */
     const hpc_key *keys;
     int n_keys;
     int ranks;             /* all of the job */
@@ -112,14 +105,10 @@ struct hpc_graph {
     int n_wires;           /* n_keys where wires is given, else 0 */
 };
 
-HPC_API void hpc_graph_init(hpc_graph *graph);
-/* Each rank owns a row of every chunk, fed by itself and its in-neighbours of all phases. */
-HPC_API int hpc_plan_graph(const hpc_graph *graph, hpc_plan **plan);
-
 /* Peers (SFB, section 3): each worker has a row of every chunk, which applies the pushes of all workers that send to it
  * to its own parameters. If all send to all (and consistency is BSP), all copies of the parameters are equal. */
 typedef struct hpc_peer_to_peer {
-    size_t size; /* sizeof(hpc_peer_to_peer), set by hpc_peer_to_peer_init */
+    size_t size; /* sizeof(hpc_peer_to_peer), set by hpc_plan_args_init */
     const hpc_key *keys;
     int n_keys;
     const int *workers; /* ranks */
@@ -141,9 +130,6 @@ typedef struct hpc_peer_to_peer {
     const unsigned char *leads; /* with hosts, by number of worker: whether it may have rows; NULL: all */
 } hpc_peer_to_peer;
 
-HPC_API void hpc_peer_to_peer_init(hpc_peer_to_peer *peers);
-HPC_API int hpc_plan_peer_to_peer(const hpc_peer_to_peer *peers, hpc_plan **plan);
-
 /* The join of the groups of the outermost level (PHub, section 3.4). */
 typedef enum hpc_top {
     HPC_TOP_SHARDED = 0, /* each group sends its fold to the chunk's owner, which sends one answer to each group */
@@ -155,9 +141,10 @@ typedef enum hpc_top {
  * servers are. In every other group one rank folds the group's updates and sends one on; the answer comes to it and
  * goes on to the group. So each chunk crosses the border of a group once in each direction. Each leading rank of a host
  * does this for its part of the chunks. A group of one worker has nothing to fold. A fold takes updates in the order of
- * workers, then the groups' folds, in the order of their first workers. */
+ * workers, then the groups' folds, in the order of their first workers. The plan is that of a hub whose servers are the
+ * leading ranks if no group has more than one worker, or one group has all. */
 typedef struct hpc_hosts {
-    size_t size; /* sizeof(hpc_hosts), set by hpc_hosts_init */
+    size_t size; /* sizeof(hpc_hosts), set by hpc_plan_args_init */
     const hpc_key *keys;
     int n_keys;
     const int *workers; /* ranks */
@@ -183,17 +170,12 @@ typedef struct hpc_hosts {
     uint64_t least; /* as hpc_hub has it, for the cores of all leading ranks */
 } hpc_hosts;
 
-HPC_API void hpc_hosts_init(hpc_hosts *hosts);
-/* Makes the plan of a hierarchy. It is the plan of a hub whose servers are the leading ranks if no group has more than
- * one worker, or one group has all. */
-HPC_API int hpc_plan_hosts(const hpc_hosts *hosts, hpc_plan **plan);
-
 /* A broadcast over a tree (Parameter Flow, section 3.4): the root's pushes become every rank's parameters, by rule
  * average, and each rank relays a chunk to its children as it comes. All ranks push and pull; the others' pushes bring
  * no bytes, and only tell that the parameters of the last step may be written over. A chain has the least to send from
  * any rank, a star the fewest hops. */
 typedef struct hpc_tree {
-    size_t size; /* sizeof(hpc_tree), set by hpc_tree_init */
+    size_t size; /* sizeof(hpc_tree), set by hpc_plan_args_init */
     const hpc_key *keys;
     int n_keys;
     const int *parents;        /* by rank: the rank that sends to it, or -1 for the root */
@@ -208,11 +190,14 @@ typedef struct hpc_tree {
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
 } hpc_tree;
 
-HPC_API void hpc_tree_init(hpc_tree *tree);
-HPC_API int hpc_plan_tree(const hpc_tree *tree, hpc_plan **plan);
-
-/* The same for any planner by its name, "hub", "graph", "hosts" or "tree", for bindings of this library to another
- * language: args is its struct of arguments (hpc_hub for "hub"), of so many bytes. init writes the defaults. */
+/* Makes a plan by a planner's name, "hub", "graph", "peer_to_peer", "hosts" or "tree". args is its struct of arguments
+ * (hpc_hub for "hub"), in which args_init has written the defaults first; size is the struct's.
+ *
+ *     hpc_hub hub;
+ *     hpc_plan_args_init("hub", &hub, sizeof hub);
+ *     hub.keys = keys, hub.n_keys = n;
+ *     status = hpc_plan_make("hub", &hub, &plan);
+ */
 HPC_API int hpc_plan_args_init(const char *planner, void *args, size_t size);
 HPC_API int hpc_plan_make(const char *planner, const void *args, hpc_plan **plan);
 

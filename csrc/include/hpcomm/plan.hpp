@@ -48,6 +48,11 @@ inline std::vector<int> all_unless(const std::vector<int> &ranks, const Context 
     return all;
 }
 
+inline int lowest_on_host(const Context &context, int rank) {
+    hpc_peer peer{};
+    return hpc_context_peer(context.get(), rank, &peer) == HPC_OK ? peer.lowest : -1;
+}
+
 } // namespace detail
 
 // Each struct of arguments has plan(), which makes a plan of them: Plan takes any struct that has it.
@@ -75,7 +80,7 @@ struct HubConfig {
         const std::vector<int> working = detail::all_unless(workers, context);
         const std::vector<int> serving = detail::all_unless(servers, context);
         hpc_hub hub;
-        hpc_hub_init(&hub);
+        hpc_plan_args_init("hub", &hub, sizeof hub);
         detail::set_common(hub, *this);
         detail::set_codecs_out(hub, *this);
         hub.workers = working.data();
@@ -90,7 +95,7 @@ struct HubConfig {
         hub.least = least;
         hub.parents = parents.empty() ? nullptr : parents.data();
         hub.n_parents = static_cast<int>(parents.size());
-        return hpc_plan_hub(&hub, out);
+        return hpc_plan_make("hub", &hub, out);
     }
 };
 
@@ -108,7 +113,7 @@ struct GraphConfig {
     hpc_graph graph(const Context &context) const {
         const std::size_t ranks = static_cast<std::size_t>(context.size()), matrix = ranks * ranks;
         hpc_graph graph;
-        hpc_graph_init(&graph);
+        hpc_plan_args_init("graph", &graph, sizeof graph);
         detail::set_common(graph, *this);
         graph.ranks = context.size();
         graph.n_phases = weights.size() % matrix == 0 ? static_cast<int>(weights.size() / matrix) : 0;
@@ -118,7 +123,7 @@ struct GraphConfig {
 
     int plan(const Context &context, hpc_plan **out) const {
         const hpc_graph made = graph(context);
-        return hpc_plan_graph(&made, out);
+        return hpc_plan_make("graph", &made, out);
     }
 };
 
@@ -148,7 +153,7 @@ struct PeerToPeerConfig {
         std::vector<unsigned char> leading = leads;
         if (!leading.empty()) leading.resize(working.size(), 0);
         hpc_peer_to_peer peers;
-        hpc_peer_to_peer_init(&peers);
+        hpc_plan_args_init("peer_to_peer", &peers, sizeof peers);
         detail::set_common(peers, *this);
         peers.workers = working.data();
         peers.n_workers = static_cast<int>(working.size());
@@ -157,7 +162,7 @@ struct PeerToPeerConfig {
         peers.hosts = places.empty() ? nullptr : places.data();
         peers.leads = leading.empty() ? nullptr : leading.data();
         peers.sum = sum;
-        return hpc_plan_peer_to_peer(&peers, out);
+        return hpc_plan_make("peer_to_peer", &peers, out);
     }
 };
 
@@ -186,10 +191,10 @@ struct HostsConfig {
         const std::size_t n = working.size();
         std::vector<int> grouped = groups, leading = leads;
         if (grouped.empty())
-            for (int rank : working) grouped.push_back(hpc_context_host(context.get(), rank));
+            for (int rank : working) grouped.push_back(detail::lowest_on_host(context, rank));
         leading.resize(n, 0);
         hpc_hosts hosts;
-        hpc_hosts_init(&hosts);
+        hpc_plan_args_init("hosts", &hosts, sizeof hosts);
         detail::set_common(hosts, *this);
         detail::set_codecs_out(hosts, *this);
         hosts.workers = working.data();
@@ -203,7 +208,7 @@ struct HostsConfig {
         hosts.each = each;
         hosts.apply_at = apply_at;
         hosts.least = least;
-        return hpc_plan_hosts(&hosts, out);
+        return hpc_plan_make("hosts", &hosts, out);
     }
 };
 
@@ -221,12 +226,12 @@ struct TreeConfig {
 
     int plan(const Context &, hpc_plan **out) const {
         hpc_tree tree;
-        hpc_tree_init(&tree);
+        hpc_plan_args_init("tree", &tree, sizeof tree);
         detail::set_common(tree, *this);
         detail::set_codecs_out(tree, *this);
         tree.parents = parents.data();
         tree.ranks = static_cast<int>(parents.size());
-        return hpc_plan_tree(&tree, out);
+        return hpc_plan_make("tree", &tree, out);
     }
 };
 

@@ -61,8 +61,6 @@ typedef struct hpc_rule {
  *                                                     (Loshchilov and Hutter, algorithm 2)
  * isa: the instruction set of its code; all give the same bits. */
 HPC_API int hpc_rule_find(const char *name, int isa, hpc_rule *rule);
-/* The name of built-in rule i, from 0; NULL: there are no more. */
-HPC_API const char *hpc_rule_name(int i);
 
 /* The built-in proxes, for the member prox of a rule; t is args[1], w a row:
  *   l1                3 lam          of lam |w|_1:                soft(w, t*lam)
@@ -75,8 +73,6 @@ HPC_API const char *hpc_rule_name(int i);
  * soft(w, t) is w moved by t towards 0, at most to it. With dual the others are gradients of the conjugate of their
  * function plus 1/2 |w|^2. isa is as for hpc_rule_find. */
 HPC_API int hpc_prox_find(const char *name, int isa, hpc_prox_fn *prox);
-/* The name of built-in prox i, from 0; NULL: there are no more. */
-HPC_API const char *hpc_prox_name(int i);
 
 /* cffi: end */
 

@@ -21,6 +21,7 @@ typedef struct hpc_exchange_stats {
     int threads;                          /* of its scheme; 0: inline */
     double usual;        /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
                             before eight pushes */
+    double timeout;      /* seconds: of a call on a key with a negative timeout (hpc_exchange_config.patience) */
     uint64_t bytes_sent; /* to rows of other ranks: pushed (read in place or not), forwarded and relayed */
     /* On a graph: reduces counts folds of a share (one core's rows of a key); the others count neighbours' inputs to
      * them. With a quorum on servers: folds of a share, the updates in them, and the updates missing from them. */
@@ -50,22 +51,23 @@ HPC_API int hpc_exchange_get_progress(const hpc_exchange *exchange, char *text, 
  * parameters) of this rank's last push of key were late and left out, once the push has ended; key -1: of all keys.
  * version: the newest version of the parameters (the number of their folds) that any owner has answered this rank, on a
  * graph the newest that was folded here; the next push is for the version after it. Without a quorum late is 0, and
- * version is the number of pushes. version_of: the version of a key, which with a quorum all keys of its configuration
- * share. */
+ * version is the number of pushes. key -1: the newest version of all keys; with a quorum all keys of a configuration
+ * share one. */
 HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
-HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange);
-HPC_API uint64_t hpc_exchange_version_of(const hpc_exchange *exchange, int key);
+HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange, int key);
 
-/* counts[k]: the number of folds so far with k whole inputs of neighbours, for k below cap. Returns the largest number
- * of inputs that a fold can have; 0 with servers, unless they have a quorum. With servers it counts inputs of all
- * workers. */
-HPC_API int hpc_exchange_get_inputs(const hpc_exchange *exchange, uint64_t *counts, int cap);
+typedef enum hpc_histogram {
+    HPC_FOLDS_BY_INPUTS = 0,   /* counts[k]: the folds so far with k whole inputs of neighbours, or, with servers and a
+                                  quorum, of workers. Returns the largest number of inputs that a fold can have; 0 with
+                                  servers without a quorum */
+    HPC_STEPS_BY_STALENESS = 1 /* counts[d]: the steps (of a key, by this rank) that began with the slowest worker d
+                                  behind, as far as this rank's parameters have its updates. Returns the staleness of
+                                  SSP with servers of one stage, or where receivers apply the rule; of ASYNC among
+                                  peers, and where receivers apply, the staleness that the plan's slots allow; else 0 */
+} hpc_histogram;
 
-/* SSP with servers of one stage, or where receivers apply the rule. counts[d]: the steps (of a key, by this rank) that
- * began with the slowest worker d behind, as far as this rank's parameters have its updates; for d below cap. Returns
- * the staleness; without such an SSP 0, and counts are 0. ASYNC among peers, and where receivers apply: the staleness
- * that the plan's slots allow. */
-HPC_API int hpc_exchange_get_staleness(const hpc_exchange *exchange, uint64_t *counts, int cap);
+/* Writes the first cap counts; those that mean nothing are 0. */
+HPC_API int hpc_exchange_get_histogram(const hpc_exchange *exchange, int histogram, uint64_t *counts, int cap);
 
 typedef struct hpc_exchange_peer {
     uint64_t bytes_sent, bytes_received; /* to its rows; from it, to rows of this rank. See hpc_traffic */
@@ -101,9 +103,21 @@ typedef struct hpc_traffic {
  * meanwhile; after close nothing changes any more. */
 HPC_API int hpc_exchange_get_traffic(const hpc_exchange *exchange, hpc_traffic *traffic, int cap);
 
-/* The bytes of one key that this rank has sent to all others, in all stages, counted as hpc_exchange_get_traffic counts
- * them: the sum over keys is the sum of its entries. */
-HPC_API int hpc_exchange_get_key_sent(const hpc_exchange *exchange, int key, uint64_t *bytes);
+/* Facts of one key on this rank. Its pieces: counts of elements that this rank has encoded, as worker and as owner, and
+ * that its rows have decoded; 0 where the key goes as an array. */
+typedef struct hpc_key_stats {
+    uint64_t sent; /* bytes of the key that this rank has sent to all others, in all stages, counted as
+                      hpc_exchange_get_traffic counts: the sum over keys is the sum of its entries */
+    uint64_t pieces, elements, kept;        /* encoded; kept: elements that were sent */
+    uint64_t bytes_before, bytes;           /* of these as float32, and as pieces */
+    uint64_t returned;                      /* bytes of pieces that were left out, and went back into the residual */
+    uint64_t decoded;                       /* bytes of pieces */
+    double encode, decode;                  /* seconds */
+    double delta_of_pushes, delta_of_folds; /* in force now; negative where this rank encodes none there by
+                                               HPC_THRESHOLD */
+} hpc_key_stats;
+
+HPC_API int hpc_exchange_get_key_stats(const hpc_exchange *exchange, int key, hpc_key_stats *stats);
 
 /* cffi: end */
 

@@ -44,12 +44,6 @@ class Window : public Handle<hpc_window, hpc_window_free> {
     template <class T = void> T *data() const {
         return static_cast<T *>(hpc_window_data(get()));
     }
-    std::size_t nbytes() const {
-        return hpc_window_nbytes(get());
-    }
-    int signals() const {
-        return hpc_window_signals(get());
-    }
     template <class T = void> T *peer_view(int peer) const {
         return static_cast<T *>(hpc_window_peer_view(get(), peer));
     }

@@ -154,12 +154,12 @@ static void jobs(void) {
     waits(0, 1, 3);
     waits(1, 2, 3);
     rank_of(2)->answers = 0;
-    CHECK_EQ(hpc_job_culprits(shown, n_shown, found, 2), 1);
+    CHECK_EQ(hpc_job_culprits(shown, n_shown, found, 2, NULL, 0), 1);
     CHECK(found[0].rank == 2 && found[0].state == HPC_CULPRIT_SILENT && found[0].seconds == 3);
     n_shown = 0;
     rank_of(0);
-    CHECK_EQ(hpc_job_culprits(shown, n_shown, found, 2), 0);
-    CHECK_EQ(hpc_job_culprits(NULL, 3, found, 2), 0);
+    CHECK_EQ(hpc_job_culprits(shown, n_shown, found, 2, NULL, 0), 0);
+    CHECK_EQ(hpc_job_culprits(NULL, 3, found, 2, NULL, 0), 0);
     n_shown = 0;
 }
 

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 #include "base/host.h"
+#include "base/isa.h"
 
 #include <errno.h>
 #include <ftw.h>

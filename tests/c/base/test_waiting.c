@@ -10,7 +10,7 @@
 
 static int shares_cores(const hpc_context *c) {
     const char *note;
-    for (int i = 0; (note = hpc_context_note(c, i)) != NULL; i++)
+    for (int i = 0; (note = hpc_context_note(c, i, NULL)) != NULL; i++)
         if (strstr(note, "ranks share")) return 1;
     return 0;
 }

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "codec/codec.h"
+#include "base/isa.h"
 
 enum { MOST = 5000 };
 static const int numbers[] = {HPC_F32, HPC_F16, HPC_BF16};

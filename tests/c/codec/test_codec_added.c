@@ -387,10 +387,10 @@ static void refuses(rank *r) {
     hpc_plan *plan = NULL;
     hpc_hub hub;
     job_init(&j, r);
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j.keys, hub.n_keys = j.n_keys, hub.workers = j.workers, hub.n_workers = j.n_workers;
     hub.servers = j.servers, hub.n_servers = j.n_servers, hub.wire = HPC_F16;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("wire is 2; must be 0 (float32), 9 (reversed), 10 (pairs)");
 }
 

@@ -6,6 +6,7 @@
 #include "codec/factors.h"
 #include "codec/factors_read.h"
 #include "kernel/half.h"
+#include "base/isa.h"
 
 enum { HEAD = sizeof(hpc_piece_head), INPUTS = 5 };
 

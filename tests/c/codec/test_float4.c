@@ -8,6 +8,7 @@
 #include "codec/piece.h"
 #include "kernel/float4.h"
 #include "kernel/half.h"
+#include "base/isa.h"
 
 enum { HEAD = sizeof(hpc_piece_head), N = 5000, ROOM = HEAD + 4 * N };
 

@@ -6,6 +6,7 @@
 
 #include "codec/piece.h"
 #include "kernel/half.h"
+#include "base/isa.h"
 
 enum { HEAD = sizeof(hpc_piece_head), MOST = 70000 };
 

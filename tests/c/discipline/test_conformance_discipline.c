@@ -132,7 +132,7 @@ static void check_begun(trial *t, int key, int step, uint64_t (*last)[RANKS_MAX]
 static void check_staleness(const trial *t, int steps) {
     uint64_t counts[HPC_MOST_STALENESS + 1] = {0}, all = 0;
     const int s = has_staleness(t->c) ? t->c->staleness : 0;
-    CHECK_EQ(hpc_exchange_get_staleness(t->e, counts, HPC_MOST_STALENESS + 1), s);
+    CHECK_EQ(hpc_exchange_get_histogram(t->e, HPC_STEPS_BY_STALENESS, counts, HPC_MOST_STALENESS + 1), s);
     for (int d = 0; d <= s; d++) all += counts[d];
     CHECK_EQ(all, has_staleness(t->c) ? steps * t->j->n_keys : 0);
     for (int d = s + 1; d <= HPC_MOST_STALENESS; d++) CHECK_EQ(counts[d], 0);
@@ -140,7 +140,7 @@ static void check_staleness(const trial *t, int steps) {
 
 static bool is_done(const trial *t, int step, int steps) {
     const bool counts_versions = t->c->quorum > 0 && t->c->edges != GRAPH;
-    return counts_versions ? hpc_exchange_version(t->e) >= (uint64_t)steps : step >= steps;
+    return counts_versions ? hpc_exchange_version(t->e, -1) >= (uint64_t)steps : step >= steps;
 }
 
 /* Steps of random length. Parameters change in pulls alone. */

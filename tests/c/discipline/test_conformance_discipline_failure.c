@@ -19,7 +19,7 @@ static int steps_before_close(const combination *c, int who) {
 
 /* With a quorum on servers a step is a version. */
 static int steps_done(const trial *t, int step) {
-    return t->c->quorum > 0 && t->c->edges != GRAPH ? (int)hpc_exchange_version(t->e) : step;
+    return t->c->quorum > 0 && t->c->edges != GRAPH ? (int)hpc_exchange_version(t->e, -1) : step;
 }
 
 /* The first rank that waits for the group that will close says so. */

@@ -89,12 +89,12 @@ static hpc_exchange_stats stats_of(const trial *t) {
 /* All groups but one make a step, and the others have one more of each; that one sees nothing of it meanwhile. */
 static void step_without(trial *t, int out, uint64_t *steps) {
     const bool steps_too = !is_in(t, out);
-    const uint64_t before = trial_hash(t, 0), version = hpc_exchange_version(t->e);
+    const uint64_t before = trial_hash(t, 0), version = hpc_exchange_version(t->e, -1);
     for (int who = 0; who < t->r->size; who++) steps[who] += group_of(t->c, who) != out;
     if (steps_too) CHECK_OK(trial_step(t, -1));
     trial_meet(t);
     if (steps_too) trial_check(t, steps);
-    CHECK_EQ(hpc_exchange_version(t->e), version + steps_too);
+    CHECK_EQ(hpc_exchange_version(t->e, -1), version + steps_too);
     CHECK(steps_too == (trial_hash(t, 0) != before));
     trial_meet(t);
 }
@@ -110,7 +110,7 @@ static void straggles(rank *r) {
     if (slow) {
         CHECK_OK(trial_step(t, -1));
         trial_check(t, steps);
-        CHECK_EQ(hpc_exchange_version(t->e), 2);
+        CHECK_EQ(hpc_exchange_version(t->e, -1), 2);
         for (int key = 0; key < t->j->n_keys; key++) CHECK(hpc_exchange_late(t->e, key) > 0);
     }
     CHECK_EQ(stats_of(t).dropped, hpc_exchange_late(t->e, -1));
@@ -166,7 +166,7 @@ static void published(rank *r) {
         if (step == n - 1) break;
         trial_publish(t);
         trial_check(t, steps);
-        CHECK_EQ(hpc_exchange_version(t->e), step + 1);
+        CHECK_EQ(hpc_exchange_version(t->e, -1), step + 1);
         CHECK_OK(hpc_barrier(r->context, -1));
     }
     if (!is_in(t, group - 1)) trial_check(t, steps);
@@ -275,8 +275,8 @@ static void sleeps_again(rank *r) {
 /* ---- no quorum --------------------------------------------------------------------------------------------------- */
 
 static bool has_note(const rank *r, const char *text) {
-    for (int i = 0; hpc_context_note(r->context, i); i++)
-        if (strstr(hpc_context_note(r->context, i), text)) return true;
+    for (int i = 0; hpc_context_note(r->context, i, NULL); i++)
+        if (strstr(hpc_context_note(r->context, i, NULL), text)) return true;
     return false;
 }
 
@@ -287,13 +287,14 @@ static void too_few(rank *r) {
     const int group = group_of(t->c, r->rank);
     uint64_t tickets[JOB_KEYS];
     CHECK_OK(trial_step(t, -1));
-    while (group < last_group(t) && hpc_exchange_version(t->e) < 2) CHECK_OK(trial_step(t, -1)); /* without the last */
+    while (group < last_group(t) && hpc_exchange_version(t->e, -1) < 2)
+        CHECK_OK(trial_step(t, -1)); /* without the last */
     if (group == 0) {
         for (int key = 0; key < t->j->n_keys; key++) CHECK_OK(trial_start(t, key, HPC_PUSH, -1, &tickets[key]));
         if (trial_variant(r)) {
             CHECK_STATUS(hpc_exchange_wait(t->e, 1, tickets[1], -1), HPC_ERR_PEER);
             CHECK_MESSAGE("no quorum of");
-            CHECK_EQ(hpc_exchange_version(t->e), 2);
+            CHECK_EQ(hpc_exchange_version(t->e, -1), 2);
             CHECK(ranks_error_names(t->slow));
         }
     }
@@ -318,7 +319,7 @@ static void in_steps(rank *r) {
     CHECK_OK(hpc_exchange_wait(t->e, 0, tickets[0], -1));
     CHECK_EQ(hpc_exchange_ready(t->e, 1), HPC_OK);
     CHECK_OK(trial_step(t, -1));
-    CHECK_EQ(hpc_exchange_version(t->e), 2);
+    CHECK_EQ(hpc_exchange_version(t->e, -1), 2);
     trial_close(t);
 }
 

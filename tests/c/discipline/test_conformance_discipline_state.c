@@ -167,8 +167,8 @@ static void one_share_with_momentum(trial *t) {
 /* The version of the parameters that a wait has brought: under SSP the step less what it was behind. */
 static uint64_t version_of(const trial *t, uint64_t step, uint64_t *counts) {
     uint64_t now[16] = {0}, behind = 16;
-    if (counts_late(t->c)) return hpc_exchange_version(t->e);
-    for (int d = 0; d <= hpc_exchange_get_staleness(t->e, now, 16); d++) {
+    if (counts_late(t->c)) return hpc_exchange_version(t->e, -1);
+    for (int d = 0; d <= hpc_exchange_get_histogram(t->e, HPC_STEPS_BY_STALENESS, now, 16); d++) {
         if (now[d] != counts[d]) behind = (uint64_t)d;
         counts[d] = now[d];
     }
@@ -238,7 +238,7 @@ static void check_heard(const trial *t) {
     CHECK_OK(hpc_exchange_get_heard(t->e, heard, t->plan->n_rows));
     for (int i = 0; i < t->plan->n_rows; i++)
         if (heard[i] != UINT64_MAX && heard[i] > newest) newest = heard[i];
-    CHECK_EQ(newest, hpc_exchange_version(t->e));
+    CHECK_EQ(newest, hpc_exchange_version(t->e, -1));
     free(heard);
 }
 
@@ -254,7 +254,7 @@ static void counted(rank *r) {
     trial *t = trial_open(r, some_grace);
     hpc_exchange_stats stats;
     uint64_t random = 77 * (uint64_t)r->rank + r->mode->seed, pushed[RANKS_MAX], missed[RANKS_MAX] = {0};
-    while (hpc_exchange_version(t->e) < STEPS) {
+    while (hpc_exchange_version(t->e, -1) < STEPS) {
         trial_dawdle(&random);
         CHECK_OK(trial_step(t, -1));
     }

@@ -61,7 +61,7 @@ static void check_counts(const run *a, int steps) {
     for (int key = 0; key < g->j.n_keys; key++)
         bytes += g->j.keys[key].count * (job_wire(&g->j, key) == HPC_F32 ? 4 : 2);
     CHECK_OK(hpc_exchange_get_stats(a->e, &stats));
-    CHECK(hpc_exchange_get_inputs(a->e, inputs, RANKS_MAX) < size);
+    CHECK(hpc_exchange_get_histogram(a->e, HPC_FOLDS_BY_INPUTS, inputs, RANKS_MAX) < size);
     for (int step = 0; step < steps; step++) {
         int degree = 0;
         for (int from = 0; from < size; from++) degree += from != me && graph_job_weight(g, step, me, from) != 0;

@@ -287,7 +287,7 @@ static void refusals(rank *r) {
             hpc_plan *none = NULL;
             hpc_graph bad = g.graph;
             bad.keys = g.j.keys, bad.n_keys = g.j.n_keys, bad.weights = g.weights;
-            CHECK_STATUS(hpc_plan_graph(&bad, &none), HPC_ERR_INVALID);
+            CHECK_STATUS(hpc_plan_make("graph", &bad, &none), HPC_ERR_INVALID);
             CHECK_MESSAGE("weights must be finite, and that of a rank's own update must not be 0");
         }
     }
@@ -297,7 +297,7 @@ static void refusals(rank *r) {
         graph.keys = g.j.keys, graph.n_keys = g.j.n_keys, graph.chunk = g.j.chunk, graph.weights = g.weights;
         if (i == 0) graph_job_shape(&g, RING);
         if (i == 1) g.weights[1] = 8;
-        CHECK_OK(hpc_plan_graph(&graph, &other));
+        CHECK_OK(hpc_plan_make("graph", &graph, &other));
         good(&g, r);
         g.j.plan = last ? other : NULL;
         refused(r, &g, HPC_ERR_CONFIG, "is not of the graph");

@@ -14,10 +14,10 @@ static hpc_plan *by_hosts(job *j, const rank *r, int apart) {
     job_init(j, r);
     j->cores = 2;
     for (int who = 0; who < r->size; who++) groups[who] = who / PER_HOST;
-    hpc_hosts_init(&h);
+    hpc_plan_args_init("hosts", &h, sizeof h);
     h.keys = j->keys, h.n_keys = j->n_keys, h.workers = j->workers, h.n_workers = j->n_workers;
     h.n_levels = 1, h.groups = groups, h.cores = j->cores, h.chunk = 1024, h.sum = 1, h.apart = apart;
-    CHECK_OK(hpc_plan_hosts(&h, &plan));
+    CHECK_OK(hpc_plan_make("hosts", &h, &plan));
     j->plan = plan;
     return plan;
 }

@@ -44,13 +44,13 @@ static bool hears(const rank *r, int arg, int to, int from) {
 
 static void graph_of(game *g, const rank *r, int depth) {
     hpc_graph *graph = &g->graph;
-    hpc_graph_init(graph);
+    hpc_plan_args_init("graph", graph, sizeof *graph);
     for (int to = 0; to < r->size; to++)
         for (int from = 0; from < r->size; from++) g->weights[to * r->size + from] = hears(r, g->arg, to, from);
     graph->keys = g->j.keys, graph->n_keys = g->j.n_keys, graph->ranks = r->size, graph->n_phases = 1;
     graph->weights = g->weights, graph->cores = 2, graph->chunk = 2048, graph->depth = depth;
     graph->wires = g->wires, graph->n_wires = g->j.n_keys;
-    CHECK_OK(hpc_plan_graph(graph, &g->plan));
+    CHECK_OK(hpc_plan_make("graph", graph, &g->plan));
     g->j.plan = g->plan;
 }
 
@@ -60,7 +60,7 @@ static void plan_of(game *g, const rank *r, int depth) {
         graph_of(g, r, depth);
         return;
     }
-    hpc_peer_to_peer_init(&all);
+    hpc_plan_args_init("peer_to_peer", &all, sizeof all);
     all.keys = g->j.keys, all.n_keys = g->j.n_keys, all.workers = g->j.workers, all.n_workers = g->j.n_workers;
     for (int from = 0; from < r->size; from++)
         for (int i = 0; i < r->size; i++)
@@ -74,7 +74,7 @@ static void plan_of(game *g, const rank *r, int depth) {
         all.sends = g->sends;
     all.cores = 2, all.chunk = 2048, all.sum = 1, all.depth = depth;
     all.wires = g->wires, all.n_wires = g->j.n_keys;
-    CHECK_OK(hpc_plan_peer_to_peer(&all, &g->plan));
+    CHECK_OK(hpc_plan_make("peer_to_peer", &all, &g->plan));
     CHECK_OK(hpc_plan_check(g->plan, r->size));
     g->j.plan = g->plan;
 }

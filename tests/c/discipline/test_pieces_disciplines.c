@@ -61,7 +61,7 @@ static int train(const play *p, rank *r, double *computed) {
     const int steps = ranks_rounds(16), n_keys = p->j.n_keys;
     uint64_t random = 77 * (uint64_t)r->rank + r->mode->seed, tickets[JOB_KEYS];
     int made = 0;
-    for (int step = 0; p->s->quorum > 0 ? hpc_exchange_version(p->e) < (uint64_t)steps : step < steps; step++) {
+    for (int step = 0; p->s->quorum > 0 ? hpc_exchange_version(p->e, -1) < (uint64_t)steps : step < steps; step++) {
         for (int key = 0; key < n_keys; key++) {
             for (int i = 0; i < (p->s->plan == BY_HAND ? step * 37 % 200 : 20); i++) graph_dawdle(&random);
             if (p->s->consistency == HPC_ASYNC && p->j.depth > 1 && hpc_exchange_ready(p->e, key) == HPC_OK)
@@ -97,8 +97,8 @@ static void check_returned(const play *p, const rank *r) {
     uint64_t returned = 0;
     CHECK_OK(hpc_exchange_get_stats(p->e, &stats));
     for (int key = 0; key < p->j.n_keys; key++) {
-        hpc_codec_stats its;
-        CHECK_OK(hpc_exchange_get_codec_stats(p->e, key, &its));
+        hpc_key_stats its;
+        CHECK_OK(hpc_exchange_get_key_stats(p->e, key, &its));
         CHECK(its.returned <= its.bytes && its.kept <= its.elements && its.bytes_before == 4 * its.elements);
         returned += its.returned;
     }
@@ -141,7 +141,7 @@ static void goes_back(rank *r) {
     play *p = play_new(r, &s);
     double *computed = calloc(p->all, sizeof *computed);
     uint64_t tickets[JOB_KEYS], made;
-    hpc_codec_stats stats;
+    hpc_key_stats stats;
     for (int step = 0; step < 3; step++) {
         /* in step 0 the last rank is late; in step 1 it is the first that pushes, and rank 1 is late */
         const int late = step == 0 ? LATE : step == 1 ? 1 : -1;
@@ -153,14 +153,14 @@ static void goes_back(rank *r) {
         rank_set(r, r->rank, (uint64_t)step + 1);
         for (int who = 0; who < r->size; who++) progress_until(r, p->e, who, (uint64_t)step + 1);
         for (int key = 0; key < p->j.n_keys; key++) {
-            CHECK_OK(hpc_exchange_get_codec_stats(p->e, key, &stats));
+            CHECK_OK(hpc_exchange_get_key_stats(p->e, key, &stats));
             CHECK(step == 2 || (hpc_exchange_late(p->e, key) > 0) == (r->rank == late));
             if (r->rank != late || step > 0) continue;
             float *values = play_residual(p, key, &made);
             CHECK_EQ(made, 1);
             for (uint64_t i = 0; i < p->j.keys[key].count; i++)
                 CHECK((double)values[i] == computed[p->first[key] + i]); /* all of it is here again */
-            CHECK_OK(hpc_exchange_get_codec_stats(p->e, key, &stats));
+            CHECK_OK(hpc_exchange_get_key_stats(p->e, key, &stats));
             CHECK_EQ(stats.returned, stats.bytes);
             free(values);
         }

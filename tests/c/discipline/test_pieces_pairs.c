@@ -74,36 +74,36 @@ typedef struct pair {
 static int make_graph(pair *p, const rank *r) {
     static _Thread_local double weights[RANKS_MAX * RANKS_MAX];
     for (int i = 0; i < r->size * r->size; i++) weights[i] = 1;
-    hpc_graph_init(&p->graph);
+    hpc_plan_args_init("graph", &p->graph, sizeof p->graph);
     p->graph.keys = p->keys, p->graph.n_keys = KEYS, p->graph.ranks = r->size, p->graph.n_phases = 1;
     p->graph.weights = weights, p->graph.cores = 2, p->graph.chunk = 1024, p->graph.wire = p->wire;
     p->graph.depth = p->discipline == SSP ? 4 : p->discipline == DEEP ? 2 : 1;
-    return hpc_plan_graph(&p->graph, &p->plan);
+    return hpc_plan_make("graph", &p->graph, &p->plan);
 }
 
 static int make_tree(pair *p, const rank *r) {
     int parents[RANKS_MAX] = {-1};
     hpc_tree tree;
-    hpc_tree_init(&tree);
+    hpc_plan_args_init("tree", &tree, sizeof tree);
     for (int i = 1; i < r->size; i++) parents[i] = (i - 1) / 2;
     tree.keys = p->keys, tree.n_keys = KEYS, tree.parents = parents, tree.ranks = r->size, tree.cores = 2;
     tree.chunk = 1024, tree.wire = p->wire;
-    return hpc_plan_tree(&tree, &p->plan);
+    return hpc_plan_make("tree", &tree, &p->plan);
 }
 
 static int make_peers(pair *p, const rank *r, const int *workers) {
     hpc_peer_to_peer peers;
-    hpc_peer_to_peer_init(&peers);
+    hpc_plan_args_init("peer_to_peer", &peers, sizeof peers);
     peers.keys = p->keys, peers.n_keys = KEYS, peers.workers = workers, peers.n_workers = r->size;
     peers.cores = 2, peers.chunk = 1024, peers.sum = 1, peers.wire = p->wire;
     peers.depth = p->discipline == SSP ? 4 : p->discipline == DEEP ? 3 : 2;
-    return hpc_plan_peer_to_peer(&peers, &p->plan);
+    return hpc_plan_make("peer_to_peer", &peers, &p->plan);
 }
 
 static int make_hosts(pair *p, const rank *r, const int *workers) {
     int groups[2 * RANKS_MAX];
     hpc_hosts hosts;
-    hpc_hosts_init(&hosts);
+    hpc_plan_args_init("hosts", &hosts, sizeof hosts);
     for (int i = 0; i < r->size; i++) groups[i] = i / 2, groups[r->size + i] = i / 4;
     hosts.keys = p->keys, hosts.n_keys = KEYS, hosts.workers = workers, hosts.n_workers = r->size;
     hosts.groups = groups, hosts.n_levels = p->topology == RACKS ? 2 : 1, hosts.cores = 2, hosts.chunk = 1024;
@@ -111,17 +111,17 @@ static int make_hosts(pair *p, const rank *r, const int *workers) {
     hosts.each = p->discipline == ASYNC, hosts.depth = p->discipline == DEEP ? 2 : 1;
     hosts.apart = p->discipline == ASYNC || p->discipline == SSP || p->discipline == QUORUM;
     hosts.apply_at = p->topology == HOSTS_RECEIVERS ? HPC_AT_RECEIVERS : HPC_AT_OWNERS;
-    return hpc_plan_hosts(&hosts, &p->plan);
+    return hpc_plan_make("hosts", &hosts, &p->plan);
 }
 
 static int make_hub(pair *p, const rank *r, const int *workers) {
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = p->keys, hub.n_keys = KEYS, hub.workers = hub.servers = workers, hub.n_workers = hub.n_servers = r->size;
     hub.cores = 2, hub.chunk = 1024, hub.sum = 1, hub.wire = p->wire, hub.each = p->discipline == ASYNC;
     hub.depth = p->discipline == SSP ? 4 : p->discipline == DEEP ? 2 : 1;
     hub.apply_at = p->topology == RECEIVERS ? HPC_AT_RECEIVERS : p->topology == BOTH ? HPC_AT_BOTH : HPC_AT_OWNERS;
-    return hpc_plan_hub(&hub, &p->plan);
+    return hpc_plan_make("hub", &hub, &p->plan);
 }
 
 static int create(pair *p, const rank *r, hpc_exchange **e) {

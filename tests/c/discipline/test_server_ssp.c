@@ -80,7 +80,7 @@ static void fresh(rank *r) {
     }
     args[1] = 1;
     if (own) CHECK_OK(hpc_exchange_set_args(e, KEY, args));
-    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 65), s);
+    CHECK_EQ(hpc_exchange_get_histogram(e, HPC_STEPS_BY_STALENESS, counts, 65), s);
     for (int d = 0; d < 65; d++) CHECK_EQ(counts[d], d >= 1 && d <= s);
     CHECK_EQ(hpc_exchange_under_way(e), KEY);
     CHECK_OK(hpc_exchange_start(e, KEY, BOTH, two, -1, &ticket)); /* the first that asks */
@@ -89,10 +89,10 @@ static void fresh(rank *r) {
     rank_set(r, 1, 1);
     CHECK_OK(hpc_exchange_wait(e, KEY, ticket, -1));
     if (own) check_moved(&j, e, KEY, moved + 2);
-    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 65), s);
+    CHECK_EQ(hpc_exchange_get_histogram(e, HPC_STEPS_BY_STALENESS, counts, 65), s);
     CHECK_EQ(counts[0], 1);
     pull(e, KEY); /* begins no step */
-    CHECK_EQ(hpc_exchange_get_staleness(e, counts, 65), s);
+    CHECK_EQ(hpc_exchange_get_histogram(e, HPC_STEPS_BY_STALENESS, counts, 65), s);
     CHECK_EQ(counts[0], 1);
     free(two);
     end(e);
@@ -165,8 +165,8 @@ static void refusals(rank *r) {
     hpc_exchange *e = ssp_open(r, &j, 64); /* the group goes on */
     for (int key = 0; key < j.n_keys; key++) job_push_pull(r, &j, e, key, 0);
     uint64_t counts[2] = {0};
-    CHECK_STATUS(hpc_exchange_get_staleness(NULL, counts, 2), HPC_ERR_INVALID);
-    CHECK_STATUS(hpc_exchange_get_staleness(e, NULL, 2), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_get_histogram(NULL, HPC_STEPS_BY_STALENESS, counts, 2), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_exchange_get_histogram(e, HPC_STEPS_BY_STALENESS, NULL, 2), HPC_ERR_INVALID);
     CHECK_STATUS(hpc_exchange_settle(NULL, -1), HPC_ERR_INVALID);
     end(e);
 }

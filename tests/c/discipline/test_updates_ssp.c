@@ -17,12 +17,12 @@ static hpc_plan *by_hosts(const job *j, const rank *r, int apart) {
     hpc_plan *plan = NULL;
     int groups[RANKS_MAX];
     hpc_hosts hosts;
-    hpc_hosts_init(&hosts);
+    hpc_plan_args_init("hosts", &hosts, sizeof hosts);
     for (int who = 0; who < r->size; who++) groups[who] = who / 2;
     hosts.keys = j->keys, hosts.n_keys = j->n_keys, hosts.workers = j->workers, hosts.n_workers = j->n_workers;
     hosts.groups = groups, hosts.n_levels = 1, hosts.chunk = 2048, hosts.depth = 4, hosts.apart = apart;
     hosts.apply_at = HPC_AT_RECEIVERS;
-    CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+    CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
     return plan;
 }
 
@@ -32,13 +32,13 @@ static hpc_plan *by_server(job *j, const rank *r) {
     hpc_hub hub;
     int parents[RANKS_MAX];
     const int n = j->n_workers;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = n;
     hub.servers = j->servers, hub.n_servers = j->n_servers = 1, hub.cores = 2, hub.chunk = 2048, hub.sum = 1;
     hub.depth = most_behind(r) + 2, hub.apply_at = HPC_AT_RECEIVERS;
     for (int i = 0; i < n; i++) parents[i] = i == 0 || i == n - 1 ? -1 : i + 1;
     if (r->arg & AROUND) hub.parents = parents, hub.n_parents = n;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     return plan;
 }
 

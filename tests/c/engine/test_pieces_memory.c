@@ -113,7 +113,7 @@ static void nothing_kept(rank *r) {
         CHECK_OK(hpc_exchange_gradient(e, 0, -1, &place));
         CHECK(its->source != NULL && place == hpc_memory_data(its->source));
         step(r, &j, e, param, 0, place);
-        hpc_memory *kept = hpc_exchange_gradient_memory(e, 0);
+        hpc_memory *kept = hpc_exchange_memory(e, 0, place);
         end(r, &j, e);
         CHECK(((float *)place)[COUNT - 1] == (float)((COUNT - 1) % 7 - 3)); /* it outlives the exchange */
         hpc_memory_release(kept);

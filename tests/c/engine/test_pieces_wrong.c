@@ -131,18 +131,18 @@ static hpc_plan *plan_of(const asked *a, job *j, graph_job *g, const rank *r) {
         graph_job_shape(g, COMPLETE);
         g->graph.keys = j->keys, g->graph.n_keys = j->n_keys, g->graph.weights = g->weights;
         g->graph.wire = a->wire, g->graph.depth = 1;
-        CHECK_OK(hpc_plan_graph(&g->graph, &plan));
+        CHECK_OK(hpc_plan_make("graph", &g->graph, &plan));
     } else if (a->place == HOSTS) {
         for (int who = 0; who < r->size; who++) groups[who] = who / 2;
-        hpc_hosts_init(&hosts);
+        hpc_plan_args_init("hosts", &hosts, sizeof hosts);
         hosts.keys = j->keys, hosts.n_keys = j->n_keys, hosts.workers = j->workers, hosts.n_workers = j->n_workers;
         hosts.groups = groups, hosts.n_levels = 1, hosts.wire = a->wire, hosts.sum = 1, hosts.apart = a->quorum > 0;
-        CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+        CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
     } else {
-        hpc_hub_init(&hub);
+        hpc_plan_args_init("hub", &hub, sizeof hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
         hub.servers = j->servers, hub.n_servers = j->n_servers, hub.wire = a->wire, hub.sum = 1, hub.chunk = 1024;
-        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     }
     return plan;
 }
@@ -272,16 +272,16 @@ static void parameters(rank *r) {
     hpc_hub hub;
     hpc_plan *plan = NULL;
     job_init(&j, r);
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j.keys, hub.n_keys = j.n_keys, hub.workers = j.workers, hub.n_workers = j.n_workers;
     hub.servers = j.servers, hub.n_servers = j.n_servers, hub.wire = HPC_THRESHOLD, hub.sum = 1;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     for (int i = 0; i < plan->n_rows; i++) ((hpc_row *)(uintptr_t)plan->rows)[i].codec_out = HPC_THRESHOLD;
     CHECK(hpc_plan_check(plan, r->size) != HPC_OK);
     CHECK_MESSAGE("row 0 has codec_out 8; must be 0 (float32)");
     hpc_plan_free(plan);
     hub.codec_out = HPC_THRESHOLD;
-    CHECK(hpc_plan_hub(&hub, &plan) != HPC_OK);
+    CHECK(hpc_plan_make("hub", &hub, &plan) != HPC_OK);
     CHECK_MESSAGE("codec_out is 8");
 }
 
@@ -413,10 +413,10 @@ static void lies(rank *r) {
     if (what == REFUSED)
         a.wire = HPC_OWN_CODEC, a.codec.name = "even", a.codec.encode = encode_half, a.codec.decode_add = decode_even;
     const int server = VICTIM;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j.keys, hub.n_keys = 1, hub.workers = j.workers, hub.n_workers = j.n_workers, hub.servers = &server;
     hub.n_servers = 1, hub.wire = a.wire, hub.sum = 1, hub.chunk = 8192;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     j.plan = plan;
     hpc_exchange_config_init(&c);
     c.codecs = list;
@@ -529,11 +529,11 @@ static void two_codecs(rank *r) {
     job_init(&j, r);
     ask(&a, 0);
     a.rule = "sgd";
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j.keys, hub.n_keys = j.n_keys, hub.workers = j.workers, hub.n_workers = j.n_workers;
     hub.servers = j.servers, hub.n_servers = j.n_servers, hub.wire = a.wire, hub.sum = 1, hub.chunk = 1024;
     hub.apply_at = HPC_AT_RECEIVERS;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     for (int turn = 0; turn < 2; turn++) {
         const int codec = turn == 0 ? HPC_TOPK : HPC_OWN_CODEC;
         for (int i = plan->n_rows - 1, found = 0; i >= 0 && !found; i--)

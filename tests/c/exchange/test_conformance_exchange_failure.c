@@ -79,7 +79,7 @@ static int wait_once(rank *r, const job *j, hpc_exchange *e, wait_kind kind, dou
         status = hpc_exchange_start(e, 2, HPC_PUSH, src, timeout, &ticket);
         return status ? status : hpc_exchange_gradient(e, 2, timeout, &gradient);
     case START:
-        for (int i = 0; i <= hpc_notify_depth() && status == HPC_OK; i++)
+        for (int i = 0; i <= HPC_NOTIFY_DEPTH && status == HPC_OK; i++)
             status = hpc_exchange_start(e, i % 3, HPC_PULL, NULL, timeout, &ticket);
         return status;
     case SERVE:

@@ -68,7 +68,7 @@ static void one_takes_nothing(rank *r) {
     while (p->plan.n_keys < MOST - 1) add_key(p, 0, 0, 1, VALUES);
     add_key(p, 0, 0, 2, VALUES);
     int last = MOST - 1;
-    CHECK(last > hpc_notify_depth());
+    CHECK(last > HPC_NOTIFY_DEPTH);
     hpc_exchange *e = open_plan(r, &j, p, NULL);
     if (r->rank == 0) {
         reference_init(&ref, &j);

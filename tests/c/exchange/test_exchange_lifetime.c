@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "exchange_plans.h"
+#include "inside.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, MANY = 3 };
 
@@ -198,9 +199,10 @@ static void memory_stays(rank *r) {
         job_push_pull(r, &j, e, key, 0);
         reference_step(&ref, key);
     }
-    int holder = hpc_exchange_params_rank(e, 0);
+    int holder = inside(e)->layout.holder;
     CHECK_EQ(holder, r->arg ? 0 : r->rank);
-    hpc_memory *own = hpc_exchange_memory(e, 0, r->rank), *params = hpc_exchange_memory(e, 0, holder);
+    hpc_memory *own = hpc_exchange_memory(e, 0, NULL);
+    hpc_memory *params = hpc_exchange_memory(e, 0, hpc_exchange_params(e, 0));
     CHECK(own && params && hpc_memory_data(own) && hpc_memory_data(params));
     const float *at[JOB_KEYS];
     for (int key = 0; key < j.n_keys; key++) {

@@ -55,15 +55,15 @@ static hpc_plan *make_plan(job *j, const rank *r, int arg) {
     const int per_host = arg / HOSTS_OF, apply_at = arg & RECEIVERS ? HPC_AT_RECEIVERS : HPC_AT_OWNERS;
     if (per_host == 0) {
         hpc_hub hub;
-        hpc_hub_init(&hub);
+        hpc_plan_args_init("hub", &hub, sizeof hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
         hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = chunk, hub.sum = 1;
         hub.wires = wires, hub.n_wires = j->n_keys, hub.depth = arg & DEEP ? 2 : 1, hub.apply_at = apply_at;
-        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     } else {
         int groups[2 * RANKS_MAX];
         hpc_hosts hosts;
-        hpc_hosts_init(&hosts);
+        hpc_plan_args_init("hosts", &hosts, sizeof hosts);
         for (int who = 0; who < r->size; who++) {
             groups[who] = who / per_host;
             groups[r->size + who] = who / per_host / 2;
@@ -73,7 +73,7 @@ static hpc_plan *make_plan(job *j, const rank *r, int arg) {
         hosts.sum = 1;
         hosts.top = arg & RING ? HPC_TOP_RING : HPC_TOP_SHARDED;
         hosts.wires = wires, hosts.n_wires = j->n_keys, hosts.depth = arg & DEEP ? 2 : 1, hosts.apply_at = apply_at;
-        CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+        CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
     }
     CHECK_OK(hpc_plan_check(plan, r->size));
     j->plan = plan;
@@ -252,8 +252,8 @@ static void trains(rank *r) {
     if (!job_works(&j, r->rank)) CHECK_OK(hpc_exchange_serve(e, -1));
     if (job_works(&j, r->rank)) check_encoders(r, &m, e, (uint64_t)steps);
     for (int key = 0; key < j.n_keys; key++) {
-        hpc_codec_stats stats;
-        CHECK_OK(hpc_exchange_get_codec_stats(e, key, &stats));
+        hpc_key_stats stats;
+        CHECK_OK(hpc_exchange_get_key_stats(e, key, &stats));
         if (wire_of(r->arg, key) == HPC_F16) CHECK(stats.pieces == 0 && stats.decoded == 0);
         CHECK(stats.bytes_before == 4 * stats.elements && stats.kept <= stats.elements);
         CHECK(stats.bytes <= stats.bytes_before + 16 * stats.pieces);

@@ -25,10 +25,10 @@ static hpc_exchange *open_exchange(const rank *r, int cores) {
     hpc_rule rule;
     hpc_hub hub;
     for (int i = 0; i < r->size; i++) everybody[i] = i;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = keys, hub.n_keys = KEYS, hub.cores = cores, hub.each = 1;
     hub.workers = hub.servers = everybody, hub.n_workers = hub.n_servers = r->size;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     CHECK_OK(hpc_rule_find("momentum", HPC_ISA_BEST, &rule));
     hpc_exchange_config_init(&config);
     config.plan = plan, config.rule = &rule, config.values = values;

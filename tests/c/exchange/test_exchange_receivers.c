@@ -39,7 +39,7 @@ static hpc_plan *receiving(job *j, const rank *r, int arg) {
     if (per_host == 0) {
         hpc_hub hub;
         int parents[RANKS_MAX * RANKS_MAX];
-        hpc_hub_init(&hub);
+        hpc_plan_args_init("hub", &hub, sizeof hub);
         hub.keys = j->keys, hub.n_keys = j->n_keys, hub.workers = j->workers, hub.n_workers = j->n_workers;
         hub.servers = j->servers, hub.n_servers = j->n_servers, hub.cores = 2, hub.chunk = 2048, hub.sum = 1;
         hub.wire = j->wire, hub.codec_out = j->codec_out, hub.depth = arg & DEEP ? 2 : 1, hub.apply_at = apply_at;
@@ -47,11 +47,11 @@ static hpc_plan *receiving(job *j, const rank *r, int arg) {
             job_trees(j, arg & TREE ? 2 : 1, parents);
             hub.parents = parents, hub.n_parents = hub.n_servers * hub.n_workers;
         }
-        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     } else {
         int groups[2 * RANKS_MAX];
         hpc_hosts hosts;
-        hpc_hosts_init(&hosts);
+        hpc_plan_args_init("hosts", &hosts, sizeof hosts);
         for (int who = 0; who < r->size; who++) {
             groups[who] = who / per_host;
             groups[r->size + who] = who / per_host / 2;
@@ -61,7 +61,7 @@ static hpc_plan *receiving(job *j, const rank *r, int arg) {
         hosts.top = arg & RING ? HPC_TOP_RING : HPC_TOP_SHARDED;
         hosts.wire = j->wire, hosts.codec_out = j->codec_out, hosts.depth = arg & DEEP ? 2 : 1;
         hosts.apply_at = apply_at;
-        CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+        CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
     }
     CHECK_OK(hpc_plan_check(plan, r->size));
     j->plan = plan;

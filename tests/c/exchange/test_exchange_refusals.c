@@ -6,6 +6,7 @@
 
 #include "context/context.h"
 #include "exchange_plans.h"
+#include "inside.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
@@ -128,11 +129,11 @@ static void too_much_memory(rank *r) {
     hpc_rule rule;
     hpc_exchange_config c;
     hpc_exchange *e = NULL;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = &key, hub.n_keys = 1;
     hub.workers = hub.servers = ranks, hub.n_workers = hub.n_servers = r->size;
     hub.chunk = (uint64_t)1 << 36;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     CHECK_OK(hpc_rule_find("adam", HPC_ISA_BEST, &rule));
     hpc_exchange_config_init(&c);
     c.plan = plan, c.rule = &rule, c.values = values;
@@ -190,6 +191,11 @@ static void bad_config(rank *r) {
     refused(r, &c, HPC_ERR_INVALID, "name");
     rule.name = "own", rule.args[3] = NAN;
     refused(r, &c, HPC_ERR_INVALID, "args[3]");
+    for (int i = 0; i < 4; i++) {
+        static const double patience[] = {0.5, -3, NAN, INFINITY};
+        c = good, c.patience = patience[i];
+        refused(r, &c, HPC_ERR_INVALID, "must be 1 or more, or 0");
+    }
     c = good, c.refusal = "this rank has run out of patience";
     refused(r, &c, HPC_ERR_INVALID, "run out of patience");
     good_exchange(r);
@@ -202,11 +208,11 @@ static void accepted(rank *r) {
     hpc_exchange_config_init(&c);
     c.refusal = "this rank has run out of patience";
     bool odd = r->rank == r->arg;
-    int status = odd ? hpc_exchange_create(r->context, &c, -1, &e) : hpc_exchange_accept(r->context, -1);
+    int status = odd ? hpc_exchange_create(r->context, &c, -1, &e) : hpc_exchange_create(r->context, NULL, -1, NULL);
     CHECK_STATUS(status, HPC_ERR_INVALID);
     CHECK_MESSAGE("run out of patience");
-    CHECK_OK(hpc_exchange_accept(r->context, -1));
-    CHECK_STATUS(hpc_exchange_accept(NULL, -1), HPC_ERR_INVALID);
+    CHECK_OK(hpc_exchange_create(r->context, NULL, -1, NULL));
+    CHECK_STATUS(hpc_exchange_create(NULL, NULL, -1, NULL), HPC_ERR_INVALID);
     good_exchange(r);
 }
 
@@ -362,7 +368,7 @@ static void bad_calls(rank *r) {
     }
     CHECK_STATUS(hpc_exchange_serve(e, -1), HPC_ERR_INVALID); /* would wait for itself */
     CHECK_MESSAGE("close");
-    CHECK(!hpc_exchange_memory(e, 0, -1) && !hpc_exchange_memory(e, 0, r->size));
+    CHECK(!hpc_exchange_memory(NULL, 0, NULL) && !hpc_exchange_memory(e, -1, NULL));
     reference ref;
     reference_init(&ref, &j);
     for (int step_ = 0; step_ < 3; step_++) { /* none of that changed anything */
@@ -398,7 +404,7 @@ static void server_pushes(rank *r) {
         CHECK_MESSAGE("worker");
         CHECK_STATUS(hpc_exchange_push_pull(e, 1, row, -1), HPC_ERR_INVALID);
         CHECK(!hpc_exchange_params(e, 1));
-        CHECK_EQ(hpc_exchange_params_rank(e, 0), -1);
+        CHECK_EQ(inside(e)->layout.holder, -1);
         CHECK_OK(hpc_exchange_serve(e, -1));
     } else
         job_push_pull(r, &j, e, 1, 0);

@@ -240,7 +240,7 @@ static void closes_late(rank *r) {
     j.n_keys = 1;
     j.keys[0].count = 16 * 1000;
     hand_tree(h, &j, r->size, 1, 16);
-    CHECK(1000 / 2 > hpc_notify_depth());
+    CHECK(1000 / 2 > HPC_NOTIFY_DEPTH);
     j.plan = &h->plan;
     hpc_exchange *e = job_open(r, &j);
     float *src = malloc(j.keys[0].count * sizeof *src);

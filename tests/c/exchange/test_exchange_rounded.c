@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "exchange_plans.h"
+#include "inside.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, STEPS = 6 };
 enum {
@@ -63,12 +64,12 @@ static void check_masters(const reference *ref, const rank *r, hpc_exchange *e, 
 static hpc_plan *plan_of(const job *j) {
     hpc_plan *plan = NULL;
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j->keys, hub.n_keys = j->n_keys;
     hub.workers = j->workers, hub.n_workers = j->n_workers, hub.servers = j->servers, hub.n_servers = j->n_servers;
     hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth, hub.wire = j->wire;
     hub.sum = j->sum, hub.each = j->each, hub.codec_out = j->codec_out;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     return plan;
 }
 
@@ -79,7 +80,7 @@ static void check_written(const rank *r, hpc_exchange *e, const hpc_plan *plan, 
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         for (int o = 0; o < row->n_out && row->owner == r->rank; o++) {
-            hpc_memory *mapped = hpc_exchange_memory(e, 0, row->out[o].rank);
+            hpc_memory *mapped = hpc_window_memory(inside(e)->window, row->out[o].rank);
             expected += steps * row->count * (mapped ? 4 : 2);
             hpc_memory_release(mapped);
         }
@@ -191,7 +192,7 @@ static void whole_versions(rank *r) {
         CHECK_OK(hpc_exchange_start(e, 0, BOTH, ones, -1, &first));
         CHECK_OK(hpc_exchange_start(e, 0, HPC_PULL, NULL, -1, &second));
         CHECK_OK(hpc_exchange_wait(e, 0, first, -1));
-        hpc_memory *mapped = hpc_exchange_memory(e, 0, j.servers[0]);
+        hpc_memory *mapped = hpc_window_memory(inside(e)->window, j.servers[0]);
         for (int i = 0; i < COUNT && !mapped; i++) CHECK(params[i] - initial[i] == params[0] - initial[0]);
         hpc_memory_release(mapped);
         CHECK_OK(hpc_exchange_wait(e, 0, second, -1));
@@ -410,9 +411,9 @@ static void refuses(rank *r) {
     const double weights[] = {0.5, 0.5, 0.5, 0.5};
     hpc_graph graph;
     hpc_plan *plan = NULL;
-    hpc_graph_init(&graph);
+    hpc_plan_args_init("graph", &graph, sizeof graph);
     graph.keys = j.keys, graph.n_keys = j.n_keys, graph.ranks = 2, graph.n_phases = 1, graph.weights = weights;
-    CHECK_OK(hpc_plan_graph(&graph, &plan));
+    CHECK_OK(hpc_plan_make("graph", &graph, &plan));
     for (int i = 0; i < plan->n_rows; i++) ((hpc_row *)plan->rows)[i].codec_out = HPC_BF16;
     hpc_exchange_config c;
     hpc_exchange_config_init(&c);

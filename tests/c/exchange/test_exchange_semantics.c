@@ -193,7 +193,7 @@ static void many_keys(rank *r) {
     job_init(&j, r);
     j.progress = r->arg, j.cores = 2;
     j.n_keys = JOB_KEYS;
-    CHECK(j.n_keys > 2 * hpc_notify_depth());
+    CHECK(j.n_keys > 2 * HPC_NOTIFY_DEPTH);
     for (int key = 0; key < j.n_keys; key++)
         j.keys[key] = (hpc_key){job_key_name(key), 1 + (uint64_t)key * 37 % 301, 0};
     hpc_exchange *e = job_open(r, &j);
@@ -394,7 +394,7 @@ static void start_goes_on(rank *r) {
         memset(src, 0xcc, j.keys[2].count * sizeof *src); /* it was copied */
     }
     do status = hpc_exchange_start(e, 1, HPC_PULL, NULL, 0.02, &pulled);
-    while (status == HPC_OK && ++pulls <= hpc_notify_depth());
+    while (status == HPC_OK && ++pulls <= HPC_NOTIFY_DEPTH);
     CHECK_STATUS(status, HPC_ERR_TIMEOUT);
     CHECK(ranks_error_waits_for(0));
     rank_set(r, 1, 1);

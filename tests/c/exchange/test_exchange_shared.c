@@ -1,6 +1,7 @@
 /* shared_params over several hosts: the workers of a host read one copy, which a rank of that host writes once. What is
  * in it is what workers with parameters of their own have, bit for bit, as all numbers here are exact. */
 #include "exchange_plans.h"
+#include "inside.h"
 
 enum { STEPS = 12 };
 
@@ -64,7 +65,7 @@ static void trains(rank *r) {
     reference_init(&ref, &j);
     const int steps = ranks_rounds(STEPS);
     train(r, &j, e, &ref, steps);
-    CHECK_EQ(hpc_exchange_params_rank(e, 0), j.shared_params ? holder_of(r, r->rank) : r->rank);
+    CHECK_EQ(inside(e)->layout.holder, j.shared_params ? holder_of(r, r->rank) : r->rank);
     uint64_t written = 0;
     for (int i = 0; i < h->plan.n_rows; i++) {
         const hpc_row *row = &h->rows[i];
@@ -87,19 +88,19 @@ static void trains_by_hosts(rank *r) {
     hpc_hosts hosts;
     int groups[2 * RANKS_MAX];
     shared_job(&j, r);
-    hpc_hosts_init(&hosts);
+    hpc_plan_args_init("hosts", &hosts, sizeof hosts);
     hosts.keys = j.keys, hosts.n_keys = j.n_keys;
     hosts.workers = j.workers, hosts.n_workers = r->size;
     hosts.groups = groups, hosts.n_levels = r->arg & RACKS ? 2 : 1;
     for (int w = 0; w < r->size; w++) groups[w] = host_of(r, w), groups[r->size + w] = host_of(r, w) / 2;
     hosts.top = r->arg & RING ? HPC_TOP_RING : HPC_TOP_SHARDED;
     hosts.chunk = 1024, hosts.cores = 2, hosts.sum = 1, hosts.wire = j.wire;
-    CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+    CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
     j.plan = plan;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
     train(r, &j, e, &ref, ranks_rounds(STEPS));
-    CHECK_EQ(hpc_exchange_params_rank(e, 0), holder_of(r, r->rank));
+    CHECK_EQ(inside(e)->layout.holder, holder_of(r, r->rank));
     job_close(e, &ref, NULL);
     hpc_plan_free(plan);
 }
@@ -176,7 +177,7 @@ static void hub_of_single_workers(rank *r) {
     j.n_workers = r->size - 1;
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);
-    CHECK_EQ(hpc_exchange_params_rank(e, 0), r->rank ? r->rank : -1);
+    CHECK_EQ(inside(e)->layout.holder, r->rank ? r->rank : -1);
     for (int step = 0; step < STEPS && r->rank; step++)
         for (int key = 0; key < j.n_keys; key++) {
             job_push_pull(r, &j, e, key, step);

@@ -83,10 +83,10 @@ static void traffic_of_hub(rank *r) {
     }
     const uint64_t counts[] = {1001, 33, 4097};
     for (int key = 0; key < j.n_keys; key++) {
-        uint64_t sent;
-        CHECK_OK(hpc_exchange_get_key_sent(e, key, &sent));
-        CHECK_EQ(sent, counts[key] * 4 * STEPS * (r->rank == 1 ? (uint64_t)r->size - 1 : 1));
-        CHECK_STATUS(hpc_exchange_get_key_sent(e, key, NULL), HPC_ERR_INVALID);
+        hpc_key_stats its;
+        CHECK_OK(hpc_exchange_get_key_stats(e, key, &its));
+        CHECK_EQ(its.sent, counts[key] * 4 * STEPS * (r->rank == 1 ? (uint64_t)r->size - 1 : 1));
+        CHECK_STATUS(hpc_exchange_get_key_stats(e, key, NULL), HPC_ERR_INVALID);
     }
     CHECK_EQ(hpc_exchange_get_traffic(e, NULL, 0), r->rank == 1 ? r->size - 1 : 1);
     CHECK_STATUS(hpc_exchange_get_traffic(e, NULL, 1), HPC_ERR_INVALID);

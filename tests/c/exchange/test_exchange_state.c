@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "exchange_plans.h"
+#include "base/isa.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };
 
@@ -265,13 +266,13 @@ typedef struct saved {
 static hpc_plan *plan_of(const job *j) {
     hpc_hub hub;
     hpc_plan *plan;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = j->keys, hub.n_keys = j->n_keys;
     hub.workers = j->workers, hub.n_workers = j->n_workers;
     hub.servers = j->servers, hub.n_servers = j->n_servers;
     hub.cores = j->cores, hub.chunk = j->chunk, hub.depth = j->depth, hub.wire = j->wire;
     hub.sum = j->sum, hub.each = j->each;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     return plan;
 }
 
@@ -410,7 +411,7 @@ static void folded_in_part(rank *r) {
     job j;
     job_init(&j, r);
     j.progress = HPC_PROGRESS_INLINE, j.each = 1, j.n_servers = 1, j.chunk = 64;
-    j.n_keys = 1, j.keys[0].count = (uint64_t)hpc_notify_depth() * 2 * 16;
+    j.n_keys = 1, j.keys[0].count = (uint64_t)HPC_NOTIFY_DEPTH * 2 * 16;
     j.workers[0] = 1, j.n_workers = 1;
     hpc_exchange *e = job_open(r, &j);
     uint64_t rows = j.keys[0].count / 16, folded = 1, ticket;

@@ -85,7 +85,7 @@ static void planned_rates(rank *r) {
     int groups[2][RANKS_MAX];
     job_init(&j, r);
     j.n_keys = 1, j.keys[0].count = 16 * 64;
-    hpc_hosts_init(&hosts);
+    hpc_plan_args_init("hosts", &hosts, sizeof hosts);
     for (int who = 0; who < r->size; who++) groups[0][who] = r->arg ? who / 2 : who, groups[1][who] = who / 4;
     hosts.keys = j.keys, hosts.n_keys = 1, hosts.workers = j.workers, hosts.n_workers = r->size;
     hosts.groups = groups[0], hosts.sum = 1, hosts.chunk = 64;
@@ -93,10 +93,10 @@ static void planned_rates(rank *r) {
         int flat[2 * RANKS_MAX];
         for (int who = 0; who < r->size; who++) flat[who] = groups[0][who], flat[r->size + who] = groups[1][who];
         hosts.groups = flat, hosts.n_levels = 2;
-        CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+        CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
     } else {
         hosts.top = HPC_TOP_RING;
-        CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+        CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
     }
     j.plan = plan;
     hpc_exchange *e = job_open(r, &j);
@@ -120,7 +120,7 @@ static void closes_before_sums_left(rank *r) {
     uint64_t ticket;
     job_init(&j, r);
     two_rules(h, &j, 600);
-    CHECK(600 > hpc_notify_depth());
+    CHECK(600 > HPC_NOTIFY_DEPTH);
     CHECK_OK(hpc_plan_check(&h->plan, r->size));
     hpc_exchange *e = job_open(r, &j);
     reference_init(&ref, &j);

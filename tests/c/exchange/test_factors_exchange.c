@@ -40,18 +40,18 @@ static void make_plan(game *g, const rank *r, int topology) {
     for (int i = 0; i < r->size; i++) ranks[i] = i;
     if (topology == PEERS) {
         hpc_peer_to_peer peers;
-        hpc_peer_to_peer_init(&peers);
+        hpc_plan_args_init("peer_to_peer", &peers, sizeof peers);
         peers.keys = g->keys, peers.n_keys = KEYS, peers.workers = ranks, peers.n_workers = r->size, peers.cores = 1;
         peers.sum = 1, peers.wires = g->wires, peers.n_wires = KEYS;
-        CHECK_OK(hpc_plan_peer_to_peer(&peers, &g->plan));
+        CHECK_OK(hpc_plan_make("peer_to_peer", &peers, &g->plan));
         return;
     }
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = g->keys, hub.n_keys = KEYS, hub.workers = hub.servers = ranks, hub.n_workers = r->size;
     hub.n_servers = topology == HUB ? r->size : 1, hub.cores = 2, hub.chunk = 1 << 16, hub.sum = 1;
     hub.wires = g->wires, hub.n_wires = KEYS;
-    CHECK_OK(hpc_plan_hub(&hub, &g->plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &g->plan));
 }
 
 static void open_game(game *g, const rank *r, int arg, int factors) {

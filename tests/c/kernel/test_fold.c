@@ -2,6 +2,7 @@
  */
 #include "check.h"
 #include "ranks.h"
+#include "base/isa.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -3,6 +3,7 @@
 #include "check.h"
 #include "kernel/prox.h"
 #include "kernel/rule.h"
+#include "base/isa.h"
 
 #include <math.h>
 

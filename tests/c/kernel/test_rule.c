@@ -2,6 +2,7 @@
  * for every position and for every cut into blocks; and what is refused. */
 #include "check.h"
 #include "kernel/rule.h"
+#include "base/isa.h"
 
 #include <math.h>
 

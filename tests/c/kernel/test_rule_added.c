@@ -3,6 +3,7 @@
 #include "kernel/rule_lanes_generic.h"
 
 #include "exchange_plans.h"
+#include "kernel/rule.h"
 #include "kernel/rule_sgd.h"
 
 enum { STEPS = 6 };

@@ -6,6 +6,7 @@
 
 #include "kernel/half.h"
 #include "kernel/sparse.h"
+#include "base/isa.h"
 
 enum { MOST = 1200, GUARD = 64, PAINT = 0x5a };
 

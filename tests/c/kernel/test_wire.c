@@ -2,6 +2,7 @@
  * every instruction set; and what goes with the fold inside the library: copies, and the search for NaN and Inf. */
 #include "check.h"
 #include "kernel/fold.h"
+#include "base/isa.h"
 
 #include <math.h>
 

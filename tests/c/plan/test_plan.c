@@ -113,7 +113,7 @@ static const int workers[] = {3, 0, 1}, servers[] = {2, 0};
 
 static hpc_hub small_hub(void) {
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     CHECK_EQ(hub.chunk, 32768);
     hub.keys = keys, hub.n_keys = 3;
     hub.workers = workers, hub.n_workers = 3;
@@ -125,7 +125,7 @@ static hpc_hub small_hub(void) {
 
 static hpc_plan *make(const hpc_hub *hub) {
     hpc_plan *plan = NULL;
-    CHECK_OK(hpc_plan_hub(hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", hub, &plan));
     CHECK_OK(hpc_plan_check(plan, 4));
     return plan;
 }
@@ -204,7 +204,7 @@ static void test_hub_choices(void) {
         hpc_hub hub = small_hub();                                                                                     \
         hpc_plan *plan = NULL;                                                                                         \
         __VA_ARGS__;                                                                                                   \
-        CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);                                                      \
+        CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);                                              \
         CHECK_MESSAGE(text);                                                                                           \
         CHECK(plan == NULL);                                                                                           \
     } while (0)
@@ -215,12 +215,12 @@ static void test_hub_refusals(void) {
     const hpc_key unnamed[] = {{NULL, 1, 0}}, many[] = {{"a", ((uint64_t)16 << 24) + 1, 0}};
     const hpc_key huge[] = {{"a", HPC_PLAN_ELEMENTS, 0}, {"b", 1, 0}};
     hpc_plan *plan = NULL;
-    CHECK_STATUS(hpc_plan_hub(NULL, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", NULL, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("hub is NULL");
-    CHECK_STATUS(hpc_plan_hub(&(hpc_hub){.n_keys = 1}, &plan), HPC_ERR_INVALID);
-    CHECK_MESSAGE("hpc_hub_init");
+    CHECK_STATUS(hpc_plan_make("hub", &(hpc_hub){.n_keys = 1}, &plan), HPC_ERR_INVALID);
+    CHECK_MESSAGE("hpc_plan_args_init");
     hpc_hub whole = small_hub();
-    CHECK_STATUS(hpc_plan_hub(&whole, NULL), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &whole, NULL), HPC_ERR_INVALID);
     REFUSED("n_keys is 0", hub.n_keys = 0);
     REFUSED("n_keys is 16777217", hub.n_keys = (1 << 24) + 1);
     REFUSED("keys is NULL", hub.keys = NULL);
@@ -296,10 +296,10 @@ static void test_codecs_by_key(void) {
     hpc_plan_free(plan);
 
     hpc_graph graph;
-    hpc_graph_init(&graph);
+    hpc_plan_args_init("graph", &graph, sizeof graph);
     graph.keys = keys, graph.n_keys = 3, graph.ranks = 1, graph.weights = weights, graph.chunk = 4096;
     graph.wires = wires, graph.n_wires = 3;
-    CHECK_OK(hpc_plan_graph(&graph, &plan));
+    CHECK_OK(hpc_plan_make("graph", &graph, &plan));
     CHECK_OK(hpc_plan_check(plan, 1));
     for (int r = 0; r < plan->n_rows; r++) {
         CHECK_EQ(plan->rows[r].codec_in, wires[plan->rows[r].key]);
@@ -307,7 +307,7 @@ static void test_codecs_by_key(void) {
     }
     hpc_plan_free(plan);
     graph.n_wires = 4;
-    CHECK_STATUS(hpc_plan_graph(&graph, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("graph", &graph, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("n_wires is 4 and wires is given; must be 3");
 }
 
@@ -316,11 +316,11 @@ static void test_hub_gathers(void) {
     const hpc_key keys[] = {{"odd", 100, 0}, {"a", 64 * 11, 0}, {"b", 5, 0}, {"c", 64 * 7 + 3, 0}};
     const int ranks[] = {0, 1, 2};
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = keys, hub.n_keys = 4, hub.workers = hub.servers = ranks, hub.n_workers = hub.n_servers = 3;
     hub.cores = 2, hub.chunk = 256;
     hpc_plan *plan;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     for (int key = 0; key < 4; key++) {
         int last = -1, runs = 0, seen = 0;
         for (int r = 0; r < plan->n_rows; r++) {
@@ -345,7 +345,7 @@ static const int first_ranks[MOST_SERVERS] = {0, 1, 2};
 /* A hub of one chunk a key, whose sizes are random. */
 static hpc_hub random_hub(hpc_key *own, char names[][16], int n_keys, uint64_t largest) {
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     for (int k = 0; k < n_keys; k++) {
         snprintf(names[k], sizeof names[k], "%d", k);
         own[k] = (hpc_key){names[k], 1 + random_below(largest), 0};

@@ -12,7 +12,7 @@ enum { N = 6, SIZE = 8 };
 
 static hpc_hosts small(void) {
     hpc_hosts hosts;
-    hpc_hosts_init(&hosts);
+    hpc_plan_args_init("hosts", &hosts, sizeof hosts);
     CHECK_EQ(hosts.n_levels, 1);
     CHECK_EQ(hosts.chunk, 65536);
     CHECK_EQ(hosts.depth, 1);
@@ -26,7 +26,7 @@ static hpc_hosts small(void) {
 
 static hpc_plan *make(const hpc_hosts *hosts) {
     hpc_plan *plan = NULL;
-    CHECK_OK(hpc_plan_hosts(hosts, &plan));
+    CHECK_OK(hpc_plan_make("hosts", hosts, &plan));
     CHECK_OK(hpc_plan_check(plan, SIZE));
     return plan;
 }
@@ -152,7 +152,7 @@ static void test_hub(void) {
     const int one[N] = {3, 3, 3, 3, 3, 3}, each[N] = {5, 4, 3, 2, 1, 0}, leads[N] = {0, 1, 1, 0, 0, 1};
     const int servers[] = {0, 3, 6};
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = keys, hub.n_keys = 3;
     hub.workers = workers, hub.n_workers = N;
     hub.cores = 2, hub.chunk = 4096, hub.wire = HPC_F16, hub.codec_out = HPC_BF16, hub.sum = 1;
@@ -165,7 +165,7 @@ static void test_hub(void) {
         hosts.top = i & 1 ? HPC_TOP_SHARDED : HPC_TOP_RING;
         hub.servers = hosts.leads ? servers : workers;
         hub.n_servers = hosts.leads ? 3 : N;
-        CHECK_OK(hpc_plan_hub(&hub, &of_hub));
+        CHECK_OK(hpc_plan_make("hub", &hub, &of_hub));
         of_hosts = make(&hosts);
         check_equal(of_hosts, of_hub);
         hpc_plan_free(of_hosts);
@@ -197,7 +197,7 @@ static void test_lists_are_shared(void) {
 
 static void refused(const hpc_hosts *hosts, const char *message) {
     hpc_plan *plan = NULL;
-    CHECK_STATUS(hpc_plan_hosts(hosts, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hosts", hosts, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE(message);
     CHECK(plan == NULL);
 }
@@ -215,9 +215,9 @@ static void test_refusals(void) {
     const int bad[] = {4, 0, -3, 7, 1, 6}, led[] = {1, 0, 0, 0, 0, 1}, wires[] = {HPC_F32, 14, HPC_F32};
     hpc_hosts good = small();
     refused(NULL, "hosts is NULL");
-    CHECK_STATUS(hpc_plan_hosts(&good, NULL), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hosts", &good, NULL), HPC_ERR_INVALID);
     CHECK_MESSAGE("plan is NULL");
-    REFUSED(h.size--, "call hpc_hosts_init first");
+    REFUSED(h.size--, "call hpc_plan_args_init first");
     REFUSED(h.n_keys = 0, "n_keys is 0");
     REFUSED(h.n_workers = 0, "workers is empty (n_workers is 0); a hierarchy needs at least one");
     REFUSED(h.workers = NULL, "workers is empty");

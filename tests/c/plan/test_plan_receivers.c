@@ -9,12 +9,12 @@ enum { SIZE = 8 };
 static hpc_plan *of_hub(const int *workers, int n_workers, const int *servers, int n_servers, int apply_at) {
     hpc_hub hub;
     hpc_plan *plan = NULL;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     CHECK_EQ(hub.apply_at, HPC_AT_OWNERS);
     hub.keys = keys, hub.n_keys = 3, hub.workers = workers, hub.n_workers = n_workers;
     hub.servers = servers, hub.n_servers = n_servers, hub.chunk = 4096, hub.cores = 2;
     hub.wire = HPC_F16, hub.codec_out = HPC_BF16, hub.apply_at = apply_at;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     CHECK_OK(hpc_plan_check(plan, SIZE));
     return plan;
 }
@@ -81,11 +81,11 @@ static void hosts(void) {
         for (int levels = 0; levels <= 2; levels++) {
             hpc_hosts h;
             hpc_plan *plan = NULL;
-            hpc_hosts_init(&h);
+            hpc_plan_args_init("hosts", &h, sizeof h);
             h.keys = keys, h.n_keys = 3, h.workers = workers, h.n_workers = 7, h.chunk = 4096, h.top = top;
             h.groups = levels ? groups : one, h.n_levels = levels ? levels : 1;
             h.wire = HPC_F16, h.codec_out = HPC_BF16, h.apply_at = HPC_AT_RECEIVERS;
-            CHECK_OK(hpc_plan_hosts(&h, &plan));
+            CHECK_OK(hpc_plan_make("hosts", &h, &plan));
             CHECK_OK(hpc_plan_check(plan, SIZE));
             for (int i = 0; i < plan->n_rows; i++) {
                 const hpc_row *row = &plan->rows[i];
@@ -111,11 +111,11 @@ static void trees(void) {
     static const int from[2][4] = {{3, 4, 3, 4}, {3, 3, 6, 7}}; /* ranks */
     hpc_hub hub;
     hpc_plan *plan = NULL;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = keys, hub.n_keys = 3, hub.workers = workers, hub.n_workers = 4, hub.servers = servers, hub.n_servers = 2;
     hub.chunk = 4096, hub.cores = 2, hub.wire = HPC_F16, hub.codec_out = HPC_BF16, hub.apply_at = HPC_AT_RECEIVERS;
     hub.parents = parents, hub.n_parents = 8;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     CHECK_OK(hpc_plan_check(plan, SIZE));
     int sums = 0, passing = 0, applies = 0;
     for (int i = 0; i < plan->n_rows; i++) {
@@ -149,19 +149,19 @@ static void trees(void) {
     memcpy(wrong, parents, sizeof wrong);
     hub.parents = wrong;
     wrong[0] = 1;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("worker 0 does not come from server 0: its parents go in a circle");
     wrong[0] = 4;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("the parent of worker 0 in the tree of server 0 is 4; must be a number of a worker, 0 to 3, or -1");
     wrong[0] = 2, wrong[2] = 1;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("the parent of worker 2 in the tree of server 0 is 1, but it is this server: must be -1");
     hub.parents = parents, hub.n_parents = 4;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("n_parents is 4; 2 servers and 4 workers need one parent for each pair");
     hub.n_parents = 8, hub.apply_at = HPC_AT_OWNERS;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("parents is given and apply_at is 0 (owners): only folds of updates go down trees");
 }
 
@@ -173,10 +173,10 @@ static void hosts_apart(void) {
         hpc_hosts h;
         hpc_plan *plan = NULL;
         int applies[WORKERS] = {0}, sends[WORKERS] = {0}, others = 0;
-        hpc_hosts_init(&h);
+        hpc_plan_args_init("hosts", &h, sizeof h);
         h.keys = keys, h.n_keys = 3, h.workers = workers, h.n_workers = WORKERS, h.groups = groups;
         h.apart = apart, h.apply_at = HPC_AT_RECEIVERS;
-        CHECK_OK(hpc_plan_hosts(&h, &plan));
+        CHECK_OK(hpc_plan_make("hosts", &h, &plan));
         CHECK_OK(hpc_plan_check(plan, WORKERS));
         int chunks = 0;
         for (int i = 0; i < plan->n_rows; i++) {
@@ -201,12 +201,12 @@ static void each(void) {
     hpc_hub hub;
     hpc_hosts h;
     hpc_plan *plan = NULL;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = keys, hub.n_keys = 3, hub.workers = hub.servers = workers, hub.n_workers = 3, hub.n_servers = 1;
     hub.apply_at = HPC_AT_RECEIVERS, hub.each = 1;
     for (int tree = 0; tree < 2; tree++) {
         hub.parents = tree ? parents : NULL, hub.n_parents = tree ? 3 : 0;
-        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &plan));
         for (int i = 0; i < plan->n_rows; i++) {
             const hpc_row *row = &plan->rows[i];
             CHECK_EQ(row->quorum, row->n_in);
@@ -214,10 +214,10 @@ static void each(void) {
         }
         hpc_plan_free(plan);
     }
-    hpc_hosts_init(&h);
+    hpc_plan_args_init("hosts", &h, sizeof h);
     h.keys = keys, h.n_keys = 3, h.workers = workers, h.n_workers = 3, h.groups = groups;
     h.apply_at = HPC_AT_RECEIVERS, h.apart = h.each = 1;
-    CHECK_OK(hpc_plan_hosts(&h, &plan));
+    CHECK_OK(hpc_plan_make("hosts", &h, &plan));
     for (int i = 0; i < plan->n_rows; i++)
         for (int e = 0; e < plan->rows[i].n_in; e++) {
             const hpc_edge *in = &plan->rows[i].in[e];
@@ -231,20 +231,20 @@ static void refusals(void) {
     hpc_plan *plan = NULL;
     hpc_hub hub;
     hpc_hosts h;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = keys, hub.n_keys = 3, hub.workers = hub.servers = workers, hub.n_workers = hub.n_servers = 2;
     hub.apply_at = 3;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("apply_at is 3; must be 0 (owners), 1 (receivers) or 2 (both)");
     hub.apply_at = HPC_AT_RECEIVERS;
-    hpc_hosts_init(&h);
+    hpc_plan_args_init("hosts", &h, sizeof h);
     h.keys = keys, h.n_keys = 3, h.workers = workers, h.n_workers = 2, h.groups = groups, h.apply_at = -1;
-    CHECK_STATUS(hpc_plan_hosts(&h, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hosts", &h, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("apply_at is -1");
 
     const hpc_key huge = {"huge", (uint64_t)HPC_PLAN_NUMBERS * 16, 0};
     hub.keys = &huge, hub.n_keys = 1, hub.chunk = 128;
-    CHECK_STATUS(hpc_plan_hub(&hub, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("hub", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("with apply_at 1 each chunk has a row at each receiver");
 
     const hpc_edge push = {0, -1, 1}; /* only a row that gets a fold may send nothing on */

@@ -6,7 +6,7 @@ static const hpc_key keys[2] = {{"a", 1000, 0}, {"b", 5, 0}};
 
 static hpc_tree tree_of(const int *parents, int ranks) {
     hpc_tree t;
-    hpc_tree_init(&t);
+    hpc_plan_args_init("tree", &t, sizeof t);
     t.keys = keys, t.n_keys = 2, t.parents = parents, t.ranks = ranks, t.chunk = 1024, t.cores = 2;
     return t;
 }
@@ -15,7 +15,7 @@ static hpc_tree tree_of(const int *parents, int ranks) {
 static void check_plan(const int *parents, int ranks) {
     const hpc_tree t = tree_of(parents, ranks);
     hpc_plan *plan = NULL;
-    CHECK_OK(hpc_plan_tree(&t, &plan));
+    CHECK_OK(hpc_plan_make("tree", &t, &plan));
     CHECK_OK(hpc_plan_check(plan, ranks));
     for (int r = 0; r < plan->n_rows; r++) {
         const hpc_row *row = &plan->rows[r];
@@ -31,7 +31,7 @@ static void check_plan(const int *parents, int ranks) {
 
 static void refused(const char *text, hpc_tree t) {
     hpc_plan *plan = NULL;
-    CHECK_STATUS(hpc_plan_tree(&t, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("tree", &t, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE(text);
 }
 
@@ -43,7 +43,7 @@ int main(void) {
     check_plan(some, 6);
     static const int circle[] = {-1, 2, 3, 1}, self[] = {-1, 1}, two[] = {-1, 0, -1}, none[] = {1, 0}, far[] = {-1, 2};
     hpc_plan *plan = NULL;
-    CHECK_STATUS(hpc_plan_tree(NULL, &plan), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_plan_make("tree", NULL, &plan), HPC_ERR_INVALID);
     refused("rank 1 does not come from the root 0: its parents go in a circle", tree_of(circle, 4));
     refused("rank 1 does not come from the root 0", tree_of(self, 2));
     refused("ranks 0 and 2 have no parent; a tree has one root", tree_of(two, 3));

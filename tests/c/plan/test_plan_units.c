@@ -89,7 +89,7 @@ static void check_gathered(const hpc_plan *plan, int cores) {
 
 static hpc_hub hub_of(const struct shape *s, int servers) {
     hpc_hub hub;
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     hub.keys = s->keys, hub.n_keys = s->n_keys, hub.cores = s->cores, hub.chunk = s->chunk;
     hub.workers = hub.servers = ranks, hub.n_workers = RANKS, hub.n_servers = servers;
     return hub;
@@ -102,7 +102,7 @@ static void test_hub(void) {
         uint64_t load[BINS] = {0};
         hpc_plan *plan;
         hub.interfaces = s.cores % 2 == 0 ? 2 : 1;
-        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &plan));
         CHECK_OK(hpc_plan_check(plan, RANKS));
         uint64_t largest = check_cuts(&s, plan, -1, load);
         check_balance(load, hub.n_servers * s.cores, largest);
@@ -117,10 +117,10 @@ static void test_graph(void) {
         uint64_t load[BINS] = {0}, largest = 0;
         hpc_graph graph;
         hpc_plan *plan;
-        hpc_graph_init(&graph);
+        hpc_plan_args_init("graph", &graph, sizeof graph);
         graph.keys = s.keys, graph.n_keys = s.n_keys, graph.cores = s.cores, graph.chunk = s.chunk;
         graph.ranks = RANKS, graph.weights = weights;
-        CHECK_OK(hpc_plan_graph(&graph, &plan));
+        CHECK_OK(hpc_plan_make("graph", &graph, &plan));
         CHECK_OK(hpc_plan_check(plan, RANKS));
         for (int rank = 0; rank < RANKS; rank++) largest = check_cuts(&s, plan, rank, load);
         check_balance(load, RANKS * s.cores, largest);
@@ -134,11 +134,11 @@ static void test_hosts(void) {
         uint64_t load[BINS] = {0};
         hpc_hosts hosts;
         hpc_plan *plan;
-        hpc_hosts_init(&hosts);
+        hpc_plan_args_init("hosts", &hosts, sizeof hosts);
         hosts.keys = s.keys, hosts.n_keys = s.n_keys, hosts.cores = s.cores, hosts.chunk = s.chunk;
         hosts.workers = ranks, hosts.n_workers = RANKS, hosts.groups = groups;
         hosts.apply_at = random_below(2) == 0 ? HPC_AT_OWNERS : HPC_AT_BOTH;
-        CHECK_OK(hpc_plan_hosts(&hosts, &plan));
+        CHECK_OK(hpc_plan_make("hosts", &hosts, &plan));
         CHECK_OK(hpc_plan_check(plan, RANKS)); /* the rows that forward and relay too are whole units */
         if (hosts.apply_at == HPC_AT_OWNERS) check_balance(load, RANKS * s.cores, check_cuts(&s, plan, -1, load));
         hpc_plan_free(plan);
@@ -151,10 +151,10 @@ static void test_tree(void) {
         uint64_t load[BINS] = {0};
         hpc_tree tree;
         hpc_plan *plan;
-        hpc_tree_init(&tree);
+        hpc_plan_args_init("tree", &tree, sizeof tree);
         tree.keys = s.keys, tree.n_keys = s.n_keys, tree.cores = s.cores, tree.chunk = s.chunk;
         tree.parents = parents, tree.ranks = RANKS;
-        CHECK_OK(hpc_plan_tree(&tree, &plan));
+        CHECK_OK(hpc_plan_make("tree", &tree, &plan));
         CHECK_OK(hpc_plan_check(plan, RANKS));
         check_balance(load, s.cores, check_cuts(&s, plan, -1, load));
         hpc_plan_free(plan);
@@ -165,7 +165,7 @@ static int rows_of(hpc_key key, uint64_t chunk) {
     const struct shape s = {.keys = {key}, .n_keys = 1, .cores = 1, .chunk = chunk};
     hpc_hub hub = hub_of(&s, 1);
     hpc_plan *plan;
-    CHECK_OK(hpc_plan_hub(&hub, &plan));
+    CHECK_OK(hpc_plan_make("hub", &hub, &plan));
     CHECK_OK(hpc_plan_check(plan, RANKS));
     int n = plan->n_rows;
     hpc_plan_free(plan);
@@ -237,7 +237,7 @@ static void test_digest_and_copy(void) {
         const struct shape s = {.keys = {{"a", 100, units[i]}}, .n_keys = 1, .cores = 1, .chunk = 1024};
         const hpc_hub hub = hub_of(&s, 1);
         hpc_plan *plan, *copy;
-        CHECK_OK(hpc_plan_hub(&hub, &plan));
+        CHECK_OK(hpc_plan_make("hub", &hub, &plan));
         CHECK_EQ(plan->n_rows, 1);
         CHECK_OK(hpc_plan_copy(plan, "test", &copy));
         digests[i] = hpc_plan_digest(plan);

@@ -93,7 +93,7 @@ static void refuses(rank *r) {
     CHECK_MESSAGE("the arguments of planner 'turns' have");
     CHECK_STATUS(hpc_plan_make("turns", NULL, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("turns is NULL");
-    hpc_hub_init(&hub);
+    hpc_plan_args_init("hub", &hub, sizeof hub);
     CHECK_STATUS(hpc_plan_make("turns", &hub, &plan), HPC_ERR_INVALID);
     CHECK_MESSAGE("turns->size is");
     CHECK_OK(hpc_plan_args_init("turns", &args, sizeof args));

@@ -81,7 +81,7 @@ static int wait_for_victim(rank *r, fixture f, int kind, double timeout) {
     case WAIT_EVENT:
         return hpc_wait_event(r->context, NULL, &e, timeout);
     case PUT_NOTIFY:
-        for (int i = 0; i <= hpc_notify_depth() && status == HPC_OK; i++) {
+        for (int i = 0; i <= HPC_NOTIFY_DEPTH && status == HPC_OK; i++) {
             status = hpc_put_notify(NULL, f.w, VICTIM, NULL, 0, 0, 0, timeout);
         }
         return status;

@@ -8,7 +8,7 @@ static size_t length_of(int peer, uint64_t k) {
 }
 
 static void send_one(rank *r, hpc_window *w, hpc_lane *lane, unsigned char *src, int to, uint64_t k) {
-    int slots = 2 * hpc_notify_depth();
+    int slots = 2 * HPC_NOTIFY_DEPTH;
     size_t n = length_of(r->rank, k), at = k % (uint64_t)slots * SLOT;
     ranks_fill(src + at, n, k * 16 + (uint64_t)r->rank);
     CHECK_OK(hpc_put_notify(lane, w, to, src + at, n, (size_t)(r->rank * slots) * SLOT + at,
@@ -18,7 +18,7 @@ static void send_one(rank *r, hpc_window *w, hpc_lane *lane, unsigned char *src,
 /* Everybody sends to everybody, several times round the ring, and polls as it goes. A slot is used again 2 * depth
  * events later, which the sender cannot reach before the receiver has polled the one in between. */
 static void all_to_all(rank *r) {
-    int depth = hpc_notify_depth(), slots = 2 * depth;
+    int depth = HPC_NOTIFY_DEPTH, slots = 2 * depth;
     CHECK(depth >= 2);
     uint64_t total = (uint64_t)(depth * 5 + 3), sent[RANKS_MAX] = {0}, seen[RANKS_MAX] = {0};
     size_t area = (size_t)slots * SLOT;
@@ -54,7 +54,7 @@ static void all_to_all(rank *r) {
 
 /* One stream, as fast as it goes: the sender is held by a full ring again and again. */
 static void stream(rank *r) {
-    int slots = 2 * hpc_notify_depth();
+    int slots = 2 * HPC_NOTIFY_DEPTH;
     uint64_t total = (uint64_t)ranks_rounds(30000);
     hpc_window *w;
     CHECK_OK(hpc_window_create(r->context, (size_t)(slots * SLOT) * 2, 0, NULL, -1, &w));
@@ -78,7 +78,7 @@ static void stream(rank *r) {
 
 /* A full ring: the next one times out naming the peer, others are reached, and room comes back with polling. */
 static void full_ring(rank *r) {
-    uint32_t depth = (uint32_t)hpc_notify_depth();
+    uint32_t depth = (uint32_t)HPC_NOTIFY_DEPTH;
     hpc_window *w;
     hpc_event e;
     uint64_t word = 42;
@@ -120,7 +120,7 @@ static void full_ring(rank *r) {
 static void nobody_is_hidden(rank *r) {
     hpc_window *w;
     CHECK_OK(hpc_window_create(r->context, 8, 0, NULL, -1, &w));
-    int mine = r->rank == 1 ? hpc_notify_depth() : r->rank == 0 ? 0 : 1;
+    int mine = r->rank == 1 ? HPC_NOTIFY_DEPTH : r->rank == 0 ? 0 : 1;
     for (int k = 0; k < mine; k++) CHECK_OK(hpc_put_notify(NULL, w, 0, NULL, 0, 0, 0, -1));
     CHECK_OK(hpc_flush(NULL, w, -1, -1));
     CHECK_OK(hpc_barrier(r->context, -1));
@@ -132,7 +132,7 @@ static void nobody_is_hidden(rank *r) {
             seen |= 1u << e.peer;
         }
         CHECK_EQ(seen, (1u << r->size) - 2);
-        for (int k = r->size; k < hpc_notify_depth() + r->size - 2; k++) CHECK_OK(hpc_poll(r->context, NULL, &e));
+        for (int k = r->size; k < HPC_NOTIFY_DEPTH + r->size - 2; k++) CHECK_OK(hpc_poll(r->context, NULL, &e));
         CHECK_STATUS(hpc_poll(r->context, NULL, &e), HPC_IN_PROGRESS);
     }
     hpc_window_free(w);
@@ -141,7 +141,7 @@ static void nobody_is_hidden(rank *r) {
 /* Events come out of the lane of the same number, imm and peer as given; a rank may notify itself. */
 static void lanes_apart(rank *r) {
     enum { LANES = 3 };
-    const int each = hpc_notify_depth() < 20 ? hpc_notify_depth() : 20;
+    const int each = HPC_NOTIFY_DEPTH < 20 ? HPC_NOTIFY_DEPTH : 20;
     hpc_lane *lanes[LANES] = {NULL};
     hpc_window *w;
     hpc_event e;

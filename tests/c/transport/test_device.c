@@ -296,8 +296,8 @@ static void check_create(const char *transports, const char *devices, int status
     if (status != HPC_OK) return;
     if (state >= 0) CHECK_EQ(c->self.devices.state, state);
     if (devices != NULL) { /* asked for, and not there */
-        CHECK(c->self.devices.state != HPC_VERBS_READY && hpc_context_note(c, 0) != NULL);
-        CHECK(strncmp(hpc_context_note(c, 0), "cannot use verbs: rank 0 ", 25) == 0);
+        CHECK(c->self.devices.state != HPC_VERBS_READY && hpc_context_note(c, 0, NULL) != NULL);
+        CHECK(strncmp(hpc_context_note(c, 0, NULL), "cannot use verbs: rank 0 ", 25) == 0);
     }
     CHECK_EQ(c->self.devices.state == HPC_VERBS_READY, c->nics != NULL);
     CHECK_EQ(c->self.control.endpoints[0].family != 0, listens);
@@ -344,7 +344,8 @@ static void check_none(int state) {
     CHECK_MESSAGE(says);
     hpc_context_free(c);
     connect_alone(NULL, &c, HPC_OK); /* the others are there */
-    int told = hpc_context_note(c, 0) != NULL && strstr(hpc_context_note(c, 0), says + strlen("verbs: ")) != NULL;
+    int told =
+        hpc_context_note(c, 0, NULL) != NULL && strstr(hpc_context_note(c, 0, NULL), says + strlen("verbs: ")) != NULL;
     CHECK_EQ(told, state != HPC_VERBS_NOT_BUILT && state != HPC_VERBS_NO_DEVICE);
     hpc_context_free(c);
 }

@@ -274,7 +274,7 @@ static int notify(hpc_window *w, int peer, uint32_t imm, double timeout) {
 static void credits(rank *r) {
     hpc_window *w;
     hpc_event e;
-    const int depth = hpc_notify_depth();
+    const int depth = HPC_NOTIFY_DEPTH;
     const int polls[] = {1, 1, 2, depth / 2, depth / 2 + 1, depth - 1, depth, 1};
     uint32_t sent = 0, seen = 0;
     CHECK_OK(hpc_window_create(r->context, 8, 0, NULL, -1, &w));
