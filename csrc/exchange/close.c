@@ -38,12 +38,23 @@ static int outstanding(const hpc_scheme *sc, int *ranks) {
     return sc->gate->outstanding == NULL ? 0 : sc->gate->outstanding(sc, ranks);
 }
 
+/* Ranks of which something is outstanding. A rank that left had sent all: the cores of this rank have it to take. */
+static int outstanding_here(const hpc_scheme *sc, int *ranks) {
+    const hpc_group *group = &sc->context->group;
+    int found = outstanding(sc, ranks), n = 0;
+    for (int i = 0; i < found; i++)
+        if (atomic_load_explicit(&group->states[ranks[i]], memory_order_acquire) != HPC_PEER_LEFT)
+            ranks[n++] = ranks[i];
+    if (n == 0 && found > 0) ranks[n++] = group->rank;
+    return n;
+}
+
 static int open_workers(void *arg, int *ranks) {
     const hpc_scheme *sc = arg;
     int n = 0;
     for (int r = 0; r < sc->context->group.size; r++)
         if (is_open(sc, r)) ranks[n++] = r;
-    return n == 0 ? outstanding(sc, ranks) : n;
+    return n == 0 ? outstanding_here(sc, ranks) : n;
 }
 
 /* Whether no rank needs this one any more. After a revoke the others go on without a rank that closes the exchange, and

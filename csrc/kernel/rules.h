@@ -1,12 +1,16 @@
-/* The built-in rules. The file of an instruction set includes this after its rule_lanes_*.h, so
+/* The built-in rules, each in its own file. The file of an instruction set includes this after its rule_lanes_*.h, so
  * every rule is compiled once for each of them. */
 #ifndef HPC_RULES_H
 #define HPC_RULES_H
 
 #include "kernel/rule_average.h"
 #include "kernel/rule_sgd.h"
+#include "kernel/rule_proxsgd.h"
+#include "kernel/rule_dual.h"
 #include "kernel/rule_momentum.h"
+#include "kernel/rule_nesterov.h"
 #include "kernel/rule_adam.h"
+#include "kernel/rule_adamw.h"
 
 static const hpc_builtin_rule *const rules[] = {
     // clang-format off

@@ -97,7 +97,7 @@ typedef struct hpc_copies {
 
 int hpc_plan_copies(const hpc_copies *copies, hpc_plan **plan);
 
-/* graph.c: every field, and every weight. */
+/* phases.c: every field, and every weight. */
 int hpc_graph_check(const hpc_graph *graph);
 
 /* The weight at rank to of the update of rank from; 0: there is no edge. */
