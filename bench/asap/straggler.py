@@ -103,7 +103,10 @@ def stand_still(ctx: hpcomm.Context, o: Any) -> Row:
             exchange.pull("w", timeout=LIMIT)
     usual = exchange.stats().usual
     if slow:
-        while not all(window.test_signal(rank, 1) for rank in others):
+        until = time.monotonic() + LIMIT
+        while missing := [rank for rank in others if not window.test_signal(rank, 1)]:  # a wait would work for others
+            if time.monotonic() > until:
+                raise SystemExit(f"straggler: ranks {missing} were not told of the stand in {LIMIT} s")
             time.sleep(0.005)
         exchange.push_pull("w", gradient, timeout=LIMIT)
     else:
