@@ -241,6 +241,7 @@ def stochastic_reduce(
         ConfigError: ranks disagree.
     """
     nodes: Any = root_expander if topology is None else topology
-    if in_place:
-        options["engine"] = replace(options.get("engine", EngineOptions()), in_place=in_place)
+    engine = options.get("engine", EngineOptions())
+    if in_place and isinstance(engine, EngineOptions):  # Exchange refuses another one
+        options["engine"] = replace(engine, in_place=in_place)
     return Exchange(ctx, params, HostGraph(nodes) if hosts_first else nodes, consistency, rule, **options)
