@@ -1,6 +1,7 @@
 """hpcomm.torch beside one process: rules, what trainers do, uneven batches, and what raises."""
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ from torchcases import (
 
 import hpcomm
 import hpcomm.torch as ht
+from hpcomm.torch.start import Options
 
 pytestmark = pytest.mark.xdist_group("group torch")  # one job for all tests
 
@@ -419,10 +421,25 @@ def what_would_train_wrongly_raises(ctx: hpcomm.Context) -> None:
             kinds, match=rf"DistributedOptimizer\(\) got an unexpected keyword argument '{word}': {told}"
         ):
             ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, **given)
+    values: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"engine": hpcomm.EngineOptions(split=True)}, "engine has split: hpcomm.torch decides it"),
+        ({"plan": 3}, "plan is a int: must be PlanOptions"),
+        ({"topology": "flat", "placement": "CS"}, "topology and placement are given: give the topology alone"),
+    )
+    for options, told in values:
+        model, given = net(), options if ctx.rank else {}
+        with pytest.raises(hpcomm.InvalidArgument, match=told):
+            ht.DistributedOptimizer(momentum(model.parameters()), ctx, model, **given)
     with refuses("not parameters of the model"):
         ht.DistributedOptimizer(momentum(net().parameters()), ctx, net())
     with pytest.raises(hpcomm.NotSupported, match="add_param_group"):
         optimizer.add_param_group({"params": []})
+
+
+def test_a_call_has_few_parameters() -> None:
+    """self and **options stand for themselves in the signature, and the options are counted one by one."""
+    own = len(inspect.signature(ht.DistributedOptimizer.__init__).parameters) - 2
+    assert own + len(Options.__optional_keys__) <= 24
 
 
 # ---- between backward and step ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import inspect
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ..codec import Codecs
 from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
-from ..exchange.options import EngineOptions, PlanOptions, Progress, Reduce, apart, engine_options
+from ..exchange.options import EngineOptions, PlanOptions, Progress, Reduce, apart, engine_options, plan_options
 from ..topology import ParameterServer
 from ..topology.given import as_topology
 from ..topology.protocol import Topology
@@ -78,9 +78,9 @@ def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
 def exchange_options(options: Mapping[str, Any], codec: Codecs | None) -> dict[str, Any]:
     """The options as an exchange takes them: those given one by one are in plan and engine."""
     rest = {name: one for name, one in options.items() if name not in ("codec_out", "reduce", "progress")}
-    given = {"codec": codec, **{name: options.get(name) for name in ("codec_out", "reduce")}}
-    plan = replace(options.get("plan", PlanOptions()), **{name: one for name, one in given.items() if one is not None})
-    return {**rest, "plan": plan, "engine": engine_options(options.get("engine", EngineOptions()), options)}
+    given = {name: one for name, one in {**options, "codec": codec}.items() if one is not None}
+    engine = engine_options(options.get("engine", EngineOptions()), given)
+    return {**rest, "plan": plan_options(options.get("plan"), given), "engine": engine}
 
 
 def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
