@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import threading
 import time
@@ -307,6 +308,18 @@ def alone() -> Any:
     """A world of one."""
     with hpcomm.init() as context:
         yield context
+
+
+def is_gone_soon(pid: int) -> bool:
+    """Whether a process is gone within 10 s: one that was killed gives its memory back before."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], 10)[0])
+    finally:
+        os.close(process)
 
 
 def names_of(request: pytest.FixtureRequest) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import mpi
 import numpy as np
 import pytest
-from conftest import names_of
+from conftest import is_gone_soon, names_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FEW = ["-n", "2", "-m", "8", "-N", "2"]
@@ -452,7 +452,7 @@ def test_who_ends_a_benchmark_ends_its_ranks(tmp_path: Path) -> None:
         started.terminate()
         started.communicate(timeout=60)  # mpirun has closed it too
         assert started.returncode == 128 + signal.SIGTERM
-        assert processes_with(str(mark)) == []
+        assert all(map(is_gone_soon, processes_with(str(mark))))  # a killed rank may be on its way out
     finally:
         for pid in processes_with(str(mark)):
             os.kill(pid, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import mpi
 import numpy as np
 import pytest
 import ranks
+from conftest import is_gone_soon
 
 import hpcomm
 
@@ -76,18 +76,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def is_gone_soon(pid: int) -> bool:
-    """A process that was killed gives its memory back, and with it the mark, before it is gone."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([process], [], [], 10)[0])
-    finally:
-        os.close(process)
 
 
 # ---- what the ranks are ----------------------------------------------------------------------------------------------
