@@ -13,8 +13,10 @@ PHASES are those of .ci/run that a commit passes again when a file that they jud
 A test by the fixture ranks_by runs each of its cases on one transport, one by the fixture transport on two of four.
 """
 
+import ast
 import hashlib
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -48,10 +50,30 @@ class Subject:
         found = hashlib.sha256()
         for path in files(root, (*self.tests, *self.watched)):
             found.update(f"{path.relative_to(root)}\n".encode())
-            found.update(path.read_bytes())
+            found.update(without_prose(path))
         for path in files(root, self.named):
             found.update(f"{path.relative_to(root)}\n".encode())
         return found.hexdigest()
+
+
+IN_C = re.compile(rb"""\"(?:\\.|[^"\\])*\"|'(?:\\.|[^'\\])*'|//[^\n]*|/\*.*?\*/""", re.DOTALL)  # texts, comments
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def without_prose(path: Path) -> bytes:
+    """A file without what no phase and no subject judges: comments and line breaks of C, docstrings of Python."""
+    data = path.read_bytes()
+    if path.suffix in (".c", ".h", ".hpp", ".cpp"):
+        return b" ".join(IN_C.sub(lambda m: m[0] if m[0][:1] != b"/" else b" ", data).split())
+    if path.suffix != ".py":
+        return data
+    lines = data.splitlines()
+    for node in ast.walk(ast.parse(data)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            for number in range(first.lineno - 1, first.end_lineno or first.lineno):
+                lines[number] = b""
+    return b"\n".join(line for line in lines if line.strip())
 
 
 def files(root: Path, patterns: Iterable[str]) -> list[Path]:

@@ -105,7 +105,7 @@ def test_a_subject_that_has_changed_has_not_passed(subject: str, path: str, tmp_
     assert chosen.note_passed(tmp_path)
     assert chosen.passed(tmp_path) == set(chosen.SUBJECTS)
     assert not chosen.note_passed(tmp_path)
-    (tmp_path / path).write_text((tmp_path / path).read_text() + "\n")
+    (tmp_path / path).write_text((tmp_path / path).read_text() + "x = 1\n")
     assert subject not in chosen.passed(tmp_path)
 
 
@@ -118,6 +118,26 @@ def test_a_phase_is_owed_until_it_has_passed_on_these_files(tmp_path: Path, monk
     assert (chosen.main("is-owed", "fuzz"), chosen.main("is-owed", "sanitize")) == (1, 0)
     (tmp_path / "csrc/base/wait.c").write_text("")
     assert chosen.main("is-owed", "fuzz") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "prose", "code"),
+    [
+        ("a.c", 'int a; /* "1 */ char *b = "/*";', '// 2\nint a;\nchar *b = "/*";', 'int a; char *b = "/**/";'),
+        (
+            "a.py",
+            '"""1"""\ndef f():\n    "2"\n    return 1\n',
+            "def f():\n    '3'\n    return 1\n",
+            "def f():\n    return 2\n",
+        ),
+    ],
+)
+def test_comments_and_docstrings_owe_nothing(name: str, before: str, prose: str, code: str, tmp_path: Path) -> None:
+    subject, digests = chosen.Subject((), (name,)), []
+    for text in (before, prose, code):
+        (tmp_path / name).write_text(text)
+        digests.append(subject.digest(tmp_path))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_of_some_files_the_name_alone_counts(tmp_path: Path) -> None:
