@@ -1,8 +1,9 @@
 """Rules: how the owner of a chunk applies the folded update (PHub, section 3.2.2).
 
-A rule is a value. Its code is machine code in the C library, or a user's own; here are its hyper-parameters, their
-limits and their order. All arithmetic is float32, in the order of the formulas, without fused multiply-adds: the same
-bits on every instruction set. In the formulas w is a parameter and g the folded update of it.
+A rule is a value: the hyper-parameters of machine code in the C library, or of a user's own. All arithmetic is float32,
+in the order of the formulas, without fused multiply-adds: the same bits on every instruction set. In the formulas w is
+a parameter and g its folded update. A rule raises InvalidArgument for a hyper-parameter that is not finite, negative,
+or 1 or more where it is a momentum or a beta.
 """
 
 import dataclasses
@@ -15,29 +16,28 @@ from . import _core
 from .errors import InvalidArgument
 from .log import logger
 from .prox import L2, ElasticNet, Prox
-from .stage import check_number
+from .stage import check_number, checked_args, checked_title
 
 MOST_ARGS = _core.RULE_ARGS - 1  # of a rule, the step not counted
 MOST_SLOTS = _core.RULE_SLOTS  # float32 values of state for each parameter
 
-
 TORCH_NAMES = {"beta1": "betas[0]", "beta2": "betas[1]", "epsilon": "eps"}  # where torch has another name
+_BELOW_1 = ("momentum", "beta1", "beta2")
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A rule of the C library, which calls it as the class in lower case; its fields are the names that C gives its
-    hyper-parameters."""
+    """A rule of the C library: there its name is the class in lower case, and its fields are the hyper-parameters."""
+
+    def __post_init__(self) -> None:
+        for name in names_of(type(self)):
+            below_1 = name in _BELOW_1
+            check_number(self, name, 0, 1 if below_1 else math.inf, open_high=below_1)
 
 
 @dataclass(frozen=True)
 class SGD(BuiltIn):
-    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g. With a momentum this is the rule Momentum or
-    Nesterov.
-
-    Raises:
-        InvalidArgument: lr or weight_decay is negative or not finite, or a momentum is given.
-    """
+    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g. A momentum raises InvalidArgument."""
 
     lr: float = 0.01
     weight_decay: float = 0.0
@@ -51,49 +51,30 @@ class SGD(BuiltIn):
             raise InvalidArgument(
                 f"SGD has no momentum: give hpcomm.{kind}(lr={self.lr!r}, momentum={momentum or 0.9!r})"
             )
-        check_number(self, "lr", 0)
-        check_number(self, "weight_decay", 0)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
 class Momentum(BuiltIn):
-    """SGD with momentum: g += weight_decay * w; m = momentum * m + g; w -= lr * m.
-
-    Raises:
-        InvalidArgument: lr or weight_decay is negative, momentum is not in [0, 1), or one is not finite.
-    """
+    """SGD with momentum: g += weight_decay * w; m = momentum * m + g; w -= lr * m."""
 
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_number(self, "lr", 0)
-        check_number(self, "momentum", 0, 1, open_high=True)
-        check_number(self, "weight_decay", 0)
 
 
 @dataclass(frozen=True)
 class Nesterov(BuiltIn):
     """Nesterov's accelerated gradient, the rule of PHub's evaluation (section 4.2): g += weight_decay * w;
-    m = momentum * m + g; w -= lr * (g + momentum * m).
-
-    Raises:
-        InvalidArgument: lr or weight_decay is negative, momentum is not in [0, 1), or one is not finite.
-    """
+    m = momentum * m + g; w -= lr * (g + momentum * m)."""
 
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_number(self, "lr", 0)
-        check_number(self, "momentum", 0, 1, open_high=True)
-        check_number(self, "weight_decay", 0)
-
 
 def _numbers_of_adam(rule: "Adam | AdamW", betas: Any, eps: Any) -> None:
-    """Checks them. betas and eps: torch's words for beta1, beta2 and epsilon, which they take the place of."""
+    """Takes beta1, beta2 and epsilon by torch's names, and checks all numbers."""
     if betas is not None:
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise InvalidArgument(f"{type(rule).__name__}: betas is {betas!r}: must be two numbers, beta1 and beta2")
@@ -101,21 +82,13 @@ def _numbers_of_adam(rule: "Adam | AdamW", betas: Any, eps: Any) -> None:
         object.__setattr__(rule, "beta2", betas[1])
     if eps is not None:
         object.__setattr__(rule, "epsilon", eps)
-    check_number(rule, "lr", 0)
-    check_number(rule, "beta1", 0, 1, open_high=True)
-    check_number(rule, "beta2", 0, 1, open_high=True)
-    check_number(rule, "epsilon", 0)
-    check_number(rule, "weight_decay", 0)
+    BuiltIn.__post_init__(rule)
 
 
 @dataclass(frozen=True)
 class Adam(BuiltIn):
-    """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first. betas=(beta1, beta2) and eps=epsilon, as
-    torch calls them, may be given too.
-
-    Raises:
-        InvalidArgument: lr, epsilon or weight_decay is negative, a beta is not in [0, 1), or one is not finite.
-    """
+    """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first. It also takes torch's names betas=(beta1,
+    beta2) and eps=epsilon."""
 
     lr: float = 0.001
     beta1: float = 0.9
@@ -133,11 +106,7 @@ class Adam(BuiltIn):
 @dataclass(frozen=True)
 class AdamW(BuiltIn):
     """Adam with decoupled weight decay (Loshchilov and Hutter, algorithm 2): w *= 1 - lr * weight_decay, then the step
-    of Adam without weight decay. It takes betas and eps as Adam does.
-
-    Raises:
-        InvalidArgument: lr, epsilon or weight_decay is negative, a beta is not in [0, 1), or one is not finite.
-    """
+    of Adam without weight decay. It takes betas and eps as Adam does."""
 
     lr: float = 0.001
     beta1: float = 0.9
@@ -154,20 +123,14 @@ class AdamW(BuiltIn):
 
 @dataclass(frozen=True)
 class Average(BuiltIn):
-    """The folded update becomes the parameters: workers push their models and pull the mean. It has no arguments."""
+    """The folded update becomes the parameters: workers push their models and pull the mean."""
 
 
 @dataclass(frozen=True)
 class ProxSGD(BuiltIn):
     """Proximal SGD (SFB, section 2.1): g += weight_decay * w; w -= lr * g; then rows of W are mapped by the prox, with
-    the step lr. A key with a prox is a matrix, and no chunk cuts a row of it apart.
-
-    A NaN that the prox leaves ends the exchange with an error that names the key and the row, be it that it came with
-    an update.
-
-    Raises:
-        InvalidArgument: lr or weight_decay is negative or not finite; prox is no value of hpcomm.prox, and not None.
-    """
+    the step lr. A key with a prox is a matrix, and no chunk cuts a row of it apart. A NaN after the prox ends the
+    exchange with an error that names the key and the row."""
 
     lr: float = 0.01
     prox: Prox | None = None
@@ -181,12 +144,8 @@ class ProxSGD(BuiltIn):
 class Dual(BuiltIn):
     """The rule of SDCA (SFB, section 2.1): g += weight_decay * Z; Z -= lr * g; W = prox(Z), the gradient of the
     conjugate of h; None: Z itself. Z is state: float32 of the key's shape, zero at first, on the key's owners, and in
-    checkpoints. W is the initial value until the first update. A NaN ends the exchange as with ProxSGD.
-
-    Raises:
-        InvalidArgument: lr or weight_decay is negative or not finite; prox is no value of hpcomm.prox, and not None;
-            h is not strongly convex, as the lam of L2 or the l2 of ElasticNet is 0.
-    """
+    checkpoints. W is the initial value until the first update. A NaN ends the exchange as with ProxSGD. Raises
+    InvalidArgument where h is not strongly convex: the lam of L2 or the l2 of ElasticNet is 0."""
 
     prox: Prox | None = None
     lr: float = 1.0
@@ -200,8 +159,7 @@ class Dual(BuiltIn):
 
 
 def _check_prox(rule: "ProxSGD | Dual") -> None:
-    check_number(rule, "lr", 0)
-    check_number(rule, "weight_decay", 0)
+    BuiltIn.__post_init__(rule)
     if rule.prox is not None and not isinstance(rule.prox, Prox):
         raise InvalidArgument(
             f"{type(rule).__name__}: prox is {rule.prox!r}: must be a value of hpcomm.prox such as L1(0.1), or None"
@@ -211,25 +169,20 @@ def _check_prox(rule: "ProxSGD | Dual") -> None:
 @dataclass(frozen=True)
 class Rule:
     """A user's rule: machine code of the shapes in hpcomm.h, called by the engine's cores without the interpreter.
-    `hpcomm.kernels` makes one of a Python function.
-
-    Every rank of an exchange gives the same name, slots and args; that the code behind them is the same is up to the
-    caller.
+    `hpcomm.kernels` makes one of a Python function. Every rank gives the same name, slots and args, which hpcomm
+    checks, and the same code. Raises InvalidArgument for a function that is none, and for slots or args out of range.
 
     Attributes:
         apply: `int apply(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n)`;
             0, or a status that ends the exchange with an error. An address, a ctypes function pointer, or an object
-            that has the address as an attribute, such as a Numba cfunc; the exchange keeps it alive.
+            with an `address`, such as a Numba cfunc; the exchange keeps it alive.
         slots: float32 values of state for each parameter, 0 to 4, zero at first.
-        args: hyper-parameters, which apply finds from args[1] on; args[0] is the step, from 1. A mapping gives them
-            names for `Exchange.set(name=value)`; of a sequence, set changes the whole: `set(args=(...))`. At most 7.
+        args: at most 7 hyper-parameters, which apply finds from args[1] on; args[0] is the step, from 1. A mapping
+            gives them names for `Exchange.set(name=value)`; a sequence is set as a whole: `set(args=(...))`.
         fold: `int fold(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args)`,
-            which adds weight times an update to the n values of acc; None means the weighted sum. Only a fold by
+            which adds weight times an update to the n values of acc; None: the weighted sum. Only a fold by
             `hpcomm.kernels` says which wire formats it reads; code of another kind must go by n and nbytes.
         name: told in errors and checkpoints.
-
-    Raises:
-        InvalidArgument: apply or fold is no function, or slots or args are out of range.
     """
 
     apply: Any
@@ -244,11 +197,8 @@ class Rule:
             _core.function_address(self.fold, "fold")
         if not isinstance(self.slots, int) or not 0 <= self.slots <= MOST_SLOTS:
             raise InvalidArgument(f"Rule: slots is {self.slots!r}: must be an int from 0 to {MOST_SLOTS}")
-        object.__setattr__(self, "args", _checked_args(self.args))
-        name = self.name or getattr(self.apply, "__name__", None) or "rule"
-        if not isinstance(name, str) or not 0 < len(name.encode()) < 64:
-            raise InvalidArgument(f"Rule: name is {name!r}: must be a text of 1 to 63 bytes")
-        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "args", checked_args("Rule", self.args, MOST_ARGS))
+        object.__setattr__(self, "name", checked_title("Rule: name", self.name, self.apply, "rule", 63))
 
 
 AnyRule: TypeAlias = BuiltIn | Rule
@@ -257,7 +207,7 @@ RuleOrRules: TypeAlias = AnyRule | Mapping[str, AnyRule]
 
 
 def check_rule(rule: object) -> None:
-    """Refuses a value that is no rule; a class in place of its value is the usual slip."""
+    """Refuses a value that is no rule."""
     if not isinstance(rule, AnyRule):
         known = ", ".join(kind.__name__ for kind in (*BuiltIn.__subclasses__(), Rule))
         slip = f": {rule.__name__}() makes one" if isinstance(rule, type) and issubclass(rule, BuiltIn) else ""
@@ -268,8 +218,7 @@ _told: set[AnyRule] = set()  # defaults that a warning has named
 
 
 def or_default(rule: RuleOrRules | None, default: AnyRule, rank: int) -> RuleOrRules:
-    """The rule; the default where None is given, which rank 0 says once, as a rate that a user has not chosen may not
-    be the one that is wanted."""
+    """The rule; where it is None the default, of which rank 0 warns once."""
     if rule is not None:
         return rule
     if rank == 0 and default not in _told:
@@ -279,11 +228,7 @@ def or_default(rule: RuleOrRules | None, default: AnyRule, rank: int) -> RuleOrR
 
 
 def by_key(rule: RuleOrRules, names: Iterable[str]) -> dict[str, AnyRule]:
-    """The rule of each key.
-
-    Raises:
-        InvalidArgument: the value is no rule; a mapping has no rule for a key, or names an unknown key.
-    """
+    """The rule of each key. Raises InvalidArgument for what is no rule, and for a missing or unknown key."""
     keys = list(names)
     if not isinstance(rule, Mapping):
         check_rule(rule)
@@ -324,7 +269,7 @@ def _all_names(rule: BuiltIn) -> tuple[str, ...]:
 
 
 def told_names(rule: AnyRule) -> tuple[str, ...]:
-    """The names that errors call a rule's hyper-parameters by, in C's order: ours, and torch's where it has another."""
+    """The names of a rule's hyper-parameters in errors, in C's order: ours, and torch's where it has another."""
     if isinstance(rule, Rule):
         return tuple(rule.args) if isinstance(rule.args, Mapping) else ()
     return tuple(f"{name}/{TORCH_NAMES[name]}" if name in TORCH_NAMES else name for name in _all_names(rule))
@@ -368,11 +313,7 @@ def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
 
 
 def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
-    """The rule with some hyper-parameters changed, by name.
-
-    Raises:
-        InvalidArgument: a name that the rule lacks (the error lists its names); a value out of range.
-    """
+    """The rule with some hyper-parameters changed. Raises InvalidArgument for a name that it lacks, or a value."""
     if isinstance(rule, Rule):
         names = tuple(rule.args) if isinstance(rule.args, Mapping) else ("args",)
     else:
@@ -387,16 +328,3 @@ def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
     if len(args) != len(rule.args):
         raise InvalidArgument(f"{c_name(rule)}: args are {args!r}: must be {len(rule.args)} numbers")
     return dataclasses.replace(rule, args=args)
-
-
-def _checked_args(args: Any) -> Mapping[str, float] | tuple[float, ...]:
-    try:
-        found: Any = {str(name): float(value) for name, value in args.items()} if isinstance(args, Mapping) else None
-        if found is None:
-            found = tuple(float(value) for value in args)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"Rule: args are {args!r}: must be numbers, or a mapping of names to numbers") from None
-    values = found.values() if isinstance(found, dict) else found
-    if len(found) > MOST_ARGS or not all(map(math.isfinite, values)):
-        raise InvalidArgument(f"Rule: args are {args!r}: must be at most {MOST_ARGS} finite numbers")
-    return found  # type: ignore[no-any-return]

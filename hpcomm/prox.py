@@ -1,25 +1,22 @@
 """Proximal operators, for the rules ProxSGD and Dual (SFB, section 2.1).
 
-    ex = hpcomm.Exchange(ctx, {"W": W}, rule=hpcomm.ProxSGD(lr=0.1, prox=hpcomm.prox.L1(0.01)))
-
 Under ProxSGD a prox maps W to the W' that minimizes lr h(W') + 1/2 |W' - W|^2. Under Dual it maps Z to the gradient of
 the conjugate of h: of L2 and ElasticNet themselves, and of h + 1/2 |W|^2 for the others, whose h alone is not strongly
-convex. A key with a prox is a matrix, and w is a row of it. All arithmetic of elements is float32; sums of a row are
-float64. The bits are the same on every instruction set, and however the key is cut into chunks.
+convex. A key with a prox is a matrix, and w is a row of it. Elements are float32, sums of a row float64, and the bits
+are the same on every instruction set, and however the key is cut into chunks.
 
-Here t is the learning rate under ProxSGD, and 1 under Dual; soft(x, t) is x - min(max(x, -t), t). `hpcomm.kernels.prox`
-makes a prox of a Python function.
+Here t is the learning rate under ProxSGD, and 1 under Dual; soft(x, t) is x - min(max(x, -t), t). A prox raises
+InvalidArgument for a number that is negative or not finite. `hpcomm.kernels.prox` makes one of a Python function.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
 from .errors import InvalidArgument
-from .stage import check_number
+from .stage import check_number, checked_args, checked_title
 
 __all__ = ["L1", "L2", "ElasticNet", "L2Ball", "OwnProx", "Prox", "Simplex"]
 
@@ -29,6 +26,10 @@ MOST_ARGS = _core.RULE_ARGS - 3  # the step, and the learning rate and weight de
 @dataclass(frozen=True)
 class Prox:
     """A proximal operator: one of the classes below."""
+
+    def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):
+            check_number(self, one.name, 0)
 
     @property
     def numbers(self) -> Mapping[str, float]:
@@ -52,60 +53,31 @@ class Prox:
 
 @dataclass(frozen=True)
 class L1(Prox):
-    """h = lam |w|_1, which makes W sparse: soft(w, t lam).
-
-    Raises:
-        InvalidArgument: lam is negative or not finite.
-    """
+    """h = lam |w|_1, which makes W sparse: soft(w, t lam)."""
 
     lam: float
-
-    def __post_init__(self) -> None:
-        check_number(self, "lam", 0)
 
 
 @dataclass(frozen=True)
 class L2(Prox):
-    """h = lam/2 |w|^2, ridge: w / (1 + lr lam); under Dual z / lam.
-
-    Raises:
-        InvalidArgument: lam is negative or not finite.
-    """
+    """h = lam/2 |w|^2, ridge: w / (1 + lr lam); under Dual z / lam."""
 
     lam: float
-
-    def __post_init__(self) -> None:
-        check_number(self, "lam", 0)
 
 
 @dataclass(frozen=True)
 class ElasticNet(Prox):
-    """h = l1 |w|_1 + l2/2 |w|^2: soft(w, lr l1) / (1 + lr l2); under Dual soft(z, l1) / l2.
-
-    Raises:
-        InvalidArgument: l1 or l2 is negative or not finite.
-    """
+    """h = l1 |w|_1 + l2/2 |w|^2: soft(w, lr l1) / (1 + lr l2); under Dual soft(z, l1) / l2."""
 
     l1: float
     l2: float
 
-    def __post_init__(self) -> None:
-        check_number(self, "l1", 0)
-        check_number(self, "l2", 0)
-
 
 @dataclass(frozen=True)
 class L2Ball(Prox):
-    """Rows of a norm of at most radius: a row outside of the ball is scaled onto it, as float64.
-
-    Raises:
-        InvalidArgument: radius is negative or not finite.
-    """
+    """Rows of a norm of at most radius: a row outside of the ball is scaled onto it, as float64."""
 
     radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number(self, "radius", 0)
 
 
 @dataclass(frozen=True)
@@ -115,18 +87,14 @@ class Simplex(Prox):
 
 @dataclass(frozen=True)
 class OwnProx(Prox):
-    """A user's prox: machine code. `hpcomm.kernels.prox` makes one of a Python function.
+    """A user's prox: machine code. Raises InvalidArgument for values that cannot be.
 
     Attributes:
         code: `int prox(float *rows, int64_t n_rows, int64_t columns, const double *args)`; 0, or a status that ends the
             exchange with an error. An address, a ctypes function pointer, or an object with an address.
-        args: its numbers, which it finds from args[3] on; args[0] is the step, from 1, and args[1] is t. A mapping
-            gives them names for `Exchange.set(name=value)`. At most 5.
+        args: at most 5 numbers, as Rule has them, from args[3] on; args[0] is the step, from 1, and args[1] is t.
         per: "rows": it gets any rows, some at a time; "matrix": all of W, which then is one chunk of one core.
         name: told in errors and checkpoints; ranks compare it.
-
-    Raises:
-        InvalidArgument: code is no function, args are no numbers, or per or name is unknown.
     """
 
     code: Any
@@ -138,11 +106,12 @@ class OwnProx(Prox):
         _core.function_address(self.code, "prox")
         if self.per not in ("rows", "matrix"):
             raise InvalidArgument(f"prox: per is {self.per!r}: must be 'rows' or 'matrix'")
-        name = self.name or getattr(self.code, "__name__", None) or "own"
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= 40:
-            raise InvalidArgument(f"prox: name is {name!r}: must be a text of 1 to 40 bytes")
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "args", _checked(self.args))
+        object.__setattr__(self, "name", checked_title("prox: name", self.name, self.code, "own", 40))
+        args = checked_args("prox", self.args, MOST_ARGS)
+        for name in ("lr", "weight_decay"):
+            if isinstance(args, Mapping) and name in args:
+                raise InvalidArgument(f"prox: args has {name!r}, which the rule has: give it another name")
+        object.__setattr__(self, "args", args)
 
     @property
     def numbers(self) -> Mapping[str, float]:
@@ -160,24 +129,6 @@ class OwnProx(Prox):
 
     def title(self, dual: bool) -> str:
         return str(self.name)
-
-
-def _checked(args: Any) -> Mapping[str, float] | tuple[float, ...]:
-    found: Any
-    try:
-        if isinstance(args, Mapping):
-            found = {str(name): float(value) for name, value in args.items()}
-        else:
-            found = tuple(float(value) for value in args)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"prox: args are {args!r}: must be numbers, or a mapping of names to numbers") from None
-    values = found.values() if isinstance(found, dict) else found
-    if len(found) > MOST_ARGS or not all(map(math.isfinite, values)):
-        raise InvalidArgument(f"prox: args are {args!r}: must be at most {MOST_ARGS} finite numbers")
-    for name in ("lr", "weight_decay"):
-        if isinstance(found, dict) and name in found:
-            raise InvalidArgument(f"prox: args has {name!r}, which the rule has: give it another name")
-    return found  # type: ignore[no-any-return]
 
 
 _NAMES: dict[type[Prox], str] = {

@@ -21,14 +21,11 @@ class Key:
     """A tensor that is exchanged by name, such as a layer's weights.
 
     Attributes:
-        name: of the tensor.
-        shape: of the tensor, () for a single number; an int stands for one dimension.
+        shape: () for a single number; an int stands for one dimension.
         count: float32 elements; None: as many as the shape holds.
         unit: elements in a row that no chunk cuts apart, as OneBit and Float4 need; 1: chunks end anywhere.
 
-    Raises:
-        InvalidArgument: the name is not a text that C can hold, the shape is invalid or holds nothing, the count does
-            not fit the shape, or the unit is out of range.
+    Raises InvalidArgument for a name that C cannot hold, for a shape without elements, and for values that do not fit.
     """
 
     name: str
@@ -64,7 +61,7 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
 
 
 def as_keys(keys: Mapping[str, Any] | Iterable[Key]) -> tuple[Key, ...]:
-    """Keys in order: of a mapping from names to arrays, shapes or keys, or of keys."""
+    """Keys in order, of a mapping from names to arrays, shapes or keys, or of keys."""
     if isinstance(keys, Mapping):
         return tuple(_key_of(name, value) for name, value in keys.items())
     found = tuple(keys)
@@ -80,16 +77,13 @@ def _key_of(name: str, value: Any) -> Key:
 
 @dataclass(frozen=True)
 class Edge:
-    """The source of an input, or the target of an output.
+    """The source of an input, or the target of an output. Raises InvalidArgument for a number out of range.
 
     Attributes:
         rank: the peer.
         row: a row that the peer owns; -1: the peer's pushes of the key (in), its parameters (out); -2 - r: the peer's
             pushes, which rank r passes on (in, among peers).
-        weight: of an input in the fold; of no meaning on the way out.
-
-    Raises:
-        InvalidArgument: a number is out of range.
+        weight: of an input in the fold.
     """
 
     rank: int
@@ -110,14 +104,14 @@ class Edge:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage of a chunk: inputs come over the in-edges, are added up by their weights (or by a rule's own fold), and
-    go where the action says.
+    """A stage of a chunk: it folds the inputs of the in-edges by their weights, and the action says where the fold
+    goes.
 
     Attributes:
-        key: number of the key that the chunk lies in.
-        owner, core: the rank, and which of its cores, that works the stage for life.
+        key: its number.
+        owner, core: the rank that works the stage, and its core.
         offset, count: the chunk's elements; the offset is a multiple of 16 (64 bytes).
-        in_edges, out_edges: the inputs, in the order in which they are folded, and the outputs.
+        in_edges, out_edges: the inputs, in the order of the fold, and the outputs.
         action: "apply": the rule changes the parameters, which go to the out-edges; "emit": the fold goes to the
             out-edges as parameters; "forward": it goes to the rows of the out-edges; "relay": the parameters that the
             row of its in-edge sends go on to the out-edges, unopened.
@@ -127,8 +121,7 @@ class Row:
             codec of pieces, "threshold", "topk", "onebit", "float4" or "own". Inputs that other rows forward have
             the codec_out of those rows; all rows that send parameters of a key have one codec_out.
 
-    Raises:
-        InvalidArgument: a value is out of range or unknown; Plan checks whether rows fit together.
+    Raises InvalidArgument for a value that is out of range or unknown; Plan checks whether rows fit together.
     """
 
     key: int
@@ -180,7 +173,7 @@ def whole(name: str, value: object, low: int, high: int = MOST_INT) -> int:
 
 
 def check_number(rule: object, name: str, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
-    """Refuses a hyper-parameter that is no finite number of [low, high], or of [low, high) where high is open."""
+    """Refuses a hyper-parameter that is no finite number of [low, high], or of [low, high) if open_high."""
     value = getattr(rule, name)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number")
@@ -194,13 +187,38 @@ def check_number(rule: object, name: str, low: float, high: float = math.inf, *,
     object.__setattr__(rule, name, number)
 
 
+def checked_args(title: str, args: Any, most: int) -> Mapping[str, float] | tuple[float, ...]:
+    """A user's numbers for machine code: at most so many, finite, with names if args is a mapping."""
+    found: dict[str, float] | tuple[float, ...]
+    try:
+        if isinstance(args, Mapping):
+            found = {str(name): float(value) for name, value in args.items()}
+        else:
+            found = tuple(float(value) for value in args)
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"{title}: args are {args!r}: must be numbers, or a mapping of names to numbers"
+        ) from None
+    if len(found) > most or not all(map(math.isfinite, found.values() if isinstance(found, dict) else found)):
+        raise InvalidArgument(f"{title}: args are {args!r}: must be at most {most} finite numbers")
+    return found
+
+
+def checked_title(what: str, name: object, function: object, otherwise: str, most: int) -> str:
+    """The name of a user's machine code: as given, else the function's; in UTF-8 at most so many bytes."""
+    found = name or getattr(function, "__name__", None) or otherwise
+    if not isinstance(found, str) or not 0 < len(found.encode("utf-8", "replace")) <= most or "\0" in found:
+        raise InvalidArgument(f"{what} is {found!r}: must be a text of 1 to {most} bytes")
+    return found
+
+
 def choice(name: str, value: object, values: Iterable[str]) -> None:
     if value not in tuple(values):
         raise InvalidArgument(f"{name} is {value!r}: must be one of {', '.join(map(repr, values))}")
 
 
 def nearest(name: object, names: Collection[str]) -> str:
-    """For the error about an unknown name: the names that are spelt much like it, else the first of all."""
+    """For the error about an unknown name: names that are spelt much like it, else the first of all."""
     close = difflib.get_close_matches(name, names, 3, 0.5) if isinstance(name, str) else []
     if close:
         return f"did you mean {', '.join(map(repr, close))}?"

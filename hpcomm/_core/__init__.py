@@ -1,9 +1,7 @@
 """The C library as Python sees it: the only package that touches ffi and lib, with the names that the others use.
 
-A file for each part of hpcomm.h, over status, memory and handle, which they share. The functions that a step of a job
-calls are bound there under their own names, so that one call costs one global look-up; the functions of a ping-pong
-come from _fast, without cffi's overhead. Every handle is freed when the last Python object that uses it goes, and never
-during a call on it.
+Each file binds a part of hpcomm.h. Functions that C has in the form that Python needs are bound as they are; those of a
+ping-pong come from _fast. A handle is freed when the last Python object that uses it goes, never during a call on it.
 """
 
 from .calling import enter, entered, named, named_call, within

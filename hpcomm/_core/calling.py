@@ -15,12 +15,12 @@ enter = lib.hpc_calling_enter
 
 
 def named_call(name: str, *, every: bool) -> Any:
-    """The call of this name, for enter. every: every rank of the job must make it."""
+    """The call of this name, for enter. every: all ranks of the job must make it."""
     return lib.hpc_calling_named(name.encode(), every)
 
 
 def named(name: str, *, every: bool) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A decorator of a call that has a name in errors. A call inside another one has the name of the outer one."""
+    """Gives a function its name in errors. A call inside another one has the name of the outer one."""
     call = named_call(name, every=every)
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -41,7 +41,7 @@ def named(name: str, *, every: bool) -> Callable[[Callable[_P, _R]], Callable[_P
 
 @contextmanager
 def within(name: str, *, every: bool) -> Iterator[None]:
-    """The same of a with block."""
+    """Gives a with block its name, as named."""
     before = enter(named_call(name, every=every))
     if before:
         enter(before)

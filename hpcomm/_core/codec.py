@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .._ffi import ffi, lib
 from .handle import owned
-from .memory import from_buffer, new_word
+from .memory import from_buffer, members, new_word
 from .status import check
 
 CODEC_ARGS: int = lib.HPC_CODEC_ARGS
@@ -32,8 +32,7 @@ _FUNCTIONS = {"filter": "hpc_filter_fn *", "encode": "hpc_encode_fn *", "decode_
 
 
 def codec_config(fields: Mapping[str, Any]) -> Any:
-    """An hpc_codec_config with these fields: functions by their addresses, args from args[1] on, the name as text. The
-    config keeps the name alive; the caller keeps the code of functions alive."""
+    """An hpc_codec_config: functions by their addresses, whose code the caller keeps alive; args from args[1] on."""
     config = ffi.new("hpc_codec_config *")
     lib.hpc_codec_config_init(config)
     name = ffi.NULL
@@ -50,10 +49,9 @@ def codec_config(fields: Mapping[str, Any]) -> Any:
 
 
 def codec_stats(exchange: Any, key: int) -> dict[str, Any]:
-    """What hpc_key_stats counts of pieces."""
-    stats = _key_stats(exchange, key)
-    names = [name for name, _ in ffi.typeof("hpc_key_stats").fields if name != "sent" and not name.startswith("delta")]
-    return {name: getattr(stats, name) for name in names}
+    """The counts of pieces in hpc_key_stats."""
+    stats = members(_key_stats(exchange, key))
+    return {name: value for name, value in stats.items() if name != "sent" and not name.startswith("delta")}
 
 
 def key_sent(exchange: Any, key: int) -> int:
@@ -68,14 +66,14 @@ def _key_stats(exchange: Any, key: int) -> Any:
 
 
 def encoder_values(exchange: Any, key: int, row: int) -> int:
-    """How many values an encoder keeps; 0: nothing is encoded there. row -1: the worker's encoder of the key."""
+    """The values that an encoder keeps; 0: nothing is encoded there. row -1: the worker's encoder of the key."""
     n = int(lib.hpc_exchange_encoder_values(exchange, key, row))
     check(min(0, n))
     return n
 
 
 def get_encoder(exchange: Any, key: int, row: int, values: NDArray[np.float32]) -> int:
-    """How many encodings an encoder has made; values are filled."""
+    """Fills values, and returns how many encodings the encoder has made."""
     made = new_word()
     check(lib.hpc_exchange_get_encoder(exchange, key, row, made, from_buffer("float[]", values)))
     return int(made[0])

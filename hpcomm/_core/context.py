@@ -2,38 +2,32 @@
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from .._ffi import ffi, lib
 from ..log import logger
-from .handle import collected, collective, gathered, owned
+from .handle import collected, collecting, collective, gathering, owned
 from .memory import from_buffer
-from .status import NULL, SLICE, check, text
+from .status import NULL, SLICE, check, checking, text
+
+context_rank: Callable[[Any], int] = lib.hpc_context_rank
+context_revoke = checking(lib.hpc_context_revoke)
+context_close = checking(lib.hpc_context_close)
+barrier = collecting(lib.hpc_barrier)
+allgather = gathering(lib.hpc_allgather)
+rendezvous_allgather = gathering(lib.hpc_rendezvous_allgather)
 
 
 def rendezvous_create(rank: int, size: int, host: str, port: int, secret: bytes | None, timeout: float) -> Any:
     """The meeting of all ranks at host and port, where rank 0 listens. Collective."""
     chars = NULL if secret is None else from_buffer(secret)
-
-    def create(seconds: float, out: Any) -> int:
-        return lib.hpc_rendezvous_create(rank, size, host.encode(), port, chars, len(secret or b""), seconds, out)
-
-    return collected(create, "hpc_rendezvous *", timeout, lib.hpc_rendezvous_free)
+    given = rank, size, host.encode(), port, chars, len(secret or b"")
+    return collected(lib.hpc_rendezvous_create, given, "hpc_rendezvous *", timeout, lib.hpc_rendezvous_free)
 
 
-def rendezvous_allgather(rendezvous: Any, data: bytes, size: int, timeout: float) -> list[bytes]:
-    def call(data: bytes, received: Any, n: int, seconds: float) -> int:
-        return lib.hpc_rendezvous_allgather(rendezvous, data, received, n, seconds)
-
-    return gathered(call, data, size, timeout)
-
-
-def _chars(text: str) -> Any:
-    return ffi.new("char[]", text.encode()) if text else NULL
-
-
-def _path_chars(path: str) -> Any:
-    return ffi.new("char[]", os.fsencode(path)) if path else NULL
+def _chars(data: bytes) -> Any:
+    return ffi.new("char[]", data) if data else NULL
 
 
 @ffi.def_extern()  # type: ignore[untyped-decorator]
@@ -43,9 +37,9 @@ def hpcomm_warn(_arg: Any, sentence: Any) -> None:
 
 def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...]:
     """An hpc_config of a Config, and the objects that it points to."""
-    transports, interfaces = _chars(config.transport), _chars(config.socket_ifname)
-    devices, timeline = _chars(config.devices), _path_chars(config.timeline)
-    congestion = _chars(config.tcp_congestion)
+    transports, interfaces = _chars(config.transport.encode()), _chars(config.socket_ifname.encode())
+    devices, timeline = _chars(config.devices.encode()), _chars(os.fsencode(config.timeline))
+    congestion = _chars(config.tcp_congestion.encode())
     chars = NULL if secret is None else from_buffer(secret)
     c = ffi.new("hpc_config *")
     lib.hpc_config_init(c)
@@ -61,7 +55,7 @@ def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...
 
 
 def context_create(rank: int, size: int, config: Any, threads: int, secret: bytes | None, keep: object) -> Any:
-    """threads: with which this rank computes. secret is copied by C."""
+    """threads: of this rank's own computing. C copies the secret."""
     settings = _settings(config, threads, secret)
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, settings[0], out))
@@ -71,19 +65,7 @@ def context_create(rank: int, size: int, config: Any, threads: int, secret: byte
 def context_shrink(old: Any, config: Any, threads: int, secret: bytes | None, timeout: float, keep: object) -> Any:
     """The new context of the old one's survivors."""
     settings = _settings(config, threads, secret)
-
-    def shrink(seconds: float, out: Any) -> int:
-        return lib.hpc_context_shrink(old, settings[0], seconds, out)
-
-    return collected(shrink, "hpc_context *", timeout, lib.hpc_context_free, keep)
-
-
-def context_revoke(context: Any) -> None:
-    check(lib.hpc_context_revoke(context))
-
-
-def context_rank(context: Any) -> int:
-    return int(lib.hpc_context_rank(context))
+    return collected(lib.hpc_context_shrink, (old, settings[0]), "hpc_context *", timeout, lib.hpc_context_free, keep)
 
 
 def context_first_ranks(context: Any) -> tuple[int, ...]:
@@ -120,8 +102,8 @@ def context_host(context: Any, rank: int) -> int:
 def context_bandwidth(
     context: Any, peers: tuple[int, ...], at_least: float, timeout: float
 ) -> list[tuple[bool, bool | None, float, float, float, float, int, bool]]:
-    """By peer: answered, sufficient (None: not asked, or not found out), low, high, capacity, seconds, nbytes, and
-    whether this rank's own traffic is the answer. C works in a separate thread, so that Ctrl-C ends the call."""
+    """The members of each peer's hpc_bandwidth, with None for an unknown `sufficient`. C works in a separate thread, so
+    that Ctrl-C ends the call."""
     options, results = ffi.new("hpc_bandwidth_options *"), ffi.new("hpc_bandwidth[]", len(peers))
     stop = ffi.new("int *")
     lib.hpc_bandwidth_options_init(options)
@@ -159,12 +141,12 @@ def context_bandwidth(
 
 
 def context_span(context: Any, name: str, start: float) -> None:
-    """A span of this thread's from start, by time.monotonic, until now; nothing without a timeline."""
+    """Writes a span of this thread from start, by time.monotonic, until now into the timeline, if there is one."""
     check(lib.hpc_context_span(context, name.encode("utf-8", "replace"), start))
 
 
 def context_notes(context: Any) -> tuple[tuple[str, bool], ...]:
-    """Each note, and whether something was refused or lost, not just degraded."""
+    """Each note, and whether it tells of something refused or lost, not just degraded."""
     kind = ffi.new("int *")
     found: list[tuple[str, bool]] = []
     while (note := lib.hpc_context_note(context, len(found), kind)) != ffi.NULL:
@@ -172,20 +154,5 @@ def context_notes(context: Any) -> tuple[tuple[str, bool], ...]:
     return tuple(found)
 
 
-def context_close(context: Any) -> None:
-    check(lib.hpc_context_close(context))
-
-
 def context_abort(context: Any, why: str) -> None:
     check(lib.hpc_context_abort(context, why.encode("utf-8", "replace")))
-
-
-def barrier(context: Any, timeout: float) -> None:
-    collective(lambda seconds: lib.hpc_barrier(context, seconds), timeout)
-
-
-def allgather(context: Any, data: bytes, size: int, timeout: float) -> list[bytes]:
-    def call(data: bytes, received: Any, n: int, seconds: float) -> int:
-        return lib.hpc_allgather(context, data, received, n, seconds)
-
-    return gathered(call, data, size, timeout)

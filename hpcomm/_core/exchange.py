@@ -1,5 +1,6 @@
 """Exchanges: the calls of a step, their counts, and the rows that owners keep."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -8,9 +9,9 @@ from numpy.typing import NDArray
 
 from .. import _fast
 from .._ffi import ffi, lib
-from .handle import collected, collective
-from .memory import address_of, from_buffer, mapped, memory_of, new_word
-from .status import NULL, check, text, wait
+from .handle import collected, collecting, collective
+from .memory import address_of, from_buffer, mapped, members, memory_of, new_word
+from .status import NULL, check, checking, text, waiting
 
 EVERY_KEY = -1
 PUSH: int = lib.HPC_PUSH
@@ -38,20 +39,47 @@ exchange_wait = _fast.exchange_wait
 exchange_ready = _fast.exchange_ready
 exchange_step = _fast.exchange_step
 
+exchange_under_way: Callable[[Any], int] = lib.hpc_exchange_under_way  # a key with a pending push or pull; -1: no key
+exchange_late: Callable[[Any, int], int] = lib.hpc_exchange_late  # shares of the last push of a key; of all: EVERY_KEY
+exchange_version_of: Callable[[Any, int], int] = lib.hpc_exchange_version
+exchange_set_unit = checking(lib.hpc_exchange_set_unit)
+exchange_together = checking(lib.hpc_exchange_together)
+exchange_progress = checking(lib.hpc_exchange_progress)
+exchange_settle = waiting(lib.hpc_exchange_settle)  # until the owners have applied all pushes of this rank
+exchange_serve = waiting(lib.hpc_exchange_serve)
+exchange_close = waiting(lib.hpc_exchange_close)
+exchange_publish = collecting(lib.hpc_exchange_publish)
+
+
+def _ticket(call: Any) -> Callable[..., int]:
+    """A call of C as a function that gives its ticket, or a negative status."""
+
+    def function(*args: Any) -> int:
+        ticket = new_word()
+        return int(call(*args, ticket)) or int(ticket[0])
+
+    return function
+
+
+exchange_fold_nothing = _ticket(lib.hpc_exchange_fold_nothing)
+exchange_apply = _ticket(lib.hpc_exchange_apply)
+exchange_skip = _ticket(lib.hpc_exchange_skip)
+exchange_gather = _ticket(lib.hpc_exchange_gather)
+exchange_squares = _ticket(lib.hpc_exchange_squares)
+
 
 def spare_cores(context: Any, workers: tuple[int, ...], servers: tuple[int, ...]) -> int:
-    """Cores that each of these servers can have for its own threads, beside the threads that workers compute with; the
-    same number on all ranks."""
-    return int(lib.hpc_spare_cores(context, workers, len(workers), servers, len(servers)))
+    """Cores of each server that workers do not compute with; the same number on all ranks."""
+    return lib.hpc_spare_cores(context, workers, len(workers), servers, len(servers))
 
 
 def interfaces(context: Any, servers: tuple[int, ...]) -> int:
-    """NICs that each of these servers can use, 1 at least; the same number on all ranks."""
-    return int(lib.hpc_interfaces(context, servers, len(servers)))
+    """NICs that each server can use, 1 at least; the same number on all ranks."""
+    return lib.hpc_interfaces(context, servers, len(servers))
 
 
 def over_sockets(context: Any, ranks: tuple[int, ...]) -> bool:
-    """Whether two of these ranks are joined by sockets; the same on all ranks."""
+    """Whether sockets connect two of these ranks; the same on all ranks."""
     return bool(lib.hpc_over_sockets(context, ranks, len(ranks)))
 
 
@@ -75,8 +103,8 @@ def exchange_config(
     isa: int,
     codecs: list[Any],
 ) -> tuple[Any, object]:
-    """One configuration of an exchange, and the objects that it points to. codecs: by key, the result of codec_config,
-    None for an array of a dtype; empty if all keys are arrays."""
+    """One configuration of an exchange, and the objects that it points to. codecs: by key, of codec_config; None: an
+    array of a dtype; []: all keys are arrays."""
     buffers = [from_buffer("float[]", array) for array in values]
     c_values = ffi.new("const float *[]", buffers)
     config = _exchange_config()
@@ -93,19 +121,15 @@ def exchange_config(
 
 
 def exchange_create(context: Any, timeout: float, keep: object, configs: list[tuple[Any, object]]) -> Any:
-    """The handle of an exchange of these configurations, whose keys follow one another. It keeps `keep`, its rules and
-    codecs with their code, until it is freed."""
+    """An exchange of these configurations, whose keys follow one another. keep: its rules and codecs."""
     for (config, _), (following, _) in pairwise(configs):
         config.next = following
-
-    def create(seconds: float, out: Any) -> int:
-        return lib.hpc_exchange_create(context, configs[0][0], seconds, out)
-
-    return collected(create, "hpc_exchange *", timeout, lib.hpc_exchange_free, keep)
+    given = context, configs[0][0]
+    return collected(lib.hpc_exchange_create, given, "hpc_exchange *", timeout, lib.hpc_exchange_free, keep)
 
 
 def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:
-    """The collective of exchange_create by a rank that cannot take part: it fails on every rank, by this sentence."""
+    """exchange_create by a rank that cannot take part: fails on every rank, by this sentence."""
     refusal = ffi.new("char[]", sentence.encode("utf-8", "replace"))
     config = _exchange_config()
     config.refusal = refusal
@@ -125,15 +149,21 @@ def _exchange_config() -> Any:
 
 
 def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool) -> list[NDArray[Any]]:
-    """The parameters of every key as arrays of the exchange's memory; none on a rank that is no worker."""
+    """The parameters of every key in the exchange's memory; none on a rank that is no worker."""
     found = []
     for key, shape in enumerate(shapes):
         at = lib.hpc_exchange_params(exchange, key)
         if at == NULL:
             return []
-        memory, address = memory_of(lib.hpc_exchange_memory(exchange, key, at)), address_of(at)
-        found.append(mapped([memory], address, shape, np.dtype(np.float32), writable))
+        found.append(_array(exchange, key, at, shape, np.dtype(np.float32), writable))
     return found
+
+
+def _array(
+    exchange: Any, key: int, at: Any, shape: tuple[int, ...], dtype: np.dtype[Any], writable: bool = True
+) -> NDArray[Any]:
+    """An array that begins at a pointer into the exchange's memory."""
+    return mapped([memory_of(lib.hpc_exchange_memory(exchange, key, at))], address_of(at), shape, dtype, writable)
 
 
 def exchange_takes_writes(exchange: Any, key: int) -> bool:
@@ -148,76 +178,37 @@ def exchange_gradient_array(
     exchange: Any, key: int, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
     """The slot at an address that exchange_gradient gave."""
-    return mapped(
-        [memory_of(lib.hpc_exchange_memory(exchange, key, ffi.cast("void *", address)))], address, shape, dtype, True
-    )
+    return _array(exchange, key, ffi.cast("void *", address), shape, dtype)
 
 
 def exchange_set_args(exchange: Any, key: int, args: tuple[float, ...]) -> None:
-    """The arguments of a key's rule, or of EVERY_KEY's, from this rank's next push of it on."""
+    """The arguments of a key's or EVERY_KEY's rule, from this rank's next push on."""
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     c_args[1 : 1 + len(args)] = args
     check(lib.hpc_exchange_set_args(exchange, key, c_args))
 
 
 def exchange_get_args(exchange: Any, key: int, n: int) -> tuple[float, ...]:
-    """The first n arguments of a key's rule, of this rank's next push; on a rank that only serves, of the last one."""
+    """The first n arguments of a key's rule: of this rank's next push, or where it only serves of the last one."""
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     check(lib.hpc_exchange_get_args(exchange, key, c_args))
     return tuple(c_args[1 : 1 + n])
 
 
-def _ticket(call: Any, *args: Any) -> int:
-    """The ticket that a call of C gives, or a negative status; so return those below."""
-    ticket = new_word()
-    return int(call(*args, ticket)) or int(ticket[0])
-
-
-def exchange_fold_nothing(exchange: Any, key: int, seconds: float) -> int:
-    return _ticket(lib.hpc_exchange_fold_nothing, exchange, key, seconds)
-
-
-def exchange_apply(exchange: Any, key: int, scale: float, seconds: float) -> int:
-    return _ticket(lib.hpc_exchange_apply, exchange, key, scale, seconds)
-
-
-def exchange_set_unit(exchange: Any, key: int, unit: float) -> None:
-    check(lib.hpc_exchange_set_unit(exchange, key, unit))
-
-
-def exchange_skip(exchange: Any, key: int, seconds: float) -> int:
-    return _ticket(lib.hpc_exchange_skip, exchange, key, seconds)
-
-
-def exchange_gather(exchange: Any, key: int, seconds: float) -> int:
-    return _ticket(lib.hpc_exchange_gather, exchange, key, seconds)
-
-
-def exchange_squares(exchange: Any, key: int, seconds: float) -> int:
-    return _ticket(lib.hpc_exchange_squares, exchange, key, seconds)
-
-
 def exchange_gathered(exchange: Any, key: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """The array into which a gather of a key puts the mean."""
-    at = lib.hpc_exchange_gathered(exchange, key)
-    memory = memory_of(lib.hpc_exchange_memory(exchange, key, at))
-    return mapped([memory], address_of(at), shape, np.dtype(np.float32), True)
+    return _array(exchange, key, lib.hpc_exchange_gathered(exchange, key), shape, np.dtype(np.float32))
 
 
 def exchange_get_squares(exchange: Any, key: int) -> float:
-    """The result of the last squares that has ended."""
+    """The result of the last squares that have ended."""
     sum_of = ffi.new("double *")
     check(lib.hpc_exchange_get_squares(exchange, key, sum_of))
     return float(sum_of[0])
 
 
-def exchange_under_way(exchange: Any) -> int:
-    """The number of a key whose push or pull by this rank is pending; -1: no key."""
-    return int(lib.hpc_exchange_under_way(exchange))
-
-
 def exchange_get_row(exchange: Any, row: int, params: NDArray[np.float32], state: NDArray[np.float32]) -> int:
-    """The step of a row; params and state are filled."""
+    """Fills params and state, and returns the step of a row."""
     step = new_word()
     into = from_buffer("float[]", params), from_buffer("float[]", state)
     check(lib.hpc_exchange_get_row(exchange, row, step, *into))
@@ -231,26 +222,26 @@ def exchange_row_step(exchange: Any, row: int) -> int:
 
 
 def exchange_folded(exchange: Any, rank: int) -> int:
-    """ASYNC and SSP with servers: of how many pushes of a rank the rows here have folded all or a part."""
+    """ASYNC and SSP with servers: pushes of a rank of which the rows here have folded all or a part."""
     word = new_word()
     check(lib.hpc_exchange_get_folded(exchange, rank, word))
     return int(word[0])
 
 
 def exchange_heard(exchange: Any, rows: int) -> NDArray[np.int64]:
-    """By row of the plan: how new this rank's copy of its elements is; -1: it has none."""
+    """By row of the plan: the version of this rank's copy; -1: it has none."""
     heard = np.empty(rows, np.int64)
     check(lib.hpc_exchange_get_heard(exchange, from_buffer("uint64_t[]", heard), rows))
     return heard
 
 
 def exchange_pushed(exchange: Any, key: int, values: NDArray[np.float32] | None) -> int:
-    """How often this rank has begun to push a key; values gets the sum of the pieces of its last push."""
+    """Pushes of a key that this rank has begun; values gets the sum of the last one's pieces."""
     return _sent(exchange, key, -1, values)
 
 
 def exchange_forwarded(exchange: Any, row: int, values: NDArray[np.float32] | None) -> int:
-    """How often a row of this rank was folded; values gets the piece that it has forwarded last."""
+    """Folds of a row of this rank; values gets the piece that it has forwarded last."""
     return _sent(exchange, 0, row, values)
 
 
@@ -268,72 +259,38 @@ def exchange_set_row(
     check(lib.hpc_exchange_set_row(exchange, row, step, *values))
 
 
-def exchange_publish(exchange: Any, timeout: float) -> None:
-    collective(lambda seconds: lib.hpc_exchange_publish(exchange, seconds), timeout)
-
-
-def exchange_settle(exchange: Any, timeout: float) -> None:
-    """Waits until the owners have applied all pushes of this rank."""
-    wait(lambda seconds: lib.hpc_exchange_settle(exchange, seconds), timeout)
-
-
-def exchange_together(exchange: Any, together: bool) -> None:
-    check(lib.hpc_exchange_together(exchange, together))
-
-
-def exchange_progress(exchange: Any) -> None:
-    check(lib.hpc_exchange_progress(exchange))
-
-
-def exchange_serve(exchange: Any, timeout: float) -> None:
-    wait(lambda seconds: lib.hpc_exchange_serve(exchange, seconds), timeout)
-
-
-def exchange_close(exchange: Any, timeout: float) -> None:
-    wait(lambda seconds: lib.hpc_exchange_close(exchange, seconds), timeout)
-
-
 def exchange_stats(exchange: Any) -> dict[str, Any]:
     stats = ffi.new("hpc_exchange_stats *")
     check(lib.hpc_exchange_get_stats(exchange, stats))
-    return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_exchange_stats").fields}
+    return members(stats)
 
 
 def exchange_get_progress(exchange: Any) -> str:
-    """Who works for this rank's cores, and why, in words."""
+    """The threads that work for this rank's cores, and why, in words."""
     words = ffi.new("char[]", 1024)
     check(lib.hpc_exchange_get_progress(exchange, words, len(words)))
     return text(words)
 
 
-def exchange_late(exchange: Any, key: int) -> int:
-    """Shares of the last push of a key, or of all (-1), that came too late and were left out."""
-    return int(lib.hpc_exchange_late(exchange, key))
-
-
 def exchange_version(exchange: Any) -> int:
-    return int(lib.hpc_exchange_version(exchange, -1))
-
-
-def exchange_version_of(exchange: Any, key: int) -> int:
-    return int(lib.hpc_exchange_version(exchange, key))
+    return exchange_version_of(exchange, EVERY_KEY)
 
 
 def exchange_inputs(exchange: Any) -> tuple[int, ...]:
-    """Reduces by how many whole inputs of neighbours they had, on a graph."""
-    most = lib.hpc_exchange_get_histogram(exchange, lib.HPC_FOLDS_BY_INPUTS, ffi.NULL, 0)
-    counts = ffi.new("uint64_t[]", most + 1)
-    check(min(0, lib.hpc_exchange_get_histogram(exchange, lib.HPC_FOLDS_BY_INPUTS, counts, most + 1)))
-    return tuple(counts)
+    """On a graph: reduces by the number of whole inputs that they had."""
+    return _histogram(exchange, lib.HPC_FOLDS_BY_INPUTS)
 
 
 def exchange_staleness(exchange: Any) -> tuple[int, ...]:
-    """Steps by how far the slowest worker was behind when they began, under SSP with servers of one stage."""
-    most = lib.hpc_exchange_get_histogram(exchange, lib.HPC_STEPS_BY_STALENESS, ffi.NULL, 0)
-    if most == 0:
-        return ()
+    """Under SSP with servers of one stage: steps by the staleness at which they began."""
+    counts = _histogram(exchange, lib.HPC_STEPS_BY_STALENESS)
+    return counts if len(counts) > 1 else ()
+
+
+def _histogram(exchange: Any, which: int) -> tuple[int, ...]:
+    most = lib.hpc_exchange_get_histogram(exchange, which, NULL, 0)
     counts = ffi.new("uint64_t[]", most + 1)
-    check(min(0, lib.hpc_exchange_get_histogram(exchange, lib.HPC_STEPS_BY_STALENESS, counts, most + 1)))
+    check(min(0, lib.hpc_exchange_get_histogram(exchange, which, counts, most + 1)))
     return tuple(counts)
 
 
@@ -346,7 +303,7 @@ _STAGES = {
 
 
 def exchange_traffic(exchange: Any, size: int) -> list[tuple[int, str, str, int]]:
-    """hpc_traffic: rank, stage, wire and bytes."""
+    """Entries of rank, stage, wire and bytes."""
     most = size * len(_STAGES)
     found = ffi.new("hpc_traffic[]", most)
     n = lib.hpc_exchange_get_traffic(exchange, found, most)
@@ -357,8 +314,7 @@ def exchange_traffic(exchange: Any, size: int) -> list[tuple[int, str, str, int]
 def exchange_peers(exchange: Any, size: int) -> list[dict[str, Any]]:
     """hpc_exchange_peer of every rank."""
     peer, found = ffi.new("hpc_exchange_peer *"), []
-    names = [name for name, _ in ffi.typeof("hpc_exchange_peer").fields]
     for rank in range(size):
         check(lib.hpc_exchange_get_peer(exchange, rank, peer))
-        found.append({name: getattr(peer, name) for name in names})
+        found.append(members(peer))
     return found

@@ -12,11 +12,8 @@ from .status import SLICE, check, error
 
 
 def collective(call: Callable[[float], int], timeout: float) -> None:
-    """One call(timeout), which cannot be cut into slices: a collective that failed leaves ranks that no longer agree.
-
-    In the main thread, the one that Ctrl-C interrupts, another thread makes the call: Python's locks can be
-    interrupted.
-    """
+    """Makes one call(timeout), without slices: a collective that fails leaves ranks that no longer agree. For the main
+    thread another one makes the call, as Ctrl-C can interrupt Python's locks."""
     if threading.current_thread() is not threading.main_thread():
         check(call(timeout))
         return
@@ -42,16 +39,26 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
         raise outcome[0]
 
 
-def gathered(call: Callable[[bytes, Any, int, float], int], data: bytes, size: int, timeout: float) -> list[bytes]:
+def collecting(call: Callable[[Any, float], int]) -> Callable[[Any, float], None]:
+    """A collective of C as a function of its handle and a timeout."""
+    return lambda handle, timeout: collective(lambda seconds: call(handle, seconds), timeout)
+
+
+def gathering(call: Callable[..., int]) -> Callable[[Any, bytes, int, float], list[bytes]]:
+    """An allgather of C as a function of its handle, this rank's bytes, the number of ranks, and a timeout."""
+    return lambda handle, data, size, timeout: _gathered(call, handle, data, size, timeout)
+
+
+def _gathered(call: Callable[..., int], handle: Any, data: bytes, size: int, timeout: float) -> list[bytes]:
     n = len(data)
     received = ffi.new("char[]", max(1, n * size))
-    collective(lambda seconds: call(data, received, n, seconds), timeout)
+    collective(lambda seconds: call(handle, data, received, n, seconds), timeout)
     whole = bytes(ffi.buffer(received, n * size))
     return [whole[i * n : (i + 1) * n] for i in range(size)]
 
 
 def owned(pointer: Any, free: Callable[[Any], None], keep: object) -> Any:
-    """A handle that frees itself, and only then lets go of keep: the last handle's end may read a put's source."""
+    """A handle that frees itself, and only then lets go of keep: its end may read a put's source."""
 
     def release(handle: Any, _keep: object = keep) -> None:
         free(handle)
@@ -60,14 +67,19 @@ def owned(pointer: Any, free: Callable[[Any], None], keep: object) -> Any:
 
 
 def collected(
-    create: Callable[[float, Any], int], kind: str, timeout: float, free: Callable[[Any], None], keep: object = None
+    create: Callable[..., int],
+    given: tuple[Any, ...],
+    kind: str,
+    timeout: float,
+    free: Callable[[Any], None],
+    keep: object = None,
 ) -> Any:
-    """The handle that a collective creates; it frees itself."""
+    """The handle that the collective create(*given, seconds, out) makes; it frees itself."""
     made: list[Any] = []
 
     def call(seconds: float) -> int:
         out = ffi.new(f"{kind}*")
-        status = create(seconds, out)
+        status = create(*given, seconds, out)
         if status == 0:
             made.append(owned(out[0], free, keep))
         return status

@@ -1,16 +1,20 @@
 """The build, this host, and the contexts that run on it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from .._ffi import ffi, lib
 from ..errors import Culprit
-from .status import check, culprits, text, texts
+from .status import check, culprits, names, text
 
 _CULPRITS = 16  # of a job, that are told
 _AGAIN = 0.25  # seconds from one look at a circle of waits to the next one
 _AGAIN_ELSEWHERE = 1.1  # where ranks of other hosts are told of: their news may be a second old
+
+core_count: Callable[[], int] = lib.hpc_core_count
+memory_available: Callable[[], int] = lib.hpc_memory_available
 
 
 def version() -> str:
@@ -22,67 +26,40 @@ def build_info() -> str:
 
 
 def transports() -> tuple[str, ...]:
-    return texts(lambda i: lib.hpc_name(lib.HPC_TRANSPORTS, i))
+    return names(lib.HPC_TRANSPORTS)
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """The instruction sets of the fold kernels that this machine can run, plainest first."""
+    """Instruction sets of the fold kernels that this machine can run, plainest first."""
     known = dict(fact.split("=", 1) for fact in build_info().split("; "))
     return tuple(reversed(known["isa"].split(",")))
 
 
-def core_count() -> int:
-    return int(lib.hpc_core_count())
-
-
-def memory_available() -> int:
-    return int(lib.hpc_memory_available())
-
-
 @dataclass(frozen=True)
 class Device:
-    """One port of an RDMA device of this host.
+    """One port of an RDMA device of this host."""
 
-    Attributes:
-        name, port: of the device, "mlx5_0", and the port's number, from 1.
-        state: "active" where it can send; else "down", "init" or "armed".
-        link_layer: "InfiniBand" or "Ethernet" (RoCE).
-        netdev: the network interface of a RoCE port, else "".
-        gid: the address that hpcomm takes, in IPv6's notation ("::ffff:10.0.0.1" is 10.0.0.1); "" without one.
-        gid_index: its place in the port's table; -1 without one.
-        lid: InfiniBand's local address, else 0.
-        mtu: bytes of the largest packet; 0 if unknown.
-        gbits: Gb/s of the link; 0.0 if unknown.
-        numa_node: where it is attached; -1 if unknown.
-        why: "" if hpcomm can use the port, else why it cannot, in a sentence.
-    """
-
-    name: str
-    port: int
-    state: str
-    link_layer: str
-    netdev: str
-    gid: str
-    gid_index: int
-    lid: int
-    mtu: int
-    gbits: float
-    numa_node: int
-    why: str
+    name: str  # "mlx5_0"
+    port: int  # from 1
+    state: str  # "active" where it can send; otherwise "down", "init" or "armed"
+    link_layer: str  # "InfiniBand" or "Ethernet" (RoCE)
+    netdev: str  # the network interface of a RoCE port, otherwise ""
+    gid: str  # the address that hpcomm takes, in IPv6's notation ("::ffff:10.0.0.1"); "": it has none
+    gid_index: int  # its place in the port's table; -1: it has none
+    lid: int  # InfiniBand's local address, otherwise 0
+    mtu: int  # bytes of the largest packet; 0: unknown
+    gbits: float  # Gb/s of the link; 0.0: unknown
+    numa_node: int  # -1: unknown
+    why: str  # why hpcomm cannot use the port; "": it can
 
     @property
     def usable(self) -> bool:
-        """Whether hpcomm can use the port."""
         return not self.why
 
 
 def devices() -> tuple[Device, ...]:
-    """Every port of every RDMA device of this host, usable or not and whatever HPCOMM_DEVICES says; () if the host has
-    no port.
-
-    Raises:
-        NotSupported: this build has no verbs (rdma-core's headers were missing), or this host no libibverbs.
-    """
+    """Every port of every RDMA device of this host, usable or not, whatever HPCOMM_DEVICES says. Raises NotSupported if
+    this build has no verbs, or this host no libibverbs."""
     cap = 16
     while True:
         found = ffi.new("hpc_device[]", cap)
@@ -103,8 +80,7 @@ def _device(c: Any) -> Device:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A wait of a thread of a rank: the operation, for so many seconds, and the ranks that are missing (of more
-    than 16 the first 16, n of them in all)."""
+    """A wait of a rank's thread for n ranks, of which ranks has the first 16."""
 
     op: str
     seconds: float
@@ -114,34 +90,27 @@ class Waiting:
 
 @dataclass(frozen=True)
 class ShownRank:
-    """A context of a process, as hpc_jobs shows it. state: "runs", "starts", "silent" (it did not answer in time, as
-    one that is stopped), "foreign" (it hung up: another version, or its end) or "gone" (it has left or failed, which
-    gone explains). rank and size are -1, and job "", where they are not known; pid is 0 where this process cannot see
-    it.
+    """A context of a process, as hpc_jobs shows it."""
 
-    A rank that is on another host, or gone, is told of by told_by, a rank of this host (-1: it was asked itself), which
-    has heard nothing from it for unheard seconds. step and waits were so age seconds ago (-1: they are not known).
-    """
-
-    job: str
-    state: str
-    rank: int
-    size: int
-    pid: int
+    job: str  # "": not known
+    state: str  # "runs", "starts", "silent" (no answer in time), "foreign" (hung up: another version, its end), "gone"
+    rank: int  # -1: not known
+    size: int  # -1: not known
+    pid: int  # 0: not seen from here
     host: str
     transports: tuple[str, ...]
     step: int
     waits: tuple[Waiting, ...]
-    told_by: int
-    age: float
-    unheard: float
-    gone: str
+    told_by: int  # the rank of this host that tells of it, as it is gone or elsewhere; -1: it was asked itself
+    age: float  # seconds, of step and waits; -1: they are not known
+    unheard: float  # seconds since told_by has heard from it
+    gone: str  # why it has left or failed
     moved: int = 0  # counts its sends and receives; in a deadlock it stands still
 
 
 @dataclass(frozen=True)
 class Blamed:
-    """Whom the ranks of a job wait for in the end, and the sentence that their errors would say of it."""
+    """The ranks that a job waits for in the end, and the sentence of its errors."""
 
     culprits: tuple[Culprit, ...]
     told: str
@@ -149,22 +118,17 @@ class Blamed:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Every context of this host that this user may see, and the other ranks of their jobs, in order of jobs and ranks;
-    by job, the ranks to blame for the waits (no entry: no rank waits)."""
+    """The contexts of this host that this user may see and the other ranks of their jobs, in order; and by job, if its
+    ranks wait, the ranks to blame."""
 
     ranks: tuple[ShownRank, ...]
     blamed: dict[str, Blamed]
 
 
 def jobs(timeout: float) -> Jobs:
-    """The present ranks. timeout: seconds to answer for the ranks of this host, and then for the others.
-
-    Ranks that exchange updates wait for each other now and then. So a circle of waits is looked at twice, and is a
-    deadlock only if it is the same circle of the same waits at both looks, and its ranks have moved nothing in between.
-
-    Raises:
-        NotSupported: /proc/net/unix cannot be read.
-    """
+    """The present ranks. timeout: seconds to answer for the ranks of this host, and then for the others. A circle of
+    waits is a deadlock only if a second look shows the same waits, and nothing moved in between. Raises NotSupported
+    where /proc/net/unix cannot be read."""
     first = _look(timeout)
     circles = {job for job, blamed in first.jobs.blamed.items() if _is_circle(blamed)}
     if not circles:
@@ -175,7 +139,7 @@ def jobs(timeout: float) -> Jobs:
 
 
 class Look(NamedTuple):
-    """Jobs, and the time.monotonic at which the question and the last answer were sent."""
+    """Jobs, and the time.monotonic of the question and of the last answer."""
 
     jobs: Jobs
     begin: float
@@ -183,7 +147,7 @@ class Look(NamedTuple):
 
 
 def without_passing_circles(first: Look, second: Look) -> Jobs:
-    """The jobs of the second look, without circles of waits that the first one did not show."""
+    """The second look's jobs, without circles of waits that the first look did not show."""
     ranks = {(rank.job, rank.rank): rank for rank in first.jobs.ranks}
     since_first = second.end - first.begin
     blamed = {}
@@ -205,8 +169,7 @@ def _is_circle(blamed: Blamed) -> bool:
 
 
 def _stands(before: ShownRank | None, now: ShownRank, since: float) -> bool:
-    """Whether a rank is in the same waits as `since` seconds before, and has moved nothing. Older news of it tell
-    nothing."""
+    """Whether a rank is in the same waits as `since` seconds before, and has moved nothing; False for older news."""
     if before is None or before.moved != now.moved or max(now.age, 0.0) > since:
         return False
     lasted = all(wait.seconds >= since - max(now.age, 0.0) for wait in now.waits)
@@ -236,8 +199,7 @@ def _look(timeout: float) -> Look:
 
 
 def _shown(c: Any) -> ShownRank:
-    state = {0: "silent", -1: "foreign"}.get(c.answers, "runs" if c.connected else "starts")
-    gone = text(c.gone)
+    gone, state = text(c.gone), {0: "silent", -1: "foreign"}.get(c.answers, "runs" if c.connected else "starts")
     waits = tuple(
         Waiting(text(w.op), w.seconds, tuple(w.ranks[0 : min(w.n_ranks, lib.HPC_SHOWN_RANKS)]), w.n_ranks)
         for w in c.waits[0 : c.n_waits]

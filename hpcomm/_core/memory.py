@@ -21,7 +21,7 @@ new_word: Callable[[], Any] = lambda: ffi.new("uint64_t *")  # noqa: E731
 def mapped(
     memories: list[Any], address: int, shape: tuple[int, ...], dtype: np.dtype[Any], writable: bool
 ) -> NDArray[Any]:
-    """An array of mapped memory that keeps the mapping for as long as the array or a view of it lives."""
+    """An array of mapped memory, which stays mapped while the array or a view of it lives."""
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if nbytes == 0:
         return np.empty(shape, dtype)
@@ -35,11 +35,7 @@ def memory_of(memory: Any) -> Any:
 
 
 class MemoryView:
-    """A second mapping of an array that lies in mapped memory.
-
-    Attributes:
-        array: the same memory at another address, which it keeps mapped.
-    """
+    """A second mapping of an array that lies in mapped memory; array is the same memory at another address."""
 
     __slots__ = ("_memory", "array")
 
@@ -51,12 +47,13 @@ class MemoryView:
         self.array = mapped([self._memory], at, array.shape, array.dtype, True)
 
     def part(self) -> None:
-        """From here on the array keeps its values, for all that hold its address, and is no view any more.
-
-        Raises:
-            OutOfMemory: this process has no memory for the copy.
-        """
+        """Ends the view: the array keeps its values and address. Raises OutOfMemory if the copy finds no memory."""
         check(lib.hpc_memory_part(self._memory))
+
+
+def members(struct: Any) -> dict[str, Any]:
+    """The members of the struct behind a pointer, by name."""
+    return {name: getattr(struct, name) for name, _ in ffi.typeof(struct).item.fields}
 
 
 def address_of(pointer: Any) -> int:
@@ -65,11 +62,7 @@ def address_of(pointer: Any) -> int:
 
 
 def function_address(function: Any, name: str) -> int:
-    """The address of machine code: an int, a ctypes function pointer, or an object with an `address`.
-
-    Raises:
-        InvalidArgument: function is another object, or null.
-    """
+    """The address of machine code: an int, a ctypes function pointer, or an object with an `address`; not null."""
     if isinstance(function, _CFunction):
         address = ctypes.cast(function, ctypes.c_void_p).value or 0
     else:

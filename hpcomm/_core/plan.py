@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from .._ffi import ffi, lib
 from .handle import owned
 from .memory import address_of, from_buffer
-from .status import check
+from .status import check, checking
 
 ACTIONS: dict[str, int] = {
     "apply": lib.HPC_APPLY,
@@ -40,14 +40,13 @@ PLAN_DEPTH: int = lib.HPC_PLAN_DEPTH
 def _layout(name: str) -> np.dtype[Any]:
     """A C struct of numbers and pointers as a dtype."""
     numbers = {"int": np.intc, "uint64_t": np.uint64, "double": np.double}
-    names, struct = [], ffi.typeof(name)
-    formats: list[Any] = []
-    offsets: list[int] = []
-    for field, info in struct.fields:
-        names.append(field)
-        formats.append(np.uintp if info.type.kind == "pointer" else numbers[info.type.cname])
-        offsets.append(info.offset)
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(struct)})
+    struct = ffi.typeof(name)
+    fields = {
+        field: (np.uintp if info.type.kind == "pointer" else numbers[info.type.cname], info.offset)
+        for field, info in struct.fields
+    }
+    formats, offsets = zip(*fields.values(), strict=True)
+    return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(struct)})
 
 
 _ROW, _EDGE = _layout("hpc_row"), _layout("hpc_edge")
@@ -58,7 +57,7 @@ PlanKey: TypeAlias = tuple[str, int, int]  # name, count and unit of a key
 
 
 def _plan_keys(keys: list[PlanKey]) -> tuple[Any, list[Any]]:
-    """hpc_key[], and the names that must stay as long."""
+    """hpc_key[], and its names, to be kept as long."""
     names = [ffi.new("char[]", name.encode()) for name, _, _ in keys]
     c_keys = ffi.new("hpc_key[]", max(1, len(keys)))
     for c_key, name, (_, count, unit) in zip(c_keys, names, keys, strict=False):
@@ -67,8 +66,8 @@ def _plan_keys(keys: list[PlanKey]) -> tuple[Any, list[Any]]:
 
 
 def plan_arguments(planner: str, keys: list[PlanKey], **fields: Any) -> Any:
-    """The struct of arguments of a planner, hpc_hub for "hub": the given fields, and C's defaults for the rest. A list
-    or an array becomes a C array, and its length the field n_NAME, if the struct has one that is not given."""
+    """The arguments of a planner, an hpc_hub for "hub", with C's defaults. A list or an array becomes a C array, and
+    its length n_NAME, if the struct has that member."""
     struct = f"hpc_{planner}"
     made, types = ffi.new(f"{struct} *"), dict(ffi.typeof(struct).fields)
     check(lib.hpc_plan_args_init(planner.encode(), made, ffi.sizeof(struct)))
@@ -89,7 +88,6 @@ def plan_arguments(planner: str, keys: list[PlanKey], **fields: Any) -> Any:
 
 
 def plan_of(planner: str, arguments: Any) -> Any:
-    """The plan that a planner makes of its arguments."""
     out = ffi.new("hpc_plan **")
     check(lib.hpc_plan_make(planner.encode(), arguments, out))
     return ffi.gc(out[0], lib.hpc_plan_free)
@@ -101,7 +99,7 @@ def plan_make(
     lists: list[list[tuple[int, int, float]]],
     affinity: int,
 ) -> Any:
-    """A plan of these rows: tuples of hpc_row's fields in order, with the numbers of lists for in and out."""
+    """A plan of rows: tuples of hpc_row's fields in order, with numbers of lists for in and out."""
     plan = ffi.new("hpc_plan *")
     c_keys, names = _plan_keys(keys)
     c_edges, starts, n = ffi.new("hpc_edge[]", max(1, sum(map(len, lists)))), [], 0
@@ -119,8 +117,7 @@ def plan_make(
     return owned(plan, lambda _: None, keep)
 
 
-def plan_check(plan: Any, size: int) -> None:
-    check(lib.hpc_plan_check(plan, size))
+plan_check = checking(lib.hpc_plan_check)
 
 
 def plan_affinity(plan: Any) -> int:
@@ -128,7 +125,7 @@ def plan_affinity(plan: Any) -> int:
 
 
 def plan_rows(plan: Any) -> NDArray[Any]:
-    """The rows in place, valid while the plan is: hpc_row's fields, pointers as addresses."""
+    """The plan's own rows: hpc_row's fields, pointers as addresses."""
     rows = np.frombuffer(ffi.buffer(plan.rows, plan.n_rows * _ROW.itemsize), _ROW)
     rows.flags.writeable = False
     return rows
@@ -140,7 +137,7 @@ def plan_edges(address: int, n: int) -> list[tuple[int, int, float]]:
 
 
 def plan_edge_table(address: int, n: int) -> NDArray[Any]:
-    """The n edges at an address of the plan's rows in place, valid while the plan is: hpc_edge's fields."""
+    """The plan's own n edges at an address of its rows: hpc_edge's fields."""
     if n == 0:  # of a row that only keeps a master
         return np.empty(0, _EDGE)
     return np.frombuffer(ffi.buffer(ffi.cast("hpc_edge *", address), n * _EDGE.itemsize), _EDGE)

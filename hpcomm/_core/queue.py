@@ -4,7 +4,7 @@ from typing import Any
 
 from .._ffi import ffi, lib
 from .handle import collected
-from .memory import address_of, memory_of, new_word
+from .memory import address_of, members, memory_of, new_word
 from .status import check
 
 DTYPES: dict[str, int] = {"float32": lib.HPC_F32, "float64": lib.HPC_F64}
@@ -31,15 +31,12 @@ def queue_create(
     c_in, c_out, c_kind = ffi.new("int[]", in_peers), ffi.new("int[]", out_peers), ffi.new("char[]", kind.encode())
     config.in_peers, config.n_in, config.out_peers, config.n_out = c_in, len(in_peers), c_out, len(out_peers)
     config.nbytes, config.depth, config.buffers, config.type = nbytes, depth, buffers, c_kind
-
-    def create(seconds: float, out: Any) -> int:
-        return lib.hpc_queue_create(context, config, seconds, out)
-
-    return collected(create, "hpc_queue *", timeout, lib.hpc_queue_free, (c_in, c_out, c_kind))
+    keep = c_in, c_out, c_kind
+    return collected(lib.hpc_queue_create, (context, config), "hpc_queue *", timeout, lib.hpc_queue_free, keep)
 
 
 def queue_memory(queue: Any, rank: int) -> Any:
-    """A reference that keeps rank's part of the queue mapped; None where it cannot be mapped."""
+    """Keeps rank's part of the queue mapped; None where it cannot be mapped."""
     return memory_of(lib.hpc_queue_memory(queue, rank))
 
 
@@ -57,7 +54,7 @@ def queue_versions(queue: Any, peer: int) -> tuple[int, int]:
 def queue_stats(queue: Any) -> dict[str, Any]:
     stats = ffi.new("hpc_queue_stats *")
     check(lib.hpc_queue_get_stats(queue, stats))
-    return {name: getattr(stats, name) for name, _ in ffi.typeof("hpc_queue_stats").fields}
+    return members(stats)
 
 
 def new_pointer() -> Any:

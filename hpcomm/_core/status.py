@@ -23,7 +23,6 @@ _STATES = {
 
 
 def culprits(array: Any, n: int) -> tuple[Culprit, ...]:
-    """n culprits of C's."""
     return tuple(
         Culprit(c.rank, _STATES.get(c.state, "silent"), c.seconds, c.step, text(c.op))
         for c in (array[i] for i in range(n))
@@ -31,8 +30,8 @@ def culprits(array: Any, n: int) -> tuple[Culprit, ...]:
 
 
 def error(status: int, waited: float | None = None) -> HpcommError:
-    """The exception of a status that this thread's last C call returned. waited: the seconds of a wait in slices that
-    has timed out, whose culprits are then asked for."""
+    """The exception of a status of this thread's last C call. waited: seconds of a wait in slices, whose culprits are
+    then asked for."""
     last = lib.hpc_last_error()
     if last.status != status:  # nothing was recorded
         return from_failure(Failure(status, text(lib.hpc_status_text(status))))
@@ -55,12 +54,12 @@ def error(status: int, waited: float | None = None) -> HpcommError:
 
 
 def is_unfinished() -> bool:
-    """Whether this thread's last failure says that the last call on its key is to be made again first."""
+    """Whether this thread's last failure says that the call before on its key must be made again first."""
     return bool(lib.hpc_last_error().detail == lib.HPC_DETAIL_UNFINISHED)
 
 
 def is_slice_over(status: int) -> bool:
-    """Whether a slice of a wait has run out of time, and the next one may begin."""
+    """Whether a wait has timed out only for its slice, so that the next one may begin."""
     return status == TIMED_OUT and lib.hpc_last_error().detail != lib.HPC_DETAIL_HELD_UP
 
 
@@ -69,11 +68,19 @@ def check(status: int) -> None:
         raise error(status)
 
 
-def wait(call: Callable[[float], int], timeout: float, waited: float = 0.0) -> None:
-    """Calls call(seconds) in slices until it is done, fails, or timeout seconds have passed, `waited` of them before.
+def checking(call: Callable[..., int]) -> Callable[..., None]:
+    """A function of C that raises where its status is negative."""
+    return lambda *args: check(call(*args))
 
-    Between two slices Python runs its signal handlers, so that Ctrl-C ends every wait within a slice.
-    """
+
+def waiting(call: Callable[[Any, float], int]) -> Callable[[Any, float], None]:
+    """A wait of C as a function of its handle and a timeout."""
+    return lambda handle, timeout: wait(lambda seconds: call(handle, seconds), timeout)
+
+
+def wait(call: Callable[[float], int], timeout: float, waited: float = 0.0) -> None:
+    """Calls call(seconds) in slices, between which Ctrl-C can end it, until it is done, fails, or timeout seconds have
+    passed, `waited` of them before."""
     left = timeout - waited
     deadline = time.monotonic() + left
     status = call(left if left < SLICE else SLICE)
@@ -97,7 +104,7 @@ slices_limit = lib.hpc_slices_limit
 
 
 def seconds(timeout: float | None, default: float) -> float:
-    """A timeout as the user gave it; None means the default."""
+    """A user's timeout, checked; None means the default."""
     if timeout is None:
         return default
     try:
@@ -112,8 +119,9 @@ def text(chars: Any) -> str:
     return "" if chars == NULL else ffi.string(chars).decode("utf-8", "replace")
 
 
-def texts(get: Callable[[int], Any]) -> tuple[str, ...]:
+def names(kind: int) -> tuple[str, ...]:
+    """The names of all transports, rules or the like, in C's order."""
     found: list[str] = []
-    while (chars := get(len(found))) != NULL:
+    while (chars := lib.hpc_name(kind, len(found))) != NULL:
         found.append(text(chars))
     return tuple(found)

@@ -22,7 +22,7 @@ def way_cost(
     rates: Sequence[float] | None,
     codec: Sequence[float] | None,
 ) -> tuple[float, float, float, float]:
-    """hpc_way_cost. The sequences have the members of its structs, in their order."""
+    """hpc_way_cost; a sequence has the members of a struct, in their order."""
     cost = ffi.new("hpc_cost *")
     given = _structs(layer, cluster, rates)
     of = NULL if codec is None else ffi.new("hpc_codec_rates *", tuple(codec))
@@ -31,7 +31,7 @@ def way_cost(
 
 
 def best_way(layer: Sequence[int], cluster: Sequence[int], rates: Sequence[float] | None, memory: float) -> str:
-    """hpc_best_way. The sequences have the members of its structs, in their order."""
+    """hpc_best_way; see way_cost."""
     found = ffi.new("int *")
     check(lib.hpc_best_way(*_structs(layer, cluster, rates), memory, found))
     return _NAMES[found[0]]

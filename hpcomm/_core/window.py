@@ -21,11 +21,8 @@ wait_signal = _fast.wait_signal
 
 def window_create(context: Any, nbytes: int, signals: int, kind: str | None, timeout: float, keep: object) -> Any:
     agreed = NULL if kind is None else ffi.new("char[]", kind.encode())
-
-    def create(seconds: float, out: Any) -> int:
-        return lib.hpc_window_create(context, nbytes, signals, agreed, seconds, out)
-
-    return collected(create, "hpc_window *", timeout, lib.hpc_window_free, keep)
+    given = context, nbytes, signals, agreed
+    return collected(lib.hpc_window_create, given, "hpc_window *", timeout, lib.hpc_window_free, keep)
 
 
 def window_array(window: Any, rank: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
@@ -37,10 +34,7 @@ def window_array(window: Any, rank: int, shape: tuple[int, ...], dtype: np.dtype
 
 
 def lane_create(context: Any, timeout: float, keep: object) -> Any:
-    def create(seconds: float, out: Any) -> int:
-        return lib.hpc_lane_create(context, seconds, out)
-
-    return collected(create, "hpc_lane *", timeout, lib.hpc_lane_free, keep)
+    return collected(lib.hpc_lane_create, (context,), "hpc_lane *", timeout, lib.hpc_lane_free, keep)
 
 
 def poll(context: Any, lane: Any) -> tuple[int, int, int] | None:

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from .. import _core
-from ..errors import InvalidArgument
-from ..stage import whole
+from ..stage import checked_args, checked_title, whole
 from .base import WireFormat
 
 MOST_ARGS = _core.CODEC_ARGS - 1  # the first is the number of the encoding
@@ -16,21 +14,17 @@ MOST_SLOTS = _core.CODEC_SLOTS
 
 @dataclass(frozen=True)
 class Own(WireFormat):
-    """A user's codec: two functions of machine code, which hpcomm.kernels.encode and hpcomm.kernels.decode_add make of
-    Python functions. The error of a piece stays in a residual, which is added to the next update; the engine finds it
-    by decoding the piece.
+    """A user's codec: two functions of machine code, which hpcomm.kernels.encode and decode_add make of Python
+    functions. The engine decodes each piece, and keeps its error in a residual for the next update. Raises
+    InvalidArgument for a value out of range.
 
     Attributes:
         encode, decode_add: machine code of the shapes hpc_encode_fn and hpc_decode_add_fn: an address, a ctypes
             function pointer, or an object with an `address`.
         title: told in errors, and the same on all ranks; None: encode's title.
-        args: at most 7 numbers for both functions, as args[1] and following; the same on all ranks. A mapping gives
-            them names for the reader.
-        state_slots: float32 values of state for each element, 0 to 8, that encode keeps beside the residual; None:
-            encode.slots, or 0.
-
-    Raises:
-        InvalidArgument: a value is out of range.
+        args: at most 7 numbers for both functions, from args[1] on; the same on all ranks. A mapping names them for the
+            reader.
+        state_slots: float32 values of state for each element, 0 to 8, beside the residual; None: encode.slots, or 0.
     """
 
     encode: Any
@@ -51,20 +45,11 @@ class Own(WireFormat):
         put = object.__setattr__
         for what in ("encode", "decode_add"):
             _core.function_address(getattr(self, what), f"Own: {what}")
-        title = self.title or getattr(self.encode, "__name__", None) or "own"
-        if not isinstance(title, str) or not 0 < len(title.encode("utf-8", "replace")) < 64 or "\0" in title:
-            raise InvalidArgument(f"Own: title is {self.title!r}: must be a text of 1 to 63 bytes")
-        put(self, "title", title)
+        put(self, "title", checked_title("Own: title", self.title, self.encode, "own", 63))
         slots = getattr(self.encode, "slots", 0) if self.state_slots is None else self.state_slots
         put(self, "state_slots", whole("Own: state_slots", slots, 0, MOST_SLOTS))
-        try:
-            given = self.args.values() if isinstance(self.args, Mapping) else self.args
-            args = tuple(float(value) for value in given)
-        except (TypeError, ValueError):
-            raise InvalidArgument(f"Own: args are {self.args!r}: must be numbers, or a mapping to numbers") from None
-        if len(args) > MOST_ARGS or not all(map(isfinite, args)):
-            raise InvalidArgument(f"Own: args are {self.args!r}: must be at most {MOST_ARGS} finite numbers")
-        put(self, "args", args)
+        args = checked_args("Own", self.args, MOST_ARGS)
+        put(self, "args", tuple(args.values()) if isinstance(args, Mapping) else args)
 
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
         return {
