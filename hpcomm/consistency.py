@@ -15,19 +15,16 @@ class Consistency:
 
     Attributes:
         staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
-        quorum: updates that suffice for a fold, 1 or more; None: all workers' updates. With a Hierarchy it counts
-            updates of hosts, or of racks if it has racks: their ranks fold first. On a graph it counts in-neighbours'
-            updates beside the rank's own, at most all of them. Among peers of a graph it counts updates that come to a
-            rank, its own included. Exchange.late names keys whose update missed its fold.
+        quorum: updates that suffice for a fold, 1 or more; None: all. With a Hierarchy it counts updates of hosts, or
+            of racks if it has racks; on a graph in-neighbours' updates beside the rank's own; among peers of a graph
+            all that come to a rank, its own included. Exchange.late names keys whose update missed its fold.
+        late: fate of an update that misses its fold: "drop", the default with a quorum. None without one.
+        waits_for: "all" the other workers, or on a graph only "neighbours".
+        whole: False: after its wait a fold takes the whole inputs, and leaves out missing, stale and torn ones.
         grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
             None: as long as they usually take, which is learned.
-        late: fate of an update that misses its fold. With a quorum "drop", which leaves it out, is the only value and
-            the default. Without a quorum, and under ASYNC, no update misses its fold, and late must be None.
-        waits_for: "all" the other workers, or on a graph only "neighbours": ranks that a rank exchanges updates with.
-        whole: False: after its wait a fold takes the whole inputs, and leaves out missing, stale and torn ones.
 
-    Raises:
-        InvalidArgument: a number is out of range or no int, or late is given where it has no meaning.
+    Raises InvalidArgument for a number that is out of range or no int, and for late where it has no meaning.
     """
 
     staleness: int | None = 0
@@ -86,13 +83,12 @@ ASYNC = Consistency(staleness=None, quorum=1)
 have come and are whole."""
 
 NOTIFY_ACK = Consistency(waits_for="neighbours")
-"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the out-neighbours' ACK of the update in its
-slot; every input is whole and of this step, and no rank waits for ranks further away (ASAP, section 4)."""
+"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the ACK of the update in its slot; every input
+is whole and of this step, and no rank waits for ranks further away (ASAP, section 4)."""
 
 BARRIER = Consistency(whole=False)
 """Graphs, for comparison: all ranks meet, but the barrier may overtake the updates, and a fast rank may overwrite an
-update that a slow one still reads (ASAP, section 6.2). With servers, and among peers, it is BSP, as every update
-arrives before its event."""
+update that a slow one still reads (ASAP, section 6.2). With servers, and among peers, it is BSP."""
 
 
 def SSP(staleness: int) -> Consistency:
@@ -102,11 +98,7 @@ def SSP(staleness: int) -> Consistency:
     rank's copy is too old for its next step; 0 to 64, and SSP(0) takes BSP's path (Parameter Flow, section 2.3.2). With
     apply_at="receivers" servers send the sum of received updates once all workers have made a step; 0 to 30 (UCC-SSP,
     section 3.2.1). On a graph a reduce takes the newest update of each in-neighbour, none more than staleness steps
-    old; 0 to 30, and SSP(0) is NOTIFY_ACK (ASAP, section 7).
-
-    Raises:
-        InvalidArgument: staleness is no int, or negative.
-    """
+    old; 0 to 30, and SSP(0) is NOTIFY_ACK (ASAP, section 7). Raises InvalidArgument for another staleness."""
     if staleness is None:
         raise InvalidArgument("staleness is None: must be an int, 0 or more; ASYNC has no bound")
     return Consistency(staleness=staleness, waits_for="neighbours")
@@ -116,9 +108,7 @@ _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIE
 
 
 def with_servers(consistency: Consistency) -> Consistency:
-    """A consistency as servers and peers have it, also with a quorum: SSP(0) and BARRIER are BSP there, as every worker
-    is a neighbour of every server, and an update that a fold has waited for is whole. On graphs SSP(0) is NOTIFY_ACK,
-    and BARRIER differs from BSP."""
+    """A consistency as servers and peers have it: every worker is a server's neighbour, and every update whole."""
     return replace(consistency, waits_for="all", whole=True) if consistency.staleness == 0 else consistency
 
 
@@ -129,22 +119,20 @@ def on_graph(consistency: Consistency) -> Consistency:
 
 
 def applies_each(consistency: Consistency) -> bool:
-    """Whether servers apply each update by itself, as it comes: under ASYNC, and under SSP with a staleness."""
+    """Whether servers apply each update as it comes: under ASYNC, and under SSP with a staleness."""
     return consistency == ASYNC or bool(consistency.staleness)
 
 
 def steps_ahead(consistency: Consistency) -> int:
-    """The steps (under ASYNC at least these) that a worker may be ahead of the slowest one where peers or receivers
-    apply, which have room for two updates more."""
+    """Where peers or receivers apply: steps (under ASYNC at least) that a worker may be ahead of the slowest one."""
     return _ASYNC_AHEAD if consistency.staleness is None else consistency.staleness
 
 
 def in_step(consistency: Consistency) -> bool:
-    """Whether all workers have made the same number of steps when each stands between two: BSP and NOTIFY_ACK."""
+    """Whether all workers that stand between two steps have made as many: BSP and NOTIFY_ACK."""
     return consistency.staleness == 0 and consistency.quorum is None and consistency.whole
 
 
 def goes_apart(consistency: Consistency) -> bool:
-    """Whether servers need the updates of each outermost group of a hierarchy as one input: where groups may be at
-    different steps, also with a quorum of them."""
+    """Whether the outermost groups of a hierarchy may be at different steps, so that each is one input of servers."""
     return applies_each(consistency) or consistency.quorum is not None

@@ -14,13 +14,12 @@
 Ranks are ints, lists of ranks are tuples in rising order, op is the name of the operation, e.g. "recv".
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 
 
 class HpcommError(Exception):
-    """Whatever hpcomm raises is one of these."""
+    """The base class of all exceptions of hpcomm."""
 
 
 class InvalidArgument(HpcommError, ValueError):
@@ -36,8 +35,7 @@ class NotSupported(HpcommError):
 
 
 class TransportError(HpcommError):
-    """The path to a peer failed. `transport` is its name, `peer` the rank (-1: none in particular), `detail` the
-    cause."""
+    """The path to a peer failed: the transport's name, the peer's rank (-1: no rank in particular), and the cause."""
 
     def __init__(self, message: str = "", *, transport: str = "", peer: int = -1, detail: str = "") -> None:
         super().__init__(message)
@@ -47,8 +45,8 @@ class TransportError(HpcommError):
 
 
 class PeerFailed(HpcommError):
-    """`ranks` failed by themselves: they died, gave up, or left while `op` still waited for them. `left` ended or left
-    because of those. `waiting_for` are the ranks that `op` still waited for."""
+    """`ranks` failed by themselves: they died, gave up, or left while `op` still waited for them. `left` ended because
+    of these. `op` still waited for `waiting_for`."""
 
     def __init__(
         self,
@@ -71,13 +69,12 @@ class Culprit:
     """A rank at the end of a chain of waits, and its state.
 
     Attributes:
-        rank: its number.
         state: "died", "left" (it closed while others still waited for it), "stopped" (the kernel of its host says so),
             "silent" (it did not answer), "computing" (it answers and waits for no rank) or "circle" (it and the other
             culprits wait for each other, which is a bug of the program).
-        seconds: silent: how long others have waited for it. Computing: for how long. Otherwise 0.
-        step: computing: the most pushes of one key, or sends to one peer, that it has made.
-        op: circle: the operation that it waits in. Otherwise "".
+        seconds: of a silent rank since others wait for it, of a computing one since it computes; otherwise 0.
+        step: of a computing rank: the most pushes of one key, or sends to one peer, that it has made.
+        op: of a rank in a circle: the operation that it waits in.
     """
 
     rank: int
@@ -110,12 +107,12 @@ class AuthError(HpcommError):
 
 
 class OutOfMemory(HpcommError, MemoryError):
-    """The host or the cgroup has too little memory left for a window or a queue. Raised at creation, never later."""
+    """Too little memory is left for a window or a queue. Raised at creation, never later."""
 
 
 class CheckpointError(HpcommError, OSError):
-    """A checkpoint cannot be written, read or found. `path` names the file or directory, `__cause__` is the system's
-    error, if any."""
+    """A checkpoint cannot be written, read or found. `path` is the file or directory, `__cause__` the system's
+    error."""
 
     def __init__(self, message: str = "", *, path: str | PathLike[str] = "") -> None:
         super().__init__(message)
@@ -136,36 +133,27 @@ class Failure:
     left: tuple[int, ...] = ()
     culprits: tuple[Culprit, ...] = ()
 
-
-def _transport(failure: Failure) -> HpcommError:
-    return TransportError(
-        failure.message, transport=failure.transport, peer=failure.peer, detail=failure.message.partition(": ")[2]
-    )
+    @property
+    def detail(self) -> str:
+        return self.message.partition(": ")[2]
 
 
-def _peer(failure: Failure) -> HpcommError:
-    return PeerFailed(
-        failure.message, ranks=failure.ranks, left=failure.left, op=failure.op, waiting_for=failure.waiting_for
-    )
-
-
-def _timeout(failure: Failure) -> HpcommError:
-    return Timeout(failure.message, op=failure.op, waiting_for=failure.waiting_for, culprits=failure.culprits)
-
-
-_BY_STATUS: dict[int, Callable[[Failure], HpcommError]] = {
-    -1: lambda failure: InvalidArgument(failure.message),
-    -2: lambda failure: ConfigError(failure.message),
-    -3: lambda failure: NotSupported(failure.message),
-    -4: _transport,
-    -5: _peer,
-    -6: _timeout,
-    -7: lambda failure: AuthError(failure.message),
-    -8: lambda failure: OutOfMemory(failure.message),
+# The exception of each status, and the attributes that it takes from the failure.
+_BY_STATUS: dict[int, tuple[type[HpcommError], tuple[str, ...]]] = {
+    -1: (InvalidArgument, ()),
+    -2: (ConfigError, ()),
+    -3: (NotSupported, ()),
+    -4: (TransportError, ("transport", "peer", "detail")),
+    -5: (PeerFailed, ("ranks", "left", "op", "waiting_for")),
+    -6: (Timeout, ("op", "waiting_for", "culprits")),
+    -7: (AuthError, ()),
+    -8: (OutOfMemory, ()),
 }
 
 
 def from_failure(failure: Failure) -> HpcommError:
     """The exception of a failure; a plain HpcommError for a status that this version does not know."""
-    make = _BY_STATUS.get(failure.status)
-    return HpcommError(f"{failure.message} (status {failure.status})") if make is None else make(failure)
+    if failure.status not in _BY_STATUS:
+        return HpcommError(f"{failure.message} (status {failure.status})")
+    kind, names = _BY_STATUS[failure.status]
+    return kind(failure.message, **{name: getattr(failure, name) for name in names})

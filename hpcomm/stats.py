@@ -20,14 +20,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PeerStats:
-    """Counts of one other rank: bytes sent to it, bytes from it, and waits for it.
+    """Counts of one other rank.
 
     Attributes:
-        bytes_sent: to rows that it owns: pushed, whether it reads them in place or not, forwarded and relayed.
+        bytes_sent: to rows that it owns: pushed (also if read in place), forwarded and relayed.
         bytes_received: from it, to rows that this rank owns.
         wait: seconds in which this rank waited for it, alone or among others.
-        late: with a quorum: shares of its updates that were late here and left out; with a Hierarchy shares of the
-            updates of its host (or rack), if it is the lowest rank there.
+        late: with a quorum: shares of its updates (with a Hierarchy, of the group whose lowest rank it is) that were
+            late here.
         dropped: with a quorum on a graph: shares of this rank's updates that it left out, or never got.
     """
 
@@ -42,19 +42,15 @@ class PeerStats:
 class Traffic:
     """Bytes that this rank has sent to one other rank in one stage.
 
-    Bytes count as they are on the way: 2 an element in 16 bits. On a host whose ranks map each other's memory nothing
-    moves by itself: an update counts when its owner may read it in place, and parameters count 4 bytes an element, as
-    they are decoded into the worker's memory. With shared_params the copy on an owner's host is its master, which is
-    not sent; a relay counts one copy, to the rank that holds it. Parameters that load_state_dict sends count; the first
-    parameters, signals and arguments of rules do not.
+    Bytes count as they are on the way: 2 an element in 16 bits. Between ranks that map each other's memory an update
+    counts when its owner may read it in place, and parameters count 4 bytes an element. With shared_params a host's
+    copy counts once, and not if it is the owner's. Parameters that load_state_dict sends count; the first parameters,
+    signals and arguments of rules do not.
 
     Attributes:
-        rank: to which it went.
-        stage: "push" (a worker's updates, to the rows that take them), "forward" (folds, to rows of that rank),
-            "relay" (parameters, to its relays) or "parameters" (to the worker itself; split=True: also means that all
-            workers get).
+        stage: "push" (a worker's updates), "forward" (folds), "relay" (parameters, to the rank that passes them on) or
+            "parameters" (to the worker itself; with split=True also means that all workers get).
         wire: the transport that connects the two ranks: "shm", "tcp", "verbs" or "loop".
-        bytes: more than 0.
     """
 
     rank: int
@@ -68,17 +64,15 @@ class CodecStats:
     """Counts of a key's codec on this rank: encodings, as worker and as owner, and decodings of its rows.
 
     Attributes:
-        codec: as hpcomm.codec writes it.
-        pieces, elements, kept: encoded; kept: elements that were sent.
+        codec: the value of hpcomm.codec, as text.
+        pieces, elements, kept: encoded pieces, their elements, and the elements that were sent.
         bytes_before, bytes: of these elements as float32, and as pieces.
-        returned: bytes of pieces that were left out (a quorum), and went back into the residual.
+        returned: bytes of pieces that missed their fold, and went back into the residual.
         decoded: bytes of pieces.
         encode, decode: seconds.
-        delta_of_pushes, delta_of_folds: of a Threshold: the present delta, before it decays; None where this rank
-            encodes no pushes or no folds with it.
-        gain: seconds that the codec saved in a step, on the average: the bytes saved, by the bytes a second between
-            hosts that codec="auto" measured, less encode and decode; None: it measured nothing, or nothing was encoded.
-        why: why codec="auto" chose this codec; "" if it was given.
+        delta_of_pushes, delta_of_folds: the present delta of a Threshold, before it decays; None: unused here.
+        gain: seconds a step that the codec saved, by the bandwidth that codec="auto" measured; None: not known.
+        why: why codec="auto" chose this codec; "": it was given.
     """
 
     codec: str
@@ -98,35 +92,32 @@ class CodecStats:
 
     @property
     def density(self) -> float:
-        """The part of the elements that was sent, 0 to 1; 0 before the first."""
+        """The part of the elements that was sent, 0 to 1."""
         return self.kept / self.elements if self.elements else 0.0
 
     @property
     def ratio(self) -> float:
-        """Bytes of pieces by bytes of float32; 1 before the first."""
+        """Bytes of pieces by bytes of float32."""
         return self.bytes / self.bytes_before if self.bytes_before else 1.0
 
 
 @dataclass(frozen=True)
 class LoadStats:
-    """Processor time, system calls and wake-ups of this rank's process since the exchange was made.
-
-    Other exchanges and all other work of the process count too, from the same moment. hpcomm's calls for data are
-    counted: of the tcp transport, of the set of connections, and of waits; calls of the control channel are not.
+    """Processor time, system calls and wake-ups of this rank's whole process since the exchange was made. Of hpcomm's
+    system calls those for data count, and those of the control channel do not.
 
     Attributes:
-        processor: processor seconds by thread, in the kernel too: "trainer" is the thread that made the exchange,
-            training included; "hpcomm-core-0", "hpcomm-reactor" and "hpcomm-control" are hpcomm's, where several
-            threads of one name count together; "others" are all other threads, such as torch's.
+        processor: seconds by thread, in the kernel too: "trainer" made the exchange, and its training counts;
+            "hpcomm-core-0", "hpcomm-reactor" and "hpcomm-control" are hpcomm's; "others" are all other threads.
         events: that this exchange's cores have taken: updates, forwards, and with split=True requests about folds.
-        sends, receives: of sockets: send and sendmsg, recv and readv.
-        empty: sends and receives that moved nothing: no room, or no data.
-        polls: epoll_wait and poll, whether they sleep or look.
-        futexes: futex, waits and wakes.
+        sends, receives: of sockets.
+        empty: sends and receives that moved nothing.
+        polls: epoll_wait and poll.
+        futexes: waits and wakes.
         alarms: reads and writes of eventfds, by which sleepers in epoll_wait are woken.
         yields: sched_yield in waits.
         wakeups: sleeps that ended.
-        steps: so far, by which per_step divides: Exchange.version, which without a quorum is the pushes of a key.
+        steps: Exchange.version, by which per_step divides.
     """
 
     processor: Mapping[str, float]
@@ -143,13 +134,12 @@ class LoadStats:
 
     @property
     def calls(self) -> int:
-        """All system calls that were counted."""
+        """System calls of all kinds."""
         return self.sends + self.receives + self.polls + self.futexes + self.alarms + self.yields
 
     @property
     def per_step(self) -> dict[str, float]:
-        """processor (seconds of all threads), calls, wakeups and events of a step, on the average; {} before the first
-        step."""
+        """Means of processor (seconds of all threads), calls, wakeups and events in a step; {} before the first."""
         if self.steps == 0:
             return {}
         sums = {"processor": sum(self.processor.values()), "calls": self.calls}
@@ -157,17 +147,8 @@ class LoadStats:
         return {name: value / self.steps for name, value in sums.items()}
 
 
-CALLS = (
-    "events",
-    "sends",
-    "receives",
-    "empty",
-    "polls",
-    "futexes",
-    "alarms",
-    "yields",
-    "wakeups",
-)  # of LoadStats, from C
+# The members of LoadStats that C counts.
+CALLS = ("events", "sends", "receives", "empty", "polls", "futexes", "alarms", "yields", "wakeups")
 
 
 @dataclass(frozen=True)
@@ -180,28 +161,22 @@ class ExchangeStats:
         bytes_folded, bytes_written: read from updates, and written to workers, by this rank's cores.
         wait: seconds that this rank waited for pulls, free gradients and full rings.
         busy: seconds that this rank's cores folded, applied and wrote.
-        threads: of its engine; 0 means that the callers' waits do its work.
-        progress: who works for this rank's cores, and why, in words: "thread: core 0 on CPU 3", or "inline: 4 ranks
-            with 1 thread each and 4 cores need 8 CPUs; this kernel has 2 for them".
+        threads: of its engine; 0: the callers' waits do its work.
+        progress: the threads that work for this rank's cores, and why, in words.
         usual: a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0 before eight
             pushes.
         bytes_sent: to rows of other ranks: pushed, forwarded and relayed. Parameters for workers are in traffic alone.
         reduces: on a graph or with a quorum: folds made here, of each key (and core) by itself.
-        whole, torn, stale, missing: on a graph: neighbours' inputs to them that were whole and new; overwritten while
-            they were read; folded before; not there yet (ASAP, section 6.2). All but the whole ones were left out;
-            under SSP a stale one was folded again where models are averaged. With a quorum: updates of workers (with
-            a Hierarchy, of hosts or racks) that were in the folds made here, and that were missing from them.
-        dropped: with a quorum: shares (the part of a key that one core owns, or with a Hierarchy sends on to this rank)
-            of this rank's updates that were late and left out, as a whole or in part.
+        whole, torn, stale, missing: on a graph: neighbours' inputs that were whole and new; overwritten while they were
+            read; folded before; not there yet (ASAP, section 6.2). Only whole ones are folded, under SSP stale ones of
+            models too. With a quorum: updates of workers, or a hierarchy's groups, in the folds made here, and missing.
+        dropped: with a quorum: shares of this rank's updates that were late and left out, as a whole or in part.
         dropped_at: the version of the parameters when the last of them came.
         by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
-        by_staleness: under SSP(s) with servers: how many steps of a key began with the slowest worker 0, 1, ... s steps
-            behind, as far as this rank's parameters have its updates. Empty over a hierarchy. Under ASYNC too where
-            receivers or peers apply, up to the depth - 2 steps for which they have room.
+        by_staleness: under SSP(s) with servers of one stage: how many steps of a key began with the slowest worker
+            0, 1, ... s steps behind; where receivers or peers apply under ASYNC too.
         peers: by rank.
-        traffic: bytes that this rank has sent, by edge, stage and wire.
-        load: processor time, system calls and wake-ups of this rank's process.
-        codecs: by name, of keys that are sent in pieces of variable length or whose codec "auto" chose.
+        codecs: by key, if it is sent in pieces, or its codec chosen by "auto".
     """
 
     pushes: int
@@ -231,12 +206,12 @@ class ExchangeStats:
 
     @property
     def sent_by_stage(self) -> dict[str, int]:
-        """Bytes of traffic by stage; a stage in which this rank has sent nothing is missing."""
+        """Bytes of traffic by stage, without empty stages."""
         return _sums((entry.stage, entry.bytes) for entry in self.traffic)
 
     @property
     def sent_by_wire(self) -> dict[str, int]:
-        """Bytes of traffic by wire; a wire by which this rank has sent nothing is missing."""
+        """Bytes of traffic by wire, without unused wires."""
         return _sums((entry.wire, entry.bytes) for entry in self.traffic)
 
 
@@ -259,10 +234,8 @@ class CheckpointStats:
     Attributes:
         saved: checkpoints of which this rank has written its file.
         nbytes: of the last file.
-        pause: seconds that the trainer stood still for copies, in all.
-        longest: the longest of them.
-        waited: seconds that it waited besides: for the disk, which had not finished the last file when the next was
-            due, and for copies of ranks that only serve.
+        pause, longest: seconds that the trainer stood still for copies: in all, and for the longest.
+        waited: seconds that it waited besides: for the last file, and for copies of ranks that only serve.
         writing: seconds that the thread wrote and synced files.
     """
 
@@ -279,12 +252,10 @@ class FragmentStats:
     """Counts of one fragment on this rank.
 
     Attributes:
-        names: of its keys.
-        elements: float32 values of its keys.
+        names, elements: its keys, and their float32 values.
         rounds: exchanges that were begun.
-        late: with a quorum: those in which an update of this rank missed its fold.
-        bytes: that this rank has sent for it: updates to owners, and parameters or sums as an owner, as they are on the
-            way.
+        late: with a quorum: rounds in which an update of this rank missed its fold.
+        bytes: that this rank has sent for it, as worker and as owner, as they are on the way.
         hidden: seconds in which exchanges were pending while this rank trained, as it sees them at its steps.
         waited: seconds that training stood still for it: to make and push updates, to wait, and to take parameters.
     """
@@ -300,29 +271,21 @@ class FragmentStats:
 
 @dataclass(frozen=True)
 class LocalStats:
-    """Counts of local steps on this rank.
-
-    Attributes:
-        steps: that this rank has made, skipped ones too.
-        fragments: by number.
-    """
+    """Counts of local steps on this rank: its steps, skipped ones too, and its fragments by number."""
 
     steps: int
     fragments: tuple[FragmentStats, ...]
 
     @property
     def bytes(self) -> int:
-        """Bytes of all fragments."""
         return sum(one.bytes for one in self.fragments)
 
     @property
     def hidden(self) -> float:
-        """Seconds of all fragments that training hid."""
         return sum(one.hidden for one in self.fragments)
 
     @property
     def waited(self) -> float:
-        """Seconds of all fragments that training stood still for."""
         return sum(one.waited for one in self.fragments)
 
 
@@ -341,11 +304,11 @@ class OptimizerStats:
             elsewhere.
         early: keys that apply="backward" sent while the backward pass ran.
         wait: seconds that layers waited for their parameters, or step and wait for others.
-        bytes_out, bytes_in: gradients that were copied from a device to the host's memory, and parameters back.
-        seconds_out, seconds_in: that these copies took, as far as their ends are known.
+        bytes_out, bytes_in, seconds_out, seconds_in: of copies of gradients from a device to the host's memory, and of
+            parameters back.
         copy_wait: seconds that this rank waited for gradients to come, or that its device stood still for parameters.
-        state_bytes: the optimizer's state, and the float32 values of 16-bit parameters, where owners have them in the
-            host's memory: a rank that steps by itself holds as many, on its device where its parameters lie on one.
+        state_bytes: of the optimizer's state and float32 values of 16-bit parameters, which owners have in the host's
+            memory; a rank that steps by itself holds as many.
     """
 
     steps: int
@@ -367,7 +330,7 @@ class OptimizerStats:
 
     @property
     def hidden(self) -> float:
-        """The share of the seconds of copies for which nothing waited; NaN where none was made."""
+        """The part of the seconds of copies for which nothing waited; NaN without copies."""
         took = self.seconds_out + self.seconds_in
         return max(0.0, 1 - self.copy_wait / took) if took else math.nan
 
