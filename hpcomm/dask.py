@@ -1,15 +1,7 @@
 """hpcomm.dask: the workers of a Dask cluster are the ranks of a job.
 
-    import hpcomm.dask
-
-    def train(lr):
-        ctx = hpcomm.init()        # rank ctx.rank of ctx.size: one rank a worker
-        ...
-
-    results = hpcomm.dask.run(client, train, 0.1)      # in the order of the ranks
-
-Dask starts the function and carries the secret of each job. The gradients travel as between any other ranks: over
-shared memory, RDMA or TCP, and not by Dask's scheduler.
+Dask starts a function that calls hpcomm.init(), and gives it the job's secret; gradients travel as between any other
+ranks. docs/launching.md has an example.
 """
 
 import secrets
@@ -32,15 +24,16 @@ Result = TypeVar("Result")
 def run(
     client: "Client", function: Callable[..., Result], *args: Any, workers: Sequence[str] = (), port: int = 0
 ) -> list[Result]:
-    """Calls function(*args) on one thread of each worker, as the ranks of a job, and returns each rank's result.
+    """Calls function(*args) on one thread of each worker, as the ranks of a job, and returns the ranks' results in
+    order.
 
-    workers: addresses of client.nthreads(), rank 0 first; by default all of them, by address. Each has to be a separate
-    process, and free: a worker that computes something else is waited for until init's deadline. A worker is in one job
-    at a time. port: the TCP port of rank 0's host at which the ranks meet; 0 takes a free one from 20000 to 31999.
+    Args:
+        client, function, args: the cluster, and the call.
+        workers: addresses of client.nthreads(), rank 0 first; (): all of them, by address. Each is a separate process
+            and in one job at a time; init waits for a worker that computes something else.
+        port: the TCP port of rank 0's host at which the ranks meet; 0: a free one from 20000 to 31999.
 
-    Raises:
-        InvalidArgument: there is no worker, or two of them share a process.
-        HpcommError: that of a rank; any other error of function is raised as it is.
+    Raises InvalidArgument without workers, or if two share a process. An error of function is raised as it is.
     """
     chosen = list(workers) or sorted(client.nthreads())
     if not chosen:

@@ -44,24 +44,14 @@ def sufficient_factors(
     **options: "Unpack[More]",
 ) -> "SufficientFactors":
     """SFB (Xie et al., UAI 2016): matrices whose updates are sums of at most K products u v^T. The vectors go from peer
-    to peer, and each rank applies all of them to its own copy (section 3).
-
-        with hpcomm.sufficient_factors(ctx, {"W": (J, D)}, K=100, rule=hpcomm.SGD(lr=0.1)) as app:
-            while app.running:
-                W = app.mat                                       # this rank's copy
-                if ctx.rank == 0 and objective(W) < target:
-                    app.stop()                                    # ends all ranks
-                for i, x in enumerate(minibatch()):
-                    app.write_u(i, gradient(W @ x) / (100 * ctx.size))
-                    app.write_v(i, x)
-                app.commit()
+    to peer, and each rank applies all of them to its own copy (section 3). docs/factors.md has examples.
 
     Args:
         ctx: the ranks.
         params: by name of the key, the shape (J, D) of its matrix, which begins as zeros, or its first values, a
             float32 array (J, D). Rank 0's values count.
         K: the most pairs of vectors of one commit, for each key.
-        rule: as Exchange takes it: SGD, ProxSGD, Dual or another one. None: SGD(), and a warning says so once.
+        rule: as Exchange takes it. None: SGD(), and a warning says so once.
         staleness: 0: BSP. s: SSP(s), by which a rank may be s commits ahead of others (equation 4).
         peers: number of ranks that each rank sends to, 1 to P - 1; graphs.spread chooses them (section 3, partial
             broadcast; equation 3). None: all others.
@@ -69,9 +59,7 @@ def sufficient_factors(
         options: Exchange's other ones. reduce is "sum" unless given: W -= lr * the sum of all ranks' products. For a
             step by the mean of a minibatch of K samples of each of P ranks, scale each u by 1 / (K P).
 
-    Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank.
-        ConfigError: ranks disagree.
+    Raises InvalidArgument for an argument that cannot be, here or on another rank, and ConfigError if ranks disagree.
     """
     try:
         if not isinstance(ctx, Context):
@@ -95,16 +83,14 @@ def sufficient_factors(
 
 
 class SufficientFactors:
-    """Matrices that all ranks train by pairs of vectors; made by sufficient_factors.
-
-    Between commit and the next look at mat, the exchange sends and applies updates while the rank computes (figure 2 of
-    the supplement), if the exchange has threads (EngineOptions.progress).
+    """Matrices that all ranks train by pairs of vectors; made by sufficient_factors. If the exchange has threads
+    (EngineOptions.progress), it works between commit and the next look at mat (figure 2 of the supplement).
 
     Attributes:
         exchange: of the keys, for checkpoints and all that is not here.
-        commits: how many this rank has made.
+        commits: of this rank.
         waited: seconds that this rank has spent in commit and at mat.
-        mats: this rank's copies by key, a mapping; see mat.
+        mats: this rank's copies by key; see mat.
     """
 
     __slots__ = (
@@ -122,7 +108,7 @@ class SufficientFactors:
     )
 
     def __init__(self, exchange: Exchange, pairs: int, lead: int) -> None:
-        """lead: after how many more commits than rank 0 has made all ranks can end at the same one."""
+        """lead: commits after rank 0's latest at which all ranks can still end."""
         self.exchange, self._context, self._lead = exchange, exchange.context, lead
         self._keys = {name: _Written(exchange, name, pairs) for name in exchange.params}
         self._handles: dict[str, Handle] = {}
@@ -139,15 +125,12 @@ class SufficientFactors:
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     def write_u(self, i: int, vec: object, key: str | None = None) -> None:
-        """Writes u of pair i, 0 to K - 1, of the next commit.
+        """Writes u of pair i of the next commit. Raises InvalidArgument for an argument out of range.
 
         Args:
-            i: pairs are numbered from 0 without gaps; a pair that is written twice counts as it was written last.
+            i: 0 to K - 1, without gaps; the last write of a pair counts.
             vec: J float32 values, or (indices, values) of the nonzero ones.
             key: of the matrix; None if there is only one.
-
-        Raises:
-            InvalidArgument: an unknown key, an i out of range, a vector of another length.
         """
         self._of(key).write("u", i, vec)
 
@@ -156,20 +139,15 @@ class SufficientFactors:
         self._of(key).write("v", i, vec)
 
     def write(self, u: Any, v: Any, key: str | None = None) -> None:
-        """Writes the pairs 0 to n - 1 at once: u is an array (n, J), v one of (n, D). Each may be a SciPy CSR matrix.
-
-        Raises:
-            InvalidArgument: an unknown key, more than K pairs, another shape.
-        """
+        """Writes the pairs 0 to n - 1 at once: u is an array (n, J), v one of (n, D), or a SciPy CSR matrix. Raises
+        InvalidArgument for more than K pairs, or another shape."""
         self._of(key).write_all(u, v)
 
     def commit(self, timeout: float | None = None) -> None:
-        """Sends the pairs of every key that have been written since the last commit; without any an empty update. It
-        waits for the commit before, not for this one.
+        """Sends the pairs of every key that were written since the last commit, if any. It waits for the commit before.
 
         Raises:
-            InvalidArgument: a pair has no u or no v; a value is NaN or infinite; the last commit has been made. Nothing
-                has been sent then.
+            InvalidArgument: a pair has no u or no v; a value is not finite; the job has ended. Nothing has been sent.
             Timeout: with the ranks still waited for. Nothing is lost: commit again goes on where this one stopped.
             PeerFailed: a rank is gone.
         """
@@ -197,14 +175,9 @@ class SufficientFactors:
 
     @property
     def mat(self) -> NDArray[np.float32]:
-        """This rank's copy of the one matrix, float32 (J, D), read-only by agreement. It waits until the consistency
-        permits the next step: under BSP until the updates of all ranks are applied, under SSP(s) until none is more
-        than s commits late. Do not use the array between commit and the next look at mat.
-
-        Raises:
-            InvalidArgument: there are several keys: see mats.
-            Timeout, PeerFailed: with the ranks still waited for.
-        """
+        """This rank's copy of the one matrix, float32 (J, D), not to be written. It waits until the consistency permits
+        the next step. Do not use the array between commit and the next look at mat. Raises InvalidArgument for several
+        keys (see mats), Timeout and PeerFailed."""
         return self.mats[self._of(None).name]
 
     def _settle(self, name: str, timeout: float | None = None) -> None:
@@ -218,22 +191,15 @@ class SufficientFactors:
 
     @property
     def running(self) -> bool:
-        """Whether this rank has commits to make: until rank 0 has called stop, and this rank has made as many commits
-        as all others. It never waits."""
+        """Whether this rank has commits to make: until rank 0's stop, and then as many as all others. Never waits."""
         if self._last is None and self._context.rank != 0 and self._window.test_signal(_STOP, 1):
             self._last = self._window.wait_signal(_STOP, 1)
         return self._last is None or self.commits < self._last
 
     def stop(self) -> None:
-        """Ends the loops of all ranks after the same number of commits. Rank 0 calls it, and goes on in its loop.
-
-        The last commit is one that no rank can have begun yet, and the ranks are told before rank 0 commits again: so
-        under BSP and SSP(s) with all peers it is the one s + 2 after rank 0's latest. A second call changes nothing.
-
-        Raises:
-            InvalidArgument: this rank is not rank 0.
-            PeerFailed: a rank is gone.
-        """
+        """Ends the loops of all ranks after the same number of commits: s + 2 after rank 0's latest, or with few peers
+        later. Rank 0 calls it, and goes on in its loop. A second call changes nothing. Raises InvalidArgument on
+        another rank, and PeerFailed."""
         if self._context.rank != 0:
             raise InvalidArgument(f"stop: this is rank {self._context.rank}: rank 0 measures, and ends all")
         if self._last is not None:
@@ -245,15 +211,14 @@ class SufficientFactors:
         self._last = last
 
     def set(self, **changes: Any) -> None:
-        """Changes hyper-parameters of the rule from this rank's next commit on, e.g. set(lr=0.01). See Exchange.set."""
+        """Changes hyper-parameters of the rule from this rank's next commit on; see Exchange.set."""
         self.exchange.set(**changes)
 
     def stats(self) -> ExchangeStats:
-        """Counts of the exchange so far on this rank."""
         return self.exchange.stats()
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for the pending commit, and closes the exchange. mat stays valid. See Exchange.close."""
+        """Waits for the pending commit, and closes the exchange (Exchange.close). mat stays valid."""
         self.exchange.close(timeout)
         self._handles.clear()
 
@@ -304,7 +269,7 @@ class _Mats(Mapping[str, NDArray[np.float32]]):
 
 
 class _Written:
-    """The pairs of a key that are written for the next commit."""
+    """The pairs of a key for the next commit."""
 
     __slots__ = ("_exchange", "_most", "_pairs", "_rank", "_written", "name")
 
@@ -405,7 +370,6 @@ def _mapping(params: object) -> Mapping[str, Any]:
 
 
 def _first(name: str, value: Any) -> Any:
-    """The first values of a key."""
     if isinstance(value, tuple):
         if len(value) != 2:
             raise InvalidArgument(f"params[{name!r}] is {value!r}: must be a shape (J, D), or an array of that shape")

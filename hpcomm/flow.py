@@ -11,10 +11,7 @@ Lists = tuple[list[Edges], list[int], list[int]]  # of Rows.lists
 
 
 def feeders(lists: Lists) -> list[int]:
-    """The ranks whose pushes go into each row, through any stages: a bit for each rank. A relay has the bits of the row
-    whose parameters it passes on.
-
-    Rows are taken once all that send to them were; a plan has no circle."""
+    """The ranks whose pushes go into each row, through any stages and relays: a bit for each rank."""
     return _followed(lists[0], lists[1], lists[2])
 
 
@@ -24,14 +21,13 @@ def receivers(lists: Lists) -> list[int]:
 
 
 def _followed(edges: Sequence[Edges], ends: Sequence[int], others: Sequence[int]) -> list[int]:
-    """The ranks at the ends of all ways that come to each row. ends, others: by row: its list of edges on that side,
-    and on the other."""
+    """The ranks at the ends of all ways to each row. ends, others: by row, the number of its edges on either side."""
     own = [sum(1 << rank for rank, row, _ in part if row < 0) for part in edges]
     rows = [[row for _, row, _ in part if row >= 0] for part in edges]
     found = [own[i] for i in ends]
     missing = [len(rows[i]) for i in ends]
     ready = [row for row, n in enumerate(missing) if n == 0]
-    for row in ready:  # which grows meanwhile
+    for row in ready:  # grows meanwhile, as a plan has no circle
         for after in rows[others[row]]:
             found[after] |= found[row]
             missing[after] -= 1
@@ -41,30 +37,18 @@ def _followed(edges: Sequence[Edges], ends: Sequence[int], others: Sequence[int]
 
 
 class Flow(NamedTuple):
-    """Facts about the rows of a plan of several stages.
+    """Facts about the rows of a plan of several stages."""
 
-    Attributes:
-        lists: of the edges.
-        owner, action: of each row.
-        inputs, outputs: bytes of one input, and of one output, of each row.
-    """
-
-    lists: Lists
+    lists: Lists  # of the edges
     owner: Sequence[int]
     action: Sequence[str]
-    inputs: Sequence[int]
+    inputs: Sequence[int]  # bytes of one
     outputs: Sequence[int]
 
 
 def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
-    """The stages as lines: the tree of groups, with the bytes that leave and enter each of them, and the links between
-    the innermost groups.
-
-    Args:
-        flow: the plan.
-        told: a number of bytes for people.
-        most: links that are told; the largest come first.
-    """
+    """The stages as lines: the tree of groups, with the bytes that leave and enter each, and the `most` largest links
+    between the innermost groups. told: writes a number of bytes."""
     fed, reached, sent = feeders(flow.lists), receivers(flow.lists), _traffic(flow)
     ends = zip(flow.action, flow.owner, fed, reached, strict=True)
     found = {part for kind, owner, *masks in ends for part in _folded(kind, owner, *masks)}
@@ -79,7 +63,7 @@ def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
 
 
 def _folded(kind: str, owner: int, fed: int, reached: int) -> list[int]:
-    """The group that a row of one of its ranks folds for, passes on to, or applies for."""
+    """The group for which a row of one of its ranks folds, applies or passes on."""
     mask = {"forward": fed, "relay": reached, "apply": reached}.get(kind, 0)
     return [mask] if mask.bit_count() > 1 and mask >> owner & 1 else []
 
@@ -97,7 +81,7 @@ def _traffic(flow: Flow) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _carries(edge: tuple[int, int, float]) -> bool:
-    """Whether an input brings bytes: a push of weight 0 only says that its rank is ready."""
+    """Whether an input has bytes: a push of weight 0 only says that its rank is ready."""
     _, row, weight = edge
     return row >= 0 or weight != 0
 
@@ -113,7 +97,7 @@ def _load(
 
 
 def _tree(whole: int, groups: Sequence[int], line: Callable[[int], str]) -> list[str]:
-    """The groups in a group, in rising order of their lowest ranks, each with those in it below."""
+    """The groups in a group, by their lowest ranks, each with its own groups below."""
     within = [group for group in groups if group != whole and group & whole == group]
     tops = [a for a in within if not any(a != b and a & b == a for b in within)]
     if tops:

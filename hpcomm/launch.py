@@ -9,9 +9,8 @@ environment.
     Kubeflow Trainer        PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR, PET_MASTER_PORT, likewise: one rank a pod
     none of these           a world of one
 
-Where several have left their variables the first counts, but for torchrun, whose processes are its own wherever it runs
-itself. Ray's and Dask's processes get RANK and the others from appoint. Once init has returned neither MPI nor the
-communicator is used any more.
+The first counts that has left its variables, but torchrun before all. Ray's and Dask's processes get RANK and the
+others from appoint. After init neither MPI nor the communicator is used any more.
 """
 
 import os
@@ -52,8 +51,8 @@ _secrets: list[int] = []  # the memfd with the secret of the job that appoint ha
 
 @runtime_checkable
 class Communicator(Protocol):
-    """The members of an object that init takes in the place of an MPI communicator. allgather is called by every rank
-    in the same order, with bytes of the same length on all of them, and returns all ranks' bytes, in rank order."""
+    """An object that init takes in the place of an MPI communicator. allgather gets bytes of one length on all ranks,
+    and returns all ranks' bytes, in rank order."""
 
     @property
     def rank(self) -> int: ...
@@ -65,7 +64,7 @@ class Communicator(Protocol):
 
 
 class Group(Protocol):
-    """The ranks of a context, and the exchange of data with which they connect; dropped when the context is up."""
+    """The ranks of a context, and the exchange of data by which they connect."""
 
     rank: int
     size: int
@@ -77,7 +76,7 @@ class Group(Protocol):
 
 
 def configuration(arguments: Mapping[str, object]) -> Config:
-    """The settings of init's arguments and the environment. Warns once of each HPCOMM_ variable that none reads."""
+    """The settings of init's arguments and the environment. Warns once of each unknown HPCOMM_ variable."""
     for sentence in unknown_variables(os.environ):
         if sentence not in _warned:
             _warned.add(sentence)
@@ -86,7 +85,7 @@ def configuration(arguments: Mapping[str, object]) -> Config:
 
 
 def threads() -> int:
-    """The threads that this process computes with: torch's, if torch is imported, else OMP_NUM_THREADS, else 1."""
+    """The threads that this process computes with: torch's if it is imported, else OMP_NUM_THREADS, else 1."""
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if count is not None:
         return min(int(count()), _core.MOST_THREADS)
@@ -105,7 +104,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The place where the ranks of a launcher without MPI meet: rank 0 listens there."""
+    """The place where ranks meet without MPI: rank 0 listens there."""
 
     rank: int
     size: int
@@ -132,12 +131,8 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def meeting(environ: Mapping[str, str], port: int = 0) -> Meeting | None:
-    """The place to meet the other ranks by torchrun's variables, else by SLURM's, else by Kubeflow Trainer's; None when
-    none of them has started several. port: overrides the variables' port, if not 0.
-
-    Raises:
-        ConfigError: variables are missing or make no sense; the sentence names them.
-    """
+    """The meeting place by the variables of torchrun, of SLURM, or of Kubeflow Trainer; None for a world of one. port:
+    replaces the variables' port, if not 0. Raises ConfigError for missing or wrong variables."""
     return _by_rank(environ, port) or _by_slurm(environ, port) or _by_trainer(environ, port)
 
 
@@ -151,8 +146,7 @@ def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most:
 
 
 def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
-    """RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. The pods of an indexed Job of Kubernetes have one environment but for
-    JOB_COMPLETION_INDEX, which is the rank where WORLD_SIZE is set and RANK is not."""
+    """By RANK, or in an indexed Job of Kubernetes JOB_COMPLETION_INDEX, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     if env.get("WORLD_SIZE") and not env.get("RANK") and env.get("JOB_COMPLETION_INDEX"):
         env = {**env, "RANK": env["JOB_COMPLETION_INDEX"]}
     given = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
@@ -202,8 +196,7 @@ def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
 
 
 def _by_trainer(env: Mapping[str, str], port: int) -> Meeting | None:
-    """The pods of Kubeflow Trainer, whose PET_ variables are arguments of torchrun. A process that has them and no RANK
-    was started without torchrun: it is the only rank of its pod."""
+    """The pods of Kubeflow Trainer: a process with its PET_ variables and no RANK is the only rank of its pod."""
     if not env.get("PET_NNODES") or not env.get("PET_NODE_RANK"):
         return None
     each = env.get("PET_NPROC_PER_NODE", "")
@@ -251,17 +244,12 @@ def first_host(nodes: str) -> str:
 
 
 def rack(env: Mapping[str, str]) -> str:
-    """The switches, or the block, above this host in SLURM's tree: "core.rack3" of SLURM_TOPOLOGY_ADDR
-    "core.rack3.node17"; "" where SLURM knows none."""
+    """The switches above this host in SLURM's tree: "core.rack3" of "core.rack3.node17"; "": SLURM knows none."""
     return env.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
 
 
 def free_port(ip: str) -> int:
-    """A TCP port on which nothing listens at this address of this host.
-
-    Raises:
-        ConfigError: it is no address of this host, or all tries were in vain.
-    """
+    """A free TCP port of this address of this host. Raises ConfigError if there is none."""
     for port in random.SystemRandom().sample(range(_FIRST_PORT, _FIRST_PORT + _PORTS), 64):
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM) as one:
             try:
@@ -273,8 +261,8 @@ def free_port(ip: str) -> int:
 
 
 def appoint(rank: int, size: int, host: str, port: int, secret: bytes) -> None:
-    """Makes this process a rank of a job, for systems that start processes and do not number them: init finds RANK and
-    the others in its environment, and the secret in a file that ends with the process."""
+    """Makes this process a rank of a job, for systems that do not number processes: sets RANK and the others, and puts
+    the secret into a file that ends with the process."""
     dismiss()
     fd = os.memfd_create("hpcomm-secret", os.MFD_CLOEXEC)
     _secrets.append(fd)
@@ -285,7 +273,7 @@ def appoint(rank: int, size: int, host: str, port: int, secret: bytes) -> None:
 
 
 def dismiss() -> None:
-    """Makes this process a rank of no job, by its environment; the end of appoint for a process that is used again."""
+    """Ends appoint: this process is a rank of no job, and may be appointed again."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", variable("secret_file"), *_OF_LAUNCHERS):
         os.environ.pop(name, None)
     while _secrets:
@@ -303,7 +291,7 @@ class _Alone:
 
 
 class _Given:
-    """A communicator of the user's own; its deadline is its own affair."""
+    """A user's communicator, with a deadline of its own."""
 
     def __init__(self, comm: Communicator) -> None:
         self.rank, self.size = int(comm.rank), int(comm.size)
@@ -341,7 +329,7 @@ class _Mpi:
 
 
 class _Met:
-    """The ranks of a launcher without MPI: they meet over TCP when the first exchange is made."""
+    """Ranks without MPI, which meet over TCP at the first exchange."""
 
     def __init__(self, where: Meeting, secret: bytes | None) -> None:
         self.rank, self.size = where.rank, where.size
@@ -363,13 +351,9 @@ class _Met:
 
 
 def find(comm: object = None, config: Config | None = None) -> Group:
-    """The group of a communicator, of the launcher, or of this process alone.
-
-    Raises:
-        InvalidArgument: comm is neither an mpi4py communicator nor a Communicator.
-        ConfigError: the launcher's size differs from MPI's, MPI is not running, or variables make no sense.
-        NotSupported: the launcher needs something that is not there; the sentence has the line that brings it.
-    """
+    """The group of a communicator, of the launcher, or of this process alone. Raises InvalidArgument for another comm,
+    ConfigError for a launcher that disagrees with MPI or with itself, and NotSupported for a launcher that needs
+    something that is not installed."""
     mpi = sys.modules.get("mpi4py.MPI")
     if comm is None:
         return _started(os.environ, config or Config())
@@ -431,12 +415,7 @@ def _import_mpi(launch: Launch) -> Any:
 
 
 def agree(group: Group, version: str, address_bytes: int, timeout: float) -> tuple[str, ...]:
-    """Checks that every rank runs the same hpcomm; otherwise all learn each rank's version. Returns the rack of each
-    rank, "" for one that does not know it.
-
-    Raises:
-        ConfigError: versions differ.
-    """
+    """The rack of each rank, "" for an unknown one. Raises ConfigError, with all versions, where they differ."""
     hello = f"{version} ({address_bytes} B addresses)".encode().ljust(_HELLO_BYTES)[:_HELLO_BYTES]
     hello += rack(os.environ).encode()[-_RACK_BYTES:].ljust(_RACK_BYTES)
     ranks: dict[str, list[str]] = {}

@@ -18,19 +18,15 @@ from .window import as_source, size_of
 class Queue:
     """Updates from in-peers to this rank and from this rank to out-peers; made by Context.receive_queue.
 
-    NOTIFY-ACK as in ASAP (sections 4 and 5): a sender writes an update into its own slot at the receiver and
-    notifies; the receiver folds it in and acknowledges; only then does the sender write that slot again. So a worker
-    waits for its neighbours alone, never for the slowest rank of all, and no update is overwritten or read half. Send
-    to every out-peer before waiting for in-peers: a ring of ranks that all receive first would wait for ever.
-
-    With buffers, updates are written into the queue's own registered buffers and read there by the peers: nothing is
-    copied.
+    A sender writes an update into its slot at the receiver and notifies; the receiver folds it and acknowledges; only
+    then does the sender write that slot again (NOTIFY-ACK: ASAP, sections 4 and 5). Send to every out-peer before
+    waiting for in-peers: a ring of ranks that all receive first would wait for ever.
 
     Attributes:
         in_peers, out_peers: ranks.
         shape, dtype, nbytes: of one update, the same on every rank.
         depth: the most pending updates of one sender.
-        buffers: this rank's registered buffers, writable arrays; write between acquire and send only.
+        buffers: this rank's registered buffers, which peers read in place; write between acquire and send only.
 
     Every method raises InvalidArgument for an argument out of range or of another shape or dtype than an update,
     Timeout and PeerFailed with the ranks still waited for. A queue belongs to one thread at a time.
@@ -107,11 +103,9 @@ class Queue:
         return self.buffers[which]
 
     def send(self, peer: int, update: object, timeout: float | None = None) -> None:
-        """Waits for a free slot at peer, writes the update there and notifies. update is free to reuse on return,
-        unless it is a registered buffer (see acquire); a queue that has buffers sends nothing else.
-
-        After a Timeout send the same object again, unchanged: an update on its way is waited for, not sent twice.
-        """
+        """Waits for a free slot at peer, writes the update there and notifies. The update may be reused on return,
+        unless it is a registered buffer; a queue with buffers sends nothing else. After a Timeout send the same object
+        again, unchanged: it is not sent twice."""
         given, data = self._unsent.get(peer, (None, None))
         if given is not update:
             data = _from_buffer(self._update(update, "update"))
@@ -126,15 +120,14 @@ class Queue:
         self._unsent.pop(peer, None)
 
     def send_all(self, update: object, timeout: float | None = None) -> None:
-        """send to every out-peer, in their order; timeout is for each."""
+        """Sends to every out-peer, in their order; timeout is for each."""
         for peer in self.out_peers:
             self.send(peer, update, timeout)
 
     # ---- receiving -------------------------------------------------------------------------------------------------
 
     def recv(self, peer: int, timeout: float | None = None) -> NDArray[Any]:
-        """The next update of peer, in place and read-only: its values are the update's until its ack. Up to depth may
-        be held."""
+        """The next update of peer, in place and read-only, valid until its ack. Up to depth may be held."""
         pointer = self._pointer
         self._wait(lambda left: _core.queue_recv(self._queue, peer, pointer, left), timeout)
         place = (peer, _core.address_of(pointer[0]))
@@ -145,7 +138,7 @@ class Queue:
         return found.view()  # type: ignore[no-any-return]
 
     def ack(self, peer: int) -> None:
-        """Frees the slot of the oldest update of peer that recv gave: peer may write there again."""
+        """Frees the slot of the oldest update of peer that recv gave."""
         self._check_peer(peer)
         _core.check(_core.queue_ack(self._queue, peer))
 
@@ -156,22 +149,14 @@ class Queue:
         weights: Sequence[float] | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """The next update of every in-peer, folded with own: weights[0]*own + weights[1]*in_peers[0]'s + ...
-
-        Each update is acknowledged when it has been folded. The sum is made in that order in the queue's own dtype,
-        so it repeats bit for bit.
+        """The next update of every in-peer, acknowledged, and folded with own in the queue's dtype and in this order:
+        weights[0]*own + weights[1]*in_peers[0]'s + ... Raises NotSupported unless that is float32 or float64.
 
         Args:
-            own: this rank's update, of the queue's shape and dtype (float32 or float64).
-            out: where the sum goes, writable; may be own. None: a new array.
+            own: this rank's update.
+            out: the array for the sum, which is returned; may be own. None: a new array.
             weights: len(in_peers) + 1 numbers, own's first. None: the mean.
-            timeout: seconds for all of it; None means the context's default.
-
-        Returns:
-            out.
-
-        Raises:
-            NotSupported: the dtype is neither float32 nor float64.
+            timeout: seconds for all of it; None: the context's default.
         """
         kind = _core.DTYPES.get(self.dtype.name)
         if kind is None or not self.dtype.isnative:
@@ -194,7 +179,7 @@ class Queue:
     # ---- counts ----------------------------------------------------------------------------------------------------
 
     def versions(self, peer: int) -> tuple[int, int]:
-        """The versions in header and footer of the update that recv(peer) gave last: equal when it is whole."""
+        """The versions before and behind the update that recv(peer) gave last: equal if it is whole."""
         self._check_peer(peer)
         return _core.queue_versions(self._queue, peer)
 

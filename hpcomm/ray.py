@@ -1,17 +1,8 @@
 """hpcomm.ray: the workers of Ray Train are the ranks of a job.
 
-    from hpcomm.ray import DataParallelTrainer, HpcommConfig      # the trainer is Ray's own
-
-    def train_func():
-        ctx = hpcomm.init()        # rank ctx.rank of ctx.size, in the order of Ray's world ranks
-        ...
-
-    four = ScalingConfig(num_workers=4)
-    DataParallelTrainer(train_func, backend_config=HpcommConfig(), scaling_config=four).fit()
-
-`python -m hpcomm.ray -n 4 train.py` runs a program as it is. Ray starts the processes and carries the secret of each
-job to them. The gradients travel as between any other ranks: over shared memory, RDMA or TCP, and not by Ray's object
-store.
+A DataParallelTrainer, which is Ray's own, with backend_config=HpcommConfig() runs a function that calls hpcomm.init().
+`python -m hpcomm.ray -n 4 train.py` runs a program as it is. Ray starts the processes and gives them the job's secret;
+gradients travel as between any other ranks. docs/launching.md has an example.
 """
 
 # Ray has types only where it is installed.
@@ -40,10 +31,8 @@ __all__ = ["DataParallelTrainer", "HpcommConfig"]
 
 @dataclass
 class HpcommConfig(BackendConfig):
-    """The backend_config of a DataParallelTrainer whose workers call hpcomm.init().
-
-    port: the TCP port of rank 0's host at which the ranks meet; 0 takes a free one from 20000 to 31999.
-    """
+    """The backend_config of a DataParallelTrainer whose workers call hpcomm.init(). port: the TCP port of rank 0's host
+    at which the ranks meet; 0: a free one from 20000 to 31999."""
 
     port: int = 0
 
@@ -53,15 +42,10 @@ class HpcommConfig(BackendConfig):
 
 
 class _RayBackend(Backend):
-    """Gives the workers their ranks. Ray calls it for each group of workers, so a restart after a failure has a new
-    meeting place and secret."""
+    """Gives each group of workers its ranks, its meeting place and its secret, also after a restart."""
 
     def on_start(self, worker_group: Any, backend_config: HpcommConfig) -> None:
-        """Ray's workers are in the order of their world ranks.
-
-        Raises:
-            ConfigError: rank 0's host has no free port.
-        """
+        """Appoints the workers, which Ray has in the order of their world ranks."""
         host, port = worker_group.execute_single(0, _meeting_place, backend_config.port)
         secret, size = secrets.token_bytes(32), len(worker_group)
         told = [

@@ -23,8 +23,7 @@ _HELD_PUTS = 1024  # sources held for a transport that reads them after put has 
 
 
 class Sources:
-    """Sources that puts still have to read, by lane: kept alive until a flush of the lane, or until the last handle is
-    freed."""
+    """Sources that puts still have to read, by lane: kept alive until a flush, or until the last handle is freed."""
 
     __slots__ = ("deferred", "lanes")
 
@@ -35,9 +34,7 @@ class Sources:
 
 class Lane:
     """One thread's ordered channel to every peer; made by Context.lane. A signal follows only data of the same lane.
-
-    A lane belongs to one thread at a time. None stands for the context's first lane wherever a lane is asked for.
-    """
+    lane=None means the context's first lane."""
 
     __slots__ = ("__weakref__", "address", "context", "handle", "sources", "unread")
 
@@ -51,7 +48,7 @@ class Lane:
 
 
 def as_shape(shape: object, what: str = "shape") -> tuple[int, ...]:
-    """A shape as a tuple: of an int, or of a sequence of ints, none negative."""
+    """A shape as a tuple of ints, none negative."""
     try:
         sizes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)  # type: ignore[arg-type]
         whole = tuple(int(size.__index__()) for size in sizes)
@@ -63,7 +60,7 @@ def as_shape(shape: object, what: str = "shape") -> tuple[int, ...]:
 
 
 def as_dtype(dtype: object) -> np.dtype[Any]:
-    """A dtype whose elements lie in the array itself."""
+    """A dtype without references to Python objects."""
     try:
         found = np.dtype(dtype)  # type: ignore[call-overload]
     except TypeError as wrong:
@@ -74,7 +71,7 @@ def as_dtype(dtype: object) -> np.dtype[Any]:
 
 
 def window_shape(shape: object, dtype: object) -> tuple[tuple[int, ...], np.dtype[Any] | None]:
-    """The shape and dtype that window(nbytes) and window(shape, dtype) mean; no dtype means bytes."""
+    """The shape and dtype of window(nbytes) and window(shape, dtype); no dtype means bytes."""
     if dtype is not None:
         return as_shape(shape), as_dtype(dtype)
     if not isinstance(shape, int | np.integer):
@@ -92,11 +89,7 @@ def size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def as_source(src: object) -> Any:
-    """src as something that has the buffer protocol: itself, or an array of its DLPack memory. Nothing is copied.
-
-    Raises:
-        InvalidArgument: it has neither, lies in another device's memory, is not C-contiguous or holds Python objects.
-    """
+    """src itself if it has the buffer protocol, otherwise an array of its DLPack memory; checked, never copied."""
     if not isinstance(src, np.ndarray) and hasattr(src, "__dlpack__"):
         try:
             src = np.from_dlpack(src)
@@ -123,15 +116,12 @@ class Window:
     """A block of memory of every rank that its peers may write into; made by Context.window.
 
     Attributes:
-        array: this rank's own block. It keeps the memory mapped, even after the window and the context are gone.
-        nbytes: the size of the block, the same on every rank, in bytes.
-        signals: how many signal words it has. A word has one writer, and its values never decrease.
+        array: this rank's own block, which stays mapped as long as the array lives.
+        nbytes: of the block, the same on every rank.
+        signals: number of signal words. A word has one writer, and never decreases.
 
-    Offsets are bytes from the start of the block. Sources are anything with the buffer protocol or DLPack,
-    C-contiguous, read-only or not. A window that was made with a dtype takes sources of that dtype, and bytes.
-
-    Every method raises InvalidArgument for an argument out of range, with the value and the limits, and PeerFailed when
-    the peer is gone.
+    Offsets are bytes. Sources are C-contiguous, by the buffer protocol or DLPack: of the window's dtype, if it has one,
+    or bytes. Every method raises InvalidArgument for an argument out of range, and PeerFailed when the peer is gone.
     """
 
     __slots__ = (
@@ -191,7 +181,7 @@ class Window:
     # ---- put -------------------------------------------------------------------------------------------------------
 
     def put(self, peer: int, src: object, offset: int = 0, *, lane: Lane | None = None) -> None:
-        """Writes src at `offset` of peer's block. src must stay as it is until flush(peer)."""
+        """Writes src at offset of peer's block. src must stay as it is until flush(peer)."""
         try:
             if src is None or (
                 src is not self._checked and (type(src) is not _ndarray or src.dtype is not self._accepted)
@@ -208,11 +198,8 @@ class Window:
     def put_signal(
         self, peer: int, src: object, offset: int = 0, *, signal: int, value: int, lane: Lane | None = None
     ) -> None:
-        """put, then stores value in peer's signal word: a thread that sees the value sees this data and all that the
-        lane put before.
-
-        src may be None: then only the signal goes.
-        """
+        """put (unless src is None), then stores value in peer's signal word: a thread that sees the value sees this
+        data and all that the lane put before."""
         try:
             if (
                 src is not self._checked
@@ -238,11 +225,8 @@ class Window:
         timeout: float | None = None,
         lane: Lane | None = None,
     ) -> None:
-        """put, then an event with the 32-bit imm for the peer's Context.poll of the same lane.
-
-        Raises:
-            Timeout: the peer had as many events of this lane unpolled as it can keep, for all that time.
-        """
+        """put, then an event with the 32-bit imm for the peer's Context.poll of the same lane. Raises Timeout if the
+        peer had no room for another event for all that time."""
         limit = self._default if timeout is None else seconds(timeout, self._default)
         channel = NULL if lane is None else lane.handle
         src = self._source(src)
@@ -256,11 +240,8 @@ class Window:
             self._hold(lane, data)
 
     def flush(self, peer: int = -1, timeout: float | None = None, *, lane: Lane | None = None) -> None:
-        """Waits until every earlier put of the lane to peer (-1: to all) is in place; their sources may be reused then.
-
-        Raises:
-            Timeout, PeerFailed: with the ranks still waited for.
-        """
+        """Waits until every earlier put of the lane to peer (-1: to all) is in place, and its source free. Raises
+        Timeout and PeerFailed with the ranks still waited for."""
         channel = NULL if lane is None else lane.handle
         try:
             _core.wait(lambda left: _core.flush(channel, self._window, peer, left), seconds(timeout, self._default))
@@ -272,13 +253,13 @@ class Window:
     # ---- signals ---------------------------------------------------------------------------------------------------
 
     def wait_signal(self, signal: int, at_least: int, timeout: float | None = None, peer: int = -1) -> int:
-        """Waits until this rank's signal word is at least `at_least`, and returns the word.
+        """Waits until this rank's signal word is at_least or more, and returns it. Safe from any thread; the GIL is
+        released.
 
-        peer is the rank expected to write it, named in errors. Safe from any thread; the GIL is released; Ctrl-C works.
-
-        Raises:
-            Timeout: timeout seconds passed (None: the context's default).
-            PeerFailed: a rank failed, or peer left, and the word is still too small.
+        Args:
+            signal, at_least: number and least value of the word.
+            timeout: seconds; None: the context's default. Then Timeout is raised.
+            peer: the rank that should write it; PeerFailed is raised if it has left, or any rank failed.
         """
         try:
             first = self._slice if timeout is None else min(seconds(timeout, timeout), _core.SLICE)
@@ -305,7 +286,7 @@ class Window:
         return value
 
     def test_signal(self, signal: int, at_least: int) -> bool:
-        """Whether this rank's signal word is at least `at_least`; never waits."""
+        """Whether this rank's signal word is at_least or more; never waits."""
         try:
             status = _test_signal(self._address, signal, at_least)
         except _WRONG as wrong:
@@ -317,10 +298,8 @@ class Window:
     # ---- views -----------------------------------------------------------------------------------------------------
 
     def peer_view(self, peer: int) -> NDArray[Any] | None:
-        """peer's block, with the window's shape and dtype, where the transport can map it, else None.
-
-        The peer's writes show as they happen: signals order them.
-        """
+        """peer's block, with the window's shape and dtype; None where the transport cannot map it. The peer's writes
+        show as they happen: signals order them."""
         if not 0 <= peer < self._size:
             raise InvalidArgument(f"peer is {peer!r}: must be from 0 to {self._size - 1}")
         return _core.window_array(self._window, peer, self.array.shape, self._dtype)
@@ -328,7 +307,7 @@ class Window:
     # ---- checks ----------------------------------------------------------------------------------------------------
 
     def _source(self, src: Any) -> Any:
-        """src, or the array of its DLPack memory, if it may be put here; where its bytes lie is asked at each put."""
+        """src, or the array of its DLPack memory, if it may be put here."""
         if type(src) is bytes:
             return src
         if type(src) is not np.ndarray or src.dtype is not self._accepted:
@@ -344,8 +323,7 @@ class Window:
         return src
 
     def _explained(self, wrong: Exception, src: object, **arguments: object) -> Exception:
-        """The error for a refused conversion: the argument that no C integer holds, or the source that gave no
-        buffer."""
+        """The error for a refused conversion to C: of an argument, or of the source."""
         if isinstance(wrong, InvalidArgument):
             return wrong
         limits = {
@@ -369,7 +347,7 @@ class Window:
         return InvalidArgument(f"src cannot be read: {wrong}")
 
     def _hold(self, lane: Lane | None, data: Any) -> None:
-        """Keeps a source alive that the transport may still read until the next flush."""
+        """Keeps a source alive until the next flush, as the transport may still read it."""
         unread = (lane or self._lane).unread
         unread.append(data)
         if len(unread) >= _HELD_PUTS:

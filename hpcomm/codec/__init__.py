@@ -1,15 +1,9 @@
 """The codecs of an exchange, as values: the encodings of updates, and of parameters that come back.
 
-    ex = hpcomm.parameter_hub(ctx, params, codec="float16")
-    ex = hpcomm.parameter_hub(ctx, params, codec=hpcomm.codec.FLOAT16)    # the same
-    ex = hpcomm.parameter_hub(ctx, params, plan=hpcomm.PlanOptions(codec="bfloat16", codec_out="bfloat16"))
-    ex = hpcomm.parameter_hub(ctx, params, codec={"embedding": "bfloat16"})    # by key; the other keys are float32
-    ex = hpcomm.parameter_hub(ctx, params, codec=hpcomm.codec.TopK(0.01))    # the largest 1 %; the rest is sent later
-    ex = hpcomm.parameter_hub(ctx, params, codec="auto")    # the same where that is faster, otherwise float32
-
-Codec is an array of a dtype. Threshold, TopK, OneBit and Own send pieces of variable length, and keep a residual.
-Float4 sends 4-bit floats without a residual. ErrorFeedback adds a residual to a dtype and to Float4. Factors sends a
-matrix as pairs of vectors. Auto chooses. docs/codecs.md says which to take.
+Codec is an array of a dtype, as is its name: codec="float16". Threshold, TopK, OneBit and Own send pieces of variable
+length, and keep a residual. Float4 sends 4-bit floats without a residual. ErrorFeedback adds a residual to a dtype and
+to Float4. Factors sends a matrix as pairs of vectors. Auto, or "auto", chooses. A mapping has codecs by key: the others
+are float32. A codec raises InvalidArgument for a value out of range. docs/codecs.md says which to take.
 """
 
 from .auto import Auto

@@ -25,7 +25,7 @@ class WireFormat(ABC):
 
     @property
     def slots(self) -> int:
-        """float32 values of state for each element that an encoder keeps beside its residual."""
+        """float32 values of state for each element beside the residual."""
         return 0
 
     @property
@@ -40,7 +40,7 @@ class WireFormat(ABC):
 
     @property
     def loses(self) -> bool:
-        """Whether pieces lose their error, unless ErrorFeedback keeps it."""
+        """Whether the error of pieces is lost, unless ErrorFeedback keeps it."""
         return False
 
     @property
@@ -57,16 +57,15 @@ class WireFormat(ABC):
         return None
 
     def most_bytes(self, shape: Sequence[int], count: int) -> int | None:
-        """Bytes at most of a piece of count elements of a key of this shape, as slots have room for; None: as many as
-        the float32 that it stands for."""
+        """Bytes at most of a piece of count elements, as slots have room for; None: as many as their float32."""
         return None
 
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
-        """The fields of hpc_codec_config for a key of this shape, but for the filter; None: an array of a dtype."""
+        """The fields of hpc_codec_config, without the filter; None: an array of a dtype."""
         return None
 
     def trial(self) -> "WireFormat":
-        """The codec by which Auto measures this one: on updates as dense as in a training."""
+        """The codec by which Auto measures this one."""
         return self
 
 

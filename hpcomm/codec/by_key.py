@@ -14,28 +14,20 @@ Codecs: TypeAlias = WireFormat | str | Mapping[str, WireFormat | str]
 
 
 def name_of(codec: object) -> Any:
-    """A codec that is given by its value or its name, unchecked: the name of an array's dtype, else the value; float32
-    by default. Of a mapping a dict by key."""
+    """A codec, unchecked: of an array the name of its dtype, else the value; of a mapping a dict by key."""
     if isinstance(codec, Mapping):
         return {key: name_of(value) for key, value in codec.items()}
     return "float32" if codec is None else codec.name if type(codec) is Codec else dtype_name(codec)
 
 
 def asked(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
-    """The codec of each key, as name_of has it; Auto where it is still to be chosen.
-
-    Raises:
-        InvalidArgument: there is no such codec, or a name in a mapping is no key.
-    """
+    """The codec of each key; Auto where it is still to be chosen. Raises InvalidArgument for an unknown codec or
+    key."""
     return _by_key("codec", keys, name_of(codec), _update)
 
 
 def by_key(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
-    """The codec of each key, which is chosen.
-
-    Raises:
-        InvalidArgument: as asked, and one is "auto".
-    """
+    """The codec of each key; see asked. Raises InvalidArgument also for "auto"."""
     found = asked(keys, codec)
     for key, one in zip(keys, found, strict=True):
         if isinstance(one, Auto):
@@ -47,11 +39,7 @@ def by_key(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
 
 
 def by_key_out(keys: Sequence[str], codec_out: Codecs | None) -> list[Codec]:
-    """The codec of each key's parameters.
-
-    Raises:
-        InvalidArgument: there is no such codec, or a name in a mapping is no key.
-    """
+    """The codec of each key's parameters; errors as asked."""
     return _by_key("codec_out", keys, name_of(codec_out), _parameters)
 
 

@@ -23,14 +23,8 @@ def check_dtype(what: str, name: object) -> None:
 
 @dataclass(frozen=True)
 class Codec(WireFormat):
-    """A wire format of updates, or of parameters. Sums, masters and the arrays of parameters are float32.
-
-    Attributes:
-        name: "float32", "float16" or "bfloat16"; "fp32", "fp16" and "bf16" stand for them.
-
-    Raises:
-        InvalidArgument: there is no codec of that name.
-    """
+    """Arrays of "float32", "float16" or "bfloat16" ("fp32", "fp16", "bf16") as updates, or as parameters on their way.
+    Sums, masters and the arrays of parameters are float32."""
 
     name: str = "float32"
 
@@ -40,8 +34,8 @@ class Codec(WireFormat):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the arrays that are sent. NumPy has no bfloat16: it is ml_dtypes.bfloat16 if that package
-        is installed, else uint16 for the bits."""
+        """The dtype of the arrays. bfloat16 is ml_dtypes.bfloat16 if that package is installed, else uint16, its
+        bits."""
         if self.name != "bfloat16":
             return np.dtype(self.name)
         try:

@@ -18,23 +18,17 @@ _MOST = (1 << 31) - 1
 @dataclass(frozen=True, repr=False)
 class Factors(WireFormat):
     """Sends an update of a matrix as pairs of vectors u and v, whose products u v^T add up to it (SFB, section 2): W of
-    shape (J, D) gets W -= lr * sum of u v^T, with u of J and v of D values. A linear layer has such an update: u is the
-    gradient of the loss by a sample's outputs, and v the sample's inputs.
+    shape (J, D) gets W -= lr * sum of u v^T, with u of J and v of D values. Of a linear layer u is the gradient of the
+    loss by a sample's outputs, and v the sample's inputs.
 
     Trainers write the pairs into Exchange.factors(name), or give them to push: push(name, (u, v)). A vector goes dense
-    or as indices and values: the form with fewer bytes. Where all pairs take more bytes than the matrix, their sum
-    goes instead. Nothing is left out, so nothing is kept back.
+    or as indices and values, and the sum of the pairs goes instead of them, where that takes fewer bytes.
 
     Attributes:
         K: the most pairs of an update, such as the samples of a batch; a step may have fewer.
-        blocks: parts that the rows of the matrix are cut into, so that several cores of several ranks can work on them.
-            Each part is sent with all of v, so the bytes of v are multiplied. The parts are a little larger where
-            blocks of them would not end at multiples of 16 elements. 1: the matrix stays in one part, and v is sent
-            once.
+        blocks: parts that the rows of the matrix are cut into, for several cores. v is sent with each part. Parts are a
+            little larger where they would not end at multiples of 16 elements.
         values: dtype of the sent vectors: "float32", "float16" or "bfloat16". The error of rounding is lost.
-
-    Raises:
-        InvalidArgument: a value is out of range.
     """
 
     K: int
@@ -48,7 +42,6 @@ class Factors(WireFormat):
         check_dtype("Factors: values", self.values)
 
     def __repr__(self) -> str:
-        """Shows K, and options that differ from their defaults."""
         mine = [one.name for one in fields(self)[1:] if getattr(self, one.name) != one.default]
         return f"Factors({', '.join([repr(self.K), *(f'{name}={getattr(self, name)!r}' for name in mine)])})"
 
@@ -75,7 +68,7 @@ class Factors(WireFormat):
         return None
 
     def unit_of(self, shape: Sequence[int]) -> int:
-        """Elements of a part: whole rows of the matrix, as many as are aligned for plans."""
+        """Elements of a part: whole rows, aligned as plans need."""
         if len(shape) != 2:
             return 1
         rows, columns = shape
@@ -95,7 +88,6 @@ class Factors(WireFormat):
         }
 
     def most_bytes(self, shape: Sequence[int], count: int) -> int:
-        """Bytes of a piece at most: of all K pairs, or of the matrix where it is smaller."""
         columns = shape[1]
         pairs = self.K * (count // columns + columns)
         return min(pairs, count) * Codec(self.values).dtype.itemsize + _HEAD
@@ -103,16 +95,8 @@ class Factors(WireFormat):
 
 @dataclass(frozen=True, repr=False)
 class Products(Codec):
-    """Sends a matrix as an array of float32. A trainer may give an update as pairs of vectors all the same, as
-    Factors(K) takes them, and its rank multiplies them. Auto(Factors(K)) is this where it is faster.
-
-    Attributes:
-        name: "float32".
-        K: the most pairs of an update.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
+    """Sends a matrix as an array of float32, of which a trainer may give at most K pairs of vectors, as to Factors(K).
+    Auto(Factors(K)) is this where it is faster."""
 
     name: str = field(default="float32", init=False)
     K: int = 1

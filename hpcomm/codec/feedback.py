@@ -15,16 +15,9 @@ from .sparse import Threshold
 
 @dataclass(frozen=True)
 class ErrorFeedback(WireFormat):
-    """A codec with error feedback. Threshold, TopK, OneBit and Own have it anyway. "float16", "bfloat16" and Float4 get
-    it by this: the error of rounding stays in a residual.
-
-    Attributes:
-        codec: a codec, by its value or its name.
-        on: False: the codec's error is lost. For comparison.
-
-    Raises:
-        InvalidArgument: there is no such codec, it is one that is still to be chosen, or one that leaves nothing out.
-    """
+    """A codec, by its value or its name, with error feedback: the error of rounding stays in a residual. It is for
+    "float16", "bfloat16" and Float4; Threshold, TopK, OneBit and Own have it anyway, and lose it, for comparison, with
+    on=False. Raises InvalidArgument for "auto", and for a codec that leaves nothing out."""
 
     codec: Any
     on: bool = True
@@ -43,7 +36,6 @@ class ErrorFeedback(WireFormat):
 
     @cached_property
     def _acts(self) -> WireFormat:
-        """The codec that does it."""
         if self.on and isinstance(self.codec, Codec) and self.codec != FLOAT32:
             return Threshold(0.0, decays=False, values=self.codec.name)
         return self.codec  # type: ignore[no-any-return]

@@ -18,21 +18,16 @@ class Float4(WireFormat):
     gradients (arXiv 2501.18512): 1 bit of sign, 3 of exponent, none of mantissa (E3M0). With the default unit that is
     4.125 bits an element, a 7.75th of float32. Sums are float32.
 
-    The scale is the largest magnitude of the unit. An element is sent as the nearest of 0 and plus or minus the scale
-    times 1, 1/2, 1/4, ..., 1/64; of two that are as near, as the larger one. So the error is at most a third of the
-    element, or 1/128 of the scale where that is more. An element below 1/128 of the scale is sent as 0. A scale below
-    2^-118 is sent as 2^-118. The same update gives the same bytes, on every CPU and however keys are cut into chunks.
+    The scale is the largest magnitude of the unit, at least 2^-118. An element is sent as the nearest of 0 and plus or
+    minus the scale times 1, 1/2, 1/4, ..., 1/64; of two that are as near, as the larger one. So the error is at most a
+    third of the element, or 1/128 of the scale where that is more. A NaN or an Inf is sent, and the others of its unit
+    are left out. The same update gives the same bytes, on every CPU and however keys are cut into chunks.
 
-    As in the paper, the error of rounding is lost, and no residual takes memory. ErrorFeedback(Float4()) keeps the
-    error, and adds it to the next update. If a unit has a NaN or an Inf, this is sent, and the others of the unit are
-    left out.
+    As in the paper, the error of rounding is lost; ErrorFeedback(Float4()) keeps it.
 
     Attributes:
         unit: elements in a row that share a scale, 16 or more. No chunk cuts a unit apart.
         compress: as Threshold has it.
-
-    Raises:
-        InvalidArgument: a value is out of range.
     """
 
     unit: int = 256
@@ -58,7 +53,6 @@ class Float4(WireFormat):
         return self.unit
 
     def most_bytes(self, shape: Sequence[int], count: int) -> int:
-        """Bytes of a piece, unless it is compressed."""
         whole_units, last = divmod(count, self.unit)
         codes = whole_units * ((self.unit + 1) // 2) + (last + 1) // 2
         return _HEAD + min(4 * count, 4 * (whole_units + (last > 0)) + codes)

@@ -19,13 +19,9 @@ class OneBit(WireFormat):
     the mean of its negative ones (Poseidon, 5.3). The error stays in a residual, which is added to the next update.
 
     Attributes:
-        unit: elements in a row that share two values. None: the weights of one output, which CNTK calls a column:
-            the product of all dimensions but the first. Keys of one dimension, and keys with columns of fewer than 16
-            elements, have units of 4096. No chunk cuts a unit apart.
+        unit: elements in a row that share two values. None: the weights of one output, which CNTK calls a column, or
+            4096 for keys of one dimension or of columns shorter than 16. No chunk cuts a unit apart.
         compress: as Threshold has it.
-
-    Raises:
-        InvalidArgument: a value is out of range.
     """
 
     unit: int | None = None

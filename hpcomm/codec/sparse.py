@@ -16,7 +16,7 @@ KERNELS = ("auto", "numba", "c")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class _Sparse(WireFormat):
-    """The fields of codecs that send some elements."""
+    """Codecs that send some elements."""
 
     values: str = "float32"
     form: str = "bytes"
@@ -43,7 +43,6 @@ class _Sparse(WireFormat):
             )
 
     def __repr__(self) -> str:
-        """Shows the fields without a default, and fields that differ from their defaults."""
         told = [repr(getattr(self, one.name)) for one in fields(self) if not one.kw_only]
         mine = [one for one in fields(self) if one.kw_only and getattr(self, one.name) != one.default]
         return f"{type(self).__name__}({', '.join(told + [f'{one.name}={getattr(self, one.name)!r}' for one in mine])})"
@@ -59,34 +58,23 @@ class _Sparse(WireFormat):
 @dataclass(frozen=True, repr=False)
 class Threshold(_Sparse):
     """Sends the elements whose magnitude is larger than a threshold (Parameter Flow, 3.3). The others stay in a
-    residual, which is added to the next update (equation 6).
-
-    It may follow the network (section 3.3.3), between delta, which is the paper's low one, and up:
-
-        Threshold(1e-4, up=2e-4, at_least=6.25e6)  # up while a path has less than 50 Mb/s left, as probes find
-        Threshold(1e-4, up=2e-4, at_least=6.25e6, follow="smooth")
+    residual, which is added to the next update (equation 6). docs/parameter_flow.md has thresholds that follow the
+    network (section 3.3.3).
 
     Attributes:
         delta: the threshold, 0 or more. With 0 every element that is not 0 is sent.
         up: a larger one, for while the network is short of bandwidth; None: the threshold stays delta.
         at_least: bytes a second that a path to another host has to have left. It goes with up.
-        follow: "probes": up filters a rank's pushes while a path that it sends on has too little left, and an owner's
-            outgoing sums while a path of its tree has too little. Context.bandwidth measures this again and again.
-            "smooth": without probes, the threshold goes from up where a rank's connections get at_least to delta where
-            they get twice as much.
+        follow: "probes": Context.bandwidth measures again and again, and up filters a rank's pushes, or an owner's
+            outgoing sums, while a path has too little left. "smooth": without probes, the threshold goes from up where
+            a rank's connections get at_least to delta where they get twice as much.
         decays: the threshold of step t is delta / sqrt(t); False: it stays delta.
-        values: dtype of the sent elements: "float32", "float16" or "bfloat16". The error of rounding stays in the
-            residual.
-        form: "bytes": each piece takes the form with the fewest bytes: dense, a bitmap and values, or gaps and values.
-            "paper": gaps where more than 80 % of the elements are 0, otherwise dense (3.3.1).
-        compress: None, or the library that makes pieces smaller still: "lz4", "snappy", "zstd" or "zlib". It is loaded
-            at run time. A piece that it does not make smaller is sent as it is.
-        kernel: the code that filters: "numba" (hpcomm.kernels.threshold), "c", or a user's filter, made by
-            hpcomm.kernels.filter. "auto" is Numba where it is installed and values is "float32". Ranks may differ:
-            "numba" and "c" give the same bytes.
-
-    Raises:
-        InvalidArgument: a value is out of range.
+        values: dtype of the sent elements: "float32", "float16" or "bfloat16". The residual has the error of rounding.
+        form: "bytes": the form with the fewest bytes: dense, a bitmap and values, or gaps and values. "paper": gaps
+            where more than 80 % of the elements are 0, otherwise dense (3.3.1).
+        compress: None, or a library that makes pieces smaller, loaded at run time: "lz4", "snappy", "zstd" or "zlib".
+        kernel: the filter: "numba" (hpcomm.kernels.threshold) and "c", which give the same bytes, or one of
+            hpcomm.kernels.filter. "auto" is Numba where it is installed and values is "float32".
     """
 
     delta: float
@@ -126,22 +114,15 @@ class Threshold(_Sparse):
         return found | {"follow": _core.FOLLOWS[self.follow], "up": self.up, "at_least": self.at_least}
 
     def trial(self) -> WireFormat:
-        """1 % of the elements: the density for a delta is known only when there are updates."""
+        """1 % of the elements: the density of a delta is not known before there are updates."""
         return TopK(0.01, values=self.values, form=self.form, compress=self.compress, kernel=self.kernel)
 
 
 @dataclass(frozen=True, repr=False)
 class TopK(_Sparse):
-    """Sends about the largest elements, by a threshold that follows the density. The others stay in a residual, which
-    is added to the next update.
-
-    Attributes:
-        fraction: of the elements of a piece, above 0 and at most 1.
-        values, form, compress, kernel: as Threshold has them.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
+    """Sends about the largest elements, by a threshold that follows the density; fraction: of the elements of a piece,
+    above 0 and at most 1. The others stay in a residual. values, form, compress and kernel are as Threshold has
+    them."""
 
     fraction: float
 

@@ -9,18 +9,15 @@
 
     ex = hpcomm.Exchange(ctx, params, rule=rms)
 
-The engine calls the machine code from its own threads, block by block, without the GIL; the interpreter is never
-entered, and code that would enter it (print, object mode) is refused. Divisions by zero give Inf or NaN, and an
-exception ends the exchange with status RAISED. A deterministic rule or fold must treat each element by itself: the
-engine decides where blocks begin. Arithmetic of float64 values among them gives float64; np.float32(args[1]) keeps it
-float32.
+The engine calls the machine code from its own threads, block by block, without the GIL and the interpreter. Divisions
+by zero give Inf or NaN, and an exception ends the exchange with status RAISED. The engine decides where blocks begin,
+so a rule or fold must treat each element by itself. np.float32(args[1]) keeps arithmetic in float32.
 
-A fold is compiled for one dtype. An exchange whose plan has a row that takes its inputs in another wire format is
-refused; a fold that is handed such inputs all the same, as by its bare address, ends with status MISFIT.
+A function returns None or 0, or another int, which ends the exchange with an error. args is float64 (8,): the step (of
+a codec, the encoding) from 1, then the given numbers. Each call raises NotSupported without Numba, and InvalidArgument
+for a function that cannot be compiled, calls the interpreter (print, object mode) or returns another type.
 
-Filters choose the elements of an update that are sent: `threshold()` is the built-in one, `filter` compiles another;
-Threshold and TopK of hpcomm.codec take it as kernel=. `encode` and `decode_add` compile the two functions of a whole
-codec, hpcomm.codec.Own. `prox` compiles a proximal operator for the rules ProxSGD and Dual.
+Threshold and TopK of hpcomm.codec take filters as kernel=; `encode` and `decode_add` make a whole codec, Own.
 """
 
 import functools
@@ -45,14 +42,8 @@ _ARGS = MOST_ARGS + 1  # the step is the first
 
 
 class Kernel:
-    """Machine code of a Python function, which it keeps alive.
-
-    Attributes:
-        address: of the code.
-        function: the Python function.
-        wires: the wire formats that a fold reads; of a rule, none.
-        slots: float32 values of state for each element that an encoder keeps.
-    """
+    """Machine code of a Python function, and its address. wires: the wire formats that a fold reads. slots: float32
+    values of state for each element that an encoder keeps."""
 
     def __init__(
         self, compiled: Any, function: Callable[..., Any], wires: tuple[str, ...] = (), slots: int = 0
@@ -79,19 +70,8 @@ def rule(
     """Makes a Rule of a function(param, acc, count, state, args).
 
     The function gets a block of n elements: param, float32 (n,), which it changes; acc, float32 (n,), the folded
-    update; count, an int, how many updates are in it; state, float32 (slots, n), zero at first; args, float64 (8,): the
-    step from 1, then the hyper-parameters. It returns None or 0, or another int that ends the exchange with an error.
-
-    Args:
-        slots: float32 values of state for each parameter, 0 to 4.
-        args: hyper-parameters, at most 7; a mapping gives them names for Exchange.set. dataclasses.replace(rule,
-            args=...) makes a rule with others.
-        fold: one made by fold; None means the weighted sum.
-        name: told in errors and checkpoints; None means the function's.
-
-    Raises:
-        NotSupported: Numba is missing.
-        InvalidArgument: the function cannot be compiled, or would call the interpreter.
+    update; count, an int, how many updates are in it; state, float32 (slots, n), zero at first; and args. slots, args
+    and name are as Rule has them; fold is one made by fold, None the weighted sum.
     """
     if not isinstance(slots, int) or not 0 <= slots <= MOST_SLOTS:
         raise InvalidArgument(f"rule: slots is {slots!r}: must be an int from 0 to {MOST_SLOTS}")
@@ -112,17 +92,10 @@ def fold(
     """Makes a fold of a function(acc, update, weight, args): `@fold`, or `@fold(dtype=np.uint16)`.
 
     The function adds weight times the update to acc. It gets a block of n elements: acc, float32 (n,), zero before the
-    first update; update, dtype (n,), as it came over the wire; weight, a float; args as a rule's. It returns as a
-    rule's function does.
+    first update; update, dtype (n,), as it came over the wire; weight, a float; and args.
 
-    Args:
-        dtype: of an update's elements: float32, or uint16 for the bits of float16 and bfloat16. The plan's wire must be
-            a format of that size, in every stage.
-
-    Raises:
-        NotSupported: Numba is missing.
-        InvalidArgument: no wire format has such elements, or the function cannot be compiled, or would call the
-            interpreter.
+    dtype is float32, or uint16 for the bits of float16 and bfloat16. An exchange refuses a fold of another dtype than a
+    row's inputs; by its bare address it ends with status MISFIT.
     """
     if function is not None:
         return _compiled_fold(function, np.dtype(dtype))
@@ -148,18 +121,9 @@ def prox(
         def at_least(rows, args):
             np.maximum(rows, np.float32(args[3]), rows)
 
-    The function gets rows, float32 (n, columns): some whole rows of the key's matrix, which it changes; and args,
-    float64 (8,): the step from 1, t (the learning rate; 1 under Dual), the weight decay, then its own numbers from
-    args[3] on. It returns None or 0, or another int that ends the exchange with an error, as a NaN in rows does.
-
-    Args:
-        args: its numbers, at most 5; a mapping gives them names for Exchange.set.
-        per: "rows": any rows, so each must be mapped by itself; "matrix": all of W at once, which is then one chunk.
-        name: told in errors and checkpoints; None means the function's.
-
-    Raises:
-        NotSupported: Numba is missing.
-        InvalidArgument: the function cannot be compiled, or would call the interpreter.
+    The function gets rows, float32 (n, columns): whole rows of the key's matrix, which it changes; and args: the step,
+    t (the learning rate; 1 under Dual), the weight decay, then its own numbers. A NaN in rows ends the exchange. args,
+    per and name are as hpcomm.prox.OwnProx has them.
     """
 
     def compiled(one: Callable[..., Any]) -> Prox:
@@ -169,13 +133,8 @@ def prox(
 
 
 def threshold() -> Kernel:
-    """The filter of a threshold: elements larger than delta are sent, the rest stays in the residual. Its source, to
-    be read and changed, is hpcomm/kernels/filters.py; it gives the same bytes as the C kernel. Compiled once, and kept
-    in Numba's cache on disk.
-
-    Raises:
-        NotSupported: Numba is missing.
-    """
+    """The filter of a threshold, compiled once and kept in Numba's cache on disk. Its source, to be read and changed,
+    is hpcomm/kernels/filters.py; it gives the same bytes as the C kernel."""
     return _threshold()
 
 
@@ -199,12 +158,8 @@ def filter(function: Callable[..., Any]) -> Kernel:
     The function gets pointers: x, of n float32, which it reads; residual, of n float32, which it changes; delta, a
     float32; values, room for n float32; bits, room for (n + 7) // 8 bytes. It writes the elements of x + residual that
     it keeps to values, in order, sets their bits, and leaves the others in the residual. It is called for the parts of
-    a piece, each a multiple of 64 elements but for the last; elements may come twice, the second time with x = 0 and
-    their whole value in the residual. It returns how many it kept; a negative number ends the exchange with an error.
-
-    Raises:
-        NotSupported: Numba is missing.
-        InvalidArgument: the function cannot be compiled, would call the interpreter, or returns no int.
+    a piece, each but the last a multiple of 64 elements; elements may come twice, the second time with x = 0 and their
+    whole value in the residual. It returns how many it kept; a negative number ends the exchange with an error.
     """
     nb = _numba()
     signature = _filter_signature(nb)
@@ -222,12 +177,7 @@ def filter(function: Callable[..., Any]) -> Kernel:
 
 
 def chosen_filter(kernel: Any, values: str) -> Kernel | Any | None:
-    """The filter that a codec's kernel= asks for: a Kernel or an address; None: the library's own in C. values: the
-    dtype that the codec sends.
-
-    Raises:
-        NotSupported: it asks for Numba, which is missing.
-    """
+    """The filter of a codec's kernel=: a Kernel or an address; None: the library's own. values: the codec's dtype."""
     if kernel == "c" or kernel is None or (kernel == "auto" and values != "float32"):
         return None
     if kernel == "numba":
@@ -249,17 +199,9 @@ def encode(
 ) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
     """Makes the encoder of hpcomm.codec.Own of a function(x, state, args, out): `@encode`, or `@encode(slots=1)`.
 
-    The function gets x, float32 (n,), the update and the residual of earlier pieces; state, float32 (slots, n), zero
-    at first; args, float64 (8,): the number of the encoding from 1, then the codec's args; out, uint8 (4 n,). It writes
-    the piece to out and returns the number of its bytes; a negative number ends the exchange with an error. out begins
-    at a multiple of 4 bytes: out.view(np.float32) is the same memory as numbers.
-
-    Args:
-        slots: float32 values of state for each element, 0 to 8.
-
-    Raises:
-        NotSupported: Numba is missing.
-        InvalidArgument: the function cannot be compiled, would call the interpreter, or returns no int.
+    The function gets x, float32 (n,), the update and the residual of earlier pieces; state, float32 (slots, n), zero at
+    first, with 0 to 8 slots; args; out, uint8 (4 n,), which begins at a multiple of 4 bytes. It writes the piece to out
+    and returns the number of its bytes; a negative number ends the exchange with an error.
     """
     if isinstance(slots, bool) or not isinstance(slots, int) or not 0 <= slots <= MOST_SLOTS_OF_CODECS:
         raise InvalidArgument(f"encode: slots is {slots!r}: must be an int from 0 to {MOST_SLOTS_OF_CODECS}")
@@ -271,14 +213,10 @@ def encode(
 def decode_add(function: Callable[..., Any]) -> Kernel:
     """Makes the decoder of hpcomm.codec.Own of a function(acc, data, weight, args).
 
-    The function adds weight times the update that data holds to acc. It gets acc, float32 (n,); data, uint8 (nbytes,),
-    which begins at a multiple of 4 bytes; weight, a float, also a negative one; args, float64 (8,), the codec's from
-    args[1] on. data may come from another process and hold anything: the function checks it before it writes, and
-    returns 0 or nothing, or another int for a piece that is not sound.
-
-    Raises:
-        NotSupported: Numba is missing.
-        InvalidArgument: the function cannot be compiled, or would call the interpreter.
+    The function adds weight times the update in data to acc. It gets acc, float32 (n,); data, uint8 (nbytes,), which
+    begins at a multiple of 4 bytes; weight, a float, also a negative one; args. data may come from another process and
+    hold anything: the function checks it before it writes, and returns an int other than 0 for a piece that is not
+    sound.
     """
     nb = _numba()
     types, carray = nb.types, nb.carray
@@ -448,7 +386,7 @@ def _wires(dtype: np.dtype[Any]) -> tuple[str, ...]:
 
 
 def _inner(nb: Any, function: Callable[..., Any], signature: tuple[Any, ...]) -> tuple[Any, bool]:
-    """The function compiled for these types, and whether it returns a status."""
+    """The function compiled for these types; a function that returns nothing then returns 0."""
     title = f"kernel {getattr(function, '__name__', function)!r}"
     if not callable(function):
         raise InvalidArgument(f"{title}: must be a function")

@@ -2,15 +2,12 @@
 
 A filter takes n elements. u = x + residual is kept where its magnitude is larger than delta, or where it is NaN. Kept
 elements go to values, one behind the other; bit i % 8 of byte i // 8 of bits says whether element i is kept; the
-residual becomes 0 for kept elements and u elsewhere. It returns how many are kept. values has room for n elements, and
-all of it may be written. Arrays are pointers, as a kernel in C gets them: x[i] reads one.
+residual becomes 0 for kept elements and u elsewhere. It returns how many are kept. All n elements of values may be
+written.
 
 Copy this file and change it to keep other elements; `hpcomm.kernels.filter` compiles the result. Below the filters are
-the vectors that they work on: sixteen float32 at once, for CPUs with AVX-512. LLVM makes vectors of Numba's loops, but
-of no loop the instruction that packs chosen lanes. So a vector is a value here, and each function on it is one
-instruction or a few. A mask is an int with bit i for lane i.
-
-This module imports Numba, which takes a second; hpcomm imports it when a filter is asked for.
+their vectors: sixteen float32, for CPUs with AVX-512. LLVM makes of no loop the instruction that packs chosen lanes, so
+a vector is a value here, and each function on it is an instruction or a few. A mask is an int with bit i for lane i.
 """
 
 from typing import Any
@@ -30,7 +27,7 @@ intrinsic: Any = extending.intrinsic  # its calls have more arguments than mypy 
 
 @njit(error_model="numpy", inline="always")
 def filter_lanes(x: Any, residual: Any, i: Any, delta: Any, values: Any, kept: Any) -> Any:
-    """Sixteen elements from i on: the mask of those kept, whose values are number kept and following."""
+    """Sixteen elements from i on: the mask of the kept ones, whose values begin at number kept."""
     u = add(load(x, i), load(residual, i))
     mask = beyond(u, delta)
     store(residual, i, without(u, mask))
@@ -57,8 +54,7 @@ def filter_each(x: Any, residual: Any, start: Any, n: Any, delta: Any, values: A
 
 
 def with_lanes(x: Any, residual: Any, n: Any, delta: Any, values: Any, bits: Any) -> Any:
-    """Filters by AVX-512, four vectors at a time. At most as many elements are kept as lie before a vector, so that all
-    its lanes have room where its packed ones begin."""
+    """Four vectors at a time. No more elements are kept than lie before a vector, so all its lanes have room."""
     kept = 0
     whole = n - n % WORD
     for i in range(0, whole, WORD):
@@ -75,7 +71,6 @@ def with_lanes(x: Any, residual: Any, n: Any, delta: Any, values: Any, bits: Any
 
 
 def without_lanes(x: Any, residual: Any, n: Any, delta: Any, values: Any, bits: Any) -> Any:
-    """On any CPU."""
     return filter_each(x, residual, 0, n, delta, values, 0, bits)
 
 
@@ -108,7 +103,7 @@ def has_lanes() -> bool:
 
 
 def _at(builder: Any, pointer: Any, index: Any) -> Any:
-    """The address of a vector: that of its first element, and with no more alignment."""
+    """The address of a vector, aligned as its first element."""
     return builder.bitcast(builder.gep(pointer, [index]), _VECTOR.as_pointer())
 
 
@@ -185,8 +180,8 @@ def without(context: Any, vector: Any, mask: Any) -> Any:
 
 @intrinsic
 def pack(context: Any, vector: Any, mask: Any) -> Any:
-    """The lanes of the mask first, in order, then zeros: vcompressps in a register. Its form that stores to memory is
-    microcode on Zen 4, and many times slower than this and a store."""
+    """The lanes of the mask first, in order, then zeros: vcompressps in a register, as its form that stores to memory
+    is microcode on Zen 4, and many times slower."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector, mask = arguments
