@@ -221,23 +221,13 @@ def decode_add(function: Callable[..., Any]) -> Kernel:
     nb = _numba()
     types, carray = nb.types, nb.carray
     vector, numbers, data = types.float32[::1], types.float64[::1], types.uint8[::1]
-    inner, returns = _inner(nb, function, (vector, data, types.float64, numbers))
+    inner, _ = _inner(nb, function, (vector, data, types.float64, numbers))
 
-    if returns:
-
-        def add(acc: Any, n: Any, given: Any, nbytes: Any, weight: Any, args: Any) -> Any:
-            try:
-                return inner(carray(acc, (n,)), carray(given, (nbytes,)), weight, carray(args, (_ARGS,)))
-            except Exception:
-                return RAISED
-    else:
-
-        def add(acc: Any, n: Any, given: Any, nbytes: Any, weight: Any, args: Any) -> Any:
-            try:
-                inner(carray(acc, (n,)), carray(given, (nbytes,)), weight, carray(args, (_ARGS,)))
-            except Exception:
-                return RAISED
-            return 0
+    def add(acc: Any, n: Any, given: Any, nbytes: Any, weight: Any, args: Any) -> Any:
+        try:
+            return inner(carray(acc, (n,)), carray(given, (nbytes,)), weight, carray(args, (_ARGS,)))
+        except Exception:
+            return RAISED
 
     number = types.CPointer(types.float32)
     signature = types.int32(
@@ -287,25 +277,14 @@ def _compiled_rule(function: Callable[..., Any], slots: int) -> Kernel:
     nb = _numba()
     types, carray = nb.types, nb.carray
     vector, number = types.float32[::1], types.CPointer(types.float32)
-    inner, returns = _inner(nb, function, (vector, vector, types.int64, types.float32[:, ::1], types.float64[::1]))
+    inner, _ = _inner(nb, function, (vector, vector, types.int64, types.float32[:, ::1], types.float64[::1]))
 
-    if returns:
-
-        def apply(param: Any, acc: Any, count: Any, state: Any, args: Any, n: Any) -> Any:
-            try:
-                return inner(
-                    carray(param, (n,)), carray(acc, (n,)), count, carray(state, (slots, n)), carray(args, (_ARGS,))
-                )
-            except Exception:
-                return RAISED
-    else:
-
-        def apply(param: Any, acc: Any, count: Any, state: Any, args: Any, n: Any) -> Any:
-            try:
-                inner(carray(param, (n,)), carray(acc, (n,)), count, carray(state, (slots, n)), carray(args, (_ARGS,)))
-            except Exception:
-                return RAISED
-            return 0
+    def apply(param: Any, acc: Any, count: Any, state: Any, args: Any, n: Any) -> Any:
+        params, update = carray(param, (n,)), carray(acc, (n,))
+        try:
+            return inner(params, update, count, carray(state, (slots, n)), carray(args, (_ARGS,)))
+        except Exception:
+            return RAISED
 
     signature = types.int32(number, number, types.int64, number, types.CPointer(types.float64), types.int64)
     return Kernel(nb.cfunc(signature, error_model="numpy")(apply), function)
@@ -314,23 +293,13 @@ def _compiled_rule(function: Callable[..., Any], slots: int) -> Kernel:
 def _compiled_prox(function: Callable[..., Any]) -> Kernel:
     nb = _numba()
     types, carray = nb.types, nb.carray
-    inner, returns = _inner(nb, function, (types.float32[:, ::1], types.float64[::1]))
+    inner, _ = _inner(nb, function, (types.float32[:, ::1], types.float64[::1]))
 
-    if returns:
-
-        def run(rows: Any, n: Any, columns: Any, args: Any) -> Any:
-            try:
-                return inner(carray(rows, (n, columns)), carray(args, (_ARGS,)))
-            except Exception:
-                return RAISED
-    else:
-
-        def run(rows: Any, n: Any, columns: Any, args: Any) -> Any:
-            try:
-                inner(carray(rows, (n, columns)), carray(args, (_ARGS,)))
-            except Exception:
-                return RAISED
-            return 0
+    def run(rows: Any, n: Any, columns: Any, args: Any) -> Any:
+        try:
+            return inner(carray(rows, (n, columns)), carray(args, (_ARGS,)))
+        except Exception:
+            return RAISED
 
     signature = types.int32(types.CPointer(types.float32), types.int64, types.int64, types.CPointer(types.float64))
     return Kernel(nb.cfunc(signature, error_model="numpy")(run), function)
@@ -342,27 +311,15 @@ def _compiled_fold(function: Callable[..., Any], dtype: np.dtype[Any]) -> Kernel
     wires = _wires(dtype)
     element = nb.from_dtype(dtype)
     size = dtype.itemsize
-    inner, returns = _inner(nb, function, (types.float32[::1], element[::1], types.float64, types.float64[::1]))
+    inner, _ = _inner(nb, function, (types.float32[::1], element[::1], types.float64, types.float64[::1]))
 
-    if returns:
-
-        def fold_into(acc: Any, n: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
-            if nbytes != n * size:
-                return MISFIT
-            try:
-                return inner(carray(acc, (n,)), carray(update, (n,)), weight, carray(args, (_ARGS,)))
-            except Exception:
-                return RAISED
-    else:
-
-        def fold_into(acc: Any, n: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
-            if nbytes != n * size:
-                return MISFIT
-            try:
-                inner(carray(acc, (n,)), carray(update, (n,)), weight, carray(args, (_ARGS,)))
-            except Exception:
-                return RAISED
-            return 0
+    def fold_into(acc: Any, n: Any, update: Any, nbytes: Any, weight: Any, args: Any) -> Any:
+        if nbytes != n * size:
+            return MISFIT
+        try:
+            return inner(carray(acc, (n,)), carray(update, (n,)), weight, carray(args, (_ARGS,)))
+        except Exception:
+            return RAISED
 
     signature = types.int32(
         types.CPointer(types.float32),
@@ -386,7 +343,7 @@ def _wires(dtype: np.dtype[Any]) -> tuple[str, ...]:
 
 
 def _inner(nb: Any, function: Callable[..., Any], signature: tuple[Any, ...]) -> tuple[Any, bool]:
-    """The function compiled for these types; a function that returns nothing then returns 0."""
+    """The function compiled for these types, with 0 for no result, and whether it has a result."""
     title = f"kernel {getattr(function, '__name__', function)!r}"
     if not callable(function):
         raise InvalidArgument(f"{title}: must be a function")
@@ -402,7 +359,12 @@ def _inner(nb: Any, function: Callable[..., Any], signature: tuple[Any, ...]) ->
         raise InvalidArgument(f"{title} would call the interpreter (print or object mode), which the engine never does")
     returned = overload.signature.return_type
     if isinstance(returned, nb.types.NoneType):
-        return inner, False
+
+        def done(*arguments: Any) -> int:
+            inner(*arguments)
+            return 0
+
+        return nb.njit(done, **options), False
     if not isinstance(nb.types.unliteral(returned), nb.types.Integer):
         raise InvalidArgument(f"{title} returns {returned}: must return nothing, or an int from every path")
     return inner, True
