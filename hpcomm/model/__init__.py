@@ -1,12 +1,7 @@
 """The cost model: how many seconds and bytes a step of a plan takes, and how much memory a rank needs for it.
 
-It is a pure function of a plan's rows, the hosts of its ranks and a machine's rates, so it answers for hypothetical
-clusters too. hpcomm.measure measures the rates of a context; nothing here touches one.
-
-    plan = hpcomm.Plan.hosts({"w": 1 << 20}, [[[0, 1], [2, 3]]], 4)
-    load = model.load_of(plan, hosts=[0, 0, 2, 2])             # bytes and elements of a step
-    model.step_seconds(load, model.Rates(between=1.25e9))      # over 10 Gb/s
-    model.memory_of(plan, hosts=[0, 0, 2, 2]).total            # bytes of each rank
+It is a pure function of a plan's rows, the hosts of its ranks and a machine's rates (hpcomm.measure), so it answers for
+hypothetical clusters too.
 
 rates: the rates, as values. load: bytes and elements of a step. costs: seconds. memory: bytes that a rank keeps.
 way: the way of each layer that costs least (Poseidon). trees: the seconds in which updates go out by trees.

@@ -22,15 +22,14 @@ PARAMETERS = STAGES[2:]
 
 @dataclass(frozen=True)
 class Sent:
-    """The bytes that ranks send each other in one step: one entry for each key, stage and pair of ranks, and for pieces
-    another one than for arrays. All attributes are arrays of one length.
+    """The bytes that ranks send each other in one step, in arrays of one length: an entry for each key, stage, pair of
+    ranks, and for pieces or arrays.
 
     Attributes:
-        key, source, target: int64: the number of the key, and the two ranks, which differ.
+        key, source, target: int64: the number of the key, and two different ranks.
         stage: int64: its number in STAGES.
         pieces: bool: whether a codec of pieces writes it.
-        nbytes: int64: bytes as they are on the way; of pieces, whose length no plan knows, the most that their codec
-            takes if it was given and says so, otherwise as many as the float32 that they stand for.
+        nbytes: int64: bytes as they are on the way; of pieces the most that a given codec takes, or those of float32.
     """
 
     key: Counts
@@ -47,13 +46,11 @@ class Load:
 
     Attributes:
         keys: the number of keys.
-        hosts: int64 (ranks,): by rank the lowest rank on its host, where ranks read and write each other's memory.
+        hosts: int64 (ranks,): by rank the lowest rank on its host.
         sent: bytes that ranks send each other.
-        encodes, decodes: int64 (keys, ranks): elements that a rank encodes into pieces, and decodes from them. An
-            update for several rows is encoded once.
+        encodes, decodes: int64 (keys, ranks): elements that a rank encodes into pieces, and decodes from them.
         folds: int64 (keys, ranks): elements of inputs that a rank adds.
-        copies: int64 (keys, ranks): bytes that a rank's pushes copy. A trainer that writes its gradients in
-            place copies nothing.
+        copies: int64 (keys, ranks): bytes that a rank's pushes copy, unless its gradients are written in place.
     """
 
     keys: int
@@ -66,33 +63,26 @@ class Load:
 
     @property
     def size(self) -> int:
-        """Ranks of the job."""
         return len(self.hosts)
 
     def by_rank(
         self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Bytes that each rank sends to others, and that each gets: two arrays float64 (keys, ranks).
-
-        Args:
-            stages: the stages that count.
-            codecs: by key: the rates of its codec of pieces; (): they count as float32.
-        """
+        """Bytes in these stages that each rank sends to others, and that each gets: two arrays float64 (keys, ranks).
+        codecs: by key: the rates of its codec of pieces; (): they count as float32."""
         which = self._of(stages)
         return self._sums(self.sent.source, which, codecs), self._sums(self.sent.target, which, codecs)
 
     def by_host(
         self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Bytes that leave each host, and that enter it: two arrays float64 (keys, ranks), where the lowest rank of a
-        host stands for it and other ranks have 0. Args: as by_rank."""
+        """As by_rank for hosts: the lowest rank of a host stands for it, and other ranks have 0."""
         source, target = self.hosts[self.sent.source], self.hosts[self.sent.target]
         which = self._of(stages) & (source != target)
         return self._sums(source, which, codecs), self._sums(target, which, codecs)
 
     def inside(self) -> NDArray[np.float64]:
-        """Bytes that each rank writes into the memory of others on its host, float64 (keys, ranks): forwards, relays
-        and parameters. A push is not written: its owner reads it where it lies."""
+        """Bytes, float64 (keys, ranks), that each rank writes into the memory of others on its host: all but pushes."""
         near = self.hosts[self.sent.source] == self.hosts[self.sent.target]
         return self._sums(self.sent.source, self._of(STAGES[1:]) & near, ())
 
@@ -113,22 +103,17 @@ def load_of(
     weights: ArrayLike | None = None,
     codecs: Sequence[WireFormat] = (),
 ) -> Load:
-    """The load of one step in which every worker pushes every key, as under BSP without a quorum.
-
-    Parameters count once for each rank, as the plan says. With shared_params the ranks of a host read one copy, and
-    fewer are sent.
+    """The load of one step in which every worker pushes every key, as under BSP without a quorum. Parameters count for
+    each rank, also with shared_params.
 
     Args:
         plan: the rows.
         hosts: by rank a number of its host; None: one host a rank.
         weights: (ranks, ranks), for a graph whose phases take turns: the weights of this step's phase, as Plan.graph
-            takes them. The rows have the edges of all phases, and an edge without weight carries nothing. None: the
-            weights of the rows, from the first phase.
-        codecs: by key, as values of hpcomm.codec: of pieces a plan has only the kind, and Factors(K) takes bytes by K.
-            (): pieces count as float32.
+            takes them; None: of the first phase.
+        codecs: by key, as values of hpcomm.codec; (): pieces count as float32.
 
-    Raises:
-        InvalidArgument: hosts or weights are not for the plan's ranks, or codecs not for its keys.
+    Raises InvalidArgument for hosts or weights that are not for the plan's ranks, or codecs that are not for its keys.
     """
     at, table = hosts_of(plan, hosts), Table(plan)
     inputs = _carrying(table, weights)
@@ -162,7 +147,7 @@ def load_of(
 
 
 def _carrying(table: Table, weights: ArrayLike | None) -> Ends:
-    """The inputs that bring bytes: a push of weight 0 only says that its rank is ready."""
+    """The inputs that have bytes: a push of weight 0 only says that its rank is ready."""
     inputs = table.inputs
     if weights is None:
         return inputs.where((inputs.other >= 0) | (inputs.weight != 0))
@@ -174,7 +159,7 @@ def _carrying(table: Table, weights: ArrayLike | None) -> Ends:
 
 
 def _parameters(table: Table, hosts: Counts) -> _Columns:
-    """Parameters from owners to workers. Within a host they are decoded as they are written."""
+    """Parameters from owners to workers, decoded within a host."""
     row, worker, *_ = table.outputs
     owner = table.owner[row]
     width = np.where(hosts[owner] == hosts[worker], ELEMENT, WIDTH[table.codec_out[row]])
@@ -183,7 +168,7 @@ def _parameters(table: Table, hosts: Counts) -> _Columns:
 
 
 def _summed(*flows: _Columns) -> Sent:
-    """The entries of equal place as one, without entries from a rank to itself."""
+    """Entries of one place together, without entries from a rank to itself."""
     key, stage, source, target, pieces, nbytes = (np.concatenate(columns) for columns in zip(*flows, strict=True))
     goes = source != target
     first, which = _firsts(*(column[goes] for column in (key, stage, source, target, pieces)))
@@ -194,7 +179,7 @@ def _summed(*flows: _Columns) -> Sent:
 
 
 def _firsts(*columns: NDArray[Any]) -> tuple[Counts, Counts]:
-    """The first of each set of equal entries, in rising order of the columns; and by entry the number of its set."""
+    """The first of each set of equal entries, in order of the columns; and by entry the number of its set."""
     order = np.lexsort(columns[::-1])
     new = np.ones(len(order), bool)
     new[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)

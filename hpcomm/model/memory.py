@@ -24,9 +24,9 @@ class Memory:
     Attributes:
         parameters: of a worker, all keys in float32.
         gradients: the slots of a worker's pushes.
-        masters: an owner's masters that lie apart from the parameters that it reads itself.
+        masters: of an owner, unless its own parameters are the masters.
         receive: slots for other ranks' inputs of rows here.
-        encoded: of a worker, the place where parameters in 16 bits come from another host.
+        encoded: of a worker, for parameters in 16 bits from another host.
         state: of the rules, for the rows that apply here.
         residuals: of encoders of pieces.
     """
@@ -41,8 +41,7 @@ class Memory:
 
     @property
     def window(self) -> Counts:
-        """Bytes of a rank's part of the exchange's window. The counters there and the ends of pages come on top:
-        some pages, and 8 bytes for each rank and key."""
+        """Bytes of a rank's part of the exchange's window, without some pages, and 8 bytes for each rank and key."""
         return self.parameters + self.gradients + self.masters + self.receive + self.encoded
 
     @property
@@ -58,20 +57,16 @@ def memory_of(
     takes_turns: bool = False,
     codecs: Sequence[WireFormat] = (),
 ) -> Memory:
-    """The memory of an exchange under BSP without a quorum, and without shared_params, in_place and split. A piece of
-    variable length counts as the float32 that it stands for, which is about the most that it takes, or as its codec
-    says.
+    """The memory of an exchange under BSP without a quorum, and without shared_params, in_place and split.
 
     Args:
         plan: the rows.
-        hosts: by rank a number of its host; None: one host a rank.
-        state: by key, the float32 values of state an element that its rule keeps, 1 for Momentum, 2 for Adam; (): 0.
-        takes_turns: the plan is that of a graph: an edge without weight in the first phase has slots like all others.
-        codecs: by key, as values of hpcomm.codec, such as Factors(K); (): pieces count as float32. The vectors that
-            Exchange.factors gives lie beside the window, 4 K (J + D) bytes a key.
+        hosts, codecs: as load_of takes them. The vectors of Exchange.factors lie beside the window, 4 K (J + D) bytes a
+            key.
+        state: by key, the float32 values of state of an element: 1 for Momentum, 2 for Adam; (): 0.
+        takes_turns: for a graph's plan: edges without weight in the first phase have slots too.
 
-    Raises:
-        InvalidArgument: hosts are not for the plan's ranks, or codecs not for its keys.
+    Raises InvalidArgument as load_of.
     """
     at, table = hosts_of(plan, hosts), Table(plan)
     inputs, outputs, depth = table.inputs, table.outputs, int(table.depth.max(initial=1))  # a plan has one depth
@@ -102,8 +97,8 @@ def memory_of(
 
 
 def _has_master(plan: Plan, table: Table) -> NDArray[np.bool_]:
-    """Whether each row keeps parameters, and not in the copy that its owner reads. That copy changes only between the
-    owner's push and its pull, so it is the master where the owner's push is in the fold."""
+    """Whether each row keeps parameters apart from its owner's copy, which is the master where the owner's push is in
+    the fold."""
     fed, owners = feeders(plan.rows.lists()), table.owner.tolist()
     is_fed = np.array([bool(mask >> owner & 1) for mask, owner in zip(fed, owners, strict=True)], bool)
     reads = np.zeros(len(table.key), bool)
@@ -113,7 +108,7 @@ def _has_master(plan: Plan, table: Table) -> NDArray[np.bool_]:
 
 
 def _encoded(table: Table, hosts: Counts, counts: Counts) -> Counts:
-    """Room for the parameters of all keys that travel in 16 bits, at ranks that get some from another host."""
+    """Room for all keys' parameters in 16 bits, at ranks that get some from another host."""
     row, worker, *_ = table.outputs
     codec = np.full(len(counts), _FLOAT32)
     codec[table.key[row]] = table.codec_out[row]

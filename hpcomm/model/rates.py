@@ -1,4 +1,4 @@
-"""The rates of a machine: of its links, and of its ranks to fold, encode, decode and copy."""
+"""The rates of a machine. They raise InvalidArgument for a number out of range."""
 
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -8,12 +8,8 @@ from ..errors import InvalidArgument
 
 @dataclass(frozen=True)
 class CodecRates:
-    """The rates of a codec of pieces, on the slowest rank.
-
-    Attributes:
-        ratio: bytes of pieces by bytes of float32.
-        encode, decode: seconds an element.
-    """
+    """The rates of a codec of pieces, on the slowest rank: bytes of pieces by bytes of float32, and seconds to encode
+    and to decode an element."""
 
     ratio: float
     encode: float
@@ -33,11 +29,8 @@ class Rates:
         memory: bytes a second that a rank copies within its own memory.
         fold: seconds that a rank takes to add an element of an input.
         latency: seconds that a step takes beside all that.
-        multiply: floating-point operations a second of sums of products u v^T, by which a rank rebuilds an update
-            that came as pairs of vectors. A product and its sum are two.
-
-    Raises:
-        InvalidArgument: a rate is out of range.
+        multiply: floating-point operations a second by which a rank adds up products u v^T; a product and its sum are
+            two.
     """
 
     between: float
@@ -66,11 +59,7 @@ class Bandwidths:
     Attributes:
         host: of a host's link to the others of its rack (B_Wkr).
         core: of the links from a rack to the other racks (B_Core).
-        leader: of all ranks together that fold for a rack (B_PBox); None: as of all its hosts, which is right unless
-            leaders are few.
-
-    Raises:
-        InvalidArgument: a bandwidth is not a number above 0.
+        leader: of all ranks that fold for a rack (B_PBox); None: of all its hosts, unless leaders are few.
     """
 
     host: float

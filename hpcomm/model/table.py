@@ -1,4 +1,4 @@
-"""The rows of a plan and their edges as arrays, which load and memory count from."""
+"""The rows of a plan and their edges as arrays, from which load and memory are counted."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ Counts = NDArray[np.int64]
 
 
 class Ends(NamedTuple):
-    """Edges: the row at their one end, rank and row at the other (row -1: its push, or its parameters), and weights."""
+    """Edges: the row at one end, rank and row at the other (-1: its push, or its parameters), and weights."""
 
     row: Counts
     rank: Counts
@@ -50,7 +50,7 @@ class Table:
 
 
 def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
-    """The lowest rank on the host of each rank. hosts: by rank a number of its host; None: one host a rank."""
+    """By rank, the lowest rank on its host. hosts: by rank a number of its host; None: one host a rank."""
     if hosts is None:
         return np.arange(plan.size)
     given = np.asarray(hosts)
@@ -61,12 +61,8 @@ def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
 
 
 def wire_bytes(plan: Plan, codecs: Sequence[WireFormat], key: Counts, count: Counts, codec: Counts) -> Counts:
-    """Bytes of so many elements of each of these keys in these codecs. A piece counts as the most that it takes, if
-    codecs, by key, say so, otherwise as the float32 that it stands for.
-
-    Raises:
-        InvalidArgument: codecs do not fit the plan's keys.
-    """
+    """Bytes of count elements of each key in a codec's number; a piece counts as the most that codecs, by key, say, or
+    as float32. Raises InvalidArgument for codecs that do not fit the plan's keys."""
     if codecs and len(codecs) != len(plan.keys):
         raise InvalidArgument(f"codecs are {len(codecs)}: the plan has {len(plan.keys)} keys, and each has one")
     found: Counts = count * WIDTH[codec]

@@ -18,11 +18,11 @@ def broadcast_bytes(
     Args:
         trees: by owner: by rank the rank that sends to it, -1 for the owner.
         nbytes: by owner: of its update as it is sent.
-        hosts: by rank the lowest rank on its host. Bytes that stay on a host do not count.
+        hosts: by rank the lowest rank on its host.
         costs: (ranks, ranks): by which a byte from row to column counts; 1 for a usual link.
 
     Returns:
-        out, into: float64 (ranks,). The lowest rank of a host stands for it, and other ranks have 0.
+        Two arrays float64 (ranks,). The lowest rank of a host stands for it, and other ranks have 0.
     """
     at = np.asarray(hosts)
     out, into = np.zeros(len(at)), np.zeros(len(at))
@@ -37,7 +37,7 @@ def broadcast_bytes(
 
 
 def hops(parents: Parents, hosts: Sequence[int]) -> int:
-    """The most links between hosts that an update passes on its way to a rank."""
+    """The most links between hosts that an update passes."""
     found = [-1] * len(parents)
     for rank in range(len(parents)):
         way = [rank]
@@ -59,22 +59,15 @@ def broadcast_seconds(
     between: float = 1.0,
     latency: float = 0.0,
 ) -> float:
-    """Seconds to send all owners' updates to all ranks: of the busiest link, and of one chunk for each further hop.
-
-    Args:
-        trees, nbytes, hosts, costs: as broadcast_bytes takes them.
-        chunk_bytes: that a rank has before it sends them on.
-        between: bytes a second of a host's link, in each direction.
-        latency: seconds of a hop in addition to sending.
-    """
+    """Seconds to send all owners' updates to all ranks (see broadcast_bytes): of the busiest link at `between` bytes a
+    second, and for each further hop of one chunk and `latency` seconds."""
     load = busiest_link(*broadcast_bytes(trees, nbytes, hosts, costs))
     far = [(hops(parents, hosts), min(chunk_bytes, nbytes[owner])) for owner, parents in trees.items()]
     return load / between + max((max(n - 1, 0) * chunk / between + n * latency for n, chunk in far), default=0.0)
 
 
 def push_bytes(nbytes: Mapping[int, float], hosts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bytes that leave each host, and that enter it, when every rank sends its update to the owners: as in
-    broadcast_bytes, with nbytes by owner of the part that a rank sends to it."""
+    """As broadcast_bytes, when every rank sends each owner its part, of nbytes by owner."""
     at = np.asarray(hosts)
     ranks = np.bincount(at, minlength=len(at)).astype(np.float64)
     out, into = np.zeros(len(at)), np.zeros(len(at))

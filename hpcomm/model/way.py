@@ -1,7 +1,7 @@
 """The way to exchange a layer that costs least (Poseidon, section 3.2): by bytes, as in the paper, or by seconds.
 
-The formulas are in C (hpcomm/way.h), where C++ trainers have them too. They count the same as load_of counts of the
-plans of these ways, and answer for hypothetical layers and clusters too.
+The formulas are in C (hpcomm/way.h). They count as load_of counts the plans of these ways. Values out of range raise
+InvalidArgument.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,15 @@ _PAPER = {"ps": "PS", "hosts": "PS", "factors": "SFB", "adam": "Adam", "1bit": "
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a model, as far as its exchange goes.
+    """A layer of a model.
 
     Attributes:
         name: of its key.
         shape: of its parameters: (M, N) for a fully connected one.
         pairs: K: pairs of vectors of a worker's update, such as the samples of its batch; 0: its updates are no sums of
             products u v^T, as of a convolution.
-        slots: float32 values of state that its rule keeps of an element: 0 for SGD, 2 for Adam.
-        type: of the layer, in words, such as "Linear".
-
-    Raises:
-        InvalidArgument: a value is out of range.
+        slots: float32 values of state of an element: 0 for SGD, 2 for Adam.
+        type: in words, such as "Linear".
     """
 
     name: str
@@ -58,16 +55,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The ranks that exchange a layer.
-
-    Attributes:
-        workers: P1.
-        servers: P2, of the workers; None: all of them.
-        hosts: number of hosts, with workers and servers spread evenly over them; None: one host a worker.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
+    """The ranks that exchange a layer: P1 workers, of which P2 (None: all) are servers too, spread evenly over hosts
+    (None: one host a worker)."""
 
     workers: int
     servers: int | None = None
@@ -89,10 +78,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a step of a layer in one of its ways.
+    """The cost of a step of a layer in a way.
 
     Attributes:
-        seconds: of the busiest link, then of the busiest rank's work; nothing is taken to overlap.
+        seconds: of the busiest link, then of the busiest rank's work.
         sent: bytes that all ranks send to others.
         busiest: bytes that the busiest rank sends and gets (table 1 of the paper).
         memory: bytes of a rank at most: parameters, gradients, slots and state.
@@ -109,9 +98,8 @@ class WayChoice:
     """The way of a layer.
 
     Attributes:
-        way: "ps", "hosts" (the same with the updates of each host folded there first), "factors", or "codec": to
-            servers, by the codec.
-        costs: by way, of all that were compared; costs of codecs by the codec's repr.
+        way: "ps", "hosts" (the same with each host's updates folded there first), "factors", or "codec": to servers.
+        costs: of all compared ways, by way, or by the codec's repr.
         by: "measured" or "paper".
         codec: of way "codec".
         why: a sentence where the fastest way does not fit in memory, else "".
@@ -125,36 +113,28 @@ class WayChoice:
 
     @property
     def name(self) -> str:
-        """The name that hpcomm.torch has for it: "ps", "factors" or "1bit"."""
+        """Its name in hpcomm.torch: "ps", "factors" or "1bit"."""
         if self.codec is not None:
             return "1bit" if isinstance(self.codec, OneBit) else "ps"
         return "factors" if self.way == "factors" else "ps"
 
     @property
     def paper(self) -> str:
-        """The name that the paper has for it: "PS", "SFB" or "1bit"."""
+        """Its name in the paper: "PS", "SFB" or "1bit"."""
         return _PAPER[self.name]
 
     @property
     def cost(self) -> Cost:
-        """The cost of the way."""
         return self.costs[self.way if self.codec is None else repr(self.codec)]
 
 
 def cost_of(
     way: str, layer: Layer, cluster: Cluster, rates: Rates | None = None, codec: CodecRates | None = None
 ) -> Cost:
-    """The cost of a layer by a way.
+    """The cost of a layer by a way: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
 
-    Args:
-        way: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
-        layer, cluster: the layer to exchange, and its ranks.
-        rates: of the machine; None: only bytes are asked for.
-        codec: of updates that go to servers as arrays; None: float32.
-
-    Raises:
-        InvalidArgument: an unknown way.
-        NotSupported: the way sends pairs, and the layer has none.
+    Without rates it counts bytes alone; codec is that of updates to servers, None float32. Raises NotSupported for a
+    way that sends pairs, if the layer has none.
     """
     choice("way", way, _core.WAYS)
     given = None if codec is None else (codec.ratio, codec.encode, codec.decode)
@@ -170,18 +150,15 @@ def best_way(
     codecs: Mapping[WireFormat, CodecRates] | None = None,
     memory: float = 0,
 ) -> WayChoice:
-    """The way to exchange a layer that costs least. A pure function: all ranks that ask the same get the same.
+    """The way to exchange a layer that costs least.
 
     Args:
         layer, cluster: the layer to exchange, and its ranks.
         rates: of the machine (hpcomm.measure.measure_rates); by="paper" needs none.
         by: "measured": the fewest seconds of servers, servers with hosts first, and factors to all. "paper": algorithm
             1, which counts bytes alone.
-        codecs: lossy ones that may be taken too, with their rates, such as bf16, Threshold, TopK and OneBit.
-        memory: bytes of a rank that a layer may take; 0: any. A way that needs more bytes is left out if another fits.
-
-    Raises:
-        InvalidArgument: by is unknown, or "measured" without rates.
+        codecs: lossy ones that may be taken too, with their rates.
+        memory: bytes of a rank that a layer may take; 0: any. A way that needs more is left out if another fits.
     """
     choice("by", by, BY)
     if by == "measured" and rates is None:
@@ -194,7 +171,7 @@ def best_way(
     if by == "measured":
 
         def rank(cost: Cost) -> tuple[bool, float]:
-            """As C compares: ways that fit by their seconds, before the others by their bytes."""
+            """As C compares: ways that fit by their seconds, then the others by their bytes."""
             fits = not memory or cost.memory <= memory
             return not fits, cost.seconds if fits else cost.memory
 
