@@ -1,7 +1,7 @@
 """The benchmarks of `hpcomm bench`: the bounds of this machine and its links, and how much of them hpcomm reaches.
 
-Each benchmark is one file here that fills a harness.Benchmark, and finds its row in TABLE. The benchmarks of the papers
-are in the repository's folder bench, which builds on these files.
+Each benchmark is one file here that fills a harness.Benchmark, and a row of TABLE. The repository's folder bench, with
+the benchmarks of the papers, builds on these files.
 """
 
 import importlib
@@ -20,5 +20,5 @@ TABLE = {
 
 
 def find(name: str) -> Any:
-    """The harness.Benchmark of a name in TABLE."""
+    """A name's harness.Benchmark."""
     return importlib.import_module(f".{name}", __name__).BENCHMARK

@@ -17,7 +17,7 @@ def address(array: NDArray[Any]) -> int:
 
 
 def aligned(count: int) -> Floats:
-    """count floats from a cache line's start on, as windows and trainers have them; NumPy's own start anywhere."""
+    """count floats from a cache line's start on, as in windows; NumPy's own start anywhere."""
     room = np.empty(count + LINE // 4, np.float32)
     ahead = -address(room) % LINE // 4
     return room[ahead : ahead + count]

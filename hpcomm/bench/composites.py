@@ -1,9 +1,8 @@
 """Replacements of push_pull that a user would write: a collective of MPI or Gloo, and Nesterov by NumPy or torch.
 
 Three ways by mpi4py, each with the update over whole arrays and in blocks that the cache holds; all forms of a way
-advance the same parameters. MPI calls get their buffers in the form that mpi4py takes fastest, NumPy's calls
-their constants as zero-dimensional arrays and their outputs by position. Arrays start on a cache line. Reductions are
-in place where that is faster: the gradients are rewritten before each.
+advance the same parameters. Calls get their arguments in the fastest form, arrays start on a cache line, and reductions
+are in place where that is faster.
 """
 
 import importlib
@@ -71,7 +70,7 @@ def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, 
 
 
 class Composites:
-    """The ways by MPI over one job. All share the gradients' arrays, which become their sums, and the scratch."""
+    """The ways by MPI over one job, which share the gradients' arrays and the scratch."""
 
     def __init__(self, job: Task, comms: Mapping[str, Any]) -> None:
         self.job, self.comms = job, comms
@@ -302,5 +301,4 @@ def gloo_alone(job: Task) -> Contender:
 
 
 def composites(job: Task, comms: Mapping[str, Any]) -> Sequence[Contender]:
-    """All that are wanted and can be had."""
     return list(Composites(job, comms).contenders())

@@ -9,38 +9,30 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Adapter:
-    """A NIC or a port of an RDMA device.
+    """A NIC or a port of an RDMA device. A bandwidth is of one direction; 0: not known."""
 
-    Attributes:
-        name: eth0, or mlx5_0:1.
-        gbits: of its link, each way; 0: the kernel does not say.
-        pcie: its slot, "PCIe 16 GT/s x8"; "": it is on no PCIe bus.
-        slot_gbits: bandwidth of the slot each way, without the headers of packets; 0: not known.
-        most_gbits: the same of the device's own PCIe port, by its fastest speed and all its lanes.
-    """
-
-    name: str
-    gbits: float = 0.0
-    pcie: str = ""
-    slot_gbits: float = 0.0
-    most_gbits: float = 0.0
+    name: str  # eth0, or mlx5_0:1
+    gbits: float = 0.0  # of its link
+    pcie: str = ""  # its slot, "PCIe 16 GT/s x8"; "": it is on no PCIe bus
+    slot_gbits: float = 0.0  # of the slot, without the headers of packets
+    most_gbits: float = 0.0  # of the device's own PCIe port, with all its lanes
 
 
 def read(path: Path) -> str:
-    """A line of sysfs; "" if it cannot be read, as the speed of an interface that is down."""
+    """A line of sysfs; "" if it cannot be read."""
     with suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace").strip()
     return ""
 
 
 def number(text: str) -> float:
-    """The number that a text begins with, 0 for none and for "-1"."""
+    """The positive number that a text begins with, or 0."""
     found = re.match(r"\d+(?:\.\d+)?", text)
     return float(found[0]) if found else 0.0
 
 
 def pcie_gbits(transfers: float, lanes: float) -> float:
-    """Gb/s of so many lanes at so many GT/s: PCIe 1 and 2 send 10 bits for 8, PCIe 3 and later 130 for 128."""
+    """Gb/s of lanes at so many GT/s: PCIe 1 and 2 send 10 bits for 8, PCIe 3 and later 130 for 128."""
     return transfers * lanes * (0.8 if transfers <= 5 else 128 / 130)
 
 
@@ -65,7 +57,7 @@ def _found(root: Path) -> Iterator[Adapter]:
 
 
 def adapters(root: Path = Path("/")) -> list[Adapter]:
-    """The adapters of this host, NICs first. root: a folder that stands for / in tests."""
+    """The adapters of this host, NICs first. root: replaced in tests."""
     return list(_found(root))
 
 

@@ -1,7 +1,7 @@
 """limits: the bounds of this machine, in one table: memory copy, add, loopback and the links, each with hpcomm beside.
 
 Memory is measured on rank 0's host, loopback between rank 0 and the next rank of its host, and links between the first
-ranks of each two hosts, each way by itself. Without such ranks the table lacks these rows.
+ranks of each two hosts, each way by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,6 @@ class Blocks:
     """Memory of this rank: blocks to read, to write, and floats to add."""
 
     def __init__(self, bench: Any, size: int) -> None:
-        """bench: a harness.Bench."""
         room = (max(size, bench.options.ring) + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
         self.bench, self.size, self.room = bench, size, room
         self.source, self.target = self.block(room + SHIFTS * PAGE_WORDS * 8), self.block(room)
@@ -46,7 +45,7 @@ class Blocks:
         return arrays.zeros(nbytes // 4).view(np.uint64)
 
     def copied(self, slots: int) -> float:
-        """Seconds of one copy of size bytes, of so many one after another."""
+        """Seconds of one copy, of so many one after another."""
         n = self.size // 8
         start = perf_counter()
         for at in range(0, slots * n, n):
@@ -64,7 +63,7 @@ class Blocks:
         return self._contender(name, "bound", lambda: self.copied(slots), wrong, everybody, 2)
 
     def add(self, name: str, role: str, once: Callable[[Floats, Sequence[Floats]], float]) -> Contender:
-        """once(out, arrays) gives the seconds of one sum of two arrays, for hpcomm of their mean."""
+        """once(out, arrays) gives the seconds of a sum of two arrays, for hpcomm of their mean."""
         out = self.target.view(np.float32)[: self.size // 4]
 
         def wrong() -> int:
@@ -134,7 +133,7 @@ _windows: WeakKeyDictionary[Bench, dict[str, hpcomm.Window]] = WeakKeyDictionary
 
 
 def window_of(bench: Bench, transport: str, nbytes: int) -> hpcomm.Window:
-    """A window of a separate context, made once. transport: "": the best for each peer. Collective."""
+    """A window of a separate context, made once. transport: "": the best of each peer. Collective."""
     made = _windows.setdefault(bench, {})
     if transport not in made:
         context = bench.another(transport)

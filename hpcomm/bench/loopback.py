@@ -1,8 +1,7 @@
 """loopback: put between two ranks of one host by each transport, beside a copy by NumPy and a bare socket.
 
-Over shared memory that is one copy; over TCP the kernel copies twice, and both ends work; over RDMA, where the host has
-a device, the NIC reads and writes the memory, and no wire is in between. In the repository
-`python -m bench.machine.loopback` measures the same NIC by bare verbs (PHub, section 4.7).
+Shared memory needs one copy; TCP two of the kernel, and both ends work; with RDMA, if the host has a device, the NIC
+reads and writes the memory. `python -m bench.machine.loopback` has the same NIC by bare verbs (PHub, section 4.7).
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress: bool = True) -> None:
-    """plot: name of the plot; "" for no plot. progress: the benchmark reports it (bench.common.launch.attend)."""
+    """plot: its name; "": no plot. progress: the benchmark reports it (bench.common.launch.attend)."""
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
     parser.add_argument("-J", "--output_file", type=Path, help="write JSON to this file too")
     if plot:

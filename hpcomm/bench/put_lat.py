@@ -1,8 +1,7 @@
 """put_lat: how long until a peer has seen 8 bytes and the signal behind them, one way.
 
 Pairs of ranks (0 and 1, 2 and 3, ...) play ping-pong, all pairs at once. One sample is agg_iters round trips, and the
-time is half of one. Each operation writes a different place, and all are compared after the sample, when the clock has
-stopped; the values of the signals are compared on the way.
+time is half of one. Each operation writes a different place, which is compared after the sample.
 """
 
 import os
@@ -29,7 +28,6 @@ class PingPong:
     """A rank and its peer, and the words that they send each other in each sample."""
 
     def __init__(self, bench: Any, size: int) -> None:
-        """bench: a harness.Bench."""
         if refused := odd(bench):
             raise SystemExit(f"put_lat: {refused}")
         self.bench, self.rank, self.peer = bench, bench.rank, bench.rank ^ 1
@@ -43,7 +41,7 @@ class PingPong:
             self.sent[LINE_WORDS] ^= 1
 
     def part(self, words: Words, sample: int, rank: int) -> Words:
-        """The words that rank sends in a sample: another part of the predictable ones each time."""
+        """The words that rank sends in a sample, others each time."""
         at = (2 * sample + rank % 2) % SHIFTS * LINE_WORDS
         return words[at : at + self.m * self.count]
 
@@ -60,10 +58,8 @@ class PingPong:
         close: Callable[[], None] = lambda: None,
         same: bool = False,
     ) -> Contender:
-        """play(sources, value) makes one untimed and m timed round trips, with the values from value + 1 on.
-
-        same: all operations of a sample send the sample's first source.
-        """
+        """play(sources, value) makes one untimed and m timed round trips, with values from value + 1 on. same: all of a
+        sample send its first source."""
         samples = 0
 
         def measure(n: int) -> tuple[list[float], int]:
@@ -122,7 +118,7 @@ def hpcomm_python(pair: PingPong, name: str, same: bool) -> Contender:
 
 
 def socket_pair(pair: PingPong) -> Contender:
-    """The same bytes by send and recv on a bare connection, which block in the kernel."""
+    """The same bytes by blocking send and recv on a bare connection."""
     connection = wire.socket_to(pair.bench, pair.peer, pair.first)
     assert connection is not None
     arrived, size, clock = np.zeros(pair.m * pair.count, np.uint64), pair.size, time.perf_counter

@@ -1,9 +1,8 @@
 """queue: a step of NOTIFY-ACK, send to the out-neighbours and average with the in-neighbours, beside mpi4py and NumPy.
 
-The graph is circulant: rank r receives from r - k and sends to r + k for each k of --graph. Every step a rank touches a
-few of its values first, as training would, so that no update equals the one before it. A model of all ranks gives the
-right bits of every element: values start as whole numbers that repeat every PERIOD elements, and every step touches
-one element of each period (bench/ops/queue.c has the same in C).
+The graph is circulant: rank r receives from r - k and sends to r + k for each k of --graph. Every step a rank changes a
+few of its values first, as training would. A model of all ranks has the right bits: values start as whole numbers that
+repeat every PERIOD elements, and every step touches one element of each period, as in bench/ops/queue.c.
 """
 
 import argparse
@@ -32,7 +31,6 @@ class Circulant:
     """This rank's neighbours, and a model of all ranks' right values."""
 
     def __init__(self, bench: Any, size: int) -> None:
-        """bench: a harness.Bench."""
         self.bench, self.count = bench, size // 4
         self.offsets = np.array(bench.options.graph, np.intc)
         if len({k % bench.size for k in bench.options.graph} - {0}) < self.offsets.size:
@@ -44,7 +42,6 @@ class Circulant:
         self.weight = 1.0 / (self.offsets.size + 1)
 
     def fill(self, x: Floats) -> None:
-        """The values of this rank before the first step."""
         arrays.repeat(x, _start(self.bench.rank))
 
     def touch(self, x: Floats, step: int) -> None:
@@ -55,8 +52,8 @@ class Circulant:
         x[step * 61 % PERIOD :: PERIOD] += np.float32(1 + arrays.word(step * 64 + rank) % 255)
 
     def advance(self, model: Floats, step: int, sum_first: bool) -> Floats:
-        """The model of every rank, float32 (ranks, period), a step further. sum_first: (own + theirs + ...) * weight,
-        as NumPy code would; else own * weight + theirs * weight + ..., as a queue's reduce does."""
+        """The model, float32 (ranks, period), a step further. sum_first: (own + theirs + ...) * weight, as NumPy code
+        would; else own * weight + theirs * weight + ..., as a queue's reduce does."""
         weight, ranks = np.float32(self.weight), self.bench.size
         for rank in range(ranks):
             self.touch_of(rank, model[rank], step)

@@ -8,8 +8,7 @@ import hpcomm
 
 
 class Channel:
-    """The calls of an mpi4py communicator that the harness makes, over the channel of a context. init takes it for a
-    communicator too."""
+    """The harness's calls of an mpi4py communicator, over a context's channel; also a communicator for init."""
 
     def __init__(self, context: hpcomm.Context) -> None:
         self.context, self.rank, self.size = context, context.rank, context.size
@@ -38,7 +37,7 @@ class Channel:
 
 
 def world() -> Any:
-    """All ranks that the launcher has started: MPI's, where it is MPI that brings them together."""
+    """All ranks that the launcher has started: MPI's, where they meet by MPI."""
     group = hpcomm.launch.find()
     mpi = sys.modules.get("mpi4py.MPI")
     if group.size > 1 and mpi is not None and mpi.COMM_WORLD.Get_size() == group.size:
@@ -52,7 +51,7 @@ def is_mpi(comm: Any) -> bool:
 
 
 def mpi_library(comm: Any) -> str:
-    """The name that the MPI of a communicator gives itself."""
+    """A communicator's MPI, by its own name."""
     if not is_mpi(comm):
         return "no MPI"
     return str(sys.modules["mpi4py.MPI"].Get_library_version().splitlines()[0].strip("\0 "))

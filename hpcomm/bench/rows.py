@@ -31,7 +31,7 @@ SUBHEADER = ("(B)", "(elements)", "", "", "{}", "(GB/s)", "(GB/s)", "", "{}", "{
 
 
 def ratio(over: Row, under: Row) -> tuple[float, float, float]:
-    """Ratio of two rows' median cycle times, with the smallest and the largest ratio of one cycle."""
+    """Ratio of two rows' median cycle times, with the least and the largest of one cycle."""
     each = [a / b for a, b in zip(over["cycles"], under["cycles"], strict=True)]
     return statistics.median(over["cycles"]) / statistics.median(under["cycles"]), min(each), max(each)
 
@@ -42,7 +42,7 @@ def named(rows: Iterable[Row], part: str) -> Row:
 
 
 def short_library(mpi: str) -> str:
-    """A short form of the name that an MPI gives itself."""
+    """A short form of an MPI's own name."""
     return "MPICH" if "MPICH" in mpi else mpi.partition(" v")[0].partition(",")[0]
 
 
@@ -59,8 +59,7 @@ def line(cells: Sequence[object]) -> str:
 
 
 def table(rows: list[Row], scale: float) -> list[str]:
-    """Lines of one size. x time: the row's median over that of hpcomm C for bounds, where it is there, and over hpcomm
-    Python's for peers."""
+    """Lines of one size. x time: the row's median over hpcomm C's for bounds, if it ran, and else hpcomm Python's."""
     ours = {r["name"]: r for r in rows if r["role"] == "hpcomm"}
     lines = []
     for r in rows:

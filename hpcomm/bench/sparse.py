@@ -1,8 +1,7 @@
 """sparse: push_pull of an update of which a threshold keeps a part, beside the dense one, and beside NumPy and mpi4py.
 
-The elements that are kept are whole numbers at places of each rank's own, all others are 0: so the sum of all ranks,
-its mean over 1, 2, 4, 8 ... ranks, and the parameters after any number of steps are exact. Updates travel encoded to
-the owners and back from them (apply_at="receivers"). In the repository `python -m bench.ops.sparse_bench` measures the
+Kept elements are whole numbers, all others are 0: so sums, means over 1, 2, 4, 8 ... ranks, and parameters are exact.
+Updates travel encoded to the owners and back (apply_at="receivers"). `python -m bench.ops.sparse_bench` measures the
 encoders alone.
 """
 
@@ -31,7 +30,6 @@ class SparseUpdate:
     """This rank's update, the sum of all ranks' updates, and the expected parameters."""
 
     def __init__(self, bench: Any, size: int, percent: float) -> None:
-        """bench: a harness.Bench. percent: of the elements that are kept."""
         self.bench, self.count, self.percent = bench, size // 4, percent
         self.total = np.zeros(self.count, np.float32)
         for rank in range(bench.size):
@@ -55,7 +53,7 @@ class SparseUpdate:
         step: Callable[[], object],
         close: Callable[[], object],
     ) -> Contender:
-        """place gives the array that an update is written into, outside the clock; step exchanges it."""
+        """place gives the array for an update, outside the clock; step exchanges it."""
         done, spoil = 0.0, self.bench.options.plant
         samples = 0
 

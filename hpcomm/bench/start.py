@@ -23,8 +23,7 @@ TCP = {
 
 
 def mpirun(path: str, library: str, ranks: int, transport: str = "") -> list[str]:
-    """The mpirun of an MPI library, with its options for more ranks than cores, for root, and for sockets if transport
-    is tcp."""
+    """The mpirun of an MPI library, with options for more ranks than cores, for root, and for transport tcp."""
     command = [path]
     if "Open MPI" in library:
         # Without yielding every figure of Open MPI's is unfairly bad when ranks outnumber cores.
@@ -37,7 +36,7 @@ def mpirun(path: str, library: str, ranks: int, transport: str = "") -> list[str
 
 
 def by_environment(ranks: int, command: Sequence[str]) -> int:
-    """Runs so many ranks of a command to their end; the largest exit status."""
+    """Runs so many ranks of a command, and returns the largest exit status."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     told = [f"WORLD_SIZE={ranks}", f"LOCAL_WORLD_SIZE={ranks}", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={port}"]

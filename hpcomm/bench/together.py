@@ -21,11 +21,7 @@ def run(
     plot: Path | None = None,
     at_least: float = 0.0,
 ) -> int:
-    """Collective; rank 0 tells. comm: all ranks (ranks.world).
-
-    Returns:
-        0; 1: an answer was wrong; BELOW: the least share is below at_least.
-    """
+    """Collective; comm is ranks.world(). Returns 0; 1 if an answer was wrong; BELOW if a share is below at_least."""
     documents = {}
     for name in TABLE:
         benchmark = find(name)

@@ -33,18 +33,13 @@ class FlatKey:
 
 
 def rounds(bench: Any) -> str:
-    """Why means over the ranks of a run are not exact, or ""."""
+    """Why means over the ranks are not exact, or ""."""
     return f"{bench.size} ranks: answers are exact for 1, 2, 4, 8 ... ranks only" if bench.size & bench.size - 1 else ""
 
 
 class Task:
-    """Keys, this rank's gradients of them, and the sum of all ranks' gradients by class.
-
-    Attributes:
-        bench: a harness.Bench.
-        gradients: by key; every contender starts from a copy of these.
-        m: operations of one sample, all with the same gradients.
-    """
+    """Keys, this rank's gradients of them, and the sum of all ranks' gradients by class. One sample has m operations,
+    all with the same gradients."""
 
     def __init__(self, bench: Any, keys: Sequence[FlatKey], m: int) -> None:
         if refused := rounds(bench):
@@ -61,18 +56,17 @@ class Task:
         self._samples = 0
 
     def arrays(self, tile: Floats) -> list[Floats]:
-        """New arrays of all keys, every element with its class's value of tile."""
+        """New arrays of all keys, with their classes' values of tile."""
         made = [aligned(key.count) for key in self.keys]
         for array, shift in zip(made, self.shifts, strict=True):
             repeat(array, np.roll(tile, -shift))
         return made
 
     def params(self) -> list[Floats]:
-        """The initial parameters, in new arrays."""
         return self.arrays(self.start)
 
     def touch(self) -> None:
-        """The next step's gradients: one class gets another value on every rank, as on all others the same moment."""
+        """The next step's gradients: one class changes on every rank."""
         self._samples += 1
         at = self._samples * 61 % self.classes
         by = [1 + (self._samples * 64 + rank * 7) % 255 for rank in range(self.bench.size)]
@@ -90,10 +84,9 @@ class Task:
     ) -> "Measure":
         """measure of a contender whose step exchanges all keys once.
 
-        Before every step the trainer reads its parameters and writes its gradients to the contender's places, outside
-        the clock: untouched lines would stay in the cache of the core that used them last. timed makes the m steps
-        itself, and all but the first of these turns, and gives the seconds of one. reference: the Reference of the
-        parameters, if other contenders advance them too.
+        Before every step the trainer reads its parameters and writes its gradients, outside the clock, as untouched
+        lines would stay in the last core's cache. timed makes the m steps itself, and gives the seconds of one.
+        reference: of the parameters, if other contenders advance them too.
         """
         expected, spoil = reference or Reference(self), self.bench.options.plant
         spoilt, used = False, list[float]()
@@ -142,21 +135,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Measure:
-    """measure of a contender (harness.Contender), with the processor time beside the samples.
-
-    Attributes:
-        used: seconds of all threads of this rank for one operation, sample by sample.
-    """
+    """measure of a contender (harness.Contender), with the processor time beside the samples."""
 
     sample: Callable[[int], tuple[list[float], int]]
-    used: list[float]
+    used: list[float]  # seconds of all threads of this rank for one operation, by sample
 
     def __call__(self, n: int) -> tuple[list[float], int]:
         return self.sample(n)
 
 
 def processor() -> float:
-    """Seconds of all threads of this process so far, in the kernel too."""
+    """Seconds of all threads of this process, in the kernel too."""
     found = resource.getrusage(resource.RUSAGE_SELF)
     return found.ru_utime + found.ru_stime
 
@@ -181,12 +170,12 @@ class Reference:
 
     @property
     def values(self) -> Floats:
-        """The expected parameters of each class."""
+        """By class."""
         values: Floats = self._params
         return values
 
     def wrong(self, params: Sequence[Floats]) -> int:
-        """How many elements differ from the expected ones."""
+        """The number of elements that differ."""
         return sum(
             wrong_classes(array, np.roll(self._params, -shift))
             for array, shift in zip(params, self.job.shifts, strict=True)

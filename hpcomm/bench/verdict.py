@@ -19,21 +19,14 @@ BOUNDS = {"iperf3 (bound)": "iperf3", "socket stream (bound)": "a bare socket"}
 
 @dataclass(frozen=True)
 class Share:
-    """The bound of one place, and hpcomm's rate there, in bytes a second.
+    """The bound of one place, and hpcomm's rate there, in bytes a second."""
 
-    Attributes:
-        place: "memory of h1", or "h1 -> h2".
-        could, by: the bound, and the program that measured it.
-        gives, what: hpcomm's rate, and its operation.
-        nic: the rate of the NIC's link, as the kernel says; 0: unknown.
-    """
-
-    place: str
-    could: float
-    by: str
-    gives: float
-    what: str
-    nic: float = 0.0
+    place: str  # "memory of h1", or "h1 -> h2"
+    could: float  # the bound
+    by: str  # the program that measured it
+    gives: float  # hpcomm's rate
+    what: str  # its operation
+    nic: float = 0.0  # the rate of the NIC's link, as the kernel says; 0: unknown
 
     @property
     def ratio(self) -> float:
@@ -52,7 +45,7 @@ def speed(rate: float) -> str:
 
 
 def shares(document: Row) -> list[Share]:
-    """The shares that a document of limits has rows for, hosts first and then each way between two."""
+    """The shares in a document of limits, hosts first and then each way between two."""
     rates = {row["name"]: row["size"] / statistics.median(row["cycles"]) for row in document["rows"]}
     found = [
         Share(f"{place} of {document['host']}", rates[bound], by, rates[name], what)
@@ -102,7 +95,7 @@ def summary(found: Sequence[Share]) -> str:
 
 
 def verdict(document: Row) -> dict[str, Any]:
-    """The verdict of a document of limits: shares, sentences, the least ratio (1.0 without shares)."""
+    """Shares, sentences, and the least ratio (1.0 without shares) of a document of limits."""
     found = shares(document)
     return {
         "shares": [{**asdict(share), "ratio": share.ratio} for share in found],

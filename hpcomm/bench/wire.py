@@ -26,7 +26,7 @@ def sent() -> int:
 
 
 def path_to(bench: Bench, rank: int) -> tuple[str, str]:
-    """The address by which hpcomm reaches a rank, and the interface; loopback's where no TCP does."""
+    """The address by which hpcomm reaches a rank, and the interface; loopback's without TCP."""
     place, _, interface = bench.path(rank).partition(" by ")
     return (place.rpartition(":")[0].strip("[]"), interface) if place else ("127.0.0.1", "lo")
 
@@ -41,8 +41,8 @@ def _server(host: str) -> socket.socket:
 
 
 def socket_to(bench: Bench, peer: int | None, listens: bool) -> socket.socket | None:
-    """A connection with the rank that gives this one as its peer, where that one listens or this one does, at the
-    address that the other's hpcomm would call. peer: None on a rank that takes no part."""
+    """A connection with the rank whose peer is this one, of which one listens, at the address that hpcomm would call.
+    peer: None on a rank that takes no part."""
     called = bench.comm.allgather("" if peer is None or listens else path_to(bench, peer)[0])
     made, server, limit = None, None, bench.options.timeout
     if peer is not None and listens:
@@ -77,7 +77,7 @@ def octets(array: Words) -> memoryview:
 
 
 def iperf3(bench: Bench, to: int, seconds: int, sender: int = 0) -> float:
-    """Bytes a second of one TCP stream from rank sender to another, its first second left out; 0.0 on all others."""
+    """Bytes a second of one TCP stream from rank sender to another, after its first second; 0.0 on all others."""
     host = bench.comm.bcast(path_to(bench, to)[0], sender)
     server, port = _serve(host) if bench.rank == to else (None, 0)
     port = bench.comm.bcast(port, to)
@@ -99,13 +99,13 @@ def iperf3(bench: Bench, to: int, seconds: int, sender: int = 0) -> float:
 
 
 def has_rates(bench: Bench) -> bool:
-    """Are there links between hosts, and are their rates known?"""
+    """Whether the rates of links between hosts are known."""
     return bench.apart and (bool(bench.options.wire) or has_iperf3())
 
 
 def rate(bench: Bench, to: int, link: int = 0) -> float:
-    """Bytes a second from rank 0 to another by the link of a host (0) or of a rack (1), as --wire says or iperf3 finds.
-    0.0 on all other ranks."""
+    """Bytes a second from rank 0 to another by the link of a host (0) or of a rack (1), by --wire or iperf3; 0.0 on all
+    other ranks."""
     given: list[float] = bench.options.wire
     if given:
         return given[min(link, len(given) - 1)] if bench.rank == 0 else 0.0

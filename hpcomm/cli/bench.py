@@ -19,7 +19,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _launched() -> bool:
-    """Has a launcher started several ranks, this one among them?"""
+    """Whether a launcher has started several ranks, this one among them."""
     try:
         return launch.find(None, launch.configuration({})).size > 1
     except HpcommError as error:
@@ -27,8 +27,7 @@ def _launched() -> bool:
 
 
 def start_ranks(count: int, words: Sequence[str], transport: str) -> int:
-    """Runs the command as so many ranks of this host: by mpirun where mpi4py can take part then, else by hpcomm's own
-    rendezvous."""
+    """Runs the command as so many ranks of this host: by mpirun where mpi4py fits it, else by hpcomm's rendezvous."""
     launcher = mpi.launcher()
     binding = mpi.mpi4py() if launcher is not None else None
     if launcher is not None and binding is not None and binding.library and binding.family == launcher.family:
@@ -38,7 +37,7 @@ def start_ranks(count: int, words: Sequence[str], transport: str) -> int:
 
 
 def as_rank(job: Callable[[Any], int]) -> int:
-    """The result of a job of all ranks. An error of one rank ends all: MPI's other ranks would wait for ever."""
+    """The result of a job of all ranks. An error of one rank ends all, for which MPI's others would wait."""
     comm = ranks.world()
     try:
         return job(comm)
@@ -62,7 +61,7 @@ def run_one(name: str, arguments: Sequence[str]) -> int:
 
 
 def _one(name: str, about: str) -> click.Command:
-    """The command of a benchmark. harness.parser reads its options."""
+    """The command of a benchmark, whose options harness.parser reads."""
     return click.Command(
         name,
         callback=lambda arguments: sys.exit(run_one(name, arguments)),
@@ -74,7 +73,6 @@ def _one(name: str, about: str) -> click.Command:
 
 
 def _words(quick: bool, as_json: bool, **values: Any) -> list[str]:
-    """The command line of these options."""
     flags = [*(["--quick"] if quick else []), *(["--json"] if as_json else [])]
     return flags + [
         f"--{name if name == 'output_file' else name.replace('_', '-')}={value}"
@@ -109,8 +107,7 @@ def command(ctx: click.Context, /, quick: bool, count: int, **given: Any) -> Non
 
     Alone it starts two ranks here; under mpirun, srun or torchrun it takes theirs:
     mpirun -H node1,node2 hpcomm bench. Without NAME all benchmarks run, and a verdict ends them.
-
-    hpcomm bench NAME --help lists the options of one, named as in nccl-tests.
+    hpcomm bench NAME --help lists the options of one.
 
     Ends with 1 if an answer was wrong, with 3 below --at-least, with 2 for bad options, and with 4 if a rank failed.
     """

@@ -15,12 +15,8 @@ _MOST_EDGES = 20000  # of all pictures together
 
 
 def draw(graphs: Sequence[Graph | Sequence[Graph]], path: Path) -> None:
-    """Draws graphs side by side into a file, whose ending chooses the format: PNG, PDF, SVG. Phases get one each.
-
-    Raises:
-        InvalidArgument: there are too many edges to see anything, or the file cannot be written.
-        NotSupported: networkx or matplotlib is not installed.
-    """
+    """Draws graphs, and each phase, side by side into a PNG, PDF or SVG file. Raises InvalidArgument for too many edges
+    and a file that cannot be written, NotSupported without networkx or matplotlib."""
     networkx, figure_of, canvas_of = _libraries()
     singles = [phase for graph in graphs for phase in as_phases(graph)]
     edges = sum(int(graph.in_degrees.sum()) for graph in singles)
@@ -39,13 +35,7 @@ def draw(graphs: Sequence[Graph | Sequence[Graph]], path: Path) -> None:
 
 
 def draw_tree(parents: Sequence[int], title: str, path: Path) -> None:
-    """Draws a tree into a file, the root on top and a row for each hop. Errors: as draw.
-
-    Args:
-        parents: by rank the rank that sends to it, -1 for the root.
-        title: above the picture.
-        path: the file.
-    """
+    """Draws a tree into a file, as draw, the root on top. parents: by rank the rank that sends to it, -1: the root."""
     networkx, figure_of, canvas_of = _libraries()
     if len(parents) > _MOST_EDGES:
         raise InvalidArgument(f"{len(parents)} ranks are too many to draw: {_MOST_EDGES} at the most")
@@ -68,7 +58,6 @@ def draw_tree(parents: Sequence[int], title: str, path: Path) -> None:
 
 
 def _libraries() -> tuple[Any, Any, Any]:
-    """networkx, and matplotlib's Figure and canvas."""
     try:
         import networkx  # noqa: PLC0415
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
@@ -79,7 +68,6 @@ def _libraries() -> tuple[Any, Any, Any]:
 
 
 def _ranks_and_edges(axes: Any, found: Any, at: Any, title: str) -> None:
-    """Draws a networkx graph with its ranks at these places."""
     networkx, *_ = _libraries()
     few = len(found) <= _LABELLED
     axes.set_title(title)

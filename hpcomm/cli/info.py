@@ -30,7 +30,7 @@ def loaded_library() -> str:
 
 
 def folders() -> dict[str, str]:
-    """The paths that a C or C++ project needs to find the library."""
+    """Paths for C and C++ projects."""
     return {
         "cmake_dir": str(PACKAGE / "lib" / "cmake" / "hpcomm"),
         "include_dir": str(PACKAGE / "include"),

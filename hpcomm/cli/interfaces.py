@@ -4,7 +4,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -34,24 +34,27 @@ class Address:
         return ipaddress.ip_address(ip) in ipaddress.ip_network(f"{self.ip}/{self.prefix}", strict=False)
 
 
+def picks(asked: str, names: Callable[[str, bool], bool]) -> bool:
+    """NCCL's grammar: "eth,ib" by prefix, "=eth0" exactly, "^docker" or "^=eth0" all but these. names(word,
+    exactly)."""
+    exclude, listed = asked.startswith("^"), asked.removeprefix("^")
+    exact, listed = listed.startswith("="), listed.removeprefix("=")
+    words = filter(None, (word.strip() for word in listed.split(",")))
+    return exclude != any(names(word.removeprefix("="), exact or word.startswith("=")) for word in words)
+
+
 def allows(asked: str, interface: str) -> bool:
-    """NCCL's grammar: "eth,ib" by prefix, "=eth0" exactly, "^docker" or "^=eth0" all but these."""
-    exclude, names = asked.startswith("^"), asked.removeprefix("^")
-    exact, names = names.startswith("="), names.removeprefix("=")
-    for name in filter(None, (name.strip() for name in names.split(","))):
-        if interface == name.removeprefix("=") or (not exact and name[0] != "=" and interface.startswith(name)):
-            return not exclude
-    return exclude
+    return picks(asked, lambda name, exactly: interface == name if exactly else interface.startswith(name))
 
 
 def addresses(asked: str = "") -> tuple[Address, ...]:
-    """This host's addresses, without IPv6's link-local ones and without interfaces that are down. Addresses that hpcomm
-    uses under HPCOMM_SOCKET_IFNAME=asked come first."""
+    """This host's addresses on interfaces that are up, without IPv6's link-local ones; first those that hpcomm uses
+    under HPCOMM_SOCKET_IFNAME=asked."""
     return choose([(ip, prefix, name, _mtu(name)) for ip, prefix, name in _dump() if _is_up(name)], asked)
 
 
 def choose(found: list[tuple[str, int, str, int]], asked: str) -> tuple[Address, ...]:
-    """The addresses (address, bits of its network, interface, MTU), best first, each marked if hpcomm uses it."""
+    """The addresses of found (ip, prefix, interface, MTU), best first, each marked if hpcomm uses it."""
 
     def allowed(ip: str, name: str) -> bool:
         if asked:
@@ -85,7 +88,7 @@ def told(found: Iterable[Address]) -> str:
 
 
 def _dump() -> Iterator[tuple[str, int, str]]:
-    """The kernel's list: address, bits of its network, interface."""
+    """The kernel's list: ip, prefix, interface."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         netlink.settimeout(5)
         netlink.send(struct.pack("=IHHIIBBBBI", 24, _GETADDR, _DUMP, 1, 0, socket.AF_UNSPEC, 0, 0, 0, 0))

@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..bench.hardware import read
+from .interfaces import picks
+
 _WORD = re.compile(r"=?[^\^=/ :]{1,63}(?::([0-9]+))?")  # of HPCOMM_DEVICES: a name, and maybe a port
 
 
@@ -19,7 +22,6 @@ class Gid:
 
     @property
     def is_link_local(self) -> bool:
-        """Reached from its own link only."""
         return ipaddress.ip_address(self.ip).is_link_local
 
 
@@ -47,11 +49,11 @@ class Port:
 
 @dataclass(frozen=True)
 class Nic:
-    """An RDMA device. uverbs: its character device's name; "" where the kernel has made none."""
+    """An RDMA device."""
 
     name: str
     node: int  # NUMA; -1: not known
-    uverbs: str
+    uverbs: str  # its character device; "": the kernel has made none
     ports: tuple[Port, ...]
 
 
@@ -83,7 +85,7 @@ def _port(path: Path) -> Port:
 
 
 def _netdev(device: Path) -> str:
-    """The NIC of a port that has no GID: that of the software device, or the only one of the same hardware."""
+    """The NIC of a port without a GID: the software device's, or the only one of the same hardware."""
     others = [path.name for path in _entries(device / "device/net")]
     return read(device / "parent") or (others[0] if len(others) == 1 else "")
 
@@ -104,14 +106,6 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def read(path: Path) -> str:
-    """A line of sysfs; "" if it cannot be read, as an empty GID's attributes."""
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def number(text: str, otherwise: int) -> int:
     try:
         return int(text)
@@ -120,7 +114,7 @@ def number(text: str, otherwise: int) -> int:
 
 
 def node_of(root: Path, cpu: int) -> int | None:
-    """The NUMA node of a CPU, whose folder has a link named after the node."""
+    """The NUMA node of a CPU."""
     for path in _entries(root / f"sys/devices/system/cpu/cpu{cpu}"):
         if path.name.startswith("node") and path.name[4:].isdigit():
             return int(path.name[4:])
@@ -135,14 +129,10 @@ def is_list(asked: str) -> bool:
 
 
 def allows(asked: str, device: str, port: int) -> bool:
-    """NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1" by prefix, "=mlx5_1:1" exactly, "^mlx5_2" all but these; "" all."""
-    if not asked:
-        return True
-    exclude, names = asked.startswith("^"), asked.removeprefix("^")
-    exact, names = names.startswith("="), names.removeprefix("=")
-    for word in filter(None, (word.strip() for word in names.split(","))):
-        whole = exact or word.startswith("=")
-        name, _, number = word.removeprefix("=").partition(":")
-        if number in ("", str(port)) and (device == name if whole else device.startswith(name)):
-            return not exclude
-    return exclude
+    """NCCL_IB_HCA's grammar, as picks has it, with ports: "mlx5_0,mlx5_1:1"; "" allows all."""
+
+    def names(word: str, exactly: bool) -> bool:
+        name, _, number = word.partition(":")
+        return number in ("", str(port)) and (device == name if exactly else device.startswith(name))
+
+    return not asked or picks(asked, names)

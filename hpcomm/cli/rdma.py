@@ -1,7 +1,7 @@
 """hpcomm doctor's look at RDMA: the obstacles to using the devices of this host, and the fixes.
 
-All files that are read lie under a root folder, which is another one in tests; facts that only libibverbs or the
-process knows are handed in (Here). A host without an RDMA device is in order: tcp is used.
+Files are read under a root folder, which tests replace; libibverbs' and the process's facts are in Here. A host without
+an RDMA device is in order: tcp is used.
 """
 
 import ctypes
@@ -13,10 +13,11 @@ from pathlib import Path
 
 from .. import _core
 from .._core import Device
+from ..bench.hardware import read
 from ..config import Config, variable
 from ..errors import NotSupported
 from . import nics
-from .nics import Nic, Port, allows, node_of, number, read
+from .nics import Nic, Port, allows, node_of, number
 from .verdict import FAIL, OK, WARN, Check
 
 VARIABLE = variable("devices")
@@ -70,7 +71,6 @@ def here(config: Config) -> Here:
 
 
 def built() -> bool:
-    """Whether libhpcomm was built with rdma-core's headers."""
     return "verbs=yes" in _core.build_info()
 
 
@@ -84,7 +84,7 @@ def library_missing() -> str:
 
 
 def address(device: Device) -> str:
-    """The address of a port, IPv4 in its own notation: "10.0.0.1", "fe80::a288:c203:15:8e42, LID 7"."""
+    """The address of a port: "10.0.0.1", "fe80::a288:c203:15:8e42, LID 7"."""
     gid = device.gid.removeprefix("::ffff:") if "." in device.gid else device.gid
     return f"{gid}, LID {device.lid}" if device.lid else gid
 
@@ -96,7 +96,7 @@ def told(device: Device) -> str:
 
 
 def listed(root: Path = Path("/")) -> tuple[tuple[Device, ...], str]:
-    """All ports, and if there are no ports the reason."""
+    """All ports, and if it finds no port the reason."""
     try:
         devices = _core.devices()
     except NotSupported as error:
@@ -121,7 +121,6 @@ def none_usable(root: Path = Path("/")) -> str:
 
 
 def examine(here: Here, ranks: int) -> list[Check]:
-    """Checks of RDMA for so many ranks on this host."""
     found = nics.find(here.root)
     if not found:
         return [_none(here)]
@@ -159,7 +158,7 @@ def _none(here: Here) -> Check:
 
 
 def _no_list(name: str, here: Here) -> Check | None:
-    """A failed check if HPCOMM_DEVICES is no list of devices, which init refuses."""
+    """A failed check if init refuses HPCOMM_DEVICES, as it is no list of devices."""
     if not here.asked or nics.is_list(here.asked):
         return None
     fix = f"{VARIABLE}=mlx5_0,mlx5_1:1 or ^mlx5_2 or =mlx5_1, or leave it unset"
@@ -173,7 +172,7 @@ def _build(here: Here) -> Check:
 
 
 def _library(here: Here, unheard: Sequence[Device]) -> Check:
-    """libibverbs, and its drivers. unheard: devices that it cannot open, though the kernel would let it."""
+    """unheard: devices that libibverbs cannot open, though the kernel would let it."""
     if here.missing:
         return Check("RDMA library", WARN, f"{LIBRARY} cannot be loaded: {here.missing}", INSTALL)
     if unheard:
@@ -208,7 +207,7 @@ def _trouble(root: Path, nic: Nic) -> tuple[str, str] | None:
 
 
 def _judge(port: Port, device: Device | None, root: Path, others: bool) -> Check:
-    """others: there is a port that can be used, so that one without a cable does no harm."""
+    """others: another port can be used, so that one without a cable does no harm."""
     name = f"RDMA {port.name}"
     why, fix = _down(port) or _nameless(port) or ("", "")
     if not why and device is not None and device.why:
@@ -261,7 +260,7 @@ def _seen(port: Port, device: Device | None) -> str:
 
 
 def _hint(port: Port, device: Device | None, root: Path) -> str:
-    """A hint by which a port that works would work better; "" for no hint."""
+    """The fix by which a port that works would work better; "": none."""
     if port.link_layer == "InfiniBand":
         return ""
     if port.routable[0].is_link_local:
@@ -277,7 +276,7 @@ def _hint(port: Port, device: Device | None, root: Path) -> str:
 
 
 def roce_mtu(netdev: int) -> int:
-    """The MTU of RoCE on a netdev with that one; 0: none fits."""
+    """The MTU of RoCE on a netdev of this MTU; 0: no MTU fits."""
     return max((mtu for mtu in _MTUS if mtu + _HEADERS <= netdev), default=0)
 
 
@@ -314,7 +313,7 @@ def _may_lock_all(root: Path) -> bool:
 
 
 def _numa(here: Here, found: Sequence[Nic]) -> Check:
-    """A NIC moves data of its NUMA node without crossing to another."""
+    """Ranks should run on the NUMA node of the NIC."""
     name = "RDMA NUMA"
     mine = {node for cpu in here.cpus if (node := node_of(here.root, cpu)) is not None}
     far = [nic for nic in found if nic.node >= 0 and mine and nic.node not in mine]
@@ -335,7 +334,7 @@ def _listed(nodes: Iterable[int]) -> str:
 
 
 def _choice(here: Here, ports: Sequence[Port], usable: Sequence[Port]) -> list[Check]:
-    """Checks of the ports and transports that HPCOMM_DEVICES and HPCOMM_TRANSPORT leave."""
+    """The ports and transports that HPCOMM_DEVICES and HPCOMM_TRANSPORT leave."""
     name, transport = "RDMA choice", variable("transport")
     if (wrong := _no_list(name, here)) is not None:
         return [wrong]

@@ -5,8 +5,8 @@
     caller -> called   "S", n, then n bytes; answered by how many came
     caller -> called   "R", n; answered by n bytes
 
-A token is 16 random bytes that the ranks have told each other; a caller without one gets no answer. Everything ends by
-a deadline, and a failure is a Finding, never an exception.
+A token is 16 random bytes that the ranks have told each other; a caller without one gets no answer. A failure is a
+Finding, never an exception.
 """
 
 import errno
@@ -100,10 +100,10 @@ class Finding:
 
 
 class Responder:
-    """Answers callers on an ephemeral TCP port, and probes on a UDP port of each address, until the with block ends.
+    """Answers callers on an ephemeral TCP port, and probes on a UDP port of each address, in a with block.
 
-    knows: tokens of the callers that it answers. idle: seconds that a caller may take between two transfers. bind: one
-    address; "": all. seen: by the token of each caller, the addresses from which it called.
+    knows: the callers' tokens. idle: seconds of a caller between two transfers. bind: one address; "": all. seen: by
+    token, the addresses of a caller.
     """
 
     def __init__(self, token: bytes, knows: Collection[bytes], ips: Sequence[str], idle: float, bind: str = "") -> None:
@@ -205,7 +205,7 @@ def _listen(bind: str) -> socket.socket:
 
 
 def _udp(ip: str) -> socket.socket | None:
-    """A socket of this address, so that an answer leaves from where the probe came to."""
+    """A socket of this address, from which answers to probes leave."""
     try:
         udp = socket.socket(_family(ip), socket.SOCK_DGRAM)
     except OSError:
@@ -224,7 +224,7 @@ def _family(ip: str) -> socket.AddressFamily:
 
 
 def _read(connection: socket.socket, nbytes: int, seconds: float) -> bytes:
-    """Just so many bytes, or EOFError, or TimeoutError."""
+    """Exactly so many bytes, or EOFError, or TimeoutError."""
     parts, end = b"", time.monotonic() + seconds
     while len(parts) < nbytes:
         connection.settimeout(max(1e-3, end - time.monotonic()))
@@ -265,7 +265,7 @@ def _give(connection: socket.socket, nbytes: int) -> bool:
 
 
 def _drop(connection: socket.socket) -> None:
-    """Closes at once: nothing that could not be sent is kept and tried again."""
+    """Closes at once, without a further try to send."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
@@ -275,7 +275,7 @@ def _drop(connection: socket.socket) -> None:
 
 
 def call(caller: int, token: bytes, target: Target, patience: float) -> tuple[Finding, socket.socket | None]:
-    """Connects and exchanges tokens. Gives a socket only if the right host has answered, else None."""
+    """Connects and exchanges tokens. The socket is None unless the right host has answered."""
     finding = Finding(caller, target.host, target.ip, target.port, target.interface, target.used, OK)
     connection = socket.socket(_family(target.ip), socket.SOCK_STREAM)
     start = time.monotonic()
@@ -334,8 +334,7 @@ def transfer(finding: Finding, connection: socket.socket) -> Finding:
 
 
 def path_mtu(local: str, target: Target, token: bytes, top: int) -> int:
-    """The largest packet, its IP header included, that gets from a local address to the target unfragmented; top at
-    most. 0: no UDP passes, so that it cannot be told."""
+    """The largest packet, at most top, that reaches the target unfragmented, IP header included; 0: no UDP passes."""
     v6 = ":" in target.ip
     headers, floor = (48, 1280) if v6 else (28, 576)
     top = min(top, 65535)
@@ -415,8 +414,8 @@ def probe(
     budget: float,
     tell: Callable[[], Any] = lambda: None,
 ) -> list[Finding]:
-    """Calls every target, then sends data to targets that answer, in the given order. mtus: of each local address.
-    After budget seconds the rest is left untried. tell is called twice for each target."""
+    """Calls every target, then sends data to targets that answer, for budget seconds. mtus: of each local address. tell
+    is called twice for each target."""
 
     def first(target: Target) -> tuple[Finding, socket.socket | None]:
         try:

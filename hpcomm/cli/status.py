@@ -1,4 +1,4 @@
-"""hpcomm status: the state of jobs with ranks on this host: each rank's step, and whom it waits for, since when."""
+"""hpcomm status: the state of jobs with ranks on this host."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ _JOB_CHARS = 8  # of 32: enough to tell the jobs of a host apart
 
 
 def process_state(pid: int) -> str:
-    """Why a process may give no answer, by /proc; "" for none known."""
+    """Why a process may give no answer, by /proc; "": not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -65,7 +65,7 @@ def told(rank: ShownRank) -> str:
 
 
 def is_stuck(blamed: Blamed) -> bool:
-    """Whether it is worth a line: a rank that computes holds others up in every job, for a while."""
+    """Whether it is worth a line: ranks that compute for a while are in every job."""
     return any(end.state != "computing" or end.seconds >= _LONG for end in blamed.culprits)
 
 
@@ -133,12 +133,11 @@ def _console() -> Console:
     help="How long the ranks of this host may take to answer, and then the ranks of other hosts.",
 )
 def command(json_: bool, watch: float | None, wait: float) -> None:
-    """The state of the jobs that have ranks on this host: each rank's process, step, and whom it waits for, since when.
+    """Show the jobs that have ranks on this host: each rank's process, step and waits.
 
-    It asks the ranks themselves, which answer whatever their trainer does; one that is stopped does not, and is shown
-    with its process. Ranks of other hosts are asked by one of this host, and shown with the age of their news, or since
-    when nothing has come from them. Below its ranks stands what holds a job up: the ranks at the ends of the chains of
-    waits, in the words that errors use. Only jobs of the same user are seen (root sees all).
+    Ranks answer whatever their trainer does, unless they are stopped. Ranks of other hosts are asked by one of this host,
+    and shown with the age of their news. Below a job's ranks stand the ranks that hold it up. Only jobs of the same user
+    are seen (root sees all).
 
     Ends with 0 if a job was found, 1 if none, 2 if the question cannot be asked here.
     """

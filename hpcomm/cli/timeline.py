@@ -19,15 +19,14 @@ _CLOCK, _JOB, _END = "hpcomm_clock", "hpcomm_job", "hpcomm_end"
 
 @dataclass
 class Trace:
-    """The timeline of one rank: its events, its readings of the clocks, its context ("" before all ranks had met), and
-    whether the rank has closed it."""
+    """The timeline of one rank."""
 
     path: Path
     events: list[dict[str, Any]] = field(default_factory=list)
-    clock: dict[str, Any] = field(default_factory=dict)
+    clock: dict[str, Any] = field(default_factory=dict)  # its readings of the clocks
     rank: int = -1
-    job: str = ""
-    ended: bool = False
+    job: str = ""  # its context; "": before all ranks had met
+    ended: bool = False  # the rank has closed it
 
     @property
     def began(self) -> float:
@@ -36,7 +35,7 @@ class Trace:
 
     @property
     def last(self) -> float:
-        """When its last span ended, by the same clock."""
+        """The end of its last span, by the same clock."""
         ends = (event["ts"] + event.get("dur", 0) for event in self.events if "ts" in event)
         return self.began + max(0.0, max(ends, default=0.0) - float(self.clock["monotonic_us"]))
 
@@ -46,33 +45,28 @@ class Trace:
 
     @property
     def first(self) -> int:
-        """Its rank in the context from which shrinks have made this one."""
+        """Its rank before any shrink."""
         return int(self.clock.get("first", self.rank))
 
 
 class BadTrace(click.ClickException):
-    """A file that is no timeline of hpcomm; ends the command with 2."""
+    """Ends the command with 2."""
 
     exit_code = 2
 
 
 def files_of(path: str) -> list[Path]:
     """The files that HPCOMM_TIMELINE=path has made, in order of their names."""
-    place = Path(path)
-    if "%r" in path:
-        stem = path[: -len(place.suffix)] if place.suffix else path
-        found = glob.glob(f"{glob.escape(stem).replace('%r', '*')}*{glob.escape(place.suffix)}")
-        number = re.escape(stem).replace("%r", r"\d+")
-        exact = re.compile(rf"{number}(-\d+)?{re.escape(place.suffix)}")
-    else:
-        stem = path[: -len(place.suffix)] if place.suffix else path
-        found = glob.glob(f"{glob.escape(stem)}.rank*{glob.escape(place.suffix)}")
-        exact = re.compile(rf"{re.escape(stem)}\.rank\d+(-\d+)?{re.escape(place.suffix)}")
+    suffix = Path(path).suffix
+    stem = path.removesuffix(suffix) + ("" if "%r" in path else ".rank%r")
+    found = glob.glob(f"{glob.escape(stem).replace('%r', '*')}*{glob.escape(suffix)}")
+    number = re.escape(stem).replace("%r", r"\d+")
+    exact = re.compile(rf"{number}(-\d+)?{re.escape(suffix)}")
     return sorted(Path(name) for name in found if exact.fullmatch(name))
 
 
 def read(path: Path) -> Trace:
-    """A rank's file, whole or as a kill has left it: an event a line."""
+    """A rank's file, an event a line; a kill may have cut it."""
     trace = Trace(path)
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -99,7 +93,7 @@ def read(path: Path) -> Trace:
 
 
 def shift(trace: Trace, first: Trace) -> float:
-    """Microseconds to add to a rank's times to get times of the first one's host, by the wall clocks."""
+    """Microseconds from a rank's times to the times of the first one's host, by the wall clocks."""
     if trace.clock["boot"] == first.clock["boot"]:
         return 0.0
     ahead = [t.clock["realtime_us"] - t.clock["monotonic_us"] for t in (trace, first)]
@@ -107,8 +101,8 @@ def shift(trace: Trace, first: Trace) -> float:
 
 
 def of_last_job(traces: list[Trace]) -> list[Trace]:
-    """Without files of earlier jobs, which the last one has not overwritten. The ranks of a context are of one job, and
-    so are the contexts of a process. A rank whose context never was is of the last job unless it ended before that."""
+    """Without files of earlier jobs. The ranks of a context, and the contexts of a process, are of one job. A rank
+    without a context is of the last job unless it ended before."""
     jobs: list[tuple[set[str], list[Trace]]] = []
     for trace in traces:
         names, members = {trace.process, trace.job or trace.process}, [trace]
@@ -124,7 +118,7 @@ def of_last_job(traces: list[Trace]) -> list[Trace]:
 
 
 def contexts_of(traces: list[Trace]) -> list[list[Trace]]:
-    """The ranks of each context in their order; contexts in the order of their beginnings."""
+    """The ranks of each context in order, contexts in order of their beginnings."""
     found: dict[str, list[Trace]] = defaultdict(list)
     for trace in traces:
         found[trace.job or str(trace.path)].append(trace)
@@ -133,7 +127,7 @@ def contexts_of(traces: list[Trace]) -> list[list[Trace]]:
 
 
 def merged(contexts: list[list[Trace]]) -> Iterator[dict[str, Any]]:
-    """All events on the first one's clock. The ranks of each context appear as separate processes."""
+    """All events on the first one's clock, each rank of each context as a process."""
     before = 0
     for context in contexts:
         for trace in context:
@@ -160,7 +154,7 @@ def write(events: Iterator[dict[str, Any]], to: Path) -> int:
 
 
 def waits(context: list[Trace]) -> dict[int, dict[int, float]]:
-    """Seconds that each rank waited for each other one alone, the last rank to come."""
+    """Seconds that each rank waited for each other one alone."""
     total: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for trace in context:
         for event in trace.events:
@@ -170,7 +164,7 @@ def waits(context: list[Trace]) -> dict[int, dict[int, float]]:
 
 
 def _print_waits(contexts: list[list[Trace]]) -> None:
-    """A table for each context, as each numbers its ranks from 0. Their numbers before any shrink stand beside them."""
+    """A table for each context, with the ranks' numbers before any shrink."""
     for number, context in enumerate(contexts, 1):
         total = waits(context)
         ranks = sorted({trace.rank for trace in context} | {peer for row in total.values() for peer in row})
@@ -195,9 +189,8 @@ def _print_waits(contexts: list[list[Trace]]) -> None:
 def command(path: str, output: str | None, waits_: bool) -> None:
     """Merge the timelines that the ranks have written.
 
-    PATH is the value of HPCOMM_TIMELINE (or init's timeline): for trace.json the ranks made trace.rank0.json and so
-    on. Open the result in https://ui.perfetto.dev or chrome://tracing. Files of ranks that were killed are read as far
-    as they go. Ranks of one host share a clock; between hosts the wall clocks count, as NTP keeps them.
+    PATH is the value of HPCOMM_TIMELINE: for trace.json the ranks made trace.rank0.json and so on. Open the result in
+    https://ui.perfetto.dev or chrome://tracing. Between hosts the wall clocks count, as NTP keeps them.
     """
     files = files_of(path)
     if not files:

@@ -41,7 +41,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing of this host. A fix beside "ok" would make it better."""
+    """A finding about this host. A fix beside "ok" would make it better."""
 
     name: str
     result: str  # ok, warn or fail
@@ -58,8 +58,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Pair:
-    """The connection between two hosts. seconds and rate are of the best address, in the worse direction that works; 0:
-    none does."""
+    """The connection between two hosts. seconds and rate are of the best address, in the worse direction; 0: no way."""
 
     hosts: tuple[int, int]
     result: str
@@ -167,8 +166,8 @@ def _none_used(host: Host) -> Problem:
 
 
 class _Way:
-    """From one host to another, by every address; back: the other's findings. needed: of two ranks the higher one
-    calls, so that not every job calls both ways."""
+    """From one host to another, by every address; back: the other's findings. needed: a job calls this way, as of two
+    ranks the higher one calls."""
 
     def __init__(
         self, hosts: Sequence[Host], caller: Host, called: Host, findings: list[Finding], back: list[Finding]
@@ -256,7 +255,7 @@ class _Way:
         )
 
     def _doubt(self, finding: Finding) -> Problem | None:
-        """A doubt about a connection that passed every byte; None: no doubt."""
+        """A doubt about a connection that passed every byte."""
         a, b = self._caller.name, self._called.name
         device, other = self._caller.holder(finding.local), self._called.holder(finding.ip)
         direct = device is not None and device.shares_network(finding.ip)  # no router that could tell the size
@@ -288,7 +287,7 @@ class _Way:
         )
 
     def _without(self, interface: str) -> str:
-        """The HPCOMM_SOCKET_IFNAME that leaves it out; where the host has no other interface, another network."""
+        """The HPCOMM_SOCKET_IFNAME without this interface; another network if it is the host's only one."""
         asked = self._called.asked
         if all(address.interface in (interface, "lo") for address in self._called.addresses):
             return _ONE_NETWORK
