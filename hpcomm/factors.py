@@ -181,7 +181,6 @@ class SufficientFactors:
         return self.mats[self._of(None).name]
 
     def _settle(self, name: str, timeout: float | None = None) -> None:
-        """Waits for the key's pending commit."""
         handle = self._handles.get(name)
         if handle is not None:
             handle.wait(timeout)

@@ -37,8 +37,6 @@ def _followed(edges: Sequence[Edges], ends: Sequence[int], others: Sequence[int]
 
 
 class Flow(NamedTuple):
-    """Facts about the rows of a plan of several stages."""
-
     lists: Lists  # of the edges
     owner: Sequence[int]
     action: Sequence[str]
@@ -69,7 +67,6 @@ def _folded(kind: str, owner: int, fed: int, reached: int) -> list[int]:
 
 
 def _traffic(flow: Flow) -> dict[tuple[int, int], tuple[int, int]]:
-    """Bytes of updates and of parameters from rank to rank."""
     sent: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
     edges, ins, outs = flow.lists
     for row, (kind, owner) in enumerate(zip(flow.action, flow.owner, strict=True)):

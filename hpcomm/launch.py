@@ -114,7 +114,6 @@ class Meeting:
 
 
 def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """The MPI launcher that started this process, or None."""
     env = os.environ if environ is None else environ
 
     def number(*names: str) -> int | None:

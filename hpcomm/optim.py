@@ -207,7 +207,6 @@ RuleOrRules: TypeAlias = AnyRule | Mapping[str, AnyRule]
 
 
 def check_rule(rule: object) -> None:
-    """Refuses a value that is no rule."""
     if not isinstance(rule, AnyRule):
         known = ", ".join(kind.__name__ for kind in (*BuiltIn.__subclasses__(), Rule))
         slip = f": {rule.__name__}() makes one" if isinstance(rule, type) and issubclass(rule, BuiltIn) else ""
@@ -276,7 +275,6 @@ def told_names(rule: AnyRule) -> tuple[str, ...]:
 
 
 def _replaced(rule: BuiltIn, changes: Mapping[str, Any]) -> BuiltIn:
-    """The rule with some of these changed."""
     of_rule = {name: value for name, value in changes.items() if name in names_of(type(rule))}
     prox = prox_of(rule)
     if prox is not None and len(of_rule) < len(changes):
@@ -303,7 +301,6 @@ def arguments(rule: AnyRule) -> tuple[float, ...]:
 
 
 def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
-    """The rule with other hyper-parameters, in C's order."""
     if len(values) != len(arguments(rule)):
         raise InvalidArgument(f"{c_name(rule)} has {len(arguments(rule))} arguments: {len(values)} are given")
     if isinstance(rule, Rule):

@@ -42,7 +42,6 @@ class Prox:
         return False
 
     def with_numbers(self, values: Sequence[float]) -> "Prox":
-        """The same with other numbers, in C's order."""
         return dataclasses.replace(self, **dict(zip(self.numbers, values, strict=True)))
 
     def title(self, dual: bool) -> str:

@@ -49,13 +49,11 @@ def codec_config(fields: Mapping[str, Any]) -> Any:
 
 
 def codec_stats(exchange: Any, key: int) -> dict[str, Any]:
-    """The counts of pieces in hpc_key_stats."""
     stats = members(_key_stats(exchange, key))
     return {name: value for name, value in stats.items() if name != "sent" and not name.startswith("delta")}
 
 
 def key_sent(exchange: Any, key: int) -> int:
-    """Bytes of a key that this rank has sent to others."""
     return int(_key_stats(exchange, key).sent)
 
 

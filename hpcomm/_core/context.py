@@ -63,7 +63,6 @@ def context_create(rank: int, size: int, config: Any, threads: int, secret: byte
 
 
 def context_shrink(old: Any, config: Any, threads: int, secret: bytes | None, timeout: float, keep: object) -> Any:
-    """The new context of the old one's survivors."""
     settings = _settings(config, threads, secret)
     return collected(lib.hpc_context_shrink, (old, settings[0]), "hpc_context *", timeout, lib.hpc_context_free, keep)
 

@@ -162,7 +162,6 @@ def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool
 def _array(
     exchange: Any, key: int, at: Any, shape: tuple[int, ...], dtype: np.dtype[Any], writable: bool = True
 ) -> NDArray[Any]:
-    """An array that begins at a pointer into the exchange's memory."""
     return mapped([memory_of(lib.hpc_exchange_memory(exchange, key, at))], address_of(at), shape, dtype, writable)
 
 
@@ -312,7 +311,6 @@ def exchange_traffic(exchange: Any, size: int) -> list[tuple[int, str, str, int]
 
 
 def exchange_peers(exchange: Any, size: int) -> list[dict[str, Any]]:
-    """hpc_exchange_peer of every rank."""
     peer, found = ffi.new("hpc_exchange_peer *"), []
     for rank in range(size):
         check(lib.hpc_exchange_get_peer(exchange, rank, peer))

@@ -37,8 +37,6 @@ def instruction_sets() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Device:
-    """One port of an RDMA device of this host."""
-
     name: str  # "mlx5_0"
     port: int  # from 1
     state: str  # "active" where it can send; otherwise "down", "init" or "armed"
@@ -90,8 +88,6 @@ class Waiting:
 
 @dataclass(frozen=True)
 class ShownRank:
-    """A context of a process, as hpc_jobs shows it."""
-
     job: str  # "": not known
     state: str  # "runs", "starts", "silent" (no answer in time), "foreign" (hung up: another version, its end), "gone"
     rank: int  # -1: not known

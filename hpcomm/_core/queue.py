@@ -41,7 +41,6 @@ def queue_memory(queue: Any, rank: int) -> Any:
 
 
 def queue_buffer(queue: Any, i: int) -> int:
-    """The address of registered buffer i."""
     return address_of(lib.hpc_queue_buffer(queue, i))
 
 

@@ -20,5 +20,4 @@ TABLE = {
 
 
 def find(name: str) -> Any:
-    """A name's harness.Benchmark."""
     return importlib.import_module(f".{name}", __name__).BENCHMARK

@@ -68,7 +68,6 @@ def wrong_classes(got: Floats, classes: Floats) -> int:
 
 
 def repeat(array: Floats, tile: Floats) -> None:
-    """Fills array with tile, over and over."""
     done = min(tile.size, array.size)
     array[:done] = tile[:done]
     while done < array.size:

@@ -208,8 +208,6 @@ class Composites:
 
 
 class Shard:
-    """Rank's part of count elements."""
-
     def __init__(self, count: int, size: int, rank: int) -> None:
         self.counts = [count // size + (r < count % size) for r in range(size)]
         self.starts = [0, *accumulate(self.counts[:-1])]

@@ -15,6 +15,5 @@ def add_output(parser: argparse.ArgumentParser, plot: str = "figures", progress:
 
 
 def write(options: argparse.Namespace, text: str) -> None:
-    """The JSON, to the file that -J names."""
     if options.output_file is not None:
         options.output_file.write_text(text + "\n", encoding="utf-8")

@@ -67,7 +67,6 @@ def figure(path: Path, draws: Sequence[Draw], heading: str, columns: int = 3) ->
 
 
 def over_size(axis: Any, rows: Sequence[Row], heading: str, unit: str, value: Callable[[Row], float]) -> None:
-    """A line for each contender."""
     free = {role: iter(colours) for role, colours in OTHERS.items()}
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
@@ -92,7 +91,6 @@ def ticks(axis: Any, sizes: Iterable[int]) -> None:
 
 
 def bars(axis: Any, rows: Sequence[Row], heading: str) -> None:
-    """The time of each contender of one size."""
     _bars(axis, rows, [milliseconds(row) for row in rows])
     axis.margins(x=0.12)
     axis.set(title=heading, xlabel="time (ms)")
@@ -117,7 +115,6 @@ def _bars(axis: Any, rows: Sequence[Row], values: Sequence[float]) -> None:
 
 
 def panel(document: Row) -> Draw:
-    """The default figure of a benchmark."""
     rows, name = document["rows"], document["benchmark"]
     sizes = {row["size"] for row in rows}
     if len(sizes) == 1:
@@ -126,7 +123,6 @@ def panel(document: Row) -> Draw:
 
 
 def panel_of_rates(document: Row) -> Draw:
-    """The rates of the largest size."""
     largest = max(row["size"] for row in document["rows"])
     chosen = [row for row in document["rows"] if row["size"] == largest]
     return lambda axis: rates(axis, chosen, f"{document['benchmark']}, {named_size(largest)}")
@@ -141,6 +137,5 @@ def benchmark(document: Row, path: Path) -> bool:
 
 
 def together(documents: Sequence[Row], path: Path) -> bool:
-    """All benchmarks in one picture."""
     draws = [panel_of_rates(one) if "adapters" in one else panel(one) for one in documents]
     return figure(path, draws, title(documents[0]))

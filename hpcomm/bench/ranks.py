@@ -51,7 +51,6 @@ def is_mpi(comm: Any) -> bool:
 
 
 def mpi_library(comm: Any) -> str:
-    """A communicator's MPI, by its own name."""
     if not is_mpi(comm):
         return "no MPI"
     return str(sys.modules["mpi4py.MPI"].Get_library_version().splitlines()[0].strip("\0 "))

@@ -42,7 +42,6 @@ def named(rows: Iterable[Row], part: str) -> Row:
 
 
 def short_library(mpi: str) -> str:
-    """A short form of an MPI's own name."""
     return "MPICH" if "MPICH" in mpi else mpi.partition(" v")[0].partition(",")[0]
 
 

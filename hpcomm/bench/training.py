@@ -26,8 +26,6 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class FlatKey:
-    """One array of a model."""
-
     name: str
     count: int  # float32 elements
 
@@ -170,12 +168,10 @@ class Reference:
 
     @property
     def values(self) -> Floats:
-        """By class."""
         values: Floats = self._params
         return values
 
     def wrong(self, params: Sequence[Floats]) -> int:
-        """The number of elements that differ."""
         return sum(
             wrong_classes(array, np.roll(self._params, -shift))
             for array, shift in zip(params, self.job.shifts, strict=True)

@@ -81,7 +81,6 @@ def pcie(document: Row) -> Iterator[str]:
 
 
 def summary(found: Sequence[Share]) -> str:
-    """One plain sentence over all places."""
     links = [share for share in found if " -> " in share.place]
     if not links:
         inside = [share for share in found if share.place.startswith("memory")] or list(found)

@@ -72,7 +72,6 @@ def receive(connection: socket.socket, into: memoryview) -> None:
 
 
 def octets(array: Words) -> memoryview:
-    """The bytes of an array."""
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
 
 

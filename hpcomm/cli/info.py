@@ -30,7 +30,6 @@ def loaded_library() -> str:
 
 
 def folders() -> dict[str, str]:
-    """Paths for C and C++ projects."""
     return {
         "cmake_dir": str(PACKAGE / "lib" / "cmake" / "hpcomm"),
         "include_dir": str(PACKAGE / "include"),
@@ -81,7 +80,6 @@ def configuration() -> list[dict[str, Any]]:
 
 
 def _print_devices(as_json: bool) -> None:
-    """Every port of every RDMA device."""
     devices, none = rdma.listed()
     if as_json:
         rows = [{**asdict(device), "usable": device.usable} for device in devices]

@@ -19,8 +19,6 @@ _UP_AND_RUNNING = 0x41
 
 @dataclass(frozen=True)
 class Address:
-    """One address of an interface that is up."""
-
     ip: str
     prefix: int  # bits of its network
     interface: str

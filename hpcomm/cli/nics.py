@@ -49,8 +49,6 @@ class Port:
 
 @dataclass(frozen=True)
 class Nic:
-    """An RDMA device."""
-
     name: str
     node: int  # NUMA; -1: not known
     uverbs: str  # its character device; "": the kernel has made none
@@ -58,7 +56,6 @@ class Nic:
 
 
 def find(root: Path) -> tuple[Nic, ...]:
-    """The RDMA devices of a host, by name."""
     made = {read(path / "ibdev"): path.name for path in _entries(root / "sys/class/infiniband_verbs")}
     found = []
     for path in _entries(root / "sys/class/infiniband"):
@@ -114,7 +111,6 @@ def number(text: str, otherwise: int) -> int:
 
 
 def node_of(root: Path, cpu: int) -> int | None:
-    """The NUMA node of a CPU."""
     for path in _entries(root / f"sys/devices/system/cpu/cpu{cpu}"):
         if path.name.startswith("node") and path.name[4:].isdigit():
             return int(path.name[4:])

@@ -45,7 +45,6 @@ def told_ranks(waiting: Waiting) -> str:
 
 
 def told(rank: ShownRank) -> str:
-    """The state of a rank, in a few words."""
     if rank.state == "gone":
         return f"gone: {rank.gone}"
     if rank.state == "foreign":
@@ -135,9 +134,9 @@ def _console() -> Console:
 def command(json_: bool, watch: float | None, wait: float) -> None:
     """Show the jobs that have ranks on this host: each rank's process, step and waits.
 
-    Ranks answer whatever their trainer does, unless they are stopped. Ranks of other hosts are asked by one of this host,
-    and shown with the age of their news. Below a job's ranks stand the ranks that hold it up. Only jobs of the same user
-    are seen (root sees all).
+    Ranks answer whatever their trainer does, unless they are stopped. Ranks of other hosts are asked by one of this
+    host, and shown with the age of their news. Below a job's ranks stand the ranks that hold it up. Only jobs of the
+    same user are seen (root sees all).
 
     Ends with 0 if a job was found, 1 if none, 2 if the question cannot be asked here.
     """

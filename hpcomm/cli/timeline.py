@@ -19,8 +19,6 @@ _CLOCK, _JOB, _END = "hpcomm_clock", "hpcomm_job", "hpcomm_end"
 
 @dataclass
 class Trace:
-    """The timeline of one rank."""
-
     path: Path
     events: list[dict[str, Any]] = field(default_factory=list)
     clock: dict[str, Any] = field(default_factory=dict)  # its readings of the clocks

@@ -16,8 +16,6 @@ KERNELS = ("auto", "numba", "c")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class _Sparse(WireFormat):
-    """Codecs that send some elements."""
-
     values: str = "float32"
     form: str = "bytes"
     compress: str | None = None

@@ -146,7 +146,6 @@ def store(context: Any, pointer: Any, index: Any, vector: Any) -> Any:
 
 @intrinsic
 def add(context: Any, a: Any, b: Any) -> Any:
-    """a + b."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fadd(*arguments)
@@ -194,7 +193,6 @@ def pack(context: Any, vector: Any, mask: Any) -> Any:
 
 @intrinsic
 def count(context: Any, mask: Any) -> Any:
-    """How many bits of an int are set."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])

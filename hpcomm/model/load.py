@@ -25,41 +25,28 @@ class Sent:
     """The bytes that ranks send each other in one step, in arrays of one length: an entry for each key, stage, pair of
     ranks, and for pieces or arrays.
 
-    Attributes:
-        key, source, target: int64: the number of the key, and two different ranks.
-        stage: int64: its number in STAGES.
-        pieces: bool: whether a codec of pieces writes it.
-        nbytes: int64: bytes as they are on the way; of pieces the most that a given codec takes, or those of float32.
+    nbytes has bytes as they are on the way; of pieces the most that a given codec takes, or those of float32.
     """
 
     key: Counts
-    stage: Counts
-    source: Counts
-    target: Counts
-    pieces: NDArray[np.bool_]
+    stage: Counts  #: its number in STAGES
+    source: Counts  #: a rank
+    target: Counts  #: another rank
+    pieces: NDArray[np.bool_]  #: whether a codec of pieces writes it
     nbytes: Counts
 
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes that one step of a plan moves, and the elements that it computes with.
+    """The bytes that one step of a plan moves, and the elements that it computes with: int64 (keys, ranks)."""
 
-    Attributes:
-        keys: the number of keys.
-        hosts: int64 (ranks,): by rank the lowest rank on its host.
-        sent: bytes that ranks send each other.
-        encodes, decodes: int64 (keys, ranks): elements that a rank encodes into pieces, and decodes from them.
-        folds: int64 (keys, ranks): elements of inputs that a rank adds.
-        copies: int64 (keys, ranks): bytes that a rank's pushes copy, unless its gradients are written in place.
-    """
-
-    keys: int
-    hosts: Counts
+    keys: int  #: their number
+    hosts: Counts  #: (ranks,): by rank the lowest rank on its host
     sent: Sent
-    encodes: Counts
-    decodes: Counts
-    folds: Counts
-    copies: Counts
+    encodes: Counts  #: elements that a rank encodes into pieces
+    decodes: Counts  #: elements that it decodes from them
+    folds: Counts  #: elements of inputs that it adds
+    copies: Counts  #: bytes that its pushes copy, unless its gradients are written in place
 
     @property
     def size(self) -> int:

@@ -19,25 +19,15 @@ _LINE = 64  # bytes that keys, masters and slots are rounded up to
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of each rank, int64 (ranks,).
+    """Bytes of each rank, int64 (ranks,)."""
 
-    Attributes:
-        parameters: of a worker, all keys in float32.
-        gradients: the slots of a worker's pushes.
-        masters: of an owner, unless its own parameters are the masters.
-        receive: slots for other ranks' inputs of rows here.
-        encoded: of a worker, for parameters in 16 bits from another host.
-        state: of the rules, for the rows that apply here.
-        residuals: of encoders of pieces.
-    """
-
-    parameters: Counts
-    gradients: Counts
-    masters: Counts
-    receive: Counts
-    encoded: Counts
-    state: Counts
-    residuals: Counts
+    parameters: Counts  #: of a worker, all keys in float32
+    gradients: Counts  #: the slots of a worker's pushes
+    masters: Counts  #: of an owner, unless its own parameters are the masters
+    receive: Counts  #: slots for other ranks' inputs of rows here
+    encoded: Counts  #: of a worker, for parameters in 16 bits from another host
+    state: Counts  #: of the rules, for the rows that apply here
+    residuals: Counts  #: of encoders of pieces
 
     @property
     def window(self) -> Counts:

@@ -23,22 +23,16 @@ DENSE = CodecRates(1.0, 0.0, 0.0)  # updates as arrays
 class Rates:
     """The rates of a machine. Rates that are left at their defaults cost nothing.
 
-    Attributes:
-        between: bytes a second of a host's link to other hosts, in each direction.
-        inside: bytes a second that a rank writes into the memory of another rank of its host.
-        memory: bytes a second that a rank copies within its own memory.
-        fold: seconds that a rank takes to add an element of an input.
-        latency: seconds that a step takes beside all that.
-        multiply: floating-point operations a second by which a rank adds up products u v^T; a product and its sum are
-            two.
+    Speeds are bytes a second, times are seconds; multiply is floating-point operations a second, and a product and its
+    sum are two.
     """
 
-    between: float
-    inside: float = inf
-    memory: float = inf
-    fold: float = 0.0
-    latency: float = 0.0
-    multiply: float = inf
+    between: float  #: of a host's link to other hosts, in each direction
+    inside: float = inf  #: that a rank writes into the memory of another rank of its host
+    memory: float = inf  #: that a rank copies within its own memory
+    fold: float = 0.0  #: that a rank takes to add an element of an input
+    latency: float = 0.0  #: that a step takes beside all that
+    multiply: float = inf  #: by which a rank adds up products u v^T
 
     def __post_init__(self) -> None:
         for name in ("between", "inside", "memory", "multiply"):

@@ -39,11 +39,9 @@ class Table:
         self.size, self.keys = plan.size, len(plan.keys)
 
     def has(self, *actions: str) -> NDArray[np.bool_]:
-        """Whether the action of each row is one of these."""
         return np.isin(self.action, [_core.ACTIONS[action] for action in actions])
 
     def input_codec(self, inputs: Ends) -> Counts:
-        """The codec in which each input comes."""
         pushed, forwarded = self.codec_in[inputs.row], self.codec_out[np.maximum(inputs.other, 0)]
         found: Counts = np.where(inputs.other < 0, pushed, forwarded)
         return found

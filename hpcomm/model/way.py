@@ -78,19 +78,12 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a step of a layer in a way.
+    """The cost of a step of a layer in a way: seconds and bytes."""
 
-    Attributes:
-        seconds: of the busiest link, then of the busiest rank's work.
-        sent: bytes that all ranks send to others.
-        busiest: bytes that the busiest rank sends and gets (table 1 of the paper).
-        memory: bytes of a rank at most: parameters, gradients, slots and state.
-    """
-
-    seconds: float
-    sent: float
-    busiest: float
-    memory: float
+    seconds: float  #: of the busiest link, then of the busiest rank's work
+    sent: float  #: by all ranks to others
+    busiest: float  #: that the busiest rank sends and gets (table 1 of the paper)
+    memory: float  #: of a rank at most: parameters, gradients, slots and state
 
 
 @dataclass(frozen=True)
