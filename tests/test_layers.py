@@ -73,6 +73,9 @@ ARRAYS = {
     "engine/kind.c": "hpc_kind_",
 }
 
+# Tables of functions for one instruction set. The file that picks one of them at run time does not call it, as above.
+PICKED = ("_generic", "_avx2", "_avx512")
+
 # Each file of csrc/kernel for one instruction set has its own, by which the headers that it includes are written.
 VECTORS = {"reals", "words"}
 
@@ -154,6 +157,18 @@ def test_no_modules_import_each_other() -> None:
     assert set(graph) <= set(MODULES)
     assert graph.number_of_edges() > 2 * len(MODULES), "imports are missing"
     assert not circles, "these modules import each other, directly or by way of others"
+
+
+def test_no_benchmarks_import_each_other() -> None:
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "bench").rglob("*.py")}
+    graph = networkx.DiGraph()
+    for name, path in paths.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                graph.add_edges_from((name, other) for other in found & set(paths))
+    assert ("bench.ops.put_bw", "bench.machine.over_verbs") in graph.edges
+    assert not [circle for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
 
 
 def test_an_import_counts_wherever_it_stands() -> None:
@@ -347,6 +362,60 @@ def circle(calls: Calls, left: set[str]) -> str:
     return "\n".join(f"{a} calls {sorted(calls[a][b])} of {b}" for a, b in pairwise(way))
 
 
+def test_units_do_not_need_each_other_in_circles(calls: Calls) -> None:
+    """A unit is a .c file with the header of its name. It needs a unit that it calls, and one whose header has the
+    inline function or the type that it uses."""
+    units: Calls = defaultdict(lambda: defaultdict(set))
+    for needs in (calls, needed({name: (CSRC / name).read_text(encoding="utf-8") for name in C_FILES})):
+        for user, others in needs.items():
+            for other, names in others.items():
+                units[user[:-2]][other[:-2]] |= {name for name in names if not name.endswith(PICKED)}
+    graph = networkx.DiGraph((a, b) for a, others in units.items() for b, names in others.items() if names and a != b)
+    circles = [ring for ring in networkx.strongly_connected_components(graph) if len(ring) > 1]
+    assert ("discipline/whole", "engine/scheme") in graph.edges, "uses are missing"
+    assert not circles, "\n\n".join(
+        "\n".join(f"{a} needs {sorted(units[a][b])} of {b}" for a in sorted(ring) for b in graph[a] if b in ring)
+        for ring in circles
+    )
+
+
+def needed(texts: dict[str, str]) -> Calls:
+    """The inline functions and types of headers that each file uses: of headers that it includes, if only by way of
+    others."""
+    below = networkx.DiGraph((name, header) for name in texts for header in includes(CSRC / name))
+    homes = {name: header for header in texts if header.endswith(".h") for name in given(texts[header])}
+    graph: Calls = defaultdict(lambda: defaultdict(set))
+    for name, text in texts.items():
+        reached = networkx.descendants(below, name) if name in below else set()
+        for word in used(text) if name.endswith(".h") else words(text):
+            if homes.get(word) in reached:
+                graph[name][homes[word]].add(word)
+    return graph
+
+
+def bare(text: str) -> str:
+    """C without comments and strings."""
+    return re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', "", text, flags=re.DOTALL)
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", bare(text)))
+
+
+INLINE = re.compile(r"^static inline [^;{]*?\b(hpc_\w+)\([^;{]*\) \{.*?^\}", re.DOTALL | re.MULTILINE)
+
+
+def given(header: str) -> set[str]:
+    return {match[1] for match in INLINE.finditer(bare(header))} | set(types(header))
+
+
+def used(header: str) -> set[str]:
+    """The words of a header that it cannot do without: a pointer outside of inline functions needs no body of its
+    type."""
+    inlines = "".join(match[0] for match in INLINE.finditer(bare(header)))
+    return words(inlines) | words(re.sub(r"\w+ (?:const )?\*", "", INLINE.sub("", bare(header))))
+
+
 def test_only_its_array_names_a_member(calls: Calls, members: dict[str, set[str]]) -> None:
     """Everything else asks what a member can do, not which one it is."""
     assert all(members.values()), f"an array lists no struct with its prefix: {members}"
@@ -375,7 +444,7 @@ def test_a_header_of_the_engine_speaks_for_one_file(symbols: list[tuple[str, str
 def types(text: str) -> Iterator[str]:
     """The names that a C file gives to types: tags with a body and typedefs, outside of functions. A typedef of a
     struct by its own name (an opaque type, whose body another file has) gives none."""
-    text = re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', "", text, flags=re.DOTALL)
+    text = bare(text)
     for begin in re.finditer(r"^(typedef )?(?:\w+ )*?(?:struct|union|enum)\b[^;{(=]*\{", text, re.MULTILINE):
         end, depth = begin.end(), 1
         while depth:

@@ -35,7 +35,7 @@ HELLOS = [
     struct.pack("<IHHBBHiiiQ16s16s", 0x6870636D, 1, 0x0102, purpose, 0, 0, 1, 0, RANKS, 0, bytes(16), bytes(16))
     for purpose in (1, 2, 3)
 ]
-# A frame of csrc/control/mesh.h: a hello with a secret that is none, and a question about the job.
+# A frame of csrc/control/channel.h: a hello with a secret that is none, and a question about the job.
 FRAMES = [struct.pack("<IIiIQQQ64x", 0x68706331, kind, 1, 16, 0, 16, 0) + bytes(16) for kind in (1, 8)]
 NOISE = random.Random(1).randbytes(1 << 20)
 PROOF = bytes(32)  # a wrong one

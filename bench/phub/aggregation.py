@@ -92,7 +92,7 @@ class Aggregation(ctypes.Structure):
 
 def loops(folder: Path = BUILD) -> ctypes.CDLL:
     """bench/phub/aggregation.c with the kernels of the tree's build."""
-    library = with_objects(folder, "libbenchaggregation.so", "phub/aggregation.c", "rule.c")
+    library = with_objects(folder, "libbenchaggregation.so", "phub/aggregation.c", "rule_check.c")
     library.bench_aggregate.restype, library.bench_aggregate.argtypes = ctypes.c_double, [ctypes.c_void_p]
     library.bench_last_level.restype = ctypes.c_uint64
     return library

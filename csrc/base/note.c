@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "base/wait.h"
+#include "base/group.h"
 
 void hpc_group_note(hpc_group *group, int kind, const char *format, ...) {
     va_list values;

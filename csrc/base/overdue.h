@@ -18,7 +18,7 @@
 #ifndef HPC_OVERDUE_H
 #define HPC_OVERDUE_H
 
-#include "base/wait.h"
+#include "base/group.h"
 
 static const double HPC_FOLLOW_SECONDS = 0.25; /* the most for answers */
 

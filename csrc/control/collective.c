@@ -8,7 +8,7 @@
 #include <time.h>
 
 #include "base/overdue.h"
-#include "control/mesh.h"
+#include "control/channel.h"
 
 /* A collective whose replies this rank waits for. */
 struct collective {

@@ -13,7 +13,7 @@
 #ifndef HPC_JOBS_H
 #define HPC_JOBS_H
 
-#include "control/mesh.h"
+#include "control/channel.h"
 
 typedef struct hpc_job_answer {
     uint32_t version;  /* of hpcomm, which fixes the rest */

@@ -1,4 +1,4 @@
-#include "control/rendezvous.h"
+#include "control/letters.h"
 
 #include <string.h>
 

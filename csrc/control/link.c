@@ -3,7 +3,7 @@
  * (told_left). A frame that the deadline cuts in two ends the sending half of the link, because the next one would be
  * read as its rest. */
 #define _GNU_SOURCE
-#include "control/mesh.h"
+#include "control/channel.h"
 
 #include <errno.h>
 #include <poll.h>

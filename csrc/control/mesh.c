@@ -1,7 +1,7 @@
 /* How links are made: of two ranks the higher one calls. By a Unix socket where the pair has one; else by TCP, where
  * each address that may lead to the peer is tried until one proves to be it. */
 #define _GNU_SOURCE
-#include "control/mesh.h"
+#include "control/channel.h"
 
 #include <errno.h>
 #include <poll.h>

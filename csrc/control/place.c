@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "control/rendezvous.h"
+#include "control/letters.h"
 #include "base/wait.h"
 
 enum { BACKLOG = 4096, ADDRESSES_TEXT = 256 };

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "control/rendezvous.h"
+#include "control/letters.h"
 
 #include <errno.h>
 #include <poll.h>

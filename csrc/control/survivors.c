@@ -38,7 +38,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "control/mesh.h"
+#include "control/channel.h"
 
 static const char op[] = "shrink";
 

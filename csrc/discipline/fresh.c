@@ -17,8 +17,11 @@
 #include <string.h>
 
 #include "discipline/each.h"
+#include "engine/bytes.h"
+#include "engine/layout.h"
 #include "engine/row.h"
 #include "engine/send.h"
+#include "engine/ticket.h"
 
 /* A worker's view of a key. */
 typedef struct view {

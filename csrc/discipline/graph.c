@@ -1,8 +1,9 @@
 #include "discipline/graph.h"
 
-#include "discipline/split.h"
+#include "discipline/split_state.h"
 #include "engine/answer.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 
 /* ---- open ---- */
 

@@ -3,7 +3,7 @@
  * alone, and a push for the out-neighbours' answers that they have folded the update that used its slot before. */
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
-#include "discipline/split.h"
+#include "discipline/split_state.h"
 #include "discipline/whole.h"
 
 #include "engine/answer.h"

@@ -1,6 +1,7 @@
 #include "discipline/grouping.h"
 
 #include "discipline/whole.h"
+#include "engine/discipline.h"
 #include "engine/stages.h"
 
 int hpc_plan_has_stages(const hpc_plan *plan) {

@@ -26,7 +26,7 @@
 
 #include "discipline/discipline.h"
 #include "discipline/peers.h"
-#include "discipline/quorum.h"
+#include "discipline/quorum_state.h"
 #include "engine/answer.h"
 #include "engine/core.h"
 #include "engine/send.h"

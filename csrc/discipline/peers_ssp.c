@@ -44,6 +44,7 @@
 #include "engine/row.h"
 #include "engine/send.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 
 enum { RUNS_TO_OWN = 1, RUNS_TO_ALL = 2 };
 

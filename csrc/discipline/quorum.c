@@ -91,13 +91,15 @@
  * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
  * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go
  * to another, so they push this key too; they are not less far, so they have pushed it. */
-#include "discipline/quorum.h"
+#include "discipline/quorum_state.h"
 
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
 #include "discipline/peers.h"
 #include "discipline/whole.h"
 #include "engine/answer.h"
+#include "engine/bytes.h"
+#include "engine/layout.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
 

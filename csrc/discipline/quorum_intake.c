@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "discipline/quorum.h"
+#include "discipline/quorum_state.h"
 #include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/core.h"

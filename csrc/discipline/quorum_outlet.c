@@ -1,13 +1,14 @@
 /* The worker's side of a quorum: versions, the updates that go to the owners of shares, and their outcome (quorum.c
- * explains quorums, quorum.h the counts of an outlet). */
+ * explains quorums, quorum_state.h the counts of an outlet). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/overdue.h"
 #include "discipline/grouping.h"
-#include "discipline/quorum.h"
+#include "discipline/quorum_state.h"
 #include "engine/answer.h"
+#include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
 #include "engine/stages.h"

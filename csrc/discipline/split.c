@@ -46,7 +46,7 @@
  * would apply then. It is written between the push that leads its fold and the answer to that, and read and freed
  * between a pull and the answer to that, all by the core; its worker has at most one of the two pending. A pull that
  * comes before its fold is made waits for it (hpc_split_keep). */
-#include "discipline/split.h"
+#include "discipline/split_state.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -57,6 +57,7 @@
 #include "discipline/peers.h"
 #include "discipline/whole.h"
 #include "engine/clocks.h"
+#include "engine/layout.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
 #include "engine/stages.h"

@@ -4,14 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "discipline/split.h"
+#include "discipline/split_state.h"
 #include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/clocks.h"
 #include "engine/core.h"
 #include "engine/forward.h"
 #include "engine/kept.h"
-#include "engine/layout.h"
 #include "engine/mean.h"
 #include "engine/pieces.h"
 #include "engine/row.h"

@@ -47,7 +47,7 @@
 
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
-#include "discipline/quorum.h"
+#include "discipline/quorum_state.h"
 #include "discipline/whole.h"
 #include "engine/answer.h"
 #include "engine/args.h"

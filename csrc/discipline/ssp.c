@@ -8,9 +8,10 @@
  * sends the next one here. */
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
-#include "discipline/split.h"
+#include "discipline/split_state.h"
 #include "engine/answer.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;

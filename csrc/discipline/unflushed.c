@@ -11,9 +11,11 @@
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
-#include "discipline/split.h"
+#include "discipline/split_state.h"
 #include "engine/answer.h"
+#include "engine/bytes.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 
 /* A stamp lies before and behind an update that may be overwritten while it is read: equal versions mean a whole one.
  */

@@ -3,6 +3,7 @@
 #define HPC_UPDATES_H
 
 #include "discipline/discipline.h"
+#include "engine/answer.h"
 #include "engine/clocks.h"
 #include "engine/row.h"
 #include "engine/stages.h"

@@ -6,8 +6,10 @@
 #include "discipline/updates.h"
 #include "engine/answer.h"
 #include "engine/args.h"
+#include "engine/bytes.h"
 #include "engine/core.h"
 #include "engine/forward.h"
+#include "engine/ticket.h"
 
 static uint64_t depth_of(const hpc_scheme *sc) {
     return (uint64_t)sc->layout.depth;

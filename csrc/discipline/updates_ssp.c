@@ -61,9 +61,11 @@
 #include "discipline/graph.h"
 #include "discipline/grouping.h"
 #include "discipline/updates.h"
+#include "engine/bytes.h"
 #include "engine/core.h"
 #include "engine/send.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 
 /* ---- check ---- */
 

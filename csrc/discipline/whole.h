@@ -4,7 +4,7 @@
 #define HPC_WHOLE_H
 
 #include "engine/args.h"
-#include "engine/layout.h"
+#include "engine/scheme.h"
 #include "engine/row.h"
 #include "engine/ticket.h"
 

@@ -1,10 +1,9 @@
 /* News of a core for other ranks and the user: the failure that has ended the exchange, answers, and counts. */
 #include "engine/answer.h"
+#include "engine/bytes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-
-#include "engine/layout.h"
 
 /* ---- failure ---- */
 

@@ -25,4 +25,23 @@ void hpc_share_count_fold(hpc_core *core, int n);
 /* Makes room for these counts. less: inputs of each row that do not count. */
 int hpc_share_open_counts(hpc_scheme *sc, int less, const char *op);
 
+/* ---- signals: closed by each rank, args seen by each core, then one or two a share ---- */
+
+/* Values of a closed signal: the rank pushes nothing more; it answers nothing more either. */
+enum { HPC_CLOSED = 1, HPC_FREED = 2 };
+
+static inline int hpc_signal_closed(int rank) {
+    return rank;
+}
+static inline int hpc_signal_applied(const hpc_scheme *sc, int share) {
+    return sc->context->group.size + sc->layout.n_cores + share;
+}
+static inline int hpc_signal_second(const hpc_scheme *sc, int share) { /* of a pull, or HPC_DECIDES */
+    return hpc_signal_applied(sc, share) + sc->layout.n_shares;
+}
+/* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */
+static inline uint64_t hpc_closed_signal(const hpc_scheme *sc, int rank) {
+    return atomic_load_explicit(hpc_own_signal(sc->window, hpc_signal_closed(rank)), memory_order_acquire);
+}
+
 #endif

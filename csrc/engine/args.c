@@ -8,6 +8,7 @@
 #include "engine/discipline.h"
 #include "engine/send.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 #include "kernel/rule.h"
 
 static double *place_of(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
@@ -41,6 +42,11 @@ void hpc_args_free(hpc_scheme *sc) {
 
 /* ---- the core ---- */
 
+/* The signal by which an owner's core says that it has seen arguments. */
+static int signal_of(const hpc_scheme *sc, const hpc_share *share) {
+    return sc->context->group.size + sc->layout.places[share->owner].first_core + share->core;
+}
+
 int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     hpc_scheme *sc = core->scheme;
     if (sc->own_args || !hpc_feeds_share(sc, share, rank)) return 0;
@@ -48,7 +54,7 @@ int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     share->args_from = rank;
     share->args_slot = slot;
     if (hpc_feeds_share_by_stages(sc, share, rank))
-        hpc_share_answer(core, rank, hpc_signal_args(sc, share->owner, share->core), ++core->args_came[rank]);
+        hpc_share_answer(core, rank, signal_of(sc, share), ++core->args_came[rank]);
     return 1;
 }
 
@@ -182,8 +188,7 @@ static int send_args(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
 static int await_args(hpc_scheme *sc, int s, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     if (!hpc_feeds_share_by_stages(sc, share, sc->context->group.rank)) return HPC_OK;
-    seeing waits = {sc, hpc_signal_args(sc, share->owner, share->core), share->owner,
-                    sc->args_asked[core_of(sc, share)]};
+    seeing waits = {sc, signal_of(sc, share), share->owner, sc->args_asked[core_of(sc, share)]};
     if (is_seen(&waits)) return hpc_scheme_check(sc, "push");
     const hpc_wait wait = {"push", is_seen, who_sees, &waits, 0};
     int status = hpc_wait_for(&sc->context->group, &wait, hpc_limit_left(sc, l));

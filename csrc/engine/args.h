@@ -12,7 +12,7 @@
 #ifndef HPC_ARGS_H
 #define HPC_ARGS_H
 
-#include "engine/ticket.h"
+#include "engine/scheme.h"
 
 int hpc_args_open(hpc_scheme *sc, const char *op); /* fills this rank's places, before any push */
 void hpc_args_free(hpc_scheme *sc);
@@ -29,6 +29,12 @@ void hpc_args_differ(hpc_scheme *sc, const hpc_work *w, int arg, uint64_t push, 
 /* Whether all ranks whose push number push is in a fold of slot (or in one input of it, only; -1: in all) gave the same
  * arguments; if not, the exchange fails. */
 int hpc_args_agree(hpc_core *core, const hpc_work *w, int slot, int only, uint64_t push);
+
+/* The offset in its owner's part of the arguments of rank for its push in a slot. */
+static inline size_t hpc_args_at(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
+    size_t at = sc->own_args ? (size_t)share->at : (size_t)share->at * (size_t)sc->context->group.size + (size_t)rank;
+    return sc->layout.places[share->owner].args + (at * (size_t)sc->layout.depth + (size_t)slot) * HPC_ARGS_BYTES;
+}
 
 /* ---- the worker ---- */
 

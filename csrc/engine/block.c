@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/answer.h"
+#include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "engine/layout.h"
 

@@ -40,6 +40,10 @@ int hpc_row_keeps_fold(const hpc_scheme *sc, const hpc_row *row);
 static inline int hpc_row_is_summed(const hpc_scheme *sc, const hpc_row *row) {
     return (sc->discipline->traits & HPC_SUMS) && row->action == HPC_FORWARD && (row->n_in > 1 || row->in[0].row < 0);
 }
+/* Whether folds take all inputs of a row, with the plan's weights. */
+static inline int hpc_folds_whole(const hpc_scheme *sc) {
+    return (sc->discipline->traits & HPC_WHOLE) && !sc->turns;
+}
 static inline size_t hpc_row_floats(const hpc_row *row, size_t of_each) {
     return ((size_t)row->count * of_each * sizeof(float) + 63) / 64 * 64;
 }

@@ -2,15 +2,11 @@
 
 #include <stdlib.h>
 
+#include "engine/answer.h"
 #include "engine/core.h"
+#include "engine/discipline.h"
 #include "engine/row.h"
 #include "engine/stages.h"
-
-void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op) {
-    void *taken = hpc_arena_take(&sc->taken, n, size);
-    if (taken == NULL) hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the state of %s", op, sc->discipline->name);
-    return taken;
-}
 
 static int is_own(const hpc_scheme *sc, const hpc_share *share) {
     return share->owner == sc->context->group.rank && sc->plan->rows[share->rows[0]].action == HPC_APPLY;

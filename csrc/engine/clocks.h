@@ -9,7 +9,7 @@
 #ifndef HPC_CLOCKS_H
 #define HPC_CLOCKS_H
 
-#include "engine/layout.h"
+#include "engine/scheme.h"
 
 typedef struct hpc_clock {
     _Atomic uint64_t came;    /* updates that are there in all rows */
@@ -22,10 +22,6 @@ typedef struct hpc_clock {
     int slot;                 /* of the last update */
     int parked;               /* an answer waits for updates of others */
 } hpc_clock;
-
-/* Memory of the discipline, which is freed with the scheme: n times size bytes of zeroes. NULL: out of memory; the
- * error is recorded. */
-void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op);
 
 /* Opens the table of each share of this rank whose rows apply. */
 int hpc_clocks_open(hpc_scheme *sc, const char *op);

@@ -18,10 +18,10 @@
 #include "engine/args.h"
 #include "engine/discipline.h"
 #include "engine/forward.h"
-#include "engine/layout.h"
 #include "engine/progress.h"
 #include "engine/row.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 #include "engine/write.h"
 
 static const char op_engine[] = "exchange";
@@ -481,11 +481,16 @@ int hpc_cores_send_kept(hpc_scheme *sc, const char *op, double timeout) {
 
 /* ---- all rows ---- */
 
+/* How many relays the parameters that a row sends have passed, itself included. */
+static int hops_of(const hpc_scheme *sc, int row) {
+    return sc->layout.stages.many ? sc->layout.stages.hops[row] : 0;
+}
+
 void hpc_cores_write(hpc_scheme *sc, int hops) {
     for (int c = 0; c < sc->n_own_cores; c++) {
         hpc_core_pause(&sc->cores[c]);
         for (int i = 0; i < sc->n_work; i++)
-            if (sc->work[i].row->core == c && hpc_row_hops(sc, sc->work[i].index) == hops)
+            if (sc->work[i].row->core == c && hops_of(sc, sc->work[i].index) == hops)
                 hpc_row_publish(&sc->cores[c], &sc->work[i]);
         hpc_core_resume(&sc->cores[c]);
     }

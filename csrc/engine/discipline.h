@@ -11,7 +11,6 @@
 #define HPC_ENGINE_DISCIPLINE_H
 
 #include "engine/scheme.h"
-#include "engine/ticket.h"
 
 /* The rule of a key in a configuration; and the first rule with its own fold function, or NULL. */
 static inline const hpc_rule *hpc_config_rule(const hpc_exchange_config *config, int key) {
@@ -163,6 +162,14 @@ struct hpc_discipline {
     const hpc_pace *pace;
     const hpc_mean_use *use; /* NULL: a push applies */
 };
+
+/* Memory of the discipline, which is freed with the scheme: n times size bytes of zeroes. NULL: out of memory; the
+ * error is recorded. */
+static inline void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op) {
+    void *taken = hpc_arena_take(&sc->taken, n, size);
+    if (taken == NULL) hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the state of %s", op, sc->discipline->name);
+    return taken;
+}
 
 static inline int hpc_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     return sc->pace->moments & moment ? sc->pace->note(sc, key, moment, l, op) : HPC_OK;

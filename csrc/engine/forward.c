@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "engine/answer.h"
+#include "engine/bytes.h"
 #include "engine/kind.h"
-#include "engine/layout.h"
 #include "engine/write.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {

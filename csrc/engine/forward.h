@@ -13,4 +13,9 @@ void hpc_forward_retry(hpc_core *core);
 /* An input of a row has come: sends it on to the ranks of its hops. */
 void hpc_forward_input(hpc_core *core, hpc_work *w, const hpc_input *in, int slot);
 
+/* The stage, for counts of traffic, in which other rows send to a row. */
+static inline hpc_traffic_stage hpc_row_stage(const hpc_row *row) {
+    return row->action == HPC_RELAY ? HPC_TRAFFIC_RELAY : HPC_TRAFFIC_FORWARD;
+}
+
 #endif

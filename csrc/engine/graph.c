@@ -2,9 +2,11 @@
 
 #include <string.h>
 
-#include "engine/clocks.h"
+#include "engine/answer.h"
+#include "engine/discipline.h"
 #include "engine/send.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 
 /* A discipline whose senders have one slot says itself when a push is read. */
 int hpc_graph_open(hpc_scheme *sc, const hpc_graph *graph, const char *op) {

@@ -4,7 +4,7 @@
 #ifndef HPC_ENGINE_GRAPH_H
 #define HPC_ENGINE_GRAPH_H
 
-#include "engine/layout.h"
+#include "engine/scheme.h"
 
 /* A worker's view of a key on a graph. */
 typedef struct hpc_graph_key {

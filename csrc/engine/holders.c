@@ -14,7 +14,6 @@
 
 #include <stdlib.h>
 
-#include "engine/layout.h"
 #include "engine/stages.h"
 
 static int one_host(const hpc_scheme *sc, int a, int b) {

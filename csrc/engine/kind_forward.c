@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "engine/block.h"
+#include "engine/bytes.h"
 #include "engine/kind.h"
-#include "engine/layout.h"
 #include "engine/mean.h"
 #include "engine/write.h"
 

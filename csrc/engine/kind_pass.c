@@ -3,7 +3,6 @@
 #include "engine/block.h"
 #include "engine/kept.h"
 #include "engine/kind.h"
-#include "engine/layout.h"
 #include "engine/mean.h"
 #include "engine/write.h"
 

@@ -1,7 +1,6 @@
 /* Rows that send what has come in a slot on as it came: folds, and parameters (relays). They need no memory. */
 #include "engine/block.h"
 #include "engine/kind.h"
-#include "engine/layout.h"
 #include "engine/write.h"
 
 static hpc_row_room room(const hpc_scheme *sc, const hpc_row *row) {

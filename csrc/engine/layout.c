@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/bytes.h"
 #include "engine/holders.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"

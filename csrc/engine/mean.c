@@ -6,6 +6,7 @@
 
 #include "engine/answer.h"
 #include "engine/block.h"
+#include "engine/bytes.h"
 #include "engine/clocks.h"
 #include "engine/kind.h"
 #include "engine/layout.h"

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "engine/bytes.h"
 #include "engine/layout.h"
 #include "engine/stages.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/memory.h"
 #include "engine/answer.h"
-#include "engine/layout.h"
+#include "engine/bytes.h"
 #include "engine/stages.h"
 
 enum { LINE = 64 };

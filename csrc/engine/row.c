@@ -7,6 +7,7 @@
 #include "engine/answer.h"
 #include "engine/graph.h"
 #include "engine/kind.h"
+#include "engine/row.h"
 
 /* ---- inputs ---- */
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/args.h"
+#include "engine/bytes.h"
 #include "engine/holders.h"
 #include "engine/kind.h"
 #include "engine/layout.h"

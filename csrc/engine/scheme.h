@@ -308,4 +308,33 @@ static inline int hpc_scheme_has_failed(const hpc_scheme *sc) {
     return atomic_load_explicit(&sc->fault.failed, memory_order_relaxed) != HPC_OK;
 }
 
+/* The number of a wait, its ticket, is 2 * the number of the push or pull, plus this for a pull that owners answer by
+ * itself. */
+enum { HPC_PULL_TICKET = 1 };
+
+/* A deadline that costs a look at the clock only when something has to wait. */
+typedef struct hpc_limit {
+    double timeout, deadline; /* deadline 0: not needed yet */
+} hpc_limit;
+
+static inline char *hpc_own_part(const hpc_scheme *sc) {
+    return hpc_window_data(sc->window);
+}
+
+/* Whether this rank can read and write the other one's memory by plain instructions. */
+static inline int hpc_is_mapped(const hpc_scheme *sc, int rank) {
+    return rank == sc->context->group.rank || (sc->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
+}
+
+/* Whether owner reads rank's pushes in rank's memory; else they come by put. This rank is one of the two. */
+static inline int hpc_reads_in_place(const hpc_scheme *sc, int owner, int rank) {
+    if (sc->puts) return owner == rank;
+    return hpc_is_mapped(sc, owner == sc->context->group.rank ? rank : owner);
+}
+
+/* On a graph an owner that has closed folds nothing more, and takes no event. */
+static inline int hpc_owners_leave(const hpc_scheme *sc) {
+    return sc->graph != NULL;
+}
+
 #endif

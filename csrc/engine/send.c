@@ -3,8 +3,11 @@
 #include "engine/send.h"
 
 #include "base/overdue.h"
+#include "engine/answer.h"
+#include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
+#include "engine/ticket.h"
 
 /* ---- slots ---- */
 

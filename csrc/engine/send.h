@@ -2,7 +2,7 @@
 #ifndef HPC_SEND_H
 #define HPC_SEND_H
 
-#include "engine/layout.h"
+#include "engine/scheme.h"
 
 /* The slot of the next push of key; and of an earlier push n, while it has one. */
 char *hpc_push_slot(const hpc_scheme *sc, int key);

@@ -6,7 +6,7 @@
 #include "engine/ticket.h"
 
 #include "engine/answer.h"
-#include "engine/layout.h"
+#include "engine/discipline.h"
 #include "engine/params.h"
 
 /* The failure of another scheme of the exchange has closed the context of all: this scheme reports the same one. */

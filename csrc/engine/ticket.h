@@ -1,16 +1,8 @@
-/* Tickets: waits of a push or a pull, and the ranks that they wait for. A ticket is 2 * number, plus HPC_PULL_TICKET
- * for a pull that owners answer by itself. */
+/* Tickets: waits of a push or a pull, and the ranks that they wait for. */
 #ifndef HPC_TICKET_H
 #define HPC_TICKET_H
 
 #include "engine/scheme.h"
-
-enum { HPC_PULL_TICKET = 1 };
-
-/* A deadline that costs a look at the clock only when something has to wait. */
-typedef struct hpc_limit {
-    double timeout, deadline; /* deadline 0: not needed yet */
-} hpc_limit;
 
 double hpc_limit_left(const hpc_scheme *sc, hpc_limit *l);
 

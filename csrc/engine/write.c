@@ -8,7 +8,6 @@
 #include "engine/block.h"
 #include "engine/forward.h"
 #include "engine/kind.h"
-#include "engine/layout.h"
 
 void hpc_block_write(hpc_core *core, const hpc_work *w, hpc_receivers to, size_t from, size_t n) {
     const hpc_scheme *sc = core->scheme;

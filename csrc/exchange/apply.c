@@ -2,6 +2,8 @@
  * or to its own scheme, where that holds the update (held.c). */
 #include <math.h>
 
+#include "engine/bytes.h"
+#include "engine/layout.h"
 #include "engine/send.h"
 #include "exchange/exchange.h"
 

@@ -4,6 +4,7 @@
 #include "discipline/discipline.h"
 #include "codec/compress.h"
 #include "codec/piece.h"
+#include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "exchange/exchange.h"
 

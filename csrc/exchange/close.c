@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/args.h"
+#include "engine/layout.h"
 #include "engine/pieces.h"
 #include "engine/rows.h"
 #include "engine/send.h"

@@ -2,6 +2,7 @@
 #include <float.h>
 #include <string.h>
 
+#include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "exchange/exchange.h"
 

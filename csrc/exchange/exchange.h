@@ -1,4 +1,4 @@
-/* Functions that the files of this folder share: exchange.c makes and leaves an exchange, which is its schemes;
+/* Functions that the files of this folder share: schemes.c makes and leaves an exchange, which is its schemes;
  * create.c opens a scheme and close.c leaves it, keys.c finds the scheme of a key, check.c checks a configuration,
  * check_codecs.c its codecs, worker.c pushes and pulls, apply.c starts that, and folds and applies in two calls, held.c
  * does so where each update is applied by itself, args.c sets the arguments of the rule, rows.c reads and writes rows,
@@ -16,7 +16,7 @@
 #include "base/calls.h"
 #include "engine/core.h"
 #include "engine/discipline.h"
-#include "engine/layout.h"
+#include "engine/scheme.h"
 #include "engine/ticket.h"
 
 /* The place of a key: its scheme, and its number there. */

@@ -26,6 +26,7 @@
 #include "base/clock.h"
 #include "context/context.h"
 #include "probe/probe.h"
+#include "engine/bytes.h"
 #include "engine/stages.h"
 #include "exchange/exchange.h"
 

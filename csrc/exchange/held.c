@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "engine/block.h"
+#include "engine/bytes.h"
 #include "engine/clocks.h"
 #include "engine/pieces.h"
 #include "engine/send.h"

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/answer.h"
+#include "engine/bytes.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
 #include "engine/send.h"

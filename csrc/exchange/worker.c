@@ -5,7 +5,9 @@
 
 #include "engine/answer.h"
 #include "engine/args.h"
+#include "engine/bytes.h"
 #include "engine/graph.h"
+#include "engine/layout.h"
 #include "engine/params.h"
 #include "engine/pieces.h"
 #include "engine/send.h"

@@ -68,11 +68,6 @@ int hpc_plan_check_keys(const hpc_key *keys, int n_keys) {
     return check_names(keys, n_keys);
 }
 
-uint64_t hpc_plan_unit(const hpc_key *key) {
-    if (key->unit == 0) return 1;
-    return key->unit < key->count ? key->unit : key->count;
-}
-
 int hpc_plan_check_affinity(int affinity) {
     if (affinity == HPC_KEY_BY_CORE || affinity == HPC_WORKER_BY_INTERFACE) return HPC_OK;
     return hpc_fail(HPC_ERR_INVALID, op_plan,

@@ -7,7 +7,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "plan/hosts.h"
+#include "plan/hosts_rows.h"
 #include "plan/planner.h"
 #include "base/status.h"
 

@@ -1,7 +1,7 @@
 /* The rows of a hierarchy's plan, once leaders are chosen: a first pass counts them, a second one fills them in. */
 #include <stdlib.h>
 
-#include "plan/hosts.h"
+#include "plan/hosts_rows.h"
 #include "base/status.h"
 #include "codec/codec.h"
 

@@ -128,6 +128,11 @@ static uint64_t digest_of(struct lists *lists, const hpc_edge *edges, int n) {
     return digest;
 }
 
+uint64_t hpc_plan_unit(const hpc_key *key) {
+    if (key->unit == 0) return 1;
+    return key->unit < key->count ? key->unit : key->count;
+}
+
 uint64_t hpc_plan_digest(const hpc_plan *plan) {
     struct lists lists = {.n = 0};
     uint64_t digest = mix(mix_ints(fnv_start, plan->n_keys, plan->n_rows), (uint64_t)plan->affinity);

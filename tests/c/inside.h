@@ -2,7 +2,7 @@
 #ifndef HPC_TEST_INSIDE_H
 #define HPC_TEST_INSIDE_H
 
-#include "discipline/quorum.h"
+#include "discipline/quorum_state.h"
 #include "exchange/exchange.h"
 
 static inline hpc_scheme *inside(const hpc_exchange *e) {

@@ -2,7 +2,7 @@
 #ifndef HPC_NODE_H
 #define HPC_NODE_H
 
-#include "control/mesh.h"
+#include "control/channel.h"
 #include "ranks.h"
 
 /* The links of a job. MIXED: ranks of equal parity share a "host". */

@@ -3,7 +3,7 @@
  * are made up here; those of a notice are the input's. */
 #include "fuzz.h"
 
-#include "control/rendezvous.h"
+#include "control/letters.h"
 
 enum {
     CONTROL = 6, /* bytes before the first letter */

@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <sys/socket.h>
 
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 enum { LEVEL_TCP = 6 }; /* IPPROTO_TCP; netinet/tcp.h has an older struct tcp_info */
 

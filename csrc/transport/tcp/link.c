@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "base/calls.h"
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 enum { SMALL = 512, PARTS = 128, STRIPE_MIN = 256 << 10, LINE = 64 };
 enum {

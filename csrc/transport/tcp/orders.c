@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 
 #include "base/calls.h"
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 enum { SMALL = 512, MOST_CORKED = 64 << 10 }; /* bytes */
 enum { PARTS = 128 };

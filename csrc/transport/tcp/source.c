@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 enum { WAIT_BUDGET = 512 << 10 };
 

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
     *why = "one of them listens on no interface";

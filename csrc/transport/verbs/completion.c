@@ -2,7 +2,7 @@
  *
  * One thread at a time polls a completion queue: a wait of any thread, the lane's own poll, or the reactor's thread
  * when no thread waits. It holds the iface's reading meanwhile. */
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
 

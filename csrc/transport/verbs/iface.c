@@ -1,6 +1,6 @@
 /* A lane's queues at one NIC: their life, and the table of their links. */
 #define _GNU_SOURCE
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
 

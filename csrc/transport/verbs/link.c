@@ -6,7 +6,7 @@
  *
  * The small puts of a corked lane are kept until uncork and then posted together. Each has its own immediate: an
  * event's names its row, and a signal's counts from the value before it. */
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
 

@@ -4,7 +4,7 @@
  * A wait that goes to sleep arms the queues first (the next completion is then an event of the NIC's channel, which
  * lies in the reactor's set) and looks once more: a completion came before that look, or is an event. */
 #define _GNU_SOURCE
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
 

@@ -5,7 +5,7 @@
  * when the write is done: writes of a queue pair are done in the order of their posts, so the stage is given back in
  * the order in which it was taken. All of it runs under the link's sending; verbs_source_lend needs no lock. */
 #define _GNU_SOURCE
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
 

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
     static _Thread_local char told[160];

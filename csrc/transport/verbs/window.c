@@ -4,7 +4,7 @@
  * A window is freed by each rank for itself, and a write into a region that is gone would break the queue pair. So a
  * rank that frees its handle lets its own puts end and then tells the owner that nothing comes from it any more; the
  * region goes when all have said so, and when no completion that is still in a queue can name it. */
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "context/context.h"
-#include "control/mesh.h"
+#include "control/channel.h"
 #include "ranks.h"
 
 enum { PID = 100, STOPPED, DONE, TURN };

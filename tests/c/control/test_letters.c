@@ -1,6 +1,6 @@
 /* The reader of what ranks say at a rendezvous, and notices: whatever the cuts, and whatever comes. */
 #include "check.h"
-#include "control/rendezvous.h"
+#include "control/letters.h"
 
 enum { ROUND = 7, PART = 24, RANKS = 4 };
 

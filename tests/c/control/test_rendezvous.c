@@ -14,7 +14,7 @@
 
 #include "check.h"
 #include "control/hello.h"
-#include "control/rendezvous.h"
+#include "control/letters.h"
 #include "base/wait.h"
 
 enum { MOST = 16, ROUNDS = 3, SECONDS = 90 };

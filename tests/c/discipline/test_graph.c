@@ -4,7 +4,7 @@
 
 #include "graph_jobs.h"
 #include "inside.h"
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL, STEPS = 12 };
 

@@ -3,7 +3,8 @@
 #define _GNU_SOURCE
 #include <math.h>
 
-#include "engine/layout.h"
+#include "engine/answer.h"
+#include "engine/bytes.h"
 #include "inside.h"
 #include "graph_jobs.h"
 

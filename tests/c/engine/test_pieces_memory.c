@@ -1,7 +1,7 @@
 /* The memory of an exchange whose updates go as pieces: what a codec needs, and no more. Every number is counted from
  * the codecs' wire forms (codec/piece.h), and held against what the exchange has taken. */
 #include "codec/piece.h"
-#include "engine/layout.h"
+#include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "inside.h"
 #include "piece_jobs.h"

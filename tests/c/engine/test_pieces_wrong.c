@@ -3,7 +3,8 @@
 #include <math.h>
 
 #include "codec/piece.h"
-#include "engine/layout.h"
+#include "engine/args.h"
+#include "engine/bytes.h"
 #include "inside.h"
 #include "engine/pieces.h"
 #include "engine/send.h"

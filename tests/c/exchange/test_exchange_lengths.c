@@ -3,7 +3,8 @@
 #include "exchange_plans.h"
 #include "graph_jobs.h"
 
-#include "engine/layout.h"
+#include "engine/args.h"
+#include "engine/bytes.h"
 #include "inside.h"
 
 enum { LIAR, VICTIM };

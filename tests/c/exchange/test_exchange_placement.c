@@ -7,7 +7,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "engine/layout.h"
+#include "engine/bytes.h"
 #include "inside.h"
 #include "base/host.h"
 

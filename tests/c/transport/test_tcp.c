@@ -12,7 +12,7 @@
 #include "base/calls.h"
 #include "context/lane.h"
 #include "ranks.h"
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 static void bring_up(rank *r, int streams) {
     r->config.tcp_streams = streams;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "corked_jobs.h"
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 enum { SENDER = CORKED_SENDER, TAKER = CORKED_TAKER, KEPT = 20, SMALL = CORKED_SMALL };
 

@@ -13,7 +13,7 @@
 
 #include "context/lane.h"
 #include "ranks.h"
-#include "transport/tcp/tcp.h"
+#include "transport/tcp/parts.h"
 
 /* A broken connection is reported after a grace of a second, and some time that a busy machine takes; long before the
  * silence that ends what is not reported. */

@@ -1,7 +1,7 @@
 /* The immediate of a signal: what it says of window, signal and value, and how a value is found again by its last bits.
  */
 #include "check.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
 

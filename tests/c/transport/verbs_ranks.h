@@ -4,7 +4,7 @@
 
 #include "ranks.h"
 #include "context/context.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
 

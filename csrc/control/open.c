@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "base/host.h"
-#include "control/mesh.h"
+#include "control/channel.h"
 
 static const double LEAVE_SECONDS = 1; /* for all peers together, as for a revoke */
 

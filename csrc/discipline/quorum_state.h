@@ -1,10 +1,10 @@
 /* A quorum: a fold that goes on without stragglers (quorum.c says how). quorum_intake.c is the owner's side, and
  * quorum_outlet.c the worker's. A sender is as in engine/clocks.h: a rank, or with several stages a group of ranks. */
-#ifndef HPC_QUORUM_H
-#define HPC_QUORUM_H
+#ifndef HPC_QUORUM_STATE_H
+#define HPC_QUORUM_STATE_H
 
 #include "discipline/graph.h"
-#include "discipline/split.h"
+#include "discipline/split_state.h"
 #include "engine/clocks.h"
 #include "engine/row.h"
 #include "engine/ticket.h"

@@ -1,6 +1,6 @@
 /* The two steps of a hierarchy's plan: hosts.c chooses leaders, and hosts_rows.c makes the rows. */
-#ifndef HPC_PLAN_HOSTS_H
-#define HPC_PLAN_HOSTS_H
+#ifndef HPC_HOSTS_ROWS_H
+#define HPC_HOSTS_ROWS_H
 
 #include "plan/plan.h"
 

@@ -8,7 +8,7 @@
  *   inquiry.c     follows waits to the ranks at their end
  *   survivors.c   goes on without the ranks that departed
  *   service.c     is the thread that answers and listens
- *   control.c     opens and closes
+ *   open.c        opens and closes
  *
  * Threads: the service thread; the connecting thread; threads that make collectives or call lanes; the stopping thread.
  *
@@ -26,8 +26,8 @@
  *
  * collective_lock and round_lock come before the others, which are never held together. The service thread never waits
  * for a lock that is held during a wait: to tell something, it tries a send_lock and goes on without it. */
-#ifndef HPC_MESH_H
-#define HPC_MESH_H
+#ifndef HPC_CHANNEL_H
+#define HPC_CHANNEL_H
 
 #include <pthread.h>
 #include <unistd.h>

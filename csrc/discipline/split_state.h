@@ -1,11 +1,11 @@
 /* BSP in two calls: the interface between its worker and its owners (split.c says how it works). */
-#ifndef HPC_SPLIT_H
-#define HPC_SPLIT_H
+#ifndef HPC_SPLIT_STATE_H
+#define HPC_SPLIT_STATE_H
 
 #include <math.h>
 
 #include "engine/discipline.h"
-#include "engine/layout.h"
+#include "engine/scheme.h"
 #include "engine/row.h"
 
 /* A pull's event names its use, and, in the bits above, the fold that it comes after: at most one is missing. */

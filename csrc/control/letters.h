@@ -8,8 +8,8 @@
  * In round 0 the ranks come: the handshake stands for its GIVE, and its parts are empty. The reader does no input
  * itself and allocates nothing: it says where the next bytes are to go, and is told how many came. A part goes where
  * its round expects it, and nothing from the wire is believed. */
-#ifndef HPC_RENDEZVOUS_H
-#define HPC_RENDEZVOUS_H
+#ifndef HPC_LETTERS_H
+#define HPC_LETTERS_H
 
 #include "control/net.h"
 

@@ -24,8 +24,8 @@
  * the event pushed (release), then the bell is rung. The waiter's load (acquire) sees the payload, no matter which
  * thread read it.
  */
-#ifndef HPC_TCP_H
-#define HPC_TCP_H
+#ifndef HPC_TCP_PARTS_H
+#define HPC_TCP_PARTS_H
 
 #include <pthread.h>
 

@@ -38,8 +38,8 @@
  * Order of the data: the NIC has written the payload before the completion of its immediate (the writes of a queue
  * pair are placed in order, and a completion comes after the data); the poller stores the signal (release) or pushes
  * the event (release), then rings the bell. */
-#ifndef HPC_VERBS_H
-#define HPC_VERBS_H
+#ifndef HPC_VERBS_PARTS_H
+#define HPC_VERBS_PARTS_H
 
 #include <pthread.h>
 #include <sched.h>
