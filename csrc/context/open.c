@@ -110,27 +110,18 @@ int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context
     return hpc_context_create_named(rank, size, rank, config, context);
 }
 
-int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context) {
-    hpc_config defaults;
-    hpc_context *c = NULL;
-    int status;
-    if (context == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context is NULL");
-    *context = NULL;
-    hpc_config_init(&defaults);
-    if (config == NULL) config = &defaults;
-    if (config->size != sizeof *config)
-        return hpc_fail(HPC_ERR_INVALID, "init", "init: config->size is %zu, not %zu: call hpc_config_init first",
-                        config->size, sizeof *config);
-    if (size < 1 || rank < 0 || rank >= size)
-        return hpc_fail(HPC_ERR_INVALID, "init", "init: rank %d of %d ranks; rank must be in 0..size-1", rank, size);
-    if (!(config->timeout > 0)) /* also a NaN */
+static const char *congestion_of(const hpc_config *config) {
+    return config->tcp_congestion == NULL ? "" : config->tcp_congestion;
+}
+
+/* Seconds and counts of a configuration. A NaN is out of every range. */
+static int check_numbers(const hpc_config *config) {
+    if (!(config->timeout > 0))
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeout is %g s; it must be more than 0", config->timeout);
     if (isnan(config->init_timeout)) return hpc_fail(HPC_ERR_CONFIG, "init", "init: init_timeout is not a number");
     if (!(config->look_after > 0))
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: look_after is %g s; it must be more than 0", config->look_after);
-    if (config->transports != NULL && strlen(config->transports) >= HPC_TRANSPORTS_BYTES)
-        return hpc_fail(HPC_ERR_CONFIG, "init", "init: transports \"%s\" is too long", config->transports);
-    if (!(config->slice >= 0)) /* also a NaN */
+    if (!(config->slice >= 0))
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: slice is %g s; it must be 0 or more", config->slice);
     if (!(config->silence > 0))
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: silence is %g s; it must be more than 0", config->silence);
@@ -140,19 +131,31 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     if (config->threads < 0 || config->threads > HPC_MOST_THREADS)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: threads is %d; it must be 0 to %d", config->threads,
                         HPC_MOST_THREADS);
+    return HPC_OK;
+}
+
+static int check_config(int rank, int size, const hpc_config *config) {
+    if (config->size != sizeof *config)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: config->size is %zu, not %zu: call hpc_config_init first",
+                        config->size, sizeof *config);
+    if (size < 1 || rank < 0 || rank >= size)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: rank %d of %d ranks; rank must be in 0..size-1", rank, size);
+    if (config->transports != NULL && strlen(config->transports) >= HPC_TRANSPORTS_BYTES)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: transports \"%s\" is too long", config->transports);
     if (config->secret == NULL && config->secret_bytes > 0)
         return hpc_fail(HPC_ERR_INVALID, "init", "init: secret is NULL while secret_bytes is %zu",
                         config->secret_bytes);
-    const char *congestion = config->tcp_congestion == NULL ? "" : config->tcp_congestion;
-    status = hpc_transport_check(config->transports);
-    if (status == HPC_OK) status = hpc_net_check_congestion(congestion, "init");
+    int status = check_numbers(config);
+    if (status == HPC_OK) status = hpc_transport_check(config->transports);
+    if (status == HPC_OK) status = hpc_net_check_congestion(congestion_of(config), "init");
     if (status == HPC_OK) status = hpc_nics_check(config->devices);
-    if (status != HPC_OK) return status;
+    return status;
+}
 
-    /* A peer costs two, its connection and its process, and over TCP a stream of each lane. */
-    hpc_host_files(OWN_FILES + (uint64_t)size * (2 + LANES * (uint64_t)config->tcp_streams));
-    c = calloc(1, sizeof *c);
-    if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");
+/* The context by its numbers, with nothing open. NULL: no memory. */
+static hpc_context *make(int rank, int size, const hpc_config *config) {
+    hpc_context *c = calloc(1, sizeof *c);
+    if (c == NULL) return NULL;
     hpc_group *g = &c->group;
     atomic_init(&c->references, 1);
     c->open = 1;
@@ -170,35 +173,69 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     g->slice = config->slice;
     c->loop_seed = config->loop_seed;
     c->tcp_streams = config->tcp_streams;
-    snprintf(c->tcp_congestion, sizeof c->tcp_congestion, "%s", congestion);
+    snprintf(c->tcp_congestion, sizeof c->tcp_congestion, "%s", congestion_of(config));
+    return c;
+}
+
+static int take_memory(hpc_context *c) {
+    hpc_group *g = &c->group;
+    const size_t size = (size_t)g->size;
     g->owner = owner_page();
-    g->states = calloc((size_t)size, sizeof *g->states);
-    g->departing = calloc((size_t)size, sizeof *g->departing);
-    g->reasons = calloc((size_t)size, sizeof *g->reasons);
-    c->addresses = calloc((size_t)size, sizeof *c->addresses);
-    c->transports = calloc((size_t)size, sizeof *c->transports);
+    g->states = calloc(size, sizeof *g->states);
+    g->departing = calloc(size, sizeof *g->departing);
+    g->reasons = calloc(size, sizeof *g->reasons);
+    c->addresses = calloc(size, sizeof *c->addresses);
+    c->transports = calloc(size, sizeof *c->transports);
     if (g->owner == NULL || g->states == NULL || g->departing == NULL || g->reasons == NULL || c->addresses == NULL ||
-        c->transports == NULL) {
-        status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", size);
-        goto err;
-    }
-    status = hpc_probes_open(c);
-    if (status != HPC_OK) goto err;
-    status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
-    if (status != HPC_OK) goto err;
-    g->bell = hpc_memory_data(c->bell_memory);
+        c->transports == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", g->size);
+    return hpc_probes_open(c);
+}
+
+/* The bell, and the control channel that shares it with other ranks. */
+static int open_channel(hpc_context *c, const hpc_config *config) {
     const int connects_hosts = hpc_transport_find(config->transports, 0, HPC_CAP_ONE_HOST) != NULL;
     const hpc_control_config control = {connects_hosts, config->interfaces, config->silence, config->secret,
                                         config->secret_bytes};
-    status = hpc_control_open(g, c->bell_memory, &control, &c->control);
-    if (status != HPC_OK) goto err;
-    hpc_control_on_lane(c->control, accept_lane, c);
+    int status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
+    if (status != HPC_OK) return status;
+    c->group.bell = hpc_memory_data(c->bell_memory);
+    status = hpc_control_open(&c->group, c->bell_memory, &control, &c->control);
+    if (status == HPC_OK) hpc_control_on_lane(c->control, accept_lane, c);
+    return status;
+}
+
+static int open_timeline(hpc_context *c, const char *file, int name) {
+    hpc_group *g = &c->group;
+    if (file == NULL || file[0] == 0) return HPC_OK;
+    return hpc_timeline_open(file, name, g->rank, g->size, c->self.hostname, &g->timeline);
+}
+
+static int open_all(hpc_context *c, int name, const hpc_config *config) {
+    int status = take_memory(c);
+    if (status == HPC_OK) status = open_channel(c, config);
+    if (status != HPC_OK) return status;
     describe_self(c, config);
     note_devices(c, config);
-    if (config->timeline != NULL && config->timeline[0] != 0)
-        status = hpc_timeline_open(config->timeline, name, rank, size, c->self.hostname, &g->timeline);
+    return open_timeline(c, config->timeline, name);
+}
+
+int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context) {
+    hpc_config defaults;
+    if (context == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context is NULL");
+    *context = NULL;
+    hpc_config_init(&defaults);
+    if (config == NULL) config = &defaults;
+    int status = check_config(rank, size, config);
+    if (status != HPC_OK) return status;
+
+    /* A peer costs two, its connection and its process, and over TCP a stream of each lane. */
+    hpc_host_files(OWN_FILES + (uint64_t)size * (2 + LANES * (uint64_t)config->tcp_streams));
+    hpc_context *c = make(rank, size, config);
+    if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");
+    status = open_all(c, name, config);
     if (status != HPC_OK) goto err;
-    hpc_group_enter(g);
+    hpc_group_enter(&c->group);
     *context = c;
     return HPC_OK;
 err:
