@@ -33,6 +33,16 @@ typedef struct hpc_codec_input {
     double weight;
 } hpc_codec_input;
 
+struct hpc_piece_head;
+struct hpc_piece_intake;
+
+/* A form of pieces (piece.h): 0, or an error of piece.h. check: may a piece with such a head have body bytes behind it?
+ * NULL: its codec's decode_add checks the rest. add: adds a piece that was checked. NULL: only its codec does. */
+typedef struct hpc_piece_form {
+    int (*check)(const struct hpc_piece_head *head, uint64_t body);
+    int (*add)(const struct hpc_piece_intake *in, float *acc);
+} hpc_piece_form;
+
 typedef struct hpc_codec {
     const char *name; /* as plans and errors say it */
     int number;       /* hpc_dtype; as plans have it */
@@ -56,6 +66,7 @@ typedef struct hpc_codec {
      * nothing is written. */
     int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight);
+    const hpc_piece_form *form; /* of pieces that it alone writes; NULL: it writes only forms of all codecs */
     /* Subtracts rate times the weighted sum of pieces that are not packed from param, in one pass over its n elements.
      * The sum begins with 0. The same bits as by decode_add and the rule sgd. Nonzero when an input is no piece: *wrong
      * gets its number, and nothing is written. NULL: pieces are added one by one. */

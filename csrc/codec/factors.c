@@ -392,6 +392,8 @@ static int is_finite(const hpc_codec_config *config, const hpc_codec_source *sou
            kernels->all_finite(from.v, count * from.columns, HPC_F32);
 }
 
+static const hpc_piece_form form = {NULL, NULL};
+
 const hpc_codec hpc_codec_factors = {
     .name = "factors",
     .number = HPC_FACTORS,
@@ -399,6 +401,7 @@ const hpc_codec hpc_codec_factors = {
     .length = length,
     .encode = encode,
     .decode_add = decode_add,
+    .form = &form,
     .add_all = add_all,
     .check_all = check_all,
     .add_range = add_range,

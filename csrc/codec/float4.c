@@ -9,9 +9,15 @@
 
 enum { SHORTEST = 16 /* elements of a unit, below which the scale takes too much */ };
 
+/* Bytes behind the head of a piece. */
+static uint64_t body_bytes(uint64_t n, uint64_t unit) {
+    uint64_t whole = n / unit, last = n % unit;
+    return (whole + (last > 0)) * sizeof(float) + whole * ((unit + 1) / 2) + (last + 1) / 2;
+}
+
 /* A single element takes fewer bytes as float32. */
 static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
-    const uint64_t codes = hpc_piece_float4_bytes(n, config->unit), dense = n * sizeof(float);
+    const uint64_t codes = body_bytes(n, config->unit), dense = n * sizeof(float);
     return sizeof(hpc_piece_head) + (size_t)(codes < dense ? codes : dense);
 }
 
@@ -73,7 +79,7 @@ int64_t hpc_float4_encode(const hpc_codec_config *config, const float *x, int64_
         memcpy(scales + u * sizeof scale, &scale, sizeof scale);
         codes += (some + 1) / 2;
     }
-    const uint64_t nbytes = hpc_piece_float4_bytes(all, unit);
+    const uint64_t nbytes = body_bytes(all, unit);
     return hpc_piece_finish(out, HPC_PIECE_FLOAT4, HPC_F32, n, (int64_t)unit, (size_t)nbytes);
 }
 
@@ -94,6 +100,41 @@ static uint64_t unit_of(const hpc_codec_config *config, uint64_t n) {
     return config->unit;
 }
 
+/* ---- its form ---- */
+
+static int check_form(const hpc_piece_head *head, uint64_t body) {
+    if (head->values != HPC_F32 || head->entries < 1) return HPC_PIECE_BAD_HEAD;
+    return body == body_bytes(head->n, head->entries) ? 0 : HPC_PIECE_BAD_LENGTH;
+}
+
+/* Whether the half of a byte behind a last, single element is 0 in all units. */
+static int is_padded(const uint8_t *codes, size_t n, size_t unit) {
+    for (size_t from = 0; from < n; from += unit) {
+        const size_t some = n - from < unit ? n - from : unit;
+        if (some % 2 != 0 && codes[some / 2] >> 4 != 0) return 0;
+        codes += (some + 1) / 2;
+    }
+    return 1;
+}
+
+static int add(const hpc_piece_intake *in, float *acc) {
+    const struct hpc_float4_kernels *kernels = hpc_float4_kernels_of(in->isa);
+    const size_t n = in->head->n, unit = in->head->entries, units = (n + unit - 1) / unit;
+    const uint8_t *codes = (const uint8_t *)in->body + units * sizeof(float);
+    if (!is_padded(codes, n, unit)) return HPC_PIECE_BAD_INDEX;
+    for (size_t from = 0, u = 0; from < n; from += unit, u++) {
+        const size_t some = n - from < unit ? n - from : unit;
+        float scale, levels[HPC_FLOAT4_CODES];
+        memcpy(&scale, in->body + u * sizeof scale, sizeof scale);
+        hpc_float4_levels(levels, scale, (float)in->weight);
+        kernels->add(acc + from, some, codes, levels);
+        codes += (some + 1) / 2;
+    }
+    return 0;
+}
+
+static const hpc_piece_form form = {check_form, add};
+
 const hpc_codec hpc_codec_float4 = {
     .name = "float4",
     .number = HPC_FLOAT4,
@@ -102,6 +143,7 @@ const hpc_codec hpc_codec_float4 = {
     .length = length,
     .encode = encode,
     .decode_add = hpc_piece_decode_add,
+    .form = &form,
     .check = check,
     .unit = unit_of,
     .keeps = keeps,

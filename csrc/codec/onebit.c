@@ -13,9 +13,15 @@ static int64_t write_dense(const float *x, int64_t n, float *residual, void *out
     return hpc_piece_finish(out, HPC_PIECE_DENSE, HPC_F32, n, n, (size_t)n * sizeof *values);
 }
 
+/* Bytes behind the head of a piece of signs. */
+static uint64_t signs_bytes(uint64_t n, uint64_t unit) {
+    uint64_t whole = n / unit, last = n % unit;
+    return (whole + (last > 0)) * 2 * sizeof(float) + whole * ((unit + 7) / 8) + (last + 7) / 8;
+}
+
 /* Dense float32 where that takes no more. */
 static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
-    const uint64_t signs = hpc_piece_signs_bytes(n, config->unit), dense = n * sizeof(float);
+    const uint64_t signs = signs_bytes(n, config->unit), dense = n * sizeof(float);
     return sizeof(hpc_piece_head) + (size_t)(signs < dense ? signs : dense);
 }
 
@@ -36,7 +42,7 @@ static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *sour
     if (n < 0 || n > HPC_PIECE_ELEMENTS) return HPC_PIECE_BAD_ARGS;
     if (cap < 0 || (size_t)cap < max_bytes(encoding->config, (uint64_t)n)) return HPC_PIECE_NO_ROOM;
     size_t unit = (size_t)encoding->config->unit, all = (size_t)n, units = (all + unit - 1) / unit;
-    uint64_t nbytes = hpc_piece_signs_bytes(all, unit);
+    uint64_t nbytes = signs_bytes(all, unit);
     const float *x = hpc_source_values(source);
     *kept = n;
     if (nbytes >= all * sizeof(float)) return write_dense(x, n, state, out);
@@ -66,6 +72,35 @@ static uint64_t unit_of(const hpc_codec_config *config, uint64_t n) {
     return config->unit;
 }
 
+/* ---- its form ---- */
+
+static int check_form(const hpc_piece_head *head, uint64_t body) {
+    if (head->values != HPC_F32 || head->entries < 1) return HPC_PIECE_BAD_HEAD;
+    return body == signs_bytes(head->n, head->entries) ? 0 : HPC_PIECE_BAD_LENGTH;
+}
+
+static int add(const hpc_piece_intake *in, float *acc) {
+    const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(in->isa);
+    size_t n = in->head->n, unit = in->head->entries, units = (n + unit - 1) / unit;
+    const uint8_t *bits = (const uint8_t *)in->body + units * 2 * sizeof(float);
+    for (size_t from = 0; from < n; from += unit) {
+        size_t some = n - from < unit ? n - from : unit;
+        if (some % 8 != 0 && bits[some / 8] >> some % 8 != 0) return HPC_PIECE_BAD_INDEX;
+        bits += (some + 7) / 8;
+    }
+    bits = (const uint8_t *)in->body + units * 2 * sizeof(float);
+    for (size_t from = 0, u = 0; from < n; from += unit, u++) {
+        size_t some = n - from < unit ? n - from : unit;
+        float both[2], weight = (float)in->weight;
+        memcpy(both, in->body + u * sizeof both, sizeof both);
+        kernels->add_signs(acc + from, some, bits, weight * both[0], weight * both[1]);
+        bits += (some + 7) / 8;
+    }
+    return 0;
+}
+
+static const hpc_piece_form form = {check_form, add};
+
 const hpc_codec hpc_codec_onebit = {
     .name = "onebit",
     .number = HPC_ONEBIT,
@@ -74,6 +109,7 @@ const hpc_codec hpc_codec_onebit = {
     .length = length,
     .encode = encode,
     .decode_add = hpc_piece_decode_add,
+    .form = &form,
     .check = check,
     .unit = unit_of,
     .encode_nothing = hpc_piece_encode_nothing,

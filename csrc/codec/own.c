@@ -55,6 +55,13 @@ static const char *check(const hpc_codec_config *config) {
     return NULL;
 }
 
+static int check_form(const hpc_piece_head *head, uint64_t body) {
+    (void)body;
+    return head->values == HPC_F32 && head->entries == 0 ? 0 : HPC_PIECE_BAD_HEAD;
+}
+
+static const hpc_piece_form form = {check_form, NULL};
+
 const hpc_codec hpc_codec_own = {
     .name = "own",
     .number = HPC_OWN_CODEC,
@@ -62,6 +69,7 @@ const hpc_codec hpc_codec_own = {
     .length = hpc_piece_length_dense,
     .encode = encode,
     .decode_add = decode_add,
+    .form = &form,
     .check = check,
     .keeps = keeps,
     .encode_nothing = hpc_piece_encode_nothing,

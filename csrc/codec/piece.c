@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "codec/codec.h"
-#include "kernel/float4.h"
 #include "base/isa.h"
 
 enum { BLOCK = 1024, CODES = 512, NEAR = 1 << 17 /* elements that a second cache may hold */, FEW = 32 };
@@ -90,58 +89,10 @@ void hpc_piece_encode_nothing(const hpc_codec_config *config, int64_t n, void *o
     hpc_piece_finish(out, HPC_PIECE_GAPS8, HPC_F32, n, 0, 0);
 }
 
-uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit) {
-    uint64_t whole = n / unit, last = n % unit;
-    return (whole + (last > 0)) * 2 * sizeof(float) + whole * ((unit + 7) / 8) + (last + 7) / 8;
-}
-
-uint64_t hpc_piece_float4_bytes(uint64_t n, uint64_t unit) {
-    uint64_t whole = n / unit, last = n % unit;
-    return (whole + (last > 0)) * sizeof(float) + whole * ((unit + 1) / 2) + (last + 1) / 2;
-}
-
-/* ---- the head ------------------------------------------------------------------------------------------------------
- */
-
-/* Whether the form can have so many bytes behind its values. */
-static int check_rest(const hpc_piece_head *head, uint64_t rest) {
-    switch (head->form) {
-    case HPC_PIECE_DENSE:
-        if (head->entries != head->n) return HPC_PIECE_BAD_COUNT;
-        return rest == 0 ? 0 : HPC_PIECE_BAD_LENGTH;
-    case HPC_PIECE_BITS:
-        return rest == ((uint64_t)head->n + 7) / 8 ? 0 : HPC_PIECE_BAD_LENGTH;
-    case HPC_PIECE_GAPS8:
-        return rest >= head->entries ? 0 : HPC_PIECE_BAD_LENGTH;
-    default:
-        return rest % 2 == 0 && rest / 2 >= head->entries ? 0 : HPC_PIECE_BAD_LENGTH;
-    }
-}
-
-int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t n) {
-    if (nbytes < (int64_t)sizeof *head) return HPC_PIECE_BAD_LENGTH;
-    memcpy(head, in, sizeof *head);
-    if (n < 0 || n > HPC_PIECE_ELEMENTS || head->n != n) return HPC_PIECE_BAD_HEAD;
-    if (head->form >= HPC_PIECE_FORMS || !is_format(head->values) || head->packed != 0) return HPC_PIECE_BAD_HEAD;
-    if (head->nbytes != nbytes) return HPC_PIECE_BAD_LENGTH;
-    uint64_t body = (uint64_t)nbytes - sizeof *head;
-    if (hpc_piece_is_factors(head)) return 0; /* codec/factors_read.c reads the rest */
-    if (head->form == HPC_PIECE_OWN) return head->values == HPC_F32 && head->entries == 0 ? 0 : HPC_PIECE_BAD_HEAD;
-    if (head->form == HPC_PIECE_SIGNS || head->form == HPC_PIECE_FLOAT4) {
-        if (head->values != HPC_F32 || head->entries < 1) return HPC_PIECE_BAD_HEAD;
-        const uint64_t right = head->form == HPC_PIECE_SIGNS ? hpc_piece_signs_bytes((uint64_t)n, head->entries)
-                                                             : hpc_piece_float4_bytes((uint64_t)n, head->entries);
-        return body == right ? 0 : HPC_PIECE_BAD_LENGTH;
-    }
-    if (head->entries > head->n) return HPC_PIECE_BAD_COUNT;
-    uint64_t values = (uint64_t)head->entries * hpc_dtype_bytes(head->values);
-    return values > body ? HPC_PIECE_BAD_LENGTH : check_rest(head, body - values);
-}
-
 /* ---- adding --------------------------------------------------------------------------------------------------------
  */
 
-/* A piece whose head was read, on its way into acc. */
+/* A piece of values and their places, on its way into acc. */
 typedef struct piece_intake {
     const hpc_piece_head *head;
     const struct hpc_sparse_kernels *kernels;
@@ -274,69 +225,112 @@ static int add_by_gaps(const piece_intake *in, float *acc, int wide) {
     return 0;
 }
 
-static int add_by_signs(const piece_intake *in, float *acc) {
-    size_t n = in->head->n, unit = in->head->entries, units = (n + unit - 1) / unit;
-    const uint8_t *bits = (const uint8_t *)in->values + units * 2 * sizeof(float);
-    for (size_t from = 0; from < n; from += unit) {
-        size_t some = n - from < unit ? n - from : unit;
-        if (some % 8 != 0 && bits[some / 8] >> some % 8 != 0) return HPC_PIECE_BAD_INDEX;
-        bits += (some + 7) / 8;
-    }
-    bits = (const uint8_t *)in->values + units * 2 * sizeof(float);
-    for (size_t from = 0, u = 0; from < n; from += unit, u++) {
-        size_t some = n - from < unit ? n - from : unit;
-        float both[2], weight = (float)in->weight;
-        memcpy(both, in->values + u * sizeof both, sizeof both);
-        in->kernels->add_signs(acc + from, some, bits, weight * both[0], weight * both[1]);
-        bits += (some + 7) / 8;
-    }
-    return 0;
+/* ---- forms ---------------------------------------------------------------------------------------------------------
+ */
+
+static piece_intake open_values(const hpc_piece_intake *in) {
+    const size_t values = (size_t)in->head->entries * hpc_dtype_bytes(in->head->values);
+    return (piece_intake){.head = in->head,
+                          .kernels = hpc_sparse_kernels_of(in->isa),
+                          .fold = hpc_fold_kernels_of(in->isa),
+                          .values = in->body,
+                          .rest = (const uint8_t *)in->body + values,
+                          .nbytes = in->head->nbytes - sizeof *in->head - values,
+                          .weight = in->weight};
 }
 
-/* Whether the half of a byte behind a last, single element is 0 in all units. */
-static int is_padded(const uint8_t *codes, size_t n, size_t unit) {
-    for (size_t from = 0; from < n; from += unit) {
-        const size_t some = n - from < unit ? n - from : unit;
-        if (some % 2 != 0 && codes[some / 2] >> 4 != 0) return 0;
-        codes += (some + 1) / 2;
-    }
-    return 1;
+/* Bytes behind the values, in *rest. */
+static int check_values(const hpc_piece_head *head, uint64_t body, uint64_t *rest) {
+    const uint64_t values = (uint64_t)head->entries * hpc_dtype_bytes(head->values);
+    if (head->entries > head->n) return HPC_PIECE_BAD_COUNT;
+    *rest = body - values;
+    return values > body ? HPC_PIECE_BAD_LENGTH : 0;
 }
 
-static int add_by_float4(const piece_intake *in, float *acc, const struct hpc_float4_kernels *kernels) {
-    const size_t n = in->head->n, unit = in->head->entries, units = (n + unit - 1) / unit;
-    const uint8_t *codes = (const uint8_t *)in->values + units * sizeof(float);
-    if (!is_padded(codes, n, unit)) return HPC_PIECE_BAD_INDEX;
-    for (size_t from = 0, u = 0; from < n; from += unit, u++) {
-        const size_t some = n - from < unit ? n - from : unit;
-        float scale, levels[HPC_FLOAT4_CODES];
-        memcpy(&scale, in->values + u * sizeof scale, sizeof scale);
-        hpc_float4_levels(levels, scale, (float)in->weight);
-        kernels->add(acc + from, some, codes, levels);
-        codes += (some + 1) / 2;
-    }
-    return 0;
+static int check_dense(const hpc_piece_head *head, uint64_t body) {
+    uint64_t rest;
+    const int status = check_values(head, body, &rest);
+    if (status != 0) return status;
+    if (head->entries != head->n) return HPC_PIECE_BAD_COUNT;
+    return rest == 0 ? 0 : HPC_PIECE_BAD_LENGTH;
+}
+
+static int add_dense(const hpc_piece_intake *in, float *acc) {
+    const hpc_piece_head *head = in->head;
+    const int64_t nbytes = (int64_t)(head->nbytes - sizeof *head);
+    return hpc_codec_add_array(acc, head->n, in->body, nbytes, in->weight, head->values);
+}
+
+static int check_bits(const hpc_piece_head *head, uint64_t body) {
+    uint64_t rest;
+    const int status = check_values(head, body, &rest);
+    return status != 0 || rest == ((uint64_t)head->n + 7) / 8 ? status : HPC_PIECE_BAD_LENGTH;
+}
+
+static int add_bits(const hpc_piece_intake *in, float *acc) {
+    const piece_intake values = open_values(in);
+    return add_by_bits(&values, acc);
+}
+
+static int check_gaps8(const hpc_piece_head *head, uint64_t body) {
+    uint64_t rest;
+    const int status = check_values(head, body, &rest);
+    return status != 0 || rest >= head->entries ? status : HPC_PIECE_BAD_LENGTH;
+}
+
+static int add_gaps8(const hpc_piece_intake *in, float *acc) {
+    const piece_intake values = open_values(in);
+    return add_by_gaps(&values, acc, 0);
+}
+
+static int check_gaps16(const hpc_piece_head *head, uint64_t body) {
+    uint64_t rest;
+    const int status = check_values(head, body, &rest);
+    return status != 0 || (rest % 2 == 0 && rest / 2 >= head->entries) ? status : HPC_PIECE_BAD_LENGTH;
+}
+
+static int add_gaps16(const hpc_piece_intake *in, float *acc) {
+    const piece_intake values = open_values(in);
+    return add_by_gaps(&values, acc, 1);
+}
+
+/* The forms that any codec may write; each other form belongs to the codec that writes it. */
+static const hpc_piece_form common[] = {
+    [HPC_PIECE_DENSE] = {check_dense, add_dense},
+    [HPC_PIECE_BITS] = {check_bits, add_bits},
+    [HPC_PIECE_GAPS8] = {check_gaps8, add_gaps8},
+    [HPC_PIECE_GAPS16] = {check_gaps16, add_gaps16},
+};
+
+static const int writers[HPC_PIECE_FORMS] = {
+    [HPC_PIECE_SIGNS] = HPC_ONEBIT,   [HPC_PIECE_OWN] = HPC_OWN_CODEC, [HPC_PIECE_FACTORS] = HPC_FACTORS,
+    [HPC_PIECE_SPARSE] = HPC_FACTORS, [HPC_PIECE_FLOAT4] = HPC_FLOAT4,
+};
+
+/* NULL: there is no such form, or not its codec. */
+static const hpc_piece_form *form_of(const hpc_piece_head *head) {
+    if (head->form < sizeof common / sizeof *common) return &common[head->form];
+    const hpc_codec *codec = head->form < HPC_PIECE_FORMS ? hpc_codec_of(writers[head->form]) : NULL;
+    return codec != NULL ? codec->form : NULL;
+}
+
+int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t n) {
+    if (nbytes < (int64_t)sizeof *head) return HPC_PIECE_BAD_LENGTH;
+    memcpy(head, in, sizeof *head);
+    if (n < 0 || n > HPC_PIECE_ELEMENTS || head->n != n) return HPC_PIECE_BAD_HEAD;
+    const hpc_piece_form *form = form_of(head);
+    if (form == NULL || !is_format(head->values) || head->packed != 0) return HPC_PIECE_BAD_HEAD;
+    if (head->nbytes != nbytes) return HPC_PIECE_BAD_LENGTH;
+    return form->check != NULL ? form->check(head, (uint64_t)nbytes - sizeof *head) : 0;
 }
 
 int hpc_piece_add(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int isa) {
     hpc_piece_head head;
-    int status = hpc_piece_read(&head, in, nbytes, n);
+    const int status = hpc_piece_read(&head, in, nbytes, n);
     if (status != 0) return status;
-    size_t values = (size_t)head.entries * hpc_dtype_bytes(head.values);
-    piece_intake intake = {.head = &head,
-                           .kernels = hpc_sparse_kernels_of(isa),
-                           .fold = hpc_fold_kernels_of(isa),
-                           .values = (const char *)in + sizeof head,
-                           .weight = weight};
-    if (head.form == HPC_PIECE_OWN || hpc_piece_is_factors(&head)) return HPC_PIECE_BAD_HEAD; /* of other codecs */
-    if (head.form == HPC_PIECE_SIGNS) return add_by_signs(&intake, acc);
-    if (head.form == HPC_PIECE_FLOAT4) return add_by_float4(&intake, acc, hpc_float4_kernels_of(isa));
-    if (head.form == HPC_PIECE_DENSE)
-        return hpc_codec_add_array(acc, n, intake.values, (int64_t)values, weight, head.values);
-    intake.rest = (const uint8_t *)intake.values + values;
-    intake.nbytes = head.nbytes - sizeof head - values;
-    if (head.form == HPC_PIECE_BITS) return add_by_bits(&intake, acc);
-    return add_by_gaps(&intake, acc, head.form == HPC_PIECE_GAPS16);
+    const hpc_piece_intake intake = {&head, (const char *)in + sizeof head, weight, isa};
+    const hpc_piece_form *form = form_of(&head);
+    return form->add != NULL ? form->add(&intake, acc) : HPC_PIECE_BAD_HEAD;
 }
 
 int hpc_piece_decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,

@@ -48,9 +48,13 @@ typedef struct hpc_piece_head {
     uint32_t entries; /* values; HPC_PIECE_SIGNS, HPC_PIECE_FLOAT4: elements of a unit. The last unit may be shorter */
 } hpc_piece_head;
 
-static inline int hpc_piece_is_factors(const hpc_piece_head *head) {
-    return head->form == HPC_PIECE_FACTORS || head->form == HPC_PIECE_SPARSE;
-}
+/* A piece whose head was read and checked, on its way into an array. */
+typedef struct hpc_piece_intake {
+    const hpc_piece_head *head;
+    const char *body; /* behind the head */
+    double weight;
+    int isa; /* hpc_isa */
+} hpc_piece_intake;
 
 /* The answers of an encoder or a decoder that refuses, and has written nothing. */
 enum {
@@ -130,10 +134,6 @@ int hpc_piece_check(int64_t n, int values, int64_t cap);
 
 /* Writes the head of a piece whose other nbytes are there; returns the bytes of the whole piece. */
 int64_t hpc_piece_finish(void *out, int form, int values, int64_t n, int64_t entries, size_t nbytes);
-
-/* Bytes behind the head of a piece of signs, and of one of 4-bit floats. unit is at least 1. */
-uint64_t hpc_piece_signs_bytes(uint64_t n, uint64_t unit);
-uint64_t hpc_piece_float4_bytes(uint64_t n, uint64_t unit);
 
 /* The encoding of the codec float4 by the kernels of an instruction set (hpc_isa). residual: NULL for none. */
 int64_t hpc_float4_encode(const hpc_codec_config *config, const float *x, int64_t n, float *residual, void *out,
