@@ -1,5 +1,5 @@
 /* verbs: ranks with RDMA NICs, on InfiniBand or RoCE. A put is a write of the NIC into the peer's window, with no
- * instruction of the peer; signals and events travel as immediates of the writes of their data (transport/verbs.h). */
+ * instruction of the peer; signals and events travel as immediates of the writes of their data (parts.h). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
