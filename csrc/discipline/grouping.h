@@ -5,7 +5,7 @@
 #ifndef HPC_GROUPING_H
 #define HPC_GROUPING_H
 
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 
 /* Whether rows of a plan send to other rows. */
 int hpc_plan_has_stages(const hpc_plan *plan);

@@ -2,7 +2,7 @@
 #ifndef HPC_DISCIPLINE_PEERS_H
 #define HPC_DISCIPLINE_PEERS_H
 
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 
 /* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
 int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);

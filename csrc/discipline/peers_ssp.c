@@ -38,7 +38,7 @@
 #include "discipline/graph.h"
 #include "discipline/peers.h"
 #include "engine/answer.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/core.h"
 #include "engine/kind.h"
 #include "engine/row.h"

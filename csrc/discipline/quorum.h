@@ -5,7 +5,7 @@
 
 #include "discipline/graph.h"
 #include "discipline/split.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/row.h"
 #include "engine/ticket.h"
 

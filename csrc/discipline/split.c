@@ -56,7 +56,7 @@
 #include "discipline/graph.h"
 #include "discipline/peers.h"
 #include "discipline/whole.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
 #include "engine/stages.h"

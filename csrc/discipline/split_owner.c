@@ -7,7 +7,7 @@
 #include "discipline/split.h"
 #include "engine/answer.h"
 #include "engine/args.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/core.h"
 #include "engine/forward.h"
 #include "engine/kept.h"

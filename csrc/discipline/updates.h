@@ -3,7 +3,7 @@
 #define HPC_UPDATES_H
 
 #include "discipline/discipline.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/row.h"
 #include "engine/stages.h"
 

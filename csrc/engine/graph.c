@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "engine/clocks.h"
 #include "engine/send.h"
 #include "engine/stages.h"
 

@@ -134,6 +134,11 @@ static inline char *hpc_own_part(const hpc_scheme *sc) {
     return hpc_window_data(sc->window);
 }
 
+/* Whether this rank is a worker. */
+static inline int hpc_scheme_works(const hpc_scheme *sc) {
+    return sc->layout.places[sc->context->group.rank].worker;
+}
+
 /* Whether this rank can read and write the other one's memory by plain instructions. */
 static inline int hpc_is_mapped(const hpc_scheme *sc, int rank) {
     return rank == sc->context->group.rank || (sc->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
@@ -143,6 +148,11 @@ static inline int hpc_is_mapped(const hpc_scheme *sc, int rank) {
 static inline int hpc_reads_in_place(const hpc_scheme *sc, int owner, int rank) {
     if (sc->puts) return owner == rank;
     return hpc_is_mapped(sc, owner == sc->context->group.rank ? rank : owner);
+}
+
+/* The sender that a rank's updates of a key are in; -1: it pushes none. */
+static inline int hpc_sender_of(const hpc_scheme *sc, int key, int rank) {
+    return sc->group_of == NULL ? rank : sc->group_of[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
 }
 
 /* On a graph an owner that has closed folds nothing more, and takes no event. */

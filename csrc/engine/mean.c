@@ -6,7 +6,6 @@
 
 #include "engine/answer.h"
 #include "engine/block.h"
-#include "engine/clocks.h"
 #include "engine/kind.h"
 #include "engine/layout.h"
 #include "engine/prox.h"

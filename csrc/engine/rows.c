@@ -12,7 +12,6 @@
 #include "engine/layout.h"
 #include "engine/params.h"
 #include "engine/row.h"
-#include "engine/clocks.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
 

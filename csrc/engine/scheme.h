@@ -18,11 +18,15 @@
  *   write.c     parameters go to workers
  *   forward.c   a row of several stages sends its fold on, or an input
  *   answer.c    a share is answered, or the exchange fails
- *   clocks.c    a share's table of the senders of its updates
  *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: how an update gets to the owners
  *   pieces.c    updates that go as pieces of variable length: their ranges, encoders, and decoding
  *   ticket.c    the waits of the trainer, and the ranks that it waits for
+ *   worker.c    a push and a pull of the trainer
+ *   held.c      fold and apply in two calls, where each update is applied by itself
+ *   open.c      a scheme is opened, and left
+ *   counts.c    counts, and the thresholds of encoders
+ *   state.c     rows, encoders and arguments, read and set between calls
  * Each has its own header. The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand
  * above this folder.
  *
@@ -242,7 +246,7 @@ struct hpc_scheme {
 
     /* worker */
     hpc_pushed *keys;
-    struct hpc_held *held; /* by key: exchange/held.c; NULL: updates are sent when they are folded */
+    struct hpc_held *held; /* by key: held.c; NULL: updates are sent when they are folded */
     size_t *push_slot;     /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
     uint64_t *args_asked;  /* by core of all ranks: args for which this rank has asked for an answer */
     int corked;            /* starts may be kept back on the in_lanes */

@@ -27,6 +27,7 @@
 #include "context/context.h"
 #include "probe/probe.h"
 #include "engine/stages.h"
+#include "engine/counts.h"
 #include "exchange/exchange.h"
 
 /* Fleets are smaller than pathload's: a verdict comes sooner, and the next one soon after it. */

@@ -23,17 +23,8 @@ typedef struct hpc_clock {
     int parked;               /* an answer waits for updates of others */
 } hpc_clock;
 
-/* Memory of the discipline, which is freed with the scheme: n times size bytes of zeroes. NULL: out of memory; the
- * error is recorded. */
-void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op);
-
 /* Opens the table of each share of this rank whose rows apply. */
 int hpc_clocks_open(hpc_scheme *sc, const char *op);
-
-/* The sender that a rank's updates of a key are in; -1: it pushes none. */
-static inline int hpc_sender_of(const hpc_scheme *sc, int key, int rank) {
-    return sc->group_of == NULL ? rank : sc->group_of[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
-}
 
 /* How often a sender's update has come (or is applied), since the last publish. */
 static inline uint64_t hpc_clock_came(const hpc_clock *clock) {
@@ -62,8 +53,8 @@ int hpc_sender_is_open(const hpc_scheme *sc, int key, int sender);
 uint64_t hpc_clocks_least(const hpc_scheme *sc, const hpc_share *share);
 /* Whether more ranks have closed than when the core asked last. */
 int hpc_core_sees_closed(hpc_core *core);
-/* Pushes of rank that a share of this rank has begun to apply, or to sum. */
-uint64_t hpc_clocks_begun(const hpc_scheme *sc, const hpc_share *share, int rank);
+/* Raises *pushes to the most pushes of rank that a share of this rank has begun to apply, or to sum. */
+void hpc_clocks_raise_begun(const hpc_scheme *sc, int rank, uint64_t *pushes);
 /* Publish: all go on from one clock. No rank has a push or a pull pending. */
 void hpc_clocks_level(hpc_scheme *sc);
 

@@ -1,16 +1,10 @@
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 
 #include <stdlib.h>
 
 #include "engine/core.h"
 #include "engine/row.h"
 #include "engine/stages.h"
-
-void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op) {
-    void *taken = hpc_arena_take(&sc->taken, n, size);
-    if (taken == NULL) hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the state of %s", op, sc->discipline->name);
-    return taken;
-}
 
 static int is_own(const hpc_scheme *sc, const hpc_share *share) {
     return share->owner == sc->context->group.rank && sc->plan->rows[share->rows[0]].action == HPC_APPLY;
@@ -74,12 +68,23 @@ static uint64_t most_taken(const hpc_scheme *sc, const hpc_share *share, int ran
     return most;
 }
 
-uint64_t hpc_clocks_begun(const hpc_scheme *sc, const hpc_share *share, int rank) {
+static uint64_t begun(const hpc_scheme *sc, const hpc_share *share, int rank) {
     const int sender = hpc_sender_of(sc, share->key, rank);
     if (share->clocks == NULL) return most_taken(sc, share, rank);
     if (sender < 0) return 0;
     const hpc_clock *clock = &share->clocks[sender];
     return atomic_load_explicit(&clock->applied, memory_order_relaxed) + (uint64_t)(clock->rows > 0);
+}
+
+void hpc_clocks_raise_begun(const hpc_scheme *sc, int rank, uint64_t *pushes) {
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        const hpc_share *share = &sc->layout.shares[s];
+        if (share->owner != sc->context->group.rank) continue;
+        hpc_core_pause(&sc->cores[share->core]);
+        const uint64_t n = begun(sc, share, rank);
+        hpc_core_resume(&sc->cores[share->core]);
+        if (n > *pushes) *pushes = n;
+    }
 }
 
 void hpc_clocks_level(hpc_scheme *sc) {
