@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/core.h"
+#include "engine/mean.h"
 #include "engine/row.h"
 #include "engine/stages.h"
 
@@ -60,9 +61,9 @@ int hpc_core_sees_closed(hpc_core *core) {
 static uint64_t most_taken(const hpc_scheme *sc, const hpc_share *share, int rank) {
     uint64_t most = 0;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
-        const int input = w->taken == NULL ? -1 : hpc_row_input_of(w, rank, 0);
-        const uint64_t n = input < 0 ? 0 : atomic_load_explicit(&w->taken[input], memory_order_relaxed);
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
+        const int input = hpc_row_input_of(w, rank, 0);
+        const uint64_t n = input < 0 ? 0 : hpc_sum_taken(w, input);
         if (n > most) most = n;
     }
     return most;
@@ -96,11 +97,6 @@ void hpc_clocks_level(hpc_scheme *sc) {
             share->clocks[r].base = atomic_load_explicit(&share->clocks[r].applied, memory_order_relaxed);
         hpc_core_resume(&sc->cores[share->core]);
     }
-}
-
-int hpc_open_begun(hpc_scheme *sc, const char *op) {
-    sc->begun = hpc_scheme_take(sc, (size_t)sc->asked.staleness + 1, sizeof *sc->begun, op);
-    return sc->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 int hpc_clocks_learn_pushes(hpc_scheme *sc, uint64_t *last, const char *op, double deadline) {

@@ -9,7 +9,7 @@
 #ifndef HPC_CLOCKS_H
 #define HPC_CLOCKS_H
 
-#include "engine/layout.h"
+#include "engine/counts.h"
 
 typedef struct hpc_clock {
     _Atomic uint64_t came;    /* updates that are there in all rows */
@@ -60,15 +60,5 @@ void hpc_clocks_level(hpc_scheme *sc);
 
 /* Publish, collective: writes the pushes of each rank into last[key * size + rank]. */
 int hpc_clocks_learn_pushes(hpc_scheme *sc, uint64_t *last, const char *op, double deadline);
-
-/* ---- the worker ---- */
-
-/* Opens the counts of steps, for HPC_STEPS_BY_STALENESS. */
-int hpc_open_begun(hpc_scheme *sc, const char *op);
-
-/* Counts a step by how far its parameters are behind; more than the staleness that was asked for is not counted. */
-static inline void hpc_count_begun(const hpc_scheme *sc, uint64_t behind) {
-    if (behind <= (uint64_t)sc->asked.staleness) sc->begun[behind]++;
-}
 
 #endif

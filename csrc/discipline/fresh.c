@@ -172,7 +172,7 @@ int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
     v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
     v->at = k->pushes;
     if (!pushed_once || !looked || !decoded || v->minimum < hpc_clock_behind(sc, clock)) return 0;
-    if (!(k->started & HPC_PUSH_EMPTY)) add_own(sc, key);
+    if (!hpc_push_is_empty(sc, key)) add_own(sc, key);
     count_begun(sc, clock, v->minimum);
     return 1;
 }

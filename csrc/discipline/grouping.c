@@ -114,14 +114,6 @@ int hpc_groups_find(hpc_scheme *sc, const char *op) {
     return status;
 }
 
-void hpc_groups_name_outputs(hpc_scheme *sc) {
-    for (int i = 0; i < sc->n_work; i++) {
-        hpc_work *w = &sc->work[i];
-        for (int o = 0; o < w->n_outputs && w->row->action == HPC_APPLY; o++)
-            w->outputs[o].lowest = hpc_sender_of(sc, w->row->key, w->outputs[o].lowest);
-    }
-}
-
 /* ---- the ranks that a wait waits for ---- */
 
 static int own_group(const hpc_scheme *sc, int key) {
@@ -144,7 +136,7 @@ static int applies(const hpc_scheme *sc, const hpc_share *share) {
 /* Adds the ranks that bring the updates of this rank's group to a share of this rank. */
 static int bringers(const hpc_scheme *sc, const hpc_share *share, int *ranks, int n) {
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
         for (int e = 0; e < w->row->n_in; e++)
             if (w->inputs[e].lowest == own_group(sc, share->key)) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     }

@@ -19,10 +19,6 @@ int hpc_groups_find(hpc_scheme *sc, const char *op);
 /* The same, by the rows that folds accepts instead of rows that apply; their outputs and shares are not looked at. */
 int hpc_groups_find_in(hpc_scheme *sc, int (*folds)(const hpc_scheme *sc, int row), const char *op);
 
-/* Names the outputs of this rank's rows that apply by the groups that they are for: a group's lowest rank need not be
- * one that gets parameters by the output. */
-void hpc_groups_name_outputs(hpc_scheme *sc);
-
 /* The group for which a row folds, or to which it relays. */
 int hpc_group_of_row(const hpc_scheme *sc, int row);
 

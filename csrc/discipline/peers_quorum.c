@@ -104,8 +104,7 @@ static void end(const hpc_scheme *sc, const hpc_share *share) {
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank;
         if (!in->takes[rank]) continue;
-        atomic_store_explicit(hpc_peers_came_at(sc, share, hpc_clock_applied(&share->clocks[rank]) + 1, e), 0,
-                              memory_order_relaxed);
+        hpc_peers_note_used(sc, share, e, hpc_clock_applied(&share->clocks[rank]) + 1);
         hpc_tally_add(&share->clocks[rank].applied, 1);
         in->held--;
     }
@@ -121,7 +120,7 @@ static int follow(hpc_core *core, hpc_share *share) {
         const int left_out = (int)verdict[0] - 1;
         if (!is_there(sc, share, verdict)) break;
         if (left_out >= 0) {
-            atomic_fetch_add_explicit(&core->scheme->peers.late[left_out], 1, memory_order_relaxed);
+            hpc_count_late(core->scheme, left_out);
             hpc_intake_answer(core, share, left_out, (hpc_told){share->version, 0});
         } else {
             answer_others(core, share, verdict);

@@ -98,8 +98,11 @@
 #include "discipline/peers.h"
 #include "discipline/whole.h"
 #include "engine/answer.h"
+#include "engine/forward.h"
 #include "engine/pieces.h"
+#include "engine/rows.h"
 #include "engine/stages.h"
+#include "engine/write.h"
 
 /* ---- check ---- */
 
@@ -277,7 +280,7 @@ static int open_keys(hpc_scheme *sc, const char *op) {
 
 static size_t part(const hpc_scheme *sc, int rank) {
     const size_t numbers = (size_t)sc->layout.places[rank].shares * (size_t)sc->context->group.size;
-    const int told = sc->layout.n_shares + (sc->layout.stages.many ? sc->plan->n_rows : 0);
+    const int told = sc->layout.n_shares + (hpc_plan_has_stages(sc->plan) ? sc->plan->n_rows : 0);
     const size_t verdicts = (size_t)(sc->layout.places[rank].shares * hpc_quorum_of(sc)->room);
     return hpc_quorum_of(sc)->from + (size_t)told * sizeof(hpc_told) +
            (numbers * (size_t)sc->layout.depth + verdicts * hpc_verdict_words(sc)) * sizeof(uint64_t);
@@ -325,8 +328,8 @@ int hpc_quorum_plan(hpc_scheme *sc, const char *op) {
     int status = open_keys(sc, op);
     if (status != HPC_OK) return status;
     hpc_layout_take_own(sc, part);
-    if (status == HPC_OK && sc->layout.stages.many) status = hpc_groups_find(sc, op);
-    if (status == HPC_OK && sc->layout.stages.many) status = check_groups(sc, op);
+    if (status == HPC_OK && hpc_plan_has_stages(sc->plan)) status = hpc_groups_find(sc, op);
+    if (status == HPC_OK && hpc_in_groups(sc)) status = check_groups(sc, op);
     for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++) {
         hpc_share *share = &sc->layout.shares[s];
         const int owns = share->owner == hpc_me(sc) && action_of(sc, share) != HPC_FORWARD;
@@ -347,7 +350,7 @@ int hpc_quorum_open(hpc_scheme *sc, const char *op) {
     sc->outcomes = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *sc->outcomes, op);
     if (sc->graph == NULL) sc->heard = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof *sc->heard, op);
     if (sc->outcomes == NULL || (sc->graph == NULL && sc->heard == NULL)) return HPC_ERR_MEMORY;
-    if (sc->layout.stages.many) hpc_groups_name_outputs(sc);
+    if (hpc_in_groups(sc)) hpc_rows_name_groups(sc);
     const int status = sc->discipline->traits & HPC_KEEPS_MEANS ? hpc_split_open_means(sc, op) : HPC_OK;
     return status == HPC_OK ? hpc_intake_open(sc, op) : status;
 }
@@ -379,10 +382,7 @@ static void pass_on(hpc_core *core, const hpc_work *w) {
     const hpc_share *share = w->share;
     hpc_quorum_share *its = share->own;
     const hpc_told *told = hpc_told_here(sc, hpc_passed_at(sc, w->index));
-    for (int o = 0; o < w->n_outputs; o++)
-        if (w->outputs[o].row >= 0)
-            hpc_core_check_put(core, hpc_put(core->out, sc->window, w->outputs[o].rank, told, sizeof *told,
-                                             hpc_passed_at(sc, w->outputs[o].row)));
+    hpc_forward_word(core, w, HPC_EVERYBODY, told, sizeof *told, hpc_passed_at);
     if (told->folded > its->passed.folded) its->passed.folded = told->folded;
     its->left_out |= !told->used;
     if (share->left > 1) return;

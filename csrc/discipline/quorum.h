@@ -138,6 +138,11 @@ static inline int hpc_me(const hpc_scheme *sc) {
     return sc->context->group.rank;
 }
 
+/* Whether updates come from groups of ranks. */
+static inline int hpc_in_groups(const hpc_scheme *sc) {
+    return sc->group_of != NULL;
+}
+
 static inline hpc_quorum *hpc_quorum_of(const hpc_scheme *sc) {
     return sc->own;
 }

@@ -98,7 +98,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
 /* ---- the core: the decision about a mean ---- */
 
 static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place) {
-    return &sc->work[sc->work_of[share->rows[place]]];
+    return hpc_work_of(sc, share->rows[place]);
 }
 
 /* rank speaks for the sender. */

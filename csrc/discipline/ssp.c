@@ -75,7 +75,7 @@ static void end_fold(hpc_core *core, hpc_share *share) {
         if (newest > hpc_clock_applied(from))
             hpc_share_count_received(sc, share, rank), whole++;
         else if (hpc_sends(sc, share->key, share->version + 1, share->owner, rank))
-            hpc_tally_add(newest == 0 ? &core->tally.missing : &core->tally.stale, 1);
+            hpc_count_absent(core, 0, newest != 0, newest == 0);
         atomic_store_explicit(&from->applied, newest, memory_order_relaxed);
         if (answered == from->answered) continue;
         from->answered = answered;
@@ -90,7 +90,7 @@ static void end_fold(hpc_core *core, hpc_share *share) {
 static int fold(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        hpc_work *w = hpc_work_of(sc, share->rows[i]);
         const hpc_inputs inputs =
             hpc_row_take(core, w, taking, share->version + 1, w->rule->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
         int failed = hpc_graph_work_row(core, w, &inputs);
@@ -109,7 +109,7 @@ static int work(hpc_core *core) {
 /* Updates of steps before may still be on their way. So the phases go on as they did. */
 static void restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     (void)step;
-    sc->graph->keys[w->row->key].ahead = 0;
+    hpc_graph_set_step(sc, w->row->key, 0, 0);
 }
 
 /* The in-neighbours that are too far behind. */

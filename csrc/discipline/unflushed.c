@@ -144,8 +144,8 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
     uint64_t version = 0;
     char *to = its->input;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
-        const char *slot = w->inputs[input].slots;
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
+        const char *slot = hpc_input_at(&w->inputs[input], 0);
         size_t nbytes = hpc_row_bytes(sc, w->row);
         uint64_t last = version_at(slot + sizeof(stamp) + nbytes);
         copy_racy(to, slot + sizeof(stamp), nbytes);
@@ -187,9 +187,9 @@ static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_
     const scratch *its = core->own;
     const char *at = its->input;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
         const hpc_input *in = &w->inputs[input];
-        its->rows_from[i] = is_own ? in->slots + (size_t)((n - 1) % (uint64_t)sc->layout.depth) * in->stride : at;
+        its->rows_from[i] = is_own ? hpc_input_at(in, (n - 1) % (uint64_t)sc->layout.depth) : at;
         at += hpc_row_bytes(sc, w->row);
     }
 }
@@ -210,9 +210,7 @@ static int add_all(hpc_core *core, hpc_share *share, uint64_t n, double *scale) 
         if (weight == 0) continue;
         all += weight;
         found what = step > 0 ? read_input(core, share, e) : hpc_row_brings(first, slot, own) ? WHOLE : EMPTY;
-        if (what == TORN) hpc_tally_add(&core->tally.torn, 1);
-        if (what == STALE) hpc_tally_add(&core->tally.stale, 1);
-        if (what == MISSING) hpc_tally_add(&core->tally.missing, 1);
+        hpc_count_absent(core, what == TORN, what == STALE, what == MISSING);
         if (what > EMPTY) continue;
         present += weight;
         if (step > 0) whole++;
@@ -233,7 +231,7 @@ static int fold(hpc_core *core, hpc_share *share) {
     const int any = add_all(core, share, share->version + 1, &scale);
     const char *sum = (const char *)its->sum;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        hpc_work *w = hpc_work_of(sc, share->rows[i]);
         const hpc_inputs inputs = {.bases = &sum,
                                    .weights = &scale,
                                    .n = any,
@@ -268,7 +266,7 @@ static int overwrite_share(hpc_scheme *sc, const hpc_share *share) {
     hpc_lane *lane = sc->in_lanes[share->core];
     stamp *its = mark_of(sc, share->key);
     const char *slot = hpc_push_slot(sc, share->key);
-    const uint64_t nothing = sc->keys[share->key].started & HPC_PUSH_EMPTY ? NOTHING : 0;
+    const uint64_t nothing = hpc_push_is_empty(sc, share->key) ? NOTHING : 0;
     atomic_store_explicit(&its->version, (sc->keys[share->key].pushes + 1) | nothing, memory_order_relaxed);
     if (hpc_has_left(sc, owner)) return HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {

@@ -114,6 +114,11 @@ int hpc_counts_add_staleness(const hpc_scheme *sc, uint64_t *counts, int cap) {
     return sc->asked.staleness;
 }
 
+int hpc_open_begun(hpc_scheme *sc, const char *op) {
+    sc->begun = hpc_scheme_take(sc, (size_t)sc->asked.staleness + 1, sizeof *sc->begun, op);
+    return sc->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
+}
+
 /* ---- encoders ---- */
 
 int hpc_has_delta(const hpc_scheme *sc, int key) {

@@ -27,4 +27,12 @@ int hpc_has_delta(const hpc_scheme *sc, int key);
 int hpc_check_delta(const hpc_scheme *sc, int key, const char *op);
 void hpc_scheme_set_delta(hpc_scheme *sc, int key, int of, double delta);
 
+/* Opens the counts of steps, for HPC_STEPS_BY_STALENESS. */
+int hpc_open_begun(hpc_scheme *sc, const char *op);
+
+/* Counts a step by how far its parameters are behind; more than the staleness that was asked for is not counted. */
+static inline void hpc_count_begun(const hpc_scheme *sc, uint64_t behind) {
+    if (behind <= (uint64_t)sc->asked.staleness) sc->begun[behind]++;
+}
+
 #endif

@@ -57,5 +57,5 @@ void hpc_graph_restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     for (uint64_t n = pushes; n > k->noted && n + depth > pushes; n--)
         k->phases[(n - 1) % depth] = hpc_phase(sc, w->row->key, n);
     k->noted = pushes;
-    k->ahead = (int64_t)(step - w->share->version);
+    hpc_graph_set_step(sc, w->row->key, w->share->version, step);
 }

@@ -134,6 +134,10 @@ static inline char *hpc_own_part(const hpc_scheme *sc) {
     return hpc_window_data(sc->window);
 }
 
+static inline int hpc_owns_row(const hpc_scheme *sc, int row) {
+    return sc->plan->rows[row].owner == sc->context->group.rank;
+}
+
 /* Whether this rank is a worker. */
 static inline int hpc_scheme_works(const hpc_scheme *sc) {
     return sc->layout.places[sc->context->group.rank].worker;

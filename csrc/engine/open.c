@@ -290,15 +290,15 @@ hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *f, const h
     sc->next = sc;
     sc->kernels = hpc_fold_kernels_of(f->isa);
     sc->discipline = d;
-    sc->asked = (hpc_asked){.consistency = f->consistency,
-                            .shared_params = f->shared_params != 0,
-                            .check_finite = f->check_finite != 0,
-                            .in_place = f->in_place != 0,
-                            .split = f->split != 0,
-                            .staleness = f->consistency == HPC_SSP ? f->staleness : 0,
-                            .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
-                            .grace = f->grace < 0 ? -1 : f->grace,
-                            .patience = f->patience};
+    sc->asked = (hpc_exchange_config){.consistency = f->consistency,
+                                      .shared_params = f->shared_params != 0,
+                                      .check_finite = f->check_finite != 0,
+                                      .in_place = f->in_place != 0,
+                                      .split = f->split != 0,
+                                      .staleness = f->consistency == HPC_SSP ? f->staleness : 0,
+                                      .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
+                                      .grace = f->grace < 0 ? -1 : f->grace,
+                                      .patience = f->patience};
     sc->rotates = hpc_models_rotate(f);
     sc->own_args = f->graph != NULL || d->traits & HPC_KEEPS_INPUTS;
     sc->gate = d->gate, sc->pace = d->pace, sc->use = d->use;

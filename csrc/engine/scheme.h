@@ -126,13 +126,6 @@ typedef struct hpc_key_pieces {
 
 /* ---- both ---- */
 
-/* The settings that a user gave, as in hpc_exchange_config. */
-typedef struct hpc_asked {
-    int consistency, shared_params, check_finite, in_place, staleness, quorum, split;
-    double grace;    /* negative: learned */
-    double patience; /* 0: a timeout is not learned */
-} hpc_asked;
-
 /* Facts that follow from edges between rows (stages.c). */
 typedef struct hpc_stages {
     int many;            /* there are some; the rest is for them */
@@ -230,9 +223,9 @@ struct hpc_scheme {
     void *encoders;                   /* the state of the worker's encoders, key after key */
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
-    hpc_asked asked;
-    int puts;      /* updates are put, even where the owner could read them in the worker's memory */
-    int passes_on; /* pushes come by way of other ranks, and cores put them on */
+    hpc_exchange_config asked; /* the settings that a user gave; what is not for this scheme is 0 */
+    int puts;                  /* updates are put, even where the owner could read them in the worker's memory */
+    int passes_on;             /* pushes come by way of other ranks, and cores put them on */
     int *own_rows; /* where updates pass on: by row, this rank's row of the same elements, or -1; else NULL */
     int stream;    /* parameters are written past the caches */
     int rotates;   /* a model is trained in the slot that the next push sends, and its fold writes the slot after */
@@ -275,9 +268,12 @@ struct hpc_scheme {
     hpc_ending fault;
 };
 
-/* All rows of a share have the same inputs. */
+/* A row of this rank. All rows of a share have the same inputs. */
+static inline hpc_work *hpc_work_of(const hpc_scheme *sc, int row) {
+    return &sc->work[sc->work_of[row]];
+}
 static inline const hpc_work *hpc_first_work(const hpc_scheme *sc, const hpc_share *share) {
-    return &sc->work[sc->work_of[share->rows[0]]];
+    return hpc_work_of(sc, share->rows[0]);
 }
 
 /* Bytes from another rank. The cores of this rank count together. */
@@ -293,6 +289,21 @@ static inline void hpc_tally_add(_Atomic uint64_t *counter, uint64_t n) {
 
 static inline void hpc_tally_add_seconds(_Atomic double *counter, double seconds) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + seconds, memory_order_relaxed);
+}
+
+/* Updates that were left out: of a rank, here; this rank's own by an owner, after version at; and inputs that a fold
+ * did without. */
+static inline void hpc_count_late(const hpc_scheme *sc, int rank) {
+    atomic_fetch_add_explicit(&sc->peers.late[rank], 1, memory_order_relaxed);
+}
+static inline void hpc_count_dropped(hpc_scheme *sc, int owner, uint64_t n, uint64_t at) {
+    sc->peers.dropped[owner] += n;
+    if (at > sc->stats.dropped_at) sc->stats.dropped_at = at;
+}
+static inline void hpc_count_absent(hpc_core *core, int torn, int stale, int missing) {
+    hpc_tally_add(&core->tally.torn, (uint64_t)torn);
+    hpc_tally_add(&core->tally.stale, (uint64_t)stale);
+    hpc_tally_add(&core->tally.missing, (uint64_t)missing);
 }
 
 /* The count of bytes that a core has sent to a rank in a stage. */

@@ -17,6 +17,10 @@ int hpc_push_after(hpc_scheme *sc, int key, uint64_t last, const char *op);
 int hpc_push_after_last(hpc_scheme *sc, int key, const char *op);
 /* Waits until the slot of the next push (where models rotate: the slot that its fold writes) may be written. */
 int hpc_push_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
+/* Whether the last start of key pushed no gradient. */
+static inline int hpc_push_is_empty(const hpc_scheme *sc, int key) {
+    return (sc->keys[key].started & HPC_PUSH_EMPTY) != 0;
+}
 /* Waits until the last push is folded. */
 int hpc_push_wait_done(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 

@@ -26,7 +26,7 @@ static void copy_row(const hpc_work *w, float *to, const float *from, int out) {
 }
 
 void hpc_row_save(hpc_scheme *sc, int row, uint64_t *step, float *params, float *state) {
-    const hpc_work *w = &sc->work[sc->work_of[row]];
+    const hpc_work *w = hpc_work_of(sc, row);
     hpc_core_pause(&sc->cores[w->row->core]);
     if (step != NULL) *step = w->step;
     if (params != NULL && w->param != NULL) memcpy(params, w->param, (size_t)w->row->count * sizeof(float));
@@ -35,7 +35,7 @@ void hpc_row_save(hpc_scheme *sc, int row, uint64_t *step, float *params, float 
 }
 
 void hpc_row_restore(hpc_scheme *sc, int row, uint64_t step, const float *params, const float *state) {
-    hpc_work *w = &sc->work[sc->work_of[row]];
+    hpc_work *w = hpc_work_of(sc, row);
     hpc_core_pause(&sc->cores[w->row->core]);
     w->step = step;
     if (sc->graph != NULL) hpc_graph_restored(sc, w, step);
@@ -50,7 +50,7 @@ void hpc_row_restore(hpc_scheme *sc, int row, uint64_t step, const float *params
 /* The encoder of a row, or (-1) of the pushes of a key; NULL: it has no encoder. */
 static hpc_encoder *find_encoder(const hpc_scheme *sc, int key, int row) {
     if (sc->pieces == NULL) return NULL;
-    if (row >= 0) return sc->work[sc->work_of[row]].encoder;
+    if (row >= 0) return hpc_work_of(sc, row)->encoder;
     return sc->pieces[key].encoder.codec != NULL ? &sc->pieces[key].encoder : NULL;
 }
 
@@ -97,7 +97,7 @@ static int copy_encoder_at(hpc_scheme *sc, int key, int row, uint64_t *made, flo
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d encodes nothing there of key %s", op, sc->context->group.rank,
                         sc->plan->keys[key].name);
     if (core != NULL) hpc_core_pause(core);
-    if (core != NULL) hpc_pieces_settle(sc, &sc->work[sc->work_of[row]], &sc->packing);
+    if (core != NULL) hpc_pieces_settle(sc, hpc_work_of(sc, row), &sc->packing);
     if (out && made != NULL) *made = encoder->encoding.made;
     if (!out) encoder->encoding.made = *made, encoder->fresh = 0;
     if (values != NULL) copy_encoder(sc, key, row, encoder, values, out);
@@ -239,7 +239,7 @@ int hpc_sent_pieces(hpc_scheme *sc, int key, uint64_t *pushes, float *values, co
 }
 
 int hpc_forwarded_pieces(hpc_scheme *sc, int row, uint64_t *folds, float *values, const char *op) {
-    const hpc_work *w = &sc->work[sc->work_of[row]];
+    const hpc_work *w = hpc_work_of(sc, row);
     *folds = atomic_load_explicit(&w->folded, memory_order_relaxed);
     return values == NULL ? HPC_OK : check_decoded(sc, w->row->key, read_fold(sc, w, values), op);
 }

@@ -5,10 +5,6 @@
 
 #include "engine/layout.h"
 
-static inline int hpc_owns_row(const hpc_scheme *sc, int row) {
-    return sc->plan->rows[row].owner == sc->context->group.rank;
-}
-
 /* A row that this rank owns: what is NULL is left as it is. */
 void hpc_row_save(hpc_scheme *sc, int row, uint64_t *step, float *params, float *state);
 void hpc_row_restore(hpc_scheme *sc, int row, uint64_t step, const float *params, const float *state);
