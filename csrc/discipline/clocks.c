@@ -12,17 +12,24 @@ static int is_own(const hpc_scheme *sc, const hpc_share *share) {
 }
 
 static int open_share(hpc_scheme *sc, hpc_share *share, const char *op) {
-    hpc_core *core = &sc->cores[share->core];
+    hpc_clocked *its = sc->cores[share->core].clocked;
     share->clocks = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *share->clocks, op);
-    if (core->clocked == NULL)
-        core->clocked = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof(hpc_share *), op);
-    if (share->clocks == NULL || core->clocked == NULL) return HPC_ERR_MEMORY;
-    core->clocked[core->n_clocked++] = share;
+    its->shares[its->n++] = share;
+    return share->clocks != NULL ? HPC_OK : HPC_ERR_MEMORY;
+}
+
+int hpc_clocked_open(hpc_scheme *sc, const char *op) {
+    for (int c = 0; c < sc->n_own_cores; c++) {
+        hpc_clocked *its = sc->cores[c].clocked = hpc_scheme_take(sc, 1, sizeof *its, op);
+        if (its == NULL) return HPC_ERR_MEMORY;
+        its->shares = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof *its->shares, op);
+        if (its->shares == NULL) return HPC_ERR_MEMORY;
+    }
     return HPC_OK;
 }
 
 int hpc_clocks_open(hpc_scheme *sc, const char *op) {
-    int status = HPC_OK;
+    int status = hpc_clocked_open(sc, op);
     for (int s = 0; s < sc->layout.n_shares; s++) {
         hpc_share *share = &sc->layout.shares[s];
         if (status == HPC_OK && is_own(sc, share)) status = open_share(sc, share, op);
@@ -52,8 +59,8 @@ int hpc_core_sees_closed(hpc_core *core) {
     const hpc_scheme *sc = core->scheme;
     int n = 0;
     for (int r = 0; r < sc->context->group.size; r++) n += hpc_closed_signal(sc, r) != 0;
-    const int news = n != core->n_closed;
-    core->n_closed = n;
+    const int news = n != core->clocked->n_closed;
+    core->clocked->n_closed = n;
     return news;
 }
 

@@ -23,7 +23,16 @@ typedef struct hpc_clock {
     int parked;               /* an answer waits for updates of others */
 } hpc_clock;
 
-/* Opens the table of each share of this rank whose rows apply. */
+/* A core's view of all its shares. */
+typedef struct hpc_clocked {
+    hpc_share **shares; /* that have a table */
+    int n;
+    int n_parked; /* answers, or versions, that wait, of all shares */
+    int n_closed; /* ranks that had closed when the core looked last (hpc_core_sees_closed) */
+} hpc_clocked;
+
+/* Opens the views of this rank's cores; and the table of each of its shares whose rows apply. */
+int hpc_clocked_open(hpc_scheme *sc, const char *op);
 int hpc_clocks_open(hpc_scheme *sc, const char *op);
 
 /* How often a sender's update has come (or is applied), since the last publish. */

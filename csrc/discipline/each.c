@@ -157,7 +157,7 @@ static int workers_ask(const hpc_scheme *sc) {
 static void park(hpc_core *core, hpc_share *share, hpc_clock *sender) {
     sender->at = hpc_clock_applied(sender);
     share->n_parked += !sender->parked;
-    core->n_parked += !sender->parked;
+    core->clocked->n_parked += !sender->parked;
     sender->parked = 1;
 }
 
@@ -191,7 +191,7 @@ static int wake(hpc_core *core, hpc_share *share) {
         if (!share->clocks[r].parked || share->clocks[r].at > enough) continue;
         share->clocks[r].parked = 0;
         share->n_parked--;
-        core->n_parked--;
+        core->clocked->n_parked--;
         if (workers_ask(sc))
             answer_pull(core, share, r, least);
         else
@@ -273,8 +273,8 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 /* A sender that has closed may have been the one that answers waited for. */
 static int work(hpc_core *core) {
     int n = 0;
-    if (core->n_parked == 0 || !hpc_core_sees_closed(core)) return 0;
-    for (int i = 0; i < core->n_clocked; i++) n += wake(core, core->clocked[i]);
+    if (core->clocked->n_parked == 0 || !hpc_core_sees_closed(core)) return 0;
+    for (int i = 0; i < core->clocked->n; i++) n += wake(core, core->clocked->shares[i]);
     return n;
 }
 

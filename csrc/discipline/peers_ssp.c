@@ -232,8 +232,8 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 /* A peer that has closed may have been the one that a step waited for. */
 static int work(hpc_core *core) {
     int n = 0;
-    for (int i = 0, news = hpc_core_sees_closed(core); news && i < core->n_clocked; i++)
-        n += go_on(core, core->clocked[i]);
+    for (int i = 0, news = hpc_core_sees_closed(core); news && i < core->clocked->n; i++)
+        n += go_on(core, core->clocked->shares[i]);
     return n;
 }
 
@@ -296,7 +296,7 @@ static void let_key_run(hpc_scheme *sc, int key, int runs) {
 
 static void let_all_run(hpc_scheme *sc, int runs) {
     for (int c = 0; c < sc->n_own_cores; c++)
-        for (int i = 0; i < sc->cores[c].n_clocked; i++) let_run(sc, sc->cores[c].clocked[i], runs);
+        for (int i = 0; i < sc->cores[c].clocked->n; i++) let_run(sc, sc->cores[c].clocked->shares[i], runs);
 }
 
 /* The number of an input's pushes that a share waits for: up to this rank's clock, or (all) all that were made. */

@@ -29,7 +29,7 @@ typedef struct hpc_intake {
     int *from, n_from;        /* all senders, this rank or its group last; on a graph the in-neighbours alone */
     int held;                 /* how many updates wait */
     uint64_t pushes;          /* on a graph: pushes of this rank itself that came; they lead its folds */
-    int place;                /* in core->clocked */
+    int place;                /* in core->clocked->shares */
     double since;             /* when the next fold had its quorum; 0: it has not */
     hpc_usual lag;            /* from the quorum until the others are there */
     _Atomic uint64_t folded;  /* the version that was folded last */

@@ -22,7 +22,7 @@ typedef struct watched {
 
 /* A core's own. */
 typedef struct watch {
-    int n;         /* shares with an update, or an own push, that is not folded; they are the first in core->clocked */
+    int n; /* shares with an update, or an own push, that is not folded; they are the first in core->clocked->shares */
     watched *seen; /* by sender */
 } watch;
 
@@ -68,10 +68,10 @@ void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
         in->held > 0 || in->partial || has_lead(share) || ((const hpc_split_means *)share->own)->n_used > 0;
     if (waits == (in->place < its->n)) return;
     const int to = waits ? its->n++ : --its->n;
-    hpc_share *other = core->clocked[to];
-    core->clocked[in->place] = other;
+    hpc_share *other = core->clocked->shares[to];
+    core->clocked->shares[in->place] = other;
     hpc_intake_of(other)->place = in->place;
-    core->clocked[to] = share;
+    core->clocked->shares[to] = share;
     in->place = to;
 }
 
@@ -504,9 +504,9 @@ int hpc_intake_work(hpc_core *core) {
     if (its->n == 0) return 0;
     note_closed(core);
     for (int i = 0; i < its->n;) {
-        hpc_share *share = core->clocked[i];
+        hpc_share *share = core->clocked->shares[i];
         n += work_for(core, share);
-        i += i < its->n && core->clocked[i] == share;
+        i += i < its->n && core->clocked->shares[i] == share;
     }
     if (its->n == 0) core->due = INFINITY;
     return n;
@@ -542,7 +542,7 @@ static int is_sender(const hpc_scheme *sc, const hpc_share *share, int rank) {
 }
 
 static int open_intake(hpc_scheme *sc, hpc_core *core, int place, const char *op) {
-    const hpc_share *share = core->clocked[place];
+    const hpc_share *share = core->clocked->shares[place];
     const int size = sc->context->group.size, own = hpc_sender_of(sc, 0, hpc_me(sc));
     hpc_intake *in = hpc_intake_of(share);
     in->senders = hpc_scheme_take(sc, (size_t)size, sizeof *in->senders, op);
@@ -568,8 +568,9 @@ int hpc_intake_open(hpc_scheme *sc, const char *op) {
         watch *its = core->own = hpc_scheme_take(sc, 1, sizeof *its, op);
         if (its != NULL) its->seen = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *its->seen, op);
         if (its == NULL || its->seen == NULL) return HPC_ERR_MEMORY;
-        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) status = open_intake(sc, core, i, op);
-        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) hpc_intake_look_after(core, core->clocked[i]);
+        for (int i = 0; i < core->clocked->n && status == HPC_OK; i++) status = open_intake(sc, core, i, op);
+        for (int i = 0; i < core->clocked->n && status == HPC_OK; i++)
+            hpc_intake_look_after(core, core->clocked->shares[i]);
     }
     return status == HPC_OK ? hpc_share_open_counts(sc, is_led(sc), op) : status;
 }

@@ -139,8 +139,8 @@ static int carry(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
             src = memcpy(hpc_own_part(sc) + staged, src, nbytes);
             staged += hpc_row_bytes(sc, row);
         }
-        status =
-            hpc_put(sc->in_lanes[share->core], sc->window, share->owner, src, nbytes, sc->push_slot[share->rows[i]]);
+        status = hpc_put(hpc_push_lane(sc, share), sc->window, share->owner, src, nbytes,
+                         hpc_push_slot_of(sc, share->rows[i]));
     }
     return status;
 }
@@ -156,7 +156,7 @@ static int send_update(hpc_scheme *sc, int s, uint64_t n) {
     out->carried = n;
     out->version = hpc_versions_of(sc, share->key)->numbers[slot];
     if (status == HPC_OK)
-        status = hpc_lane_try_notify(sc->in_lanes[share->core], sc->window, owner, &out->version, sizeof out->version,
+        status = hpc_lane_try_notify(hpc_push_lane(sc, share), sc->window, owner, &out->version, sizeof out->version,
                                      hpc_number_at(sc, to, me, slot),
                                      hpc_imm(votes   ? HPC_OP_USE
                                              : empty ? HPC_OP_EMPTY
@@ -356,8 +356,8 @@ int hpc_outlet_send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     if (sc->graph != NULL && owner == hpc_me(sc))
         return hpc_send_event(sc, core, owner, number, sizeof *number, at, hpc_imm(operation, slot, s), l);
     if (!hpc_in_groups(sc)) return HPC_OK;
-    if (applies && share->pushed > 0 && sc->keys[share->key].at_row == 0)
-        status = hpc_put(sc->in_lanes[core], sc->window, owner, number, sizeof *number, at);
+    if (applies && hpc_push_begins(sc, share))
+        status = hpc_put(hpc_push_lane(sc, share), sc->window, owner, number, sizeof *number, at);
     return status == HPC_OK ? hpc_push_share(sc, s, slot, l) : status;
 }
 
@@ -444,7 +444,7 @@ static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
         if (out == NULL || hpc_share_has_answered(sc, k->shares[i], 2 * out->sent)) continue;
         const double left = hpc_limit_left(sc, l), given = patience(sc, key);
         const int before = hpc_slice_waits(given < left);
-        status = hpc_flush(sc->in_lanes[share->core], sc->window, share->owner, given < left ? given : left);
+        status = hpc_flush(hpc_push_lane(sc, share), sc->window, share->owner, given < left ? given : left);
         hpc_slice_waits(before);
         if (status == HPC_ERR_TIMEOUT && given < left) status = HPC_OK;
         status = hpc_unless_left(sc, share->owner, status);

@@ -459,7 +459,7 @@ void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how) {
     if (how == HPC_CAME) {
         hpc_row_count_received(core, w, 0);
         hpc_row_pass_on(core, w, 0);
-    } else if (w->sends_to_rows) {
+    } else {
         hpc_forward_empty(core, w);
     }
     if (++m->n_finished == share->n_rows) {
@@ -522,8 +522,7 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     }
     atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);
     if (++m->n_used < m->n_askers || !pulls_agree(core, share)) return 1;
-    share->args_from = m->askers[0];
-    share->args_slot = 0;
+    hpc_args_note(share, m->askers[0], 0);
     (hpc_split_keeps_means(core->scheme) ? use_kept : add_work)(core, share);
     return 1;
 }

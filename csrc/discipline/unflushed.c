@@ -73,8 +73,8 @@ static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
     size_t most_bytes = 0, most_values = 0, most_rows = 0;
     scratch *its = core->own = hpc_scheme_take(sc, 1, sizeof *its, op);
     if (its == NULL) return HPC_ERR_MEMORY;
-    for (int s = 0; s < core->n_clocked; s++) {
-        const hpc_share *share = core->clocked[s];
+    for (int s = 0; s < core->clocked->n; s++) {
+        const hpc_share *share = core->clocked->shares[s];
         size_t nbytes = 0, values = 0;
         for (int i = 0; i < share->n_rows; i++) {
             nbytes += hpc_row_bytes(sc, &sc->plan->rows[share->rows[i]]);
@@ -167,14 +167,14 @@ static void add_update(hpc_core *core, const hpc_share *share, double weight, in
     static const double ones[2] = {1, 1};
     const hpc_scheme *sc = core->scheme;
     const scratch *its = core->own;
-    float *sum = its->sum;
+    float *sum = its->sum, block[HPC_BLOCK];
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &sc->plan->rows[share->rows[i]];
         const hpc_codec *codec = sc->keys[row->key].codec;
         for (size_t at = 0; at < row->count; at += HPC_BLOCK) {
             size_t n = row->count - at < HPC_BLOCK ? row->count - at : HPC_BLOCK;
-            const void *in = its->rows_from[i] + hpc_codec_span(codec, at), *both[2] = {sum + at, core->acc};
-            codec->fold(sc->kernels)(begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
+            const void *in = its->rows_from[i] + hpc_codec_span(codec, at), *both[2] = {sum + at, block};
+            codec->fold(sc->kernels)(begins ? sum + at : block, &in, &weight, 1, n, 0);
             if (!begins) sc->kernels->f32(sum + at, both, ones, 2, n, 0);
         }
         sum += row->count;
@@ -263,7 +263,7 @@ static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
 /* Puts mark, data, mark into the neighbour's slots, read or not; the transport keeps this order. */
 static int overwrite_share(hpc_scheme *sc, const hpc_share *share) {
     int me = sc->context->group.rank, status = HPC_OK, owner = share->owner;
-    hpc_lane *lane = sc->in_lanes[share->core];
+    hpc_lane *lane = hpc_push_lane(sc, share);
     stamp *its = mark_of(sc, share->key);
     const char *slot = hpc_push_slot(sc, share->key);
     const uint64_t nothing = hpc_push_is_empty(sc, share->key) ? NOTHING : 0;
@@ -272,7 +272,7 @@ static int overwrite_share(hpc_scheme *sc, const hpc_share *share) {
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &sc->plan->rows[share->rows[i]];
         if (!hpc_row_has_input(row, me)) return HPC_OK;
-        size_t at = sc->push_slot[share->rows[i]];
+        size_t at = hpc_push_slot_of(sc, share->rows[i]);
         size_t data = at + sizeof *its, last = data + hpc_row_bytes(sc, row);
         status = hpc_put(lane, sc->window, owner, &its->version, sizeof its->version, at);
         hpc_end_gradient(); /* the data could overtake the stamp */

@@ -69,7 +69,7 @@ static uint64_t waits_for(const hpc_scheme *sc, const hpc_versions *its) {
 static int has_to_wait(hpc_core *core, hpc_versions *its) {
     const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->scheme, its);
     atomic_store_explicit(&its->waits, now, memory_order_relaxed);
-    core->n_parked += (now > 0) - (before > 0);
+    core->clocked->n_parked += (now > 0) - (before > 0);
     return now > 0;
 }
 
@@ -340,7 +340,7 @@ int hpc_updates_other_came(hpc_core *core, hpc_share *share, const hpc_event *ev
 int hpc_updates_work(hpc_core *core) {
     hpc_scheme *sc = core->scheme;
     int n = 0;
-    if (!hpc_core_sees_closed(core) && core->n_parked == 0 && !hpc_updates_of(sc)->levels) return 0;
+    if (!hpc_core_sees_closed(core) && core->clocked->n_parked == 0 && !hpc_updates_of(sc)->levels) return 0;
     for (int i = 0; i < sc->n_work; i++)
         if (&sc->cores[sc->work[i].row->core] == core && hpc_updates_of(sc)->rows[i].part == HPC_ROW_SUMS)
             n += close_version(core, &sc->work[i]);

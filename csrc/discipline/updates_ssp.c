@@ -259,6 +259,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
     its->counted = hpc_scheme_take(sc, keys, sizeof *its->counted, op);
     if (its->rows == NULL || its->base == NULL || its->goal == NULL || its->counted == NULL) return HPC_ERR_MEMORY;
     int status = hpc_slots_open(sc, op);
+    if (status == HPC_OK) status = hpc_clocked_open(sc, op);
     its->last = its->base + keys * (size_t)sc->context->group.size;
     for (int i = 0; i < sc->n_work && status == HPC_OK; i++) status = open_row(sc, &sc->work[i], op);
     for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++)

@@ -39,7 +39,7 @@ static int was_sent(const hpc_scheme *sc, int key, uint64_t n, int to) {
 static int has_let_go(const hpc_scheme *sc, const hpc_share *share) {
     if (hpc_closed_signal(sc, share->owner) == 0) return 0;
     return hpc_is_mapped(sc, share->owner) ||
-           hpc_lane_try_flush(sc->in_lanes[share->core], share->owner) != HPC_IN_PROGRESS;
+           hpc_lane_try_flush(hpc_push_lane(sc, share), share->owner) != HPC_IN_PROGRESS;
 }
 
 int hpc_graph_has_read(const hpc_scheme *sc, int s, uint64_t ticket) {

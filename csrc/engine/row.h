@@ -60,6 +60,15 @@ hpc_inputs hpc_row_take_step(hpc_core *core, hpc_work *w, uint64_t n);
 /* All inputs of a row in a slot, or one of them (only; -1: all), with the plan's weights. */
 hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only);
 
+/* Whether a row averages models; and whether each counts again until a newer one is there: the graph does not change.
+ */
+static inline int hpc_row_averages(const hpc_work *w) {
+    return w->rule->averages;
+}
+static inline int hpc_row_repeats(const hpc_scheme *sc, const hpc_work *w) {
+    return w->rule->averages && !sc->turns;
+}
+
 /* How an input has come to a slot, as hpc_work.came has it. Empty: it brings no bytes, and its part is zero. */
 enum { HPC_CAME = 1, HPC_CAME_EMPTY = 2 };
 static inline int hpc_row_mark_of(const hpc_work *w, int slot, int input) {

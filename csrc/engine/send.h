@@ -21,6 +21,17 @@ int hpc_push_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 static inline int hpc_push_is_empty(const hpc_scheme *sc, int key) {
     return (sc->keys[key].started & HPC_PUSH_EMPTY) != 0;
 }
+/* Whether rows of a share are sent, and none was yet. */
+static inline int hpc_push_begins(const hpc_scheme *sc, const hpc_share *share) {
+    return share->pushed > 0 && sc->keys[share->key].at_row == 0;
+}
+/* The lane of the pushes to a share; and the place of this rank's pushes to a row, in the part of the row's owner. */
+static inline hpc_lane *hpc_push_lane(const hpc_scheme *sc, const hpc_share *share) {
+    return sc->in_lanes[share->core];
+}
+static inline size_t hpc_push_slot_of(const hpc_scheme *sc, int row) {
+    return sc->push_slot[row];
+}
 /* Waits until the last push is folded. */
 int hpc_push_wait_done(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 

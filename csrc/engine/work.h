@@ -194,12 +194,9 @@ typedef struct hpc_core {
     hpc_event *held;                    /* by rank: an event that has to wait (see hpc_gate.other_came) */
     char *holds;                        /* by rank: whether held has one; later events of the rank wait in the ring */
     int n_held;
-    void *own;           /* the discipline's */
-    hpc_share **clocked; /* its shares that have clocks */
-    int n_clocked;
-    int n_parked; /* answers, or versions, that wait, of all its shares */
-    int n_closed; /* ranks that had closed when it looked last (hpc_core_sees_closed) */
-    double due;   /* when the core has to work even if no event comes; INFINITY: never */
+    void *own;                   /* the discipline's */
+    struct hpc_clocked *clocked; /* the discipline's, where it counts by senders */
+    double due;                  /* when the core has to work even if no event comes; INFINITY: never */
     pthread_t thread;
     int running, owns_thread; /* a thread works for it; it is this core's own, and works for those beside it too */
     struct hpc_core
