@@ -20,6 +20,7 @@
 #include "engine/params.h"
 #include "engine/send.h"
 #include "engine/state.h"
+#include "engine/worker.h"
 
 /* A worker's view of a key. */
 typedef struct view {
@@ -137,7 +138,7 @@ int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
     v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
     v->at = k->pushes;
     if (!pushed_once || !looked || !decoded || v->minimum < hpc_clock_behind(sc, clock)) return 0;
-    if (!hpc_push_is_empty(sc, key)) hpc_params_add_own(sc, key, v->args);
+    if (!hpc_push_is_empty(sc, key)) hpc_worker_add_own(sc, key, v->args);
     count_begun(sc, clock, v->minimum);
     return 1;
 }

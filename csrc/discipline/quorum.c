@@ -368,8 +368,8 @@ static void say_version(hpc_core *core, const hpc_share *share, int slot) {
             const int to = sc->layout.share_of[row->out[e].row];
             if (to == before || sc->plan->rows[row->out[e].row].action != HPC_APPLY) continue;
             before = to;
-            hpc_core_check_put(core, hpc_put(core->out, sc->window, row->out[e].rank, number, sizeof *number,
-                                             hpc_number_at(sc, &sc->layout.shares[to], hpc_me(sc), slot)));
+            hpc_core_put(core, row->out[e].rank, number, sizeof *number,
+                         hpc_number_at(sc, &sc->layout.shares[to], hpc_me(sc), slot));
         }
     }
 }
@@ -389,8 +389,8 @@ static void pass_on(hpc_core *core, const hpc_work *w) {
     its->passed.used = !its->left_out;
     its->left_out = 0;
     for (int i = 0; i < share->n_members; i++)
-        hpc_core_check_put(core, hpc_put(core->out, sc->window, share->members[i], &its->passed, sizeof its->passed,
-                                         hpc_told_at(sc, share->members[i], (int)(share - sc->layout.shares))));
+        hpc_core_put(core, share->members[i], &its->passed, sizeof its->passed,
+                     hpc_told_at(sc, share->members[i], (int)(share - sc->layout.shares)));
 }
 
 /* ---- the core: events with several stages ---- */

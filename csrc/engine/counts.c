@@ -1,7 +1,5 @@
 #include "engine/counts.h"
 
-#include <stdlib.h>
-
 uint64_t hpc_sent_to(const hpc_scheme *sc, int rank, hpc_traffic_stage stage) {
     uint64_t bytes = 0;
     if (rank == sc->context->group.rank) return 0;
@@ -37,32 +35,18 @@ uint64_t hpc_sent_of_key(const hpc_scheme *sc, int key) {
 }
 
 int hpc_counts_open(hpc_scheme *sc, const char *op) {
-    size_t size = (size_t)sc->context->group.size;
-    sc->peers.pushed = calloc(size, sizeof *sc->peers.pushed);
-    sc->peers.pushed_of_key = calloc((size_t)sc->plan->n_keys, sizeof *sc->peers.pushed_of_key);
-    sc->peers.received = calloc(size, sizeof *sc->peers.received);
-    sc->peers.late = calloc(size, sizeof *sc->peers.late);
-    sc->peers.dropped = calloc(size, sizeof *sc->peers.dropped);
-    sc->peers.wait = calloc(size, sizeof *sc->peers.wait);
-    sc->peers.awaited = calloc(size, sizeof *sc->peers.awaited);
-    sc->threads = calloc(size, sizeof *sc->threads);
-    if (sc->peers.pushed == NULL || sc->peers.pushed_of_key == NULL || sc->peers.received == NULL ||
-        sc->peers.late == NULL || sc->peers.dropped == NULL || sc->peers.wait == NULL || sc->peers.awaited == NULL ||
-        sc->threads == NULL)
-        return hpc_fail(HPC_ERR_MEMORY, op, "exchange: no memory for %zu ranks", size);
-    return HPC_OK;
-}
-
-void hpc_counts_free(hpc_scheme *sc) {
-    free(sc->peers.pushed);
-    free(sc->peers.pushed_of_key);
-    free(sc->peers.received);
-    free(sc->peers.late);
-    free(sc->peers.dropped);
-    free(sc->peers.inputs_whole);
-    free(sc->peers.wait);
-    free(sc->peers.awaited);
-    free(sc->threads);
+    const size_t size = (size_t)sc->context->group.size;
+    hpc_peers *p = &sc->peers;
+    p->pushed = hpc_scheme_take(sc, size, sizeof *p->pushed, op);
+    p->pushed_of_key = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *p->pushed_of_key, op);
+    p->received = hpc_scheme_take(sc, size, sizeof *p->received, op);
+    p->late = hpc_scheme_take(sc, size, sizeof *p->late, op);
+    p->dropped = hpc_scheme_take(sc, size, sizeof *p->dropped, op);
+    p->wait = hpc_scheme_take(sc, size, sizeof *p->wait, op);
+    p->awaited = hpc_scheme_take(sc, size, sizeof *p->awaited, op);
+    sc->threads = hpc_scheme_take(sc, size, sizeof *sc->threads, op);
+    const int all = p->pushed && p->pushed_of_key && p->received && p->late && p->dropped && p->wait && p->awaited;
+    return all && sc->threads ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 void hpc_counts_add(const hpc_scheme *sc, hpc_exchange_stats *stats) {

@@ -6,7 +6,6 @@
 #include "engine/layout.h"
 
 int hpc_counts_open(hpc_scheme *sc, const char *op);
-void hpc_counts_free(hpc_scheme *sc);
 /* Sets the counts of received bytes, and of the cores' sent bytes, to 0, while no core is at work. */
 void hpc_counts_forget(hpc_scheme *sc);
 

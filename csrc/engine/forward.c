@@ -93,7 +93,7 @@ void hpc_forward_word(hpc_core *core, const hpc_work *w, int group, const void *
     for (int o = 0; o < w->n_outputs && w->sends_to_rows; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->row >= 0 && (group == HPC_EVERYBODY || out->lowest == group))
-            hpc_core_check_put(core, hpc_put(core->out, sc->window, out->rank, word, nbytes, at(sc, out->row)));
+            hpc_core_put(core, out->rank, word, nbytes, at(sc, out->row));
     }
 }
 
@@ -102,7 +102,7 @@ void hpc_forward_note(hpc_core *core, const hpc_work *w, uint64_t slot, const vo
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_row *to = &sc->plan->rows[w->outputs[o].row];
         const size_t at = w->outputs[o].offset + (size_t)slot * hpc_slot_stride(sc, to) + hpc_row_bytes(sc, to);
-        hpc_core_check_put(core, hpc_put(core->out, sc->window, w->outputs[o].rank, note, nbytes, at));
+        hpc_core_put(core, w->outputs[o].rank, note, nbytes, at);
     }
 }
 

@@ -14,6 +14,7 @@ typedef struct hpc_graph_key {
 } hpc_graph_key;
 
 struct hpc_phases {
+    /* discipline/ reads siblings. */
     int n;
     double *weights; /* [phase][to][from], as hpc_graph has them */
     hpc_graph_key *keys;

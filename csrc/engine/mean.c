@@ -136,7 +136,7 @@ void hpc_row_gather(hpc_core *core, hpc_work *w, int sender, int zero) {
         char *here = hpc_is_mapped(sc, r) ? (char *)hpc_window_peer_view(sc->window, r) + at : NULL;
         if (here == NULL && from == NULL) from = leaving_to(w, sender, nbytes);
         if (here == NULL)
-            hpc_core_check_put(core, hpc_put(core->out, sc->window, r, from, nbytes, at));
+            hpc_core_put(core, r, from, nbytes, at);
         else if (here != (const char *)w->mean)
             sc->kernels->copy(here, w->mean, nbytes, sc->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);

@@ -419,7 +419,7 @@ void hpc_scheme_free(hpc_scheme *sc) {
     free(sc->out_lanes);
     hpc_window_free(sc->window);
     hpc_layout_free(sc);
-    hpc_counts_free(sc);
+    free(sc->peers.inputs_whole);
     hpc_plan_free(sc->plan);
     hpc_context_release(sc->context);
     free(sc);

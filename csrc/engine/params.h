@@ -26,8 +26,6 @@ void hpc_params_came(hpc_scheme *sc, int key, uint64_t ticket);
 static inline int hpc_params_are_decoded(const hpc_scheme *sc, int key, uint64_t ticket) {
     return sc->keys[key].encoded.n_rows == 0 || sc->keys[key].encoded.decoded == ticket;
 }
-/* Applies the update of the last push, which is still in its slot, to this rank's copy, if the rule of key can. */
-void hpc_params_add_own(hpc_scheme *sc, int key, const double *args);
 /* Owners have put parameters of all keys, while no rank has a call pending: decodes them. */
 void hpc_params_were_sent(hpc_scheme *sc);
 

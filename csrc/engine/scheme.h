@@ -52,6 +52,7 @@
 
 /* The layout of one rank's part of the window; the offset of a piece that the rank lacks is HPC_NOWHERE. */
 typedef struct hpc_place {
+    /* discipline/ reads own, shares, worker; exchange/ reads gradients. */
     size_t params, gradients, pushed, masters, args, closed;
     size_t own; /* the discipline's */
     size_t
@@ -67,6 +68,7 @@ typedef struct hpc_place {
 
 /* A key's parameters as they arrive from owners that do not map this rank's memory: encoded. */
 typedef struct hpc_encoded {
+    /* exchange/ reads apart. */
     const hpc_codec *codec; /* by which all owners of the key send, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */
     int n_rows;
@@ -80,6 +82,8 @@ enum { HPC_PUSH_EMPTY = 4, HPC_PUSH_HELD = 8 };
 
 /* A worker's view of a key. Its 128 bytes spare a multiplication wherever a key is looked up. */
 typedef struct hpc_pushed {
+    /* discipline/ reads pushes, pulls, since, sending, at_share, n_shares, n_awaited, shares, awaited, codec; exchange/
+     * reads pushes, sending, codec, encoded. */
     uint64_t pushes, pulls;
     double since;                   /* when its last push began; 0: its end has been seen */
     unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them, and
@@ -99,6 +103,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(hpc_pushed) == 128, "a key is looke
 
 /* The end of this rank's pushes of a key, where owners leave some out. */
 typedef struct hpc_outcome {
+    /* discipline/ reads version, late; exchange/ reads version, late. */
     uint64_t version; /* of the newest parameters that this rank knows of */
     int late;         /* shares of its last push that were left out */
 } hpc_outcome;
@@ -111,6 +116,7 @@ typedef struct hpc_pushed_range {
 
 /* A key whose updates go as pieces, on some of their ways (pieces.c). */
 typedef struct hpc_key_pieces {
+    /* exchange/ reads codec, config, name, source, unit. */
     const hpc_codec *codec; /* NULL: they do not */
     hpc_codec_config config;
     char name[64];
@@ -139,6 +145,7 @@ typedef struct hpc_stages {
 
 /* Facts that follow from the plan and the discipline alone. */
 typedef struct hpc_layout {
+    /* discipline/ reads depth, n_shares, shares, share_of, places; exchange/ reads places, holder. */
     int depth, n_shares, n_cores; /* n_cores: of all ranks */
     int encodes;                  /* some rows send parameters that are not plain float32 */
     hpc_share *shares;
@@ -196,12 +203,17 @@ typedef struct hpc_ending {
 } hpc_ending;
 
 typedef struct hpc_life {
+    /* exchange/ reads closed, served, serves. */
     int open, closed, served;
     int serves; /* rows of this rank outlast its own pushes */
 } hpc_life;
 
 /* Some keys of an exchange, with all that they need. The schemes of an exchange are a ring. */
 struct hpc_scheme {
+    /* discipline/ reads context, plan, discipline, use, own, group_of, graph, kernels, asked, layout, window, keys,
+     * outcomes, heard, gathered, cores, n_own_cores, work, n_work, inline_progress; exchange/ reads context, next,
+     * first_key, plan, use, rules, pieces, configs, asked, layout, window, in_lanes, n_lanes, keys, held, corked, life,
+     * outcomes, gathered, threads. */
     hpc_context *context;
     hpc_scheme *next; /* itself, where it is the only one */
     int first_key;    /* in the exchange */

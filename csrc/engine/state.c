@@ -89,8 +89,7 @@ static void copy_encoder(const hpc_scheme *sc, int key, int row, hpc_encoder *en
     memcpy(out ? own : encoder->encoding.own, out ? encoder->encoding.own : own, sizeof encoder->encoding.own);
 }
 
-/* The core of a row that encodes is paused meanwhile. */
-static int copy_encoder_at(hpc_scheme *sc, int key, int row, uint64_t *made, float *values, int out, const char *op) {
+int hpc_encoder_copy(hpc_scheme *sc, int key, int row, uint64_t *made, float *values, int out, const char *op) {
     hpc_encoder *encoder = find_encoder(sc, key, row);
     hpc_core *core = row >= 0 ? &sc->cores[sc->plan->rows[row].core] : NULL;
     if (encoder == NULL)
@@ -103,14 +102,6 @@ static int copy_encoder_at(hpc_scheme *sc, int key, int row, uint64_t *made, flo
     if (values != NULL) copy_encoder(sc, key, row, encoder, values, out);
     if (core != NULL) hpc_core_resume(core);
     return HPC_OK;
-}
-
-int hpc_encoder_save(hpc_scheme *sc, int key, int row, uint64_t *made, float *values, const char *op) {
-    return copy_encoder_at(sc, key, row, made, values, 1, op);
-}
-
-int hpc_encoder_restore(hpc_scheme *sc, int key, int row, uint64_t made, const float *values, const char *op) {
-    return copy_encoder_at(sc, key, row, &made, (float *)(uintptr_t)values, 0, op);
 }
 
 /* ---- arguments ---- */

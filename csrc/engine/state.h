@@ -9,10 +9,10 @@
 void hpc_row_save(hpc_scheme *sc, int row, uint64_t *step, float *params, float *state);
 void hpc_row_restore(hpc_scheme *sc, int row, uint64_t step, const float *params, const float *state);
 
-/* The same of the encoder of a row, or (-1) of the pushes of a key; and its number of values, 0: it has no encoder. */
+/* The encoder of a row, or (-1) of the pushes of a key: its number of values, 0: there is none; and a copy of its
+ * state, out to the caller or in from there. */
 int64_t hpc_encoder_values(const hpc_scheme *sc, int key, int row);
-int hpc_encoder_save(hpc_scheme *sc, int key, int row, uint64_t *made, float *values, const char *op);
-int hpc_encoder_restore(hpc_scheme *sc, int key, int row, uint64_t made, const float *values, const char *op);
+int hpc_encoder_copy(hpc_scheme *sc, int key, int row, uint64_t *made, float *values, int out, const char *op);
 
 /* The arguments of a key's rule: HPC_OK if they may be set to args; sets them; gets those of the next fold. */
 int hpc_args_check_new(hpc_scheme *sc, int key, const double *args, const char *op);

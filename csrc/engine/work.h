@@ -52,6 +52,8 @@ typedef struct hpc_packing {
 } hpc_packing;
 
 typedef struct hpc_share {
+    /* discipline/ reads key, owner, core, at, n_rows, rows, n_members, members, version, left, args_came, clocks,
+     * n_parked, own. */
     int key, owner, core;
     int at; /* its number among the shares of its owner */
     int n_rows;
@@ -81,6 +83,7 @@ typedef struct hpc_hop {
 
 /* The places of a row's inputs and outputs. */
 typedef struct hpc_input {
+    /* discipline/ reads rank, forwarded, lowest, updates, empty, args. */
     int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
     int lowest, updates; /* the lowest rank whose pushes are in it, and how many ranks there are */
     double mass;         /* the sum of the weights that these pushes have in the row by the plan */
@@ -103,6 +106,7 @@ typedef struct hpc_output {
 
 /* The rule of a key. */
 typedef struct hpc_key_rule {
+    /* exchange/ reads rule, name, arg_names. */
     hpc_rule rule; /* its args are for this rank's next push */
     char name[64], arg_names[128];
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
@@ -113,6 +117,7 @@ typedef struct hpc_key_rule {
 
 /* A row that this rank owns. */
 typedef struct hpc_work {
+    /* discipline/ reads index, row, args, share, mean, step, folded, inputs. */
     int index;
     const hpc_row *row;
     const hpc_row_kind *kind;
@@ -172,6 +177,7 @@ typedef struct hpc_tally {
 } hpc_tally;
 
 typedef struct hpc_core {
+    /* discipline/ reads scheme, out, own, clocked, due. */
     _Alignas(64) hpc_scheme *scheme;
     int index, cpu, node; /* cpu -1: not pinned */
     hpc_lane *in, *out;   /* pushes come by in, answers go by out */

@@ -305,3 +305,38 @@ int hpc_worker_settle(hpc_scheme *sc, double deadline, const char *op) {
     }
     return status;
 }
+
+/* ---- the worker's own update ---- */
+
+static double own_weight(const hpc_scheme *sc, const hpc_row *row) {
+    double weight = 0;
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].rank == sc->context->group.rank) weight = row->in[e].weight;
+    return weight;
+}
+
+/* Adds the update of the last push, which is still in its slot, to this rank's copy of a row. */
+static void add_row(hpc_scheme *sc, const hpc_row *row, const double *args) {
+    const hpc_pushed *k = &sc->keys[row->key];
+    float block[HPC_BLOCK];
+    const char *from = hpc_slot_of_push(sc, row->key, k->pushes) + hpc_row_from(sc, row);
+    float *params = (float *)(void *)(hpc_own_part(sc) + hpc_params_at(sc, sc->context->group.rank, row->key, 0));
+    double weight = own_weight(sc, row);
+    for (uint64_t at = 0; at < row->count; at += HPC_BLOCK) {
+        size_t n = row->count - at < HPC_BLOCK ? (size_t)(row->count - at) : HPC_BLOCK;
+        const void *piece = from + hpc_codec_span(k->codec, at);
+        k->codec->fold(sc->kernels)(block, &piece, &weight, 1, n, 0);
+        sc->rules[row->key].rule.apply(params + row->offset + at, block, 1, NULL, args, (int64_t)n);
+    }
+}
+
+/* sgd alone of the built-in rules has a pass and no state; a user's own may look at the step, which is the owner's. */
+void hpc_worker_add_own(hpc_scheme *sc, int key, const double *args) {
+    const hpc_pushed *k = &sc->keys[key];
+    const hpc_key_rule *its = &sc->rules[key];
+    if (its->rule.slots > 0 || its->pass == NULL) return;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const hpc_share *share = &sc->layout.shares[k->awaited[i]];
+        for (int r = 0; r < share->n_rows; r++) add_row(sc, &sc->plan->rows[share->rows[r]], args);
+    }
+}

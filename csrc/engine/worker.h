@@ -25,4 +25,7 @@ int hpc_worker_check_idle(const hpc_scheme *sc, const char *op);
 int hpc_worker_finish(hpc_scheme *sc, const char *op, double deadline);
 int hpc_worker_settle(hpc_scheme *sc, double deadline, const char *op);
 
+/* Applies the update of the last push, which is still in its slot, to this rank's copy, if the rule of key can. */
+void hpc_worker_add_own(hpc_scheme *sc, int key, const double *args);
+
 #endif

@@ -1,7 +1,7 @@
-/* Functions that the files of this folder share: exchange.c makes and leaves an exchange, which is its schemes; keys.c
- * finds the scheme of a key, check.c checks a configuration, check_codecs.c its codecs; worker.c, apply.c, factors.c,
- * args.c, rows.c, encoders.c, left.c and stats.c are the calls of a key or a row, which engine/ carries out; follow.c
- * lets thresholds follow the network.
+/* Functions that the files of this folder share: exchange.c makes and leaves an exchange, which is its schemes;
+ * keys.c finds the scheme of a key; check.c checks a configuration, check_codecs.c its codecs; apply.c, factors.c,
+ * state.c and stats.c are the calls of a key or a row, which engine/ carries out; follow.c lets thresholds follow the
+ * network.
  *
  * An exchange has one scheme for each of its configurations: some keys, with their consistency, on a graph or with
  * servers. A key belongs to one scheme for life: calls of a key go to its scheme, and calls of the whole exchange to
@@ -40,7 +40,6 @@ static inline hpc_scheme *hpc_scheme_at(const hpc_exchange *ex, int *key) {
     return at->scheme;
 }
 
-/* keys.c */
 int hpc_fail_key(const hpc_exchange *ex, int key, const char *op);
 
 static inline hpc_scheme *hpc_scheme_of(const hpc_exchange *ex, int *key, const char *op) {
@@ -67,7 +66,7 @@ static inline void hpc_scheme_hear_all(hpc_scheme *sc) {
     for (int k = 0; k < sc->plan->n_keys; k++) hpc_scheme_hear(sc, k);
 }
 
-/* rows.c: the same as hpc_worker_under_way, unless nothing will ever end as a rank is lost. */
+/* state.c: the same as hpc_worker_under_way, unless nothing will ever end as a rank is lost. */
 int hpc_scheme_under_way(hpc_scheme *sc);
 int hpc_scheme_folded(hpc_scheme *sc, int rank, uint64_t *pushes); /* raises *pushes */
 

@@ -1,6 +1,7 @@
 /* Facts of an exchange: its counts, and the places of its memory. */
 #include "exchange/exchange.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -101,6 +102,40 @@ int hpc_exchange_get_traffic(const hpc_exchange *ex, hpc_traffic *traffic, int c
     return n;
 }
 
+int hpc_exchange_get_key_stats(const hpc_exchange *ex, int key, hpc_key_stats *stats) {
+    const hpc_scheme *sc = hpc_scheme_of(ex, &key, "stats");
+    if (sc == NULL) return HPC_ERR_INVALID;
+    if (stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: stats is NULL");
+    hpc_counts_of_key(sc, key, stats);
+    return HPC_OK;
+}
+
+/* ---- thresholds ---- */
+
+int hpc_exchange_set_delta(hpc_exchange *ex, int key, int of, double delta) {
+    static const char op[] = "set_delta";
+    enum { BOTH = HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS };
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    if (!(delta >= 0 && delta <= DBL_MAX))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: delta is %.9g; must be a finite number, 0 or more", op, delta);
+    if ((of & ~BOTH) != 0 || of == 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: of is %d; must be %d (pushes), %d (folds) or %d (both)", op, of,
+                        HPC_DELTA_OF_PUSHES, HPC_DELTA_OF_FOLDS, BOTH);
+    if (key >= ex->n_keys) return hpc_fail_key(ex, key, op);
+    int n = 0;
+    for (int i = 0; i < 2 * ex->n_keys; i++) { /* nothing is set if a key follows */
+        const int k = i % ex->n_keys, sets = i >= ex->n_keys;
+        const hpc_key_at *at = &ex->keys[k];
+        if (key < 0 ? !hpc_has_delta(at->scheme, at->key) : k != key) continue;
+        const int status = hpc_check_delta(at->scheme, at->key, op);
+        if (status != HPC_OK) return status;
+        if (sets) hpc_scheme_set_delta(at->scheme, at->key, of, delta);
+        n++;
+    }
+    if (n > 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: no key goes by a threshold", op);
+}
+
 /* ---- memory ---- */
 
 static int holds(const hpc_memory *memory, const void *at) {
@@ -139,21 +174,15 @@ int hpc_exchange_late(const hpc_exchange *ex, int key) {
     return n;
 }
 
-static uint64_t newest_version(const hpc_exchange *ex) {
+/* With a quorum a version is that of all keys of a scheme. */
+uint64_t hpc_exchange_version(const hpc_exchange *ex, int key) {
+    const int all = key < 0;
+    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
     uint64_t newest = 0;
     for (int k = 0; ex != NULL && k < ex->n_keys; k++) {
-        const uint64_t version = outcome_of(ex->keys[k].scheme, ex->keys[k].key).version;
-        if (version > newest) newest = version;
-    }
-    return newest;
-}
-
-uint64_t hpc_exchange_version(const hpc_exchange *ex, int key) {
-    if (key < 0) return newest_version(ex);
-    hpc_scheme *sc = hpc_scheme_at(ex, &key);
-    uint64_t newest = 0;
-    for (int k = 0; sc != NULL && k < sc->plan->n_keys; k++) {
-        const uint64_t version = k == key || sc->outcomes != NULL ? outcome_of(sc, k).version : 0;
+        const hpc_key_at *at = &ex->keys[k];
+        if (!all && (at->scheme != sc || (at->key != key && sc->outcomes == NULL))) continue;
+        const uint64_t version = outcome_of(at->scheme, at->key).version;
         if (version > newest) newest = version;
     }
     return newest;
