@@ -167,9 +167,11 @@ static int without(int *ranks, int n, int me) {
     return n > 1 ? left : n;
 }
 
-/* A forward for this rank's group waits for the ranks whose inputs are missing. Any other share waits for other groups,
- * for which other owners wait too; otherwise for the ranks that have still to bring the group's updates to this rank's
- * own rows, the owner, and ranks of the group that left without a word. */
+/* The ranks that a share waits for:
+ *   a forward of this rank for its own group: the ranks whose inputs are missing
+ *   any other share, while other groups are missing: these groups alone, as all owners wait for them
+ *   otherwise: the ranks of this rank's group whose updates have not come to this rank's rows, or that left without a
+ *   word; and the owner */
 int hpc_groups_missing(const hpc_scheme *sc, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];

@@ -25,7 +25,7 @@ int hpc_group_of_row(const hpc_scheme *sc, int row);
 /* hpc_pace.is_late: each push needs as many of the ranks of the same group. */
 int hpc_groups_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
-/* hpc_gate.missing of a group's ranks. lack: a discipline's view of its own shares that apply. */
+/* hpc_gate.missing of a group's ranks. A discipline answers two questions about the shares of this rank that apply. */
 typedef struct hpc_groups_lack {
     /* Whether an answer of a share to this rank's group waits for an update of an input's group. */
     int (*waits_for)(const hpc_scheme *sc, const hpc_share *share, const hpc_input *in);
