@@ -438,6 +438,49 @@ def test_a_header_of_the_engine_speaks_for_one_file(symbols: list[tuple[str, str
         assert not others, f"{header.name} declares functions of other files: {others}"
 
 
+# ---- the engine's state ----
+
+STATE = [CSRC / "engine" / name for name in ("scheme.h", "work.h", "graph.h")]
+
+
+def bodies(text: str) -> Iterator[str]:
+    """The bodies of the structs that begin on a line of their own."""
+    for begin in re.finditer(r"^(?:typedef )?struct \w* ?\{(.*?)^\}", text, re.MULTILINE | re.DOTALL):
+        yield begin[1]
+
+
+def struct_members(body: str) -> set[str]:
+    plain = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
+    return set(re.findall(r"(\w+)\s*(?:\[[^]]*\]\s*)*(?=[;,])", plain)) | set(re.findall(r"\(\*(\w+)\)", plain))
+
+
+def read_by(folder: str, body: str) -> set[str]:
+    """The members that a struct's comment gives to a folder."""
+    comment = " ".join(re.sub(r"^\s*\*", "", line) for line in body.split("*/", maxsplit=1)[0].split("\n"))
+    named = re.search(rf"\b{folder}/\s+reads ([\w, ]+)", comment) if body.lstrip().startswith("/*") else None
+    return set(re.findall(r"\w+", named[1])) if named else set()
+
+
+@pytest.mark.parametrize(("folder", "most"), [("discipline", 74), ("exchange", 41)])
+def test_folders_read_the_members_that_structs_give_them(folder: str, most: int) -> None:
+    """By names alone: a name that a struct of another file has too is free."""
+    inside = [body for path in STATE for body in bodies(path.read_text(encoding="utf-8"))]
+    others = [path for path in CSRC.rglob("*.[ch]") if path not in STATE]
+    free = {
+        name for path in others for body in bodies(path.read_text(encoding="utf-8")) for name in struct_members(body)
+    }
+    given = [read_by(folder, body) for body in inside]
+    assert len(inside) > 20
+    assert all(names <= struct_members(body) for names, body in zip(given, inside, strict=True))
+    assert sum(map(len, given)) <= most
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted((CSRC / folder).glob("*.[ch]")))
+    read = set(re.findall(r"(?:->|\.)(\w+)", re.sub(r"/\*.*?\*/", "", code, flags=re.DOTALL)))
+    kept = set().union(*map(struct_members, inside)) - set().union(*given) - free
+    assert len(kept) > 50
+    assert not kept & read, f"{folder}/ reads {sorted(kept & read)}, which their structs do not give it"
+    assert set().union(*given) <= read
+
+
 # ---- types ----
 
 

@@ -45,6 +45,7 @@
 #include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/core.h"
+#include "engine/rows.h"
 #include "engine/send.h"
 #include "engine/write.h"
 
@@ -137,7 +138,7 @@ static int check_groups(const hpc_context *c, const hpc_exchange_config *f) {
 /* ---- open ---- */
 
 static int open_groups(hpc_scheme *sc, const char *op) {
-    hpc_groups_name_outputs(sc);
+    hpc_rows_name_groups(sc);
     return hpc_clocks_open(sc, op);
 }
 
@@ -156,7 +157,7 @@ static int workers_ask(const hpc_scheme *sc) {
 static void park(hpc_core *core, hpc_share *share, hpc_clock *sender) {
     sender->at = hpc_clock_applied(sender);
     share->n_parked += !sender->parked;
-    core->n_parked += !sender->parked;
+    core->clocked->n_parked += !sender->parked;
     sender->parked = 1;
 }
 
@@ -165,7 +166,7 @@ static void answer_pull(hpc_core *core, const hpc_share *share, int rank, uint64
     const int s = (int)(share - sc->layout.shares);
     hpc_clock *to = &share->clocks[rank];
     to->told = least;
-    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, &sc->work[sc->work_of[share->rows[i]]], rank);
+    for (int i = 0; i < share->n_rows; i++) hpc_row_send(core, hpc_work_of(sc, share->rows[i]), rank);
     hpc_share_answer_with(core, rank, &to->told, is_bounded(sc) ? sizeof to->told : 0,
                           is_bounded(sc) ? hpc_fresh_told_at(sc, rank, s) : 0, hpc_signal_second(sc, s), to->asked);
 }
@@ -174,8 +175,7 @@ static void reply_to_group(hpc_core *core, const hpc_share *share, int group) {
     const hpc_scheme *sc = core->scheme;
     const hpc_clock *to = &share->clocks[group];
     const uint64_t n = atomic_load_explicit(&to->applied, memory_order_relaxed);
-    for (int i = 0; i < share->n_rows; i++)
-        hpc_row_reply(core, &sc->work[sc->work_of[share->rows[i]]], group, to->slot);
+    for (int i = 0; i < share->n_rows; i++) hpc_row_reply(core, hpc_work_of(sc, share->rows[i]), group, to->slot);
     for (int i = 0; i < share->n_members; i++)
         if (hpc_sender_of(sc, share->key, share->members[i]) == group)
             hpc_share_answer(core, share->members[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), n);
@@ -191,7 +191,7 @@ static int wake(hpc_core *core, hpc_share *share) {
         if (!share->clocks[r].parked || share->clocks[r].at > enough) continue;
         share->clocks[r].parked = 0;
         share->n_parked--;
-        core->n_parked--;
+        core->clocked->n_parked--;
         if (workers_ask(sc))
             answer_pull(core, share, r, least);
         else
@@ -273,8 +273,8 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 /* A sender that has closed may have been the one that answers waited for. */
 static int work(hpc_core *core) {
     int n = 0;
-    if (core->n_parked == 0 || !hpc_core_sees_closed(core)) return 0;
-    for (int i = 0; i < core->n_clocked; i++) n += wake(core, core->clocked[i]);
+    if (core->clocked->n_parked == 0 || !hpc_core_sees_closed(core)) return 0;
+    for (int i = 0; i < core->clocked->n; i++) n += wake(core, core->clocked->shares[i]);
     return n;
 }
 

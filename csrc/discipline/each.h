@@ -4,7 +4,7 @@
 #define HPC_EACH_H
 
 #include "discipline/discipline.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 
 /* Whether updates may be applied by themselves with this configuration. */
 int hpc_each_check(const hpc_exchange_config *config);

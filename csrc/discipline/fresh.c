@@ -19,9 +19,12 @@
 #include "discipline/each.h"
 #include "engine/bytes.h"
 #include "engine/layout.h"
+#include "engine/params.h"
 #include "engine/row.h"
 #include "engine/send.h"
+#include "engine/state.h"
 #include "engine/ticket.h"
+#include "engine/worker.h"
 
 /* A worker's view of a key. */
 typedef struct view {
@@ -37,7 +40,6 @@ typedef struct view {
 typedef struct worker {
     view *keys;
     uint64_t *base; /* [key * size + rank]: pushes before the last publish; other ranks' where they can be seen */
-    float *block;   /* an own update, weighted */
 } worker;
 
 /* ---- open ---- */
@@ -66,9 +68,8 @@ int hpc_fresh_open(hpc_scheme *sc, const char *op) {
     if (its == NULL) return HPC_ERR_MEMORY;
     its->keys = hpc_scheme_take(sc, keys, sizeof *its->keys, op);
     its->base = hpc_scheme_take(sc, keys * size, sizeof *its->base, op);
-    its->block = hpc_scheme_take(sc, HPC_BLOCK, sizeof *its->block, op);
     sc->heard = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof *sc->heard, op);
-    if (its->keys == NULL || its->base == NULL || its->block == NULL || sc->heard == NULL) return HPC_ERR_MEMORY;
+    if (its->keys == NULL || its->base == NULL || sc->heard == NULL) return HPC_ERR_MEMORY;
     const int status = hpc_open_begun(sc, op);
     return status == HPC_OK ? hpc_clocks_open(sc, op) : status;
 }
@@ -128,40 +129,6 @@ int hpc_fresh_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
 
 /* ---- pulls ---- */
 
-static double own_weight(const hpc_scheme *sc, const hpc_row *row) {
-    double weight = 0;
-    for (int e = 0; e < row->n_in; e++)
-        if (row->in[e].rank == sc->context->group.rank) weight = row->in[e].weight;
-    return weight;
-}
-
-/* Adds the update of the last push, which is still in its slot, to this rank's copy of a row. */
-static void add_row(hpc_scheme *sc, const hpc_row *row) {
-    const hpc_pushed *k = &sc->keys[row->key];
-    const worker *its = worker_of(sc);
-    const char *from = hpc_slot_of_push(sc, row->key, k->pushes) + hpc_row_from(sc, row);
-    float *params = (float *)(void *)(hpc_own_part(sc) + hpc_params_at(sc, sc->context->group.rank, row->key, 0));
-    double weight = own_weight(sc, row);
-    for (uint64_t at = 0; at < row->count; at += HPC_BLOCK) {
-        size_t n = row->count - at < HPC_BLOCK ? (size_t)(row->count - at) : HPC_BLOCK;
-        const void *piece = from + hpc_codec_span(k->codec, at);
-        k->codec->fold(sc->kernels)(its->block, &piece, &weight, 1, n, 0);
-        sc->rules[row->key].rule.apply(params + row->offset + at, its->block, 1, NULL, its->keys[row->key].args,
-                                       (int64_t)n);
-    }
-}
-
-/* sgd alone of the built-in rules has a pass and no state; a user's own may look at the step, which is the owner's. */
-static void add_own(hpc_scheme *sc, int key) {
-    const hpc_pushed *k = &sc->keys[key];
-    const hpc_key_rule *its = &sc->rules[key];
-    if (its->rule.slots > 0 || its->pass == NULL) return;
-    for (int i = 0; i < k->n_awaited; i++) {
-        const hpc_share *share = &sc->layout.shares[k->awaited[i]];
-        for (int r = 0; r < share->n_rows; r++) add_row(sc, &sc->plan->rows[share->rows[r]]);
-    }
-}
-
 /* Whether the worker's copy has all that a pull needs. It may lack the worker's last update, which is added here. */
 int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
@@ -171,11 +138,11 @@ int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
     const int kept = sc->layout.depth > 1 || v->handed < k->pushes; /* the last update is in its slot */
     const int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(sc, key);
     const int looked = v->looked == k->pulls;
-    const int decoded = k->encoded.n_rows == 0 || k->encoded.decoded == 2 * k->pulls + HPC_PULL_TICKET;
+    const int decoded = hpc_params_are_decoded(sc, key, 2 * k->pulls + HPC_PULL_TICKET);
     v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
     v->at = k->pushes;
     if (!pushed_once || !looked || !decoded || v->minimum < hpc_clock_behind(sc, clock)) return 0;
-    if (!(k->started & HPC_PUSH_EMPTY)) add_own(sc, key);
+    if (!hpc_push_is_empty(sc, key)) hpc_worker_add_own(sc, key, v->args);
     count_begun(sc, clock, v->minimum);
     return 1;
 }
@@ -213,7 +180,7 @@ static void level(hpc_scheme *sc) {
 
 int hpc_fresh_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     (void)l, (void)op;
-    if (moment == HPC_ON_SEND) memcpy(worker_of(sc)->keys[key].args, sc->rules[key].rule.args, HPC_ARGS_BYTES);
+    if (moment == HPC_ON_SEND) hpc_args_get(sc, key, worker_of(sc)->keys[key].args);
     if (moment == HPC_ON_HEAR) hear(sc, key);
     if (moment == HPC_ON_PUBLISH) level(sc);
     return HPC_OK;

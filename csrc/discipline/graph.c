@@ -89,8 +89,8 @@ int hpc_graph_open_clocks(hpc_scheme *sc, const char *op) {
     sc->graph->siblings = hpc_scheme_take(sc, n, sizeof *sc->graph->siblings, op);
     if (sc->graph->siblings == NULL) return HPC_ERR_MEMORY;
     for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++)
-        for (int i = 0; i < sc->cores[c].n_clocked && status == HPC_OK; i++)
-            status = find_siblings(sc, sc->cores[c].clocked[i], op);
+        for (int i = 0; i < sc->cores[c].clocked->n && status == HPC_OK; i++)
+            status = find_siblings(sc, sc->cores[c].clocked->shares[i], op);
     if (status == HPC_OK && sc->use != NULL) status = hpc_split_open_means(sc, op);
     return status == HPC_OK ? hpc_share_open_counts(sc, 1, op) : status;
 }
@@ -131,9 +131,9 @@ int hpc_graph_other_came(hpc_core *core, hpc_share *share, const hpc_event *even
 
 int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its) {
     int n = 0;
-    for (int i = 0; i < core->n_clocked; i++)
-        for (; its->is_time(core->scheme, core->clocked[i]); n++)
-            if (its->fold(core, core->clocked[i]) != 0) return n;
+    for (int i = 0; i < core->clocked->n; i++)
+        for (; its->is_time(core->scheme, core->clocked->shares[i]); n++)
+            if (its->fold(core, core->clocked->shares[i]) != 0) return n;
     return n;
 }
 

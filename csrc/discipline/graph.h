@@ -2,7 +2,7 @@
 #ifndef HPC_DISCIPLINE_GRAPH_H
 #define HPC_DISCIPLINE_GRAPH_H
 
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/core.h"
 #include "engine/graph.h"
 #include "engine/row.h"

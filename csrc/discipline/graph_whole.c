@@ -8,6 +8,7 @@
 
 #include "engine/answer.h"
 #include "engine/stages.h"
+#include "engine/block.h"
 
 static int open_counts(hpc_scheme *sc, const char *op) {
     const int status = sc->use != NULL ? hpc_split_open_means(sc, op) : HPC_OK;
@@ -21,7 +22,7 @@ static int open_counts(hpc_scheme *sc, const char *op) {
 static void answer_all(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     int signal = hpc_signal_applied(sc, (int)(share - sc->layout.shares));
-    int all = !sc->turns || (sc->discipline->traits & HPC_INVOLVES_ALL);
+    const unsigned all = sc->discipline->traits & HPC_INVOLVES_ALL;
     hpc_whole_begin_next(share);
     hpc_graph_count_neighbours(core, share);
     for (int i = 0; i < share->n_members; i++)
@@ -51,35 +52,16 @@ static int has_inputs(const hpc_scheme *sc, const hpc_work *w, uint64_t n) {
     return 1;
 }
 
-/* Takes the inputs that the graph of step n has. */
-static hpc_inputs take_inputs(hpc_core *core, hpc_work *w, uint64_t n) {
-    const hpc_scheme *sc = core->scheme;
-    int slot = (int)((n - 1) % (uint64_t)sc->layout.depth), found = 0;
-    hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
-    for (int e = 0; e < w->row->n_in; e++) {
-        double weight = hpc_edge_weight(sc, w->row->key, n, w->row->owner, w->inputs[e].rank);
-        if (weight == 0) continue;
-        const int brings = hpc_row_brings(w, slot, e);
-        hpc_row_mark(w, slot, e, 0);
-        if (!brings) continue;
-        core->bases[found] = core->bases[e];
-        core->base_inputs[found] = core->base_inputs[e];
-        core->base_weights[found++] = weight;
-    }
-    inputs.n = inputs.n_updates = found;
-    return inputs;
-}
-
 /* Works a row off if its inputs are there. If that ends a step, the inputs of the next one may be there for any row. */
 static void work_in_turn(hpc_core *core, hpc_work *w) {
     hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
     const uint64_t n = share->version + 1;
     if (!has_inputs(sc, w, n)) return;
-    const hpc_inputs inputs = take_inputs(core, w, n);
+    const hpc_inputs inputs = hpc_row_take_step(core, w, n);
     if (work_off(core, w, &inputs) != 0 || share->version < n) return;
     for (int i = 0; i < share->n_rows && !hpc_scheme_has_failed(sc); i++)
-        work_in_turn(core, &sc->work[sc->work_of[share->rows[i]]]);
+        work_in_turn(core, hpc_work_of(sc, share->rows[i]));
 }
 
 /* ---- events ---- */
@@ -87,9 +69,8 @@ static void work_in_turn(hpc_core *core, hpc_work *w) {
 static void came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     hpc_scheme *sc = core->scheme;
     if (hpc_scheme_has_failed(sc)) return;
-    if (sc->turns) { /* see has_inputs */
-        _Atomic char *its = &w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input];
-        if (hpc_row_has_too_many(core, w, its, 1, w->inputs[input].rank)) return;
+    if (!hpc_folds_whole(sc)) { /* see has_inputs */
+        if (hpc_row_has_too_many(core, w, slot, input)) return;
         hpc_row_mark(w, slot, input, how);
         work_in_turn(core, w);
     } else if (hpc_row_count(core, w, slot, input)) {
@@ -121,11 +102,10 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
     (void)ticket;
     int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
-        const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
         for (int e = 0; e < w->row->n_in; e++)
             if (w->inputs[e].rank != share->owner && hpc_sends(sc, share->key, n, share->owner, w->inputs[e].rank) &&
-                !atomic_load_explicit(&came[e], memory_order_relaxed))
+                hpc_row_mark_of(w, slot, e) == 0)
                 found = hpc_add_rank(ranks, found, w->inputs[e].rank);
     }
     return found;

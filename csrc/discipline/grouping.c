@@ -115,14 +115,6 @@ int hpc_groups_find(hpc_scheme *sc, const char *op) {
     return status;
 }
 
-void hpc_groups_name_outputs(hpc_scheme *sc) {
-    for (int i = 0; i < sc->n_work; i++) {
-        hpc_work *w = &sc->work[i];
-        for (int o = 0; o < w->n_outputs && w->row->action == HPC_APPLY; o++)
-            w->outputs[o].lowest = hpc_sender_of(sc, w->row->key, w->outputs[o].lowest);
-    }
-}
-
 /* ---- the ranks that a wait waits for ---- */
 
 static int own_group(const hpc_scheme *sc, int key) {
@@ -145,7 +137,7 @@ static int applies(const hpc_scheme *sc, const hpc_share *share) {
 /* Adds the ranks that bring the updates of this rank's group to a share of this rank. */
 static int bringers(const hpc_scheme *sc, const hpc_share *share, int *ranks, int n) {
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
         for (int e = 0; e < w->row->n_in; e++)
             if (w->inputs[e].lowest == own_group(sc, share->key)) n = hpc_add_rank(ranks, n, w->inputs[e].rank);
     }
@@ -176,9 +168,11 @@ static int without(int *ranks, int n, int me) {
     return n > 1 ? left : n;
 }
 
-/* A forward for this rank's group waits for the ranks whose inputs are missing. Any other share waits for other groups,
- * for which other owners wait too; otherwise for the ranks that have still to bring the group's updates to this rank's
- * own rows, the owner, and ranks of the group that left without a word. */
+/* The ranks that a share waits for:
+ *   a forward of this rank for its own group: the ranks whose inputs are missing
+ *   any other share, while other groups are missing: these groups alone, as all owners wait for them
+ *   otherwise: the ranks of this rank's group whose updates have not come to this rank's rows, or that left without a
+ *   word; and the owner */
 int hpc_groups_missing(const hpc_scheme *sc, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];

@@ -5,7 +5,7 @@
 #ifndef HPC_GROUPING_H
 #define HPC_GROUPING_H
 
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 
 /* Whether rows of a plan send to other rows. */
 int hpc_plan_has_stages(const hpc_plan *plan);
@@ -19,17 +19,13 @@ int hpc_groups_find(hpc_scheme *sc, const char *op);
 /* The same, by the rows that folds accepts instead of rows that apply; their outputs and shares are not looked at. */
 int hpc_groups_find_in(hpc_scheme *sc, int (*folds)(const hpc_scheme *sc, int row), const char *op);
 
-/* Names the outputs of this rank's rows that apply by the groups that they are for: a group's lowest rank need not be
- * one that gets parameters by the output. */
-void hpc_groups_name_outputs(hpc_scheme *sc);
-
 /* The group for which a row folds, or to which it relays. */
 int hpc_group_of_row(const hpc_scheme *sc, int row);
 
 /* hpc_pace.is_late: each push needs as many of the ranks of the same group. */
 int hpc_groups_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
-/* hpc_gate.missing of a group's ranks. lack: a discipline's view of its own shares that apply. */
+/* hpc_gate.missing of a group's ranks. A discipline answers two questions about the shares of this rank that apply. */
 typedef struct hpc_groups_lack {
     /* Whether an answer of a share to this rank's group waits for an update of an input's group. */
     int (*waits_for)(const hpc_scheme *sc, const hpc_share *share, const hpc_input *in);

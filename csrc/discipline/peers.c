@@ -12,6 +12,7 @@
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "discipline/whole.h"
+#include "engine/row.h"
 #include "engine/send.h"
 #include "engine/stages.h"
 
@@ -93,19 +94,23 @@ int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the core ---- */
 
-_Atomic char *hpc_peers_came_at(const hpc_scheme *sc, const hpc_share *share, uint64_t push, int input) {
-    const hpc_work *w = hpc_first_work(sc, share);
-    return &w->came[(push - 1) % (uint64_t)sc->layout.depth * (uint64_t)w->row->n_in + (uint64_t)input];
+/* The slot of a push. The first row has the mark of an input for all rows: 0 before it comes and after its use. */
+static int slot_of(const hpc_scheme *sc, uint64_t push) {
+    return (int)((push - 1) % (uint64_t)sc->layout.depth);
+}
+
+void hpc_peers_note_used(const hpc_scheme *sc, const hpc_share *share, int input, uint64_t push) {
+    hpc_row_mark(hpc_first_work(sc, share), slot_of(sc, push), input, 0);
 }
 
 int hpc_peers_note_came(const hpc_scheme *sc, const hpc_share *share, int input, int slot, int how) {
-    hpc_clock *from = &share->clocks[hpc_first_work(sc, share)->inputs[input].rank];
-    _Atomic char *at = hpc_peers_came_at(sc, share, (uint64_t)slot + 1, input);
-    if (atomic_load_explicit(at, memory_order_relaxed)) return 0; /* more than there are slots */
-    atomic_store_explicit(at, (char)how, memory_order_relaxed);
+    const hpc_work *w = hpc_first_work(sc, share);
+    hpc_clock *from = &share->clocks[w->inputs[input].rank];
+    if (hpc_row_mark_of(w, slot, input)) return 0; /* more than there are slots */
+    hpc_row_mark(w, slot, input, how);
     uint64_t n = atomic_load_explicit(&from->came, memory_order_relaxed);
     const uint64_t most = atomic_load_explicit(&from->applied, memory_order_relaxed) + (uint64_t)sc->layout.depth;
-    while (n < most && atomic_load_explicit(hpc_peers_came_at(sc, share, n + 1, input), memory_order_relaxed)) n++;
+    while (n < most && hpc_row_mark_of(w, slot_of(sc, n + 1), input)) n++;
     atomic_store_explicit(&from->came, n, memory_order_relaxed);
     return 1;
 }

@@ -2,7 +2,7 @@
 #ifndef HPC_DISCIPLINE_PEERS_H
 #define HPC_DISCIPLINE_PEERS_H
 
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 
 /* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
 int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);
@@ -10,8 +10,8 @@ int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *confi
 /* The in-edge by which the row of owner, of the same elements as row, takes the pushes of rank; NULL: no such edge. */
 const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, int rank);
 
-/* The mark of an input of a share, by slot, which the first row has for all: 0 before it comes and after its use. */
-_Atomic char *hpc_peers_came_at(const hpc_scheme *sc, const hpc_share *share, uint64_t push, int input);
+/* Notes that an input of a push was used. */
+void hpc_peers_note_used(const hpc_scheme *sc, const hpc_share *share, int input, uint64_t push);
 /* Notes that an input is there, with bytes or (how) without, and counts the inputs of its rank that are there without
  * a gap: direct pushes and pushes that other ranks pass on may overtake each other. 0: it has no slot. */
 int hpc_peers_note_came(const hpc_scheme *sc, const hpc_share *share, int input, int slot, int how);

@@ -3,18 +3,17 @@
  * updates count, as the owner does there, and gives *verdicts*: a fold, of the ranks whose updates are in it, or that
  * the update of a rank is left out. All shares follow its verdicts, in their order: so copies stay equal, bit for bit.
  *
- * A worker sends its update to its peers as under BSP, and to the rank that decides a vote: the version that the update
- * is for. A verdict is about the next update of a rank, for these come in order; a share follows it when all these
- * updates are there. Then it answers their ranks, whose slots are free. The worker's own share tells it the outcome,
- * behind parameters that have all that was decided before. So an update counts everywhere or nowhere, and goes back
- * into the residual once.
+ * A worker sends its update to its peers as under BSP. To the deciding rank it also sends a vote: the version that the
+ * update is for. The updates of a rank come in order, so a verdict is about the next one of each rank that it names. A
+ * share follows a verdict when all these updates are there, and then answers their ranks, whose slots are free. A
+ * worker's own share also tells it the outcome, once its parameters have all that was decided before. So an update
+ * counts everywhere or nowhere, and goes back into the residual once.
  *
- * Writers and order. A vote lies in the part of the rank that decides, and comes with its event. The
- * worker votes again when the last vote was decided, so there is one of each rank. Verdicts lie in a ring in the part
- * of each rank, the decider's own included, from where its puts read them; a signal behind each says how many there
- * are, which the follower's core acquires. Each is about one update or more, and a rank has at most as many pending
- * updates as slots, as it waits for the answers of all its peers: so the ring has room for all verdicts that some rank
- * has not followed.
+ * Writers and order. A worker puts its vote into the part of the deciding rank, before the vote's event. It votes again
+ * when its last vote was decided, so each rank has one vote there. The deciding rank puts its verdicts into a ring in
+ * the part of each rank, itself included. A signal behind each verdict counts them, and the follower's core acquires
+ * it. The ring cannot run over: a verdict is about at least one update, and a rank has at most as many pending updates
+ * as slots, as it waits for the answers of all its peers.
  *
  * Among peers of a graph all updates of all ranks are voted for and decided in the same way. A fold waits until each
  * rank has a quorum of the updates that come to it. A share answers all ranks, even if their updates do not come to it,
@@ -104,8 +103,7 @@ static void end(const hpc_scheme *sc, const hpc_share *share) {
     for (int e = 0; e < w->row->n_in; e++) {
         const int rank = w->inputs[e].rank;
         if (!in->takes[rank]) continue;
-        atomic_store_explicit(hpc_peers_came_at(sc, share, hpc_clock_applied(&share->clocks[rank]) + 1, e), 0,
-                              memory_order_relaxed);
+        hpc_peers_note_used(sc, share, e, hpc_clock_applied(&share->clocks[rank]) + 1);
         hpc_tally_add(&share->clocks[rank].applied, 1);
         in->held--;
     }
@@ -121,7 +119,7 @@ static int follow(hpc_core *core, hpc_share *share) {
         const int left_out = (int)verdict[0] - 1;
         if (!is_there(sc, share, verdict)) break;
         if (left_out >= 0) {
-            atomic_fetch_add_explicit(&core->scheme->peers.late[left_out], 1, memory_order_relaxed);
+            hpc_count_late(core->scheme, left_out);
             hpc_intake_answer(core, share, left_out, (hpc_told){share->version, 0});
         } else {
             answer_others(core, share, verdict);

@@ -38,7 +38,7 @@
 #include "discipline/graph.h"
 #include "discipline/peers.h"
 #include "engine/answer.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/core.h"
 #include "engine/kind.h"
 #include "engine/row.h"
@@ -137,25 +137,11 @@ static int has_equal_args(const double *a, const double *b) {
     return memcmp(a + 1, b + 1, HPC_ARGS_BYTES - sizeof *a) == 0;
 }
 
-/* Applies n inputs, which are in the core's arrays and have the same arguments. */
-static int apply(hpc_core *core, hpc_work *w, int n, const double *args) {
-    const hpc_inputs inputs = {.bases = core->bases,
-                               .weights = core->base_weights,
-                               .from = core->base_inputs,
-                               .n = n,
-                               .codec = w->in_codec,
-                               .args = args,
-                               .n_updates = n,
-                               .slot = w->share->version};
-    return n > 0 ? hpc_row_work(core, w, &inputs) : 0;
-}
-
 /* Applies to a row all updates that are there, and not applied yet, up to a clock of each sender (its `at`): in the
  * order of clocks, then of inputs. */
 static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last) {
     const hpc_scheme *sc = core->scheme;
-    const double *args = NULL;
-    int n = 0;
+    hpc_inputs inputs = hpc_row_none(core, w, NULL, w->share->version);
     for (uint64_t t = first + 1; t <= last; t++)
         for (int e = 0; e < w->row->n_in; e++) {
             const hpc_input *in = &w->inputs[e];
@@ -163,17 +149,15 @@ static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last)
             if (t <= hpc_clock_applied(from) || t > from->at) continue;
             const uint64_t slot = (from->base + t - 1) % (uint64_t)sc->layout.depth;
             if (!hpc_row_brings(hpc_first_work(sc, w->share), (int)slot, e)) continue;
-            if (n > 0 && !has_equal_args(args, in->args[slot])) {
-                if (apply(core, w, n, args) != 0) return -1;
-                n = 0;
+            if (inputs.n > 0 && !has_equal_args(inputs.args, in->args[slot])) {
+                if (hpc_row_work(core, w, &inputs) != 0) return -1;
+                inputs.n = inputs.n_updates = 0;
             }
-            args = in->args[slot];
-            core->bases[n] = in->slots + (size_t)slot * in->stride;
-            core->base_inputs[n] = in;
-            core->base_weights[n++] = w->weights[e];
-            if (in->nbytes > 0) hpc_count_received(sc, in->rank, in->nbytes);
+            inputs.args = in->args[slot];
+            hpc_row_put_in(core, w, &inputs, e, slot);
+            hpc_row_count_received(core, w, e);
         }
-    return apply(core, w, n, args);
+    return inputs.n > 0 ? hpc_row_work(core, w, &inputs) : 0;
 }
 
 /* Applies the updates that have come, up to clock cap of the peers and clock own of this rank, and answers their ranks;
@@ -194,14 +178,14 @@ static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t ow
     }
     if (last == 0) return 0;
     for (int i = 0; i < share->n_rows; i++)
-        if (apply_row(core, &sc->work[sc->work_of[share->rows[i]]], least, last) != 0) return -1;
+        if (apply_row(core, hpc_work_of(sc, share->rows[i]), least, last) != 0) return -1;
     for (int i = 1; i <= n; i++) {
         const int e = (hpc_row_input_of(first, share->owner, 0) + i) % n, rank = first->inputs[e].rank;
         hpc_clock *from = &share->clocks[rank];
         if (from->at <= hpc_clock_applied(from)) continue;
         const uint64_t pushes = from->base + from->at;
         for (uint64_t t = atomic_load_explicit(&from->applied, memory_order_relaxed) + 1; t <= pushes; t++)
-            atomic_store_explicit(hpc_peers_came_at(sc, share, t, e), 0, memory_order_relaxed);
+            hpc_peers_note_used(sc, share, e, t);
         atomic_store_explicit(&from->applied, pushes, memory_order_release);
         if (rank == share->owner) share->version = pushes;
         hpc_share_answer(core, rank, signal, pushes);
@@ -249,8 +233,8 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 /* A peer that has closed may have been the one that a step waited for. */
 static int work(hpc_core *core) {
     int n = 0;
-    for (int i = 0, news = hpc_core_sees_closed(core); news && i < core->n_clocked; i++)
-        n += go_on(core, core->clocked[i]);
+    for (int i = 0, news = hpc_core_sees_closed(core); news && i < core->clocked->n; i++)
+        n += go_on(core, core->clocked->shares[i]);
     return n;
 }
 
@@ -313,7 +297,7 @@ static void let_key_run(hpc_scheme *sc, int key, int runs) {
 
 static void let_all_run(hpc_scheme *sc, int runs) {
     for (int c = 0; c < sc->n_own_cores; c++)
-        for (int i = 0; i < sc->cores[c].n_clocked; i++) let_run(sc, sc->cores[c].clocked[i], runs);
+        for (int i = 0; i < sc->cores[c].clocked->n; i++) let_run(sc, sc->cores[c].clocked->shares[i], runs);
 }
 
 /* The number of an input's pushes that a share waits for: up to this rank's clock, or (all) all that were made. */

@@ -99,9 +99,12 @@
 #include "discipline/whole.h"
 #include "engine/answer.h"
 #include "engine/bytes.h"
+#include "engine/forward.h"
 #include "engine/layout.h"
 #include "engine/pieces.h"
+#include "engine/rows.h"
 #include "engine/stages.h"
+#include "engine/write.h"
 
 /* ---- check ---- */
 
@@ -279,7 +282,7 @@ static int open_keys(hpc_scheme *sc, const char *op) {
 
 static size_t part(const hpc_scheme *sc, int rank) {
     const size_t numbers = (size_t)sc->layout.places[rank].shares * (size_t)sc->context->group.size;
-    const int told = sc->layout.n_shares + (sc->layout.stages.many ? sc->plan->n_rows : 0);
+    const int told = sc->layout.n_shares + (hpc_plan_has_stages(sc->plan) ? sc->plan->n_rows : 0);
     const size_t verdicts = (size_t)(sc->layout.places[rank].shares * hpc_quorum_of(sc)->room);
     return hpc_quorum_of(sc)->from + (size_t)told * sizeof(hpc_told) +
            (numbers * (size_t)sc->layout.depth + verdicts * hpc_verdict_words(sc)) * sizeof(uint64_t);
@@ -327,8 +330,8 @@ int hpc_quorum_plan(hpc_scheme *sc, const char *op) {
     int status = open_keys(sc, op);
     if (status != HPC_OK) return status;
     hpc_layout_take_own(sc, part);
-    if (status == HPC_OK && sc->layout.stages.many) status = hpc_groups_find(sc, op);
-    if (status == HPC_OK && sc->layout.stages.many) status = check_groups(sc, op);
+    if (status == HPC_OK && hpc_plan_has_stages(sc->plan)) status = hpc_groups_find(sc, op);
+    if (status == HPC_OK && hpc_in_groups(sc)) status = check_groups(sc, op);
     for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++) {
         hpc_share *share = &sc->layout.shares[s];
         const int owns = share->owner == hpc_me(sc) && action_of(sc, share) != HPC_FORWARD;
@@ -349,7 +352,7 @@ int hpc_quorum_open(hpc_scheme *sc, const char *op) {
     sc->outcomes = hpc_scheme_take(sc, (size_t)sc->plan->n_keys, sizeof *sc->outcomes, op);
     if (sc->graph == NULL) sc->heard = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof *sc->heard, op);
     if (sc->outcomes == NULL || (sc->graph == NULL && sc->heard == NULL)) return HPC_ERR_MEMORY;
-    if (sc->layout.stages.many) hpc_groups_name_outputs(sc);
+    if (hpc_in_groups(sc)) hpc_rows_name_groups(sc);
     const int status = sc->discipline->traits & HPC_KEEPS_MEANS ? hpc_split_open_means(sc, op) : HPC_OK;
     return status == HPC_OK ? hpc_intake_open(sc, op) : status;
 }
@@ -367,8 +370,8 @@ static void say_version(hpc_core *core, const hpc_share *share, int slot) {
             const int to = sc->layout.share_of[row->out[e].row];
             if (to == before || sc->plan->rows[row->out[e].row].action != HPC_APPLY) continue;
             before = to;
-            hpc_core_check_put(core, hpc_put(core->out, sc->window, row->out[e].rank, number, sizeof *number,
-                                             hpc_number_at(sc, &sc->layout.shares[to], hpc_me(sc), slot)));
+            hpc_core_put(core, row->out[e].rank, number, sizeof *number,
+                         hpc_number_at(sc, &sc->layout.shares[to], hpc_me(sc), slot));
         }
     }
 }
@@ -381,18 +384,15 @@ static void pass_on(hpc_core *core, const hpc_work *w) {
     const hpc_share *share = w->share;
     hpc_quorum_share *its = share->own;
     const hpc_told *told = hpc_told_here(sc, hpc_passed_at(sc, w->index));
-    for (int o = 0; o < w->n_outputs; o++)
-        if (w->outputs[o].row >= 0)
-            hpc_core_check_put(core, hpc_put(core->out, sc->window, w->outputs[o].rank, told, sizeof *told,
-                                             hpc_passed_at(sc, w->outputs[o].row)));
+    hpc_forward_word(core, w, HPC_EVERYBODY, told, sizeof *told, hpc_passed_at);
     if (told->folded > its->passed.folded) its->passed.folded = told->folded;
     its->left_out |= !told->used;
     if (share->left > 1) return;
     its->passed.used = !its->left_out;
     its->left_out = 0;
     for (int i = 0; i < share->n_members; i++)
-        hpc_core_check_put(core, hpc_put(core->out, sc->window, share->members[i], &its->passed, sizeof its->passed,
-                                         hpc_told_at(sc, share->members[i], (int)(share - sc->layout.shares))));
+        hpc_core_put(core, share->members[i], &its->passed, sizeof its->passed,
+                     hpc_told_at(sc, share->members[i], (int)(share - sc->layout.shares)));
 }
 
 /* ---- the core: events with several stages ---- */

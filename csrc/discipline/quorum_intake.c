@@ -6,6 +6,7 @@
 #include "engine/answer.h"
 #include "engine/args.h"
 #include "engine/core.h"
+#include "engine/forward.h"
 #include "engine/stages.h"
 #include "engine/write.h"
 
@@ -21,7 +22,7 @@ typedef struct watched {
 
 /* A core's own. */
 typedef struct watch {
-    int n;         /* shares with an update, or an own push, that is not folded; they are the first in core->clocked */
+    int n; /* shares with an update, or an own push, that is not folded; they are the first in core->clocked->shares */
     watched *seen; /* by sender */
 } watch;
 
@@ -45,7 +46,7 @@ static uint64_t least_of(const hpc_scheme *sc, const hpc_share *share, uint64_t 
 /* Whether a sender's push of a version brings something: on a graph of several phases to the neighbours of its step
  * alone. To all others it says that the sender has come so far. */
 static int sends(const hpc_scheme *sc, const hpc_share *share, uint64_t version, int sender) {
-    return !sc->turns || hpc_sends(sc, share->key, version, share->owner, sender);
+    return hpc_sends(sc, share->key, version, share->owner, sender);
 }
 
 /* Whether a push that leads a fold has come and is not folded. */
@@ -67,10 +68,10 @@ void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
         in->held > 0 || in->partial || has_lead(share) || ((const hpc_split_means *)share->own)->n_used > 0;
     if (waits == (in->place < its->n)) return;
     const int to = waits ? its->n++ : --its->n;
-    hpc_share *other = core->clocked[to];
-    core->clocked[in->place] = other;
+    hpc_share *other = core->clocked->shares[to];
+    core->clocked->shares[in->place] = other;
     hpc_intake_of(other)->place = in->place;
-    core->clocked[to] = share;
+    core->clocked->shares[to] = share;
     in->place = to;
 }
 
@@ -144,8 +145,7 @@ int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
     hpc_row_mark(w, slot_at(sc, share, rank, slot), input, how);
     if (is_led(sc) && rank == share->owner) return !hpc_clock_row(from, share) || lead_came(core, share);
     if (hpc_version_from(share, sender) != 0) return hpc_intake_refuse_second(sc, share, rank);
-    if (sc->layout.stages.many && share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1))
-        return 1;
+    if (hpc_in_groups(sc) && share->args_came && !hpc_args_agree(core, w, slot, input, from->answered + 1)) return 1;
     if (hpc_clock_row(from, share)) hold(core, share, sender, slot, number);
     return 1;
 }
@@ -160,7 +160,7 @@ int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *eve
     if (!hpc_core_brings(core, event, "no gradient of share", share->key, sizeof(uint64_t))) return 1;
     int known = slot < sc->layout.depth;
     for (int i = 0; i < share->n_rows && known; i++) {
-        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        hpc_work *w = hpc_work_of(sc, share->rows[i]);
         const int input = hpc_row_input_of(w, event->peer, 0);
         known = input >= 0 && hpc_intake_came(core, w, input, slot, HPC_CAME_EMPTY);
     }
@@ -175,13 +175,8 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) 
     const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
     const int by_relays = !(sc->discipline->traits & HPC_ANSWERS_ALL);
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
-        for (int o = 0; o < w->n_outputs && w->sends_to_rows && by_relays; o++) {
-            const hpc_output *out = &w->outputs[o];
-            if (out->row >= 0 && out->lowest == sender)
-                hpc_core_check_put(
-                    core, hpc_put(core->out, sc->window, out->rank, told, sizeof *told, hpc_passed_at(sc, out->row)));
-        }
+        hpc_work *w = hpc_work_of(sc, share->rows[i]);
+        if (by_relays) hpc_forward_word(core, w, sender, told, sizeof *told, hpc_passed_at);
         hpc_row_reply(core, w, sender, share->clocks[sender].slot);
     }
 }
@@ -192,7 +187,7 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) 
  * this the sender's next update may be written. */
 void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
     const hpc_scheme *sc = core->scheme;
-    const int s = (int)(share - sc->layout.shares), many = sc->layout.stages.many;
+    const int s = (int)(share - sc->layout.shares), many = hpc_in_groups(sc);
     const size_t nbytes = hpc_has_decider(sc) && sender != share->owner ? 0 : sizeof outcome;
     hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
     *told = outcome;
@@ -216,8 +211,7 @@ static void leave_out(hpc_core *core, const hpc_share *share, int sender, uint64
         hpc_quorum_of(core->scheme)->verdicts->give(core, share, sender);
         return;
     }
-    if (sends(core->scheme, share, hpc_version_from(share, sender), sender))
-        atomic_fetch_add_explicit(&core->scheme->peers.late[sender], 1, memory_order_relaxed);
+    if (sends(core->scheme, share, hpc_version_from(share, sender), sender)) hpc_count_late(core->scheme, sender);
     hpc_intake_answer(core, share, sender, (hpc_told){folded, 0});
 }
 
@@ -360,7 +354,7 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     }
     hpc_share_count_fold(core, n);
     if (hpc_has_decider(sc)) missing = hpc_first_work(sc, share)->row->n_in - n;
-    hpc_tally_add(&core->tally.missing, (uint64_t)missing);
+    hpc_count_absent(core, 0, 0, missing);
     for (int i = 0; i < in->n_from; i++)
         if (in->takes[in->from[i]]) hpc_intake_answer(core, share, in->from[i], (hpc_told){version, 1});
     if (is_led(sc))
@@ -391,9 +385,9 @@ static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_
         if (takes[share->owner]) hpc_row_reply(core, w, share->owner, 0);
         return 0;
     }
-    inputs.to = (hpc_receivers){.whom = sc->layout.stages.many ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = takes};
+    inputs.to = (hpc_receivers){.whom = hpc_in_groups(sc) ? HPC_TO_NOBODY : HPC_TO_TAKERS, .takes = takes};
     if (is_led(sc))
-        w->step = (uint64_t)((int64_t)version - 1 + sc->graph->keys[share->key].ahead);
+        w->step = hpc_step_of(sc, share->key, version);
     else
         inputs.args = find_args(sc, share, w);
     return is_led(sc) ? hpc_graph_work_row(core, w, &inputs) : hpc_row_work(core, w, &inputs);
@@ -410,7 +404,7 @@ static void count_received(const hpc_core *core, const hpc_work *w) {
 
 int hpc_intake_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &core->scheme->work[core->scheme->work_of[share->rows[i]]];
+        hpc_work *w = hpc_work_of(core->scheme, share->rows[i]);
         const hpc_keeping *keeping = keeping_of(core->scheme);
         const int failed = keeping != NULL ? keeping->fold(core, w, i) : fold_row(core, share, w, version);
         if (failed) return failed;
@@ -510,9 +504,9 @@ int hpc_intake_work(hpc_core *core) {
     if (its->n == 0) return 0;
     note_closed(core);
     for (int i = 0; i < its->n;) {
-        hpc_share *share = core->clocked[i];
+        hpc_share *share = core->clocked->shares[i];
         n += work_for(core, share);
-        i += i < its->n && core->clocked[i] == share;
+        i += i < its->n && core->clocked->shares[i] == share;
     }
     if (its->n == 0) core->due = INFINITY;
     return n;
@@ -544,11 +538,11 @@ int hpc_intake_tell(hpc_scheme *sc) {
 static int is_sender(const hpc_scheme *sc, const hpc_share *share, int rank) {
     if (hpc_has_decider(sc)) return hpc_pushes_key(sc, rank, share->key);
     if (hpc_sender_of(sc, 0, rank) != rank || (is_led(sc) && rank == hpc_me(sc))) return 0;
-    return sc->layout.stages.many ? hpc_feeds_share(sc, share, rank) : hpc_share_answers(sc, share, rank);
+    return hpc_in_groups(sc) ? hpc_feeds_share(sc, share, rank) : hpc_share_answers(sc, share, rank);
 }
 
 static int open_intake(hpc_scheme *sc, hpc_core *core, int place, const char *op) {
-    const hpc_share *share = core->clocked[place];
+    const hpc_share *share = core->clocked->shares[place];
     const int size = sc->context->group.size, own = hpc_sender_of(sc, 0, hpc_me(sc));
     hpc_intake *in = hpc_intake_of(share);
     in->senders = hpc_scheme_take(sc, (size_t)size, sizeof *in->senders, op);
@@ -574,8 +568,9 @@ int hpc_intake_open(hpc_scheme *sc, const char *op) {
         watch *its = core->own = hpc_scheme_take(sc, 1, sizeof *its, op);
         if (its != NULL) its->seen = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *its->seen, op);
         if (its == NULL || its->seen == NULL) return HPC_ERR_MEMORY;
-        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) status = open_intake(sc, core, i, op);
-        for (int i = 0; i < core->n_clocked && status == HPC_OK; i++) hpc_intake_look_after(core, core->clocked[i]);
+        for (int i = 0; i < core->clocked->n && status == HPC_OK; i++) status = open_intake(sc, core, i, op);
+        for (int i = 0; i < core->clocked->n && status == HPC_OK; i++)
+            hpc_intake_look_after(core, core->clocked->shares[i]);
     }
     return status == HPC_OK ? hpc_share_open_counts(sc, is_led(sc), op) : status;
 }

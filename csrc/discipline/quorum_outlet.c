@@ -53,8 +53,7 @@ static void take_row_back(hpc_scheme *sc, int index, uint64_t n) {
     while (i > 0 && plan->rows[i - 1].key == answers->key && plan->rows[i - 1].offset == answers->offset) i--;
     for (; i < plan->n_rows && plan->rows[i].key == answers->key && plan->rows[i].offset == answers->offset; i++) {
         const hpc_row *row = &plan->rows[i];
-        if (hpc_forwards_to_rule(plan, row) && row->owner == hpc_me(sc) && sc->work[sc->work_of[i]].encoder != NULL)
-            hpc_pieces_leave_out(&sc->work[sc->work_of[i]]);
+        if (hpc_forwards_to_rule(plan, row) && row->owner == hpc_me(sc)) hpc_pieces_leave_out(hpc_work_of(sc, i));
         if (hpc_has_decider(sc) && i != index) continue;
         if (row->action == HPC_APPLY && !empty && hpc_key_pushes_pieces(sc, row->key) &&
             hpc_row_input(row, hpc_me(sc)) != NULL)
@@ -65,7 +64,7 @@ static void take_row_back(hpc_scheme *sc, int index, uint64_t n) {
 /* Whether the graph of push number n has no edge to the owner of a share: all that goes there is its version. */
 static int passes_by(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     const uint64_t version = hpc_versions_of(sc, share->key)->numbers[slot_of(sc, n)];
-    return sc->turns && !hpc_sends(sc, share->key, version, share->owner, hpc_me(sc));
+    return !hpc_sends(sc, share->key, version, share->owner, hpc_me(sc));
 }
 
 /* Whether push number n brings a share no update. */
@@ -91,8 +90,7 @@ static void leave_out(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     if (passes_by(sc, share, n)) return;
     if (n > out->lost) out->lost = n;
     hpc_quorum_of(sc)->lost = hpc_versions_of(sc, share->key)->number;
-    sc->peers.dropped[hpc_decider_of(sc, share)->owner]++;
-    if (out->told > sc->stats.dropped_at) sc->stats.dropped_at = out->told;
+    hpc_count_dropped(sc, hpc_decider_of(sc, share)->owner, 1, out->told);
     take_back(sc, share, n);
 }
 
@@ -142,8 +140,8 @@ static int carry(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
             src = memcpy(hpc_own_part(sc) + staged, src, nbytes);
             staged += hpc_row_bytes(sc, row);
         }
-        status =
-            hpc_put(sc->in_lanes[share->core], sc->window, share->owner, src, nbytes, sc->push_slot[share->rows[i]]);
+        status = hpc_put(hpc_push_lane(sc, share), sc->window, share->owner, src, nbytes,
+                         hpc_push_slot_of(sc, share->rows[i]));
     }
     return status;
 }
@@ -159,7 +157,7 @@ static int send_update(hpc_scheme *sc, int s, uint64_t n) {
     out->carried = n;
     out->version = hpc_versions_of(sc, share->key)->numbers[slot];
     if (status == HPC_OK)
-        status = hpc_lane_try_notify(sc->in_lanes[share->core], sc->window, owner, &out->version, sizeof out->version,
+        status = hpc_lane_try_notify(hpc_push_lane(sc, share), sc->window, owner, &out->version, sizeof out->version,
                                      hpc_number_at(sc, to, me, slot),
                                      hpc_imm(votes   ? HPC_OP_USE
                                              : empty ? HPC_OP_EMPTY
@@ -192,7 +190,7 @@ static int send_pending(hpc_scheme *sc, int s) {
     if (out == NULL) return HPC_OK;
     int status = hear(sc, s);
     if (hpc_owners_leave(sc) && hpc_closed_signal(sc, share->owner) != 0) {
-        sc->peers.dropped[share->owner] += k->pushes - out->decided;
+        hpc_count_dropped(sc, share->owner, k->pushes - out->decided, 0);
         out->decided = k->pushes;
     }
     while (out->decided < k->pushes && out->sent == out->answered && status == HPC_OK) {
@@ -344,7 +342,7 @@ static void begin_push(hpc_scheme *sc, int key) {
     if (sc->graph != NULL) hpc_group_progress(&sc->context->group);
     if (of->number == q->number) q->number = next_version(sc);
     of->number = of->numbers[sc->keys[key].pushes % (uint64_t)sc->layout.depth] = q->number;
-    if (sc->layout.stages.many) count_push(sc, key);
+    if (hpc_in_groups(sc)) count_push(sc, key);
 }
 
 /* With several stages the version goes first: once a row was sent the owner may read it. With one stage an update is
@@ -353,14 +351,14 @@ int hpc_outlet_send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint64_t *number = &hpc_versions_of(sc, share->key)->numbers[slot];
     const int core = share->core, owner = share->owner, applies = sc->plan->rows[share->rows[0]].action == HPC_APPLY;
-    const hpc_operation operation = sc->keys[share->key].started & HPC_PUSH_EMPTY ? HPC_OP_EMPTY : HPC_OP_SHARE;
+    const hpc_operation operation = hpc_push_is_empty(sc, share->key) ? HPC_OP_EMPTY : HPC_OP_SHARE;
     const size_t at = hpc_number_at(sc, share, hpc_me(sc), slot);
     int status = HPC_OK;
     if (sc->graph != NULL && owner == hpc_me(sc))
         return hpc_send_event(sc, core, owner, number, sizeof *number, at, hpc_imm(operation, slot, s), l);
-    if (!sc->layout.stages.many) return HPC_OK;
-    if (applies && share->pushed > 0 && sc->keys[share->key].at_row == 0)
-        status = hpc_put(sc->in_lanes[core], sc->window, owner, number, sizeof *number, at);
+    if (!hpc_in_groups(sc)) return HPC_OK;
+    if (applies && hpc_push_begins(sc, share))
+        status = hpc_put(hpc_push_lane(sc, share), sc->window, owner, number, sizeof *number, at);
     return status == HPC_OK ? hpc_push_share(sc, s, slot, l) : status;
 }
 
@@ -447,7 +445,7 @@ static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
         if (out == NULL || hpc_share_has_answered(sc, k->shares[i], 2 * out->sent)) continue;
         const double left = hpc_limit_left(sc, l), given = patience(sc, key);
         const int before = hpc_slice_waits(given < left);
-        status = hpc_flush(sc->in_lanes[share->core], sc->window, share->owner, given < left ? given : left);
+        status = hpc_flush(hpc_push_lane(sc, share), sc->window, share->owner, given < left ? given : left);
         hpc_slice_waits(before);
         if (status == HPC_ERR_TIMEOUT && given < left) status = HPC_OK;
         status = hpc_unless_left(sc, share->owner, status);
@@ -471,7 +469,7 @@ int hpc_outlet_missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks,
     (void)ticket;
     for (int r = 0; r < sc->context->group.size; r++)
         if ((sc->graph == NULL || r != share->owner) && hpc_feeds_share(sc, share, r) &&
-            (!sc->turns || hpc_sends(sc, share->key, hpc_versions_of(sc, share->key)->number, share->owner, r)) &&
+            hpc_sends(sc, share->key, hpc_versions_of(sc, share->key)->number, share->owner, r) &&
             hpc_closed_signal(sc, r) == 0 && hpc_version_from(share, r) == 0)
             found = hpc_add_rank(ranks, found, r);
     return found;
@@ -533,13 +531,13 @@ static void note_lost(hpc_scheme *sc) {
 /* ---- a state is loaded: all go on from one version ---- */
 
 void hpc_outlet_restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
-    sc->graph->keys[w->row->key].ahead = (int64_t)(step - hpc_quorum_of(sc)->number);
+    hpc_graph_set_step(sc, w->row->key, hpc_quorum_of(sc)->number, step);
 }
 
 static void go_on_from(hpc_scheme *sc, uint64_t newest) {
     for (int key = 0; key < sc->plan->n_keys; key++) {
         const hpc_pushed *k = &sc->keys[key];
-        sc->graph->keys[key].ahead -= (int64_t)(newest - hpc_quorum_of(sc)->number);
+        hpc_graph_set_step(sc, key, newest, hpc_step_of(sc, key, hpc_quorum_of(sc)->number + 1));
         hpc_versions_of(sc, key)->number = newest;
         for (int i = 0; i < k->n_shares; i++) {
             const hpc_share *share = &sc->layout.shares[k->shares[i]];
@@ -596,7 +594,7 @@ static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
 
 static int sent(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
-    hpc_versions_of(sc, key)->empty[slot_of(sc, k->pushes)] = (k->started & HPC_PUSH_EMPTY) != 0;
+    hpc_versions_of(sc, key)->empty[slot_of(sc, k->pushes)] = hpc_push_is_empty(sc, key);
     return send_key(sc, key);
 }
 

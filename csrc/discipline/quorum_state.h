@@ -4,8 +4,8 @@
 #define HPC_QUORUM_STATE_H
 
 #include "discipline/graph.h"
+#include "discipline/clocks.h"
 #include "discipline/split_state.h"
-#include "engine/clocks.h"
 #include "engine/row.h"
 #include "engine/ticket.h"
 
@@ -29,7 +29,7 @@ typedef struct hpc_intake {
     int *from, n_from;        /* all senders, this rank or its group last; on a graph the in-neighbours alone */
     int held;                 /* how many updates wait */
     uint64_t pushes;          /* on a graph: pushes of this rank itself that came; they lead its folds */
-    int place;                /* in core->clocked */
+    int place;                /* in core->clocked->shares */
     double since;             /* when the next fold had its quorum; 0: it has not */
     hpc_usual lag;            /* from the quorum until the others are there */
     _Atomic uint64_t folded;  /* the version that was folded last */
@@ -136,6 +136,11 @@ typedef struct hpc_quorum {
 
 static inline int hpc_me(const hpc_scheme *sc) {
     return sc->context->group.rank;
+}
+
+/* Whether updates come from groups of ranks. */
+static inline int hpc_in_groups(const hpc_scheme *sc) {
+    return sc->group_of != NULL;
 }
 
 static inline hpc_quorum *hpc_quorum_of(const hpc_scheme *sc) {

@@ -56,7 +56,7 @@
 #include "discipline/graph.h"
 #include "discipline/peers.h"
 #include "discipline/whole.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/layout.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
@@ -212,11 +212,8 @@ int hpc_split_ends_pull(hpc_scheme *sc, int key) {
 /* Among peers the mean is gathered here. */
 static int take_gathered(hpc_scheme *sc, int key, const char *op) {
     float **to = &sc->gathered[key];
-    const uint64_t count = sc->plan->keys[key].count;
-    if (*to == NULL) *to = hpc_arena_take(&sc->taken, (size_t)count, sizeof **to);
-    return *to != NULL ? HPC_OK
-                       : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the mean of key %s, %llu values", op,
-                                  sc->plan->keys[key].name, (unsigned long long)count);
+    if (*to == NULL) *to = hpc_scheme_take(sc, (size_t)sc->plan->keys[key].count, sizeof **to, op);
+    return *to != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 int hpc_split_set_use(hpc_scheme *sc, int key, hpc_use use, double scale, const char *op) {
@@ -236,24 +233,20 @@ int hpc_split_set_use(hpc_scheme *sc, int key, hpc_use use, double scale, const 
     return HPC_OK;
 }
 
-/* The factor goes with the arguments: it lies in the place of the step's number, which is the core's. Puts read it
- * until the pull is answered. */
-void hpc_split_fill_args(const hpc_scheme *sc, int key) {
+const double *hpc_split_args(const hpc_scheme *sc, int key) {
     const hpc_split_ask *a = hpc_split_ask_of(sc, key);
-    hpc_key_rule *rule = &sc->rules[key];
-    memcpy(rule->out[0], rule->rule.args, HPC_ARGS_BYTES);
-    rule->out[0][0] = a->use == HPC_USE_APPLY ? a->scale : 0;
+    const double scale = a->use == HPC_USE_APPLY ? a->scale : 0;
+    return sc->keys[key].at_share == 0 ? hpc_args_fill_pull(sc, key, scale) : hpc_args_of_pull(sc, key);
 }
 
 int hpc_split_ask_share(hpc_scheme *sc, int s, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_split_ask *a = hpc_split_ask_of(sc, share->key);
-    const hpc_key_rule *rule = &sc->rules[share->key];
-    if (sc->keys[share->key].at_share == 0) hpc_split_fill_args(sc, share->key);
+    const double *args = hpc_split_args(sc, share->key);
     if (hpc_split_action(sc, share) != HPC_APPLY) return HPC_OK;
     if (hpc_split_among_peers(sc) && share->owner != sc->context->group.rank) return HPC_OK;
     return hpc_send_ahead(
-        sc, share->core, share->owner, rule->out[0], HPC_ARGS_BYTES, hpc_args_at(sc, share, sc->context->group.rank, 0),
+        sc, share->core, share->owner, args, HPC_ARGS_BYTES, hpc_args_at(sc, share, sc->context->group.rank, 0),
         hpc_imm(HPC_OP_USE, (int)a->use | (int)(sc->keys[share->key].pushes % HPC_SPLIT_FOLDS) << HPC_SPLIT_USE_BITS,
                 s),
         l);

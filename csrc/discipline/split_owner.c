@@ -7,7 +7,7 @@
 #include "discipline/split_state.h"
 #include "engine/answer.h"
 #include "engine/args.h"
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 #include "engine/core.h"
 #include "engine/forward.h"
 #include "engine/kept.h"
@@ -99,7 +99,7 @@ static hpc_share *lowest_work(const hpc_core *core) {
 }
 
 static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place) {
-    return &sc->work[sc->work_of[share->rows[place]]];
+    return hpc_work_of(sc, share->rows[place]);
 }
 
 /* The slot of the fold at hand. */
@@ -218,7 +218,6 @@ static void answer_folds(hpc_core *core, hpc_share *share) {
 static int forward(hpc_core *core, hpc_work *w) {
     const hpc_inputs inputs = present_inputs(core, w);
     if (inputs.n > 0) return hpc_row_work(core, w, &inputs);
-    if (w->encoder != NULL) hpc_pieces_settle(core->scheme, w, &core->packing);
     hpc_forward_empty(core, w);
     return 0;
 }
@@ -441,14 +440,10 @@ static int place_of(const hpc_share *share, int row) {
 /* A push ends the fold before it, which it replaces: with servers any worker's, among peers this rank's own. */
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     hpc_split_means *m = w->share->own;
-    _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input];
     const int rank = w->inputs[input].rank;
     if (hpc_scheme_has_failed(core->scheme)) return;
     if (m->kept && (rank == w->share->owner || !hpc_split_among_peers(core->scheme))) end_fold(core, w->share);
-    if (hpc_row_has_too_many(core, w, came, 1, rank)) return;
-    atomic_store_explicit(came, (char)(w->inputs[input].empty ? HPC_CAME_EMPTY : how), memory_order_relaxed);
-    if (++w->arrived[slot] < w->row->n_in) return;
-    w->arrived[slot] = 0;
+    if (!hpc_row_count_as(core, w, slot, input, w->inputs[input].empty ? HPC_CAME_EMPTY : how)) return;
     m->ready[m->n_ready++] = place_of(w->share, w->index);
     add_work(core, w->share);
 }
@@ -458,18 +453,18 @@ void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how) {
     hpc_share *share = w->share;
     hpc_split_means *m = share->own;
     if (hpc_scheme_has_failed(sc)) return;
-    if (hpc_row_has_too_many(core, w, w->came, 1, w->inputs[0].rank)) return;
-    atomic_store_explicit(w->came, (char)how, memory_order_relaxed);
+    if (hpc_row_has_too_many(core, w, 0, 0)) return;
+    hpc_row_mark(w, 0, 0, how);
     if (how == HPC_CAME) {
         hpc_row_count_received(core, w, 0);
         hpc_row_pass_on(core, w, 0);
-    } else if (w->sends_to_rows) {
+    } else {
         hpc_forward_empty(core, w);
     }
     if (++m->n_finished == share->n_rows) {
         m->n_finished = 0;
         m->answered++;
-        for (int i = 0; i < share->n_rows; i++) hpc_row_took(&sc->work[sc->work_of[share->rows[i]]], 0);
+        for (int i = 0; i < share->n_rows; i++) hpc_row_took(hpc_work_of(sc, share->rows[i]), 0);
         for (int i = 0; i < share->n_members; i++)
             hpc_share_answer(core, share->members[i], hpc_signal_second(sc, (int)(share - sc->layout.shares)),
                              m->answered);
@@ -526,8 +521,7 @@ static int use_came(hpc_core *core, hpc_share *share, int rank, int asked) {
     }
     atomic_store_explicit(&m->used[rank], 1, memory_order_relaxed);
     if (++m->n_used < m->n_askers || !pulls_agree(core, share)) return 1;
-    share->args_from = m->askers[0];
-    share->args_slot = 0;
+    hpc_args_note(share, m->askers[0], 0);
     (hpc_split_keeps_means(core->scheme) ? use_kept : add_work)(core, share);
     return 1;
 }

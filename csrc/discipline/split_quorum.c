@@ -98,7 +98,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
 /* ---- the core: the decision about a mean ---- */
 
 static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place) {
-    return &sc->work[sc->work_of[share->rows[place]]];
+    return hpc_work_of(sc, share->rows[place]);
 }
 
 /* rank speaks for the sender. */
@@ -409,11 +409,11 @@ static int send_pull(hpc_scheme *sc, int s, int doubts, hpc_limit *l) {
     const uint64_t updates = out == NULL ? 0 : out->sent + (out->decided < sc->keys[share->key].pushes);
     const int said = (int)hpc_split_ask_of(sc, share->key)->use | (int)(updates % AFTER_UPDATES) << AFTER_SHIFT |
                      (doubts ? DOUBTS : 0);
-    if (sc->keys[share->key].at_share == 0) hpc_split_fill_args(sc, share->key);
+    const double *args = hpc_split_args(sc, share->key);
     if (out == NULL) return HPC_OK;
     out->pulled = hpc_asker_heard(sc, s);
-    return hpc_send_event(sc, share->core, share->owner, sc->rules[share->key].out[0], HPC_ARGS_BYTES,
-                          hpc_args_at(sc, share, hpc_me(sc), 0), hpc_imm(HPC_OP_USE, said, s), l);
+    return hpc_send_event(sc, share->core, share->owner, args, HPC_ARGS_BYTES, hpc_args_at(sc, share, hpc_me(sc), 0),
+                          hpc_imm(HPC_OP_USE, said, s), l);
 }
 
 /* Rows of a share are known together. */

@@ -79,8 +79,8 @@ static inline uint64_t hpc_split_last_pull(const hpc_scheme *sc, int key) {
     return 2 * sc->keys[key].pulls + HPC_PULL_TICKET;
 }
 
-/* Writes the scale and the arguments of a pull into the memory from which they are sent. */
-void hpc_split_fill_args(const hpc_scheme *sc, int key);
+/* The scale and the arguments of a pull, where they are sent from. A pull's first share writes them. */
+const double *hpc_split_args(const hpc_scheme *sc, int key);
 /* Waits for the last push and the last pull of a key. */
 int hpc_split_wait_over(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 

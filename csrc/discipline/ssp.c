@@ -46,19 +46,14 @@ static int is_time(const hpc_scheme *sc, const hpc_share *share) {
     return 1;
 }
 
-/* Whether a model counts again until a newer one is there. */
-static int counts_again(const hpc_scheme *sc, const hpc_work *w) {
-    return w->rule->averages && !sc->turns;
-}
-
 /* Chooses the updates of an input: the newest one, or every one that has not counted yet. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_clock *from = &w->share->clocks[in->rank];
     const uint64_t applied = hpc_clock_applied(from);
     uint64_t newest = hpc_clock_came(from), first = applied + 1;
     if (in->rank == w->share->owner) newest = w->share->version + 1;
-    if (in->rank == w->share->owner || w->rule->averages) first = newest;
-    if (newest == 0 || (first <= applied && !counts_again(core->scheme, w))) return (hpc_taken){0, 0, 0};
+    if (in->rank == w->share->owner || hpc_row_averages(w)) first = newest;
+    if (newest == 0 || (first <= applied && !hpc_row_repeats(core->scheme, w))) return (hpc_taken){0, 0, 0};
     return (hpc_taken){(int)(newest - first + 1), first - 1, first};
 }
 
@@ -71,12 +66,12 @@ static void end_fold(hpc_core *core, hpc_share *share) {
     for (int e = 0; e < w->row->n_in; e++) {
         int rank = w->inputs[e].rank;
         hpc_clock *from = &share->clocks[rank];
-        const uint64_t newest = hpc_clock_came(from), answered = newest - (newest > 0 && counts_again(sc, w));
+        const uint64_t newest = hpc_clock_came(from), answered = newest - (newest > 0 && hpc_row_repeats(sc, w));
         if (rank == share->owner) continue;
         if (newest > hpc_clock_applied(from))
             hpc_share_count_received(sc, share, rank), whole++;
         else if (hpc_sends(sc, share->key, share->version + 1, share->owner, rank))
-            hpc_tally_add(newest == 0 ? &core->tally.missing : &core->tally.stale, 1);
+            hpc_count_absent(core, 0, newest != 0, newest == 0);
         atomic_store_explicit(&from->applied, newest, memory_order_relaxed);
         if (answered == from->answered) continue;
         from->answered = answered;
@@ -91,9 +86,9 @@ static void end_fold(hpc_core *core, hpc_share *share) {
 static int fold(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        hpc_work *w = hpc_work_of(sc, share->rows[i]);
         const hpc_inputs inputs =
-            hpc_row_take(core, w, taking, share->version + 1, w->rule->averages ? HPC_SCALE_ALL : HPC_SCALE_NONE);
+            hpc_row_take(core, w, taking, share->version + 1, hpc_row_averages(w) ? HPC_SCALE_ALL : HPC_SCALE_NONE);
         int failed = hpc_graph_work_row(core, w, &inputs);
         if (failed) return failed;
     }
@@ -110,7 +105,7 @@ static int work(hpc_core *core) {
 /* Updates of steps before may still be on their way. So the phases go on as they did. */
 static void restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     (void)step;
-    sc->graph->keys[w->row->key].ahead = 0;
+    hpc_graph_set_step(sc, w->row->key, 0, 0);
 }
 
 /* The in-neighbours that are too far behind. */

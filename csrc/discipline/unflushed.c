@@ -75,8 +75,8 @@ static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
     size_t most_bytes = 0, most_values = 0, most_rows = 0;
     scratch *its = core->own = hpc_scheme_take(sc, 1, sizeof *its, op);
     if (its == NULL) return HPC_ERR_MEMORY;
-    for (int s = 0; s < core->n_clocked; s++) {
-        const hpc_share *share = core->clocked[s];
+    for (int s = 0; s < core->clocked->n; s++) {
+        const hpc_share *share = core->clocked->shares[s];
         size_t nbytes = 0, values = 0;
         for (int i = 0; i < share->n_rows; i++) {
             nbytes += hpc_row_bytes(sc, &sc->plan->rows[share->rows[i]]);
@@ -146,8 +146,8 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
     uint64_t version = 0;
     char *to = its->input;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
-        const char *slot = w->inputs[input].slots;
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
+        const char *slot = hpc_input_at(&w->inputs[input], 0);
         size_t nbytes = hpc_row_bytes(sc, w->row);
         uint64_t last = version_at(slot + sizeof(stamp) + nbytes);
         copy_racy(to, slot + sizeof(stamp), nbytes);
@@ -169,14 +169,14 @@ static void add_update(hpc_core *core, const hpc_share *share, double weight, in
     static const double ones[2] = {1, 1};
     const hpc_scheme *sc = core->scheme;
     const scratch *its = core->own;
-    float *sum = its->sum;
+    float *sum = its->sum, block[HPC_BLOCK];
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_row *row = &sc->plan->rows[share->rows[i]];
         const hpc_codec *codec = sc->keys[row->key].codec;
         for (size_t at = 0; at < row->count; at += HPC_BLOCK) {
             size_t n = row->count - at < HPC_BLOCK ? row->count - at : HPC_BLOCK;
-            const void *in = its->rows_from[i] + hpc_codec_span(codec, at), *both[2] = {sum + at, core->acc};
-            codec->fold(sc->kernels)(begins ? sum + at : core->acc, &in, &weight, 1, n, 0);
+            const void *in = its->rows_from[i] + hpc_codec_span(codec, at), *both[2] = {sum + at, block};
+            codec->fold(sc->kernels)(begins ? sum + at : block, &in, &weight, 1, n, 0);
             if (!begins) sc->kernels->f32(sum + at, both, ones, 2, n, 0);
         }
         sum += row->count;
@@ -189,9 +189,9 @@ static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_
     const scratch *its = core->own;
     const char *at = its->input;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
         const hpc_input *in = &w->inputs[input];
-        its->rows_from[i] = is_own ? in->slots + (size_t)((n - 1) % (uint64_t)sc->layout.depth) * in->stride : at;
+        its->rows_from[i] = is_own ? hpc_input_at(in, (n - 1) % (uint64_t)sc->layout.depth) : at;
         at += hpc_row_bytes(sc, w->row);
     }
 }
@@ -212,9 +212,7 @@ static int add_all(hpc_core *core, hpc_share *share, uint64_t n, double *scale) 
         if (weight == 0) continue;
         all += weight;
         found what = step > 0 ? read_input(core, share, e) : hpc_row_brings(first, slot, own) ? WHOLE : EMPTY;
-        if (what == TORN) hpc_tally_add(&core->tally.torn, 1);
-        if (what == STALE) hpc_tally_add(&core->tally.stale, 1);
-        if (what == MISSING) hpc_tally_add(&core->tally.missing, 1);
+        hpc_count_absent(core, what == TORN, what == STALE, what == MISSING);
         if (what > EMPTY) continue;
         present += weight;
         if (step > 0) whole++;
@@ -235,7 +233,7 @@ static int fold(hpc_core *core, hpc_share *share) {
     const int any = add_all(core, share, share->version + 1, &scale);
     const char *sum = (const char *)its->sum;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        hpc_work *w = hpc_work_of(sc, share->rows[i]);
         const hpc_inputs inputs = {.bases = &sum,
                                    .weights = &scale,
                                    .n = any,
@@ -267,16 +265,16 @@ static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
 /* Puts mark, data, mark into the neighbour's slots, read or not; the transport keeps this order. */
 static int overwrite_share(hpc_scheme *sc, const hpc_share *share) {
     int me = sc->context->group.rank, status = HPC_OK, owner = share->owner;
-    hpc_lane *lane = sc->in_lanes[share->core];
+    hpc_lane *lane = hpc_push_lane(sc, share);
     stamp *its = mark_of(sc, share->key);
     const char *slot = hpc_push_slot(sc, share->key);
-    const uint64_t nothing = sc->keys[share->key].started & HPC_PUSH_EMPTY ? NOTHING : 0;
+    const uint64_t nothing = hpc_push_is_empty(sc, share->key) ? NOTHING : 0;
     atomic_store_explicit(&its->version, (sc->keys[share->key].pushes + 1) | nothing, memory_order_relaxed);
     if (hpc_has_left(sc, owner)) return HPC_OK;
     for (int i = 0; i < share->n_rows && status == HPC_OK; i++) {
         const hpc_row *row = &sc->plan->rows[share->rows[i]];
         if (!hpc_row_has_input(row, me)) return HPC_OK;
-        size_t at = sc->push_slot[share->rows[i]];
+        size_t at = hpc_push_slot_of(sc, share->rows[i]);
         size_t data = at + sizeof *its, last = data + hpc_row_bytes(sc, row);
         status = hpc_put(lane, sc->window, owner, &its->version, sizeof its->version, at);
         hpc_end_gradient(); /* the data could overtake the stamp */

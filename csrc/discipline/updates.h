@@ -3,8 +3,9 @@
 #define HPC_UPDATES_H
 
 #include "discipline/discipline.h"
+#include "discipline/clocks.h"
 #include "engine/answer.h"
-#include "engine/clocks.h"
+#include "engine/mean.h"
 #include "engine/row.h"
 #include "engine/stages.h"
 
@@ -61,7 +62,7 @@ static inline hpc_versions *hpc_versions_of(const hpc_scheme *sc, const hpc_work
 }
 
 static inline hpc_work *hpc_share_row(const hpc_scheme *sc, const hpc_share *share, int i) {
-    return &sc->work[sc->work_of[share->rows[i]]];
+    return hpc_work_of(sc, share->rows[i]);
 }
 
 static inline hpc_row_part hpc_row_part_of(const hpc_plan *plan, const hpc_row *row) {
@@ -93,14 +94,9 @@ static inline uint64_t hpc_version_at(const _Atomic uint64_t *version) {
     return atomic_load_explicit(version, memory_order_acquire);
 }
 
-/* Rows that gather or sum. */
-static inline uint64_t hpc_pushes_from(const hpc_work *w, int input) {
-    return atomic_load_explicit(&w->taken[input], memory_order_relaxed);
-}
-
 /* The clock that an input of a row that sums or gathers has reached: all ranks of a host have pushed equally often. */
 static inline uint64_t hpc_input_clock(const hpc_scheme *sc, const hpc_work *w, int input) {
-    return hpc_clock_at(sc, w->row->key, w->inputs[input].lowest, hpc_pushes_from(w, input));
+    return hpc_clock_at(sc, w->row->key, w->inputs[input].lowest, hpc_sum_taken(w, input));
 }
 
 /* The version that a row below a sum has applied, as far as it tells. */

@@ -19,20 +19,10 @@ static int has_failed(const hpc_core *core) {
     return hpc_scheme_has_failed(core->scheme);
 }
 
-/* The note of version number n that comes to a row, counted from 0. */
+/* The note of version number n that comes to a row, counted from 0: behind its update (HPC_MARGINS). */
 static const hpc_version_note *note_of(const hpc_scheme *sc, const hpc_work *w, uint64_t n) {
-    const char *slot = w->inputs[0].slots + (size_t)(n % depth_of(sc)) * w->inputs[0].stride;
-    return (const hpc_version_note *)(const void *)(slot + hpc_row_bytes(sc, w->row));
-}
-
-/* Puts a version's note to the rows that get the version next, by the lane of the forward that follows. */
-static void send_note(hpc_core *core, const hpc_work *w, const hpc_version_note *note, uint64_t slot) {
-    const hpc_scheme *sc = core->scheme;
-    for (int o = 0; o < w->n_outputs; o++) {
-        const hpc_row *to = &sc->plan->rows[w->outputs[o].row];
-        const size_t at = w->outputs[o].offset + (size_t)slot * hpc_slot_stride(sc, to) + hpc_row_bytes(sc, to);
-        hpc_core_check_put(core, hpc_put(core->out, sc->window, w->outputs[o].rank, note, sizeof *note, at));
-    }
+    return (const hpc_version_note *)(const void *)(hpc_input_at(w->inputs, n % depth_of(sc)) +
+                                                    hpc_row_bytes(sc, w->row));
 }
 
 /* ---- sums ---- */
@@ -56,7 +46,7 @@ uint64_t hpc_last_push(const hpc_scheme *sc, int key, int sender) {
 static uint64_t closes_at(const hpc_scheme *sc, const hpc_work *w) {
     uint64_t least = UINT64_MAX, most = 0;
     for (int e = 0; e < w->row->n_in; e++) {
-        const uint64_t n = hpc_pushes_from(w, e), clock = hpc_input_clock(sc, w, e);
+        const uint64_t n = hpc_sum_taken(w, e), clock = hpc_input_clock(sc, w, e);
         if (clock > most) most = clock;
         if (clock < least && n < hpc_last_push(sc, w->row->key, w->inputs[e].lowest)) least = clock;
     }
@@ -81,7 +71,7 @@ static uint64_t waits_for(const hpc_scheme *sc, const hpc_versions *its) {
 static int has_to_wait(hpc_core *core, hpc_versions *its) {
     const uint64_t before = atomic_load_explicit(&its->waits, memory_order_relaxed), now = waits_for(core->scheme, its);
     atomic_store_explicit(&its->waits, now, memory_order_relaxed);
-    core->n_parked += (now > 0) - (before > 0);
+    core->clocked->n_parked += (now > 0) - (before > 0);
     return now > 0;
 }
 
@@ -119,29 +109,20 @@ static int take_args(hpc_core *core, const hpc_work *w, uint64_t version, double
 static int is_left_out(const hpc_scheme *sc, const hpc_work *w) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     for (int i = 0; i < its->n_below && hpc_updates_of(sc)->levels; i++)
-        if (sc->work_of[its->below[i]] >= 0) return hpc_versions_of(sc, &sc->work[sc->work_of[its->below[i]]])->was_set;
+        if (hpc_owns_row(sc, its->below[i])) return hpc_versions_of(sc, hpc_work_of(sc, its->below[i]))->was_set;
     return 0;
 }
 
 static void begin_next(const hpc_scheme *sc, hpc_work *w) {
     hpc_versions *its = hpc_versions_of(sc, w);
     its->came++;
-    if (w->encoded == NULL) w->acc = (float *)(void *)(w->leaving + its->came % depth_of(sc) * w->leaving_stride);
+    hpc_sum_begin(w, its->came % depth_of(sc));
 }
 
 /* Sends the sum of n_updates updates, and begins the next one. Nonzero when the exchange has failed. */
 static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *args) {
     hpc_versions *its = hpc_versions_of(core->scheme, w);
-    const uint64_t slot = its->came % depth_of(core->scheme);
-    const hpc_inputs inputs = {.bases = core->bases,
-                               .weights = core->base_weights,
-                               .n = n_updates,
-                               .codec = w->in_codec,
-                               .args = args,
-                               .n_updates = n_updates,
-                               .slot = slot};
-    if (w->encoded != NULL) w->encoded = w->leaving + slot * w->leaving_stride;
-    if (hpc_row_work(core, w, &inputs) != 0) return -1;
+    if (hpc_sum_send(core, w, its->came % depth_of(core->scheme), n_updates, args) != 0) return -1;
     begin_next(core->scheme, w);
     return 0;
 }
@@ -157,8 +138,7 @@ static int close_version(hpc_core *core, hpc_work *w) {
     note->version = version;
     note->n_updates = (uint64_t)its->n_open;
     if (!take_args(core, w, version, note->args)) return 0;
-    if (its->n_open == 0) memset(w->acc, 0, (size_t)w->row->count * sizeof *w->acc);
-    send_note(core, w, note, slot);
+    hpc_forward_note(core, w, slot, note, sizeof *note);
     if (send_sum(core, w, its->n_open, note->args) != 0) return 0;
     its->n_open = 0;
     atomic_store_explicit(&its->version, version, memory_order_release);
@@ -189,12 +169,11 @@ static void gather(hpc_core *core, hpc_work *w, int slot, int input, int how) {
 /* Counts the next update of a sender, and adds it unless it is empty (how). */
 static void update_came(hpc_core *core, hpc_work *w, int input, int how) {
     hpc_versions *its = hpc_versions_of(core->scheme, w);
-    const int slot = (int)(hpc_pushes_from(w, input) % depth_of(core->scheme));
+    const int slot = (int)(hpc_sum_taken(w, input) % depth_of(core->scheme));
     const int adds = its->part == HPC_ROW_SUMS && how == HPC_CAME;
     if (has_failed(core) || (adds && hpc_row_add(core, w, slot, input, its->n_open == 0) != 0)) return;
     its->n_open += adds ? w->inputs[input].updates : 0;
-    hpc_tally_add(&w->taken[input], 1);
-    if (how == HPC_CAME) hpc_row_count_received(core, w, input);
+    hpc_sum_count(core, w, input, how);
     if (its->part == HPC_ROW_SUMS)
         close_version(core, w);
     else
@@ -224,7 +203,7 @@ static int work_version(hpc_core *core, hpc_work *w, const hpc_version_note *not
 static void pass_on(hpc_core *core, hpc_work *w) {
     hpc_versions *row = hpc_versions_of(core->scheme, w);
     const hpc_version_note *note = note_of(core->scheme, w, row->applied);
-    send_note(core, w, note, row->applied % depth_of(core->scheme));
+    hpc_forward_note(core, w, row->applied % depth_of(core->scheme), note, sizeof(hpc_version_note));
     work_version(core, w, note, row->applied++);
 }
 
@@ -332,7 +311,7 @@ static int version_came(hpc_core *core, hpc_work *w, int slot) {
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     const hpc_versions *its = hpc_versions_of(core->scheme, w);
     if (its->part != HPC_ROW_SUMS && its->part != HPC_ROW_GATHERS) return version_came(core, w, slot);
-    if ((uint64_t)slot != hpc_pushes_from(w, input) % depth_of(core->scheme)) return 0; /* not its sender's next */
+    if ((uint64_t)slot != hpc_sum_taken(w, input) % depth_of(core->scheme)) return 0; /* not its sender's next */
     update_came(core, w, input, HPC_CAME);
     return 1;
 }
@@ -363,9 +342,9 @@ int hpc_updates_other_came(hpc_core *core, hpc_share *share, const hpc_event *ev
 int hpc_updates_work(hpc_core *core) {
     hpc_scheme *sc = core->scheme;
     int n = 0;
-    if (!hpc_core_sees_closed(core) && core->n_parked == 0 && !hpc_updates_of(sc)->levels) return 0;
+    if (!hpc_core_sees_closed(core) && core->clocked->n_parked == 0 && !hpc_updates_of(sc)->levels) return 0;
     for (int i = 0; i < sc->n_work; i++)
-        if (sc->work[i].row->core == core->index && hpc_updates_of(sc)->rows[i].part == HPC_ROW_SUMS)
+        if (&sc->cores[sc->work[i].row->core] == core && hpc_updates_of(sc)->rows[i].part == HPC_ROW_SUMS)
             n += close_version(core, &sc->work[i]);
     return n;
 }

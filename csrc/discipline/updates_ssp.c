@@ -199,16 +199,8 @@ static int find_hosts(hpc_scheme *sc, const char *op) {
 static int open_sum(hpc_scheme *sc, hpc_work *w, const char *op) {
     hpc_versions *its = hpc_versions_of(sc, w);
     const size_t depth = (size_t)sc->layout.depth;
-    w->leaving_stride = (hpc_output_bytes(sc, w->row) + 63) / 64 * 64;
-    w->leaving = hpc_scheme_take(sc, depth, w->leaving_stride, op);
-    w->acc = (float *)(void *)w->leaving;
-    if (!w->out_codec->plain) {
-        w->encoded = w->leaving;
-        w->acc = hpc_scheme_take(sc, (size_t)w->row->count, sizeof *w->acc, op);
-    }
-    w->taken = hpc_scheme_take(sc, (size_t)w->row->n_in, sizeof *w->taken, op);
     its->notes = hpc_scheme_take(sc, depth, sizeof *its->notes, op);
-    return w->leaving != NULL && w->acc != NULL && w->taken != NULL && its->notes != NULL ? HPC_OK : HPC_ERR_MEMORY;
+    return its->notes != NULL ? hpc_sum_open(sc, w, op) : HPC_ERR_MEMORY;
 }
 
 /* Finds the rows that apply a row's forwards. rows: gets their numbers; NULL: they are counted. */
@@ -269,6 +261,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
     its->counted = hpc_scheme_take(sc, keys, sizeof *its->counted, op);
     if (its->rows == NULL || its->base == NULL || its->goal == NULL || its->counted == NULL) return HPC_ERR_MEMORY;
     int status = hpc_slots_open(sc, op);
+    if (status == HPC_OK) status = hpc_clocked_open(sc, op);
     its->last = its->base + keys * (size_t)sc->context->group.size;
     for (int i = 0; i < sc->n_work && status == HPC_OK; i++) status = open_row(sc, &sc->work[i], op);
     for (int s = 0; s < sc->layout.n_shares && status == HPC_OK; s++)
@@ -357,7 +350,7 @@ static int full_receivers(const hpc_scheme *sc, const hpc_work *w, uint64_t goal
 /* In a publish: the workers whose last pushes have not come, and sources. */
 static int not_level(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     for (int e = 0; e < w->row->n_in && hpc_versions_of(sc, w)->part <= HPC_ROW_SUMS; e++)
-        if (hpc_pushes_from(w, e) < hpc_last_push(sc, w->row->key, w->inputs[e].lowest))
+        if (hpc_sum_taken(w, e) < hpc_last_push(sc, w->row->key, w->inputs[e].lowest))
             n = note_rank(ranks, n, w->inputs[e].rank);
     return silent_sources(sc, w, goal, ranks, n);
 }

@@ -5,7 +5,6 @@
 #include "discipline/discipline.h"
 #include "engine/answer.h"
 #include "engine/forward.h"
-#include "engine/pieces.h"
 #include "engine/send.h"
 
 /* ---- answers ---- */
@@ -35,7 +34,6 @@ static void work(hpc_core *core, hpc_work *w, int slot) {
 static void work_present(hpc_core *core, hpc_work *w, int slot) {
     const hpc_inputs inputs = hpc_row_present(core, w, slot);
     int failed = 0;
-    if (inputs.n == 0 && w->encoder != NULL) hpc_pieces_settle(core->scheme, w, &core->packing);
     if (inputs.n > 0)
         failed = hpc_whole_work(core, w, &inputs);
     else
@@ -67,12 +65,10 @@ int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
 
 int hpc_whole_missing(const hpc_scheme *sc, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n) {
     for (int i = 0; i < share->n_rows && n < sc->context->group.size; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
         if (atomic_load_explicit(&w->folded, memory_order_relaxed) >= fold) continue;
-        const _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
         for (int e = 0; e < w->row->n_in; e++)
-            if (!atomic_load_explicit(&came[e], memory_order_relaxed))
-                n = hpc_add_rank(ranks, n, hpc_edge_sender(&w->row->in[e]));
+            if (hpc_row_mark_of(w, slot, e) == 0) n = hpc_add_rank(ranks, n, hpc_edge_sender(&w->row->in[e]));
     }
     return n;
 }

@@ -29,6 +29,10 @@ void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nby
     hpc_core_check_put(core, hpc_put_signal(core->out, core->scheme->window, rank, src, nbytes, offset, signal, value));
 }
 
+void hpc_core_put(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset) {
+    hpc_core_check_put(core, hpc_put(core->out, core->scheme->window, rank, src, nbytes, offset));
+}
+
 void hpc_share_answer(hpc_core *core, int rank, int signal, uint64_t value) {
     hpc_share_answer_with(core, rank, NULL, 0, 0, signal, value);
 }

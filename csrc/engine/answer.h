@@ -12,6 +12,9 @@ void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why);
  * find out by themselves. */
 void hpc_core_check_put(hpc_core *core, int status);
 
+/* Puts bytes into rank's part by the core's lane. */
+void hpc_core_put(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset);
+
 /* Answers rank: stores value in its signal. */
 void hpc_share_answer(hpc_core *core, int rank, int signal, uint64_t value);
 /* The same behind bytes that are written into rank's part. */

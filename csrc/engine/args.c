@@ -40,6 +40,12 @@ void hpc_args_free(hpc_scheme *sc) {
     free(sc->args_asked);
 }
 
+double *hpc_args_fill_pull(const hpc_scheme *sc, int key, double factor) {
+    double *args = memcpy(hpc_args_of_pull(sc, key), sc->rules[key].rule.args, HPC_ARGS_BYTES);
+    args[0] = factor;
+    return args;
+}
+
 /* ---- the core ---- */
 
 /* The signal by which an owner's core says that it has seen arguments. */
@@ -51,8 +57,7 @@ int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     hpc_scheme *sc = core->scheme;
     if (sc->own_args || !hpc_feeds_share(sc, share, rank)) return 0;
     share->args_came = 1;
-    share->args_from = rank;
-    share->args_slot = slot;
+    hpc_args_note(share, rank, slot);
     if (hpc_feeds_share_by_stages(sc, share, rank))
         hpc_share_answer(core, rank, signal_of(sc, share), ++core->args_came[rank]);
     return 1;

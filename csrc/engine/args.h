@@ -19,6 +19,10 @@ void hpc_args_free(hpc_scheme *sc);
 
 /* ---- the core ---- */
 
+/* The last new arguments of a share are rank's, in a slot. */
+static inline void hpc_args_note(hpc_share *share, int rank, int slot) {
+    share->args_from = rank, share->args_slot = slot;
+}
 /* Arguments of rank have come. 0: the event is wrong. */
 int hpc_args_came(hpc_core *core, hpc_share *share, int rank, int slot);
 /* The arguments of rank for its push in a slot. */
@@ -41,6 +45,13 @@ static inline size_t hpc_args_at(const hpc_scheme *sc, const hpc_share *share, i
 /* HPC_OK if the arguments of key may change. A row that applies this rank's updates, but sends this rank nothing, may
  * be one step behind: new arguments then need another slot, so a depth of 2. */
 int hpc_args_check_change(const hpc_scheme *sc, int key, const char *op);
+
+/* Fold and apply in two calls: the arguments of a pull, with a factor in the place of the step's number, which is the
+ * core's. They are sent from there until the pull is answered. */
+static inline double *hpc_args_of_pull(const hpc_scheme *sc, int key) {
+    return sc->rules[key].out[0];
+}
+double *hpc_args_fill_pull(const hpc_scheme *sc, int key, double factor);
 
 /* Takes the arguments for the next push of key, which is in slot. */
 void hpc_args_begin_push(hpc_scheme *sc, int key, int slot);

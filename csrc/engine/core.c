@@ -31,7 +31,7 @@ static const char op_engine[] = "exchange";
 hpc_work *hpc_core_row(const hpc_core *core, int index) {
     const hpc_scheme *sc = core->scheme;
     if (index < 0 || index >= sc->plan->n_rows || sc->work_of[index] < 0) return NULL;
-    hpc_work *w = &sc->work[sc->work_of[index]];
+    hpc_work *w = hpc_work_of(sc, index);
     return w->row->core == core->index ? w : NULL;
 }
 
@@ -72,7 +72,7 @@ int hpc_core_empty_came(hpc_core *core, const hpc_share *share, const hpc_event 
     if (slot >= sc->layout.depth || share == NULL || !hpc_feeds_share(sc, share, event->peer)) return 0;
     if (!hpc_core_brings(core, event, "no gradient of share", share->key, 0)) return 1;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        hpc_work *w = hpc_work_of(sc, share->rows[i]);
         if (w->row->in != edges) input = hpc_row_input_of(w, event->peer, 0); /* rows of a hub share their edges */
         edges = w->row->in;
         if (input >= 0) came(core, w, slot, input);
@@ -109,7 +109,7 @@ static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *e
     if (!hpc_core_brings(core, event, "share", share->key, d->traits & HPC_BRINGS_NUMBER ? sizeof(uint64_t) : 0))
         return 1;
     for (int i = 0; i < share->n_rows; i++) {
-        hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
+        hpc_work *w = hpc_work_of(sc, share->rows[i]);
         if (w->row->in != edges) input = hpc_row_input_of(w, event->peer, 0); /* rows of a hub share their edges */
         edges = w->row->in;
         if (input < 0 || !(all || w->inputs[input].empty)) continue;

@@ -23,6 +23,11 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
     return NULL;
 }
 
+/* Whether models are trained in the slots that pushes send, in turn. */
+static inline int hpc_models_rotate(const hpc_exchange_config *f) {
+    return f->in_place && hpc_plan_takes_float32(f->plan);
+}
+
 /* Fold and apply in two calls: the requests of a worker's pull. */
 typedef enum hpc_use { HPC_USE_APPLY, HPC_USE_SKIP, HPC_USE_GATHER, HPC_USE_SQUARES } hpc_use;
 
@@ -163,8 +168,7 @@ struct hpc_discipline {
     const hpc_mean_use *use; /* NULL: a push applies */
 };
 
-/* Memory of the discipline, which is freed with the scheme: n times size bytes of zeroes. NULL: out of memory; the
- * error is recorded. */
+/* Memory that is freed with the scheme: n times size bytes of zeroes. NULL: out of memory; the error is recorded. */
 static inline void *hpc_scheme_take(hpc_scheme *sc, size_t n, size_t size, const char *op) {
     void *taken = hpc_arena_take(&sc->taken, n, size);
     if (taken == NULL) hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for the state of %s", op, sc->discipline->name);

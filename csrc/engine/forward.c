@@ -8,6 +8,8 @@
 #include "engine/answer.h"
 #include "engine/bytes.h"
 #include "engine/kind.h"
+#include "engine/layout.h"
+#include "engine/pieces.h"
 #include "engine/write.h"
 
 static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
@@ -82,7 +84,27 @@ void hpc_forward_input(hpc_core *core, hpc_work *w, const hpc_input *in, int slo
 }
 
 void hpc_forward_empty(hpc_core *core, hpc_work *w) {
+    if (w->encoder != NULL) hpc_pieces_settle(core->scheme, w, &core->packing);
     hpc_forward_row(core, w, HPC_KEPT_EMPTY, HPC_EVERYBODY);
+}
+
+void hpc_forward_word(hpc_core *core, const hpc_work *w, int group, const void *word, size_t nbytes,
+                      size_t (*at)(const hpc_scheme *sc, int row)) {
+    const hpc_scheme *sc = core->scheme;
+    for (int o = 0; o < w->n_outputs && w->sends_to_rows; o++) {
+        const hpc_output *out = &w->outputs[o];
+        if (out->row >= 0 && (group == HPC_EVERYBODY || out->lowest == group))
+            hpc_core_put(core, out->rank, word, nbytes, at(sc, out->row));
+    }
+}
+
+void hpc_forward_note(hpc_core *core, const hpc_work *w, uint64_t slot, const void *note, size_t nbytes) {
+    const hpc_scheme *sc = core->scheme;
+    for (int o = 0; o < w->n_outputs; o++) {
+        const hpc_row *to = &sc->plan->rows[w->outputs[o].row];
+        const size_t at = w->outputs[o].offset + (size_t)slot * hpc_slot_stride(sc, to) + hpc_row_bytes(sc, to);
+        hpc_core_put(core, w->outputs[o].rank, note, nbytes, at);
+    }
 }
 
 void hpc_forward_retry(hpc_core *core) {

@@ -8,6 +8,11 @@
  * retry sends the forwards that found no room before. */
 void hpc_forward_row(hpc_core *core, hpc_work *w, int slot, int group);
 void hpc_forward_empty(hpc_core *core, hpc_work *w); /* tells them that nothing comes this time */
+/* Puts bytes to the rows of one group, or of all (HPC_EVERYBODY), before the forward that follows: where at says; or in
+ * the margin behind the update in a slot (HPC_MARGINS). */
+void hpc_forward_word(hpc_core *core, const hpc_work *w, int group, const void *word, size_t nbytes,
+                      size_t (*at)(const hpc_scheme *sc, int row));
+void hpc_forward_note(hpc_core *core, const hpc_work *w, uint64_t slot, const void *note, size_t nbytes);
 void hpc_forward_retry(hpc_core *core);
 
 /* An input of a row has come: sends it on to the ranks of its hops. */

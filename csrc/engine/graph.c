@@ -42,7 +42,7 @@ static int was_sent(const hpc_scheme *sc, int key, uint64_t n, int to) {
 static int has_let_go(const hpc_scheme *sc, const hpc_share *share) {
     if (hpc_closed_signal(sc, share->owner) == 0) return 0;
     return hpc_is_mapped(sc, share->owner) ||
-           hpc_lane_try_flush(sc->in_lanes[share->core], share->owner) != HPC_IN_PROGRESS;
+           hpc_lane_try_flush(hpc_push_lane(sc, share), share->owner) != HPC_IN_PROGRESS;
 }
 
 int hpc_graph_has_read(const hpc_scheme *sc, int s, uint64_t ticket) {
@@ -60,5 +60,5 @@ void hpc_graph_restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     for (uint64_t n = pushes; n > k->noted && n + depth > pushes; n--)
         k->phases[(n - 1) % depth] = hpc_phase(sc, w->row->key, n);
     k->noted = pushes;
-    k->ahead = (int64_t)(step - w->share->version);
+    hpc_graph_set_step(sc, w->row->key, w->share->version, step);
 }

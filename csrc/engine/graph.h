@@ -14,6 +14,7 @@ typedef struct hpc_graph_key {
 } hpc_graph_key;
 
 struct hpc_phases {
+    /* discipline/ reads siblings. */
     int n;
     double *weights; /* [phase][to][from], as hpc_graph has them */
     hpc_graph_key *keys;
@@ -24,10 +25,16 @@ int hpc_graph_open(hpc_scheme *sc, const hpc_graph *graph, const char *op);
 
 /* ---- phases ---- */
 
-/* The phase of push number n (from 1 on) of a key. */
+/* The step, counted from 0, of push number n (from 1 on) of a key; and its phase. */
+static inline uint64_t hpc_step_of(const hpc_scheme *sc, int key, uint64_t n) {
+    return n - 1 + (uint64_t)sc->graph->keys[key].ahead;
+}
 static inline int hpc_phase(const hpc_scheme *sc, int key, uint64_t n) {
-    const hpc_phases *g = sc->graph;
-    return (int)((n - 1 + (uint64_t)g->keys[key].ahead) % (uint64_t)g->n);
+    return (int)(hpc_step_of(sc, key, n) % (uint64_t)sc->graph->n);
+}
+/* From here on so many steps were before the push that follows push number n. */
+static inline void hpc_graph_set_step(const hpc_scheme *sc, int key, uint64_t n, uint64_t steps) {
+    sc->graph->keys[key].ahead = (int64_t)(steps - n);
 }
 
 static inline double hpc_phase_weight(const hpc_scheme *sc, int phase, int to, int from) {
@@ -40,9 +47,9 @@ static inline double hpc_edge_weight(const hpc_scheme *sc, int key, uint64_t n, 
     return hpc_phase_weight(sc, hpc_phase(sc, key, n), to, from);
 }
 
-/* Whether from sends its push number n of a key to rank to. */
+/* Whether from sends its push number n of a key to rank to, if they are neighbours at all. */
 static inline int hpc_sends(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
-    return sc->graph->n <= 1 || hpc_edge_weight(sc, key, n, to, from) != 0;
+    return !sc->turns || hpc_edge_weight(sc, key, n, to, from) != 0;
 }
 
 /* The number of the first step from n on, and of the last one up to n (0: none), whose graph has the edge. */

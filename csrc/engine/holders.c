@@ -9,7 +9,7 @@
  * lane.
  *
  * No worker reads the copy while it is written: its writer acts when all workers of the host have pushed, for each of
- * them gets the row's result, and so feeds the row (check_outputs of create.c). */
+ * them gets the row's result, and so feeds the row (check_outputs of open.c). */
 #include "engine/holders.h"
 
 #include <stdlib.h>

@@ -12,6 +12,7 @@
 #ifndef HPC_ROW_KIND_H
 #define HPC_ROW_KIND_H
 
+#include "engine/inputs.h"
 #include "engine/scheme.h"
 
 /* Bytes of a row's own memory. */

@@ -7,7 +7,6 @@
 #include "engine/answer.h"
 #include "engine/block.h"
 #include "engine/bytes.h"
-#include "engine/clocks.h"
 #include "engine/kind.h"
 #include "engine/layout.h"
 #include "engine/prox.h"
@@ -138,10 +137,42 @@ void hpc_row_gather(hpc_core *core, hpc_work *w, int sender, int zero) {
         char *here = hpc_is_mapped(sc, r) ? (char *)hpc_window_peer_view(sc->window, r) + at : NULL;
         if (here == NULL && from == NULL) from = leaving_to(w, sender, nbytes);
         if (here == NULL)
-            hpc_core_check_put(core, hpc_put(core->out, sc->window, r, from, nbytes, at));
+            hpc_core_put(core, r, from, nbytes, at);
         else if (here != (const char *)w->mean)
             sc->kernels->copy(here, w->mean, nbytes, sc->stream);
         hpc_tally_add(&core->tally.bytes_written, nbytes);
         hpc_core_count_sent(core, w->row->key, r, HPC_TRAFFIC_PARAMETERS, nbytes);
     }
+}
+
+/* ---- sums that forwards send (HPC_SUMS) ---- */
+
+int hpc_sum_open(hpc_scheme *sc, hpc_work *w, const char *op) {
+    w->leaving_stride = (hpc_output_bytes(sc, w->row) + 63) / 64 * 64;
+    w->leaving = hpc_scheme_take(sc, (size_t)sc->layout.depth, w->leaving_stride, op);
+    w->taken = hpc_scheme_take(sc, (size_t)w->row->n_in, sizeof *w->taken, op);
+    w->acc = (float *)(void *)w->leaving;
+    if (!w->out_codec->plain) {
+        w->encoded = w->leaving;
+        w->acc = hpc_scheme_take(sc, (size_t)w->row->count, sizeof *w->acc, op);
+    }
+    return w->leaving != NULL && w->acc != NULL && w->taken != NULL ? HPC_OK : HPC_ERR_MEMORY;
+}
+
+void hpc_sum_begin(hpc_work *w, uint64_t slot) {
+    if (w->encoded == NULL) w->acc = (float *)(void *)(w->leaving + slot * w->leaving_stride);
+}
+
+int hpc_sum_send(hpc_core *core, hpc_work *w, uint64_t slot, int n_updates, const double *args) {
+    hpc_inputs inputs = hpc_row_none(core, w, args, slot);
+    inputs.n = inputs.n_updates = n_updates;
+    inputs.from = NULL;
+    if (n_updates == 0) memset(w->acc, 0, (size_t)w->row->count * sizeof *w->acc);
+    if (w->encoded != NULL) w->encoded = w->leaving + slot * w->leaving_stride;
+    return hpc_row_work(core, w, &inputs);
+}
+
+void hpc_sum_count(hpc_core *core, hpc_work *w, int input, int how) {
+    hpc_tally_add(&w->taken[input], 1);
+    if (how == HPC_CAME) hpc_row_count_received(core, w, input);
 }

@@ -7,6 +7,17 @@
 
 /* Adds arrays to the accumulator, or begins it with the first: hpc_row_kind.add. */
 int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
+/* HPC_SUMS: a row's memory of sums and outputs, by slot; a sum of a slot begins; it is sent, as a fold of so many
+ * updates (0: zeros), nonzero when the exchange has failed; an update of an input is counted; how many an input has
+ * brought. */
+int hpc_sum_open(hpc_scheme *sc, hpc_work *w, const char *op);
+void hpc_sum_begin(hpc_work *w, uint64_t slot);
+int hpc_sum_send(hpc_core *core, hpc_work *w, uint64_t slot, int n_updates, const double *args);
+void hpc_sum_count(hpc_core *core, hpc_work *w, int input, int how);
+static inline uint64_t hpc_sum_taken(const hpc_work *w, int input) {
+    return w->taken == NULL ? 0 : atomic_load_explicit(&w->taken[input], memory_order_relaxed);
+}
+
 /* Applies the sum in the accumulator, block by block, and writes the parameters. */
 int hpc_blocks_apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
 

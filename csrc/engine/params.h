@@ -22,6 +22,10 @@ size_t hpc_params_encoded_at(const hpc_scheme *sc, int rank, const hpc_row *row)
 uint64_t hpc_params_newest(const hpc_scheme *sc, int key);
 /* A ticket of key is done: decodes its parameters, unless a newer one is pending or they were decoded before. */
 void hpc_params_came(hpc_scheme *sc, int key, uint64_t ticket);
+/* Whether they are, or come as they are. */
+static inline int hpc_params_are_decoded(const hpc_scheme *sc, int key, uint64_t ticket) {
+    return sc->keys[key].encoded.n_rows == 0 || sc->keys[key].encoded.decoded == ticket;
+}
 /* Owners have put parameters of all keys, while no rank has a call pending: decodes them. */
 void hpc_params_were_sent(hpc_scheme *sc);
 

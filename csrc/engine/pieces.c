@@ -382,7 +382,7 @@ void hpc_pieces_end_fold(hpc_scheme *sc, int key, int applied) {
     for (int i = 0; i < k->n_shares && factor != 1; i++) {
         const hpc_share *share = &sc->layout.shares[k->shares[i]];
         for (int r = 0; r < share->n_rows && share->owner == sc->context->group.rank; r++) {
-            hpc_encoder *encoder = sc->work[sc->work_of[share->rows[r]]].encoder;
+            hpc_encoder *encoder = hpc_work_of(sc, share->rows[r])->encoder;
             if (encoder != NULL)
                 atomic_store_explicit(&encoder->outcomes[(k->pushes - 1) % 2], factor, memory_order_relaxed);
         }
@@ -425,7 +425,7 @@ void hpc_pieces_return(hpc_scheme *sc, const hpc_row *row, const char *slot) {
 
 /* The core reads it (relaxed) behind an event of this rank's next push, which comes after this store. */
 void hpc_pieces_leave_out(hpc_work *w) {
-    atomic_store_explicit(&w->encoder->left_out, 1, memory_order_relaxed);
+    if (w->encoder != NULL) atomic_store_explicit(&w->encoder->left_out, 1, memory_order_relaxed);
 }
 
 void hpc_pieces_settle(hpc_scheme *sc, hpc_work *w, const hpc_packing *packing) {

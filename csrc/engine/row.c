@@ -17,12 +17,12 @@ int hpc_row_input_of(const hpc_work *w, int rank, int forwarded) {
     return -1;
 }
 
-int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *came, int most, int from) {
+int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, int slot, int input) {
     const hpc_scheme *sc = core->scheme;
-    if (atomic_load_explicit(came, memory_order_relaxed) < most) return 0;
+    if (hpc_row_mark_of(w, slot, input) == 0) return 0;
     char why[HPC_FAILURE_BYTES];
     snprintf(why, sizeof why, "rank %d: rank %d pushed key %s over an update that is not folded yet",
-             sc->context->group.rank, from, sc->plan->keys[w->row->key].name);
+             sc->context->group.rank, w->inputs[input].rank, sc->plan->keys[w->row->key].name);
     hpc_scheme_fail(core->scheme, HPC_ERR_TRANSPORT, why);
     return 1;
 }
@@ -35,7 +35,8 @@ static double weight_of(const hpc_scheme *sc, const hpc_work *w, const hpc_input
 hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, uint64_t step, hpc_scaling scaling) {
     const hpc_scheme *sc = core->scheme;
     double all = 0, present = 0;
-    int n = 0, n_updates = 0;
+    const double *args = w->args[w->share->version % (uint64_t)sc->layout.depth];
+    hpc_inputs inputs = hpc_row_none(core, w, args, w->share->version);
     for (int e = 0; e < w->row->n_in; e++) {
         const hpc_input *in = &w->inputs[e];
         const hpc_taken taken = taking(core, w, in);
@@ -45,57 +46,43 @@ hpc_inputs hpc_row_take(hpc_core *core, const hpc_work *w, hpc_taking *taking, u
             const double weight = weight_of(sc, w, in, taken.step + (uint64_t)i);
             if (i == 0) present += weight;
             if ((sc->turns && weight == 0) || hpc_row_mark_of(w, slot, e) == HPC_CAME_EMPTY) continue;
-            core->bases[n] = in->slots + (size_t)slot * in->stride;
-            core->base_inputs[n] = in;
-            core->base_weights[n++] = sc->turns ? weight : w->weights[e];
-            n_updates += in->updates;
+            hpc_row_put_in(core, w, &inputs, e, (uint64_t)slot);
+            if (sc->turns) core->base_weights[inputs.n - 1] = weight;
         }
     }
     int scales = scaling == HPC_SCALE_ALL || (scaling == HPC_SCALE_MEANS && fabs(all - 1) < 1e-9);
-    for (int i = 0; i < n && scales && present != all; i++) core->base_weights[i] *= all / present;
-    return (hpc_inputs){.bases = core->bases,
-                        .weights = core->base_weights,
-                        .from = core->base_inputs,
-                        .n = n,
-                        .codec = w->in_codec,
-                        .args = w->args[w->share->version % (uint64_t)sc->layout.depth],
-                        .n_updates = n_updates,
-                        .slot = w->share->version};
+    for (int i = 0; i < inputs.n && scales && present != all; i++) core->base_weights[i] *= all / present;
+    return inputs;
 }
 
 hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only) {
-    int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1, n = 0, n_updates = 0;
-    for (int i = first; i < last; i++) {
-        if (w->inputs[i].empty) continue;
-        core->bases[n] = w->inputs[i].slots + (size_t)slot * w->inputs[i].stride;
-        core->base_inputs[n] = &w->inputs[i];
-        core->base_weights[n++] = w->weights[i];
-        n_updates += w->inputs[i].updates;
+    const int first = only < 0 ? 0 : only, last = only < 0 ? w->row->n_in : only + 1;
+    hpc_inputs inputs = hpc_row_none(core, w, only < 0 ? w->args[slot] : w->inputs[only].args[slot], (uint64_t)slot);
+    for (int i = first; i < last; i++)
+        if (!w->inputs[i].empty) hpc_row_put_in(core, w, &inputs, i, (uint64_t)slot);
+    return inputs;
+}
+
+hpc_inputs hpc_row_take_step(hpc_core *core, hpc_work *w, uint64_t n) {
+    const hpc_scheme *sc = core->scheme;
+    const int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
+    hpc_inputs inputs = hpc_row_none(core, w, w->args[slot], (uint64_t)slot);
+    for (int e = 0; e < w->row->n_in; e++) {
+        const double weight = hpc_edge_weight(sc, w->row->key, n, w->row->owner, w->inputs[e].rank);
+        if (weight == 0) continue;
+        const int brings = hpc_row_brings(w, slot, e);
+        hpc_row_mark(w, slot, e, 0);
+        if (!brings) continue;
+        hpc_row_put_in(core, w, &inputs, e, (uint64_t)slot);
+        core->base_weights[inputs.n - 1] = weight;
     }
-    return (hpc_inputs){.bases = core->bases,
-                        .weights = core->base_weights,
-                        .from = core->base_inputs,
-                        .n = n,
-                        .codec = w->in_codec,
-                        .args = only < 0 ? w->args[slot] : w->inputs[only].args[slot],
-                        .n_updates = n_updates,
-                        .slot = (uint64_t)slot};
+    return inputs;
 }
 
 hpc_inputs hpc_row_present(hpc_core *core, const hpc_work *w, int slot) {
-    hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
-    const int all = inputs.n;
-    int n = 0;
-    inputs.n_updates = 0;
-    for (int i = 0; i < all; i++) {
-        const hpc_input *in = core->base_inputs[i];
-        if (!hpc_row_brings(w, slot, (int)(in - w->inputs))) continue;
-        core->bases[n] = core->bases[i];
-        core->base_inputs[n] = in;
-        core->base_weights[n++] = core->base_weights[i];
-        inputs.n_updates += in->updates;
-    }
-    inputs.n = n;
+    hpc_inputs inputs = hpc_row_none(core, w, w->args[slot], (uint64_t)slot);
+    for (int i = 0; i < w->row->n_in; i++)
+        if (!w->inputs[i].empty && hpc_row_brings(w, slot, i)) hpc_row_put_in(core, w, &inputs, i, (uint64_t)slot);
     return inputs;
 }
 
@@ -110,9 +97,8 @@ int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int begins) {
 }
 
 int hpc_row_count_as(hpc_core *core, hpc_work *w, int slot, int input, int how) {
-    _Atomic char *came = &w->came[(size_t)slot * (size_t)w->row->n_in];
-    if (hpc_row_has_too_many(core, w, &came[input], 1, w->inputs[input].rank)) return 0;
-    atomic_store_explicit(&came[input], (char)how, memory_order_relaxed);
+    if (hpc_row_has_too_many(core, w, slot, input)) return 0;
+    hpc_row_mark(w, slot, input, how);
     if (++w->arrived[slot] < w->row->n_in) return 0;
     w->arrived[slot] = 0;
     return 1;

@@ -5,10 +5,43 @@
 
 #include <string.h>
 
+#include "engine/inputs.h"
 #include "engine/scheme.h"
+
+/* The update of an input in a slot. */
+static inline const char *hpc_input_at(const hpc_input *in, uint64_t slot) {
+    return in->slots + (size_t)slot * in->stride;
+}
+
+/* No inputs yet; and one more of them, with the plan's weight. */
+static inline hpc_inputs hpc_row_none(hpc_core *core, const hpc_work *w, const double *args, uint64_t slot) {
+    return (hpc_inputs){.bases = core->bases,
+                        .weights = core->base_weights,
+                        .from = core->base_inputs,
+                        .codec = w->in_codec,
+                        .args = args,
+                        .slot = slot};
+}
+static inline void hpc_row_put_in(hpc_core *core, const hpc_work *w, hpc_inputs *inputs, int input, uint64_t slot) {
+    core->bases[inputs->n] = hpc_input_at(&w->inputs[input], slot);
+    core->base_inputs[inputs->n] = &w->inputs[input];
+    core->base_weights[inputs->n++] = w->weights[input];
+    inputs->n_updates += w->inputs[input].updates;
+}
+/* On a graph of several phases: the inputs that step n has. They are taken out of their slot. */
+hpc_inputs hpc_row_take_step(hpc_core *core, hpc_work *w, uint64_t n);
 
 /* All inputs of a row in a slot, or one of them (only; -1: all), with the plan's weights. */
 hpc_inputs hpc_row_inputs(hpc_core *core, const hpc_work *w, int slot, int only);
+
+/* Whether a row averages models; and whether each counts again until a newer one is there: the graph does not change.
+ */
+static inline int hpc_row_averages(const hpc_work *w) {
+    return w->rule->averages;
+}
+static inline int hpc_row_repeats(const hpc_scheme *sc, const hpc_work *w) {
+    return w->rule->averages && !sc->turns;
+}
 
 /* How an input has come to a slot, as hpc_work.came has it. Empty: it brings no bytes, and its part is zero. */
 enum { HPC_CAME = 1, HPC_CAME_EMPTY = 2 };
@@ -18,7 +51,7 @@ static inline int hpc_row_mark_of(const hpc_work *w, int slot, int input) {
 static inline int hpc_row_brings(const hpc_work *w, int slot, int input) {
     return hpc_row_mark_of(w, slot, input) == HPC_CAME;
 }
-static inline void hpc_row_mark(hpc_work *w, int slot, int input, int how) {
+static inline void hpc_row_mark(const hpc_work *w, int slot, int input, int how) {
     atomic_store_explicit(&w->came[(size_t)slot * (size_t)w->row->n_in + (size_t)input], (char)how,
                           memory_order_relaxed);
 }
@@ -51,8 +84,9 @@ int hpc_row_count_as(hpc_core *core, hpc_work *w, int slot, int input, int how);
 void hpc_row_took(hpc_work *w, int slot);
 /* Adds an input to the row's accumulator, or begins it with that. Nonzero when the exchange has failed. */
 int hpc_row_add(hpc_core *core, hpc_work *w, int slot, int input, int begins);
-/* Whether rank from has sent more inputs than the most that may wait unfolded; if so the exchange fails. */
-int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, const _Atomic char *came, int most, int from);
+/* Whether an input has come to a slot already, and is not folded; then its rank has sent too many, and the exchange
+ * fails. */
+int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, int slot, int input);
 
 /* Does the row's work on inputs, as its kind has it. Nonzero when a user's kernel has failed, or an input is refused.
  */

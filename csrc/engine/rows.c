@@ -13,7 +13,6 @@
 #include "engine/layout.h"
 #include "engine/params.h"
 #include "engine/row.h"
-#include "engine/clocks.h"
 #include "engine/pieces.h"
 #include "engine/stages.h"
 
@@ -46,7 +45,7 @@ static void find_hop(void *arg, int row, int edge, size_t offset) {
     hpc_scheme *sc = f->sc;
     const hpc_edge *in = &sc->plan->rows[row].in[edge];
     if (hpc_edge_via(in) != sc->context->group.rank || f->failed) return;
-    const hpc_work *w = &sc->work[sc->work_of[sc->own_rows[row]]];
+    const hpc_work *w = hpc_work_of(sc, sc->own_rows[row]);
     hpc_input *passed = &w->inputs[hpc_row_input_of(w, in->rank, 0)];
     hpc_hop **last = &passed->hops, *hop = hpc_scheme_take(sc, 1, sizeof *hop, f->op);
     f->failed = hop == NULL;
@@ -238,7 +237,7 @@ static int take_fold(float *param, const float *acc, int64_t count, float *state
 /* An input that comes by receive slots of this rank. */
 static void found_slots(void *arg, int row, int edge, size_t offset) {
     hpc_scheme *sc = arg;
-    hpc_work *w = &sc->work[sc->work_of[row]];
+    hpc_work *w = hpc_work_of(sc, row);
     size_t size = (size_t)sc->context->group.size;
     size_t base = sc->layout.slot_base[(size_t)sc->context->group.rank * size + (size_t)w->inputs[edge].rank];
     w->inputs[edge].slots = hpc_own_part(sc) + base + offset;
@@ -256,7 +255,7 @@ static void found_target(void *arg, int row, int edge, size_t offset) {
         sc->push_slot[row] = at;
         return;
     }
-    hpc_work *w = &sc->work[sc->work_of[source]];
+    hpc_work *w = hpc_work_of(sc, source);
     for (int e = 0; e < w->n_outputs; e++)
         if (w->outputs[e].row == row) w->outputs[e].offset = at;
 }
@@ -439,4 +438,12 @@ void hpc_rows_free(hpc_scheme *sc) {
     free(sc->memory.weights);
     free(sc->memory.arrived);
     free(sc->memory.came);
+}
+
+void hpc_rows_name_groups(hpc_scheme *sc) {
+    for (int i = 0; i < sc->n_work; i++) {
+        hpc_work *w = &sc->work[i];
+        for (int o = 0; o < w->n_outputs && w->row->action == HPC_APPLY; o++)
+            w->outputs[o].lowest = hpc_sender_of(sc, w->row->key, w->outputs[o].lowest);
+    }
 }

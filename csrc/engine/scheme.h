@@ -18,11 +18,15 @@
  *   write.c     parameters go to workers
  *   forward.c   a row of several stages sends its fold on, or an input
  *   answer.c    a share is answered, or the exchange fails
- *   clocks.c    a share's table of the senders of its updates
  *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: how an update gets to the owners
  *   pieces.c    updates that go as pieces of variable length: their ranges, encoders, and decoding
  *   ticket.c    the waits of the trainer, and the ranks that it waits for
+ *   worker.c    a push and a pull of the trainer
+ *   held.c      fold and apply in two calls, where each update is applied by itself
+ *   open.c      a scheme is opened, and left
+ *   counts.c    counts, and the thresholds of encoders
+ *   state.c     rows, encoders and arguments, read and set between calls
  * Each has its own header. The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand
  * above this folder.
  *
@@ -48,6 +52,7 @@
 
 /* The layout of one rank's part of the window; the offset of a piece that the rank lacks is HPC_NOWHERE. */
 typedef struct hpc_place {
+    /* discipline/ reads own, shares, worker; exchange/ reads gradients. */
     size_t params, gradients, pushed, masters, args, closed;
     size_t own; /* the discipline's */
     size_t
@@ -63,6 +68,7 @@ typedef struct hpc_place {
 
 /* A key's parameters as they arrive from owners that do not map this rank's memory: encoded. */
 typedef struct hpc_encoded {
+    /* exchange/ reads apart. */
     const hpc_codec *codec; /* by which all owners of the key send, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */
     int n_rows;
@@ -76,6 +82,8 @@ enum { HPC_PUSH_EMPTY = 4, HPC_PUSH_HELD = 8 };
 
 /* A worker's view of a key. Its 128 bytes spare a multiplication wherever a key is looked up. */
 typedef struct hpc_pushed {
+    /* discipline/ reads pushes, pulls, since, sending, at_share, n_shares, n_awaited, shares, awaited, codec; exchange/
+     * reads pushes, sending, codec, encoded. */
     uint64_t pushes, pulls;
     double since;                   /* when its last push began; 0: its end has been seen */
     unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them, and
@@ -95,6 +103,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(hpc_pushed) == 128, "a key is looke
 
 /* The end of this rank's pushes of a key, where owners leave some out. */
 typedef struct hpc_outcome {
+    /* discipline/ reads version, late; exchange/ reads version, late. */
     uint64_t version; /* of the newest parameters that this rank knows of */
     int late;         /* shares of its last push that were left out */
 } hpc_outcome;
@@ -107,6 +116,7 @@ typedef struct hpc_pushed_range {
 
 /* A key whose updates go as pieces, on some of their ways (pieces.c). */
 typedef struct hpc_key_pieces {
+    /* exchange/ reads codec, config, name, source, unit. */
     const hpc_codec *codec; /* NULL: they do not */
     hpc_codec_config config;
     char name[64];
@@ -122,13 +132,6 @@ typedef struct hpc_key_pieces {
 
 /* ---- both ---- */
 
-/* The settings that a user gave, as in hpc_exchange_config. */
-typedef struct hpc_asked {
-    int consistency, shared_params, check_finite, in_place, staleness, quorum, split;
-    double grace;    /* negative: learned */
-    double patience; /* 0: a timeout is not learned */
-} hpc_asked;
-
 /* Facts that follow from edges between rows (stages.c). */
 typedef struct hpc_stages {
     int many;            /* there are some; the rest is for them */
@@ -142,6 +145,7 @@ typedef struct hpc_stages {
 
 /* Facts that follow from the plan and the discipline alone. */
 typedef struct hpc_layout {
+    /* discipline/ reads depth, n_shares, shares, share_of, places; exchange/ reads places, holder. */
     int depth, n_shares, n_cores; /* n_cores: of all ranks */
     int encodes;                  /* some rows send parameters that are not plain float32 */
     hpc_share *shares;
@@ -199,12 +203,17 @@ typedef struct hpc_ending {
 } hpc_ending;
 
 typedef struct hpc_life {
+    /* exchange/ reads closed, served, serves. */
     int open, closed, served;
     int serves; /* rows of this rank outlast its own pushes */
 } hpc_life;
 
 /* Some keys of an exchange, with all that they need. The schemes of an exchange are a ring. */
 struct hpc_scheme {
+    /* discipline/ reads context, plan, discipline, use, own, group_of, graph, kernels, asked, layout, window, keys,
+     * outcomes, heard, gathered, cores, n_own_cores, work, n_work, inline_progress; exchange/ reads context, next,
+     * first_key, plan, use, rules, pieces, configs, asked, layout, window, in_lanes, n_lanes, keys, held, corked, life,
+     * outcomes, gathered, threads. */
     hpc_context *context;
     hpc_scheme *next; /* itself, where it is the only one */
     int first_key;    /* in the exchange */
@@ -226,9 +235,9 @@ struct hpc_scheme {
     void *encoders;                   /* the state of the worker's encoders, key after key */
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
-    hpc_asked asked;
-    int puts;      /* updates are put, even where the owner could read them in the worker's memory */
-    int passes_on; /* pushes come by way of other ranks, and cores put them on */
+    hpc_exchange_config asked; /* the settings that a user gave; what is not for this scheme is 0 */
+    int puts;                  /* updates are put, even where the owner could read them in the worker's memory */
+    int passes_on;             /* pushes come by way of other ranks, and cores put them on */
     int *own_rows; /* where updates pass on: by row, this rank's row of the same elements, or -1; else NULL */
     int stream;    /* parameters are written past the caches */
     int rotates;   /* a model is trained in the slot that the next push sends, and its fold writes the slot after */
@@ -242,7 +251,7 @@ struct hpc_scheme {
 
     /* worker */
     hpc_pushed *keys;
-    struct hpc_held *held; /* by key: exchange/held.c; NULL: updates are sent when they are folded */
+    struct hpc_held *held; /* by key: held.c; NULL: updates are sent when they are folded */
     size_t *push_slot;     /* by row: offset in its owner's part of slot 0 for this rank's pushes, or HPC_NOWHERE */
     uint64_t *args_asked;  /* by core of all ranks: args for which this rank has asked for an answer */
     int corked;            /* starts may be kept back on the in_lanes */
@@ -271,9 +280,26 @@ struct hpc_scheme {
     hpc_ending fault;
 };
 
-/* All rows of a share have the same inputs. */
+static inline int hpc_owns_row(const hpc_scheme *sc, int row) {
+    return sc->plan->rows[row].owner == sc->context->group.rank;
+}
+
+/* Whether this rank is a worker. */
+static inline int hpc_scheme_works(const hpc_scheme *sc) {
+    return sc->layout.places[sc->context->group.rank].worker;
+}
+
+/* The sender that a rank's updates of a key are in; -1: it pushes none. */
+static inline int hpc_sender_of(const hpc_scheme *sc, int key, int rank) {
+    return sc->group_of == NULL ? rank : sc->group_of[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
+}
+
+/* A row of this rank. All rows of a share have the same inputs. */
+static inline hpc_work *hpc_work_of(const hpc_scheme *sc, int row) {
+    return &sc->work[sc->work_of[row]];
+}
 static inline const hpc_work *hpc_first_work(const hpc_scheme *sc, const hpc_share *share) {
-    return &sc->work[sc->work_of[share->rows[0]]];
+    return hpc_work_of(sc, share->rows[0]);
 }
 
 /* Bytes from another rank. The cores of this rank count together. */
@@ -289,6 +315,21 @@ static inline void hpc_tally_add(_Atomic uint64_t *counter, uint64_t n) {
 
 static inline void hpc_tally_add_seconds(_Atomic double *counter, double seconds) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + seconds, memory_order_relaxed);
+}
+
+/* Updates that were left out: of a rank, here; this rank's own by an owner, after version at; and inputs that a fold
+ * did without. */
+static inline void hpc_count_late(const hpc_scheme *sc, int rank) {
+    atomic_fetch_add_explicit(&sc->peers.late[rank], 1, memory_order_relaxed);
+}
+static inline void hpc_count_dropped(hpc_scheme *sc, int owner, uint64_t n, uint64_t at) {
+    sc->peers.dropped[owner] += n;
+    if (at > sc->stats.dropped_at) sc->stats.dropped_at = at;
+}
+static inline void hpc_count_absent(hpc_core *core, int torn, int stale, int missing) {
+    hpc_tally_add(&core->tally.torn, (uint64_t)torn);
+    hpc_tally_add(&core->tally.stale, (uint64_t)stale);
+    hpc_tally_add(&core->tally.missing, (uint64_t)missing);
 }
 
 /* The count of bytes that a core has sent to a rank in a stage. */

@@ -123,9 +123,9 @@ int hpc_push_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
 
 int hpc_push_in_turn(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
-    hpc_lane_take_turn(sc->in_lanes[share->core], hpc_turn_of(share->key));
+    hpc_lane_take_turn(hpc_push_lane(sc, share), hpc_turn_of(share->key));
     int status = hpc_push_share(sc, s, slot, l);
-    hpc_lane_take_turn(sc->in_lanes[share->core], 0);
+    hpc_lane_take_turn(hpc_push_lane(sc, share), 0);
     return status;
 }
 
@@ -142,7 +142,7 @@ void hpc_ask_flushed(const hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *share = &sc->layout.shares[k->shares[i]];
-        if (share->owner != sc->context->group.rank) hpc_lane_try_flush(sc->in_lanes[share->core], share->owner);
+        if (share->owner != sc->context->group.rank) hpc_lane_try_flush(hpc_push_lane(sc, share), share->owner);
     }
 }
 
@@ -154,7 +154,7 @@ int hpc_flush_key(hpc_scheme *sc, int key, hpc_limit *l) {
         const hpc_share *share = &sc->layout.shares[k->shares[i]];
         if (share->owner == sc->context->group.rank) continue;
         status = hpc_unless_left(sc, share->owner,
-                                 hpc_flush(sc->in_lanes[share->core], sc->window, share->owner, hpc_limit_left(sc, l)));
+                                 hpc_flush(hpc_push_lane(sc, share), sc->window, share->owner, hpc_limit_left(sc, l)));
     }
     return status;
 }

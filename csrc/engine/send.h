@@ -17,6 +17,21 @@ int hpc_push_after(hpc_scheme *sc, int key, uint64_t last, const char *op);
 int hpc_push_after_last(hpc_scheme *sc, int key, const char *op);
 /* Waits until the slot of the next push (where models rotate: the slot that its fold writes) may be written. */
 int hpc_push_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
+/* Whether the last start of key pushed no gradient. */
+static inline int hpc_push_is_empty(const hpc_scheme *sc, int key) {
+    return (sc->keys[key].started & HPC_PUSH_EMPTY) != 0;
+}
+/* Whether rows of a share are sent, and none was yet. */
+static inline int hpc_push_begins(const hpc_scheme *sc, const hpc_share *share) {
+    return share->pushed > 0 && sc->keys[share->key].at_row == 0;
+}
+/* The lane of the pushes to a share; and the place of this rank's pushes to a row, in the part of the row's owner. */
+static inline hpc_lane *hpc_push_lane(const hpc_scheme *sc, const hpc_share *share) {
+    return sc->in_lanes[share->core];
+}
+static inline size_t hpc_push_slot_of(const hpc_scheme *sc, int row) {
+    return sc->push_slot[row];
+}
 /* Waits until the last push is folded. */
 int hpc_push_wait_done(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 

@@ -34,7 +34,7 @@ int hpc_scheme_check(hpc_scheme *sc, const char *op) {
 
 int hpc_worker_check_call(hpc_scheme *sc, int key, const char *op) {
     if (sc->life.closed) return hpc_fail(HPC_ERR_INVALID, op, "%s: the exchange is closed", op);
-    if (!sc->layout.places[sc->context->group.rank].worker)
+    if (!hpc_scheme_works(sc))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d only serves; push and pull are for workers", op,
                         sc->context->group.rank);
     if (sc->keys[key].n_shares == 0)

@@ -52,6 +52,8 @@ typedef struct hpc_packing {
 } hpc_packing;
 
 typedef struct hpc_share {
+    /* discipline/ reads key, owner, core, at, n_rows, rows, n_members, members, version, left, args_came, clocks,
+     * n_parked, own. */
     int key, owner, core;
     int at; /* its number among the shares of its owner */
     int n_rows;
@@ -81,6 +83,7 @@ typedef struct hpc_hop {
 
 /* The places of a row's inputs and outputs. */
 typedef struct hpc_input {
+    /* discipline/ reads rank, forwarded, lowest, updates, empty, args. */
     int rank, forwarded; /* forwarded: the row at rank that it comes from, or -1 */
     int lowest, updates; /* the lowest rank whose pushes are in it, and how many ranks there are */
     double mass;         /* the sum of the weights that these pushes have in the row by the plan */
@@ -103,6 +106,7 @@ typedef struct hpc_output {
 
 /* The rule of a key. */
 typedef struct hpc_key_rule {
+    /* exchange/ reads rule, name, arg_names. */
     hpc_rule rule; /* its args are for this rank's next push */
     char name[64], arg_names[128];
     hpc_pass_fn *pass; /* fold, rule and write of float32 at once; NULL: one after the other */
@@ -113,6 +117,7 @@ typedef struct hpc_key_rule {
 
 /* A row that this rank owns. */
 typedef struct hpc_work {
+    /* discipline/ reads index, row, args, share, mean, step, folded, inputs. */
     int index;
     const hpc_row *row;
     const hpc_row_kind *kind;
@@ -172,6 +177,7 @@ typedef struct hpc_tally {
 } hpc_tally;
 
 typedef struct hpc_core {
+    /* discipline/ reads scheme, out, own, clocked, due. */
     _Alignas(64) hpc_scheme *scheme;
     int index, cpu, node; /* cpu -1: not pinned */
     hpc_lane *in, *out;   /* pushes come by in, answers go by out */
@@ -194,12 +200,9 @@ typedef struct hpc_core {
     hpc_event *held;                    /* by rank: an event that has to wait (see hpc_gate.other_came) */
     char *holds;                        /* by rank: whether held has one; later events of the rank wait in the ring */
     int n_held;
-    void *own;           /* the discipline's */
-    hpc_share **clocked; /* its shares that have clocks */
-    int n_clocked;
-    int n_parked; /* answers, or versions, that wait, of all its shares */
-    int n_closed; /* ranks that had closed when it looked last (hpc_core_sees_closed) */
-    double due;   /* when the core has to work even if no event comes; INFINITY: never */
+    void *own;                   /* the discipline's */
+    struct hpc_clocked *clocked; /* the discipline's, where it counts by senders */
+    double due;                  /* when the core has to work even if no event comes; INFINITY: never */
     pthread_t thread;
     int running, owns_thread; /* a thread works for it; it is this core's own, and works for those beside it too */
     struct hpc_core
@@ -213,32 +216,5 @@ typedef struct hpc_core {
     _Atomic uint64_t *sent;        /* bytes by rank and stage, this rank included; see hpc_tally and hpc_core_sent */
     _Atomic uint64_t *sent_of_key; /* bytes to other ranks, by key */
 } hpc_core;
-
-/* The workers that are sent a row's parameters. */
-typedef enum hpc_whom {
-    HPC_TO_ALL,
-    HPC_TO_NOBODY,
-    HPC_TO_RANK,
-    HPC_TO_GROUP, /* workers that get parameters by way of the group whose lowest rank is rank */
-    HPC_TO_TAKERS /* workers with takes[rank] */
-} hpc_whom;
-typedef struct hpc_receivers {
-    hpc_whom whom;
-    int rank;
-    const char *takes;
-} hpc_receivers;
-
-/* A row's inputs: where each begins, its weight, which it is, and the format of all, unless some are pieces. */
-typedef struct hpc_inputs {
-    const char *const *bases;
-    const double *weights;
-    const hpc_input *const *from; /* NULL: they are no inputs, but a mean */
-    int n;
-    const hpc_codec *codec;
-    const double *args; /* of the rule */
-    hpc_receivers to;   /* of the parameters */
-    int n_updates;      /* in the fold, as the rule is told */
-    uint64_t slot;      /* of the inputs, and of their forward; where models rotate the fold goes into the next slot */
-} hpc_inputs;
 
 #endif

@@ -40,14 +40,13 @@ const void *hpc_input_leaving(const hpc_work *w, int slot) {
 }
 
 static void put_row(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot) {
-    hpc_scheme *sc = core->scheme;
     for (int o = 0; o < w->n_outputs; o++) {
         const hpc_output *out = &w->outputs[o];
         if (out->params != NULL || out->row >= 0 || !hpc_goes_to(to, out)) continue;
         size_t nbytes = w->out_codec->max_bytes(w->config, w->row->count);
         const void *from = w->kind->leaving(w, slot);
         if (out->copy != NULL) from = memcpy(out->copy, from, nbytes);
-        hpc_core_check_put(core, hpc_put(core->out, sc->window, out->rank, from, nbytes, out->offset));
+        hpc_core_put(core, out->rank, from, nbytes, out->offset);
     }
 }
 
@@ -101,8 +100,7 @@ void hpc_row_publish(hpc_core *core, hpc_work *w) {
         const hpc_output *out = &w->outputs[o];
         if (out->row < 0) continue;
         size_t nbytes = w->out_codec->max_bytes(w->config, w->row->count);
-        hpc_core_check_put(core,
-                           hpc_put(core->out, sc->window, out->rank, w->kind->leaving(w, 0), nbytes, out->offset));
+        hpc_core_put(core, out->rank, w->kind->leaving(w, 0), nbytes, out->offset);
         hpc_core_count_sent(core, w->row->key, out->rank, hpc_row_stage(&sc->plan->rows[out->row]), nbytes);
     }
 }

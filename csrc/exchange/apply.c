@@ -1,5 +1,5 @@
-/* Calls that start a push or a pull; and fold and apply in two calls: a worker's requests to owners that keep a fold,
- * or to its own scheme, where that holds the update (held.c). */
+/* Calls on a gradient and a ticket, and calls that start a push or a pull; and fold and apply in two calls: a worker's
+ * requests to owners that keep a fold, or to its own scheme, where that holds the update (held.c). */
 #include <math.h>
 
 #include "engine/bytes.h"
@@ -28,6 +28,42 @@ int hpc_exchange_push_pull(hpc_exchange *ex, int key, const void *src, double ti
     if (status != HPC_OK) return status;
     if (!hpc_ticket_is_done(sc, key, ticket))
         status = hpc_ticket_wait(sc, key, ticket, l.deadline == 0 ? timeout : hpc_limit_left(sc, &l), op);
+    return status == HPC_OK ? hpc_ticket_end(sc, key, ticket, op) : status;
+}
+
+int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **gradient) {
+    static const char op[] = "gradient";
+    hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
+    if (sc == NULL) return HPC_ERR_INVALID;
+    HPC_IN_CALL(sc, key, op);
+    return hpc_worker_gradient(sc, key, timeout, gradient, op);
+}
+
+int hpc_exchange_ready(hpc_exchange *ex, int key) {
+    hpc_scheme *sc = hpc_scheme_of(ex, &key, "ready");
+    return sc == NULL ? HPC_ERR_INVALID : hpc_worker_ready(sc, key, "ready");
+}
+
+float *hpc_exchange_params(const hpc_exchange *ex, int key) {
+    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
+    return sc == NULL ? NULL : hpc_worker_params(sc, key);
+}
+
+int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
+    static const char op[] = "test";
+    hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
+    if (sc == NULL) return HPC_ERR_INVALID;
+    int status = hpc_worker_check_call(sc, key, op);
+    return status == HPC_OK ? hpc_ticket_test(sc, key, ticket, op) : status;
+}
+
+int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout) {
+    static const char op[] = "wait";
+    hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
+    if (sc == NULL) return HPC_ERR_INVALID;
+    HPC_IN_CALL(sc, key, op);
+    int status = hpc_worker_check_call(sc, key, op);
+    if (status == HPC_OK) status = hpc_ticket_wait(sc, key, ticket, timeout, op);
     return status == HPC_OK ? hpc_ticket_end(sc, key, ticket, op) : status;
 }
 

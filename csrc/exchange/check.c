@@ -163,10 +163,6 @@ static int check_encoded(const hpc_exchange_config *f) {
 }
 
 /* Whether models are trained in place, and go over the wire without being encoded. */
-int hpc_models_rotate(const hpc_exchange_config *f) {
-    return f->in_place && hpc_plan_takes_float32(f->plan);
-}
-
 static int check_in_place(const hpc_exchange_config *f) {
     for (int k = 0; k < f->plan->n_keys && f->in_place; k++)
         if (f->graph == NULL || !hpc_rule_averages(hpc_config_rule(f, k)))

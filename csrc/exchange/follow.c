@@ -28,6 +28,7 @@
 #include "probe/probe.h"
 #include "engine/bytes.h"
 #include "engine/stages.h"
+#include "engine/counts.h"
 #include "exchange/exchange.h"
 
 /* Fleets are smaller than pathload's: a verdict comes sooner, and the next one soon after it. */

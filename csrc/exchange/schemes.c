@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "discipline/discipline.h"
+#include "engine/open.h"
+
 static const char op_create[] = "exchange";
 
 void hpc_exchange_config_init(hpc_exchange_config *config) {
@@ -43,7 +46,7 @@ static hpc_exchange *new_exchange(hpc_context *c, const hpc_exchange_config *f) 
     for (const hpc_exchange_config *g = f; g != NULL; g = g->next) n++;
     if (ex == NULL || (ex->schemes = calloc((size_t)n, sizeof(hpc_scheme *))) == NULL) return no_memory(ex);
     for (const hpc_exchange_config *g = f; g != NULL; g = g->next) {
-        hpc_scheme *sc = hpc_scheme_new(c, g, op_create);
+        hpc_scheme *sc = hpc_scheme_new(c, g, hpc_discipline_of(g), op_create);
         if (sc == NULL) return no_memory(ex);
         sc->first_key = ex->n_keys;
         ex->n_keys += sc->plan->n_keys;
@@ -59,6 +62,14 @@ static hpc_exchange *new_exchange(hpc_context *c, const hpc_exchange_config *f) 
     return ex;
 }
 
+static int open_scheme(hpc_scheme *sc, const hpc_exchange_config *f, const hpc_exchange *ex, double deadline) {
+    int status = hpc_scheme_prepare(sc, f);
+    if (status == HPC_OK) status = hpc_held_open(sc, op_create);
+    status = hpc_context_agree(sc->context, op_create, status, deadline);
+    if (status == HPC_OK) status = hpc_scheme_agree(sc, f, ex, deadline);
+    return status == HPC_OK ? hpc_scheme_open(sc, f, deadline) : status;
+}
+
 int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double timeout, hpc_exchange **exchange) {
     int status = hpc_context_ready(c, op_create);
     if (status != HPC_OK) return status;
@@ -72,7 +83,7 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
     if (status == HPC_OK) status = check_names(ex);
     status = hpc_context_agree(c, op_create, status, deadline);
     for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++, f = f->next)
-        status = hpc_scheme_open(ex->schemes[i], f, ex, deadline);
+        status = open_scheme(ex->schemes[i], f, ex, deadline);
     if (status == HPC_OK && hpc_follows(ex))
         status = hpc_context_agree(c, op_create, hpc_follow_open(ex, op_create), deadline);
     if (status != HPC_OK) {
@@ -84,10 +95,6 @@ int hpc_exchange_create(hpc_context *c, const hpc_exchange_config *f, double tim
 }
 
 /* ---- the whole exchange ---- */
-
-static int is_worker(const hpc_scheme *sc) {
-    return sc->layout.places[sc->context->group.rank].worker;
-}
 
 static hpc_timeline *timeline_of(const hpc_exchange *ex) {
     return ex == NULL ? NULL : ex->schemes[0]->context->group.timeline;
@@ -176,7 +183,7 @@ int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     for (int i = 0; status == HPC_OK && i < ex->n_schemes; i++) {
         const hpc_scheme *sc = ex->schemes[i];
         status = hpc_scheme_check(ex->schemes[i], op);
-        if (status == HPC_OK && is_worker(sc) && !sc->life.closed)
+        if (status == HPC_OK && hpc_scheme_works(sc) && !sc->life.closed)
             status =
                 hpc_fail(HPC_ERR_INVALID, op,
                          "%s: rank %d is a worker, which serves the others in its own calls and in close; serve is "

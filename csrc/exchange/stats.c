@@ -1,39 +1,17 @@
 /* Facts of an exchange: its counts, and the places of its memory. */
 #include "exchange/exchange.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/counts.h"
 #include "engine/pieces.h"
 #include "engine/progress.h"
 #include "engine/ticket.h"
 
-static void add(hpc_scheme *sc, hpc_exchange_stats *stats) {
-    hpc_scheme_hear_all(sc);
-    stats->pushes += sc->stats.pushes;
-    stats->pulls += sc->stats.pulls;
-    stats->wait += sc->stats.wait;
-    stats->threads += sc->stats.threads;
-    if (sc->stats.dropped_at > stats->dropped_at) stats->dropped_at = sc->stats.dropped_at;
-    for (int c = 0; c < sc->n_own_cores; c++) {
-        const hpc_core *core = &sc->cores[c];
-        stats->events += atomic_load_explicit(&core->tally.events, memory_order_relaxed);
-        stats->applied += atomic_load_explicit(&core->tally.applied, memory_order_relaxed);
-        stats->bytes_folded += atomic_load_explicit(&core->tally.bytes_folded, memory_order_relaxed);
-        stats->bytes_written += atomic_load_explicit(&core->tally.bytes_written, memory_order_relaxed);
-        stats->reduces += atomic_load_explicit(&core->tally.reduces, memory_order_relaxed);
-        stats->whole += atomic_load_explicit(&core->tally.whole, memory_order_relaxed);
-        stats->torn += atomic_load_explicit(&core->tally.torn, memory_order_relaxed);
-        stats->stale += atomic_load_explicit(&core->tally.stale, memory_order_relaxed);
-        stats->missing += atomic_load_explicit(&core->tally.missing, memory_order_relaxed);
-        stats->busy += atomic_load_explicit(&core->tally.busy, memory_order_relaxed);
-    }
-    const double usual = hpc_usual_limit(&sc->usual);
-    if (usual > stats->usual) stats->usual = usual;
-    for (int r = 0; r < sc->context->group.size; r++) {
-        stats->bytes_sent += hpc_sent_to_rows(sc, r);
-        stats->dropped += sc->peers.dropped[r];
-    }
+static void hear_all(const hpc_exchange *ex) {
+    for (int i = 0; i < ex->n_schemes; i++) hpc_scheme_hear_all(ex->schemes[i]);
 }
 
 /* Calls of the whole process since the exchange was made. */
@@ -54,7 +32,8 @@ static void add_calls(const hpc_exchange *ex, hpc_exchange_stats *stats) {
 int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     if (ex == NULL || stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or stats is NULL");
     *stats = (hpc_exchange_stats){0};
-    for (int i = 0; i < ex->n_schemes; i++) add(ex->schemes[i], stats);
+    hear_all(ex);
+    for (int i = 0; i < ex->n_schemes; i++) hpc_counts_add(ex->schemes[i], stats);
     for (int i = 0; i < ex->n_schemes; i++) {
         const double timeout = hpc_learned_timeout(ex->schemes[i], stats->usual);
         if (timeout > stats->timeout) stats->timeout = timeout;
@@ -79,21 +58,6 @@ int hpc_exchange_get_progress(const hpc_exchange *ex, char *text, size_t nbytes)
     return HPC_OK;
 }
 
-static int add_inputs(const hpc_scheme *sc, uint64_t *counts, int cap) {
-    const hpc_peers *peers = &sc->peers;
-    if (peers->inputs_whole == NULL) return 0;
-    for (int k = 0; k < cap && k <= peers->most_inputs; k++)
-        counts[k] += atomic_load_explicit(&peers->inputs_whole[k], memory_order_relaxed);
-    return peers->most_inputs;
-}
-
-static int add_staleness(hpc_scheme *sc, uint64_t *counts, int cap) {
-    if (sc->begun == NULL) return 0;
-    hpc_scheme_hear_all(sc);
-    for (int k = 0; k < cap && k <= sc->asked.staleness; k++) counts[k] += sc->begun[k];
-    return sc->asked.staleness;
-}
-
 int hpc_exchange_get_histogram(const hpc_exchange *ex, int histogram, uint64_t *counts, int cap) {
     int most = 0;
     if (ex == NULL || cap < 0 || (counts == NULL && cap > 0))
@@ -101,9 +65,10 @@ int hpc_exchange_get_histogram(const hpc_exchange *ex, int histogram, uint64_t *
     if (histogram != HPC_FOLDS_BY_INPUTS && histogram != HPC_STEPS_BY_STALENESS)
         return hpc_fail(HPC_ERR_INVALID, "stats", "stats: histogram is %d, not 0 or 1", histogram);
     for (int k = 0; k < cap; k++) counts[k] = 0;
+    if (histogram == HPC_STEPS_BY_STALENESS) hear_all(ex);
     for (int i = 0; i < ex->n_schemes; i++) {
-        const int own = histogram == HPC_FOLDS_BY_INPUTS ? add_inputs(ex->schemes[i], counts, cap)
-                                                         : add_staleness(ex->schemes[i], counts, cap);
+        const int own = histogram == HPC_FOLDS_BY_INPUTS ? hpc_counts_add_inputs(ex->schemes[i], counts, cap)
+                                                         : hpc_counts_add_staleness(ex->schemes[i], counts, cap);
         if (own > most) most = own;
     }
     return most;
@@ -116,16 +81,59 @@ int hpc_exchange_get_peer(const hpc_exchange *ex, int rank, hpc_exchange_peer *p
     if (rank < 0 || rank >= size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank, size);
     *peer = (hpc_exchange_peer){0};
-    for (int i = 0; i < ex->n_schemes; i++) {
-        hpc_scheme *sc = ex->schemes[i];
-        hpc_scheme_hear_all(sc);
-        peer->bytes_sent += hpc_sent_to_rows(sc, rank);
-        peer->bytes_received += atomic_load_explicit(&sc->peers.received[rank], memory_order_relaxed);
-        peer->wait += sc->peers.wait[rank];
-        peer->late += atomic_load_explicit(&sc->peers.late[rank], memory_order_relaxed);
-        peer->dropped += sc->peers.dropped[rank];
-    }
+    hear_all(ex);
+    for (int i = 0; i < ex->n_schemes; i++) hpc_counts_add_peer(ex->schemes[i], rank, peer);
     return HPC_OK;
+}
+
+int hpc_exchange_get_traffic(const hpc_exchange *ex, hpc_traffic *traffic, int cap) {
+    int n = 0;
+    if (ex == NULL || cap < 0 || (traffic == NULL && cap > 0))
+        return hpc_fail(HPC_ERR_INVALID, "stats", "stats: exchange or traffic is NULL, or cap is negative");
+    const hpc_context *c = ex->schemes[0]->context;
+    for (int r = 0; r < c->group.size; r++)
+        for (int s = 0; s < HPC_TRAFFIC_STAGES; s++) {
+            uint64_t bytes = 0;
+            for (int i = 0; i < ex->n_schemes; i++) bytes += hpc_sent_to(ex->schemes[i], r, (hpc_traffic_stage)s);
+            if (bytes == 0) continue;
+            if (n < cap) traffic[n] = (hpc_traffic){r, (hpc_traffic_stage)s, c->transports[r]->name, bytes};
+            n++;
+        }
+    return n;
+}
+
+int hpc_exchange_get_key_stats(const hpc_exchange *ex, int key, hpc_key_stats *stats) {
+    const hpc_scheme *sc = hpc_scheme_of(ex, &key, "stats");
+    if (sc == NULL) return HPC_ERR_INVALID;
+    if (stats == NULL) return hpc_fail(HPC_ERR_INVALID, "stats", "stats: stats is NULL");
+    hpc_counts_of_key(sc, key, stats);
+    return HPC_OK;
+}
+
+/* ---- thresholds ---- */
+
+int hpc_exchange_set_delta(hpc_exchange *ex, int key, int of, double delta) {
+    static const char op[] = "set_delta";
+    enum { BOTH = HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS };
+    if (ex == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: exchange is NULL", op);
+    if (!(delta >= 0 && delta <= DBL_MAX))
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: delta is %.9g; must be a finite number, 0 or more", op, delta);
+    if ((of & ~BOTH) != 0 || of == 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: of is %d; must be %d (pushes), %d (folds) or %d (both)", op, of,
+                        HPC_DELTA_OF_PUSHES, HPC_DELTA_OF_FOLDS, BOTH);
+    if (key >= ex->n_keys) return hpc_fail_key(ex, key, op);
+    int n = 0;
+    for (int i = 0; i < 2 * ex->n_keys; i++) { /* nothing is set if a key follows */
+        const int k = i % ex->n_keys, sets = i >= ex->n_keys;
+        const hpc_key_at *at = &ex->keys[k];
+        if (key < 0 ? !hpc_has_delta(at->scheme, at->key) : k != key) continue;
+        const int status = hpc_check_delta(at->scheme, at->key, op);
+        if (status != HPC_OK) return status;
+        if (sets) hpc_scheme_set_delta(at->scheme, at->key, of, delta);
+        n++;
+    }
+    if (n > 0) return HPC_OK;
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: no key goes by a threshold", op);
 }
 
 /* ---- memory ---- */
@@ -166,21 +174,15 @@ int hpc_exchange_late(const hpc_exchange *ex, int key) {
     return n;
 }
 
-static uint64_t newest_version(const hpc_exchange *ex) {
+/* With a quorum a version is that of all keys of a scheme. */
+uint64_t hpc_exchange_version(const hpc_exchange *ex, int key) {
+    const int all = key < 0;
+    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
     uint64_t newest = 0;
     for (int k = 0; ex != NULL && k < ex->n_keys; k++) {
-        const uint64_t version = outcome_of(ex->keys[k].scheme, ex->keys[k].key).version;
-        if (version > newest) newest = version;
-    }
-    return newest;
-}
-
-uint64_t hpc_exchange_version(const hpc_exchange *ex, int key) {
-    if (key < 0) return newest_version(ex);
-    hpc_scheme *sc = hpc_scheme_at(ex, &key);
-    uint64_t newest = 0;
-    for (int k = 0; sc != NULL && k < sc->plan->n_keys; k++) {
-        const uint64_t version = k == key || sc->outcomes != NULL ? outcome_of(sc, k).version : 0;
+        const hpc_key_at *at = &ex->keys[k];
+        if (!all && (at->scheme != sc || (at->key != key && sc->outcomes == NULL))) continue;
+        const uint64_t version = outcome_of(at->scheme, at->key).version;
         if (version > newest) newest = version;
     }
     return newest;

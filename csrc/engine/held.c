@@ -12,15 +12,17 @@
  * An update is held as its trainer gave it: in the slot where it has the wire's format; as the codec of pieces reads
  * it; or, of float32 that goes over the wire in 16 bits, in the slot and in float32 beside it. A slot is held from
  * fold to apply, so nothing has to be waited for in between. */
+#include "engine/held.h"
+
 #include <math.h>
 #include <string.h>
 
 #include "engine/block.h"
 #include "engine/bytes.h"
-#include "engine/clocks.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
-#include "exchange/exchange.h"
+#include "engine/worker.h"
+#include "engine/ticket.h"
 
 /* A key's update that is held. */
 typedef struct hpc_held {

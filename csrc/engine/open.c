@@ -1,14 +1,14 @@
-/* A scheme is opened: its layout, its memory, its lanes, the first parameters. */
-#include "exchange/exchange.h"
+#include "engine/open.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/host.h"
-#include "discipline/discipline.h"
 #include "engine/args.h"
 #include "engine/bytes.h"
+#include "engine/core.h"
+#include "engine/counts.h"
 #include "engine/graph.h"
 #include "engine/holders.h"
 #include "engine/layout.h"
@@ -18,6 +18,8 @@
 #include "engine/rows.h"
 #include "engine/send.h"
 #include "engine/stages.h"
+#include "engine/worker.h"
+#include "engine/ticket.h"
 
 static const char op_create[] = "exchange";
 
@@ -215,11 +217,11 @@ static int round_values(hpc_scheme *sc, double deadline) {
     int status = hpc_scheme_send_params(sc, op_create, deadline);
     for (int i = 0; i < sc->n_own_cores; i++)
         atomic_store_explicit(&sc->cores[i].tally.bytes_written, 0, memory_order_relaxed);
-    hpc_forget_traffic(sc);
+    hpc_counts_forget(sc);
     return status;
 }
 
-static int open_all(hpc_scheme *sc, const hpc_exchange_config *f, double deadline) {
+int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, double deadline) {
     const hpc_discipline *d = sc->discipline;
     hpc_context *c = sc->context;
     int status = hpc_layout_make(sc, op_create);
@@ -264,23 +266,6 @@ static int open_all(hpc_scheme *sc, const hpc_exchange_config *f, double deadlin
     return HPC_OK;
 }
 
-static int open_counts(hpc_scheme *sc) {
-    size_t size = (size_t)sc->context->group.size;
-    sc->peers.pushed = calloc(size, sizeof *sc->peers.pushed);
-    sc->peers.pushed_of_key = calloc((size_t)sc->plan->n_keys, sizeof *sc->peers.pushed_of_key);
-    sc->peers.received = calloc(size, sizeof *sc->peers.received);
-    sc->peers.late = calloc(size, sizeof *sc->peers.late);
-    sc->peers.dropped = calloc(size, sizeof *sc->peers.dropped);
-    sc->peers.wait = calloc(size, sizeof *sc->peers.wait);
-    sc->peers.awaited = calloc(size, sizeof *sc->peers.awaited);
-    sc->threads = calloc(size, sizeof *sc->threads);
-    if (sc->peers.pushed == NULL || sc->peers.pushed_of_key == NULL || sc->peers.received == NULL ||
-        sc->peers.late == NULL || sc->peers.dropped == NULL || sc->peers.wait == NULL || sc->peers.awaited == NULL ||
-        sc->threads == NULL)
-        return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %zu ranks", size);
-    return HPC_OK;
-}
-
 static int open_rules(hpc_scheme *sc, const hpc_exchange_config *f) {
     sc->rules = calloc((size_t)sc->plan->n_keys, sizeof *sc->rules);
     if (sc->rules == NULL) return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for rules");
@@ -298,7 +283,7 @@ static int open_rules(hpc_scheme *sc, const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *f, const char *op) {
+hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *f, const hpc_discipline *d, const char *op) {
     hpc_scheme *sc = calloc(1, sizeof *sc);
     if (sc == NULL || hpc_plan_copy(f->plan, op, &sc->plan) != HPC_OK) {
         free(sc);
@@ -307,16 +292,16 @@ hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *f, const c
     sc->context = hpc_context_retain(c);
     sc->next = sc;
     sc->kernels = hpc_fold_kernels_of(f->isa);
-    const hpc_discipline *d = sc->discipline = hpc_discipline_of(f);
-    sc->asked = (hpc_asked){.consistency = f->consistency,
-                            .shared_params = f->shared_params != 0,
-                            .check_finite = f->check_finite != 0,
-                            .in_place = f->in_place != 0,
-                            .split = f->split != 0,
-                            .staleness = f->consistency == HPC_SSP ? f->staleness : 0,
-                            .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
-                            .grace = f->grace < 0 ? -1 : f->grace,
-                            .patience = f->patience};
+    sc->discipline = d;
+    sc->asked = (hpc_exchange_config){.consistency = f->consistency,
+                                      .shared_params = f->shared_params != 0,
+                                      .check_finite = f->check_finite != 0,
+                                      .in_place = f->in_place != 0,
+                                      .split = f->split != 0,
+                                      .staleness = f->consistency == HPC_SSP ? f->staleness : 0,
+                                      .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
+                                      .grace = f->grace < 0 ? -1 : f->grace,
+                                      .patience = f->patience};
     sc->rotates = hpc_models_rotate(f);
     sc->own_args = f->graph != NULL || d->traits & HPC_KEEPS_INPUTS;
     sc->gate = d->gate, sc->pace = d->pace, sc->use = d->use;
@@ -326,13 +311,119 @@ hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *f, const c
     return sc;
 }
 
-int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, const hpc_exchange *of, double deadline) {
-    int status = open_counts(sc);
+int hpc_scheme_prepare(hpc_scheme *sc, const hpc_exchange_config *f) {
+    int status = hpc_counts_open(sc, op_create);
     if (status == HPC_OK) status = open_rules(sc, f);
     if (status == HPC_OK) status = hpc_pieces_open(sc, f, op_create);
-    if (status == HPC_OK && f->graph != NULL) status = hpc_graph_open(sc, f->graph, op_create);
-    if (status == HPC_OK) status = hpc_held_open(sc, op_create);
-    status = hpc_context_agree(sc->context, op_create, status, deadline);
-    if (status == HPC_OK) status = hpc_scheme_agree(sc, f, of, deadline);
-    return status == HPC_OK ? open_all(sc, f, deadline) : status;
+    return status == HPC_OK && f->graph != NULL ? hpc_graph_open(sc, f->graph, op_create) : status;
+}
+
+/* ---- close ---- */
+
+/* Tells every rank how far the pushes from here go (those sent in part do not count), or later that no answer comes
+ * from here either. A rank that is gone needs not know. By a lane of the exchange, which is flushed before the memory
+ * goes. */
+static int announce(hpc_scheme *sc, uint64_t what) {
+    hpc_context *c = sc->context;
+    int me = c->group.rank, first_failure = HPC_OK;
+    size_t n = sc->layout.places[me].worker && !sc->life.closed ? (size_t)sc->plan->n_keys : 0;
+    uint64_t *counts = n > 0 ? (uint64_t *)(void *)(hpc_own_part(sc) + sc->layout.places[me].pushed) : NULL;
+    for (size_t k = 0; k < n; k++)
+        atomic_store_explicit((_Atomic uint64_t *)&counts[k], sc->keys[k].pushes, memory_order_relaxed);
+    for (int r = 0; r < c->group.size; r++) {
+        if (hpc_group_has_departed(&c->group, r)) continue;
+        size_t at = sc->layout.places[r].closed + (size_t)me * (size_t)sc->plan->n_keys * sizeof *counts;
+        int status =
+            hpc_put_signal(sc->in_lanes[0], sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
+        status = hpc_unless_left(sc, r, status);
+        if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;
+    }
+    return first_failure;
+}
+
+static int is_open(const hpc_scheme *sc, int rank) {
+    return sc->layout.places[rank].worker &&
+           atomic_load_explicit(hpc_own_signal(sc->window, hpc_signal_closed(rank)), memory_order_acquire) == 0;
+}
+
+static int outstanding(const hpc_scheme *sc, int *ranks) {
+    return sc->gate->outstanding == NULL ? 0 : sc->gate->outstanding(sc, ranks);
+}
+
+/* Ranks of which something is outstanding. A rank that left had sent all: the cores of this rank have it to take. */
+static int outstanding_here(const hpc_scheme *sc, int *ranks) {
+    const hpc_group *group = &sc->context->group;
+    int found = outstanding(sc, ranks), n = 0;
+    for (int i = 0; i < found; i++)
+        if (atomic_load_explicit(&group->states[ranks[i]], memory_order_acquire) != HPC_PEER_LEFT)
+            ranks[n++] = ranks[i];
+    if (n == 0 && found > 0) ranks[n++] = group->rank;
+    return n;
+}
+
+static int open_workers(void *arg, int *ranks) {
+    const hpc_scheme *sc = arg;
+    int n = 0;
+    for (int r = 0; r < sc->context->group.size; r++)
+        if (is_open(sc, r)) ranks[n++] = r;
+    return n == 0 ? outstanding_here(sc, ranks) : n;
+}
+
+/* Whether no rank needs this one any more. After a revoke the others go on without a rank that closes the exchange, and
+ * do not come back to it; a rank that only serves goes on with them. */
+static int all_closed(void *arg) {
+    hpc_scheme *sc = arg;
+    if (sc->inline_progress) hpc_context_work(sc->context);
+    if (hpc_scheme_has_failed(sc)) return 1;
+    if (sc->life.closed && atomic_load(&sc->context->group.revoked)) return 1;
+    for (int r = 0; r < sc->context->group.size; r++)
+        if (is_open(sc, r)) return 0;
+    return outstanding(sc, NULL) == 0;
+}
+
+int hpc_scheme_serve(hpc_scheme *sc, const char *op, double timeout) {
+    const hpc_wait wait = {op, all_closed, open_workers, sc, .every = 1};
+    int status = hpc_wait_for(&sc->context->group, &wait, timeout);
+    return status == HPC_OK || status == HPC_ERR_INVALID ? hpc_scheme_check(sc, op) : status;
+}
+
+/* Pending pushes are waited for: others may wait for rows of this rank. After a timeout a second call goes on. */
+int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline) {
+    int status = hpc_scheme_check(sc, op), rank = sc->context->group.rank;
+    if (sc->life.closed) return status;
+    hpc_worker_uncork(sc);
+    if (status == HPC_OK && sc->layout.places[rank].worker) status = hpc_worker_finish(sc, op, deadline);
+    if (status == HPC_OK) status = hpc_cores_send_kept(sc, op, hpc_left(deadline));
+    if (status == HPC_ERR_TIMEOUT) return status;
+    if (status == HPC_OK) status = hpc_note(sc, -1, HPC_ON_CLOSE, NULL, op);
+    int muted = hpc_mute_errors(1); /* close reports an earlier failure, if there is one */
+    if (status == HPC_OK) hpc_mute_errors(muted);
+    int announced = announce(sc, HPC_CLOSED);
+    hpc_mute_errors(muted);
+    sc->life.closed = 1;
+    return status == HPC_OK ? announced : status;
+}
+
+/* Its cores have stopped. */
+void hpc_scheme_free(hpc_scheme *sc) {
+    double deadline = hpc_now() + 1; /* answers must arrive before HPC_FREED; a rank that stands still has seen neither
+                                      */
+    for (int i = 0; i < sc->n_lanes && sc->life.open; i++) hpc_lane_flush(sc->out_lanes[i], hpc_left(deadline));
+    if (sc->life.open) announce(sc, HPC_FREED);
+    for (int i = 0; i < sc->n_lanes; i++) { /* first: pending puts read memory that is freed below */
+        if (sc->in_lanes != NULL) hpc_lane_free(sc->in_lanes[i]);
+        if (sc->out_lanes != NULL) hpc_lane_free(sc->out_lanes[i]);
+    }
+    hpc_arena_free(&sc->taken);
+    hpc_pieces_free(sc);
+    hpc_rows_free(sc);
+    hpc_args_free(sc);
+    free(sc->in_lanes);
+    free(sc->out_lanes);
+    hpc_window_free(sc->window);
+    hpc_layout_free(sc);
+    free(sc->peers.inputs_whole);
+    hpc_plan_free(sc->plan);
+    hpc_context_release(sc->context);
+    free(sc);
 }

@@ -1,10 +1,11 @@
-#include "engine/clocks.h"
+#include "discipline/clocks.h"
 
 #include <stdlib.h>
 
 #include "engine/answer.h"
 #include "engine/core.h"
 #include "engine/discipline.h"
+#include "engine/mean.h"
 #include "engine/row.h"
 #include "engine/stages.h"
 
@@ -13,17 +14,24 @@ static int is_own(const hpc_scheme *sc, const hpc_share *share) {
 }
 
 static int open_share(hpc_scheme *sc, hpc_share *share, const char *op) {
-    hpc_core *core = &sc->cores[share->core];
+    hpc_clocked *its = sc->cores[share->core].clocked;
     share->clocks = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *share->clocks, op);
-    if (core->clocked == NULL)
-        core->clocked = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof(hpc_share *), op);
-    if (share->clocks == NULL || core->clocked == NULL) return HPC_ERR_MEMORY;
-    core->clocked[core->n_clocked++] = share;
+    its->shares[its->n++] = share;
+    return share->clocks != NULL ? HPC_OK : HPC_ERR_MEMORY;
+}
+
+int hpc_clocked_open(hpc_scheme *sc, const char *op) {
+    for (int c = 0; c < sc->n_own_cores; c++) {
+        hpc_clocked *its = sc->cores[c].clocked = hpc_scheme_take(sc, 1, sizeof *its, op);
+        if (its == NULL) return HPC_ERR_MEMORY;
+        its->shares = hpc_scheme_take(sc, (size_t)sc->layout.n_shares, sizeof *its->shares, op);
+        if (its->shares == NULL) return HPC_ERR_MEMORY;
+    }
     return HPC_OK;
 }
 
 int hpc_clocks_open(hpc_scheme *sc, const char *op) {
-    int status = HPC_OK;
+    int status = hpc_clocked_open(sc, op);
     for (int s = 0; s < sc->layout.n_shares; s++) {
         hpc_share *share = &sc->layout.shares[s];
         if (status == HPC_OK && is_own(sc, share)) status = open_share(sc, share, op);
@@ -53,8 +61,8 @@ int hpc_core_sees_closed(hpc_core *core) {
     const hpc_scheme *sc = core->scheme;
     int n = 0;
     for (int r = 0; r < sc->context->group.size; r++) n += hpc_closed_signal(sc, r) != 0;
-    const int news = n != core->n_closed;
-    core->n_closed = n;
+    const int news = n != core->clocked->n_closed;
+    core->clocked->n_closed = n;
     return news;
 }
 
@@ -62,20 +70,31 @@ int hpc_core_sees_closed(hpc_core *core) {
 static uint64_t most_taken(const hpc_scheme *sc, const hpc_share *share, int rank) {
     uint64_t most = 0;
     for (int i = 0; i < share->n_rows; i++) {
-        const hpc_work *w = &sc->work[sc->work_of[share->rows[i]]];
-        const int input = w->taken == NULL ? -1 : hpc_row_input_of(w, rank, 0);
-        const uint64_t n = input < 0 ? 0 : atomic_load_explicit(&w->taken[input], memory_order_relaxed);
+        const hpc_work *w = hpc_work_of(sc, share->rows[i]);
+        const int input = hpc_row_input_of(w, rank, 0);
+        const uint64_t n = input < 0 ? 0 : hpc_sum_taken(w, input);
         if (n > most) most = n;
     }
     return most;
 }
 
-uint64_t hpc_clocks_begun(const hpc_scheme *sc, const hpc_share *share, int rank) {
+static uint64_t begun(const hpc_scheme *sc, const hpc_share *share, int rank) {
     const int sender = hpc_sender_of(sc, share->key, rank);
     if (share->clocks == NULL) return most_taken(sc, share, rank);
     if (sender < 0) return 0;
     const hpc_clock *clock = &share->clocks[sender];
     return atomic_load_explicit(&clock->applied, memory_order_relaxed) + (uint64_t)(clock->rows > 0);
+}
+
+void hpc_clocks_raise_begun(const hpc_scheme *sc, int rank, uint64_t *pushes) {
+    for (int s = 0; s < sc->layout.n_shares; s++) {
+        const hpc_share *share = &sc->layout.shares[s];
+        if (share->owner != sc->context->group.rank) continue;
+        hpc_core_pause(&sc->cores[share->core]);
+        const uint64_t n = begun(sc, share, rank);
+        hpc_core_resume(&sc->cores[share->core]);
+        if (n > *pushes) *pushes = n;
+    }
 }
 
 void hpc_clocks_level(hpc_scheme *sc) {
@@ -87,11 +106,6 @@ void hpc_clocks_level(hpc_scheme *sc) {
             share->clocks[r].base = atomic_load_explicit(&share->clocks[r].applied, memory_order_relaxed);
         hpc_core_resume(&sc->cores[share->core]);
     }
-}
-
-int hpc_open_begun(hpc_scheme *sc, const char *op) {
-    sc->begun = hpc_scheme_take(sc, (size_t)sc->asked.staleness + 1, sizeof *sc->begun, op);
-    return sc->begun != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
 int hpc_clocks_learn_pushes(hpc_scheme *sc, uint64_t *last, const char *op, double deadline) {

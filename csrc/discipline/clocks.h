@@ -9,6 +9,7 @@
 #ifndef HPC_CLOCKS_H
 #define HPC_CLOCKS_H
 
+#include "engine/counts.h"
 #include "engine/scheme.h"
 
 typedef struct hpc_clock {
@@ -23,13 +24,17 @@ typedef struct hpc_clock {
     int parked;               /* an answer waits for updates of others */
 } hpc_clock;
 
-/* Opens the table of each share of this rank whose rows apply. */
-int hpc_clocks_open(hpc_scheme *sc, const char *op);
+/* A core's view of all its shares. */
+typedef struct hpc_clocked {
+    hpc_share **shares; /* that have a table */
+    int n;
+    int n_parked; /* answers, or versions, that wait, of all shares */
+    int n_closed; /* ranks that had closed when the core looked last (hpc_core_sees_closed) */
+} hpc_clocked;
 
-/* The sender that a rank's updates of a key are in; -1: it pushes none. */
-static inline int hpc_sender_of(const hpc_scheme *sc, int key, int rank) {
-    return sc->group_of == NULL ? rank : sc->group_of[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
-}
+/* Opens the views of this rank's cores; and the table of each of its shares whose rows apply. */
+int hpc_clocked_open(hpc_scheme *sc, const char *op);
+int hpc_clocks_open(hpc_scheme *sc, const char *op);
 
 /* How often a sender's update has come (or is applied), since the last publish. */
 static inline uint64_t hpc_clock_came(const hpc_clock *clock) {
@@ -58,22 +63,12 @@ int hpc_sender_is_open(const hpc_scheme *sc, int key, int sender);
 uint64_t hpc_clocks_least(const hpc_scheme *sc, const hpc_share *share);
 /* Whether more ranks have closed than when the core asked last. */
 int hpc_core_sees_closed(hpc_core *core);
-/* Pushes of rank that a share of this rank has begun to apply, or to sum. */
-uint64_t hpc_clocks_begun(const hpc_scheme *sc, const hpc_share *share, int rank);
+/* Raises *pushes to the most pushes of rank that a share of this rank has begun to apply, or to sum. */
+void hpc_clocks_raise_begun(const hpc_scheme *sc, int rank, uint64_t *pushes);
 /* Publish: all go on from one clock. No rank has a push or a pull pending. */
 void hpc_clocks_level(hpc_scheme *sc);
 
 /* Publish, collective: writes the pushes of each rank into last[key * size + rank]. */
 int hpc_clocks_learn_pushes(hpc_scheme *sc, uint64_t *last, const char *op, double deadline);
-
-/* ---- the worker ---- */
-
-/* Opens the counts of steps, for HPC_STEPS_BY_STALENESS. */
-int hpc_open_begun(hpc_scheme *sc, const char *op);
-
-/* Counts a step by how far its parameters are behind; more than the staleness that was asked for is not counted. */
-static inline void hpc_count_begun(const hpc_scheme *sc, uint64_t behind) {
-    if (behind <= (uint64_t)sc->asked.staleness) sc->begun[behind]++;
-}
 
 #endif

@@ -1,7 +1,4 @@
-/* The trainer's side of an exchange: a gradient goes out, parameters come back. */
-#include "exchange/exchange.h"
-
-#include <string.h>
+#include "engine/worker.h"
 
 #include "engine/answer.h"
 #include "engine/args.h"
@@ -11,6 +8,7 @@
 #include "engine/params.h"
 #include "engine/pieces.h"
 #include "engine/send.h"
+#include "engine/ticket.h"
 
 /* ---- gradient ---- */
 
@@ -31,11 +29,7 @@ int hpc_worker_take_slot(hpc_scheme *sc, int key, const uint64_t *ticket, hpc_li
     return status == HPC_OK ? wait_slot(sc, key, l, op) : status;
 }
 
-int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **gradient) {
-    static const char op[] = "gradient";
-    hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
-    if (sc == NULL) return HPC_ERR_INVALID;
-    HPC_IN_CALL(sc, key, op);
+int hpc_worker_gradient(hpc_scheme *sc, int key, double timeout, void **gradient, const char *op) {
     int status = hpc_worker_check_call(sc, key, op);
     if (status != HPC_OK) return status;
     if (gradient == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: gradient is NULL", op);
@@ -53,11 +47,6 @@ int hpc_exchange_gradient(hpc_exchange *ex, int key, double timeout, void **grad
     return status;
 }
 
-float *hpc_exchange_params(const hpc_exchange *ex, int key) {
-    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
-    return sc == NULL ? NULL : hpc_worker_params(sc, key);
-}
-
 float *hpc_worker_params(const hpc_scheme *sc, int key) {
     if (sc->layout.holder < 0) return NULL;
     char *part = hpc_window_peer_view(sc->window, sc->layout.holder);
@@ -66,10 +55,7 @@ float *hpc_worker_params(const hpc_scheme *sc, int key) {
 
 /* ---- start ---- */
 
-int hpc_exchange_ready(hpc_exchange *ex, int key) {
-    static const char op[] = "ready";
-    hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
-    if (sc == NULL) return HPC_ERR_INVALID;
+int hpc_worker_ready(hpc_scheme *sc, int key, const char *op) {
     int status = hpc_worker_check_call(sc, key, op);
     if (status != HPC_OK) return status;
     if (sc->keys[key].sending != 0) return HPC_IN_PROGRESS;
@@ -250,28 +236,10 @@ int hpc_worker_start(hpc_scheme *sc, int key, int flags, int what, const void *s
     return status;
 }
 
-int hpc_exchange_test(hpc_exchange *ex, int key, uint64_t ticket) {
-    static const char op[] = "test";
-    hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
-    if (sc == NULL) return HPC_ERR_INVALID;
-    int status = hpc_worker_check_call(sc, key, op);
-    return status == HPC_OK ? hpc_ticket_test(sc, key, ticket, op) : status;
-}
-
-int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout) {
-    static const char op[] = "wait";
-    hpc_scheme *sc = hpc_scheme_of(ex, &key, op);
-    if (sc == NULL) return HPC_ERR_INVALID;
-    HPC_IN_CALL(sc, key, op);
-    int status = hpc_worker_check_call(sc, key, op);
-    if (status == HPC_OK) status = hpc_ticket_wait(sc, key, ticket, timeout, op);
-    return status == HPC_OK ? hpc_ticket_end(sc, key, ticket, op) : status;
-}
-
 /* ---- pending calls ---- */
 
 int hpc_worker_under_way(const hpc_scheme *sc) {
-    for (int k = 0; k < sc->plan->n_keys && sc->layout.places[sc->context->group.rank].worker; k++) {
+    for (int k = 0; k < sc->plan->n_keys && hpc_scheme_works(sc); k++) {
         const hpc_pushed *key = &sc->keys[k];
         if (key->sending != 0 || !hpc_ticket_is_done(sc, k, 2 * key->pushes)) return k;
         if (sc->discipline->traits & HPC_PULLS && !hpc_ticket_is_done(sc, k, 2 * key->pulls + HPC_PULL_TICKET))
@@ -332,11 +300,46 @@ int hpc_worker_finish(hpc_scheme *sc, const char *op, double deadline) {
 
 int hpc_worker_settle(hpc_scheme *sc, double deadline, const char *op) {
     int status = hpc_scheme_check(sc, op);
-    for (int k = 0; k < sc->plan->n_keys && sc->layout.places[sc->context->group.rank].worker; k++) {
+    for (int k = 0; k < sc->plan->n_keys && hpc_scheme_works(sc); k++) {
         if (status != HPC_OK) break;
         if (sc->keys[k].n_shares == 0) continue;
         status = hpc_ticket_wait(sc, k, 2 * sc->keys[k].pushes, hpc_left(deadline), op);
         if (status == HPC_OK) status = hpc_note(sc, k, HPC_ON_SETTLE, &(hpc_limit){0, deadline}, op);
     }
     return status;
+}
+
+/* ---- the worker's own update ---- */
+
+static double own_weight(const hpc_scheme *sc, const hpc_row *row) {
+    double weight = 0;
+    for (int e = 0; e < row->n_in; e++)
+        if (row->in[e].rank == sc->context->group.rank) weight = row->in[e].weight;
+    return weight;
+}
+
+/* Adds the update of the last push, which is still in its slot, to this rank's copy of a row. */
+static void add_row(hpc_scheme *sc, const hpc_row *row, const double *args) {
+    const hpc_pushed *k = &sc->keys[row->key];
+    float block[HPC_BLOCK];
+    const char *from = hpc_slot_of_push(sc, row->key, k->pushes) + hpc_row_from(sc, row);
+    float *params = (float *)(void *)(hpc_own_part(sc) + hpc_params_at(sc, sc->context->group.rank, row->key, 0));
+    double weight = own_weight(sc, row);
+    for (uint64_t at = 0; at < row->count; at += HPC_BLOCK) {
+        size_t n = row->count - at < HPC_BLOCK ? (size_t)(row->count - at) : HPC_BLOCK;
+        const void *piece = from + hpc_codec_span(k->codec, at);
+        k->codec->fold(sc->kernels)(block, &piece, &weight, 1, n, 0);
+        sc->rules[row->key].rule.apply(params + row->offset + at, block, 1, NULL, args, (int64_t)n);
+    }
+}
+
+/* sgd alone of the built-in rules has a pass and no state; a user's own may look at the step, which is the owner's. */
+void hpc_worker_add_own(hpc_scheme *sc, int key, const double *args) {
+    const hpc_pushed *k = &sc->keys[key];
+    const hpc_key_rule *its = &sc->rules[key];
+    if (its->rule.slots > 0 || its->pass == NULL) return;
+    for (int i = 0; i < k->n_awaited; i++) {
+        const hpc_share *share = &sc->layout.shares[k->awaited[i]];
+        for (int r = 0; r < share->n_rows; r++) add_row(sc, &sc->plan->rows[share->rows[r]], args);
+    }
 }
