@@ -7,8 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "kernel/prox.h"
-#include "kernel/rule.h"
 #include "base/overdue.h"
 #include "probe/probe.h"
 
@@ -159,19 +157,6 @@ const char *hpc_context_note(const hpc_context *c, int i, int *kind) {
     const char *note = c == NULL ? NULL : hpc_group_note_at(&c->group, i);
     if (note != NULL && kind != NULL) *kind = c->group.note_kinds[i];
     return note;
-}
-
-const char *hpc_name(int names, int i) {
-    switch (names) {
-    case HPC_TRANSPORTS:
-        return hpc_transport_name(i);
-    case HPC_RULES:
-        return hpc_rule_name(i);
-    case HPC_PROXES:
-        return hpc_prox_name(i);
-    default:
-        return NULL;
-    }
 }
 
 int hpc_context_ready(const hpc_context *c, const char *op) {
