@@ -92,7 +92,7 @@ static inline void hpc_span_end(hpc_span *span) {
 #define HPC_SPAN(timeline, name, label)                                                                                \
     __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_begin(timeline, name, label)
 
-/* Records the work on one row of a key, from here to the end of the block. Consecutive rows of a key become one span. */
+/* Records the work on a row, from here to the end of the block. Consecutive rows of a key become one span. */
 #define HPC_SPAN_OF_ROW(timeline, key, bytes)                                                                          \
     __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_of_row(timeline, key, bytes)
 

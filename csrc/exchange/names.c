@@ -1,5 +1,4 @@
 /* Names of the transports, rules and proxes of this build, by number. */
-#include "kernel/prox.h"
 #include "kernel/rule.h"
 #include "transport/transport.h"
 

@@ -5,7 +5,7 @@
 #ifndef HPC_PROX_KERNEL_H
 #define HPC_PROX_KERNEL_H
 
-#include "kernel/prox.h"
+#include "kernel/rule.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Compiled with -mavx2 -ffp-contract=off; runs only where the CPU has it. */
-#include "kernel/rule_lanes_avx2.h"
+/* Compiled with -mavx2 -mf16c -ffp-contract=off; runs only where the CPU has it. */
+#include "kernel/lanes_avx2.h"
 
 #include "kernel/rules.h"
 

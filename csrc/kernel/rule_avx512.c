@@ -1,5 +1,5 @@
 /* Compiled with -mavx512f -ffp-contract=off; runs only where the CPU has it. */
-#include "kernel/rule_lanes_avx512.h"
+#include "kernel/lanes_avx512.h"
 
 #include "kernel/rules.h"
 

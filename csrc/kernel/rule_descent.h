@@ -2,7 +2,7 @@
 #ifndef HPC_RULE_DESCENT_H
 #define HPC_RULE_DESCENT_H
 
-#include "kernel/rule_pass.h"
+#include "kernel/rule_kernel.h"
 
 INLINE void sgd_step(reals *p, reals g, reals *s, const struct constants *c) {
     (void)s;

@@ -1,5 +1,5 @@
 /* For every CPU. Compiled with -ffp-contract=off. */
-#include "kernel/rule_lanes_generic.h"
+#include "kernel/lanes_generic.h"
 
 #include "kernel/rules.h"
 
