@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/clock.h"
+#include "base/host.h"
 
 typedef struct hpc_timeline hpc_timeline;
 

@@ -14,8 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/lane.h"
-#include "context/window.h"
+#include "context/context.h"
 
 static const char op_create[] = "queue";
 

@@ -42,7 +42,7 @@
 #ifndef HPC_SCHEME_H
 #define HPC_SCHEME_H
 
-#include "base/arena.h"
+#include "base/memory.h"
 #include "context/cpus.h"
 #include "engine/work.h"
 

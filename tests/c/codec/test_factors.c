@@ -4,7 +4,6 @@
 
 #include "check.h"
 #include "codec/factors.h"
-#include "codec/factors_read.h"
 #include "kernel/half.h"
 #include "base/isa.h"
 
