@@ -63,7 +63,6 @@ class Dial:
         found = [
             folder / f"{stem}.c",
             folder / f"{stem}.h",
-            *folder.glob(f"{stem}_rows.c"),
             *folder.glob(f"{stem}/*.c"),
         ]
         return [path.relative_to(CSRC).as_posix() for path in found if path.is_file()]

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/cpus.h"
 #include "context/context.h"
 
 static int check_addresses(const hpc_context *c) {

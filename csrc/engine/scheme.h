@@ -43,7 +43,7 @@
 #define HPC_SCHEME_H
 
 #include "base/memory.h"
-#include "context/cpus.h"
+#include "context/context.h"
 #include "engine/work.h"
 
 /* The layout of one rank's part of the window; the offset of a piece that the rank lacks is HPC_NOWHERE. */

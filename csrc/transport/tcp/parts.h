@@ -1,7 +1,6 @@
 /* The parts of the tcp transport.
  *
- *   tcp.c     the vtable: windows, lanes, puts
- *   source.c  how links are read by the context's reactor
+ *   tcp.c     the vtable: windows, lanes, puts; how the context's reactor reads links
  *   link.c    one lane's connections to one peer: sending, reading
  *   table.c   the table of links, and the bytes of their connections
  *   orders.c  frames that wait for room in a socket, and their order
@@ -150,11 +149,5 @@ void tcp_link_close(tcp_link *link); /* this end: nothing is put any more */
 
 /* Reads and sends what can be; events as of epoll. Nonzero if there is more to read, or another thread is at it. */
 int tcp_link_visit(tcp_link *link, int stream, uint32_t events, size_t budget);
-
-/* ---- source.c ---- */
-
-hpc_tcp *tcp_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
-void tcp_free(hpc_tcp *tcp);
-int tcp_progress(hpc_context *context);
 
 #endif
