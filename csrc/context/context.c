@@ -73,6 +73,14 @@ int hpc_context_size(const hpc_context *context) {
     return context->group.size;
 }
 
+/* The lowest rank on the host of rank; -1 before the context is connected. */
+static int lowest_on_host(const hpc_context *c, int rank) {
+    if (!c->connected) return -1;
+    for (int r = 0; r < rank; r++)
+        if (hpc_same_host(&c->addresses[r], &c->addresses[rank])) return r;
+    return rank;
+}
+
 int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     if (c == NULL || peer == NULL) return hpc_fail(HPC_ERR_INVALID, "peer", "peer: context or peer is NULL");
     int status = hpc_group_check_rank(&c->group, rank, "rank", "peer");
@@ -83,7 +91,7 @@ int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     peer->pid = c->addresses[rank].control.pid;
     const hpc_transport *t = c->transports[rank];
     peer->maps = t != NULL && (t->caps & HPC_CAP_PEER_VIEW);
-    peer->lowest = hpc_context_host(c, rank);
+    peer->lowest = lowest_on_host(c, rank);
     peer->first_rank = hpc_context_first_rank(c, rank);
     peer->path = t != NULL && t->path != NULL ? t->path(c, rank) : hpc_control_path(c->control, rank);
     return HPC_OK;
@@ -94,13 +102,6 @@ int hpc_context_first_rank(const hpc_context *c, int rank) {
     int status = hpc_group_check_rank(&c->group, rank, "rank", "first_rank");
     if (status != HPC_OK) return status;
     return c->first == NULL ? rank : c->first[rank];
-}
-
-int hpc_context_host(const hpc_context *c, int rank) {
-    if (c == NULL || !c->connected || rank < 0 || rank >= c->group.size) return -1;
-    for (int r = 0; r < rank; r++)
-        if (hpc_same_host(&c->addresses[r], &c->addresses[rank])) return r;
-    return rank;
 }
 
 static int goes_by_sockets(const hpc_context *c, int a, int b) {

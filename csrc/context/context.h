@@ -71,8 +71,6 @@ int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes
 /* Whether NICs carry the data of that rank to at least one other. */
 int hpc_context_uses_nics(const hpc_context *context, int rank);
 
-/* The lowest rank on the host of rank; -1: there is no such rank, or the context is not connected. */
-int hpc_context_host(const hpc_context *context, int rank);
 /* The number that rank had in the first context, from which shrinks made this one. */
 int hpc_context_first_rank(const hpc_context *context, int rank);
 

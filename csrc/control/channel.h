@@ -263,9 +263,6 @@ void hpc_mesh_poke(hpc_control *c);
 /* The peer answers at this endpoint. */
 void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint);
 
-/* Closes the TCP listener, whatever thread is at it. */
-void hpc_mesh_deafen(hpc_control *c);
-
 /* The abstract name of a Unix listener: no file, gone with its last descriptor. */
 struct sockaddr_un;
 unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address);
