@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "codec/factors_read.h"
+
 static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
     const hpc_factor_sizes sizes = hpc_factors_sizes(config, n);
     return hpc_factors_most(&sizes);

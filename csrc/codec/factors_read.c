@@ -1,4 +1,4 @@
-#include "codec/factors.h"
+#include "codec/factors_read.h"
 #include "base/isa.h"
 
 #include <string.h>

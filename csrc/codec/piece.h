@@ -12,7 +12,7 @@
  *     HPC_PIECE_SIGNS      two float32 for each unit of elements:    for each unit its bits, from a new byte on
  *                          where the bit is set, and where not
  *     HPC_PIECE_OWN        the bytes that a user's codec has written; entries is 0
- *     HPC_PIECE_FACTORS    vectors whose products are the update (factors.h); entries is the number of pairs
+ *     HPC_PIECE_FACTORS    vectors whose products are the update (factors_read.h); entries is the number of pairs
  *     HPC_PIECE_SPARSE     the same; of some vectors only the values that are not 0
  *     HPC_PIECE_FLOAT4     a float32 for each unit: its scale        for each unit its codes, two in a byte, from a
  *                                                                    new byte on (kernel/float4.h)

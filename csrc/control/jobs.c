@@ -11,7 +11,7 @@
  * new; other ranks send nothing; and a look costs two frames a rank, whatever the number of ranks. News are passed on
  * as they came: the asker checks them with the rest of the answer. */
 #define _GNU_SOURCE
-#include "control/mesh.h"
+#include "control/channel.h"
 
 #include <errno.h>
 #include <poll.h>

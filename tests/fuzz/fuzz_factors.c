@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "codec/factors.h"
+#include "codec/factors_read.h"
 #include "fuzz.h"
 #include "kernel/half.h"
 #include "base/isa.h"

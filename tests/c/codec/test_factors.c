@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "codec/factors.h"
+#include "codec/factors_read.h"
 #include "kernel/half.h"
 #include "base/isa.h"
 
